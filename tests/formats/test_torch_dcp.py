@@ -23,6 +23,8 @@ from tests.support.opening import paths_in
 FILES = Path(__file__).parents[2] / "fixtures" / "files" / "torch-dcp"
 STEP = 11
 """Every so many bytes one is damaged; with 1 the answers were the same too."""
+BIT_STEP = 23
+"""Every so many bits of a metadata one is flipped; with 1 the answer was the same too."""
 Change = Callable[[Any], None]
 
 
@@ -208,9 +210,65 @@ def unplaced(state: Any) -> None:
     del stored[next(index for index in stored if index.state["fqn"] == "model.bias")]
 
 
+def with_path(*path: object) -> Change:
+    """Return a change of the path that is given to one name."""
+    return lambda state: state["planner_data"].update({"model.bias": path})
+
+
+def renamed(field: str) -> Change:
+    """Return a change of the name of one tensor in one of the mappings."""
+
+    def change(state: Any) -> None:
+        state[field]["model.tias"] = state[field].pop("model.bias")
+
+    return change
+
+
+def undescribed(state: Any) -> None:
+    del state["state_dict_metadata"]["model.bias"]
+
+
+def with_properties(at: int, value: Callable[[Any], Any]) -> Change:
+    """Return a change of one of the properties of a tensor."""
+
+    def change(state: Any) -> None:
+        properties = state["state_dict_metadata"]["model.bias"].state["properties"]
+        values = list(properties.state)
+        values[at] = value(values[at])
+        properties.state = tuple(values)
+
+    return change
+
+
+def with_arguments(*arguments: object) -> Callable[[Any], Any]:
+    def change(node: Any) -> Any:
+        node.args = arguments
+        return node
+
+    return change
+
+
+def of_class(name: str, *keys: object) -> Change:
+    """Return a change of the class of a node, which is found by keys, through states."""
+
+    def change(state: Any) -> None:
+        for key in keys:
+            state = state.state if hasattr(state, "state") else state
+            state = state[key]
+        state.__class__ = type(name, (Node,), {"__module__": type(state).__module__})
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "code"),
     [
+        (with_path("model", "tias"), "metadata-disagrees"),
+        (with_path("model.bias", 0), "metadata-disagrees"),
+        (with_path(), "metadata-disagrees"),
+        (renamed("planner_data"), "metadata-disagrees"),
+        (renamed("state_dict_metadata"), "metadata-disagrees"),
+        (undescribed, "metadata-disagrees"),
         (moved(offset=1 << 40), "part-truncated"),
         (moved(length=1), "item-damaged"),
         (moved(offset=1), "items-overlap"),
@@ -240,6 +298,17 @@ def test_contradictions(tmp_path: Path, change: Change, code: str) -> None:
         lambda state: state.pop("storage_data"),
         lambda state: state.update(state_dict_metadata=[1]),
         lambda state: state["state_dict_metadata"].update(x=3),
+        lambda state: state.pop("planner_data"),
+        with_properties(0, lambda dtype: "float32"),
+        with_properties(1, with_arguments("torch.stride\u00e4")),
+        with_properties(1, lambda layout: "torch.strided"),
+        with_properties(2, lambda flag: None),
+        with_properties(3, with_arguments(8)),
+        with_properties(3, lambda encoding: 0),
+        of_class("TensorStorageMetedata", "state_dict_metadata", "model.bias"),
+        of_class("TensorPropertier", "state_dict_metadata", "model.bias", "properties"),
+        of_class("ChunkStorageMetadatq", "state_dict_metadata", "model.bias", "chunks", 0),
+        lambda state: place_of(state, "model.bias").update({0: 1}),
     ],
 )
 def test_metadata_that_makes_no_sense(tmp_path: Path, change: Change) -> None:
@@ -387,3 +456,61 @@ def test_items_that_are_compared_are_judged_like_those_that_are_looked_through(
             patch.setattr("ckpttool.formats.torch.dcp_items._ItemTemplate.matches", lambda *place: False)
             assert content() == compared, at
         data[at] ^= 0x40
+
+
+# Every bit, against torch ----------------------------------------------------------------------------
+
+
+def loaded(directory: Path) -> object:
+    """Return what torch loads into a state dict of these names, and into an empty one; None if it refuses."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+    named: dict[str, Any] = {"model": {"w": torch.zeros(2, 3), "b": torch.zeros(3)}, "step": 0}
+    whole: dict[str, Any] = {}
+    try:
+        dcp.load(named, checkpoint_id=directory, no_dist=True)
+        reader, planner = dcp.FileSystemReader(directory), _EmptyStateDictLoadPlanner()
+        _load_state_dict(whole, storage_reader=reader, planner=planner, no_dist=True)
+    except BaseException:  # noqa: BLE001 - torch's own derives from it; the pickle is broken
+        return None
+    return repr(named), repr(whole)
+
+
+UNTOLD = frozenset({b"step"})
+"""Names that ``.metadata`` gives once, for the entry and its path: another name is as good as this one."""
+
+
+@pytest.mark.framework
+@pytest.mark.filterwarnings("ignore")
+def test_bits_of_the_metadata_that_change_what_torch_loads(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    import torch.distributed.checkpoint as dcp
+
+    state = {"model": {"w": torch.arange(6.0).reshape(2, 3), "b": torch.ones(3)}, "step": 7}
+    dcp.save(state, checkpoint_id=tmp_path / "step", no_dist=True)
+    path = tmp_path / "step" / ".metadata"
+    whole = path.read_bytes()
+    truth = loaded(path.parent)
+    assert truth is not None
+    untold = {
+        whole.index(b"\x8c" + bytes([len(name)]) + name) + at
+        for name in UNTOLD
+        for at in range(2 + len(name))
+    }
+    silent = []
+    for bit in range(0, 8 * len(whole), BIT_STEP):
+        offset = bit // 8
+        data = bytearray(whole)
+        data[offset] ^= 1 << bit % 8
+        path.write_bytes(data)
+        try:
+            verification = verify(path.parent, jobs=1)
+        except CheckpointError:
+            continue
+        is_found = not verification.is_valid or verification.findings
+        if not is_found and offset not in untold and loaded(path.parent) != truth:
+            silent.append((offset, bit % 8))
+    assert silent == []

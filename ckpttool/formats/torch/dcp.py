@@ -265,11 +265,11 @@ class _DcpDirectory:
                 findings.append(error("items-overlap", message, name))
             elif place.offset > expected:
                 message = f"{place.offset - expected:,} bytes before byte {place.offset:,} belong to no item"
-                findings.append(warning("items-gap", message, name))
+                findings.append(error("items-gap", message, name))
             expected = max(expected, place.offset + place.nbytes)
         if expected < size:
             message = f"{size - expected:,} bytes behind the last item belong to none"
-            findings.append(warning("items-gap", message, name))
+            findings.append(error("items-gap", message, name))
         elif expected > size:
             self._parts.fault("part-truncated", f"truncated: {size:,} of {expected:,} bytes", name)
             self._parts.safety.append(warning("not-scanned", "the items behind its end were not read", name))

@@ -18,7 +18,7 @@ from ckpttool.core.report import Finding, error
 from ckpttool.core.tensor import Path
 from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.torch.objects import MAX_AXES
-from ckpttool.formats.torch.types import sizes, torch_dtype
+from ckpttool.formats.torch.types import COMPONENTS, sizes, torch_dtype
 from ckpttool.io import fs
 from ckpttool.io.pickle_nodes import Call
 from ckpttool.io.pickle_safety import attach_safety, read_pickles
@@ -29,6 +29,14 @@ MAX_COMPARED = 5_000_000
 """The most pairs of chunks of one tensor that are compared."""
 
 _MODULE = "torch.distributed.checkpoint.metadata"
+_OLD_MODULE = "torch.distributed._shard.sharded_tensor.metadata"  # of properties, until PyTorch 2.2
+_PROPERTIES = ((_MODULE, "TensorProperties"), (_OLD_MODULE, "TensorProperties"))
+_ENCODINGS = ((_MODULE, "_MEM_FORMAT_ENCODING"), (_OLD_MODULE, "MEM_FORMAT_ENCODING"))
+_PLACE = ("torch.distributed.checkpoint.filesystem", "_StorageInfo")
+_LAYOUTS = frozenset(
+    {"torch.strided", "torch.jagged", "torch._mkldnn", *(f"torch.{name}" for name in COMPONENTS)}
+)
+_MEMORY_FORMATS = range(3)
 _OF_MEGATRON = "mcore_data"
 _MAX_INT64 = (1 << 63) - 1
 _MAX_KEYS = 100  # of a path that planner_data gives
@@ -110,7 +118,7 @@ class _MetadataReader:
                 f"it holds {describe(root)!s:.100}", "metadata-malformed", f"a {_MODULE}.Metadata"
             )
         try:
-            self._add_fields(_fields(root))
+            self._add_fields(_fields(root, (_MODULE, "Metadata")))
         except (TypeError, KeyError, ValueError, AttributeError) as failure:
             raise self._damage(f"it can't be read: {failure}", "metadata-malformed") from failure
 
@@ -120,22 +128,24 @@ class _MetadataReader:
             found = f"{max(len(entries), len(places)):,} items"
             raise LimitExceeded(self._path, found, expected=f"at most {MAX_ITEMS:,}")
         self._metadata.is_megatron |= _OF_MEGATRON in fields
-        paths = fields.get("planner_data")
-        self._paths = paths if isinstance(paths, dict) else {}
+        paths, storage_meta = fields["planner_data"], fields.get("storage_meta")
+        if storage_meta is not None:
+            _fields(storage_meta, (_MODULE, "StorageMeta"))
+        self._paths = paths if isinstance(paths, dict) else {}  # a planner of one's own may store anything
         for fqn, node in entries.items():
             self._add_entry(_text(fqn), node)
         for index, info in places.items():
-            self._add_place(_fields(index), _fields(info))
+            self._add_place(_fields(index, (_MODULE, "MetadataIndex")), _fields(info, _PLACE))
+        self._metadata.findings += self._compare_names(entries)
+        self._metadata.findings += self._compare_places()
 
     def _add_entry(self, fqn: str, node: object) -> None:
         entries = self._metadata.entries
         if isinstance(node, Call) and node.is_of(_MODULE, "BytesStorageMetadata"):
             entries.setdefault(fqn, MetadataEntry(self._path_of(fqn)))
             return
-        fields = _fields(node)
-        properties = fields["properties"].state
-        dtype = torch_dtype(properties["dtype"] if isinstance(properties, dict) else properties[0])
-        shape = self._numbers(fields["size"])
+        fields = _fields(node, (_MODULE, "TensorStorageMetadata"))
+        dtype, shape = _element_type(fields["properties"]), self._numbers(fields["size"])
         entry = entries.setdefault(fqn, MetadataEntry(self._path_of(fqn), dtype, shape))
         if (entry.dtype, entry.shape) != (dtype, shape):
             raise self._damage("another type or shape than another rank says", "metadata-disagrees", fqn=fqn)
@@ -143,7 +153,7 @@ class _MetadataReader:
             raise self._damage(f"a tensor of shape {list(shape)}", "shape-overflow", fqn=fqn)
         known = set(entry.chunks)
         for chunk_node in fields["chunks"]:
-            box = _fields(chunk_node)
+            box = _fields(chunk_node, (_MODULE, "ChunkStorageMetadata"))
             chunk = TensorChunk(self._numbers(box["offsets"]), self._numbers(box["sizes"]))
             if len(chunk.offsets) != len(shape) or len(chunk.sizes) != len(shape):
                 raise self._damage("a chunk with another number of axes", "chunks-wrong", fqn=fqn)
@@ -165,6 +175,33 @@ class _MetadataReader:
             message = "two places are given for one chunk"
             self._metadata.findings.append(error("chunk-twice", message, fqn))
 
+    def _compare_names(self, entries: Mapping[str, Any]) -> Iterator[Finding]:
+        """Yield where ``planner_data`` gives a name another path than that from which PyTorch made it.
+
+        It joins the keys of the path by dots; there are no paths where it was told not to flatten.
+        """
+        for fqn in entries:
+            keys = self._paths.get(fqn, (fqn,))
+            if not isinstance(keys, list | tuple) or ".".join(map(str, keys)) != fqn:
+                message = f"{self._name}: planner_data gives it the path {describe(keys)!s:.100}"
+                yield error("metadata-disagrees", message, fqn)
+        nameless = [fqn for fqn in entries if fqn not in self._paths]
+        others = [name for name in self._paths if name not in entries]
+        for fqn, other in zip(nameless, others, strict=False):
+            message = f"{self._name}: planner_data has {describe(other)!s:.100} instead of it"
+            yield error("metadata-disagrees", message, fqn)
+
+    def _compare_places(self) -> Iterator[Finding]:
+        """Yield which items ``storage_data`` places that no entry describes."""
+        entries = self._metadata.entries
+        described: set[Key] = {(fqn, None) for fqn, entry in entries.items() if entry.dtype is None}
+        described |= {(fqn, chunk.offsets) for fqn, entry in entries.items() for chunk in entry.chunks}
+        for fqn, offsets in self._place_of:
+            if (fqn, offsets) not in described:
+                what = "an item" if offsets is None else f"a chunk at {list(offsets)}"
+                message = f"{self._name}: storage_data has {what}, and state_dict_metadata doesn't"
+                yield error("metadata-disagrees", message, fqn)
+
     def _path_of(self, fqn: str) -> Path:
         keys = self._paths.get(fqn)
         if not isinstance(keys, list | tuple) or not 0 < len(keys) <= _MAX_KEYS:
@@ -184,11 +221,35 @@ class _MetadataReader:
         return DamagedCheckpoint(self._path, found, expected=expected, where=where, code=code)
 
 
-def _fields(node: object) -> Mapping[str, Any]:
-    """Return the fields of a dataclass."""
-    if not isinstance(node, Call) or not isinstance(node.state, dict):
-        raise TypeError(f"{describe(node)!s:.60} where an object should be")
+def _fields(node: object, *kinds: tuple[str, str]) -> Mapping[str, Any]:
+    """Return the fields of a dataclass that must be one of some."""
+    state = _state(node, *kinds)
+    if not isinstance(state, dict) or not all(type(key) is str for key in state):
+        raise TypeError(f"{describe(node)!s:.60} without fields, or with one that has no name")
+    return state
+
+
+def _state(node: object, *kinds: tuple[str, str]) -> Any:
+    if not isinstance(node, Call) or not any(node.is_of(*kind) for kind in kinds):
+        raise TypeError(f"{describe(node)!s:.60} where a {kinds[0][1]} should be")
     return node.state
+
+
+def _element_type(node: object) -> DType:
+    """Return the element type of a tensor's properties, having checked the others."""
+    state = _state(node, *_PROPERTIES)
+    if not isinstance(state, tuple) or len(state) != 5:
+        raise TypeError(f"{describe(state)!s:.60} where five properties of a tensor should be")
+    dtype, layout, requires_grad, encoding, pinned = state
+    is_layout = isinstance(layout, Call) and layout.is_of("torch.serialization", "_get_layout")
+    if not is_layout or len(layout.args) != 1 or layout.args[0] not in _LAYOUTS:
+        raise ValueError(f"{describe(layout)!s:.60} is no layout")
+    is_encoding = isinstance(encoding, Call) and any(encoding.is_of(*kind) for kind in _ENCODINGS)
+    if not is_encoding or len(encoding.args) != 1 or encoding.args[0] not in _MEMORY_FORMATS:
+        raise ValueError(f"{describe(encoding)!s:.60} is no memory format")
+    if type(requires_grad) is not bool or type(pinned) is not bool:
+        raise ValueError("requires_grad or pin_memory is no boolean")
+    return torch_dtype(dtype)
 
 
 def _mapping(node: object) -> Mapping[Any, Any]:
