@@ -28,14 +28,27 @@ _SHORT = 512
 _VERSIONS = {(1, 0): 2, (2, 0): 4, (3, 0): 4}
 _MAX_DIGITS = 19  # of a 64-bit number
 _TOKEN = re.compile(
-    r"""\s*(?:(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<number>-?\d+)L?|(?P<word>True|False|None)"""
-    r"""|(?P<sign>[][(){},:]))"""
+    r"""[ \t\r\n\f]*(?:(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<number>-?(?:[1-9]\d*|0+))L?"""
+    r"""|(?P<word>True|False|None)|(?P<sign>[][(){},:]))"""
 )
 _ESCAPE = re.compile(r"""\\(?:[\\'"nrt]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8})""")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _WORDS = {"True": True, "False": False, "None": None}
 _SIMPLE = re.compile(r"(?P<order>[<>|=]?)(?P<kind>[?a-zA-Z])(?P<size>\d{0,9})(?P<unit>\[[\w/]*\])?")
-_FIXED = {"M": 8, "m": 8, "?": 1, "O": 8}
+_UNIT = re.compile(r"\[(?:\d{0,9}(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)|generic)\]")
+_POINTER = 8
+_WIDTHS = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8, 16), "c": (8, 16, 32), "O": (4, 8)}
+"""The bytes that numbers of a kind may have; objects take as many as a pointer, whatever is said."""
+_CHARACTERS = {
+    **dict.fromkeys("?bBc", 1),
+    **dict.fromkeys("ehH", 2),
+    **dict.fromkeys("fiI", 4),
+    **dict.fromkeys("dFlLqQnNpP", 8),
+    **dict.fromkeys("gD", 16),
+    "G": 32,
+    "O": _POINTER,
+}
+"""What numbers take whose type is one character, in bytes."""
 
 
 class ArrayHeader(NamedTuple):
@@ -159,12 +172,16 @@ class _Parser:
         return members
 
     def _parse_sequence(self, opening: str, depth: int) -> Any:
-        closing, items = _CLOSING[opening], []
+        closing, items, is_after_comma = _CLOSING[opening], [], False
         kind, token = self._next_token()
         while token != closing or kind != "sign":
             items.append(self._parse_value(kind, token, depth + 1))
+            end = self._at
             kind, token = self._token_after_comma(closing)
-        return tuple(items) if opening == "(" else items
+            is_after_comma = "," in self._text[end : self._at]
+        if opening == "[":
+            return items
+        return tuple(items) if len(items) != 1 or is_after_comma else items[0]  # (2) is a number
 
     def _token_after_comma(self, closing: str) -> tuple[str, str]:
         """Return the token behind a comma, or the closing one."""
@@ -191,9 +208,7 @@ def itemsize(descr: Any, depth: int = 0) -> int:
         match = _SIMPLE.fullmatch(descr)
         if match is None:
             raise _Malformed(f"a type {descr[:40]!r}")
-        if match["kind"] in _FIXED:
-            return _FIXED[match["kind"]]
-        return int(match["size"] or 0) * (4 if match["kind"] == "U" else 1)
+        return _bytes_of_type(match["kind"], match["size"], match["unit"])
     if depth > MAX_DEPTH or not isinstance(descr, list | tuple):
         raise _Malformed("a type that is nested too deep, or none")
     if isinstance(descr, tuple) and len(descr) == 2 and isinstance(descr[1], tuple):
@@ -201,6 +216,21 @@ def itemsize(descr: Any, depth: int = 0) -> int:
     if not all(isinstance(field, tuple) and len(field) in (2, 3) for field in descr):
         raise _Malformed("a field that is none")
     return sum(_field_bytes(field[1], field[2] if len(field) == 3 else (), depth) for field in descr)
+
+
+def _bytes_of_type(kind: str, size: str, unit: str | None) -> int:
+    """Return the bytes of an element of a type, which must be one that NumPy knows."""
+    if kind in "Mm":
+        if (size == "8" and (unit is None or _UNIT.fullmatch(unit))) or not size + (unit or ""):
+            return 8
+    elif unit is None:
+        if kind in "SUV":
+            return int(size or 0) * (4 if kind == "U" else 1)
+        if not size and kind in _CHARACTERS:
+            return _CHARACTERS[kind]
+        if size and int(size) in _WIDTHS.get(kind, ()):
+            return _POINTER if kind == "O" else int(size)
+    raise _Malformed(f"a type {kind}{size}{unit or ''}, which NumPy doesn't know")
 
 
 def _field_bytes(descr: Any, shape: Any, depth: int) -> int:

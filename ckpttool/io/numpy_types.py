@@ -28,6 +28,7 @@ _POINTERS = 0b11  # NPY_ITEM_REFCOUNT and NPY_LIST_PICKLE
 _OBJECT_FLAGS, _POINTERS_IN_FIELDS, _ALIGNED = 63, 27, 0x80
 """NPY_OBJECT_DTYPE_FLAGS, NPY_FROM_FIELDS and NPY_ALIGNED_STRUCT."""
 _BYTE_ORDERS = ("|", "<", ">", "=")
+_VERSIONS = range(5)
 _ALIGNMENTS = frozenset({-1, 1, 2, 4, 8, 16, 32})
 _POINTER_BYTES = 8
 MAX_AXES = 64
@@ -51,6 +52,11 @@ def fields_of(call: Call) -> object:
     """Return the dictionary that a type takes for its fields as it is, or None."""
     is_described = call.function == _DTYPE and isinstance(call.state, tuple) and len(call.state) > 4
     return call.state[4] if is_described else None
+
+
+def is_known_version(state: object) -> bool:
+    """Tell whether NumPy reads a type's state of this version; it refuses others."""
+    return isinstance(state, tuple) and bool(state) and type(state[0]) is int and state[0] in _VERSIONS
 
 
 def _type_of(dtype: Call) -> tuple[str, int] | None:
@@ -118,6 +124,8 @@ def _size_alignment_flags(state: object) -> tuple[int, int, int] | None:
     (version, byte order, (base, shape), names, fields, size, alignment, flags[, metadata])
     """
     if not isinstance(state, tuple) or len(state) not in (8, 9) or state[1] not in _BYTE_ORDERS:
+        return None
+    if not is_known_version(state):
         return None
     return state[5:8] if all(type(number) is int for number in state[5:8]) else None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool import CheckpointError, DamagedCheckpoint, LimitExceeded, open_checkpoint
+from ckpttool import CheckpointError, DamagedCheckpoint, LimitExceeded, open_checkpoint, verify
 from ckpttool.testing import places
 from tests.support.limits import lower_limits
 from tests.support.opening import format_class_of
@@ -278,3 +278,40 @@ def test_pickles_inside_tensors_are_judged(path: Path) -> None:
     with pytest.raises(DamagedCheckpoint) as caught:
         open_checkpoint(path)
     assert "loading it would import os.system" in {finding.message for finding in caught.value.safety}
+
+
+class _DType:
+    """A NumPy type that is pickled with another name, or another version of its state."""
+
+    def __init__(self, name: str, version: int) -> None:
+        self._name, self._version = name, version
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return np.dtype, (self._name, False, True), (self._version, "<", None, None, None, -1, -1, 0)
+
+
+class _Array:
+    def __init__(self, dtype: _DType, version: int) -> None:
+        self._dtype, self._version = dtype, version
+
+    def __reduce__(self) -> tuple[object, ...]:
+        function, arguments, _ = np.zeros(2, "<f8").__reduce__()
+        return function, arguments, (self._version, (2,), self._dtype, False, bytes(16))
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "of_array"),
+    [("f8", version, 1) for version in (-1, 0, 3, 4, 5, 35)]
+    + [(name, 3, 1) for name in ("f9", "b8", "v8", "i0", "c16")]
+    + [("f8", 3, version) for version in (-1, 0, 2, 9)],
+)
+def test_arrays_that_numpy_refuses(name: str, version: int, of_array: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.pkl"
+    path.write_bytes(pickle.dumps({"w": _Array(_DType(name, version), of_array)}))
+    try:
+        loaded = pickle.loads(path.read_bytes())["w"]
+    except (TypeError, ValueError):
+        assert not verify(path).is_valid
+    else:
+        with open_checkpoint(path) as opened:
+            assert opened["w"].shape == loaded.shape

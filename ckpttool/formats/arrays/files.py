@@ -70,13 +70,13 @@ class _Arrays:
             crc32: The checksum of all between the two offsets, where it is known.
         """
         header = read_npy_header(source, start, end, where)
-        if header.has_objects:
-            self.descriptions[name] = describe_array(header, crc32)
-            return self._add_objects(source, header, end, name, where)
         try:
             nbytes = itemsize(header.descr) * math.prod(header.shape)
         except ValueError as failure:
             raise DamagedCheckpoint(self.path, str(failure), where=where, code="npy-header") from failure
+        if header.has_objects:
+            self.descriptions[name] = describe_array(header, crc32)
+            return self._add_objects(source, header, end, name, where)
         if nbytes > _MAX_INT64 or math.prod(header.shape) > _MAX_INT64:
             found = f"shape {list(header.shape)} overflows"
             raise DamagedCheckpoint(self.path, found, where=where, code="shape-overflow")

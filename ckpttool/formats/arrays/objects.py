@@ -21,6 +21,8 @@ from ckpttool.formats.content.flattening import Leaf
 from ckpttool.formats.content.plain_data import PayloadChecksums, describe, describe_bytes
 from ckpttool.formats.content.scalars import shortest
 from ckpttool.formats.content.tree import NodeParts
+from ckpttool.io.npy import itemsize
+from ckpttool.io.numpy_types import is_known_version
 from ckpttool.io.pickle_nodes import MASKED, NDARRAY, Call, Global, Payload, Persistent
 from ckpttool.io.source import Source
 
@@ -33,6 +35,7 @@ _MULTIARRAY = frozenset({"numpy.core.multiarray", "numpy._core.multiarray"})
 _MASKED = frozenset({"numpy.ma.core", "numpy.ma"})
 _NUMERIC = frozenset({"numpy.core.numeric", "numpy._core.numeric"})
 _MAX_AXES = 32
+_ARRAY_VERSIONS = (0, 1)
 _BYTES = frozenset({Global("builtins", "bytes"), Global("builtins", "bytearray")})
 _BOOL = Call(Global("numpy", "dtype"), ("b1",))
 _SCALARS = {
@@ -104,7 +107,9 @@ def numpy_leaf(
         if function.name == "_mareconstruct" and function.module in _MASKED and call.state is not None:
             return _masked_array_leaf(path, call.state, make, sums)
         if function.name == "_reconstruct" and function.module in _MULTIARRAY and call.state is not None:
-            shape, dtype, fortran, data = tuple(call.state)[-4:]
+            *version, shape, dtype, fortran, data = tuple(call.state)
+            if len(version) > 1 or any(number not in _ARRAY_VERSIONS for number in version):
+                raise ValueError(f"version {describe(version)!s:.40}, which NumPy doesn't read")
             return _array_leaf(path, dtype, *_layout(shape, "F" if fortran else "C"), data, make, sums)
         if function.name == "_frombuffer" and function.module in _NUMERIC:
             data, dtype, *layout = call.args
@@ -266,13 +271,18 @@ def element_type(dtype: object) -> tuple[DType, ByteOrder] | None:
     """Return the element type and byte order of a pickled ``numpy.dtype``; None for what holds no numbers."""
     if not isinstance(dtype, Call) or not dtype.is_of("numpy", "dtype") or not dtype.args:
         return _extension(dtype)
+    if dtype.state is not None and not is_known_version(dtype.state):
+        raise ValueError(f"a numpy.dtype of {describe(dtype.state)!s:.60}, a version that NumPy doesn't read")
     text = dtype.args[0]
     order = dtype.state[1] if isinstance(dtype.state, tuple) and len(dtype.state) > 1 else "<"
     if isinstance(text, Global):
         return _extension(text)
     if text == "b1":
         return BY_NAME["bool"], "little"
-    if not isinstance(text, str) or text[:1] not in _KINDS or not text[1:].isdigit():
+    if not isinstance(text, str):
+        return None
+    itemsize(text)  # which refuses what NumPy does
+    if text[:1] not in _KINDS or not text[1:].isdigit():
         return None
     element = BY_NAME.get(f"{_KINDS[text[0]]}{8 * int(text[1:])}")
     return None if element is None else (element, "big" if order == ">" else "little")
