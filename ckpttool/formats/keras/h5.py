@@ -122,6 +122,7 @@ def _metadata_of(
     for key in _CONFIGS:
         if key not in root:
             continue
+        from ckpttool.formats.keras.arguments import unknown_arguments
         from ckpttool.formats.keras.config import judge, read_config
 
         text = root[key] if isinstance(root[key], str) else ""
@@ -133,6 +134,7 @@ def _metadata_of(
             safety.append(warning("not-scanned", message, key))
         else:
             safety += judge(metadata[key], key, nbytes)
+            findings += unknown_arguments(metadata[key], key)
     if opened.other_content:
         metadata["datasets"] = opened.other_content
     return metadata, findings, safety

@@ -17,6 +17,7 @@ from ckpttool.formats.bystanders import add_part_name
 from ckpttool.formats.content.plain_data import describe_members, under_free_key
 from ckpttool.formats.hdf5.tensors import OpenedHdf5, open_h5
 from ckpttool.formats.interface import Probe
+from ckpttool.formats.keras.arguments import unknown_arguments
 from ckpttool.formats.keras.compare import compare_grouped_weights, compare_layer_names, layer_names_by_group
 from ckpttool.formats.keras.config import ASSETS, MAX_CONFIG, is_own_asset, judge, read_config
 from ckpttool.formats.keras.layout import tensors_with_names
@@ -133,6 +134,7 @@ class Model(Opening):
             self.safety.append(warning("not-scanned", message, CONFIG))
             return
         self.metadata["model_config"] = config
+        self.findings += unknown_arguments(config, CONFIG)
         self.safety += judge(config, CONFIG, self._probe.source.size)
 
     def _judge_member(self, member: Member) -> None:

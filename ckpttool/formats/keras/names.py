@@ -19,6 +19,9 @@ def _names(file: str) -> frozenset[str]:
 CLASSES = _names("classes.txt")
 """Classes that do nothing but compute when a config makes them."""
 
+ARGUMENTS = _names("arguments.txt")
+"""What these classes take when they are built, whichever of them."""
+
 OPERATIONS = _names("operations.txt")
 """What ``keras.ops`` does to a symbolic tensor, as a model names it; what takes a function is left out."""
 
