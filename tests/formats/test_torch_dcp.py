@@ -228,6 +228,13 @@ def undescribed(state: Any) -> None:
     del state["state_dict_metadata"]["model.bias"]
 
 
+def of_an_earlier_save(state: Any) -> None:
+    """Leave out a tensor altogether: its bytes in the file are those of another save."""
+    unplaced(state)
+    undescribed(state)
+    del state["planner_data"]["model.bias"]
+
+
 def with_properties(at: int, value: Callable[[Any], Any]) -> Change:
     """Return a change of one of the properties of a tensor."""
 
@@ -269,6 +276,7 @@ def of_class(name: str, *keys: object) -> Change:
         (renamed("planner_data"), "metadata-disagrees"),
         (renamed("state_dict_metadata"), "metadata-disagrees"),
         (undescribed, "metadata-disagrees"),
+        (of_an_earlier_save, "items-gap"),
         (moved(offset=1 << 40), "part-truncated"),
         (moved(length=1), "item-damaged"),
         (moved(offset=1), "items-overlap"),
