@@ -190,6 +190,32 @@ def test_a_missing_shard(tmp_path: Path) -> None:
     written = digests(tmp_path / "out.safetensors")
     assert written == {name: digest for name, digest in truth.items() if name not in names}
     assert any(gone.name in f"{one.where} {one.message}" for one in done.damage)
+    assert {one.name for one in done.lost} == names and done.names_all  # the index names them
+    assert f"{len(written)} of {len(truth)} tensors" in done.summary
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "proposed"),
+    [(100, None), (2000, "all 2 weights saved; lost 5 of 6 optimizer tensors")],
+)
+def test_verify_proposes_what_can_be_saved(
+    nbytes: int, proposed: str | None, tmp_path: Path, run: Run
+) -> None:
+    (tmp_path / "cut.pth").write_bytes(EPOCH.read_bytes()[:nbytes])
+    answer = run("verify", tmp_path / "cut.pth")
+    line = f"    → ckpttool salvage {tmp_path / 'cut.pth'} DST: {proposed}"
+    assert (line in answer.out.splitlines()) == (proposed is not None)
+    assert ("salvage" in answer.out) == (proposed is not None)
+
+
+def test_a_lost_random_state_has_its_name(tmp_path: Path) -> None:
+    net = torch.nn.Linear(4, 2)
+    torch.save({"model": net.state_dict(), "rng": torch.get_rng_state()}, tmp_path / "whole.pt")
+    data = bytearray((tmp_path / "whole.pt").read_bytes())
+    data[data.index(torch.get_rng_state().numpy().tobytes())] ^= 1
+    (tmp_path / "bad.pt").write_bytes(data)
+    done = salvage(tmp_path / "bad.pt", tmp_path / "out.pt")
+    assert done.survival == "all 2 weights saved; lost the RNG state"
 
 
 def test_arrays_of_numpy_s(tmp_path: Path) -> None:
@@ -320,8 +346,9 @@ def test_command(tmp_path: Path, run: Run) -> None:
     assert (answer.status, answer.err) == (1, "")
     lines = answer.out.splitlines()
     assert lines[0] == f"salvaged 3 of 8 tensors (92 B): {cut} → {target}, verified"
-    assert lines[1] == "  lost: 5"
-    assert lines[2].endswith(": its bytes are not in the file, which ends at byte 2,000")
+    assert lines[1] == "  all 2 weights saved; lost 5 of 6 optimizer tensors"
+    assert lines[2] == "  lost: 5"
+    assert lines[3].endswith(": its bytes are not in the file, which ends at byte 2,000")
     assert run("salvage", cut, target).status == 2  # it exists
     document = json.loads(run("salvage", "--json", "--force", cut, target).out)
     assert (document["proven"], document["unproven"], len(document["lost"])) == (3, 0, 5)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ckpttool.cli.render.numbers import file_size
@@ -79,6 +79,7 @@ class VerifyStyle:
         strict: Whether warnings fail.
         part: Which part of all checkpoints they are: ``1 of 8``.
         read_in_full: How many were read in full, if the others were left out of a sample.
+        salvageable: What ``salvage`` would save of those that are damaged, by path.
     """
 
     width: int | None = None
@@ -88,6 +89,7 @@ class VerifyStyle:
     strict: bool = False
     part: str | None = None
     read_in_full: int | None = None
+    salvageable: Mapping[str, str] = field(default_factory=dict)
 
 
 def verify_text(verifications: Sequence[Verification], style: VerifyStyle) -> str:
@@ -181,6 +183,10 @@ def _remedy_lines(verification: Verification, style: VerifyStyle, explained: set
     new = [code for code in dict.fromkeys(codes) if code not in explained]
     explained.update(new)
     told = [f"{remedy} (ckpttool explain {code})" for code in new if (remedy := remedy_of(code)) is not None]
+    if verification.path in style.salvageable:
+        told.append(
+            f"ckpttool salvage {printable(verification.path)} DST: {style.salvageable[verification.path]}"
+        )
     lines = [line for text in told for line in hanging_lines("    → ", text, style.width, 6)]
     return [styled(line, Style.DIM, style.colour) for line in lines]
 
