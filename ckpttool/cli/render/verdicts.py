@@ -39,6 +39,7 @@ _MOST_FINDINGS = 40
 _BRIEFED = ("values", "checksum", "manifest", "copy", "structure", "safety")
 """Of which checks a line says what they saw, and in which order."""
 _SKIPPED = {"checksum": "no checksums", "manifest": ""}
+_PARTIAL = {"checksum": "partial checksums"}
 _MARK_WIDTH, _BRIEF_WIDTH, _SHORTEST_PATH = 11, 18, 16
 """Columns of the mark and its word, of what a line says in brief, and of a path at least."""
 _MOST_ALIKE = 4
@@ -144,7 +145,11 @@ def _in_brief(verification: Verification) -> str:
     if failed or not verification.is_fine:
         return ", ".join(failed) or "not checked as asked"
     if any(check.detail == NOT_ASKED_FOR for check in verification.checks):
-        done = [check.name for check in verification.checks if check.status is Status.PASSED]
+        done = [
+            check.name if check.status is Status.PASSED else _looked_at(check)
+            for check in verification.checks
+            if check.status in (Status.PASSED, Status.PARTIAL)
+        ]
         return f"only {' and '.join(filter(None, (', '.join(done[:-1]), *done[-1:])))}"
     if is_sampled_out(verification):
         return f"{SAMPLED_OUT}: only structure and safety"
@@ -158,8 +163,8 @@ def _looked_at(check: Check) -> str:
     """Return in a few words what a check that passed has seen, or that it has seen nothing."""
     if check.status is Status.SKIPPED:
         return _SKIPPED.get(check.name, f"{check.name} not checked")
-    if check.name == "checksum":
-        return "partial checksums" if ";" in check.detail else ""
+    if check.status is Status.PARTIAL:
+        return _PARTIAL.get(check.name, f"partial {check.name}")
     return {"values": check.detail, "manifest": "manifest ok", COPY: "copy ok"}.get(check.name, "")
 
 
