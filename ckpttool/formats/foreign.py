@@ -100,6 +100,10 @@ def _text_field(head: bytes, offset: int, tag: bytes) -> re.Match[bytes] | None:
     return re.compile(rb"([\x21-\x7e]{%d})" % (head[offset + 1] or 1)).match(head, offset + 2)
 
 
+def _is_skops(probe: Probe) -> bool:
+    return "schema.json" in probe.names and probe.name.lower().endswith((".skops", ".zip"))
+
+
 def _starts_with(*magics: bytes) -> Callable[[Probe], bool]:
     return lambda probe: probe.head.startswith(magics)
 
@@ -122,13 +126,14 @@ FOREIGN = (
         "ModelSerializer of Deeplearning4j",
         _holds("configuration.json", "coefficients.bin"),
     ),
+    Foreign("a skops file", "skops.io.load, after skops.io.get_untrusted_types", _is_skops),
     Foreign("a Flax checkpoint (msgpack)", "flax.serialization.msgpack_restore", _is_flax),
     Foreign("an Orbax checkpoint", "orbax-checkpoint", _is_orbax),
     Foreign("a distributed checkpoint of Paddle", "paddle.distributed", _is_paddle_distributed),
 )
 
 
-SUFFIXES = (".gguf", ".msgpack", ".onnx", ".pb", ".tflite", ".zip")
+SUFFIXES = (".gguf", ".msgpack", ".onnx", ".pb", ".skops", ".tflite", ".zip")
 """How files of such formats end that lie beside checkpoints."""
 
 

@@ -16,6 +16,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, from_os_error
 from ckpttool.core.losses import are_losses_allowed
 from ckpttool.io import fs
+from ckpttool.io.compressed import compression_of
 from ckpttool.io.source import Source
 from ckpttool.io.sstable import begins_with_empty_key
 from ckpttool.io.zip_reader import EMPTY_MAGIC, LOCAL_MAGIC, Archive
@@ -95,6 +96,7 @@ class Probe:
             "zip": is_zip,
             "tar": head[257:262] == b"ustar",
             "pickle": head[:1] == b"\x80",
+            "compressed": compression_of(head) is not None,
             "json": b"{" in head
             and not head.startswith(_HDF5)
             and (not is_zip or _JSON_HEADER.match(head) is not None),

@@ -103,7 +103,7 @@ class Records:
             raise DamagedCheckpoint(
                 path, found, expected="one", where=", ".join(sorted(roots)[:4]), code="zip-roots"
             )
-        root = roots.most_common(1)[0][0] if roots else ""
+        self.root = root = roots.most_common(1)[0][0] if roots else ""
         for member in archive.members:
             prefix, _, name = member.name.partition("/")
             folded = name.casefold()
@@ -332,7 +332,7 @@ class StorageRecords:
         path, nbytes = self._records.path, count * (1 if dtype is None else dtype.itemsize)
         extent = Extent(path, self._records.archive.source.size + 1 + len(self._used), nbytes)
         if (record := self._records.lost.get(where.casefold())) is not None:
-            self._why_lost[extent] = f"{where}: {record.why}"
+            self._why_lost[extent] = f"{self._records.root}/{where}: {record.why}"
         self._used[key] = Storage(key, dtype, nbytes, Buffer(path, b""), 0, extent, self._byteorder)
         return self._used[key]
 
