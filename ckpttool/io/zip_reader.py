@@ -140,6 +140,18 @@ class Archive:
         """Return the records that are known to be lost, by name."""
         return {} if self.rescue is None else self.rescue.lost
 
+    def require(self, member: Member | None, name: str) -> Member:
+        """Return a record that the format can't do without.
+
+        Raises:
+            DamagedCheckpoint: It is missing, or lost.
+        """
+        if member is None:
+            record = self.lost.get(name)
+            why = "there is no such record" if record is None else record.why
+            raise DamagedCheckpoint(self.source.path, why, where=name, code="part-missing")
+        return member
+
     @property
     def names(self) -> Iterator[str]:
         """Yield the names of all records, as the directory lists them, of lost ones those with a checksum."""

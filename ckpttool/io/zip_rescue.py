@@ -283,9 +283,15 @@ class _Search:
             place = next((one for one in places if self._holds(one)), None)
             if place is not None and names[local.name] == 1:
                 self._take(place)
-            elif self._is_cut_off(local):
+            elif not self._is_cut_off(local):
+                self._lose(local.name, local)
+        last = max((one.payload for one in self._found.values()), default=-1)
+        for local in filter(self._is_cut_off, self._locals):
+            if local.name in self._found or self._is_taken(local.header):
+                continue
+            if local.payload > last:
                 self._take(local)
-            else:
+            else:  # what lies behind shows that its size is wrong
                 self._lose(local.name, local)
 
     def _is_cut_off(self, local: Member) -> bool:

@@ -267,6 +267,18 @@ def test_command_on_a_cut_file_of_keras_s(tmp_path: Path, run: Run) -> None:
     assert run("verify", cut).status == 1
 
 
+@pytest.mark.parametrize("name", ["config.json", "metadata.json"])
+def test_weights_of_keras_s_without_what_describes_them(name: str, tmp_path: Path) -> None:
+    whole = FILES / "keras" / "adam.keras"
+    data = bytearray(whole.read_bytes())
+    with zipfile.ZipFile(whole) as archive:
+        data[archive.getinfo(name).header_offset + 60] ^= 1
+    (tmp_path / "bad.keras").write_bytes(data)
+    done = salvage(tmp_path / "bad.keras", tmp_path / "out.safetensors")
+    assert set(digests(tmp_path / "out.safetensors").values()) <= set(digests(whole).values())
+    assert (done.kept, done.lost) == (31, ()) and name in {one.where for one in done.damage}
+
+
 def test_an_array_that_is_cut_has_its_name(tmp_path: Path) -> None:
     arrays = {"a": np.arange(50), "b": np.arange(900)}
     np.savez(tmp_path / "whole.npz", **arrays)
