@@ -19,6 +19,7 @@ from ckpttool.io.pickle_detection import begins_with_protocol, has_torch_magic, 
 MAX_TAIL = 1 << 22
 """The most bytes at a pickle's end that are searched for Paddle's own keys, which are written last."""
 
+_JOBLIB = ".joblib"
 _FIRST = 64
 """How many bytes of a compressed stream tell whether it is a pickle."""
 _PADDLE_NAMES = re.compile(
@@ -47,7 +48,7 @@ class PlainPickle(Format):
     """A file that Python's ``pickle`` or joblib wrote, which may compress it."""
 
     name: ClassVar[str] = "pickle"
-    suffixes = (".pkl", ".pickle", ".joblib")
+    suffixes = (".pkl", ".pickle")
 
     def matches(self, probe: Probe) -> bool:
         head = probe.head
@@ -55,7 +56,8 @@ class PlainPickle(Format):
             return False
         if (compression := compression_of(head)) is not None:
             begin = first_bytes(compression, probe.source, _FIRST)
-            return begins_with_protocol(begin) and not has_torch_magic(begin)
+            is_named = probe.name.lower().endswith((*self.suffixes, _JOBLIB))  # as of a damaged one
+            return (is_named or begins_with_protocol(begin)) and not has_torch_magic(begin)
         return is_pickle(probe.source, 0, probe.source.size)
 
     def open(self, probe: Probe) -> Checkpoint:
