@@ -154,8 +154,12 @@ class Archive:
 
     @property
     def names(self) -> Iterator[str]:
-        """Yield the names of all records, as the directory lists them, of lost ones those with a checksum."""
+        """Yield the names of all records as the directory lists them, of a damaged zip all that are stated.
+
+        One that is lost counts if its checksum is known.
+        """
         yield from (member.name for member in self._listed)
+        yield from self.rescue.aliases if self.rescue is not None else ()
         yield from (name for name, record in self.lost.items() if record.crc32)
 
     @cached_property
