@@ -375,8 +375,7 @@ def test_the_hook_names_problems_only(tmp_path: Path, files: Path) -> None:
     assert done.stdout == (
         "✗ INVALID  cut.pth  pytorch  1.5 kB  structure\n"
         "    error truncated: 1,500 bytes of a zip that ends before its directory\n"
-        "    → copy it again, use an earlier checkpoint, or ckpttool salvage SRC DST"
-        " (ckpttool explain truncated)\n"
+        "    → copy it again, or use an earlier checkpoint (ckpttool explain truncated)\n"
     )
 
 

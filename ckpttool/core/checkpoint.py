@@ -130,6 +130,8 @@ class CheckpointParts(TypedDict, total=False):
         conventions: Name of the format whose names and layouts the tensors have: the one that it was
             converted from, if the file says it; otherwise its own.
         complete: False where a part is missing.
+        names_all: Whether all tensors that it should have are known by name; by default if it is complete.
+        missing: Names of tensors that it should have and that can't be read, with the reason.
         derives_metadata: Whether its metadata is worked out of a model's program: that takes its time, can be
             done once it is closed, and says nothing of a training.
         close: Gives the open files back; tensors can't be read any more.
@@ -154,6 +156,8 @@ class CheckpointParts(TypedDict, total=False):
     judged: frozenset[str]
     conventions: str
     complete: bool
+    names_all: bool
+    missing: Mapping[str, str]
     derives_metadata: bool
     close: Callable[[], None]
 
@@ -187,6 +191,8 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         self.judged = parts.get("judged", frozenset())
         self.conventions = parts.get("conventions") or self.format
         self.complete = parts.get("complete", True)
+        self.names_all = parts.get("names_all", self.complete)
+        self.missing = parts.get("missing", {})
         self.derives_metadata = parts.get("derives_metadata", False)
         self.close = parts.get("close", lambda: None)
 

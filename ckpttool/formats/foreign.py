@@ -163,6 +163,10 @@ def _text_field(head: bytes, offset: int, tag: bytes) -> re.Match[bytes] | None:
     return re.compile(rb"([\x21-\x7e]{%d})" % (head[offset + 1] or 1)).match(head, offset + 2)
 
 
+def _is_skops(probe: Probe) -> bool:
+    return "schema.json" in probe.names and probe.name.lower().endswith((".skops", ".zip"))
+
+
 def _starts_with(*magics: bytes) -> Callable[[Probe], bool]:
     return lambda probe: probe.head.startswith(magics)
 
@@ -199,7 +203,7 @@ FOREIGN = (
     ),
     Foreign("a Flax checkpoint (msgpack)", "flax.serialization.msgpack_restore", _is_flax, (".msgpack",)),
     Foreign("a NeMo checkpoint", "nemo_toolkit", suffixes=(".nemo",)),
-    Foreign("a skops file", "skops.io", suffixes=(".skops",)),
+    Foreign("a skops file", "skops.io.load, after skops.io.get_untrusted_types", _is_skops, (".skops",)),
     Foreign("an ExecuTorch program", "executorch", suffixes=(".pte",)),
     Foreign("a Core ML model", "coremltools", suffixes=(".mlmodel",)),
     Foreign("an XGBoost model", "xgboost", suffixes=(".ubj",)),

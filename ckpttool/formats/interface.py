@@ -16,6 +16,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, from_os_error
 from ckpttool.core.losses import are_losses_allowed
 from ckpttool.io import fs
+from ckpttool.io.compressed import compression_of
 from ckpttool.io.source import Source
 from ckpttool.io.sstable import begins_with_empty_key
 from ckpttool.io.zip_reader import EMPTY_MAGIC, LOCAL_MAGIC, Archive
@@ -29,6 +30,8 @@ SIDECARS = (".sha256", ".digests.json")
 # Many a zip has a brace among its first bytes; behind its magic, only one in the place of safetensors counts.
 _JSON_HEADER = re.compile(rb".{8}\s*\{", re.DOTALL)
 _HDF5 = b"\x89HDF\r\n\x1a\n"
+_OTHER_MAGICS = (_HDF5, b"\x93NUMPY", b"\x80")
+_ZIP_TAIL, _DIRECTORY_MAGIC = 1 << 16, b"PK\x01\x02"
 _TENSORFLOW_SHARD = re.compile(r"\.data-\d{5}-of-\d{5}$")
 _ALL_SHARDS = re.compile(r"-\?{5}-of-\d{5}$")
 RANKED = re.compile(r"(?P<stem>.+?)[._-]rank[._-]?(?P<rank>\d{1,9})\.(pt|pth|bin|ckpt)", re.DOTALL)
@@ -88,11 +91,12 @@ class Probe:
         if self.is_directory:
             return frozenset({"directory"})
         head = self.head
-        is_zip = head.startswith((LOCAL_MAGIC, EMPTY_MAGIC))
+        is_zip = self.is_zip
         signs = {
             "zip": is_zip,
             "tar": head[257:262] == b"ustar",
             "pickle": head[:1] == b"\x80",
+            "compressed": compression_of(head) is not None,
             "json": b"{" in head
             and not head.startswith(_HDF5)
             and (not is_zip or _JSON_HEADER.match(head) is not None),
@@ -112,21 +116,36 @@ class Probe:
 
     @cached_property
     def _archive(self) -> Archive | CheckpointError | None:
-        if not self.head.startswith((LOCAL_MAGIC, EMPTY_MAGIC)):
+        is_zip = self.head.startswith((LOCAL_MAGIC, EMPTY_MAGIC))
+        if not is_zip and not (are_losses_allowed() and self._is_headless_zip):
             return None
         try:
             if not are_losses_allowed():
                 return Archive(self.source)
-            from ckpttool.io.zip_rescue import rescued_records
+            from ckpttool.io.zip_rescue import rescue_records
 
-            return Archive(self.source, rescued_records)
+            return Archive(self.source, rescue_records)
         except CheckpointError as error:
             return error
 
     @property
+    def _is_headless_zip(self) -> bool:
+        """Tell whether a file ends as a zip does, and begins like nothing else."""
+        if self.is_directory or self.head.startswith(_OTHER_MAGICS) or _JSON_HEADER.match(self.head):
+            return False
+        length = min(_ZIP_TAIL, self.source.size)
+        tail = self.source.read(self.source.size - length, length)
+        return EMPTY_MAGIC in tail or _DIRECTORY_MAGIC in tail
+
+    @property
     def is_zip(self) -> bool:
-        """Tell whether the file starts like a zip, damaged or not."""
+        """Tell whether the file starts like a zip, damaged or not; for ``salvage``, or ends like one."""
         return self._archive is not None
+
+    @property
+    def is_rescued_zip(self) -> bool:
+        """Tell whether it is a zip of which only whole records are looked at, for ``salvage``."""
+        return isinstance(self._archive, Archive) and self._archive.rescue is not None
 
     @property
     def is_cut_zip(self) -> bool:

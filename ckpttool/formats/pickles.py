@@ -13,11 +13,15 @@ from typing import ClassVar
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.formats.interface import Format, Probe
-from ckpttool.io.pickle_detection import has_torch_magic, is_pickle
+from ckpttool.io.compressed import compression_of, first_bytes
+from ckpttool.io.pickle_detection import begins_with_protocol, has_torch_magic, is_pickle
 
 MAX_TAIL = 1 << 22
 """The most bytes at a pickle's end that are searched for Paddle's own keys, which are written last."""
 
+_JOBLIB = ".joblib"
+_FIRST = 64
+"""How many bytes of a compressed stream tell whether it is a pickle."""
 _PADDLE_NAMES = re.compile(
     rb"StructuredToParameterName@@|UnpackBigParamInfor@@|LR_Scheduler|_(?:moment[12]?|velocity|beta1_pow_acc)_\d"
 )
@@ -41,7 +45,7 @@ class PytorchLegacy(Format):
 
 
 class PlainPickle(Format):
-    """A file that Python's ``pickle`` wrote."""
+    """A file that Python's ``pickle`` or joblib wrote, which may compress it."""
 
     name: ClassVar[str] = "pickle"
     suffixes = (".pkl", ".pickle")
@@ -50,6 +54,10 @@ class PlainPickle(Format):
         head = probe.head
         if not head or has_torch_magic(head):
             return False
+        if (compression := compression_of(head)) is not None:
+            begin = first_bytes(compression, probe.source, _FIRST)
+            is_named = probe.name.lower().endswith((*self.suffixes, _JOBLIB))  # as of a damaged one
+            return (is_named or begins_with_protocol(begin)) and not has_torch_magic(begin)
         return is_pickle(probe.source, 0, probe.source.size)
 
     def open(self, probe: Probe) -> Checkpoint:

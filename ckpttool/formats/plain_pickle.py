@@ -1,6 +1,6 @@
-"""Plain pickles of arrays and values, as scripts write them without a framework.
+"""Plain pickles of arrays and values, as scripts write them without a framework, or with joblib.
 
-Source: CPython ``Lib/pickle.py``.
+Source: CPython ``Lib/pickle.py``; joblib ``joblib/numpy_pickle.py``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Buffer, Readable, reader_from
-from ckpttool.core.report import Finding, error, warning
+from ckpttool.core.report import Finding, Severity, error, warning
 from ckpttool.core.tensor import Extent, Span
 from ckpttool.formats.arrays.objects import array_as_tensor
 from ckpttool.formats.content.assembly import assemble, tree_of
@@ -22,8 +22,10 @@ from ckpttool.formats.interface import Probe
 from ckpttool.formats.torch.legacy import Pickles, read_legacy
 from ckpttool.formats.torch.objects import Storage, TorchObjects
 from ckpttool.formats.torch.tree_nodes import torch_node
+from ckpttool.io.compressed import Compression, Decompressed, compression_of
+from ckpttool.io.interpreter import Interpreter
 from ckpttool.io.pickle_nodes import Call, Payload, Persistent, nodes, references
-from ckpttool.io.pickle_safety import attach_safety, read_pickles
+from ckpttool.io.pickle_safety import attach_safety, judge, read_pickles, run
 
 MAX_INNER = 1 << 28
 """The most bytes of one storage that lies inside a pickle as text."""
@@ -31,11 +33,16 @@ MAX_INNER = 1 << 28
 
 def open_plain(probe: Probe, name: str) -> Checkpoint:
     """Return the checkpoint of a file; ``name`` is its format's."""
-    source = probe.source
+    compression = compression_of(probe.head)
+    source: Readable = probe.source if compression is None else Decompressed(probe.source, compression)
     judgement = read_pickles(source, 0, source.size)
     roots = [pickle.root for pickle in judgement.pickles]
     root = roots[0] if len(roots) == 1 else roots
-    objects = _PickleObjects(source, judgement.safety)
+    is_joblib = compression is not None or any(pickle.arrays for pickle in judgement.pickles)
+    safety = judgement.safety
+    if any(pickle.unpadded for pickle in judgement.pickles):
+        safety = tuple(dict.fromkeys((*safety, *_read_without_arrays(source))))
+    objects = _PickleObjects(source, safety)
     with attach_safety(objects.safety):
         flat = flatten(root, objects.leaf, probe.path)
     functions = {str(node.function) for node in nodes(root) if isinstance(node, Call)}
@@ -49,21 +56,39 @@ def open_plain(probe: Probe, name: str) -> Checkpoint:
     if judgement.trailing:
         message = f"{judgement.trailing:,} bytes behind the last pickle are no pickle"
         findings.append(error("trailing-bytes", message))
+    if isinstance(source, Decompressed) and source.trailing:
+        message = f"{source.trailing:,} bytes behind the compressed stream"
+        findings.append(error("trailing-bytes", message))
     if count := sum(1 for _ in references(root)):  # a library's own saver wrote the pickle
         message = f"{count:,} references to what is not in the file"
         findings.append(warning("outside-reference", message))
     return assemble(
         probe=probe,
         format=name,
-        variant=None,
+        variant=_variant(compression) if is_joblib else None,
         flat=flat,
-        files=(FileEntry(probe.path, source.size),),
+        files=(FileEntry(probe.path, probe.source.size),),
         spans=lambda: _spans(source, flat),
         producer=Producer(framework),
         findings=tuple(findings),
         safety=tuple(objects.safety),
         tree=tree_of(root, objects.leaf, probe.path, framework_node),
     )
+
+
+def _variant(compression: Compression | None) -> str:
+    return "joblib" if compression is None else f"joblib {compression.name}"
+
+
+def _read_without_arrays(source: Readable) -> Iterator[Finding]:
+    """Yield what ``pickle`` could run, which takes the bytes of joblib's arrays for opcodes.
+
+    Padding, which joblib writes since 1.2, begins with a byte that is none.
+    """
+    try:
+        yield from judge(run(Interpreter(source, 0, source.size, has_arrays=False)))
+    except DamagedCheckpoint as failure:
+        yield from (finding for finding in failure.safety if finding.severity is Severity.ERROR)
 
 
 def _spans(source: Readable, flat: Flat[TensorParts]) -> Iterator[Span]:

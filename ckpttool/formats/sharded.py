@@ -177,6 +177,8 @@ def open_set(format: str, asked: Probe | Unit, index: ShardIndex) -> Checkpoint:
             safety=tuple(shards.safety),
             judged=frozenset(shards.judged),
             complete=shards.complete,
+            names_all=shards.complete or index.weight_map is not None,
+            missing=_missing_tensors(index, shards),
             close=shards.keep(),
         )
     where = f"{os.path.basename(index.path)}: {ENTRY}"
@@ -204,6 +206,16 @@ def _add_shards(shards: OpenedParts, index: ShardIndex, format: str) -> None:
                 shards.findings.append(error("shard-format", f"a {part.format} file, not {format}", name))
             if index.weight_map is not None:
                 _compare(shards, name, part, expected[name])
+
+
+def _missing_tensors(index: ShardIndex, shards: OpenedParts) -> dict[str, str]:
+    """Return the tensors that the index maps to what is not here, by name with the reason."""
+    missing = {name: why for part in shards.parts.values() for name, why in part.missing.items()}
+    reasons = {one.where: one.message for one in reversed(shards.findings) if one.code.startswith("shard-")}
+    for tensor, name in (index.weight_map or {}).items():
+        if isinstance(name, str) and tensor not in shards.parts.get(name, {}):
+            missing.setdefault(tensor, f"{name}: {reasons.get(name, 'it was not opened')}")
+    return missing
 
 
 def _check_numbers(shards: OpenedParts, index: ShardIndex) -> None:

@@ -280,7 +280,7 @@ TRAITS: Mapping[str, Traits] = {
         own_keys=frozenset({"StructuredToParameterName@@"}),
     ),
     "pickle": Traits(
-        readers={"pickles:PlainPickle": "pickle other"},
+        readers={"pickles:PlainPickle": "pickle compressed other"},
         dialect="objects",
         nests_state_dicts=True,
         is_container=True,

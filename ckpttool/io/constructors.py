@@ -26,6 +26,10 @@ from ckpttool.io.trust import Trust, is_dunder, is_object, lines, stranger, valu
 OPAQUE = "opaque"
 """The kind of everything that is not plain data: instances of classes, functions, stored names."""
 
+NDARRAY_CLASS = Global("numpy", "ndarray")
+JOBLIB_ARRAY = "joblib-array"
+"""The kind of what stands for an array in joblib's pickles, which follows it in the file."""
+
 _KIND_OF_TYPE: dict[type, str] = {
     type(None): "none",
     **{kind: kind.__name__ for kind in (bool, int, float, complex, bytes, bytearray)},
@@ -107,7 +111,8 @@ def _is_pairs(node: object) -> bool:
     )
 
 
-def _is_shape(node: object) -> bool:
+def is_shape(node: object) -> bool:
+    """Tell whether a node is a shape that NumPy and PyTorch take."""
     if type(node) is not tuple:
         node = node.args[0] if isinstance(node, Call) and node.kind == "size" and node.args else node
         if not isinstance(node, tuple | list):
@@ -144,7 +149,7 @@ def _is_sparse(node: object) -> bool:
         return False
     is_long = node[-1] is None or type(node[-1]) is bool
     tensors, shape = (node[:-2], node[-2]) if is_long else (node[:-1], node[-1])
-    return _is_shape(shape) and len(tensors) > 1 and all(kind_of(part) == "tensor" for part in tensors)
+    return is_shape(shape) and len(tensors) > 1 and all(kind_of(part) == "tensor" for part in tensors)
 
 
 def _attributes(state: object) -> list[Any] | None:
@@ -183,14 +188,14 @@ _CONDITIONS: dict[str, Callable[[Any], bool]] = {
     "latin-1": lambda node: node in ("latin1", "latin-1"),
     "letter-b": lambda node: node in (b"b", "b"),
     "metadata": _is_metadata,
-    "ndarray-class": lambda node: node == Global("numpy", "ndarray"),
+    "ndarray-class": lambda node: node == NDARRAY_CLASS,
     "no-hooks": lambda node: node is None or (node == {} and (type(node) is dict or node.state is None)),
     "no-name": lambda node: not isinstance(node, Global),
     "pairs": _is_pairs,
     "quantizer": _is_quantizer,
     "rebuild": lambda node: isinstance(node, Global) and node.module == "torch._utils",
     "tensor-attributes": _are_tensor_attributes,
-    "shape": _is_shape,
+    "shape": is_shape,
     "sparse": _is_sparse,
     "storage": _is_storage,
     "typecode": numpy_types.is_typecode,
@@ -457,6 +462,8 @@ def judge_state(call: Call | Mapped, state: object) -> Trust:
     if kind == "new-ndarray":
         call.kind = "ndarray" if _is_array_state(state) else OPAQUE
         return Trust.PLAIN if call.kind == "ndarray" else Trust.UNKNOWN
+    if kind == JOBLIB_ARRAY:
+        return Trust.PLAIN if _is_joblib_array(state) else Trust.UNKNOWN
     if kind == "record" and isinstance(call.function, Global) and call.function.name == "TensorProperties":
         kind = "properties"  # values in their order instead of attributes
     if kind in ("namespace", "record"):
@@ -464,6 +471,20 @@ def judge_state(call: Call | Mapped, state: object) -> Trust:
     return Trust.PLAIN if kind in _STATES and _STATES[kind](state) else Trust.DANGEROUS
 
 
+def _is_joblib_array(state: object) -> bool:
+    """Tell whether a state describes an array that follows; one of a subclass is made by the subclass."""
+    return (
+        type(state) is dict
+        and state.keys() <= _JOBLIB_ATTRIBUTES
+        and state.get("subclass") in _ARRAY_CLASSES
+        and kind_of(state.get("allow_mmap", False)) == "bool"
+    )
+
+
+_JOBLIB_ATTRIBUTES = frozenset(
+    {"subclass", "shape", "order", "dtype", "allow_mmap", "numpy_array_alignment_bytes"}
+)
+_ARRAY_CLASSES = (NDARRAY_CLASS, Global("numpy", "memmap"))
 _TEXT_ELEMENTS = frozenset({str, type(None)})
 
 
@@ -472,7 +493,7 @@ def _is_array_state(state: object) -> bool:
 
     Those of a string type are texts; elements of other types are converted, whatever that takes.
     """
-    if not isinstance(state, tuple) or len(state) != 5 or not _is_shape(state[1]):
+    if not isinstance(state, tuple) or len(state) != 5 or not is_shape(state[1]):
         return False
     _, shape, dtype, _, elements = state
     if not isinstance(elements, list):

@@ -9,6 +9,7 @@ Source: CPython ``Lib/pickle.py`` and ``Lib/pickletools.py``.
 
 from __future__ import annotations
 
+import math
 import struct
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -19,17 +20,20 @@ from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated
 from ckpttool.core.readable import Readable
 from ckpttool.io.constructors import (
     EXACT_ONLY,
+    JOBLIB_ARRAY,
+    NDARRAY_CLASS,
     OPAQUE,
     attribute_name,
     class_to_create,
     evaluate,
     is_constructor,
+    is_shape,
     judge_state,
     size_of,
     takes_items,
     takes_pairs,
 )
-from ckpttool.io.numpy_types import KINDS, fields_of, number_of_parts
+from ckpttool.io.numpy_types import KINDS, fields_of, itemsize, number_of_parts
 from ckpttool.io.opcodes import OPERATIONS
 from ckpttool.io.pickle_nodes import (
     ENTRY,
@@ -84,6 +88,7 @@ _PLAIN_KINDS = _COLLECTIONS.keys() | {
 }
 """The kinds of calls that the machine makes data of, or a name."""
 _OBJECT = Global("builtins", "object")
+_RECONSTRUCT = Global("numpy._core.multiarray", "_reconstruct")
 _BASES = {"AttributeDict": Global("builtins", "dict"), "TorchVersion": Global("builtins", "str")}
 """What those constructors are made from in protocols below 2 that are not made from `object`."""
 
@@ -253,9 +258,15 @@ class Interpreter(PickleStream):
         end: int,
         where: str | None = None,
         budget: PickleBudget | None = None,
+        *,
+        has_arrays: bool = True,
     ) -> None:
-        """Prepare to read a pickle that starts at ``offset`` and lies before ``end``, in bytes."""
+        """Prepare to read a pickle that starts at ``offset`` and lies before ``end``, in bytes.
+
+        ``has_arrays`` tells whether it is read as joblib does, which writes arrays between the opcodes.
+        """
         super().__init__(source, offset, end, where)
+        self._has_arrays = has_arrays
         self.budget = budget or PickleBudget(source, end - offset)
         self.pickle = Pickle()
         self.stack: list[Any] = []
@@ -528,8 +539,45 @@ class Interpreter(PickleStream):
             self.pickle.unknown.setdefault(made, "fills")
         elif isinstance(target, Call) and target.kind == "ndarray" and isinstance(state[4], list):
             self._count_container(target.function)
+        if isinstance(target, Call) and target.kind == JOBLIB_ARRAY and self._has_arrays:
+            self.stack[-1] = self._joblib_array(state)
         if isinstance(target, Call) and (fields := fields_of(target)) is not None:
             self._dtype_fields[id(fields)] = fields
+
+    def _joblib_array(self, state: Any) -> object:
+        """Return the array that follows what describes it, as NumPy pickles one.
+
+        Source: joblib ``joblib/numpy_pickle.py`` (``NumpyArrayWrapper.read_array``).
+        """
+        names = ("shape", "order", "dtype", "numpy_array_alignment_bytes")
+        shape, order, dtype, padding = map(state.get if isinstance(state, dict) else lambda name: None, names)
+        size = itemsize(dtype) if isinstance(dtype, Call) else None
+        is_laid_out = isinstance(shape, tuple) and is_shape(shape) and min(shape, default=0) >= 0
+        if not is_laid_out or order not in ("C", "F") or not isinstance(dtype, Call) or size is None:
+            raise self.damage("an array of joblib without a shape, an order or a type that is known")
+        self.leave_frame()
+        self.pickle.arrays += 1
+        if dtype.kind == "object-dtype":
+            inner = Interpreter(
+                self.source, self.position, self.end, self.where, self.budget, has_arrays=False
+            )
+            try:
+                root = inner.run().root
+            finally:
+                self.pickle.add(inner.pickle)
+            self.skip(inner.pickle.end - self.position)
+            return root
+        if padding is None:
+            self.pickle.unpadded += 1
+        else:
+            self.skip(self.take(1)[0])
+        nbytes = size * math.prod(shape or ())
+        elements = Payload(self.source, self.skip(nbytes), nbytes, "bytes")
+        array = Call(
+            _RECONSTRUCT, (NDARRAY_CLASS, (0,), b"b"), state=(1, shape, dtype, order == "F", elements)
+        )
+        array.kind = "ndarray"
+        return array
 
     def _plain(self, call: Call) -> object:
         """Return the data that a constructor makes, or the name that `getattr` finds, or the call itself."""

@@ -96,6 +96,15 @@ def kind_with_state(dtype: Call, state: object) -> str | None:
     return ("object-dtype" if flags & _POINTERS else "dtype") if is_sound else None
 
 
+def itemsize(dtype: Call) -> int | None:
+    """Return how many bytes an element of a type takes; None if that isn't known."""
+    letter, nbytes = _type_of(dtype) or ("", -1)
+    numbers = _size_alignment_flags(dtype.state)
+    if nbytes < 0 and letter and numbers is not None:
+        nbytes = numbers[0]
+    return nbytes if nbytes >= 0 else None
+
+
 def number_of_parts(state: object) -> int:
     """Return how many parts a type has at any depth, counted as often as NumPy goes through them."""
     pending, count = [state], 0

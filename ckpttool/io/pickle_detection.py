@@ -26,14 +26,16 @@ def has_torch_magic(head: bytes) -> bool:
     return _BINARY_MAGIC in head[:_MAGIC_WITHIN] or head.startswith(_TEXT_MAGIC)
 
 
+def begins_with_protocol(head: bytes) -> bool:
+    """Tell whether bytes begin as binary pickles do: with a protocol, and an opcode behind it."""
+    return len(head) >= 3 and head[0] == _PROTO and head[1] in _PROTOCOLS and TABLE[head[2]] is not None
+
+
 def is_pickle(source: Readable, start: int, end: int) -> bool:
     """Tell whether bytes between two offsets are pickles, or would run something before they break off."""
     head = source.read(start, min(_HEADER, end - start))
-    begins_with_protocol = (
-        len(head) >= 3 and head[0] == _PROTO and head[1] in _PROTOCOLS and TABLE[head[2]] is not None
-    )
     # The length of a safetensors header may look like a protocol and an opcode, too.
-    if begins_with_protocol and head[4:9] != b"\0\0\0\0{":
+    if begins_with_protocol(head) and head[4:9] != b"\0\0\0\0{":
         return True
     return bool(head) and TABLE[head[0]] is not None and _runs(source, start, end)
 

@@ -161,6 +161,7 @@ class Pickle:
         misuse: What no honest pickle does, as (offset, sentence).
         protocol: The highest protocol that it declares.
         calls: How many calls it makes.
+        arrays: How many arrays of joblib lie in it; ``unpadded`` are those whose bytes follow at once.
     """
 
     root: object = None
@@ -172,6 +173,17 @@ class Pickle:
     misuse: list[tuple[int, str]] = field(default_factory=list)
     protocol: int = 0
     calls: int = 0
+    arrays: int = 0
+    unpadded: int = 0
+
+    def add(self, inner: Pickle) -> None:
+        """Take over what was seen in a pickle that lies in this one."""
+        self.names |= {name: at for name, at in inner.names.items() if name not in self.names}
+        self.unsafe += inner.unsafe
+        self.unknown |= inner.unknown
+        self.stored |= inner.stored
+        self.misuse += inner.misuse
+        self.calls += inner.calls
 
 
 # The algebra ----------------------------------------------------------------------------------------

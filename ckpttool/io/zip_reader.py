@@ -10,7 +10,7 @@ Source: PKWARE APPNOTE 6.3.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cached_property
@@ -87,34 +87,84 @@ class Directory(NamedTuple):
     records: int
 
 
+class LostRecord(NamedTuple):
+    """Why a record of a damaged zip is lost, and the checksum that is stated for it."""
+
+    why: str
+    crc32: int
+
+
+class Rescue(NamedTuple):
+    """What is left of a damaged zip.
+
+    Attributes:
+        members: The records whose bytes are right, and one that the file ends in.
+        aliases: Those again that their own headers call otherwise, by these names.
+        lost: The other records whose names are known.
+        findings: What is wrong with its structure.
+        is_cut: Whether there may be more than these.
+    """
+
+    members: tuple[Member, ...]
+    aliases: Mapping[str, Member]
+    lost: Mapping[str, LostRecord]
+    findings: tuple[Finding, ...]
+    is_cut: bool
+
+
 class Archive:
     """An opened zip.
 
     Attributes:
         findings: Where the descriptions of a record disagree, and bytes that nothing declares; complete
             once ``members`` has been asked for.
-        is_cut: Whether its directory is lost, so that it has the records that were rescued.
+        rescue: What is left of it, if it was opened for that.
     """
 
-    def __init__(self, source: Source, rescue: Callable[[Source], Iterable[Member]] | None = None) -> None:
-        """Read the directory; without one, take the records that ``rescue`` finds."""
+    def __init__(self, source: Source, rescue: Callable[[Source], Rescue] | None = None) -> None:
+        """Read the directory, or take the records that ``rescue`` finds."""
         self.source = source
         self.findings: list[Finding] = []
         self._inflation = Inflation(source)
-        self.is_cut = False
-        try:
+        self.rescue = None if rescue is None else rescue(source)
+        if self.rescue is None:
             self._directory = find_directory(source, self.findings)
-        except Truncated:
-            if rescue is None:
-                raise
-            self._listed, self.is_cut = list(rescue(source)), True
-        else:
             self._listed = read_directory(source, self._directory, self.findings)
+        else:
+            self._listed = list(self.rescue.members)
+            self.findings += self.rescue.findings
+
+    @property
+    def is_cut(self) -> bool:
+        """Tell whether it may have had more records than are known."""
+        return self.rescue is not None and self.rescue.is_cut
+
+    @property
+    def lost(self) -> Mapping[str, LostRecord]:
+        """Return the records that are known to be lost, by name."""
+        return {} if self.rescue is None else self.rescue.lost
+
+    def require(self, member: Member | None, name: str) -> Member:
+        """Return a record that the format can't do without.
+
+        Raises:
+            DamagedCheckpoint: It is missing, or lost.
+        """
+        if member is None:
+            record = self.lost.get(name)
+            why = "there is no such record" if record is None else record.why
+            raise DamagedCheckpoint(self.source.path, why, where=name, code="part-missing")
+        return member
 
     @property
     def names(self) -> Iterator[str]:
-        """Yield the names of all records, as the directory lists them."""
-        return (member.name for member in self._listed)
+        """Yield the names of all records as the directory lists them, of a damaged zip all that are stated.
+
+        One that is lost counts if its checksum is known.
+        """
+        yield from (member.name for member in self._listed)
+        yield from self.rescue.aliases if self.rescue is not None else ()
+        yield from (name for name, record in self.lost.items() if record.crc32)
 
     @cached_property
     def members(self) -> tuple[Member, ...]:
@@ -122,8 +172,8 @@ class Archive:
 
         In ``by_directory`` those of an object in a store are not read, if the directory leaves no doubt.
         """
-        if self.is_cut:
-            return tuple(self._listed)
+        if self.rescue is not None:
+            return self.rescue.members
         in_file_order = sorted(self._listed, key=lambda member: member.header)
         if self.source.is_remote and _by_directory.get():
             located = locate_by_directory(in_file_order, self._directory.offset)
@@ -234,7 +284,7 @@ def read_directory(source: Readable, directory: Directory, findings: list[Findin
             raise DamagedCheckpoint(
                 source.path, found, expected=f"{directory.records} records", code="zip-directory"
             )
-        member, at = _directory_entry(source.path, data, at, findings)
+        member, at = directory_entry(source.path, data, at, findings)
         members.append(member)
     if at != len(data):
         found = f"{len(data) - at:,} bytes in the directory belong to no record"
@@ -242,8 +292,8 @@ def read_directory(source: Readable, directory: Directory, findings: list[Findin
     return members
 
 
-def _directory_entry(path: str, data: bytes, at: int, findings: list[Finding]) -> tuple[Member, int]:
-    """Return the record that the entry at an offset of the directory describes, and where the entry ends."""
+def directory_entry(path: str, data: bytes, at: int, findings: list[Finding]) -> tuple[Member, int]:
+    """Return what the directory's bytes say of one record, and where the next one begins in them."""
     fields = _CENTRAL.unpack_from(data, at)
     _, _, version, flags, method, time, date, crc, stored, size, name_len, extra_len, comment_len = fields[
         :13

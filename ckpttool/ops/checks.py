@@ -16,7 +16,7 @@ from ckpttool.core.values import storages_of
 from ckpttool.io.scan import Scanned, count_specials, scan
 from ckpttool.io.work import Advance
 from ckpttool.ops.hollow_weights import Element, hollow_findings
-from ckpttool.ops.manifest import compare_manifests, has_statements, manifests_of
+from ckpttool.ops.manifest import UNLISTED, compare_manifests, has_statements, manifests_of
 from ckpttool.ops.scan_findings import (
     checksum_findings,
     covered_by_checksums,
@@ -44,6 +44,7 @@ from ckpttool.ops.verdict import (
     fatal,
     safety_of,
 )
+from ckpttool.ops.weight_copies import weight_copy_findings
 
 if TYPE_CHECKING:
     from ckpttool.ops.ignored_findings import Ignore
@@ -143,14 +144,17 @@ class Verifier:
         check = self._check(stage.name, stage.findings, stage.detail)
         return Check(check.name, check.status, stage.detail)
 
-    def _check(self, name: str, findings: Iterable[Finding], detail: str) -> Check:
+    def _check(
+        self, name: str, findings: Iterable[Finding], detail: str, *, is_partial: bool = False
+    ) -> Check:
         """Record findings and return the check that made them."""
         found = tuple(finding._replace(check=name) for finding in findings)
         self._findings.extend(found)
         failures = sum(finding.severity in fatal(strict=self._strict) for finding in found)
         if failures:
-            return Check(name, Status.FAILED, f"{counted(failures, 'finding')} in {detail}", detail)
-        return Check(name, Status.PASSED, detail)
+            said = f"{counted(failures, 'finding')} in {detail}"
+            return Check(name, Status.FAILED, said, detail, is_partial)
+        return Check(name, Status.PARTIAL if is_partial else Status.PASSED, detail, None, is_partial)
 
     def _structure(self) -> Check:
         files = counted(len(self._checkpoint.files), "file")
@@ -162,7 +166,8 @@ class Verifier:
         findings = checksum_findings(self._scanned, self._checkpoint)
         if not findings and all(one.span.crc32 is None for one in self._scanned):
             return Check("checksum", Status.SKIPPED, why_no_checksums(self._checkpoint))
-        return self._check("checksum", findings, covered_by_checksums(self._scanned))
+        is_partial = any(one.span.crc32 is None for one in self._scanned)
+        return self._check("checksum", findings, covered_by_checksums(self._scanned), is_partial=is_partial)
 
     def _values(self) -> Check:
         tensors = [tensor for tensor in self._checkpoint.tensors if tensor.values is not None]
@@ -172,6 +177,7 @@ class Verifier:
         if not has_errors(self._checkpoint.findings):
             findings += hollow_findings(self._checkpoint, self._repeated_element())
         findings += loss_findings(self._checkpoint) if tensors else []
+        findings += weight_copy_findings(self._checkpoint)
         check = self._check("values", findings, unread or counted(len(tensors), "tensor"))
         if not tensors:
             unread = why_no_values(self._checkpoint)
@@ -255,8 +261,9 @@ class Verifier:
             self._advance,
             reads_objects=self._reads_objects,
         )
-        check = self._check("manifest", comparison.findings, comparison.compared)
-        if check.status is Status.PASSED and comparison.unproven:
+        is_partial = any(one.code == UNLISTED for one in comparison.findings)
+        check = self._check("manifest", comparison.findings, comparison.compared, is_partial=is_partial)
+        if check.status is not Status.FAILED and comparison.unproven:
             return Check("manifest", Status.SKIPPED, why_unproven(comparison.unproven))
         return check
 

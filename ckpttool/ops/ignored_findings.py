@@ -109,5 +109,7 @@ def _reassess(check: Check, own: Sequence[Finding], failing: Sequence[Severity])
         return replace(check, detail=detail, scope=scope)
     if check.name == "safety" and (parts := sum(finding.code == "not-scanned" for finding in own)):
         return Check(check.name, Status.SKIPPED, f"{counted(parts, 'part')} could not be searched")
-    status = Status.SKIPPED if any(finding.code == VALUES_NOT_READ for finding in own) else Status.PASSED
+    status = Status.PARTIAL if check.is_partial else Status.PASSED
+    if any(finding.code == VALUES_NOT_READ for finding in own):
+        status = Status.SKIPPED
     return Check(check.name, status, scope or f"{counted(ignored, 'finding')} ignored")

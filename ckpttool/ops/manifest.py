@@ -25,6 +25,8 @@ from ckpttool.ops.stored_sums import compare_sums, shown_digits, stored_checksum
 
 SUFFIX = ".sha256"
 DIGESTS_SUFFIX = ".digests.json"
+UNLISTED = "manifest-unlisted-file"
+"""The finding of a file that no manifest speaks of: they cover the others only."""
 SHARED = ("SHA256SUMS", "sha256sums.txt")
 """Names of manifests of a whole directory; what they say of other files is left alone."""
 
@@ -296,4 +298,4 @@ def _unlisted_files(checkpoint: Checkpoint, manifests: Sequence[Manifest]) -> It
         listed |= {fs.abspath(manifest.path), *manifest.digests}
     for entry in checkpoint.files:
         if fs.abspath(entry.path) not in listed:
-            yield warning("manifest-unlisted-file", "no manifest lists it", os.path.basename(entry.path))
+            yield warning(UNLISTED, "no manifest lists it", os.path.basename(entry.path))

@@ -7,19 +7,21 @@ checksum they don't have. What no checksum covers is kept, and counted as unprov
 from __future__ import annotations
 
 import os
+import re
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint, TrainingState
-from ckpttool.core.errors import DamagedCheckpoint, UsageError
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, UsageError
 from ckpttool.core.keywords import shows_keywords, with_keywords
 from ckpttool.core.losses import losses_allowed
 from ckpttool.core.report import Finding, Severity, counted
 from ckpttool.core.result import Result
-from ckpttool.core.tensor import Extent, Tensor
+from ckpttool.core.roles import role_below
+from ckpttool.core.tensor import Extent, Role, Span, Tensor
 from ckpttool.core.values import storages_of
 from ckpttool.formats import open_checkpoint
 from ckpttool.io import fs
@@ -32,14 +34,18 @@ from ckpttool.ops.convert import carry_out
 from ckpttool.ops.scan_findings import checksum_findings
 from ckpttool.weights.converting.tree_edits import edit_tree
 
+_RNG = re.compile(r"(^|[._])rng(_?states?)?([._]|$)|(^|[._])random_states?([._]|$)", re.IGNORECASE)
+"""Names of the states of random generators."""
+
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A tensor that could not be salvaged, and why."""
+    """A tensor that could not be salvaged, and why; its size in bytes is None if only its name is known."""
 
     name: str
     why: str
-    nbytes: int
+    nbytes: int | None
+    role: Role
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -55,6 +61,7 @@ class Salvaged(Result):
         unproven: How many are whole, and covered by no checksum.
         nbytes: Bytes of what was salvaged.
         names_all: Whether the source still tells of all tensors that it had; else more than ``lost`` may be.
+        roles: What the salvaged tensors serve.
     """
 
     source: str
@@ -65,6 +72,7 @@ class Salvaged(Result):
     nbytes: int
     damage: tuple[Finding, ...] = ()
     names_all: bool = True
+    roles: tuple[Role, ...] = ()
 
     @property
     def kept(self) -> int:
@@ -78,6 +86,11 @@ class Salvaged(Result):
             return f"{'all ' if self.names_all else ''}{counted(self.kept, 'tensor')}"
         least = "" if self.names_all else "at least "
         return f"{self.kept:,} of {least}{counted(self.kept + len(self.lost), 'tensor')}"
+
+    @property
+    def survival(self) -> str:
+        """Return what is saved of the weights, and what is lost of the optimizer and the rest."""
+        return _survival(self.roles, self.lost, names_all=self.names_all)
 
     @property
     def summary(self) -> str:
@@ -113,40 +126,106 @@ def salvage(
     with losses_allowed():
         opened = open_checkpoint(source)
     with opened as checkpoint:
-        sizes = _Sizes()
-        spans = [span for span in checkpoint.spans() if sizes.holds(span.extent)]
-        scanned = scan(spans, jobs=options.jobs or default_jobs(), values=False, advance=advance)
-        cover = _Cover(checkpoint, scanned)
-        reasons = {one.name: sizes.lack_of(one) or cover.damage_of(one) for one in checkpoint.tensors}
-        good = [one for one in checkpoint.tensors if reasons[one.name] is None]
-        if not good:
-            raise DamagedCheckpoint(checkpoint.path, "nothing of it is whole", code="damaged")
-        lost = [Loss(one.name, why, one.nbytes) for one in checkpoint.tensors if (why := reasons[one.name])]
+        found = _assess(checkpoint, options.jobs, advance)
         # A lost number may be the score or the step that the training state would tell.
-        has_numbers = all(reasons[one.name] is None for one in checkpoint.tensors if one.size == 1)
-        proven = sum(map(cover.proves, good))
-        sound = [one.span for one in scanned if not _is_damaged(one)]
+        kept = {one.name for one in found.good}
+        has_numbers = all(one.name in kept for one in checkpoint.tensors if one.size == 1)
         left = checkpoint.but(
-            tensors=tuple(good),
-            tree=lambda: _tree_of(checkpoint, good),
+            tensors=found.good,
+            tree=lambda: _tree_of(checkpoint, found.good),
             training=lambda: checkpoint.training if has_numbers else TrainingState(),
-            spans=lambda: iter(sound),
+            spans=lambda: iter(found.sound),
             findings=(),
             complete=True,
         )
         converted = carry_out(plan_conversion(left, os.fspath(target), options), advance=advance)
-        nbytes = sum(tensor.nbytes for tensor in good)
-        damage = tuple(one for one in checkpoint.findings if one.severity is Severity.ERROR)
         return Salvaged(
             checkpoint.path,
             converted,
-            tuple(lost),
-            proven,
-            len(good) - proven,
-            nbytes,
-            damage,
-            checkpoint.complete,
+            found.lost,
+            found.proven,
+            len(found.good) - found.proven,
+            sum(tensor.nbytes for tensor in found.good),
+            tuple(one for one in checkpoint.findings if one.severity is Severity.ERROR),
+            checkpoint.names_all,
+            tuple(one.role for one in found.good),
         )
+
+
+def salvageable(source: str | os.PathLike[str], jobs: int | None = None) -> str | None:
+    """Return in a few words what ``salvage`` would save of a damaged checkpoint; None if that is nothing.
+
+    All that is left of it is read.
+    """
+    try:
+        with losses_allowed():
+            opened = open_checkpoint(source)
+        with opened as checkpoint:
+            found = _assess(checkpoint, jobs, no_advance)
+            roles = tuple(one.role for one in found.good)
+            return _survival(roles, found.lost, names_all=checkpoint.names_all)
+    except CheckpointError:  # the verdict has told why it can't be read
+        return None
+
+
+class _Assessment(NamedTuple):
+    """What is whole: ``sound`` are the ranges that have their checksums, ``proven`` counts their tensors."""
+
+    good: tuple[Tensor, ...]
+    lost: tuple[Loss, ...]
+    proven: int
+    sound: tuple[Span, ...]
+
+
+def _assess(checkpoint: Checkpoint, jobs: int | None, advance: Advance) -> _Assessment:
+    """Return which tensors are whole, having read all of them.
+
+    Raises:
+        DamagedCheckpoint: None is, or what says which there are is damaged.
+    """
+    sizes = _Sizes()
+    spans = [span for span in checkpoint.spans() if sizes.holds(span.extent)]
+    scanned = scan(spans, jobs=jobs or default_jobs(), values=False, advance=advance)
+    cover, missing = _Cover(checkpoint, scanned), checkpoint.missing
+    reasons = {
+        one.name: missing.get(one.name) or sizes.lack_of(one) or cover.damage_of(one)
+        for one in checkpoint.tensors
+    }
+    good = tuple(one for one in checkpoint.tensors if reasons[one.name] is None)
+    if not good:
+        raise DamagedCheckpoint(checkpoint.path, "nothing of it is whole", code="damaged")
+    lost = [
+        Loss(one.name, why, one.nbytes, one.role) for one in checkpoint.tensors if (why := reasons[one.name])
+    ]
+    unread = [(name, why) for name, why in missing.items() if name not in reasons]
+    # Of tensors by their names alone, those around them tell what they served.
+    common = Counter(one.role for one in checkpoint.tensors).most_common(1)[0][0]
+    lost += [Loss(name, why, None, role_below((name,)) or common) for name, why in unread]
+    sound = tuple(one.span for one in scanned if not _is_damaged(one))
+    return _Assessment(good, tuple(lost), sum(map(cover.proves, good)), sound)
+
+
+def _survival(kept: Sequence[Role], lost: Sequence[Loss], *, names_all: bool) -> str:
+    """Return in words what is saved and what is lost, by what tensors serve."""
+    have, gone = Counter(kept), Counter(one.role for one in lost if not _RNG.search(one.name))
+    weights, total = have[Role.WEIGHTS], have[Role.WEIGHTS] + gone[Role.WEIGHTS]
+    least = "" if names_all else "at least "
+    saved = []
+    if total and weights == total:
+        saved = [f"{'all ' if names_all else ''}{counted(total, 'weight')} saved"]
+    elif total:
+        saved = [f"{weights:,} of {least}{counted(total, 'weight')} saved"]
+    elif have[Role.OPTIMIZER] or not gone:
+        saved = [f"{counted(len(kept), 'tensor')} saved"]
+    kinds = {Role.OPTIMIZER: "optimizer tensor", Role.TRAINING: "training value", Role.OTHER: "other tensor"}
+    losses = [
+        f"{gone[role]:,} of {counted(have[role] + gone[role], kind)}"
+        for role, kind in kinds.items()
+        if gone[role]
+    ]
+    losses += ["the RNG state"] if any(_RNG.search(one.name) for one in lost) else []
+    told = [f"lost {', '.join(losses[:-1])}{' and ' if losses[:-1] else ''}{losses[-1]}"] if losses else []
+    return "; ".join([*saved, *told])
 
 
 class _Sizes:

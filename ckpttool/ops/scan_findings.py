@@ -34,10 +34,18 @@ def special_findings(specials: Specials, tensor: Tensor) -> list[Finding]:
     findings = []
     if specials.nan:
         findings.append(error("nan", f"{specials.nan:,} of {tensor.size:,} values are NaN", tensor.name))
-    if specials.infinite:
+    if specials.infinite and not _is_start_value(tensor):
         message = f"{specials.infinite:,} of {tensor.size:,} values are infinite"
         findings.append(warning("infinity", message, tensor.name))
     return findings
+
+
+def _is_start_value(tensor: Tensor) -> bool:
+    """Tell whether a value is infinite on purpose: until Lightning has saved k, the k-th best is.
+
+    Source: Lightning-AI/pytorch-lightning ``callbacks/model_checkpoint.py`` (``kth_value``).
+    """
+    return tensor.size == 1 and tensor.path[0] == "callbacks" and tensor.path[-1] == "kth_value"
 
 
 def loss_findings(checkpoint: Checkpoint) -> list[Finding]:

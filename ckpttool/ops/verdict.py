@@ -31,9 +31,10 @@ OWED = (NOTHING_CHECKED, NOT_PREDICTED, COPY_UNPROVEN)
 
 
 class Status(str, enum.Enum):
-    """How a check went; skipped is not passed."""
+    """How a check went; skipped is not passed, and partial is passed for the part that was looked at."""
 
     PASSED = "passed"
+    PARTIAL = "partial"
     FAILED = "failed"
     SKIPPED = "skipped"
 
@@ -61,12 +62,14 @@ class Check:
     Attributes:
         detail: What was looked at, or why nothing was, or how many findings failed it.
         scope: What was looked at, if ``detail`` counts the findings in it.
+        is_partial: Whether that is not all: there are no checksums of the rest.
     """
 
     name: str
     status: Status
     detail: str
     scope: str | None = field(default=None, compare=False, repr=False)
+    is_partial: bool = field(default=False, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -123,6 +123,7 @@ def test_files_without_checksums_are_told(models: Path) -> None:
         path for path in (models / "module").rglob("*") if path.is_file() and path.parent.name != "variables"
     ]
     assert (checksum.detail or "").endswith(f"; {len(rest)} files carry none")
+    assert checksum.status.value == "partial"
 
 
 def test_without_its_variables(copy: Path) -> None:

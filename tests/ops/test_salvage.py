@@ -190,6 +190,32 @@ def test_a_missing_shard(tmp_path: Path) -> None:
     written = digests(tmp_path / "out.safetensors")
     assert written == {name: digest for name, digest in truth.items() if name not in names}
     assert any(gone.name in f"{one.where} {one.message}" for one in done.damage)
+    assert {one.name for one in done.lost} == names and done.names_all  # the index names them
+    assert f"{len(written)} of {len(truth)} tensors" in done.summary
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "proposed"),
+    [(100, None), (2000, "all 2 weights saved; lost 5 of 6 optimizer tensors")],
+)
+def test_verify_proposes_what_can_be_saved(
+    nbytes: int, proposed: str | None, tmp_path: Path, run: Run
+) -> None:
+    (tmp_path / "cut.pth").write_bytes(EPOCH.read_bytes()[:nbytes])
+    answer = run("verify", tmp_path / "cut.pth")
+    line = f"    → ckpttool salvage {tmp_path / 'cut.pth'} DST: {proposed}"
+    assert (line in answer.out.splitlines()) == (proposed is not None)
+    assert ("salvage" in answer.out) == (proposed is not None)
+
+
+def test_a_lost_random_state_has_its_name(tmp_path: Path) -> None:
+    net = torch.nn.Linear(4, 2)
+    torch.save({"model": net.state_dict(), "rng": torch.get_rng_state()}, tmp_path / "whole.pt")
+    data = bytearray((tmp_path / "whole.pt").read_bytes())
+    data[data.index(torch.get_rng_state().numpy().tobytes())] ^= 1
+    (tmp_path / "bad.pt").write_bytes(data)
+    done = salvage(tmp_path / "bad.pt", tmp_path / "out.pt")
+    assert done.survival == "all 2 weights saved; lost the RNG state"
 
 
 def test_arrays_of_numpy_s(tmp_path: Path) -> None:
@@ -239,6 +265,18 @@ def test_command_on_a_cut_file_of_keras_s(tmp_path: Path, run: Run) -> None:
     assert "  lost: maybe others, whose names are gone, too" in answer.out
     assert "  error truncated [model.weights.h5]: " in answer.out and " bytes, expected 34,128" in answer.out
     assert run("verify", cut).status == 1
+
+
+@pytest.mark.parametrize("name", ["config.json", "metadata.json"])
+def test_weights_of_keras_s_without_what_describes_them(name: str, tmp_path: Path) -> None:
+    whole = FILES / "keras" / "adam.keras"
+    data = bytearray(whole.read_bytes())
+    with zipfile.ZipFile(whole) as archive:
+        data[archive.getinfo(name).header_offset + 60] ^= 1
+    (tmp_path / "bad.keras").write_bytes(data)
+    done = salvage(tmp_path / "bad.keras", tmp_path / "out.safetensors")
+    assert set(digests(tmp_path / "out.safetensors").values()) <= set(digests(whole).values())
+    assert (done.kept, done.lost) == (31, ()) and name in {one.where for one in done.damage}
 
 
 def test_an_array_that_is_cut_has_its_name(tmp_path: Path) -> None:
@@ -320,8 +358,9 @@ def test_command(tmp_path: Path, run: Run) -> None:
     assert (answer.status, answer.err) == (1, "")
     lines = answer.out.splitlines()
     assert lines[0] == f"salvaged 3 of 8 tensors (92 B): {cut} → {target}, verified"
-    assert lines[1] == "  lost: 5"
-    assert lines[2].endswith(": its bytes are not in the file, which ends at byte 2,000")
+    assert lines[1] == "  all 2 weights saved; lost 5 of 6 optimizer tensors"
+    assert lines[2] == "  lost: 5"
+    assert lines[3].endswith(": its bytes are not in the file, which ends at byte 2,000")
     assert run("salvage", cut, target).status == 2  # it exists
     document = json.loads(run("salvage", "--json", "--force", cut, target).out)
     assert (document["proven"], document["unproven"], len(document["lost"])) == (3, 0, 5)

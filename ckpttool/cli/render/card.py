@@ -102,7 +102,8 @@ def _verdict(card: Card) -> str:
         return "no: only its structure was looked at"
     if not found.is_valid:
         return "it is damaged or incomplete"
-    passed = ", ".join(check.name for check in found.checks if check.status is Status.PASSED)
+    words = {Status.PASSED: "", Status.PARTIAL: " (partial)"}
+    passed = ", ".join(f"{one.name}{words[one.status]}" for one in found.checks if one.status in words)
     return f"valid: {passed}{_SAFETY[found.safety]}"
 
 

@@ -98,7 +98,7 @@ MAX_BYTES = 1_000_000
 """GitHub refuses a step's summary of more than 1 MiB as a whole."""
 MAX_FINDINGS = 20
 _LONGEST = 300
-_MARKS = {Status.PASSED: "✓", Status.FAILED: "✗", Status.SKIPPED: "–"}
+_MARKS = {Status.PASSED: "✓", Status.PARTIAL: "partial", Status.FAILED: "✗", Status.SKIPPED: "–"}
 # What can't begin or end anything in Markdown, HTML or GitHub's links; an underscore only inside a word.
 _UNFIT = re.compile(r"[^\w \-./,=+()…]|(?<![^\W_])_|_(?![^\W_])|(?<=www)\.", re.IGNORECASE)
 

@@ -326,7 +326,11 @@ def salvage_document(done: Salvaged) -> dict[str, Any]:
         "unproven": done.unproven,
         "names_all": done.names_all,
         "damage": [finding_document(one) for one in done.damage],
-        "lost": [{"name": one.name, "why": one.why, "bytes": one.nbytes} for one in done.lost],
+        "survival": done.survival,
+        "lost": [
+            {"name": one.name, "why": one.why, "bytes": one.nbytes, "role": one.role.value}
+            for one in done.lost
+        ],
     }
 
 

@@ -534,6 +534,8 @@ def salvage_text(done: Salvaged, *, colour: bool = False) -> str:
         proven = f"{done.proven:,} have their checksums; " if done.proven else ""
         lines.append(f"  {proven}no checksum covers the values of {counted(done.unproven, 'tensor')}")
     lines += [f"  {printable(note)}" for note in done.converted.notes]
+    if done.lost:
+        lines.append(f"  {styled(done.survival, Style.BOLD, colour)}")
     if done.lost or not done.names_all:
         amounts = [f"{len(done.lost):,}"] * bool(done.lost)
         amounts += ["maybe others, whose names are gone, too"] * (not done.names_all)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ckpttool.cli.render.numbers import file_size
@@ -39,6 +39,7 @@ _MOST_FINDINGS = 40
 _BRIEFED = ("values", "checksum", "manifest", "copy", "structure", "safety")
 """Of which checks a line says what they saw, and in which order."""
 _SKIPPED = {"checksum": "no checksums", "manifest": ""}
+_PARTIAL = {"checksum": "partial checksums"}
 _MARK_WIDTH, _BRIEF_WIDTH, _SHORTEST_PATH = 11, 18, 16
 """Columns of the mark and its word, of what a line says in brief, and of a path at least."""
 _MOST_ALIKE = 4
@@ -81,6 +82,7 @@ class VerifyStyle:
         read_in_full: How many were read in full, if the others were left out of a sample.
         unread: How many files and directories look like models and are not read.
         fails_unread: Whether these fail.
+        salvageable: What ``salvage`` would save of those that are damaged, by path.
     """
 
     width: int | None = None
@@ -92,6 +94,7 @@ class VerifyStyle:
     read_in_full: int | None = None
     unread: int = 0
     fails_unread: bool = False
+    salvageable: Mapping[str, str] = field(default_factory=dict)
 
 
 def verify_text(verifications: Sequence[Verification], style: VerifyStyle) -> str:
@@ -146,7 +149,11 @@ def _in_brief(verification: Verification) -> str:
     if failed or not verification.is_fine:
         return ", ".join(failed) or "not checked as asked"
     if any(check.detail == NOT_ASKED_FOR for check in verification.checks):
-        done = [check.name for check in verification.checks if check.status is Status.PASSED]
+        done = [
+            check.name if check.status is Status.PASSED else _looked_at(check)
+            for check in verification.checks
+            if check.status in (Status.PASSED, Status.PARTIAL)
+        ]
         return f"only {' and '.join(filter(None, (', '.join(done[:-1]), *done[-1:])))}"
     if is_sampled_out(verification):
         return f"{SAMPLED_OUT}: only structure and safety"
@@ -160,8 +167,8 @@ def _looked_at(check: Check) -> str:
     """Return in a few words what a check that passed has seen, or that it has seen nothing."""
     if check.status is Status.SKIPPED:
         return _SKIPPED.get(check.name, f"{check.name} not checked")
-    if check.name == "checksum":
-        return "partial checksums" if ";" in check.detail else ""
+    if check.status is Status.PARTIAL:
+        return _PARTIAL.get(check.name, f"partial {check.name}")
     return {"values": check.detail, "manifest": "manifest ok", COPY: "copy ok"}.get(check.name, "")
 
 
@@ -185,6 +192,10 @@ def _remedy_lines(verification: Verification, style: VerifyStyle, explained: set
     new = [code for code in dict.fromkeys(codes) if code not in explained]
     explained.update(new)
     told = [f"{remedy} (ckpttool explain {code})" for code in new if (remedy := remedy_of(code)) is not None]
+    if verification.path in style.salvageable:
+        told.append(
+            f"ckpttool salvage {printable(verification.path)} DST: {style.salvageable[verification.path]}"
+        )
     lines = [line for text in told for line in hanging_lines("    → ", text, style.width, 6)]
     return [styled(line, Style.DIM, style.colour) for line in lines]
 

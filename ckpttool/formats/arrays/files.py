@@ -29,7 +29,7 @@ from ckpttool.io.npy import MAGIC, ArrayHeader, itemsize, read_npy_header
 from ckpttool.io.pickle_nodes import Payload
 from ckpttool.io.pickle_safety import read_pickles
 from ckpttool.io.zip_headers import for_zipfile
-from ckpttool.io.zip_reader import EMPTY_MAGIC, STORED, Archive, Member
+from ckpttool.io.zip_reader import EMPTY_MAGIC, STORED, Archive, Member, Rescue
 
 _SUFFIX = ".npy"
 _KINDS = {"f": "float", "i": "int", "u": "uint", "c": "complex"}
@@ -270,11 +270,13 @@ class Npz(Format):
             names = [probe.first_record]
         if not names:  # no arrays at all: its name is the only sign
             return probe.head.startswith(EMPTY_MAGIC) and probe.name.endswith(".npz")
-        return all(name.endswith(_SUFFIX) or name == ENTRY for name in names)
+        are_arrays = [name.endswith(_SUFFIX) or name == ENTRY for name in names]
+        # Of what is rescued, a name may be damaged.
+        return all(are_arrays) or (probe.is_rescued_zip and sum(are_arrays) > len(names) / 2)
 
     def open(self, probe: Probe) -> Checkpoint:
         archive, arrays = probe.archive, _Arrays(probe.path)
-        members = archive.members
+        members = archive.members if archive.rescue is None else _rescued_arrays(archive.rescue)
         if len({member.name for member in members}) < len(members):
             raise DamagedCheckpoint(probe.path, "two records with one name", code="zip-duplicate")
         arrays.findings += for_zipfile(archive.findings)
@@ -302,7 +304,20 @@ class Npz(Format):
             safety=tuple(arrays.safety),
         )
         # Of a zip without its directory nobody knows which records it had.
-        return apply_sidecar_record(checkpoint.but(complete=not archive.is_cut), archive, entry)
+        missing = {name.removesuffix(_SUFFIX): one.why for name, one in archive.lost.items() if name != ENTRY}
+        checkpoint = checkpoint.but(
+            complete=not archive.is_cut, names_all=not archive.is_cut, missing=missing
+        )
+        return apply_sidecar_record(checkpoint, archive, entry)
+
+
+def _rescued_arrays(rescue: Rescue) -> tuple[Member, ...]:
+    """Return what was rescued, by the names that arrays have where one of two is damaged."""
+    arrays = {one.name: name for name, one in rescue.aliases.items() if name.endswith(_SUFFIX)}
+    return tuple(
+        one if one.name.endswith(_SUFFIX) else one._replace(name=arrays.get(one.name, one.name))
+        for one in rescue.members
+    )
 
 
 def safety_of(archive: Archive) -> list[Finding]:

@@ -110,16 +110,13 @@ class Model(Opening):
         return kinds_by_group(self.metadata.get("model_config"), groups, tensors)
 
     def _text(self, name: str) -> bytes:
-        member = self._by_name[name]
+        member = self.archive.require(self._by_name.get(name), name)
         if member.size > MAX_CONFIG:
             found = f"a record of {member.size:,} bytes"
             raise LimitExceeded(self._probe.path, found, expected=f"at most {MAX_CONFIG:,}", where=name)
         return self.archive.content(member).read(self.archive.offset(member), member.size, name)
 
     def _read_metadata(self) -> None:
-        if METADATA not in self._by_name:
-            self.fault("part-missing", "there is no such record", METADATA)
-            return
         try:
             self.metadata.update(read_config(self._probe.path, self._text(METADATA), "metadata"))
         except CheckpointError as failure:

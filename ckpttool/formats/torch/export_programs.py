@@ -303,7 +303,8 @@ class _OldProgramArchive(_ProgramArchive):
                     role = Role.OTHER if prefix else Role.WEIGHTS
                     tensor_names.add(str(path[0]) if path else "")
                     self.tensors.append((prefix + path, replace(parts, role=role)))
-        self._read_graph("model", members[self._program], tensor_names)
+        program = self._archive.require(members.get(self._program), self._program)
+        self._read_graph("model", program, tensor_names)
         known = {
             self._program,
             "version",

@@ -94,8 +94,8 @@ class _Agent:
 
     @property
     def version(self) -> str | None:
-        member = self._members[VERSION]
-        text = self._archive.read(member) if member.size <= _MAX_VERSION else b""
+        member = self._members.get(VERSION)
+        text = self._archive.read(member) if member and member.size <= _MAX_VERSION else b""
         return text.decode("ascii", "replace").strip() or None
 
     def _open_tensors(self, probe: Probe, stem: str, member: Member) -> None:
@@ -111,7 +111,7 @@ class _Agent:
 
     def _read_settings(self) -> dict[str, Any]:
         """Return the settings, pickled ones by their type; these are judged."""
-        data = self._archive.read(self._members[SETTINGS])
+        data = self._archive.read(self._archive.require(self._members.get(SETTINGS), SETTINGS))
         settings = parse_json(self._path, data, "config", constants=True)
         if not isinstance(settings, dict):
             raise DamagedCheckpoint(self._path, "no JSON object", where=SETTINGS, code="config-not-json")

@@ -5,6 +5,8 @@ Source: PyTorch ``torch/serialization.py``, ``caffe2/serialize/inline_container.
 
 from __future__ import annotations
 
+import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -15,7 +17,7 @@ from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.core.losses import are_losses_allowed
 from ckpttool.core.readable import Buffer, reader_from
 from ckpttool.core.report import Finding, counted, error, warning
-from ckpttool.core.tensor import Extent, Span
+from ckpttool.core.tensor import Extent, Span, Tensor
 from ckpttool.formats.content.assembly import assemble, tree_of
 from ckpttool.formats.content.flattening import TensorParts, flatten
 from ckpttool.formats.content.plain_data import describe_member
@@ -73,6 +75,7 @@ class PytorchZip(Format):
             records=records.unknown(lambda name: name in ("data.pkl", ENTRY) or storages.holds(name)),
             tree=tree_of(root, objects.leaf, probe.path, torch_node),
         )
+        checkpoint = checkpoint.but(missing=storages.why_lost(checkpoint.tensors))
         return apply_sidecar_record(checkpoint, probe.archive, records.by_name.get(ENTRY))
 
 
@@ -92,16 +95,23 @@ class Records:
 
     def _index(self) -> None:
         path, archive = self.path, self.archive
-        roots = {member.name.partition("/")[0] for member in archive.members}
+        roots = Counter(member.name.partition("/")[0] for member in archive.members)
+        self.lost = {name.partition("/")[2].casefold(): one for name, one in archive.lost.items()}
         self._findings: list[Finding] = list(archive.findings)
-        if len(roots) != 1:
+        if len(roots) != 1 and archive.rescue is None:
             found = f"{len(roots)} root directories"
             raise DamagedCheckpoint(
                 path, found, expected="one", where=", ".join(sorted(roots)[:4]), code="zip-roots"
             )
+        self.root = root = roots.most_common(1)[0][0] if roots else ""
         for member in archive.members:
-            name = member.name.partition("/")[2]
+            prefix, _, name = member.name.partition("/")
             folded = name.casefold()
+            if prefix != root:  # its name is damaged
+                self._findings.append(
+                    error("zip-roots", f"a record outside of {root}; left out", member.name)
+                )
+                continue
             if folded in self.by_name:
                 raise DamagedCheckpoint(
                     path, "two records with one name", where=member.name, code="zip-duplicate"
@@ -109,6 +119,8 @@ class Records:
             if folded != name and (folded.startswith("data/") or folded == "data.pkl"):
                 self._findings.append(warning("zip-case", "a record's name in unusual case", member.name))
             self.by_name[folded] = member
+        for other, member in (archive.rescue.aliases if archive.rescue else {}).items():
+            self.by_name.setdefault(other.partition("/")[2].casefold(), member)
 
     def text(self, name: str) -> str | None:
         """Return the text of a small record, or None where there is none."""
@@ -124,6 +136,9 @@ class Records:
     def byteorder(self) -> Literal["little", "big"]:
         """Return the byte order of the storages."""
         order = self.text("byteorder")
+        if "byteorder" in self.lost:  # the checksum of what it said is left
+            stated = self.lost["byteorder"].crc32
+            order = next((one for one in ("little", "big") if zlib.crc32(one.encode()) == stated), None)
         if order in (None, "little"):
             return "little"
         if order == "big":
@@ -135,6 +150,9 @@ class Records:
     def judged_pickle(self, name: str) -> PickleSequence:
         """Interpret a pickle record."""
         member = self.by_name.get(name)
+        if member is None and name in self.lost:
+            why = f"{self.lost[name].why}: what says which tensors there are can't be trusted"
+            raise DamagedCheckpoint(self.path, why, where=name, code="checksum-mismatch")
         if member is None:
             raise DamagedCheckpoint(self.path, f"no {name}", where="zip directory")
         start = self.archive.offset(member)
@@ -211,7 +229,12 @@ class Records:
     def findings(self) -> Iterator[Finding]:
         """Yield what is wrong with the archive as a whole."""
         yield from self._findings
+        for name, record in self.lost.items():
+            if not name.startswith("data/"):  # what it held of tensors is told by the tensors
+                yield error("checksum-mismatch", record.why, name)
         version = self.text("version") or self.text(".data/version")
+        if version is None and not self.lost.keys().isdisjoint(("version", ".data/version")):
+            return
         if version is None:
             yield warning("torch-version", "no version record")
         elif not version.isdigit() or int(version[:4]) not in VERSIONS:
@@ -275,6 +298,7 @@ class StorageRecords:
         self._byteorder = records.byteorder
         self._used: dict[str, Storage] = {}
         self._names: set[str] = set()  # of their records
+        self._why_lost: dict[Extent, str] = {}
 
     def __call__(self, persistent_id: Any) -> Storage:
         """Return the storage."""
@@ -285,7 +309,7 @@ class StorageRecords:
         if storage is None:
             member = self._records.by_name.get(where.casefold())
             if member is None and are_losses_allowed():
-                return self._lost(key, dtype, count)
+                return self._lost(key, dtype, count, where)
             if member is None:
                 found = "a tensor's record is missing"
                 raise DamagedCheckpoint(path, found, where=where, code="storage-missing")
@@ -296,17 +320,29 @@ class StorageRecords:
             self._used[key] = storage
             self._names.add(where.casefold())
         expected = count * (1 if dtype is None else dtype.itemsize)
+        if expected != storage.nbytes and are_losses_allowed():
+            return self._lost(key, dtype, count, where)
         if expected != storage.nbytes:
             found = f"a record of {storage.nbytes:,} bytes"
             raise DamagedCheckpoint(path, found, expected=f"{expected:,}", where=where, code="storage-size")
         return storage
 
-    def _lost(self, key: str, dtype: DType | None, count: int) -> Storage:
+    def _lost(self, key: str, dtype: DType | None, count: int, where: str) -> Storage:
         """Return a storage whose record is missing: it lies beyond the end of the file."""
         path, nbytes = self._records.path, count * (1 if dtype is None else dtype.itemsize)
         extent = Extent(path, self._records.archive.source.size + 1 + len(self._used), nbytes)
+        if (record := self._records.lost.get(where.casefold())) is not None:
+            self._why_lost[extent] = f"{self._records.root}/{where}: {record.why}"
         self._used[key] = Storage(key, dtype, nbytes, Buffer(path, b""), 0, extent, self._byteorder)
         return self._used[key]
+
+    def why_lost(self, tensors: Iterable[Tensor]) -> dict[str, str]:
+        """Return why the records of tensors are lost, by the tensors' names."""
+        return {
+            tensor.name: why
+            for tensor in tensors
+            if tensor.storage is not None and (why := self._why_lost.get(tensor.storage))
+        }
 
     def holds(self, name: str) -> bool:
         """Tell whether a record, by its name in small letters, is a storage that is used."""
