@@ -12,7 +12,7 @@ from typing import Any
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Buffer, Readable, reader_from
-from ckpttool.core.report import Finding, Severity, error, warning
+from ckpttool.core.report import Finding, error, warning
 from ckpttool.core.tensor import Extent, Span
 from ckpttool.formats.arrays.objects import array_as_tensor
 from ckpttool.formats.content.assembly import assemble, tree_of
@@ -23,9 +23,8 @@ from ckpttool.formats.torch.legacy import Pickles, read_legacy
 from ckpttool.formats.torch.objects import Storage, TorchObjects
 from ckpttool.formats.torch.tree_nodes import torch_node
 from ckpttool.io.compressed import Compression, Decompressed, compression_of
-from ckpttool.io.interpreter import Interpreter
 from ckpttool.io.pickle_nodes import Call, Payload, Persistent, nodes, references
-from ckpttool.io.pickle_safety import attach_safety, judge, read_pickles, run
+from ckpttool.io.pickle_safety import attach_safety, read_joblib
 
 MAX_INNER = 1 << 28
 """The most bytes of one storage that lies inside a pickle as text."""
@@ -35,14 +34,11 @@ def open_plain(probe: Probe, name: str) -> Checkpoint:
     """Return the checkpoint of a file; ``name`` is its format's."""
     compression = compression_of(probe.head)
     source: Readable = probe.source if compression is None else Decompressed(probe.source, compression)
-    judgement = read_pickles(source, 0, source.size)
+    judgement = read_joblib(source)
     roots = [pickle.root for pickle in judgement.pickles]
     root = roots[0] if len(roots) == 1 else roots
     is_joblib = compression is not None or any(pickle.arrays for pickle in judgement.pickles)
-    safety = judgement.safety
-    if any(pickle.unpadded for pickle in judgement.pickles):
-        safety = tuple(dict.fromkeys((*safety, *_read_without_arrays(source))))
-    objects = _PickleObjects(source, safety)
+    objects = _PickleObjects(source, judgement.safety)
     with attach_safety(objects.safety):
         flat = flatten(root, objects.leaf, probe.path)
     functions = {str(node.function) for node in nodes(root) if isinstance(node, Call)}
@@ -78,17 +74,6 @@ def open_plain(probe: Probe, name: str) -> Checkpoint:
 
 def _variant(compression: Compression | None) -> str:
     return "joblib" if compression is None else f"joblib {compression.name}"
-
-
-def _read_without_arrays(source: Readable) -> Iterator[Finding]:
-    """Yield what ``pickle`` could run, which takes the bytes of joblib's arrays for opcodes.
-
-    Padding, which joblib writes since 1.2, begins with a byte that is none.
-    """
-    try:
-        yield from judge(run(Interpreter(source, 0, source.size, has_arrays=False)))
-    except DamagedCheckpoint as failure:
-        yield from (finding for finding in failure.safety if finding.severity is Severity.ERROR)
 
 
 def _spans(source: Readable, flat: Flat[TensorParts]) -> Iterator[Span]:

@@ -66,6 +66,8 @@ _WINDOW, _LINE = 1 << 20, 1 << 14
 _LONGEST_FIXED = 16  # no opcode has more bytes of fixed-size arguments
 _COSTS: dict[type, int] = {set: 4 * ENTRY, Call: 4 * ENTRY, Mapped: 2 * ENTRY}
 _MOST_MISUSE = 100
+_ALIGNMENT = 16
+"""Of joblib's arrays, in bytes. Padding begins with its length, which is no opcode: ``pickle`` ends there."""
 _MAX_COLLISIONS = 1000
 _MAX_KEY_PARTS = 1000
 _SLOW_KEYS = frozenset({"decimal", "fraction", "version"})
@@ -259,7 +261,7 @@ class Interpreter(PickleStream):
         where: str | None = None,
         budget: PickleBudget | None = None,
         *,
-        has_arrays: bool = True,
+        has_arrays: bool = False,
     ) -> None:
         """Prepare to read a pickle that starts at ``offset`` and lies before ``end``, in bytes.
 
@@ -554,23 +556,24 @@ class Interpreter(PickleStream):
         size = itemsize(dtype) if isinstance(dtype, Call) else None
         is_laid_out = isinstance(shape, tuple) and is_shape(shape) and min(shape, default=0) >= 0
         if not is_laid_out or order not in ("C", "F") or not isinstance(dtype, Call) or size is None:
-            raise self.damage("an array of joblib without a shape, an order or a type that is known")
+            raise self.damage("a malformed joblib array: unknown shape, order or dtype")
         self.leave_frame()
         self.pickle.arrays += 1
         if dtype.kind == "object-dtype":
-            inner = Interpreter(
-                self.source, self.position, self.end, self.where, self.budget, has_arrays=False
-            )
+            inner = Interpreter(self.source, self.position, self.end, self.where, self.budget)
             try:
                 root = inner.run().root
             finally:
                 self.pickle.add(inner.pickle)
             self.skip(inner.pickle.end - self.position)
             return root
-        if padding is None:
-            self.pickle.unpadded += 1
-        else:
-            self.skip(self.take(1)[0])
+        if padding is not None:  # since joblib 1.2
+            count = self.take(1)[0]
+            if padding != _ALIGNMENT or not 1 <= count <= _ALIGNMENT:
+                raise self.damage(
+                    f"a malformed joblib array: {count} bytes of padding, not 1 to {_ALIGNMENT}"
+                )
+            self.skip(count)
         nbytes = size * math.prod(shape or ())
         elements = Payload(self.source, self.skip(nbytes), nbytes, "bytes")
         array = Call(

@@ -161,7 +161,7 @@ class Pickle:
         misuse: What no honest pickle does, as (offset, sentence).
         protocol: The highest protocol that it declares.
         calls: How many calls it makes.
-        arrays: How many arrays of joblib lie in it; ``unpadded`` are those whose bytes follow at once.
+        arrays: How many arrays of joblib lie in it.
     """
 
     root: object = None
@@ -174,7 +174,6 @@ class Pickle:
     protocol: int = 0
     calls: int = 0
     arrays: int = 0
-    unpadded: int = 0
 
     def add(self, inner: Pickle) -> None:
         """Take over what was seen in a pickle that lies in this one."""

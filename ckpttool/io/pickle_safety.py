@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, islice, pairwise
 from typing import NamedTuple
 
@@ -50,8 +50,10 @@ class PickleSequence(NamedTuple):
     trailing: int = 0
 
 
-def read_pickles(source: Readable, offset: int, end: int, where: str | None = None) -> PickleSequence:
-    """Interpret all pickles between two offsets, in bytes.
+def read_pickles(
+    source: Readable, offset: int, end: int, where: str | None = None, *, has_arrays: bool = False
+) -> PickleSequence:
+    """Interpret all pickles between two offsets, in bytes; ``has_arrays`` as ``Interpreter`` has it.
 
     An error is raised if the first is not a whole pickle, or one asks for more than the budgets allow; its
     ``safety`` has what was seen before and behind.
@@ -65,7 +67,7 @@ def read_pickles(source: Readable, offset: int, end: int, where: str | None = No
             if len(pickles) == MAX_PICKLES:
                 found = f"more than {MAX_PICKLES:,} pickles one behind the other"
                 raise LimitExceeded(source.path, found, where=where)
-            pickle = run(Interpreter(source, at, end, where, budget))
+            pickle = run(Interpreter(source, at, end, where, budget, has_arrays=has_arrays))
         except DamagedCheckpoint as failure:
             safety |= dict.fromkeys(failure.safety)
             if not pickles or isinstance(failure, LimitExceeded):
@@ -76,6 +78,32 @@ def read_pickles(source: Readable, offset: int, end: int, where: str | None = No
         pickles.append(pickle)
         at = pickle.end
     return PickleSequence(tuple(pickles), tuple(safety), end - at)
+
+
+def read_joblib(source: Readable) -> PickleSequence:
+    """Interpret the pickles of a file as ``joblib.load`` does; errors are those of ``read_pickles``.
+
+    It is judged as ``pickle.load`` reads it, too, which takes the bytes of arrays for opcodes.
+    """
+    try:
+        read = read_pickles(source, 0, source.size, has_arrays=True)
+    except DamagedCheckpoint as failure:
+        failure.safety = tuple(dict.fromkeys((*failure.safety, *_safety_without_arrays(source, 0))))
+        raise
+    begins = (0, *(pickle.end for pickle in read.pickles))
+    begin = next(
+        (at for at, pickle in zip(begins, read.pickles, strict=False) if pickle.arrays), begins[-1]
+    )  # up to there both read the same
+    safety = _safety_without_arrays(source, begin) if begin < source.size else ()
+    return read._replace(safety=tuple(dict.fromkeys((*read.safety, *safety))))
+
+
+def _safety_without_arrays(source: Readable, begin: int) -> tuple[Finding, ...]:
+    """Judge what ``pickle.load`` comes to, which ends where padding of joblib's begins."""
+    interpreter = Interpreter(source, begin, source.size)
+    with suppress(DamagedCheckpoint):
+        interpreter.run()
+    return judge(interpreter.pickle)
 
 
 def run(interpreter: Interpreter) -> Pickle:
