@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import inspect
+from ckpttool import inspect, verify
 from ckpttool.formats.savedmodel.computation import BodyWires, function_digests
 from ckpttool.formats.savedmodel.graph import read_model
 from ckpttool.formats.savedmodel.walk import message_in
@@ -53,3 +53,24 @@ def test_functions_are_told_apart_by_what_they_call_at_any_depth() -> None:
 def test_functions_that_call_each_other_end() -> None:
     assert len(function_digests({"a": (b"1", ["b", "a"]), "b": (b"2", ["a"])})) == 2
     assert function_digests({}) == {}
+
+
+WRITES = pb.node("w", "WriteFile")
+ALIAS = pb.part(1, pb.part(8, pb.part(1, "f") + pb.part(2, "other")))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pb.meta_graph(pb.graph(WRITES + b"\x15NoOp")),
+        pb.meta_graph(pb.graph(WRITES + b"\x10\x05")),
+        pb.meta_graph(pb.graph(functions=(pb.function("", WRITES),))),
+        pb.meta_graph(pb.graph(functions=(pb.function("f", WRITES),)), ALIAS),
+    ],
+    ids=["another op of four bytes", "another op that is a number", "a function without a name", "an alias"],
+)
+def test_what_tensorflow_runs_is_unsafe_however_it_is_hidden(content: bytes, tmp_path: Path) -> None:
+    """Protocol Buffers skips a field of another wire type; objects and options can ask for a function."""
+    assert verify(pb.written(tmp_path / "model", pb.model(content))).safety.value == "unsafe"
+    alone = pb.meta_graph(pb.graph(functions=(pb.function("f", WRITES),)))
+    assert verify(pb.written(tmp_path / "alone", pb.model(alone))).safety.value != "unsafe"

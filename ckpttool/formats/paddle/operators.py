@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ckpttool.core.readable import Readable
 from ckpttool.core.tensor import Role, Tensor
-from ckpttool.io.protobuf import BYTES, Field, fields
+from ckpttool.io.protobuf import BYTES, VARINT, Field, fields
 
 Kinds = Mapping[str, str]
 
@@ -156,11 +156,11 @@ class _OperatorReader:
             elif field.number == 4:
                 name, text, flag = "", "", False
                 for inner in self._fields(field.data):
-                    if inner.number == 1:
+                    if (inner.number, inner.kind) == (1, BYTES):
                         name = inner.text
-                    elif inner.number == 5:
+                    elif (inner.number, inner.kind) == (5, BYTES):
                         text = inner.text
-                    elif inner.number == 10:
+                    elif (inner.number, inner.kind) == (10, VARINT):
                         flag = bool(inner.integer)
                 mode = text if name == "mode" else mode
                 is_transposing |= flag and name in _TRANSPOSING

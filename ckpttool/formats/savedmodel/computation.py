@@ -166,7 +166,7 @@ class Attribute(NamedTuple):
 
 def attribute_of(message: Message, functions: Iterable[str], unread: UnreadConstants) -> Attribute:
     """Return an attribute, an entry of a map."""
-    parts = [(number, part) for number, _, part in message.fields()]
+    parts = list(message.parts())
     last = dict(parts)
     key = last[1].data(MAX_NAME) if 1 in last else b""
     is_value = 1 in last and last[1].nbytes == len(_VALUE) and last[1].data(MAX_NAME) == _VALUE

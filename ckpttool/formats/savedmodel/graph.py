@@ -70,6 +70,8 @@ _INIT_COLLECTIONS = frozenset({"saved_model_main_op", "legacy_init_op"})
 _REPEATED, _REPEATED_BYTES = 1 << 14, 256
 """How many attributes are remembered, and of how many bytes, so that their likes need not be taken apart."""
 _UNNAMED = "without a name"
+_ALIASES = 8
+"""The field of functions that ``LoadOptions`` can ask for under other names."""
 _EXCHANGED = b"api_implements"
 """The attribute of functions of which Grappler calls one in place of another."""
 
@@ -168,9 +170,9 @@ def read_model(message: Message) -> SavedModel:
     """Return what a SavedModel message says."""
     model = SavedModel()
     for number, value, part in message.fields():
-        if number == 1:
+        if number == 1 and value is not None:
             model.schema = value
-        elif number == 2:
+        elif number == 2 and part is not None:
             if len(model.graphs) == MAX_GRAPHS:
                 found = f"more than {MAX_GRAPHS:,} meta graphs"
                 raise LimitExceeded(message.window.source.path, found, expected="fewer")
@@ -180,7 +182,7 @@ def read_model(message: Message) -> SavedModel:
 
 def _meta_graph(message: Message) -> MetaGraph:
     graph = MetaGraph()
-    for number, _, part in message.fields():
+    for number, part in message.parts():
         if number in _PARTS:
             _PARTS[number](graph, part)
     graph.attributes.clear()
@@ -246,11 +248,13 @@ def _add_saver(graph: MetaGraph, message: Message) -> None:
 
 
 def _add_meta_info(graph: MetaGraph, message: Message) -> None:
-    for number, _, part in message.fields():
+    for number, part in message.parts():
         if number == 4:
             graph.tags.append(part.stable_text())
         elif number == 5:
             graph.version = part.stable_text() or None
+        elif number == _ALIASES:
+            graph.saver.offered.add(signature_entry(part)[0])
 
 
 def _add_collection(graph: MetaGraph, entry: Message) -> None:
@@ -263,7 +267,7 @@ def _add_collection(graph: MetaGraph, entry: Message) -> None:
             graph.initial.append(node)
     elif name in _VARIABLES:
         for variable in _nested_messages(entry, 2, 2, 1):
-            for number, _, part in variable.fields():
+            for number, part in variable.parts():
                 if number == 2:
                     graph.saver.initialize(part.text())
     elif name == _ASSETS:
@@ -272,15 +276,15 @@ def _add_collection(graph: MetaGraph, entry: Message) -> None:
 
 def _nested_messages(message: Message, *numbers: int) -> Iterator[Message]:
     """Yield the messages under some fields, each inside the one before."""
-    for number, _, part in message.fields():
+    for number, part in message.parts():
         if number == numbers[0]:
             yield from _nested_messages(part, *numbers[1:]) if numbers[1:] else (part,)
 
 
 def _add_asset(graph: MetaGraph, message: Message) -> None:
-    parts = {number: part for number, _, part in message.fields()}
+    parts = {number: part for number, part in message.parts()}
     graph.assets.append(parts[2].stable_text() if 2 in parts else "")
-    names = [part.stable_text() for number, _, part in parts[1].fields() if number == 1] if 1 in parts else []
+    names = [part.stable_text() for number, part in parts[1].parts() if number == 1] if 1 in parts else []
     if names:
         graph.fed[names[-1]] = graph.assets[-1]
 
@@ -290,7 +294,7 @@ def _add_asset(graph: MetaGraph, message: Message) -> None:
 
 def _add_graph_def(graph: MetaGraph, message: Message) -> None:
     body, links = graph_body(message), BodyLinks(message, 1)
-    for number, _, part in message.fields():
+    for number, part in message.parts():
         if number == 1:
             graph.nodes += 1
             _add_node(graph, part, "", body, links, graph.wires)
@@ -301,12 +305,12 @@ def _add_graph_def(graph: MetaGraph, message: Message) -> None:
 
 
 def _add_library(graph: MetaGraph, message: Message) -> None:
-    for number, _, part in message.fields():
+    for number, part in message.parts():
         if number == 1:
             _add_function(graph, part)
         elif number in (2, 3):  # gradients, which name the function of one
             gradient = {2: 2, 3: 1}[number]
-            called = {text.stable_text() for at, _, text in part.fields() if at == gradient}
+            called = {text.stable_text() for at, text in part.parts() if at == gradient}
             graph.saver.offered |= called
             graph.opaque |= called
 
@@ -315,23 +319,23 @@ def _add_function(graph: MetaGraph, message: Message) -> None:
     """Add a function; its name comes first where TensorFlow writes it, and anywhere in a hostile file."""
     name, nodes, is_exchanged = "", [], False
     body, links, wires = function_body(message), BodyLinks(message, 3), BodyWires()
-    for number, _, part in message.fields():
+    for number, part in message.parts():
         if number == 1:
             name = _function_name(graph, part, name)
             _add_arguments(part, links, wires)
         elif number == 4:
-            texts = {at: text.text() for at, _, text in part.fields() if at in (1, 2)}
+            texts = {at: text.text() for at, text in part.parts() if at in (1, 2)}
             result, reference = texts.get(1, ""), texts.get(2, "")
             links.take(reference)
             wires.results[result] = reference
-        elif number == 5 and _EXCHANGED in (
-            entry.data(MAX_NAME) for at, _, entry in part.fields() if at == 1
-        ):
+        elif number == 5 and _EXCHANGED in (entry.data(MAX_NAME) for at, entry in part.parts() if at == 1):
             is_exchanged = True
         elif number == 3 and name:
             _add_node(graph, part, name, body, links, wires)
         elif number == 3:
             nodes.append(part)
+    if not name:  # objects can name it all the same
+        graph.saver.offered.add(_UNNAMED)
     for part in nodes:
         _add_node(graph, part, name or _UNNAMED, body, links, wires)
     if is_exchanged or name in graph.bodies:
@@ -343,8 +347,8 @@ def _add_function(graph: MetaGraph, message: Message) -> None:
 
 def _add_arguments(signature: Message, links: BodyLinks, wires: BodyWires) -> None:
     """Add what a function takes, and the order of what it gives."""
-    for number, _, argument in signature.fields():
-        for inner, _, text in argument.fields() if number in (2, 3) else ():
+    for number, argument in signature.parts():
+        for inner, text in argument.parts() if number in (2, 3) else ():
             if inner == 1 and number == 2:
                 links.node(text.text(), "")
                 wires.argument(text.text())
@@ -354,7 +358,7 @@ def _add_arguments(signature: Message, links: BodyLinks, wires: BodyWires) -> No
 
 def _function_name(graph: MetaGraph, signature: Message, before: str) -> str:
     """Return what a function is called; of several names, which only hostile files have, the last."""
-    names = [part.stable_text() for number, _, part in signature.fields() if number == 1]
+    names = [part.stable_text() for number, part in signature.parts() if number == 1]
     name = names[-1] if names else before
     if name in graph.functions or (before or name) != name or len(names) > 1:
         graph.saver.offered.update((before, *names))
@@ -412,7 +416,7 @@ def _node_fields(graph: MetaGraph, message: Message) -> tuple[str, str, list[str
             attributes.append(_remembered_attribute(graph, message, start, data))
         elif number < 3:
             texts[number] = data.decode("utf-8", "backslashreplace")
-    for number, _, part in message.fields() if parts is None else ():
+    for number, part in message.parts() if parts is None else ():
         if number == 3:
             inputs.append(part.text())
         elif number == 5:
@@ -476,7 +480,7 @@ def _add_signature(graph: MetaGraph, entry: Message) -> None:
 def signature_entry(message: Message) -> tuple[str, Message | None]:
     """Return key and value of an entry of a map."""
     name, value = "", None
-    for number, _, part in message.fields():
+    for number, part in message.parts():
         if number == 1:
             name = part.stable_text()
         elif number == 2:
@@ -487,7 +491,7 @@ def signature_entry(message: Message) -> tuple[str, Message | None]:
 def signature_of(message: Message) -> dict[str, Any]:
     sides: dict[int, dict[str, Any]] = {1: {}, 2: {}}
     method = ""
-    for number, _, part in message.fields():
+    for number, part in message.parts():
         if number in sides:
             name, info = signature_entry(part)
             sides[number][name] = _read_tensor_info(info) if info else {}
@@ -500,10 +504,12 @@ def signature_of(message: Message) -> dict[str, Any]:
 def _read_tensor_info(message: Message) -> dict[str, object]:
     info: dict[str, object] = {"name": "", "dtype": "unknown", "shape": []}
     for number, value, part in message.fields():
-        if number == 1:
-            info["name"] = part.stable_text()
-        elif number == 2:
+        if number == 2 and value is not None:
             info["dtype"] = type_name(value)
+        elif part is None:
+            continue
+        elif number == 1:
+            info["name"] = part.stable_text()
         elif number == 3:
             info["shape"] = read_shape(part)
         elif number in (4, 5):

@@ -47,7 +47,7 @@ class SavedObject:
 def read_objects(message: Message) -> list[SavedObject]:
     """Return the nodes of an object graph; the first is the root."""
     objects: list[SavedObject] = []
-    for number, _, part in message.fields():
+    for number, part in message.parts():
         if number == 1:
             objects.append(_read_object(part))
             if len(objects) > MAX_OBJECTS:
@@ -59,19 +59,19 @@ def read_objects(message: Message) -> list[SavedObject]:
 def _read_object(message: Message) -> SavedObject:
     item = SavedObject()
     described: dict[int, Message] = {}
-    for number, _, part in message.fields():
+    for number, part in message.parts():
         if number == 1:
             child, name = 0, ""
             for at, value, text in part.fields():
-                if at == 1:
+                if at == 1 and value is not None:
                     child = value
-                elif at == 2:
+                elif at == 2 and text is not None:
                     name = text.stable_text()
             item.children[name] = child
         elif number == 3:
-            item.slots += (value for at, value, _ in part.fields() if at == 3)
+            item.slots += (value for at, value in part.numbers() if at == 3)
         elif number == 4:
-            described |= {at: field for at, _, field in part.fields()}  # readers merge what stands twice
+            described |= {at: field for at, field in part.parts()}  # readers merge what stands twice
         elif number == 7:
             item.variable = _read_variable(part)
     # Keras of TensorFlow up to 2.4 wrote of a layer, as JSON, what it is.
@@ -85,8 +85,10 @@ def _read_variable(message: Message) -> SavedVariable:
     dtype, name, is_composed = 0, "", False
     shape: Shape = []
     for number, value, part in message.fields():
-        if number == 1:
+        if number == 1 and value is not None:
             dtype = value
+        elif part is None:
+            continue
         elif number == 2:
             shape = read_shape(part)
         elif number == 6:
@@ -133,13 +135,13 @@ def read_bound_functions(message: Message, first: int) -> BoundFunctions:
     """
     found = BoundFunctions()
     at = first
-    for number, _, part in message.fields():
+    for number, part in message.parts():
         if number == 1:
             kind = 0
-            for inner, _, value in part.fields():
+            for inner, value in part.parts():
                 kind = inner if inner in _KINDS else kind
                 if inner in (6, 8):  # function, bare_concrete_function
-                    found.offered |= {name.stable_text() for one, _, name in value.fields() if one == 1}
+                    found.offered |= {name.stable_text() for one, name in value.parts() if one == 1}
             if kind == _ASSET:
                 found.assets.add(at)
             at += 1
@@ -152,12 +154,14 @@ def read_bound_functions(message: Message, first: int) -> BoundFunctions:
 
 def _read_bound_function(entry: Message) -> tuple[str, list[int]]:
     name, bound = "", []
-    for number, _, part in entry.fields():
+    for number, part in entry.parts():
         if number == 1:
             name = part.stable_text()
         for at, value, packed in part.fields() if number == 2 else ():
-            if at == 2:
-                bound += _read_packed(packed) if packed.nbytes else [value]
+            if at == 2 and packed is not None:
+                bound += _read_packed(packed)
+            elif at == 2 and value is not None:
+                bound.append(value)
     return name, bound
 
 
@@ -193,8 +197,8 @@ def read_shape(message: Message) -> Shape:
     """Return a shape, with None for a length that is not known; None if not even the rank is."""
     shape: list[int | None] = []
     for number, value, part in message.fields():
-        if number == 2:
-            size = next((signed(length) for at, length, _ in part.fields() if at == 1), 0)
+        if number == 2 and part is not None:
+            size = next((signed(length) for at, length in part.numbers() if at == 1), 0)
             shape.append(None if size < 0 else size)
         elif number == 3 and value:
             return None

@@ -104,9 +104,9 @@ class BodyLinks:
         return _split_reference(reference)[0] in self._ops
 
     def _references(self) -> Iterator[str]:
-        for number, _, part in self.message.fields():
+        for number, part in self.message.parts():
             wanted = {self.kind: 3, 4: 2}.get(number) if self.kind == 3 or number == self.kind else None
-            for inner, _, text in part.fields() if wanted else ():
+            for inner, text in part.parts() if wanted else ():
                 if inner == wanted:
                     yield text.text()
 
@@ -141,7 +141,7 @@ class NodeBody:
         """Return the string that the constant of a name is; None if there is none, or several."""
         if self._texts is None:
             self._texts = {}
-            for number, _, part in self.message.fields():
+            for number, part in self.message.parts():
                 if number == self.kind:
                     node, value = _string_constant(part)
                     if value is not None or node in self._texts:
@@ -162,24 +162,25 @@ def function_body(message: Message) -> NodeBody:
 def _string_constant(node: Message) -> tuple[str, bytes | None]:
     """Return a node's name, and the string that it is where it is the constant of one."""
     name, op = "", ""
-    for number, _, part in node.fields():
+    for number, part in node.parts():
         if number == 1:
             name = part.text()
         elif number == 2:
             op = part.text()
     values = _attribute_values(node, _VALUE) if op == "Const" else []
     fields = list(values[0].fields()) if len(values) == 1 else []
-    return name, _string_value(fields[0][2]) if len(fields) == 1 and fields[0][0] == _TENSOR else None
+    (number, _, tensor), *_ = fields or [(0, None, None)]
+    return name, _string_value(tensor) if len(fields) == 1 and number == _TENSOR and tensor else None
 
 
 def _string_value(tensor: Message) -> bytes | None:
     dtype, texts = 0, []
     for number, value, part in tensor.fields():
-        if number == 1:
+        if number == 1 and value is not None:
             dtype = value
-        elif number == 8:
+        elif number == 8 and part is not None:
             texts.append(part)
-        elif number == 4 and part.nbytes:
+        elif number == 4 and part is not None and part.nbytes:
             return None
     if dtype != _STRING or len(texts) > 1 or any(text.nbytes > MAX_NAME for text in texts):
         return None
@@ -189,10 +190,10 @@ def _string_value(tensor: Message) -> bytes | None:
 def _attribute_values(node: Message, name: str) -> list[Message]:
     """Return all values that an attribute of a node is given; more than one only in a hostile file."""
     values = []
-    for number, _, entry in node.fields():
-        parts = list(entry.fields()) if number == 5 else []
-        if any(at == 1 and part.nbytes == len(name) and part.text() == name for at, _, part in parts):
-            values += [part for at, _, part in parts if at == 2]
+    for number, entry in node.parts():
+        parts = list(entry.parts()) if number == 5 else []
+        if any(at == 1 and part.nbytes == len(name) and part.text() == name for at, part in parts):
+            values += [part for at, part in parts if at == 2]
     return values
 
 
@@ -202,12 +203,13 @@ def _string_attribute(node: Message, name: str) -> bytes | None:
     if not values:
         return b""
     fields = list(values[0].fields())
-    is_text = len(values) == len(fields) == 1 and fields[0][0] == _TEXT and fields[0][2].nbytes <= MAX_NAME
-    return fields[0][2].data(MAX_NAME) if is_text else None
+    (number, _, text), *_ = fields or [(0, None, None)]
+    is_text = len(values) == len(fields) == 1 and number == _TEXT
+    return text.data(MAX_NAME) if is_text and text is not None and text.nbytes <= MAX_NAME else None
 
 
 def _is_cached_in_memory(node: Message, body: NodeBody) -> bool:
-    inputs = [part for number, _, part in node.fields() if number == 3]
+    inputs = [part for number, part in node.parts() if number == 3]
     return len(inputs) > 1 and body.text(inputs[1].text().partition(":")[0]) == b""
 
 

@@ -136,8 +136,8 @@ def _body_name(function: str) -> str:
 def judge_keras(path: str, nbytes: int) -> Iterator[Finding]:
     """Yield what the layers in a ``keras_metadata.pb`` would run."""
     with fs.open_source(path) as source:
-        for number, _, node in message_in(source).fields():
-            parts = {at: part for at, _, part in node.fields()} if number == 1 else {}
+        for number, node in message_in(source).parts():
+            parts = {at: part for at, part in node.parts()} if number == 1 else {}
             if 5 in parts:
                 where = parts[3].text() if 3 in parts else None
                 yield from judge_layer(parts[5].data(MAX_METADATA), path, where, nbytes)

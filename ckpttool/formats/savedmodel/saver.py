@@ -73,7 +73,7 @@ class Saver:
 
     def define(self, message: Message) -> None:
         """Add which nodes a SaverDef names."""
-        for number, _, part in message.fields():
+        for number, part in message.parts():
             if number == _FILE_NAME:
                 self.prefix = part.stable_text()
             elif number in (_SAVE_TENSOR, _RESTORE_OP):
@@ -196,10 +196,10 @@ def _reachable(starts: Iterable[_Item], leads: Mapping[_Item, Collection[_Item]]
 def functions_in(attribute: Message) -> Iterator[str]:
     """Yield the functions that an attribute, an entry of a map, refers to at any depth."""
     for value in _inner([attribute], 2):
-        for number, _, part in value.fields():
+        for number, part in value.parts():
             functions = [part] if number == _FUNCTION else ()
             for function in _inner([part], _LISTED_FUNCTION) if number == _LIST else functions:
-                for inner, _, text in function.fields():
+                for inner, text in function.parts():
                     if inner == 1 and text.nbytes:
                         yield text.text()
                     elif inner == 2:
@@ -229,4 +229,4 @@ def nodes_of(collection: Message) -> Iterator[str]:
 
 def _inner(messages: Iterable[Message], *numbers: int) -> Iterator[Message]:
     """Yield what lies in fields of these numbers."""
-    return (part for message in messages for number, _, part in message.fields() if number in numbers)
+    return (part for message in messages for number, part in message.parts() if number in numbers)

@@ -194,10 +194,10 @@ def _read_descriptions(path: str, directory: str) -> dict[int, bytes]:
     try:
         require_inside(path, directory)
         with fs.open_source(path) as source:
-            for number, _, node in message_in(source).fields():
-                fields = {at: (value, part) for at, value, part in node.fields()} if number == 1 else {}
-                if 5 in fields:
-                    described[fields[2][0] if 2 in fields else 0] = fields[5][1].data(MAX_METADATA)
+            for number, node in message_in(source).parts():
+                parts = dict(node.parts()) if number == 1 else {}
+                if 5 in parts:
+                    described[dict(node.numbers()).get(2, 0)] = parts[5].data(MAX_METADATA)
     except CheckpointError:  # opening the model told of it
         return {}
     return described
@@ -239,9 +239,9 @@ def read_fingerprint(directory: str) -> tuple[Fingerprint | None, list[Finding]]
         require_inside(path, directory)
         with fs.open_source(path) as source:
             for number, value, part in message_in(source).fields():
-                if number == 5:
-                    fingerprint["checkpoint_hash"] = f"{value or part.unsigned():016x}"
-                elif number == 7:
+                if number == 5 and value is not None:
+                    fingerprint["checkpoint_hash"] = f"{value:016x}"
+                elif number == 7 and part is not None:
                     fingerprint["uuid"] = part.text()
     except CheckpointError as failure:
         return None, [warning("fingerprint-damaged", failure.reason, FINGERPRINT)]

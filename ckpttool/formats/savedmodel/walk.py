@@ -90,8 +90,29 @@ class Message(NamedTuple):
     def nbytes(self) -> int:
         return self.end - self.start
 
-    def fields(self) -> Iterator[tuple[int, int, Message]]:
-        """Yield of each field its number, its value where that is a varint (else 0), and where it lies."""
+    def parts(self) -> Iterator[tuple[int, Message]]:
+        """Yield number and content of the fields that are messages or strings.
+
+        A field of another wire type than its message declares is none of it: Protocol Buffers skips it.
+        """
+        for key, _, part in self._walk():
+            if key & 7 == BYTES:
+                yield key >> 3, part
+
+    def numbers(self) -> Iterator[tuple[int, int]]:
+        """Yield number and value of the fields that are varints."""
+        for key, value, _ in self._walk():
+            if key & 7 == VARINT:
+                yield key >> 3, value
+
+    def fields(self) -> Iterator[tuple[int, int | None, Message | None]]:
+        """Yield number, value and content of each field; of a varint the content is None, else the value."""
+        for key, value, part in self._walk():
+            kind = key & 7
+            yield key >> 3, value if kind == VARINT else None, part if kind == BYTES else None
+
+    def _walk(self) -> Iterator[tuple[int, int, Message]]:
+        """Yield of each field its key, its value where that is a varint (else 0), and where it lies."""
         window, at, end, depth = self.window, self.start, self.end, self.depth + 1
         self._check_depth()
         try:
@@ -106,7 +127,7 @@ class Message(NamedTuple):
                 if at + size > end:
                     raise ValueError(f"{size:,} bytes announced at byte {at:,} of {end:,}")
                 window.count()
-                yield key >> 3, value, Message(window, at, at + size, depth)
+                yield key, value, Message(window, at, at + size, depth)
                 at += size
         except ValueError as failure:
             path, reason = window.source.path, f"no message: {failure}"
@@ -173,10 +194,6 @@ class Message(NamedTuple):
             found = f"{self.nbytes:,} bytes at byte {self.start:,}"
             raise LimitExceeded(self.window.source.path, found, expected=f"at most {limit:,}")
         return self.window.read(self.start, self.nbytes)
-
-    def unsigned(self) -> int:
-        """Return the number that a field of fixed size holds."""
-        return int.from_bytes(self.data(_LONGEST), "little")
 
 
 def signed(value: int) -> int:
