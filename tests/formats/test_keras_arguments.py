@@ -59,8 +59,19 @@ def test_what_keras_refuses(tmp_path: Path, before: str, after: str) -> None:
     assert "keras-argument" in {finding.code for finding in verification.findings}
 
 
-def test_classes_of_others_take_what_they_like(tmp_path: Path) -> None:
-    own = '{"module": "mine", "class_name": "Dense", "config": {"unhts": 3}, "registered_name": "mine>Dense"}'
+@pytest.mark.parametrize(
+    "own",
+    [
+        '{"module": "mine", "class_name": "Dense", "config": {"unhts": 3}, "registered_name": "mine>Dense"}',
+        '{"module": null, "class_name": "Dense", "config": {"unhts": 3}, "registered_name": "Dense"}',
+        '{"module": "mine", "class_name": "C", "config": {"x": {"class_name": "Dense", "config": {"a": 1}}}}',
+        '{"module": "keras.src.ops.numpy", "class_name": "Reshape", "config": {"newshape": [1]}}',
+        '{"class_name": "Reshape", "config": {"newshape": [1]}}',
+        '{"module": "keras.src.applications.convnext", "class_name": "LayerScale", "config": {"init": 1}}',
+    ],
+)
+def test_others_take_what_they_like(own: str, tmp_path: Path) -> None:
+    """Classes of one's own called like Keras's, what lies in their settings, and operations."""
     path = configured(tmp_path, '"trainable": true', f'"trainable": true, "activity_regularizer": {own}')
     assert [finding.message for finding in doubts(path)] == []
 

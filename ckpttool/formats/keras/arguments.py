@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any
 
 from ckpttool.core.report import Finding, warning
-from ckpttool.formats.keras.names import ARGUMENTS, CLASSES, part_of_keras
+from ckpttool.formats.keras.names import ARGUMENTS, CLASSES, OPERATIONS, part_of_keras
 
 _WRAPPER = frozenset({"class_name", "config", "module", "registered_name"})
 _BESIDE = _WRAPPER | {"build_config", "compile_config", "shared_object_id"}
@@ -31,6 +31,11 @@ _OF_COMPILE = frozenset(
 _POLICIES = frozenset({"DTypePolicy", "Policy"})
 _QUANTIZED = "_from_"
 """What stands before the type from which a quantized layer was made: ``int8_from_float32``."""
+_PARTS = frozenset(
+    {"", "constraints", "dtype_policies", "initializers", "layers", "losses", "metrics", "models"}
+    | {"optimizers", "quantizers", "regularizers"}
+)
+"""The parts of Keras whose classes have their arguments in the list."""
 _MAX_FINDINGS = 100
 Node = Mapping[str, Any]
 
@@ -48,7 +53,7 @@ def _doubts(config: object) -> Iterator[str]:
         node = pending.pop()
         if isinstance(node, list):
             pending += node
-        elif isinstance(node, dict):
+        elif isinstance(node, dict) and (not isinstance(node.get("class_name"), str) or _is_known(node)):
             pending += node.values()
             yield from _doubts_of_object(node)
 
@@ -57,7 +62,7 @@ def _doubts_of_object(node: Node) -> Iterator[str]:
     kind = node.get("class_name")
     if kind is None and len(_WRAPPER & node.keys()) == len(_WRAPPER) - 1:
         yield f"an object with {', '.join(map(repr, list(node)[:6]))}, and no class_name"
-    if not isinstance(kind, str) or kind not in CLASSES or not _is_of_keras(node):
+    if not isinstance(kind, str):
         return
     for key in sorted(node.keys() - _BESIDE - _OF_KERAS_2):
         yield f"{kind} has {key!r:.100} beside its config, which Keras doesn't know"
@@ -73,15 +78,18 @@ def _doubts_of_object(node: Node) -> Iterator[str]:
             if isinstance(layer, dict) and "class_name" not in layer:
                 yield f"{kind} has a layer without class_name"
         for key in sorted(config.keys() - ARGUMENTS):
-            yield f"{kind} is given {key!r:.100}, which no class of Keras takes"
+            yield f"{kind}: unknown argument {key!r:.100}"
         dtype = config.get("name" if kind in _POLICIES else "dtype")
         if isinstance(dtype, str) and dtype.rpartition(_QUANTIZED)[2] not in _TYPES:
             yield f"{kind} has the type {dtype!r:.100}, which Keras doesn't know"
 
 
-def _is_of_keras(node: Node) -> bool:
-    """Tell whether an object is of a class of Keras, as far as it says where that is."""
-    module, registered = node.get("module"), node.get("registered_name")
-    if isinstance(module, str) and part_of_keras(module) is None:
+def _is_known(node: Node) -> bool:
+    """Tell whether an object is of a class of Keras itself; Keras 2 doesn't say where its classes are."""
+    kind = node["class_name"]
+    if kind not in CLASSES or node.get("registered_name", kind) not in (None, kind):
         return False
-    return registered is None or registered == node["class_name"]
+    if "module" not in node:
+        return kind not in OPERATIONS
+    module = node["module"]
+    return isinstance(module, str) and part_of_keras(module) in _PARTS
