@@ -196,10 +196,6 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         self.derives_metadata = parts.get("derives_metadata", False)
         self.close = parts.get("close", lambda: None)
 
-    def find_config(self, read: Callable[[], Mapping[str, object]]) -> None:
-        """Let ``config`` be what a function returns, unless the format gave it."""
-        self._parts.setdefault("config", read)
-
     def but(self, **changes: Any) -> Checkpoint:
         """Return a checkpoint of the same files in which some parts are others; close only that one."""
         same: dict[str, Any] = {

@@ -1,8 +1,8 @@
 """How many parameters a model has: its weights by logical shape, apart from buffers.
 
-A tensor may be stored as several: a sparse one as indices and values, a quantized one as words and scales.
+A tensor may be stored as several: a sparse one as indices and values, a quantized one as integers and scales.
 The metadata describes such a tensor at its own path; ``config.json`` says how many bits a parameter has where
-words hold several.
+an integer holds several.
 
 Sources: PyTorch ``torch/_utils.py``, ``torch/nn/utils/spectral_norm.py``, ``parametrizations.py``; AutoGPTQ
 ``qlinear_cuda.py``; AutoAWQ ``gemm.py``; mlx ``nn/layers/quantized.py``; bitsandbytes ``nn/modules.py``.
@@ -23,15 +23,13 @@ _BUFFER = re.compile(
 )
 """Names of floating buffers and of counters in the layers of PyTorch, Transformers, Keras and Paddle."""
 _PARAMETRIZED_BUFFER = re.compile(r"(?:^|\.)parametrizations\.[^.]+\.[0-9]+\._[uv]$")
-_BESIDE_ORIGINAL = re.compile(r"(.+)_(?:u|v|mask)$")
+_REPARAMETRIZATION_BUFFER = re.compile(r"(.+)_(?:u|v|mask)$")
 """What spectral normalization and pruning keep beside ``weight_orig``."""
 _NOT_TRAINED = ("integer", "boolean", "bits", "string")
 """Kinds of types of which PyTorch trains none."""
-_WORDS = ("qweight", "weight_packed", "weight")
+_PACKED_WEIGHTS = ("qweight", "weight_packed", "weight")
 """What quantized layers call the tensor that holds all their weights."""
 _TRAINED_BESIDE = ("bias",)
-_HOLDS_ELEMENTS = ("values", "buffer")
-"""The component of a sparse or nested tensor that has its elements."""
 
 
 class Elements(NamedTuple):
@@ -41,51 +39,38 @@ class Elements(NamedTuple):
     buffers: Counter[str]
 
 
-class Description(NamedTuple):
-    """What the metadata says of a tensor that isn't stored as one plain array.
+class LogicalTensor(dict[str, object]):
+    """What the metadata holds of a tensor that isn't stored as one plain array; its components lie below.
+
+    A type of its own: a user's dictionary may have the same keys.
 
     Attributes:
-        path: Where the tensor lies; its components lie below.
         shape: Its logical shape; None if that is the one of its elements.
-        holds_elements: The components that have the elements; empty if any or all may.
+        value_components: The components that have the elements; empty if any or all may.
     """
 
-    path: Path
-    shape: tuple[int, ...] | None
-    holds_elements: tuple[str, ...]
+    def __init__(
+        self,
+        plain: Mapping[str, object],
+        *,
+        shape: tuple[int, ...] | None = None,
+        value_components: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(plain)
+        self.shape = shape
+        self.value_components = value_components
 
 
-def description_of(metadata: object, path: Path) -> Description | None:
-    """Return what metadata says of the tensor that lies at a path, or of which the path is a component."""
+def logical_tensor_at(metadata: object, path: Path) -> tuple[Path, LogicalTensor] | None:
+    """Return the tensor at a path, or the one of which the path is a component, with where it lies."""
     node = metadata
     for depth in range(len(path) + 1):
-        if not isinstance(node, Mapping):
+        if isinstance(node, LogicalTensor):
+            return path[:depth], node
+        if not isinstance(node, Mapping) or depth == len(path):
             return None
-        if (found := _description(node, path[:depth])) is not None:
-            return found
-        node = node.get(str(path[depth])) if depth < len(path) else None
+        node = node.get(str(path[depth]))
     return None
-
-
-def _description(node: Mapping[str, Any], path: Path) -> Description | None:
-    """Return what a mapping describes as PyTorch's reader tells it, or None."""
-    layout, shape = node.get("layout"), node.get("shape")
-    if node.keys() == {"device"} and node["device"] == "meta":
-        return Description(path, None, ())
-    if isinstance(layout, str) and layout.startswith("sparse_") and (whole := _shape(shape)) is not None:
-        return Description(path, whole, _HOLDS_ELEMENTS)
-    if layout in ("nested", "jagged"):
-        return Description(path, None, _HOLDS_ELEMENTS)
-    if isinstance(node.get("scheme"), str) and "affine" in node["scheme"]:
-        return Description(path, None, ("",))
-    if node.keys() == {"class", "global_shape"} and (whole := _shape(node["global_shape"])) is not None:
-        return Description(path, whole, ())
-    return None
-
-
-def _shape(value: object) -> tuple[int, ...] | None:
-    is_shape = isinstance(value, list) and all(type(length) is int and length >= 0 for length in value)
-    return tuple(value) if is_shape and isinstance(value, list) else None
 
 
 def count_elements(
@@ -104,9 +89,9 @@ def count_elements(
     found = Elements(Counter(), Counter())
     counted: set[Path] = set()
     for tensor in weights:
-        described = description_of(metadata, tensor.path)
-        if described is not None and (described.shape is not None or described.holds_elements):
-            if (size := _described_size(tensor, described, counted)) is not None:
+        place, whole = logical_tensor_at(metadata, tensor.path) or ((), None)
+        if whole is not None and (whole.shape is not None or whole.value_components):
+            if (size := _size_in(whole, place, tensor, counted)) is not None:
                 found.parameters[tensor.dtype.name] += size
         elif (stored := packed.elements_of(tensor)) is not None:
             kind, size = stored
@@ -127,17 +112,17 @@ def _untied_weights(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
             yield tensor
 
 
-def _described_size(tensor: Tensor, described: Description, counted: set[Path]) -> int | None:
+def _size_in(whole: LogicalTensor, place: Path, tensor: Tensor, counted: set[Path]) -> int | None:
     """Return how many elements a component holds of its tensor; None: it only says how they lie."""
-    component = str(tensor.path[len(described.path)]) if len(tensor.path) > len(described.path) else ""
-    if described.holds_elements:
-        if component not in described.holds_elements:
+    component = str(tensor.path[len(place)]) if len(tensor.path) > len(place) else ""
+    if whole.value_components:
+        if component not in whole.value_components:
             return None
-        return tensor.size if described.shape is None else math.prod(described.shape)
-    if described.path in counted:
+        return tensor.size if whole.shape is None else math.prod(whole.shape)
+    if place in counted:
         return None
-    counted.add(described.path)
-    return math.prod(described.shape or ())
+    counted.add(place)
+    return math.prod(whole.shape or ())
 
 
 def _is_buffer(tensor: Tensor, names: set[str]) -> bool:
@@ -150,7 +135,7 @@ def _is_buffer(tensor: Tensor, names: set[str]) -> bool:
         return True
     if leaf == "scale" and f"{layer}.zero_point" in names:  # of the outputs of a quantized layer
         return True
-    beside = _BESIDE_ORIGINAL.fullmatch(name)
+    beside = _REPARAMETRIZATION_BUFFER.fullmatch(name)
     return beside is not None and f"{beside[1]}_orig" in names
 
 
@@ -162,26 +147,26 @@ class _QuantizedLayers:
 
     def __init__(self, weights: Sequence[Tensor], config: Mapping[str, object]) -> None:
         self._settings = _quantization_settings(config)
-        self._words = {
-            tensor.name.rpartition(".")[0]: tensor.name for tensor in weights if _holds_words(tensor)
+        self._packed_weights = {
+            tensor.name.rpartition(".")[0]: tensor.name for tensor in weights if _is_packed_weight(tensor)
         }
 
     def elements_of(self, tensor: Tensor) -> tuple[str, int] | None:
         """Return the type and number of the parameters in a tensor of such a layer; None of any other."""
         layer, _, leaf = tensor.name.rpartition(".")
-        if self._words.get(layer) == tensor.name:
+        if self._packed_weights.get(layer) == tensor.name:
             bits = self._bits_of(layer)
             if tensor.dtype.kind != "integer" or not 0 < bits < tensor.dtype.bits:
                 return tensor.dtype.name, tensor.size
             return f"{bits}-bit", tensor.size * tensor.dtype.bits // bits
-        is_beside = layer in self._words and leaf not in _TRAINED_BESIDE
-        return (tensor.dtype.name, 0) if is_beside or self._is_below_words(layer) else None
+        is_beside = layer in self._packed_weights and leaf not in _TRAINED_BESIDE
+        return (tensor.dtype.name, 0) if is_beside or self._belongs_to_packed_weight(layer) else None
 
-    def _is_below_words(self, name: str) -> bool:
-        """Tell whether a name is that of words or lies below it, as bitsandbytes' states do."""
+    def _belongs_to_packed_weight(self, name: str) -> bool:
+        """Tell whether a name is that of a packed weight or lies below it, as bitsandbytes' states do."""
         while name:
             above = name.rpartition(".")[0]
-            if self._words.get(above) == name:
+            if self._packed_weights.get(above) == name:
                 return True
             name = above
         return False
@@ -195,8 +180,8 @@ class _QuantizedLayers:
         return 4 if self._settings.get("load_in_4bit") is True else 0
 
 
-def _holds_words(tensor: Tensor) -> bool:
-    if tensor.name.rpartition(".")[2] not in _WORDS:
+def _is_packed_weight(tensor: Tensor) -> bool:
+    if tensor.name.rpartition(".")[2] not in _PACKED_WEIGHTS:
         return False
     return tensor.dtype.kind == "integer" or (tensor.dtype.kind == "float" and tensor.dtype.bits <= 8)
 

@@ -71,9 +71,8 @@ def open_probe(probe: Probe, choose: Callable[[Probe], Format]) -> Checkpoint:
         until_opened.enter_context(probe)
         with memory_checked(probe.path):
             checkpoint = _open_and_judge(choose(probe), probe)
-        checkpoint.find_config(partial(hub_config, checkpoint.files))
         until_opened.pop_all()
-    return checkpoint
+    return _with_config(checkpoint)
 
 
 def _open_and_judge(format: Format, probe: Probe) -> Checkpoint:
@@ -113,5 +112,9 @@ def open_unit(format: Format, unit: Unit) -> Checkpoint:
         checkpoint = format.open_unit(unit)
     if checkpoint is None:
         return open_with(unit.path, lambda probe: format)
-    checkpoint.find_config(partial(hub_config, checkpoint.files))
-    return checkpoint
+    return _with_config(checkpoint)
+
+
+def _with_config(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with the configuration beside its files, which is read if it is asked for."""
+    return checkpoint.but(config=partial(hub_config, checkpoint.files))

@@ -130,6 +130,29 @@ def test_tensors_that_are_stored_as_several_count_by_their_logical_shape(
     assert {one.role for one in inspect(tmp_path / "m.pth").tensors} == {Role.WEIGHTS}
 
 
+@pytest.mark.parametrize("hold", [lambda one: one, lambda one: {"a": 1, "flow": one}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"scheme": "affine"},
+        {"scheme": "per_tensor_affine", "scale": 0.1, "zero_point": 0},
+        {"layout": "nested"},
+        {"layout": "jagged"},
+        {"layout": "sparse_coo", "shape": [2, 2]},
+        {"class": "Net", "global_shape": [2, 2]},
+    ],
+)
+def test_settings_of_the_user_describe_no_tensor(
+    settings: dict[str, object], hold: Callable[[object], object], tmp_path: Path
+) -> None:
+    moments = {"state": {0: {"exp_avg": torch.ones(3, 4)}}, "param_groups": [{"params": [0]}]}
+    content = {**settings, "model": {"fc.weight": torch.ones(3, 4)}, "optimizer": moments}
+    torch.save(hold(content), tmp_path / "m.pth")
+    assert elements_of(tmp_path / "m.pth") == (12, 0)
+    roles = {one.name.rpartition(".")[2]: one.role for one in inspect(tmp_path / "m.pth").tensors}
+    assert roles == {"weight": Role.WEIGHTS, "exp_avg": Role.OPTIMIZER}
+
+
 @pytest.mark.parametrize("to", ["torch-dcp", "safetensors", "hdf5"])
 def test_a_conversion_counts_as_its_source(to: str, tmp_path: Path) -> None:
     torch.save({"model": {"w": sparse(torch.sparse_coo), "b": torch.ones(3)}}, tmp_path / "m.pth")
@@ -187,6 +210,9 @@ _PACKED = {
 
 
 @pytest.mark.parametrize(
+    ("name", "save"), [("model.safetensors", save_file), ("pytorch_model.bin", torch.save)]
+)
+@pytest.mark.parametrize(
     ("tensors", "config"),
     [
         *(
@@ -204,10 +230,14 @@ _PACKED = {
     ],
 )
 def test_words_hold_as_many_weights_as_the_configuration_says(
-    tensors: dict[str, torch.Tensor], config: dict[str, object], tmp_path: Path
+    tensors: dict[str, torch.Tensor],
+    config: dict[str, object],
+    name: str,
+    save: Callable[..., None],
+    tmp_path: Path,
 ) -> None:
-    state = {f"{_LAYER}.{name}": value for name, value in tensors.items()}
+    state = {f"{_LAYER}.{part}": value for part, value in tensors.items()}
     state |= {f"{_LAYER}.bias": torch.zeros(_OUT), "model.norm.weight": torch.zeros(_IN)}
-    save_file(state, tmp_path / "model.safetensors")
+    save(state, tmp_path / name)
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert elements_of(tmp_path / "model.safetensors") == (_IN * _OUT + _OUT + _IN, 0)
+    assert elements_of(tmp_path / name) == (_IN * _OUT + _OUT + _IN, 0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer, TrainingState
-from ckpttool.core.parameters import description_of
+from ckpttool.core.parameters import logical_tensor_at
 from ckpttool.core.report import Finding, error, note
 from ckpttool.core.roles import WHOLE_WEIGHTS, is_beside_weights, role_below, role_of, role_of_module
 from ckpttool.core.tensor import Path, Role, Span, Tensor
@@ -175,10 +175,11 @@ def _whole_tensors(
     whole: list[tuple[Path, tuple[int, ...]]] = []
     described: set[Path] = set()
     for path, shape in tensors:
-        found = description_of(plain, path)
+        found = logical_tensor_at(plain, path)
         if found is not None:
-            described.add(found.path)
-            path, shape = found.path, shape if found.shape is None else found.shape
+            path, logical = found
+            described.add(path)
+            shape = shape if logical.shape is None else logical.shape
         whole.append((path, shape))
     if () in described:
         return whole, None

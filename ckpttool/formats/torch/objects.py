@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from ckpttool.core.dtypes import BY_TORCH, DType
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
+from ckpttool.core.parameters import LogicalTensor
 from ckpttool.core.readable import Readable, swap_width
 from ckpttool.core.tensor import Extent, Path, Role, Values
 from ckpttool.core.values import Contiguous, Strided, flip_signs, is_contiguous, reach
@@ -22,7 +23,14 @@ from ckpttool.formats.content.plain_data import PayloadChecksums, describe
 from ckpttool.formats.content.tree import merge_slots
 from ckpttool.formats.torch.distributed import Mesh, is_distributed, local_parts
 from ckpttool.formats.torch.modules import module_leaf
-from ckpttool.formats.torch.types import COMPONENTS, quantizer_fields, sizes, sparse_layout, torch_dtype
+from ckpttool.formats.torch.types import (
+    COMPONENTS,
+    checked_sizes,
+    quantizer_fields,
+    sizes,
+    sparse_layout,
+    torch_dtype,
+)
 from ckpttool.io.pickle_nodes import Call, Global, Persistent, references
 
 MAX_AXES = 64
@@ -226,9 +234,10 @@ class TorchObjects:
     ) -> Leaf[TensorParts]:
         """Return the elements of a quantized tensor with the parameters that make numbers of them."""
         scheme, *params = parameters
-        plain: dict[str, object] = {"scheme": str(describe(scheme)).removeprefix("torch.")}
+        name_of_scheme = str(describe(scheme)).removeprefix("torch.")
+        plain = LogicalTensor({"scheme": name_of_scheme}, value_components=("",))
         tensors = list(elements)
-        for name, node in zip(quantizer_fields(plain["scheme"]), params, strict=False):
+        for name, node in zip(quantizer_fields(name_of_scheme), params, strict=False):
             leaf = self.leaf(node)
             if leaf is None:
                 plain[name] = describe(node)
@@ -239,20 +248,25 @@ class TorchObjects:
     def _sparse(self, call: Call) -> Leaf[TensorParts]:
         layout = sparse_layout(call.args[0])
         *nodes, size = call.args[1][: len(COMPONENTS[layout]) + 1]
-        plain: dict[str, object] = {"layout": layout, "shape": [describe(length) for length in sizes(size)]}
+        shape = checked_sizes(size)
+        plain = LogicalTensor(
+            {"layout": layout, "shape": [*shape]}, shape=shape, value_components=("values",)
+        )
         if len(call.args[1]) > len(nodes) + 1:
             plain["is_coalesced"] = describe(call.args[1][-1])
         return Leaf(tuple(self._components(COMPONENTS[layout], nodes)), plain)
 
     def _nested_tensor(self, call: Call) -> Leaf[TensorParts]:
-        return Leaf(tuple(self._components(_NESTED, call.args[:4])), {"layout": "nested"})
+        plain = LogicalTensor({"layout": "nested"}, value_components=("buffer",))
+        return Leaf(tuple(self._components(_NESTED, call.args[:4])), plain)
 
     def _jagged_tensor(self, call: Call) -> Leaf[TensorParts]:
         state = call.args[0]
         tensors = [(name, node) for name, node in state.items() if self.leaf(node) is not None]
         names, nodes = [name for name, _ in tensors], [node for _, node in tensors]
         plain = {str(describe(name)): describe(node) for name, node in state.items() if name not in names}
-        return Leaf(tuple(self._components(names, nodes)), {"layout": "jagged", **plain})
+        whole = LogicalTensor({"layout": "jagged", **plain}, value_components=("values",))
+        return Leaf(tuple(self._components(names, nodes)), whole)
 
     def _components(self, names: Any, nodes: Any) -> Iterator[tuple[Path, TensorParts]]:
         for name, node in zip(names, nodes, strict=True):
@@ -263,7 +277,7 @@ class TorchObjects:
 
     def _meta_tensor(self, call: Call) -> Leaf[TensorParts]:
         dtype, shape = torch_dtype(call.args[0]), sizes(call.args[1])
-        return Leaf((((), TensorParts(dtype, shape)),), {"device": "meta"})
+        return Leaf((((), TensorParts(dtype, shape)),), LogicalTensor({"device": "meta"}))
 
     def _from_type(self, call: Call) -> Leaf[TensorParts]:
         """Read a tensor with attributes, or of a subclass; some subclasses keep the data in attributes."""
@@ -278,8 +292,9 @@ class TorchObjects:
         attributes = tuple(item for item in self._attributes(state) if item[1].identity not in known)
         if not leaf.tensors or leaf.tensors[0][1].values is not None or not attributes:
             return with_attributes(leaf, attributes)
-        plain = {"class": str(describe(kind)), "global_shape": list(leaf.tensors[0][1].shape)}
-        return Leaf(attributes, plain)
+        shape = checked_sizes(leaf.tensors[0][1].shape)
+        plain = {"class": str(describe(kind)), "global_shape": [*shape]}
+        return Leaf(attributes, LogicalTensor(plain, shape=shape))
 
     def _wrapper_subclass(self, call: Call) -> Leaf[TensorParts]:
         return Leaf((((), TensorParts(torch_dtype(call.args[1]), sizes(call.args[2]))),))

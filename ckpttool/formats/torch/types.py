@@ -30,6 +30,14 @@ def sizes(node: Any) -> tuple[int, ...]:
     return tuple(node)
 
 
+def checked_sizes(node: Any) -> tuple[int, ...]:
+    """Return a shape of which nothing else is known to fit, such as that of a sparse tensor."""
+    shape = sizes(node)
+    if not all(type(length) is int and length >= 0 for length in shape):
+        raise ValueError(f"{describe(shape)} is no shape")
+    return shape
+
+
 def torch_dtype(node: object) -> DType:
     """Return the type that a ``torch.<dtype>`` global names."""
     if isinstance(node, Global) and node.module == "torch" and node.name in BY_TORCH:
