@@ -228,6 +228,10 @@ def _work_of(target: _VerifyTarget, options: VerifyOptions) -> int:
         passes += 2  # of its files, and of its tensors
     if OPTIONAL in options.checks and not options.force and _has_digests(target.unit):
         passes += 1
+    if "values" in options.checks:
+        from ckpttool.ops.weight_copies import weight_copies
+
+        passes += 2 * sum(1 for _ in weight_copies(target.unit.files()))  # of both sides
     return passes * target.unit.nbytes
 
 

@@ -177,7 +177,7 @@ class Verifier:
         if not has_errors(self._checkpoint.findings):
             findings += hollow_findings(self._checkpoint, self._repeated_element())
         findings += loss_findings(self._checkpoint) if tensors else []
-        findings += weight_copy_findings(self._checkpoint)
+        findings += weight_copy_findings(self._checkpoint, self._jobs, self._advance)
         check = self._check("values", findings, unread or counted(len(tensors), "tensor"))
         if not tensors:
             unread = why_no_values(self._checkpoint)

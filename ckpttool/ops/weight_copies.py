@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import product
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError
@@ -18,65 +19,64 @@ from ckpttool.core.report import Finding, counted, first_names, warning
 from ckpttool.core.tensor import Tensor
 from ckpttool.formats import open_checkpoint
 from ckpttool.io import fs
+from ckpttool.io.work import Advance
 
-BLOCK = 1 << 16
-MAX_COMPARED = 1 << 28
-"""How much is compared of each tensor, and of all, in bytes: who trains on changes every one of them."""
 _SAFE = re.compile(r"(?P<stem>(?!.*-\d+-of-\d+).+)\.safetensors(\.index\.json)?", re.DOTALL)
 
 
-def weight_copy_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+def weight_copy_findings(checkpoint: Checkpoint, jobs: int, advance: Advance) -> Iterator[Finding]:
     """Yield a warning for each copy of a checkpoint's weights beside it that has other values.
 
     One that can't be read is no copy; its own verdict tells why.
     """
-    if fs.is_remote(checkpoint.path):
-        return
-    for path in dict.fromkeys((checkpoint.path, *(entry.path for entry in checkpoint.files))):
-        match = _SAFE.fullmatch(os.path.basename(path))
-        if match is not None and fs.isfile(path):
-            for copy in _copies(os.path.dirname(path), match["stem"]):
-                yield from _compare(path, copy)
+    for path, copy in weight_copies((checkpoint.path, *(entry.path for entry in checkpoint.files))):
+        yield from _compare(path, copy, jobs, advance)
 
 
-def _copies(directory: str, stem: str) -> Iterator[str]:
-    names = (f"{prefix}{stem}.bin{ending}" for prefix in ("pytorch_", "") for ending in ("", ".index.json"))
-    paths = (os.path.join(directory, name) for name in names)
-    return (path for path in paths if fs.isfile(path))
+def weight_copies(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield files of weights, or indices of them, on this machine with each copy beside them."""
+    for path in dict.fromkeys(paths):
+        match = None if fs.is_remote(path) else _SAFE.fullmatch(os.path.basename(path))
+        if match is None or not fs.isfile(path):
+            continue
+        for prefix, ending in product(("pytorch_", ""), ("", ".index.json")):
+            copy = os.path.join(os.path.dirname(path), f"{prefix}{match['stem']}.bin{ending}")
+            if fs.isfile(copy):
+                yield path, copy
 
 
-def _compare(path: str, copy: str) -> Iterator[Finding]:
+def _compare(path: str, copy: str, jobs: int, advance: Advance) -> Iterator[Finding]:
     try:
         with open_checkpoint(path) as own, open_checkpoint(copy) as other:
             common = [(own[name], other[name]) for name in own if name in other]
-            differing = list(_differing(common))
+            differing = _differing(common, jobs, advance)
     except CheckpointError:
         return
     if differing:
-        age = _age(path, copy)
         amount = f"{len(differing):,} of {counted(len(common), 'tensor')}"
         message = (
-            f"{os.path.basename(copy)} beside it{age} has other values of {amount}: {first_names(differing)}"
+            f"{os.path.basename(copy)} beside it{_age(path, copy)} has other values of {amount}: "
+            f"{first_names(differing)}"
         )
         yield warning("copies-differ", message, os.path.basename(path))
 
 
 def _age(path: str, copy: str) -> str:
-    own, other = (fs.stat(one).st_mtime_ns for one in (path, copy))
+    try:
+        own, other = (fs.stat(one).st_mtime_ns for one in (path, copy))
+    except OSError:  # removed since it was read
+        return ""
     return "" if own == other else ", which is newer," if other > own else ", which is older,"
 
 
-def _differing(pairs: list[tuple[Tensor, Tensor]]) -> Iterator[str]:
-    """Yield the names of tensors that begin with other values, as far as the limit reaches."""
-    left = MAX_COMPARED
-    for own, other in pairs:
-        if own.values is None or other.values is None or own.dtype is not other.dtype or left <= 0:
-            continue
-        left -= min(own.nbytes, BLOCK)
-        if own.shape != other.shape or _first_block(own) != _first_block(other):
-            yield own.name
+def _differing(pairs: list[tuple[Tensor, Tensor]], jobs: int, advance: Advance) -> list[str]:
+    """Return the names of tensors of one type of which any bit differs; what can't be read is none."""
+    from ckpttool.weights.comparing.compare import Comparison, compare_all
 
-
-def _first_block(tensor: Tensor) -> bytes:
-    assert tensor.values is not None  # the caller asked
-    return bytes(next(iter(tensor.values.blocks(BLOCK)), b""))[:BLOCK]
+    of_one_type = [(own, other) for own, other in pairs if own.dtype is other.dtype]
+    outcomes = compare_all(of_one_type, measures=False, jobs=jobs, advance=advance)
+    return [
+        own.name
+        for (own, _), outcome in zip(of_one_type, outcomes, strict=True)
+        if isinstance(outcome, Comparison) and not outcome.equal
+    ]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from ckpttool.weights.comparing import compare
+from ckpttool.weights.comparing.compare import compare_all
 from tests.support.commands import Run
 
 State = dict[str, torch.Tensor]
@@ -52,6 +55,31 @@ def test_other_values_are_a_warning(stems: tuple[str, str], sharded: bool, tmp_p
     assert f"{stems[1]}.bin" in warnings[0] and "of 1 of 4 tensors: layer2.weight" in warnings[0]
     assert ("which is newer" in warnings[0]) or sharded
     assert run("verify", tmp_path, "--strict").status == 1
+
+
+@pytest.mark.parametrize("first", [0, 200, 299])
+def test_all_of_a_tensor_is_compared(first: int, tmp_path: Path, run: Run) -> None:
+    weight = torch.ones(300, 300)
+    changed = weight.clone()
+    changed[first:] = 2
+    write(tmp_path, {"w": weight}, {"w": changed}, STEMS[0], sharded=False)
+    assert "has other values of 1 of 1 tensor: w" in run("verify", tmp_path).out
+    assert "copies-differ" not in run("verify", tmp_path, "--quick").out
+
+
+def test_a_copy_that_vanishes_is_no_internal_error(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, state(), state(1), STEMS[0], sharded=False)
+
+    def compare_and_remove(*args: Any, **keywords: Any) -> Any:
+        outcomes = compare_all(*args, **keywords)
+        (tmp_path / "pytorch_model.bin").unlink()
+        return outcomes
+
+    monkeypatch.setattr(compare, "compare_all", compare_and_remove)
+    answer = run("verify", tmp_path / "model.safetensors")
+    assert answer.status == 0 and "pytorch_model.bin beside it has other values of 4 of 4" in answer.out
 
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["one", "sharded"])

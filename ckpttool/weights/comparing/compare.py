@@ -90,6 +90,7 @@ def compare_all(
     pairs: Sequence[tuple[Tensor, Tensor]],
     tolerance: Tolerance = EXACT,
     *,
+    measures: bool = True,
     jobs: int | None = None,
     advance: Advance = no_advance,
 ) -> list[Outcome]:
@@ -101,6 +102,8 @@ def compare_all(
     Args:
         pairs: The tensors of both sides.
         tolerance: What counts as equal.
+        measures: Whether values that differ are compared as numbers; otherwise those of two types, and those
+            of which a byte differs, are unequal, and nothing is read behind the first such byte.
         jobs: Number of threads; by default the processors that this process may use.
         advance: Called with the bytes done, from any thread; in all, those of both sides of all pairs,
             what both repeat once.
@@ -109,7 +112,9 @@ def compare_all(
     wanted = [TensorPair(a, b, unread=a.nbytes + b.nbytes) for a, b, _ in reduced]
     by_identity: dict[object, TensorPair] = {}  # tied tensors are compared once
     firsts = [by_identity.setdefault(pair.identity, pair) for pair in wanted]
-    by_pair = _TwoPasses(tolerance, jobs or default_jobs(), advance).run(list(by_identity.values()))
+    by_pair = _TwoPasses(tolerance, jobs or default_jobs(), advance, measures=measures).run(
+        list(by_identity.values())
+    )
     advance(sum(pair.unread for pair, first in zip(wanted, firsts, strict=True) if pair is not first))
     outcomes = []
     for first, (a, _), (_, _, times) in zip(firsts, pairs, reduced, strict=True):
@@ -143,7 +148,8 @@ def _known_outcome(pair: TensorPair) -> Outcome | None:
 class _TwoPasses:
     """Compares pairs in two passes: all by their bytes, then by their values those whose bytes differ."""
 
-    def __init__(self, tolerance: Tolerance, jobs: int, advance: Advance) -> None:
+    def __init__(self, tolerance: Tolerance, jobs: int, advance: Advance, *, measures: bool) -> None:
+        self._measures = measures
         self._tolerance = tolerance
         self._jobs = jobs
         self._advance = advance
@@ -158,6 +164,10 @@ class _TwoPasses:
         left = [pair for pair in pairs if id(pair) not in outcomes]
         self._pass([pair for pair in left if pair.is_open], [BytesWorker] * self._jobs, byte_ranges)
         outcomes |= {id(pair): Comparison(True) for pair in left if pair.is_open}
+        if not self._measures:
+            unequal = [pair for pair in left if pair.differs and pair.failure is None]
+            outcomes |= {id(pair): Comparison(False) for pair in unequal}
+            left = [pair for pair in left if id(pair) not in outcomes]
         unequal = [pair for pair in left if pair.differs and pair.a.dtype.kind != "string"]
         measurable = [pair for pair in unequal if pair.failure is None]
         self._pass(measurable, self._value_workers(measurable), element_ranges)
