@@ -13,9 +13,11 @@ from ckpttool.cli.render.json import list_document
 from ckpttool.cli.verdicts import VerifyOutcome
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, UsageError
 from ckpttool.core.report import Finding, Severity, counted
+from ckpttool.core.tensor import Role
 from ckpttool.io import fs
 from ckpttool.io.jsontext import parse_json
 from ckpttool.ops.manifest_seal import SealResult
+from ckpttool.ops.survival import Amount, Survival
 from ckpttool.ops.verdict import Check, Safety, Status, Verification
 from ckpttool.ops.workload import Part, digest_of_work
 
@@ -203,7 +205,7 @@ class _Row:
     @property
     def path(self) -> str:
         """Return the path that it is about."""
-        told = self.verification or self.error
+        told = self.error if self.verification is None else self.verification  # an invalid one is false
         return told.path if told is not None else ""
 
 
@@ -266,6 +268,7 @@ def _verdict_row(row: Mapping[str, Any]) -> _Row:
             for one in row["findings"]
         ),
         int(row["bytes"]),
+        survival=_survival_of(row["survival"]) if "survival" in row else None,
     )
     if (row["verdict"] == "valid") is not verification.is_valid:
         raise ValueError("a verdict that its checks don't give")
@@ -274,6 +277,18 @@ def _verdict_row(row: Mapping[str, Any]) -> _Row:
         files = tuple(manifest["files"])
         sealed = SealResult(files, manifest["refused"], bool(files) and not manifest["written"])
     return _Row(int(row["position"]), verification, sealed)
+
+
+def _survival_of(document: Mapping[str, Any]) -> Survival:
+    amounts = {
+        role.value: Amount(int(document[role.value]["saved"]), int(document[role.value]["of"]))
+        for role in Role
+    }
+    return Survival(
+        **amounts,
+        rng_state_lost=bool(document["rng_state_lost"]),
+        names_all=bool(document["names_all"]),
+    )
 
 
 def _error_row(row: Mapping[str, Any]) -> _Row:

@@ -79,10 +79,6 @@ Config = Annotated[
         panel=SELECTION_PANEL,
     ),
 ]
-_DAMAGED = ("structure", "checksum")
-"""Checks that find what ``salvage`` may get around."""
-_MOST_SALVAGEABLE = 8
-"""Of so many damaged checkpoints is said what can be saved: each is read once more."""
 _AUTO = "auto"
 """What ``--config`` takes for the configuration nearest to the paths."""
 EveryCheck = Annotated[
@@ -381,31 +377,11 @@ def _print_verdicts(outcome: VerifyOutcome, shown: _Shown, *, strict: bool) -> N
         read_in_full=outcome.read_in_full,
         unread=len(outcome.unread),
         fails_unread=outcome.fails_unread,
-        salvageable=_salvageable(outcome),
     )
     if text := verify_text(outcome.verifications, style):
         print(text)
     if not shown.quiet:
         _print_manifests(outcome.sealed, sys.stdout)
-
-
-def _salvageable(outcome: VerifyOutcome) -> dict[str, str]:
-    """Return what ``salvage`` would save of the first checkpoints on this machine that are damaged."""
-    from ckpttool.core.urls import is_remote
-    from ckpttool.ops.verdict import Status
-
-    damaged = [
-        one.path
-        for one in outcome.verifications
-        if not is_remote(one.path)
-        and any(check.name in _DAMAGED and check.status is Status.FAILED for check in one.checks)
-    ]
-    if not damaged:
-        return {}
-    from ckpttool.ops.salvage import salvageable
-
-    found = {path: salvageable(path) for path in damaged[:_MOST_SALVAGEABLE]}
-    return {path: saved for path, saved in found.items() if saved is not None}
 
 
 def _print_manifests(sealed: Mapping[str, SealResult], stream: TextIO) -> None:

@@ -7,10 +7,9 @@ checksum they don't have. What no checksum covers is kept, and counted as unprov
 from __future__ import annotations
 
 import os
-import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,10 +31,8 @@ from ckpttool.ops.conversion import Converted, ConvertOptions
 from ckpttool.ops.conversion_plan import plan_conversion
 from ckpttool.ops.convert import carry_out
 from ckpttool.ops.scan_findings import checksum_findings
+from ckpttool.ops.survival import Survival, survival_of
 from ckpttool.weights.converting.tree_edits import edit_tree
-
-_RNG = re.compile(r"(^|[._])rng(_?states?)?([._]|$)|(^|[._])random_states?([._]|$)", re.IGNORECASE)
-"""Names of the states of random generators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +85,8 @@ class Salvaged(Result):
         return f"{self.kept:,} of {least}{counted(self.kept + len(self.lost), 'tensor')}"
 
     @property
-    def survival(self) -> str:
-        """Return what is saved of the weights, and what is lost of the optimizer and the rest."""
+    def survival(self) -> Survival:
+        """Return how much is saved of the weights, the optimizer and the rest."""
         return _survival(self.roles, self.lost, names_all=self.names_all)
 
     @property
@@ -152,8 +149,8 @@ def salvage(
         )
 
 
-def salvageable(source: str | os.PathLike[str], jobs: int | None = None) -> str | None:
-    """Return in a few words what ``salvage`` would save of a damaged checkpoint; None if that is nothing.
+def salvageable(source: str, *, jobs: int | None = None, advance: Advance = no_advance) -> Survival | None:
+    """Return how much ``salvage`` would save of a damaged checkpoint; None if that is nothing.
 
     All that is left of it is read.
     """
@@ -161,11 +158,14 @@ def salvageable(source: str | os.PathLike[str], jobs: int | None = None) -> str 
         with losses_allowed():
             opened = open_checkpoint(source)
         with opened as checkpoint:
-            found = _assess(checkpoint, jobs, no_advance)
-            roles = tuple(one.role for one in found.good)
-            return _survival(roles, found.lost, names_all=checkpoint.names_all)
+            found = _assess(checkpoint, jobs, advance)
+            return _survival([one.role for one in found.good], found.lost, names_all=checkpoint.names_all)
     except CheckpointError:  # the verdict has told why it can't be read
         return None
+
+
+def _survival(kept: Iterable[Role], lost: Iterable[Loss], *, names_all: bool) -> Survival:
+    return survival_of(kept, ((one.name, one.role) for one in lost), names_all=names_all)
 
 
 class _Assessment(NamedTuple):
@@ -193,7 +193,7 @@ def _assess(checkpoint: Checkpoint, jobs: int | None, advance: Advance) -> _Asse
     }
     good = tuple(one for one in checkpoint.tensors if reasons[one.name] is None)
     if not good:
-        raise DamagedCheckpoint(checkpoint.path, "nothing of it is whole", code="damaged")
+        raise DamagedCheckpoint(checkpoint.path, "no intact tensor found", code="damaged")
     lost = [
         Loss(one.name, why, one.nbytes, one.role) for one in checkpoint.tensors if (why := reasons[one.name])
     ]
@@ -203,29 +203,6 @@ def _assess(checkpoint: Checkpoint, jobs: int | None, advance: Advance) -> _Asse
     lost += [Loss(name, why, None, role_below((name,)) or common) for name, why in unread]
     sound = tuple(one.span for one in scanned if not _is_damaged(one))
     return _Assessment(good, tuple(lost), sum(map(cover.proves, good)), sound)
-
-
-def _survival(kept: Sequence[Role], lost: Sequence[Loss], *, names_all: bool) -> str:
-    """Return in words what is saved and what is lost, by what tensors serve."""
-    have, gone = Counter(kept), Counter(one.role for one in lost if not _RNG.search(one.name))
-    weights, total = have[Role.WEIGHTS], have[Role.WEIGHTS] + gone[Role.WEIGHTS]
-    least = "" if names_all else "at least "
-    saved = []
-    if total and weights == total:
-        saved = [f"{'all ' if names_all else ''}{counted(total, 'weight')} saved"]
-    elif total:
-        saved = [f"{weights:,} of {least}{counted(total, 'weight')} saved"]
-    elif have[Role.OPTIMIZER] or not gone:
-        saved = [f"{counted(len(kept), 'tensor')} saved"]
-    kinds = {Role.OPTIMIZER: "optimizer tensor", Role.TRAINING: "training value", Role.OTHER: "other tensor"}
-    losses = [
-        f"{gone[role]:,} of {counted(have[role] + gone[role], kind)}"
-        for role, kind in kinds.items()
-        if gone[role]
-    ]
-    losses += ["the RNG state"] if any(_RNG.search(one.name) for one in lost) else []
-    told = [f"lost {', '.join(losses[:-1])}{' and ' if losses[:-1] else ''}{losses[-1]}"] if losses else []
-    return "; ".join([*saved, *told])
 
 
 class _Sizes:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ckpttool.core.report import Finding, Severity
 from ckpttool.core.result import Result
+from ckpttool.ops.survival import Survival
 
 CHECKS = ("structure", "checksum", "values", "safety", "manifest")
 OPTIONAL = "manifest"
@@ -28,6 +29,8 @@ VALUES_NOT_READ = "values-not-read"
 COPY_UNPROVEN = "copy-unproven"
 OWED = (NOTHING_CHECKED, NOT_PREDICTED, COPY_UNPROVEN)
 """Findings which say that what was asked for was not done."""
+_SALVAGED_FROM = ("structure", "checksum")
+"""Checks that find what ``salvage`` may get around."""
 
 
 class Status(str, enum.Enum):
@@ -74,7 +77,12 @@ class Check:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Verification(Result):
-    """The verdict on one checkpoint; ``nbytes`` is the size of its files, in bytes."""
+    """The verdict on one checkpoint.
+
+    Attributes:
+        nbytes: The size of its files, in bytes.
+        survival: What ``salvage`` would save, if it is damaged and all of it was read; None if nothing.
+    """
 
     path: str
     format: str | None
@@ -84,6 +92,7 @@ class Verification(Result):
     findings: tuple[Finding, ...]
     nbytes: int = 0
     was_opened: bool = True
+    survival: Survival | None = None
 
     @property
     def summary(self) -> str:
@@ -101,6 +110,14 @@ class Verification(Result):
     def is_owed(self) -> bool:
         """Tell whether something that was asked for was not done, though no check failed."""
         return any(finding.code in OWED and finding.ignored is None for finding in self.findings)
+
+    @property
+    def is_damaged(self) -> bool:
+        """Tell whether its structure or its bytes are faulty, and nobody has accepted that."""
+        return any(
+            one.check in _SALVAGED_FROM and one.severity is Severity.ERROR and one.ignored is None
+            for one in self.findings
+        )
 
     @property
     def is_fine(self) -> bool:

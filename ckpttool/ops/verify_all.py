@@ -23,7 +23,7 @@ from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import SIDECARS, Probe, Unit, natural_path
 from ckpttool.io import fs
 from ckpttool.io.executors import answer_of, not_the_same, not_visible, path_everywhere
-from ckpttool.io.work import Progress, no_progress, submitted
+from ckpttool.io.work import Advance, Progress, no_progress, submitted
 from ckpttool.ops.verdict import CHECKS, NOT_ASKED_FOR, QUICK_CHECKS, SAMPLED_OUT, Verification
 from ckpttool.transaction.paths import shown
 from ckpttool.transaction.pending_journals import current_unit, unaffected_units
@@ -153,11 +153,22 @@ def _do(progress: Progress, task: VerifyTask) -> TaskResult:
                     ignores=task.ignores,
                     against=task.against,
                 )
+            verdict = _with_survival(task, verdict, advance)
     except CheckpointError as error:
         return TaskResult(error=error)
     if task.is_sampled_out:
         verdict = _as_sampled_out(verdict)
     return TaskResult(verification=verdict, sealed=sealed, seconds=time.perf_counter() - started)
+
+
+def _with_survival(task: VerifyTask, verdict: Verification, advance: Advance) -> Verification:
+    """Return the verdict with what can be saved of a damaged checkpoint; all that is left is read again."""
+    is_full = set(CHECKS) <= set(task.only) and not task.is_sampled_out
+    if not is_full or not verdict.is_damaged or fs.is_remote(verdict.path):
+        return verdict
+    from ckpttool.ops.salvage import salvageable
+
+    return replace(verdict, survival=salvageable(verdict.path, jobs=task.jobs, advance=advance))
 
 
 def _as_sampled_out(verdict: Verification) -> Verification:

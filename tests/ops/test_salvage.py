@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from ckpttool import CheckpointError, convert, open_checkpoint, salvage, verify
+from ckpttool import CheckpointError, convert, open_checkpoint, salvage, verify, verify_all
+from ckpttool.cli.render.text_changes import salvage_text
+from ckpttool.io.scan import scan
 from ckpttool.ops.salvage import Salvaged
 from tests.support.commands import Run
 
@@ -208,6 +211,49 @@ def test_verify_proposes_what_can_be_saved(
     assert ("salvage" in answer.out) == (proposed is not None)
 
 
+def test_survival_is_in_the_documents(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "cut.pth").write_bytes(EPOCH.read_bytes()[:2000])
+    expected = {
+        "weights": {"saved": 2, "of": 2},
+        "optimizer": {"saved": 1, "of": 6},
+        "training": {"saved": 0, "of": 0},
+        "other": {"saved": 0, "of": 0},
+        "rng_state_lost": False,
+        "names_all": True,
+    }
+    (row,) = json.loads(run("verify", "--json", tmp_path / "cut.pth").out)["checkpoints"]
+    assert row["survival"] == expected
+    assert salvage(tmp_path / "cut.pth", tmp_path / "out.pth").to_dict()["survival"] == expected
+    assert verify_all(tmp_path / "cut.pth").to_dict()["checkpoints"][0]["survival"] == expected
+    (row,) = json.loads(run("verify", "--json", tmp_path / "out.pth").out)["checkpoints"]
+    assert "survival" not in row
+
+
+@pytest.mark.parametrize("options", [("--quick",), ("--only", "structure,checksum")], ids=" ".join)
+def test_verify_proposes_nothing_unless_all_is_read(
+    options: tuple[str, ...], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckpttool.ops.salvage.scan", None)
+    (tmp_path / "cut.pth").write_bytes(EPOCH.read_bytes()[:2000])
+    assert "salvage" not in run("verify", tmp_path / "cut.pth", *options).out
+
+
+def test_verify_uses_the_jobs_and_tells_the_progress_of_what_can_be_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cut.pth").write_bytes(EPOCH.read_bytes()[:2000])
+    asked: list[int] = []
+    done: list[int] = []
+
+    def scan_counted(*args: Any, **keywords: Any) -> Any:
+        asked.append(keywords["jobs"])
+        return scan(*args, **keywords)
+
+    monkeypatch.setattr("ckpttool.ops.salvage.scan", scan_counted)
+    verify_all(tmp_path / "cut.pth", jobs=3, progress=lambda what, total: nullcontext(done.append))
+    assert asked == [3] and sum(done) > 0
+
+
 def test_a_lost_random_state_has_its_name(tmp_path: Path) -> None:
     net = torch.nn.Linear(4, 2)
     torch.save({"model": net.state_dict(), "rng": torch.get_rng_state()}, tmp_path / "whole.pt")
@@ -215,7 +261,8 @@ def test_a_lost_random_state_has_its_name(tmp_path: Path) -> None:
     data[data.index(torch.get_rng_state().numpy().tobytes())] ^= 1
     (tmp_path / "bad.pt").write_bytes(data)
     done = salvage(tmp_path / "bad.pt", tmp_path / "out.pt")
-    assert done.survival == "all 2 weights saved; lost the RNG state"
+    assert done.survival.weights == (2, 2) and done.survival.rng_state_lost
+    assert "\n  all 2 weights saved; lost the RNG state\n" in salvage_text(done)
 
 
 def test_arrays_of_numpy_s(tmp_path: Path) -> None:

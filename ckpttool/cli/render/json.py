@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.render.terminal import is_printable
+from ckpttool.core.tensor import Role
 from ckpttool.ops.verdict import safety_of
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ckpttool.ops.manifest_seal import SealResult
     from ckpttool.ops.resume import ResumeVerdict
     from ckpttool.ops.salvage import Salvaged
+    from ckpttool.ops.survival import Survival
     from ckpttool.ops.verdict import Verification
     from ckpttool.runs.cadence import Cadence
     from ckpttool.runs.card import Card
@@ -286,6 +288,8 @@ def _verification(verification: Verification, sealed: SealResult | None) -> dict
         ],
         "findings": [finding_document(one) for one in verification.findings],
     }
+    if verification.survival is not None:
+        document["survival"] = survival_document(verification.survival)
     if sealed is not None:
         is_written = bool(sealed.files) and not sealed.was_there
         files = list(sealed.files)
@@ -326,12 +330,18 @@ def salvage_document(done: Salvaged) -> dict[str, Any]:
         "unproven": done.unproven,
         "names_all": done.names_all,
         "damage": [finding_document(one) for one in done.damage],
-        "survival": done.survival,
+        "survival": survival_document(done.survival),
         "lost": [
             {"name": one.name, "why": one.why, "bytes": one.nbytes, "role": one.role.value}
             for one in done.lost
         ],
     }
+
+
+def survival_document(survival: Survival) -> dict[str, Any]:
+    """Return how much is saved of a damaged checkpoint, as the documents have it."""
+    amounts = {role.value: getattr(survival, role.value)._asdict() for role in Role}
+    return {**amounts, "rng_state_lost": survival.rng_state_lost, "names_all": survival.names_all}
 
 
 def log_document(logged: Logged) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ckpttool.cli.render.tables import (
     shorten_names,
 )
 from ckpttool.cli.render.terminal import ELLIPSIS, Style, display_width, pad, printable, styled
-from ckpttool.cli.render.verdicts import finding_lines
+from ckpttool.cli.render.verdicts import finding_lines, survival_text
 from ckpttool.core.report import counted
 from ckpttool.formats.interface import natural_path
 from ckpttool.io import fs
@@ -535,7 +535,7 @@ def salvage_text(done: Salvaged, *, colour: bool = False) -> str:
         lines.append(f"  {proven}no checksum covers the values of {counted(done.unproven, 'tensor')}")
     lines += [f"  {printable(note)}" for note in done.converted.notes]
     if done.lost:
-        lines.append(f"  {styled(done.survival, Style.BOLD, colour)}")
+        lines.append(f"  {styled(survival_text(done.survival), Style.BOLD, colour)}")
     if done.lost or not done.names_all:
         amounts = [f"{len(done.lost):,}"] * bool(done.lost)
         amounts += ["maybe others, whose names are gone, too"] * (not done.names_all)

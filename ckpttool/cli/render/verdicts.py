@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ckpttool.cli.render.numbers import file_size
@@ -20,6 +20,7 @@ from ckpttool.cli.render.terminal import (
     styled,
 )
 from ckpttool.core.report import Finding, Severity, counted, first_names
+from ckpttool.ops.survival import Survival
 from ckpttool.ops.verdict import (
     COPY,
     NOT_ASKED_FOR,
@@ -82,7 +83,6 @@ class VerifyStyle:
         read_in_full: How many were read in full, if the others were left out of a sample.
         unread: How many files and directories look like models and are not read.
         fails_unread: Whether these fail.
-        salvageable: What ``salvage`` would save of those that are damaged, by path.
     """
 
     width: int | None = None
@@ -94,7 +94,6 @@ class VerifyStyle:
     read_in_full: int | None = None
     unread: int = 0
     fails_unread: bool = False
-    salvageable: Mapping[str, str] = field(default_factory=dict)
 
 
 def verify_text(verifications: Sequence[Verification], style: VerifyStyle) -> str:
@@ -192,12 +191,32 @@ def _remedy_lines(verification: Verification, style: VerifyStyle, explained: set
     new = [code for code in dict.fromkeys(codes) if code not in explained]
     explained.update(new)
     told = [f"{remedy} (ckpttool explain {code})" for code in new if (remedy := remedy_of(code)) is not None]
-    if verification.path in style.salvageable:
-        told.append(
-            f"ckpttool salvage {printable(verification.path)} DST: {style.salvageable[verification.path]}"
-        )
+    if verification.is_damaged and verification.survival is not None:
+        saved = survival_text(verification.survival)
+        told.append(f"ckpttool salvage {printable(verification.path)} DST: {saved}")
     lines = [line for text in told for line in hanging_lines("    → ", text, style.width, 6)]
     return [styled(line, Style.DIM, style.colour) for line in lines]
+
+
+def survival_text(survival: Survival) -> str:
+    """Return what is saved of the weights, and what is lost of the rest."""
+    weights, rest = survival.weights, (survival.optimizer, survival.training, survival.other)
+    parts = []
+    if weights.of and not weights.lost:
+        parts = [f"{'all ' if survival.names_all else ''}{counted(weights.of, 'weight')} saved"]
+    elif weights.of:
+        least = "" if survival.names_all else "at least "
+        parts = [f"{weights.saved:,} of {least}{counted(weights.of, 'weight')} saved"]
+    elif survival.optimizer.saved or not any(one.lost for one in rest):
+        parts = [f"{counted(sum(one.saved for one in rest), 'tensor')} saved"]
+    kinds = ("optimizer tensor", "training value", "other tensor")
+    lost = [
+        f"{one.lost:,} of {counted(one.of, kind)}" for one, kind in zip(rest, kinds, strict=True) if one.lost
+    ]
+    lost += ["the RNG state"] if survival.rng_state_lost else []
+    if lost:
+        parts.append(f"lost {' and '.join(filter(None, (', '.join(lost[:-1]), lost[-1])))}")
+    return "; ".join(parts)
 
 
 def _summary_lines(verifications: Sequence[Verification], style: VerifyStyle) -> list[str]:
