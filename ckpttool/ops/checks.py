@@ -150,11 +150,13 @@ class Verifier:
         """Record findings and return the check that made them."""
         found = tuple(finding._replace(check=name) for finding in findings)
         self._findings.extend(found)
+        unfailed = Check(name, Status.PARTIAL if is_partial else Status.PASSED, detail)
         failures = sum(finding.severity in fatal(strict=self._strict) for finding in found)
         if failures:
-            said = f"{counted(failures, 'finding')} in {detail}"
-            return Check(name, Status.FAILED, said, detail, is_partial)
-        return Check(name, Status.PARTIAL if is_partial else Status.PASSED, detail, None, is_partial)
+            return Check(
+                name, Status.FAILED, f"{counted(failures, 'finding')} in {detail}", unfailed=unfailed
+            )
+        return unfailed
 
     def _structure(self) -> Check:
         files = counted(len(self._checkpoint.files), "file")

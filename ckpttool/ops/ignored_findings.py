@@ -99,17 +99,16 @@ def _reassess(check: Check, own: Sequence[Finding], failing: Sequence[Severity])
     if check.status is not Status.FAILED or not ignored:
         return check
     failures = sum(finding.ignored is None and finding.severity in failing for finding in own)
-    scope = None if check.scope is None else f"{check.scope}, {ignored:,} ignored"
+    if check.unfailed is None:
+        detail = f"{check.detail}, {ignored:,} ignored"
+        unfailed = Check(check.name, Status.PASSED, f"{counted(ignored, 'finding')} ignored")
+    else:
+        unfailed = replace(check.unfailed, detail=f"{check.unfailed.detail}, {ignored:,} ignored")
+        detail = f"{counted(failures, 'finding')} in {unfailed.detail}"
     if failures:
-        detail = (
-            f"{check.detail}, {ignored:,} ignored"
-            if scope is None
-            else f"{counted(failures, 'finding')} in {scope}"
-        )
-        return replace(check, detail=detail, scope=scope)
+        return replace(check, detail=detail)
     if check.name == "safety" and (parts := sum(finding.code == "not-scanned" for finding in own)):
         return Check(check.name, Status.SKIPPED, f"{counted(parts, 'part')} could not be searched")
-    status = Status.PARTIAL if check.is_partial else Status.PASSED
     if any(finding.code == VALUES_NOT_READ for finding in own):
-        status = Status.SKIPPED
-    return Check(check.name, status, scope or f"{counted(ignored, 'finding')} ignored")
+        return replace(unfailed, status=Status.SKIPPED)
+    return unfailed

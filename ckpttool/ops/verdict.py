@@ -64,15 +64,13 @@ class Check:
 
     Attributes:
         detail: What was looked at, or why nothing was, or how many findings failed it.
-        scope: What was looked at, if ``detail`` counts the findings in it.
-        is_partial: Whether that is not all: there are no checksums of the rest.
+        unfailed: The check as it is without the findings that failed it, if ``detail`` counts these.
     """
 
     name: str
     status: Status
     detail: str
-    scope: str | None = field(default=None, compare=False, repr=False)
-    is_partial: bool = field(default=False, compare=False, repr=False)
+    unfailed: Check | None = field(default=None, compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckpttool import Check, Finding, Safety, Severity, Status, Verification
+from ckpttool.core.report import counted
 from ckpttool.ops.ignored_findings import Ignore, apply_ignores, is_used, refusals
 
 INF = Finding("infinity", Severity.WARNING, "3 infinities", "layer.mask", check="values")
@@ -25,7 +26,8 @@ def verification(*findings: Finding, **values: Any) -> Verification:
 def _check(name: str, own: list[Finding]) -> Check:
     if not own:
         return Check(name, Status.PASSED, "8 tensors")
-    return Check(name, Status.FAILED, f"{len(own)} finding{'s' * (len(own) > 1)} in 8 tensors", "8 tensors")
+    unfailed = Check(name, Status.PASSED, "8 tensors")
+    return Check(name, Status.FAILED, f"{counted(len(own), 'finding')} in 8 tensors", unfailed=unfailed)
 
 
 def applied(one: Verification, *ignores: Ignore) -> Verification:
@@ -46,6 +48,15 @@ def test_a_check_that_only_ignored_findings_failed_passes() -> None:
     assert judged.checks[1] == Check("values", Status.PASSED, "8 tensors, 1 ignored")
     assert judged.is_fine
     assert is_used(ignore, judged)
+
+
+def test_a_partial_check_stays_partial() -> None:
+    finding = Finding("unlisted", Severity.WARNING, "not in the manifest", "a.bin", check="manifest")
+    partial = Check("manifest", Status.PARTIAL, "1 file")
+    failed = Check("manifest", Status.FAILED, "1 finding in 1 file", unfailed=partial)
+    one = Verification("m", "pytorch", "zip", Safety.SAFE, (failed,), (finding,))
+    judged = applied(one, Ignore("unlisted", "ours"))
+    assert judged.checks == (Check("manifest", Status.PARTIAL, "1 file, 1 ignored"),)
 
 
 def test_what_is_not_meant_still_fails() -> None:
