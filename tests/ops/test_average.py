@@ -317,7 +317,7 @@ def test_a_number_too_large_is_found_beside_a_mask(tmp_path: Path) -> None:
         (["a.pt", "b.pt", "--ema", "0.5", "--weights", "1,2"], "exclude each other"),
         (["a.pt", "--last", "2", "--best", "2"], "exclude each other"),
         (["a.pt", "--last", "2", "--metric", "loss"], "--metric and --mode go with --best N"),
-        (["a.pt", "--best", "2", "--metric", "quality"], "give --mode min or max"),
+        (["a.pt", "--best", "2", "--metric", "quality"], "no series of several checkpoints with weights"),
         (["a.pt", "b.pt", "--last", "2"], "take one directory"),
         (["a.pt", "b.pt", "--metric", "loss"], "go with --last N or --best N"),
         ([".", "--best", "2"], "--best needs --metric NAME"),
