@@ -21,7 +21,7 @@ from ckpttool.core.training import training_state
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.parts import OpenedParts, file_entry, open_file
 from ckpttool.formats.torch.deepspeed_universal import VARIANT as UNIVERSAL
-from ckpttool.formats.torch.deepspeed_universal import ZERO, UniversalStates, is_universal
+from ckpttool.formats.torch.deepspeed_universal import ZERO, UniversalStates, has_parameters, is_universal
 from ckpttool.formats.torch.deepspeed_zero import (
     STATES,
     Ranks,
@@ -63,14 +63,16 @@ class DeepSpeed(Format):
         return any(
             any(pattern.fullmatch(name) for pattern in (*KINDS.values(), _OTHER)) and entry.is_file()
             for name, entry in probe.entries.items()
-        )
+        ) or has_parameters(probe)
 
     def open(self, probe: Probe) -> Checkpoint:
         with OpenedParts("part") as parts:
             universal = UniversalStates(probe, parts) if is_universal(probe) else None
             files = _open_files(parts, probe, skipped=() if universal is None else (ZERO,))
-            models = [file for file in files if file.kind == "model"]
-            first = min(models, key=lambda file: (file.mp, file.dp or 0)).part if models else None
+            models = sorted(
+                (file for file in files if file.kind == "model"), key=lambda file: (file.mp, file.dp or 0)
+            )
+            first = models[0].part if models else None
             metadata = dict(first.metadata) if first is not None else {}
             ranks = _ranks(parts, files, metadata, is_universal=universal is not None)
             tensors = [tensor for file in files for tensor in _tensors(file, ranks, first)]
@@ -78,8 +80,7 @@ class DeepSpeed(Format):
             parts.findings += (*check_partitions(ranks), *_check_optimizers(optimizers), *apart_notes(ranks))
             metadata |= {file.stem: dict(file.part.metadata) for file in files if file.part is not first}
             if universal is not None:
-                universal.check({file.name: file.part.metadata for file in models})
-                tensors += universal.tensors
+                tensors = universal.tensors({file.name: file.part for file in models}, tensors)
                 metadata[ZERO] = dict(universal.metadata)
             paths = [entry.path for entry in probe.entries.values() if entry.is_file()]
             paths += () if universal is None else universal.paths

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,30 +14,32 @@ from ckpttool.core.tensor import Role, Tensor
 from ckpttool.formats.content.tree import replace_tensors, tensors_in
 from ckpttool.formats.parts import open_file
 from ckpttool.formats.torch.deepspeed import MODEL_STATES
-from ckpttool.formats.torch.deepspeed_universal import FP32, ZERO
+from ckpttool.formats.torch.deepspeed_universal import MODULE, ZERO, is_full_precision
+from ckpttool.formats.torch.deepspeed_zero import shapes_of
 from ckpttool.ops.merging.discarded_rank_state import OF_PARTITIONS
 from ckpttool.ops.merging.merged_checkpoint import MergedCheckpoint, with_contents
 from ckpttool.ops.merging.zero_partitions import BASE
 
-MODULE, OPTIMIZER = "module", "optimizer"
+OPTIMIZER = "optimizer"
+_FROZEN = "frozen_param_shapes"
 
 
 def universal_model(checkpoint: Checkpoint, sources: tuple[str, ...]) -> MergedCheckpoint:
-    """Return a universal checkpoint with its weights in full precision, for the rounded copies."""
-    weights, states = _by_parameter(checkpoint)
-    module: dict[str, Tensor] = {}
-    for tensor in checkpoint.tensors:
-        if tensor.path[0] == MODULE and len(tensor.path) == 2:
-            name = str(tensor.path[1])
-            module[name] = weights.get(name, tensor)
-    module = {**module, **{name: one for name, one in weights.items() if name not in module}}
-    _require_whole(checkpoint, module, weights)
-    for name, owner in _ties(checkpoint, module).items():
+    """Return a universal checkpoint as one model, without the rounded copies of its weights."""
+    module = {
+        ".".join(map(str, tensor.path[1:])): tensor
+        for tensor in checkpoint.tensors
+        if tensor.path[0] == MODULE and len(tensor.path) > 1
+    }
+    weights = [name for name, one in module.items() if one.shares_with is None and is_full_precision(one)]
+    rest = [name for name, one in module.items() if one.shares_with is None and not is_full_precision(one)]
+    _require_whole(checkpoint, module, rest)
+    for name, owner in _ties(module).items():
         module[name] = replace(module[owner], path=(MODULE, name), shares_with=module[owner].name)
-    groups = _param_groups(checkpoint, weights)
+    module = {name: replace(one, path=(MODULE, name)) for name, one in module.items()}
     tree = {
         MODULE: module,
-        OPTIMIZER: {"state": states, "param_groups": groups},
+        OPTIMIZER: {"state": _states(checkpoint), "param_groups": _param_groups(checkpoint, weights)},
         **_shared_content(checkpoint),
     }
     whole = with_contents(
@@ -47,24 +49,20 @@ def universal_model(checkpoint: Checkpoint, sources: tuple[str, ...]) -> MergedC
         tree=tree,
         native=checkpoint.native,
     )
-    note = f"{counted(len(weights), 'parameter')} in full precision, from a universal checkpoint"
-    return MergedCheckpoint(checkpoint=whole, sources=sources, notes=(note,))
+    notes = [f"{counted(len(weights), 'parameter')} in full precision, from a universal checkpoint"]
+    if rest:
+        notes.append(f"{counted(len(rest), 'tensor')} that the optimizer doesn't have: {first_names(rest)}")
+    return MergedCheckpoint(checkpoint=whole, sources=sources, notes=tuple(notes))
 
 
-def _by_parameter(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-    """Return the weights by parameter, and what the optimizer keeps of each."""
-    weights: dict[str, Tensor] = {}
+def _states(checkpoint: Checkpoint) -> dict[str, dict[str, Tensor]]:
+    """Return what the optimizer keeps of each parameter."""
     states: dict[str, dict[str, Tensor]] = {}
     for tensor in checkpoint.tensors:
-        if tensor.path[0] != ZERO or len(tensor.path) != 3 or tensor.path[1] == "optimizer_state":
-            continue
-        _, name, state = map(str, tensor.path)
-        if state == FP32:
-            weights[name] = replace(tensor, path=(MODULE, name), role=Role.WEIGHTS)
-        else:
-            path = (OPTIMIZER, "state", name, state)
-            states.setdefault(name, {})[state] = replace(tensor, path=path)
-    return weights, states
+        if tensor.path[0] == ZERO and len(tensor.path) == 3 and tensor.path[1] != "optimizer_state":
+            _, name, state = map(str, tensor.path)
+            states.setdefault(name, {})[state] = replace(tensor, path=(OPTIMIZER, "state", name, state))
+    return states
 
 
 def _model_states(checkpoint: Checkpoint) -> list[str]:
@@ -74,15 +72,23 @@ def _model_states(checkpoint: Checkpoint) -> list[str]:
     )
 
 
-def _require_whole(
-    checkpoint: Checkpoint, module: Mapping[str, Tensor], weights: Mapping[str, Tensor]
-) -> None:
-    """Require that nothing is taken from the model states of one rank that others may hold slices of."""
-    if len(_model_states(checkpoint)) < 2:
-        return
-    buffers = checkpoint.metadata.get("buffer_names")
-    known = {*weights, *(buffers if isinstance(buffers, list) else ())}
-    names = [name for name, tensor in module.items() if tensor.shares_with is None and name not in known]
+def _require_whole(checkpoint: Checkpoint, module: Mapping[str, Tensor], rest: Sequence[str]) -> None:
+    """Require that nothing is taken from, or left in, the states of one rank that others may hold slices of.
+
+    ZeRO 3 has a placeholder for each weight that isn't trained, and slices of it elsewhere.
+    """
+    frozen = {
+        name: one for group in shapes_of(checkpoint.metadata.get(_FROZEN)) for name, one in group.items()
+    }
+    names = [name for name in rest if module[name].shape != frozen.get(name, module[name].shape)]
+    if len(_model_states(checkpoint)) > 1:
+        buffers = checkpoint.metadata.get("buffer_names")
+        known = {*(buffers if isinstance(buffers, list) else ()), *names}
+        names += [name for name in rest if name not in known]
+        others = (
+            one.path[2:] for one in checkpoint.tensors if one.role is Role.WEIGHTS and MODULE in one.path[1:2]
+        )
+        names += [name for path in others if (name := ".".join(map(str, path))) not in module]
     if names:
         reason = f"each rank may have a slice of {first_names(names)}, which lies in no directory of its own"
         raise Unsupported(checkpoint.path, reason, expected=f"all parameters below {ZERO}/")
@@ -99,17 +105,16 @@ def _shared_content(checkpoint: Checkpoint) -> dict[str, Any]:
     return dict(content) if isinstance(content, dict) else {}
 
 
-def _ties(checkpoint: Checkpoint, module: Mapping[str, Tensor]) -> dict[str, str]:
+def _ties(module: Mapping[str, Tensor]) -> dict[str, str]:
     """Return the owner of each weight that shares its values, as the model states name them."""
-    stated = checkpoint.metadata.get("shared_params")
-    ties = dict(stated) if isinstance(stated, Mapping) else {}
-    for name, tensor in module.items():
-        if tensor.shares_with is not None:
-            ties.setdefault(name, tensor.shares_with.removeprefix(f"{MODULE}."))
-    return {name: owner for name, owner in ties.items() if owner in module and owner != name}
+    names = {one.name: name for name, one in module.items()}
+    shared = (
+        (name, names.get(one.shares_with)) for name, one in module.items() if one.shares_with is not None
+    )
+    return {name: owner for name, owner in shared if owner is not None and owner != name}
 
 
-def _param_groups(checkpoint: Checkpoint, weights: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+def _param_groups(checkpoint: Checkpoint, weights: Sequence[str]) -> list[dict[str, Any]]:
     """Return the optimizer's settings; which parameter is in which group is said only if there is one."""
     zero = checkpoint.metadata.get(ZERO)
     outer = zero.get("optimizer_state_dict") if isinstance(zero, Mapping) else None
