@@ -1,7 +1,8 @@
-"""Whether the second copy of a model's weights beside it, in PyTorch's own format, has other values.
+"""Whether a second copy of a model's weights has other values.
 
-Hugging Face's directories may hold both, and each library loads the one that it prefers: a copy that was
-saved again alone leaves the other one as it was.
+Hugging Face's directories may hold one in PyTorch's own format, and each library loads the one that it
+prefers: a copy that was saved again alone leaves the other one as it was. DeepSpeed's universal checkpoints
+hold a rounded copy of each weight.
 
 Source: huggingface/transformers ``utils/__init__.py`` (``WEIGHTS_NAME``, ``SAFE_WEIGHTS_NAME``).
 """
@@ -12,15 +13,25 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from itertools import product
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.dtypes import numpy_dtype
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.report import Finding, counted, first_names, warning
 from ckpttool.core.tensor import Tensor
+from ckpttool.core.values import regroup
 from ckpttool.formats import open_checkpoint
+from ckpttool.formats.torch.deepspeed_universal import MODULE, is_full_precision
+from ckpttool.formats.torch.deepspeed_universal import VARIANT as UNIVERSAL
 from ckpttool.io import fs
 from ckpttool.io.work import Advance
 
+if TYPE_CHECKING:
+    import numpy as np
+
+_ELEMENTS = 1 << 20
+"""Values of a weight that are rounded at once."""
 _SAFE = re.compile(r"(?P<stem>(?!.*-\d+-of-\d+).+)\.safetensors(\.index\.json)?", re.DOTALL)
 
 
@@ -29,6 +40,8 @@ def weight_copy_findings(checkpoint: Checkpoint, jobs: int, advance: Advance) ->
 
     One that can't be read is no copy; its own verdict tells why.
     """
+    if checkpoint.variant == UNIVERSAL and checkpoint.complete:
+        yield from _compare_rounded(checkpoint)
     for path, copy in weight_copies((checkpoint.path, *(entry.path for entry in checkpoint.files))):
         yield from _compare(path, copy, jobs, advance)
 
@@ -80,3 +93,46 @@ def _differing(pairs: list[tuple[Tensor, Tensor]], jobs: int, advance: Advance) 
         for (own, _), outcome in zip(of_one_type, outcomes, strict=True)
         if isinstance(outcome, Comparison) and not outcome.equal
     ]
+
+
+def _compare_rounded(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield a warning if weights aren't what the model states have of them, in the type of these."""
+    copies = {one.path[1:]: one for one in checkpoint.tensors if one.path[1:2] == (MODULE,)}
+    pairs = [
+        (weight, copies[weight.path])
+        for weight in checkpoint.tensors
+        if weight.path in copies and weight.shares_with is None and is_full_precision(weight)
+    ]
+    whole = [(weight, copy) for weight, copy in pairs if weight.shape == copy.shape]
+    differing = [weight.name for weight, copy in whole if not _is_rounded(weight, copy)]
+    if differing:
+        amount = f"{len(differing):,} of {counted(len(whole), 'tensor')}"
+        message = f"the rounded copies in the model states have other values of {amount}"
+        yield warning("copies-differ", message, first_names(differing))
+
+
+def _is_rounded(weight: Tensor, copy: Tensor) -> bool:
+    """Tell whether a copy has the values of a weight, each rounded to the copy's type."""
+    import numpy as np
+
+    if weight.values is None or copy.values is None or not copy.dtype.float_code:
+        return True
+    own, other = (_floats(one) for one in (weight, copy))
+    try:
+        with np.errstate(over="ignore"):  # float16 has no place for what is too large: it is infinite
+            return all(
+                np.array_equal(np.float64(one.astype(two.dtype)), np.float64(two), equal_nan=True)
+                for one, two in zip(own, other, strict=True)
+            )
+    except CheckpointError:  # the checks of its file tell
+        return True
+
+
+def _floats(tensor: Tensor) -> Iterator[np.ndarray[Any, Any]]:
+    """Yield the values of a tensor in groups."""
+    import numpy as np
+
+    dtype = numpy_dtype(tensor.dtype)
+    starts = range(0, tensor.size, _ELEMENTS)
+    sizes = [min(_ELEMENTS, tensor.size - start) * dtype.itemsize for start in starts]
+    return (np.frombuffer(block, dtype) for block in regroup(tensor, sizes))

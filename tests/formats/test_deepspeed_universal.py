@@ -305,7 +305,21 @@ def test_a_lost_weight_is_lost_though_a_rounded_copy_is_left(tmp_path: Path) -> 
     path.write_bytes(path.read_bytes()[:500])
     saved = salvage(directory, tmp_path / "w.pt")
     assert [one.name for one in saved.lost] == ["module.fc.weight"]
-    assert "2 of 3 weights saved" in saved.survival
+    assert saved.survival.weights == (2, 3)
+
+
+@pytest.mark.parametrize("type", [torch.bfloat16, torch.float16, torch.float32])
+def test_rounded_copies_of_other_values_are_a_warning(type: torch.dtype, tmp_path: Path) -> None:
+    directory = universal(tmp_path)
+    special = torch.tensor([1e-30, -0.0, 1e30, float("inf"), *torch.rand(12)]).reshape(4, 4)
+    store(directory, special)
+    edit_model(directory, {"fc.weight": special.to(type)})
+    assert "copies-differ" not in [one.code for one in verify(directory).findings]
+    edit_model(directory, {"fc.weight": special.flip(0).to(type)})
+    assert ("copies-differ", "module.fc.weight", "warning") in [
+        (one.code, one.where, one.severity) for one in verify(directory).findings
+    ]
+    assert verify(directory, only={"structure"}).findings == ()
 
 
 def test_tied_weights_are_tied_in_full_precision(tmp_path: Path) -> None:
