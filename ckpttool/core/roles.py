@@ -8,8 +8,13 @@ from ckpttool.core.tensor import Path, Role
 
 OPTIMIZER = re.compile(r"optim|(^|_)opt(_|$)|^param_groups$", re.IGNORECASE)
 """Keys of an optimizer's state."""
-FLAT_OPTIMIZER = re.compile(r"(chained_\d+\.)?optimizer\.")
+FLAT_OPTIMIZER = re.compile(
+    r"(chained_\d+\.)?optimizer\."
+    r"(state\.[^.]+\.(?P<weight>.+)|param_(groups|state)|distributed\.dp_group_idx_\d)"
+)
 """How the flat keys of optimizer states begin in a distributed checkpoint of Megatron's.
+
+A model may have a module ``optimizer``, too: what follows makes it a state.
 
 Source: NVIDIA/Megatron-LM ``megatron/core/optimizer/distrib_optimizer.py``, ``optimizer.py``
 (``ChainedOptimizer.sharded_state_dict``).

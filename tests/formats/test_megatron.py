@@ -125,6 +125,11 @@ def distributed(directory: Path, *names: str, shapes: dict[str, tuple[int, ...]]
         ("unchained_0.optimizer.weight", Role.WEIGHTS),
         ("optimizer_head.weight", Role.WEIGHTS),
         ("learned_optimizer.weight", Role.WEIGHTS),
+        ("optimizer.net.weight", Role.WEIGHTS),
+        ("optimizer.weight", Role.WEIGHTS),
+        ("optimizer.state.weight", Role.WEIGHTS),
+        ("optimizer.distributed.weight", Role.WEIGHTS),
+        ("chained_0.optimizer.encoder.weight", Role.WEIGHTS),
     ],
 )
 def test_a_key_is_that_of_an_optimizer_where_it_begins_so(name: str, role: Role, tmp_path: Path) -> None:
@@ -138,6 +143,15 @@ def test_a_key_is_that_of_an_optimizer_where_it_begins_so(name: str, role: Role,
     with open_checkpoint(directory) as checkpoint:
         kept = {one.name for one in without_training_state(content_of(checkpoint)).tensors}
     assert kept == ({_WEIGHT, name} if role is Role.WEIGHTS else {_WEIGHT})
+
+
+def test_a_module_called_optimizer_is_of_the_model(tmp_path: Path) -> None:
+    model = torch.nn.ModuleDict({"optimizer": torch.nn.LSTM(3, 2), "head": torch.nn.Linear(2, 1)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(model.state_dict(), checkpoint_id=tmp_path / "model", no_dist=True)
+    convert(tmp_path / "model", tmp_path / "w.safetensors", only="weights")
+    assert set(load_file(tmp_path / "w.safetensors")) == set(model.state_dict())
 
 
 def test_flattened_states_are_told(tmp_path: Path) -> None:

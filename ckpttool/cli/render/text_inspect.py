@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +33,6 @@ _FRAMEWORKS = {
     "tensorflow": "TensorFlow",
     "paddle": "Paddle",
 }
-_STATE_OF = re.compile(rf"{FLAT_OPTIMIZER.pattern}state\.[^.]+\.(?P<weight>.+)")
 _TRAINER_WORDS = {"epoch_id": "epoch", "step_id": "step"}
 
 
@@ -294,8 +292,9 @@ def is_flattened_state(tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]) ->
     """Tell whether Megatron flattened an optimizer's state to [1, 1, N], given the shapes of the weights."""
     if tensor.role is not Role.OPTIMIZER or len(tensor.shape) != 3 or tensor.shape[:2] != (1, 1):
         return False
-    found = _STATE_OF.fullmatch(tensor.name)
-    return found is not None and shapes.get(found["weight"]) != tensor.shape
+    found = FLAT_OPTIMIZER.match(tensor.name)
+    weight = None if found is None else found["weight"]
+    return weight is not None and shapes.get(weight) != tensor.shape
 
 
 def _shape_cell(tensor: Tensor) -> str:
