@@ -1,7 +1,6 @@
 """How a training resumes from a checkpoint: exactly, with weights and optimizer, or with weights only.
 
-Each part of a training's state is a row: the keys under which people and frameworks keep it. What was not
-found is missing, unless something in the checkpoint says that this training had none.
+What was not found is missing, unless something in the checkpoint says that this training had none.
 
 Sources: huggingface/transformers ``trainer.py`` (``_load_rng_state``, ``_inner_training_loop``: it skips the
 batches before ``global_step``, whose order the seed gives); pytorch ``torch/optim/lr_scheduler.py``
@@ -12,19 +11,19 @@ batches before ``global_step``, whose order the seed gives); pytorch ``torch/opt
 from __future__ import annotations
 
 import enum
-import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.tensor import Role, Tensor
+from ckpttool.core.tensor import Path, Role, Tensor
 from ckpttool.formats.traits import traits_of
+from ckpttool.ops.training_parts import PARTS, Key, consumes_samples, held_parts, keys_in
 
 if TYPE_CHECKING:
     from typing import TypeGuard
 
-_DEEPEST, _MOST_KEYS, _MOST_ITEMS = 6, 20_000, 8
-"""How far into the metadata keys are looked for, and how many of a list's items are looked into."""
+_OPTIMIZER, _STATE, _STEP = "optimizer", "state", "step"
 _PARAM_GROUPS, _SCHEDULED = "param_groups", "initial_lr"
 _OF_STATEFUL = frozenset(
     {"betas", "beta1", "beta2", "beta", "alpha", "rho", "etas", "lr_decay", "history_size", "eps"}
@@ -75,109 +74,98 @@ class ResumeVerdict(NamedTuple):
         return ", ".join(f"no {part}" for part in self.missing)
 
 
-class _Key(NamedTuple):
-    """A key somewhere in a checkpoint, and the value there; of a tensor, the tensor."""
-
-    name: str
-    value: object
-
-    @property
-    def holds_something(self) -> bool:
-        return _is_something(self.value)
-
-
-def _is_something(value: object) -> bool:
-    """Tell whether anything but empty containers, empty tensors and None is there."""
-    pending = [value]
-    while pending:
-        one = pending.pop()
-        if isinstance(one, Mapping):
-            pending += one.values()
-        elif isinstance(one, list | tuple):
-            pending += one
-        elif isinstance(one, Tensor):
-            if one.size:
-                return True
-        elif one is not None and one != "":
-            return True
-    return False
-
-
-_PARTS: Mapping[str, re.Pattern[str]] = {
-    "scheduler": re.compile(r"sched", re.IGNORECASE),
-    "RNG state": re.compile(r"(^|[-_./])rng|random_states?(_\d+)?$|seed_generator", re.IGNORECASE),
-    "gradient scaler": re.compile(r"scaler|^(native_)?amp(_|$)|^MixedPrecision", re.IGNORECASE),
-    "data loader state": re.compile(
-        r"data_?(loader|iter|set_state)|sampler|^dl_state|combined_loader|consumed_(train_)?samples"
-        r"|train_iterator|ITERATOR_STATE",
-        re.IGNORECASE,
-    ),
-}
-"""Parts of a training's state besides weights, optimizer and step, by the keys under which they are kept."""
-
-
 def resume_verdict(checkpoint: Checkpoint) -> ResumeVerdict:
     """Return how a training resumes from an open checkpoint; no value of a tensor is read."""
     if not any(tensor.role is Role.WEIGHTS for tensor in checkpoint.tensors):
         return ResumeVerdict(ResumeLevel.NONE, missing=("weights",))
-    keys = list(_keys(checkpoint))
-    held = {part for part, names in _PARTS.items() if any(_is_kept(key, names) for key in keys)}
-    if _has_optimizer(checkpoint, keys):
-        held.add("optimizer")
+    keys = list(keys_in({} if checkpoint.derives_metadata else checkpoint.metadata))
+    held = held_parts(keys, checkpoint.tensors)
+    lacking = _lacking_optimizer(checkpoint, keys)
+    if lacking != _OPTIMIZER:
+        held.add(_OPTIMIZER)
     if _has_position(checkpoint):
         held.add("step or epoch")
-    if _skips_batches(checkpoint.metadata):
+    if consumes_samples(keys) or _skips_batches(checkpoint.metadata):
         held.add("data loader state")
-    needed = ("optimizer", "step or epoch", *_needed_parts(checkpoint, keys))
-    found = ("weights", *(part for part in ("optimizer", "step or epoch", *_PARTS) if part in held))
-    missing = tuple(part for part in needed if part not in held)
-    if "optimizer" in missing:
+    needed = ("step or epoch", *_needed_parts(checkpoint, keys))
+    found = ("weights", *(part for part in (_OPTIMIZER, "step or epoch", *PARTS) if part in held))
+    missing = (*([lacking] if lacking else ()), *(part for part in needed if part not in held))
+    if lacking == _OPTIMIZER:
         return ResumeVerdict(ResumeLevel.WEIGHTS, found, missing)
     return ResumeVerdict(ResumeLevel.WEIGHTS_AND_OPTIMIZER if missing else ResumeLevel.EXACT, found, missing)
 
 
-def _keys(checkpoint: Checkpoint) -> Iterator[_Key]:
-    """Yield the keys in the metadata, and those that lead to tensors, once each."""
-    metadata = {} if checkpoint.derives_metadata else checkpoint.metadata
-    waiting: list[tuple[int, object]] = [(0, metadata)]
-    count = 0
-    while waiting and count < _MOST_KEYS:
-        depth, value = waiting.pop()
-        items: list[tuple[str, object]] = []
-        if isinstance(value, Mapping):
-            items = [(str(key), one) for key, one in value.items()]
-        elif isinstance(value, list):
-            items = [("", one) for one in value[:_MOST_ITEMS]]
-        for name, one in items:
-            count += 1
-            yield _Key(name, one)
-            if depth < _DEEPEST:
-                waiting.append((depth + 1, one))
-    seen: set[str] = set()
-    for tensor in checkpoint.tensors:
-        for name in (*map(str, tensor.path), tensor.key or ""):
-            if tensor.role is not Role.WEIGHTS and name not in seen and tensor.size:
-                seen.add(name)
-                yield _Key(name, tensor)
+def _lacking_optimizer(checkpoint: Checkpoint, keys: list[Key]) -> str | None:
+    """Return what is missing of the state that the optimizers have at this point of the training.
 
-
-def _is_kept(key: _Key, names: re.Pattern[str]) -> bool:
-    return names.search(key.name) is not None and key.holds_something and not isinstance(key.value, bool)
-
-
-def _has_optimizer(checkpoint: Checkpoint, keys: list[_Key]) -> bool:
-    """Tell whether optimizers are there with the state that they have at this point of the training.
-
-    PyTorch's make their state at their first step. One without momentum has none.
+    PyTorch's make the state of a parameter at their first step with a gradient for it; one without momentum
+    has none. Nothing tells a parameter that never had a gradient from one whose state was lost, so a state of
+    some parameters only is never whole.
     """
-    has_tensors = any(tensor.role is Role.OPTIMIZER and tensor.size for tensor in checkpoint.tensors)
-    metadata = {} if checkpoint.derives_metadata else checkpoint.metadata
-    states = [one for one in (metadata, *(key.value for key in keys)) if _is_optimizer(one)]
-    keeping = [state for state in states if any(map(_keeps_state, state[_PARAM_GROUPS]))]
-    if not keeping or _is_before_first_step(checkpoint):
-        return has_tensors or bool(states)
-    # Of a state that consists of tensors, the metadata has no key.
-    return all(_is_something(state["state"]) if "state" in state else has_tensors for state in keeping)
+    tensors = [one for one in checkpoint.tensors if one.role is Role.OPTIMIZER and one.size]
+    optimizers = [(key.keys, key.value) for key in keys if not key.is_setting and _is_optimizer(key.value)]
+    if not tensors and not optimizers:
+        return _OPTIMIZER
+    expected, found = _count_parameters(optimizers, tensors)
+    if found == expected or _is_before_first_step(checkpoint):
+        return None
+    return f"optimizer state for {expected - found:,} of {expected:,} parameters" if found else _OPTIMIZER
+
+
+def _count_parameters(
+    optimizers: list[tuple[Path, Mapping[str, Any]]], tensors: list[Tensor]
+) -> tuple[int, int]:
+    """Return of how many parameters optimizers keep state, and of how many it is there."""
+    with_state: dict[Path, set[str]] = defaultdict(set)
+    for tensor in tensors:
+        for at, key in enumerate(tensor.path[:-1]):
+            if key == _STATE:
+                names = [] if tensor.path[-1] == _STEP else [str(tensor.path[at + 1])]
+                with_state[tensor.path[:at]].update(names)
+    # Megatron and others keep the state apart from the groups.
+    is_elsewhere = any(
+        with_state.keys().isdisjoint(one.path[:count] for count in range(len(one.path))) for one in tensors
+    )
+    expected = found = 0
+    for path, state in optimizers:
+        parameters = list(_stateful_parameters(state))
+        plain = state.get(_STATE)
+        present = with_state[path] | (_plain_states(plain) if isinstance(plain, Mapping) else set())
+        expected += len(parameters)
+        if _STATE not in state and not present and is_elsewhere:
+            found += len(parameters)
+        else:
+            found += sum(name in present if name else bool(present) for name in parameters)
+    return expected, found
+
+
+def _plain_states(states: Mapping[Any, Any]) -> set[str]:
+    """Return the parameters of whose state more than a step is plain data."""
+    return {
+        str(name)
+        for name, state in states.items()
+        if isinstance(state, Mapping)
+        and any(map(_is_something, (state[key] for key in state if key != _STEP)))
+    }
+
+
+def _stateful_parameters(state: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the parameters for which an optimizer keeps state: "" for all of a group that doesn't list them.
+
+    LBFGS keeps all of it with its first parameter.
+    """
+    for group in state[_PARAM_GROUPS]:
+        if _keeps_state(group):
+            parameters = group.get("params")
+            names = [*map(str, parameters)] if isinstance(parameters, list) else [""]
+            yield from names[:1] if "history_size" in group else names
+
+
+def _is_something(value: object) -> bool:
+    """Tell whether a value has anything but empty containers and None."""
+    if isinstance(value, Mapping | list | tuple):
+        return any(map(_is_something, value.values() if isinstance(value, Mapping) else value))
+    return value is not None and value != ""
 
 
 def _is_optimizer(value: object) -> TypeGuard[Mapping[str, Any]]:
@@ -212,7 +200,7 @@ def _skips_batches(metadata: Mapping[str, Any]) -> bool:
     return isinstance(arguments, Mapping) and arguments.get("ignore_data_skip") is False
 
 
-def _needed_parts(checkpoint: Checkpoint, keys: list[_Key]) -> Iterator[str]:
+def _needed_parts(checkpoint: Checkpoint, keys: list[Key]) -> Iterator[str]:
     """Yield the parts that a training like this has, as far as the checkpoint tells."""
     if _may_have_scheduler(checkpoint, keys):
         yield "scheduler"
@@ -222,7 +210,7 @@ def _needed_parts(checkpoint: Checkpoint, keys: list[_Key]) -> Iterator[str]:
     yield "data loader state"
 
 
-def _may_have_scheduler(checkpoint: Checkpoint, keys: list[_Key]) -> bool:
+def _may_have_scheduler(checkpoint: Checkpoint, keys: list[Key]) -> bool:
     """Tell whether a scheduler was attached to the optimizer, or nobody knows.
 
     TensorFlow's and Keras's schedules are functions of the optimizer's own count.
@@ -240,7 +228,7 @@ def _may_have_scheduler(checkpoint: Checkpoint, keys: list[_Key]) -> bool:
     return not groups or any(_SCHEDULED in group for group in groups)
 
 
-def _is_half_precision(key: _Key) -> bool:
+def _is_half_precision(key: Key) -> bool:
     """Tell whether a setting says that gradients were scaled, as float16 needs it."""
     if key.name == "fp16":
         return key.value is True

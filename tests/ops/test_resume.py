@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+import random
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -222,10 +226,192 @@ def test_an_optimizer_is_one_by_its_state(
     assert ("optimizer" in verdict_of(path).found) is is_held
 
 
-def test_of_two_optimizers_neither_may_lack_its_state(tmp_path: Path) -> None:
-    both = [optimizer_state(torch.optim.Adam, steps=steps) for steps in (2, 0)]
-    state = {"epoch": 4, "model": _MODEL.state_dict(), "optimizer_states": both}
-    assert "optimizer" in verdict_of(saved(tmp_path / "gan.pth", state)).missing
+@pytest.mark.parametrize("lost", [{"state": {}}, {"state": {0: {"step": 2}}}, {"state": None}])
+@pytest.mark.parametrize("is_nested", [True, False])
+def test_of_two_optimizers_neither_may_lack_its_state(
+    is_nested: bool, lost: dict[str, Any], tmp_path: Path
+) -> None:
+    first = optimizer_state(torch.optim.Adam, steps=2)
+    both = [first, first | lost]
+    state = Training.after(3).state() | ({"optimizers": both} if is_nested else {"g": both[0], "d": both[1]})
+    verdict = verdict_of(saved(tmp_path / "gan.pth", state))
+    # The training's own AdamW has four.
+    assert str(verdict) == "with weights and optimizer; no optimizer state for 2 of 8 parameters"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        torch.optim.Adadelta,
+        torch.optim.Adafactor,
+        torch.optim.Adagrad,
+        torch.optim.Adam,
+        torch.optim.Adamax,
+        torch.optim.ASGD,
+        torch.optim.NAdam,
+        torch.optim.RAdam,
+        torch.optim.RMSprop,
+        torch.optim.Rprop,
+        _MOMENTUM,
+    ],
+)
+def test_some_parameters_without_state_are_told(
+    make: Callable[..., torch.optim.Optimizer], tmp_path: Path
+) -> None:
+    state = Training.after(3).state() | {"optimizer_state_dict": optimizer_state(make, steps=2)}
+    del state["lr_scheduler"]
+    assert str(verdict_of(saved(tmp_path / "whole.pth", state))) == "exactly"
+    del state["optimizer_state_dict"]["state"][1]
+    words = "with weights and optimizer; no optimizer state for 1 of 2 parameters"
+    assert str(verdict_of(saved(tmp_path / "some.pth", state))) == words
+
+
+def test_a_step_alone_is_no_state_of_a_parameter(tmp_path: Path) -> None:
+    state = Training.after(3).state()
+    kept = state["optimizer_state_dict"]["state"]
+    for one in kept.values():
+        del one["exp_avg"], one["exp_avg_sq"]
+    assert verdict_of(saved(tmp_path / "m.pth", state)).missing == ("optimizer",)
+
+
+def test_groups_may_lie_apart_from_the_state(tmp_path: Path) -> None:
+    state = Training.after(3).state()
+    optimizer = state["optimizer_state_dict"]
+    state["optimizer_tensors"] = [one["exp_avg"] for one in optimizer.pop("state").values()]
+    assert verdict_of(saved(tmp_path / "m.pth", state)).level is EXACT
+
+
+def test_lbfgs_keeps_its_state_with_the_first_parameter(tmp_path: Path) -> None:
+    optimizer = torch.optim.LBFGS(_MODEL.parameters())
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = _MODEL(torch.ones(3, 2)).square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    state = Training.after(3).state() | {"optimizer_state_dict": optimizer.state_dict()}
+    assert "optimizer" in verdict_of(saved(tmp_path / "m.pth", state)).found
+    assert "optimizer" not in str(verdict_of(saved(tmp_path / "m.pth", state)).missing)
+
+
+# States and settings ------------------------------------------------------------------------------------
+
+
+_SETTINGS = {
+    "lr_scheduler": "cosine",
+    "scheduler": {"name": "StepLR", "step_size": 10, "last_epoch": 5, "gamma": 0.1},
+    "rng_seed": 42,
+    "random_state": 42,
+    "scaler": {"growth_tracker": 1},
+    "amp_backend": "x",
+    "dataloader_num_workers": 4,
+    "sampler": {"index": 1},
+}
+
+
+@pytest.mark.parametrize(
+    "settings_",
+    [
+        *({key: _SETTINGS} for key in ("config", "hyper_parameters", "args", "train_cfg", "training_args")),
+        {"args": argparse.Namespace(**_SETTINGS)},
+        {"opt": argparse.Namespace(**_SETTINGS)},
+        {key: one for key, one in _SETTINGS.items() if not isinstance(one, dict)},
+        {"trainer": {"config": _SETTINGS}},
+    ],
+)
+def test_settings_are_no_state(settings_: dict[str, Any], tmp_path: Path) -> None:
+    whole = Training.after(3).state()
+    state = {key: whole[key] for key in ("step", "model_state_dict", "optimizer_state_dict")} | settings_
+    verdict = verdict_of(saved(tmp_path / "m.pth", state))
+    assert verdict == (BOTH, ("weights", "optimizer", "step or epoch"), ("scheduler", RNG, DATA))
+
+
+@pytest.mark.parametrize(
+    ("lost", "missing"), [("scheduler.pt", "scheduler"), ("rng_state.pth", RNG), ("training_args.bin", DATA)]
+)
+def test_a_trainers_directory_without_a_file(lost: str, missing: str, tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoint-4"
+    shutil.copytree(FILES / "safetensors/trainer/checkpoint-4", directory)
+    (directory / lost).unlink()
+    assert verdict_of(directory).missing == (missing,)
+
+
+def _of_schedule(make: Callable[[torch.optim.Optimizer], Any]) -> dict[str, Any]:
+    optimizer = torch.optim.SGD(_MODEL.parameters(), lr=0.1, momentum=0.9)
+    return make(optimizer).state_dict()
+
+
+_SCHEDULES = torch.optim.lr_scheduler
+_GENERATOR = np.random.default_rng(1)
+_SCHEDULER, _SCALER = "scheduler", "gradient scaler"
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value"),
+    [
+        (_SCHEDULER, "scheduler", _of_schedule(lambda one: _SCHEDULES.StepLR(one, 2))),
+        (_SCHEDULER, "lr_sched", _of_schedule(lambda one: _SCHEDULES.LambdaLR(one, lambda _: 1.0))),
+        (_SCHEDULER, "scheduler", _of_schedule(lambda one: _SCHEDULES.OneCycleLR(one, 1.0, 10))),
+        (_SCHEDULER, "scheduler", _of_schedule(_SCHEDULES.ReduceLROnPlateau)),
+        (_SCHEDULER, "lr_schedulers", [_of_schedule(lambda one: _SCHEDULES.CosineAnnealingLR(one, 5))]),
+        (
+            _SCHEDULER,
+            "schedulers",
+            _of_schedule(lambda one: _SCHEDULES.ChainedScheduler([_SCHEDULES.StepLR(one, 2)])),
+        ),
+        (
+            _SCHEDULER,
+            "scheduler",
+            _of_schedule(
+                lambda one: _SCHEDULES.SequentialLR(
+                    one, [_SCHEDULES.ConstantLR(one), _SCHEDULES.StepLR(one, 2)], [3]
+                )
+            ),
+        ),
+        (RNG, "rng_state", torch.get_rng_state()),
+        (RNG, "rng", [{"python": random.getstate()}]),
+        (RNG, "rng_states", {"numpy": np.random.get_state()}),
+        (RNG, "numpy_rng_state", _GENERATOR.bit_generator.state),
+        (RNG, "rng", np.random.Generator(np.random.Philox(1)).bit_generator.state),
+        (_SCALER, "scaler", torch.amp.GradScaler("cpu").state_dict()),
+        (_SCALER, "MixedPrecision", torch.amp.GradScaler("cpu").state_dict()),
+        (_SCALER, "amp", {"loss_scaler0": {"loss_scale": 65536.0, "unskipped": 3}}),
+        (DATA, "sampler", {"epoch": 3, "seed": 0}),
+        (DATA, "dataloader", {"_snapshot": {}, "_steps_since_snapshot": 2, "_iterator_finished": False}),
+        (DATA, "sampler", torch.randperm(16)),
+        (DATA, "sampler", torch.Generator().get_state()),
+        (DATA, "consumed_train_samples", 64),
+        (DATA, "args", argparse.Namespace(consumed_train_samples=64)),
+    ],
+)
+def test_a_state_is_told_by_its_layout(part: str, key: str, value: object, tmp_path: Path) -> None:
+    state = {"model": _MODEL.state_dict(), key: value}
+    assert verdict_of(saved(tmp_path / "m.pth", state)).found == ("weights", part)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("scheduler", {"type": "StepLR", "step_size": 3, "last_epoch": -1}),
+        ("scheduler", [{}, None]),
+        ("noise_scheduler", {"num_train_timesteps": 1000, "betas": [0.1, 0.2]}),
+        ("rng", {"seed": 42}),
+        ("rng_state", "numpy"),
+        ("rng_state", torch.ones(3)),
+        ("scaler", {"mean": torch.ones(3), "scale": torch.ones(3)}),
+        ("scaler", {"growth_factor": 2.0, "growth_interval": 2000}),
+        ("amp", "O1"),
+        ("dataloader", {"batch_size": 4, "num_workers": 2, "seed": 1, "epochs": 9, "batch": 16}),
+        ("sampler", "random"),
+        ("sampler_net", {"weight": torch.ones(2, 2), "bn": {"num_batches_tracked": torch.tensor(3)}}),
+        ("args", argparse.Namespace(consumed_train_samples=0)),
+    ],
+)
+def test_what_is_laid_out_otherwise_is_no_state(key: str, value: object, tmp_path: Path) -> None:
+    state = {"model": _MODEL.state_dict(), key: value}
+    assert verdict_of(saved(tmp_path / "m.pth", state)).found == ("weights",)
 
 
 def test_a_step_in_the_name_alone_is_none(tmp_path: Path) -> None:
