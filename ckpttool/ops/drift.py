@@ -48,7 +48,8 @@ class DriftStep:
 
     Attributes:
         difference: All that differs.
-        l2: Norm of what was added to the weights.
+        l2: Norm of what was added to the weights; None where none was compared, or only some without a
+            distance differ, such as integers, and ``relative``, ``cosine`` and ``max_abs`` with it.
         relative: The same as a part of the norm of the weights that both have; None where that is unknown.
         cosine: Between the weights that both have, before and after; None where that is unknown.
         max_abs: The largest change of a weight.
@@ -56,10 +57,10 @@ class DriftStep:
     """
 
     difference: Difference
-    l2: float
+    l2: float | None
     relative: float | None
     cosine: float | None
-    max_abs: float
+    max_abs: float | None
     largest: str | None
 
 
@@ -111,13 +112,15 @@ def drift(paths: Sequence[str], options: DiffOptions, *, advance: Advance = no_a
 def _step(difference: Difference, before: Checkpoint, squares: Mapping[str, float]) -> DriftStep:
     """Return what happened between two checkpoints."""
     tied = {tensor.name for tensor in before.tensors if tensor.shares_with is not None}
-    moved = [
+    changed = [
         change
         for change in difference.changed
-        if change.a.name not in tied
-        and (change.a.role is Role.WEIGHTS or not squares)
-        and (change.statistics is None or distances(change) is not None)
+        if change.a.name not in tied and (change.a.role is Role.WEIGHTS or not squares)
     ]
+    moved = [change for change in changed if change.statistics is None or distances(change) is not None]
+    has_distance = any(one.kind == "dtype" or one.statistics is not None for one in moved)
+    if not difference.compared or (changed and not has_distance):
+        return DriftStep(difference, l2=None, relative=None, cosine=None, max_abs=None, largest=None)
     l2 = math.sqrt(math.fsum(one.statistics.l2**2 for one in moved if one.statistics is not None))
     largest = max(moved, key=_max_abs, default=None)
     max_abs = _max_abs(largest) if largest is not None else 0.0

@@ -114,6 +114,24 @@ def test_what_is_not_finite_has_no_say_in_a_norm(tmp_path: Path) -> None:
     assert found.steps[0].difference.changed == ()
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"q": np.ones(9, np.int8)}, {"q": np.full(9, 5, np.int8)}),
+        ({"q": np.ones(9, np.int8), "scale": np.ones(3)}, {"q": np.full(9, 5, np.int8), "scale": np.ones(3)}),
+        ({"mask": np.zeros(9, bool)}, {"mask": np.ones(9, bool)}),
+        ({"w": np.ones(4), "b": np.ones(2)}, {"w": np.ones(5), "b": np.ones(2)}),
+        ({"w": np.ones(4)}, {"v": np.zeros(5)}),
+    ],
+)
+def test_a_step_without_a_distance_has_no_numbers(before: Arrays, after: Arrays, tmp_path: Path) -> None:
+    found = drift(written(tmp_path, [before, after]), DiffOptions())
+    (step,) = found.steps
+    assert (step.l2, step.relative, step.cosine, step.max_abs, step.largest) == (None,) * 5
+    assert lines_of(found, width=120)[4].split()[-1] in ("0", "1", "2")  # how many were compared
+    assert "cosine" not in text_of(step.difference, width=120)
+
+
 def test_strings_have_no_say_in_a_change(series: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     real = module.diff_checkpoints
 

@@ -447,7 +447,7 @@ def _change_row(change: Change) -> tuple[str, ...]:
         amount(statistics.mean_abs) if is_far else "",
         amount(relative_change(statistics)) if is_far else "",
         amount(statistics.l2) if is_far else "",
-        "" if statistics.cosine != statistics.cosine else f"{statistics.cosine:.6f}",  # of what has no length
+        f"{statistics.cosine:.6f}" if is_far and not math.isnan(statistics.cosine) else "",
     )
 
 
@@ -623,7 +623,7 @@ def short_names(drift: Drift) -> list[str]:
 def _step_cells(step: DriftStep) -> tuple[str, ...]:
     changed = step.difference.changed
     count = f"{len(changed):,} of {step.difference.compared:,}"
-    if all(distances(one) is None for one in changed):
+    if step.l2 is None or step.max_abs is None or all(distances(one) is None for one in changed):
         return (count, "", "", "", "", "")
     return (
         count,
