@@ -45,7 +45,7 @@ _MEASURED = re.compile(
     r"loss|metric|epoch|(^|_)best|accuracy|(^|_)acc$|(^|_)lr$|learning_rate|seed|score", re.IGNORECASE
 )
 _OF_LOSSES = re.compile(r"loss|metric", re.IGNORECASE)
-_MOST_READ = 512
+MOST_READ = 512
 """Characters of a key that are searched for words: the search takes a microsecond for each."""
 
 
@@ -66,7 +66,7 @@ def role_below(keys: Path) -> Role | None:
     for key in keys:
         if not isinstance(key, str):
             continue
-        key = key[:_MOST_READ]
+        key = key[:MOST_READ]
         if AVERAGE.search(key):
             return Role.OTHER
         if OPTIMIZER.search(key):
@@ -87,7 +87,7 @@ def role_of_module(keys: Path) -> Role:
     for key in keys:
         if not isinstance(key, str):
             continue
-        key = key[:_MOST_READ]
+        key = key[:MOST_READ]
         if AVERAGE.search(key):
             return Role.OTHER
         if OPTIMIZER.search(key):
@@ -108,7 +108,7 @@ def _role_at_top(path: Path) -> Role | None:
     key = path[0] if path else None
     if not isinstance(key, str):
         return None
-    key = key[:_MOST_READ]
+    key = key[:MOST_READ]
     if OPTIMIZER.search(key):
         return Role.OPTIMIZER
     if (MACHINERY.search(key) or _TRAINING.search(key)) and "." not in key:

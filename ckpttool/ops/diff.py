@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from itertools import compress
 from typing import Any, Literal
 
 from ckpttool.core.checkpoint import Checkpoint
@@ -178,7 +177,7 @@ def _difference_of(
         if isinstance(outcome, Comparison) and id(pair) not in undecided
     ]
     changes = [_change_of_pair(pair, outcome) for pair, outcome in measured]
-    values, reported, value_notes = _value_changes(a, b, options, pairing)
+    values, reported, value_notes, ignored = _value_changes(a, b, options, pairing)
     bookkeeping = []
     for side, item in pairing.bookkeeping:
         present = f"{item.tensor.dtype.name} tensor"
@@ -213,14 +212,15 @@ def _difference_of(
         notes=(*pairing.notes, *_layout_notes(pairing, undecided), *value_notes),
         not_compared=tuple(not_compared),
         undecided=tuple(undecided.values()),
+        ignored=bool(ignored) or len(pairing.unmatched) < len(options.ignore),
         compared_nbytes=max(map(sum, zip(*sizes, strict=True)), default=0),
     )
 
 
 def _value_changes(
     a: Checkpoint, b: Checkpoint, options: DiffOptions, pairing: Pairing
-) -> tuple[list[ValueChange], list[ValueChange], list[str]]:
-    """Return what differs and is no tensor, what is reported only, and notes on what is ignored."""
+) -> tuple[list[ValueChange], list[ValueChange], list[str], int]:
+    """Return what differs and is no tensor, what is reported only, notes, and how many values are ignored."""
 
     def is_ignored(change: ValueChange) -> bool:
         return any(fnmatchcase(change.path, glob) for glob in options.ignore)
@@ -229,9 +229,11 @@ def _value_changes(
     if a.format == b.format:
         # Tensors that lie under other keys, though their names read alike: 0 is not "0".
         for pair in pairing.pairs:
-            ours, theirs = pair.a.sources[0], pair.b.sources[0]
-            if ours.name == theirs.name and ours.path != theirs.path:
-                differing.append(ValueChange(f"{ours.name} (keys)", list(ours.path), list(theirs.path)))
+            one, other = pair.a.sources[0], pair.b.sources[0]
+            if one.name == other.name and one.path != other.path:
+                of_weights = one.role is Role.WEIGHTS
+                keys = list(one.path), list(other.path)
+                differing.append(ValueChange(f"{one.name} (keys)", *keys, of_weights=of_weights))
     notes = []
     if gone := sum(map(is_ignored, differing)):
         notes.append(f"ignored: {counted(gone, 'value')} that differ{'s' if gone == 1 else ''}")
@@ -240,12 +242,9 @@ def _value_changes(
             notes.append(f"--ignore {glob}: no tensor has such a name, and nothing else that differs")
     values = [change for change in differing if not is_ignored(change)]
     if options.only == "all":
-        return values, reported, notes
-    # What lies below a tensor, such as the scale of a quantized one, is part of it.
-    names = {source.name for pair in pairing.pairs for item in (pair.a, pair.b) for source in item.sources}
-    belongs = [change.path.rpartition(".")[0] in names for change in values]
-    others = compress(values, (not one for one in belongs))
-    return [*compress(values, belongs)], [*others, *reported], notes
+        return values, reported, notes, gone
+    others = [change for change in values if not change.of_weights]
+    return [change for change in values if change.of_weights], [*others, *reported], notes, gone
 
 
 def _undecided_pairs(pairing: Pairing, compared: Iterable[Compared]) -> dict[int, Undecided]:

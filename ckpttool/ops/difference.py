@@ -63,11 +63,15 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class ValueChange:
-    """Something that is not a tensor, and differs; ``ABSENT`` on the side that hasn't got it."""
+    """Something that is not a tensor, and differs; ``ABSENT`` on the side that hasn't got it.
+
+    ``of_weights``: it lies among the weights, as the scale of a quantized one does.
+    """
 
     path: str
     a: object
     b: object
+    of_weights: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,7 @@ class Difference(Table):
         broken: What couldn't be read, with ``keep_going``.
         not_compared: What could not be compared, and why.
         undecided: Tensors of which nobody knows whether both sides hold them in one order.
+        ignored: Whether ``ignore`` left out anything.
         compared_nbytes: Bytes of the tensors that were compared, of the larger side.
         tolerance: What counts as equal.
     """
@@ -156,6 +161,7 @@ class Difference(Table):
     broken: tuple[Broken, ...] = ()
     not_compared: tuple[str, ...] = ()
     undecided: tuple[Undecided, ...] = ()
+    ignored: bool = False
     compared_nbytes: int = 0
     tolerance: Tolerance = EXACT
 
@@ -182,12 +188,17 @@ class Difference(Table):
 
     @property
     def has_same_weights(self) -> bool:
-        """Tell whether all weights were compared and are equal; one side may have more than those."""
+        """Tell whether all weights, and the values among them, were compared and are equal.
+
+        One side may have more than those.
+        """
         alone = (*self.added, *self.removed)
         renamed = self.renamed and self.rename_counts
-        unsure = self.broken or self.not_compared or self.undecided
-        is_same = bool(self.weights) and not (self.changed or renamed or unsure)
-        return is_same and not any(facts.role is Role.WEIGHTS for facts in alone)
+        unsure = self.broken or self.not_compared or self.undecided or self.ignored
+        if not self.weights or self.changed or renamed or unsure:
+            return False
+        is_alone = any(facts.role is Role.WEIGHTS for facts in alone)
+        return not is_alone and not any(one.of_weights for one in (*self.values, *self.reported))
 
 
 _COUNTING = ("integer", "boolean")

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint, Origin
 from ckpttool.core.report import counted
+from ckpttool.core.roles import role_of
+from ckpttool.core.tensor import Path, Role
 from ckpttool.formats.content.plain_data import KeyText
 from ckpttool.formats.traits import traits_of
 from ckpttool.ops.difference import ABSENT, ValueChange
@@ -75,7 +77,8 @@ def compare_metadata(a: Checkpoint, b: Checkpoint) -> tuple[list[ValueChange], l
 
     Where both sides could say the same things under the same keys, they are compared key by key. Elsewhere
     what both know of their training and what both say under one key are compared, a number with the text
-    that spells it, and what only one side tells is of no matter. Nor is what only the name of a file tells.
+    that spells it, and what only one side tells is of no matter, unless it lies among the weights
+    and the other side has a place for it. Nor is what only the name of a file tells.
     """
     ours, theirs = _training_values(a), _training_values(b)
     single: list[ValueChange] = []
@@ -93,6 +96,14 @@ def compare_metadata(a: Checkpoint, b: Checkpoint) -> tuple[list[ValueChange], l
         both += _shared_key_changes(a, b, ours, theirs)
         differing = [one for one in both if _has_both(one)]
         single = [*_one_sided_changes(a, b, ours, theirs), *(one for one in both if not _has_both(one))]
+    places = _WeightPlaces.of(a), _WeightPlaces.of(b)
+    differing, single = (
+        [replace(one, of_weights=_is_of_weights(one, *places)) for one in changes]
+        for changes in (differing, single)
+    )
+    if _dialect(a) == _dialect(b):  # both could say what lies among their weights
+        differing += [one for one in single if one.of_weights]
+        single = [one for one in single if not one.of_weights]
     formats = (a.format, b.format)
     is_sharded = "sharded" in (a.variant, b.variant)
     counts = [
@@ -267,6 +278,48 @@ def _single(number: Any) -> float:
         return float(struct.unpack("<f", struct.pack("<f", number))[0])
     except OverflowError:
         return float(number)
+
+
+# Values among the weights -----------------------------------------------------------------------------
+
+
+class _WeightPlaces(NamedTuple):
+    """Where a checkpoint has its weights, as dotted names.
+
+    Attributes:
+        inside: The weights, and the dictionaries that they lie in; the outermost one is an empty name.
+        around: All dictionaries around these.
+    """
+
+    inside: frozenset[str]
+    around: frozenset[str]
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> _WeightPlaces:
+        paths = {tensor.path for tensor in checkpoint.tensors if tensor.role is Role.WEIGHTS}
+        parents = {path[:-1] for path in paths}
+        if not traits_of(checkpoint.format).nests_state_dicts:
+            parents -= {()}  # what it says beside the tensors lies elsewhere
+        around = {path[:length] for path in parents for length in range(1, len(path) + 1)}
+        return cls(frozenset(map(_dotted, paths | parents)), frozenset(map(_dotted, around)))
+
+    def have(self, path: str) -> bool:
+        """Tell whether a value belongs to the weights: it is below one, beside one, or has those that are."""
+        keys = path.split(".")
+        if path in self.around or any(
+            ".".join(keys[:count]) in self.inside for count in range(1, len(keys) + 1)
+        ):
+            return True
+        return "" in self.inside and role_of((keys[0],), ()) not in (Role.OPTIMIZER, Role.TRAINING)
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(map(str, path))
+
+
+def _is_of_weights(change: ValueChange, a: _WeightPlaces, b: _WeightPlaces) -> bool:
+    sides = ((change.a, a), (change.b, b))
+    return any(value is not ABSENT and places.have(change.path) for value, places in sides)
 
 
 # Trees of plain data --------------------------------------------------------------------------------

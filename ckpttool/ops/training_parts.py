@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ckpttool.core.roles import MOST_READ, OPTIMIZER
 from ckpttool.core.tensor import Path, Role, Tensor
 from ckpttool.weights.converting.random_states import is_random_state, is_random_tensor
 
@@ -37,6 +38,11 @@ _POSITION = re.compile(
     re.IGNORECASE,
 )
 """Keys of how far a loader has come; sizes, seeds and numbers of workers are none."""
+_OPTIMIZER_KEY = re.compile(
+    r"(\w{1,64}_)?(optim(izer)?s?|opt)(_?(states?|dict|\d{1,4})){0,4}(_[a-z])?", re.IGNORECASE
+)
+"""Keys of an optimizer that can't be a network's: no ``opt_net``."""
+_POSITION_KEY = re.compile(r"(\w{1,64}_)?(step|epoch|iteration)s?", re.IGNORECASE)
 _CONSUMED = re.compile(r"consumed_(train_)?samples")
 
 
@@ -91,6 +97,22 @@ def held_parts(keys: Iterable[Key], tensors: Iterable[Tensor]) -> set[str]:
 def consumes_samples(keys: Iterable[Key]) -> bool:
     """Tell whether Megatron says how many samples it has taken, which it does among its arguments."""
     return any(_CONSUMED.fullmatch(key.name) and _is_count(key.value) and key.value for key in keys)
+
+
+def part_of(name: str, role: Role | None = None) -> str | None:
+    """Return the part of a training's state that a dotted name is of, None where it may be anything's.
+
+    Args:
+        name: Of a tensor or a value.
+        role: Of a tensor: a format may know an optimizer's by other means than keys.
+    """
+    keys = [key[:MOST_READ] for key in re.split(r"[./]", name)]
+    is_known = role is Role.OPTIMIZER and not any(map(OPTIMIZER.search, keys))
+    if is_known or any(map(_OPTIMIZER_KEY.fullmatch, keys)):
+        return "optimizer"
+    if _POSITION_KEY.fullmatch(keys[-1]):
+        return "step or epoch"
+    return next((name for name, part in _PARTS.items() if any(map(part.names.search, keys))), None)
 
 
 def _items(value: object) -> list[tuple[Any, object]]:

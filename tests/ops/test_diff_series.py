@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def full(state: State, **more: object) -> dict[str, Any]:
         ({}, "optimizer state and RNG state"),
         ({"epoch": 3}, "optimizer state, step or epoch and RNG state"),
         ({"scaler": {"scale": 2.0}}, "optimizer state, RNG state and gradient scaler"),
-        ({"ema": {"w": torch.ones(2, 2)}}, "optimizer state, RNG state and 1 other tensor"),
+        ({"ema": {"w": torch.ones(2, 2)}}, "optimizer state, RNG state and 1 other tensor (ema.w)"),
     ],
 )
 def test_a_checkpoint_and_its_own_weights(more: dict[str, Any], lacks: str, tmp_path: Path) -> None:
@@ -95,6 +96,87 @@ def test_other_weights_are_never_called_the_same(tmp_path: Path) -> None:
     save_file(state | {"2.bias": state["2.bias"] + 1}, tmp_path / "other.safetensors")
     for name in ("less", "other"):
         assert "same weights" not in summary_line(diff(whole, tmp_path / f"{name}.safetensors"))
+
+
+def quantized(scale: float) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated, and in many files
+        return torch._make_per_tensor_quantized_tensor(torch.ones(2, 2, dtype=torch.int8), scale, 0)
+
+
+def sparse(columns: int) -> torch.Tensor:
+    indices, values = torch.tensor([[0, 1], [1, 0]]), torch.tensor([1.0, 2.0])
+    return torch.sparse_coo_tensor(indices, values, (3, columns), check_invariants=False)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"w": quantized(0.1)}, {"w": quantized(0.5)}),
+        ({"w": sparse(3)}, {"w": sparse(9)}),
+        ({"gain": 0.5}, {"gain": 0.7}),
+        ({"gain": np.float32(2)}, {"gain": np.float32(3)}),
+        ({"gain": 0.5}, {}),
+        ({"tokens": [1.0, 2.0]}, {"tokens": [1.0, 3.0]}),
+        ({"fc._extra_state": {"amax": 1.0}}, {"fc._extra_state": {"amax": 2.0}}),
+    ],
+)
+@pytest.mark.parametrize("is_bare", [False, True])
+def test_values_among_the_weights_are_part_of_them(
+    one: dict[str, Any], other: dict[str, Any], is_bare: bool, tmp_path: Path
+) -> None:
+    whole, weights, state = tmp_path / "m.pt", tmp_path / "w.pt", with_counter(1)
+    torch.save(full(state | one), whole)
+    torch.save(state | other if is_bare else {"model": state | other}, weights)
+    for pair in ((whole, weights), (weights, whole)):
+        assert "same weights" not in summary_line(diff(*pair))
+        assert not diff(*pair, only="weights").equal
+
+
+def test_nothing_is_said_of_weights_that_were_ignored(tmp_path: Path) -> None:
+    whole, weights, state = tmp_path / "m.pt", tmp_path / "w.pt", with_counter(1)
+    torch.save(full(state), whole)
+    torch.save(state | {"2.bias": state["2.bias"] + 1}, weights)
+    assert "same weights" not in summary_line(diff(whole, weights, ignore=("*bias",)))
+
+
+@pytest.mark.parametrize(
+    ("more", "less", "lacks"),
+    [
+        ({"loss_fn": {"centers": torch.ones(2, 2)}}, (), "1 tensor (loss_fn.centers)"),
+        (
+            {"score_head": {"weight": torch.ones(2, 2), "bias": torch.ones(2)}},
+            ("optimizer", "rng_state"),
+            "optimizer state, RNG state and 2 other tensors (score_head.*)",
+        ),
+        (
+            {"random_features": {"w": torch.ones(2)}, "opt_net": {"w": torch.ones(2)}},
+            ("optimizer",),
+            "optimizer state and 2 other tensors (random_features.w, opt_net.w)",
+        ),
+        ({"sampler_net": {"w": torch.ones(2)}}, (), "data loader state and 1 other tensor (sampler_net.w)"),
+        ({"args": {"width": 3}, "epoch": 3}, ("rng_state",), "step or epoch, RNG state and 1 value"),
+    ],
+)
+def test_all_that_one_side_lacks_is_named(
+    more: dict[str, Any], less: tuple[str, ...], lacks: str, tmp_path: Path
+) -> None:
+    whole, a, b = full(with_counter(1)), tmp_path / "a.pt", tmp_path / "b.pt"
+    torch.save(whole | more, a)
+    torch.save({key: one for key, one in whole.items() if key not in less}, b)
+    assert summary_line(diff(a, b)) == f"same weights (9 of 9); B lacks {lacks}"
+
+
+def test_half_of_an_optimizer_is_not_all_of_it(tmp_path: Path) -> None:
+    whole = full(with_counter(1), scheduler={"last_epoch": 3})
+    torch.save(whole, tmp_path / "a.pt")
+    for state in whole["optimizer"]["state"].values():
+        del state["exp_avg_sq"]
+    del whole["scheduler"]
+    torch.save(whole, tmp_path / "b.pt")
+    assert summary_line(diff(tmp_path / "a.pt", tmp_path / "b.pt")) == (
+        "same weights (9 of 9); B lacks scheduler and 2 optimizer tensors"
+    )
 
 
 def test_a_difference_is_true_if_both_are_equal(tmp_path: Path) -> None:

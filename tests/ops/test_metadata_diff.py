@@ -299,7 +299,7 @@ def test_what_is_built_alike_lacks_what_it_has_not(path: tuple[str, ...]) -> Non
 
 def test_one_value_in_a_bare_state_dict_counts() -> None:
     a, b = (checkpoint(told, tensors=(tensor("w"),)) for told in ({"scale": 7.0}, {}))
-    assert compare_metadata(a, b) == ([ValueChange("scale", 7.0, ABSENT)], [])
+    assert compare_metadata(a, b) == ([ValueChange("scale", 7.0, ABSENT, of_weights=True)], [])
 
 
 def test_what_holds_no_tensor_is_no_bare_state_dict() -> None:

@@ -28,6 +28,7 @@ from ckpttool.cli.render.terminal import Style, printable, printable_cut, styled
 from ckpttool.core.report import counted
 from ckpttool.core.tensor import Role
 from ckpttool.ops.difference import ABSENT, Change, Difference, Facts, ValueChange, distances
+from ckpttool.ops.training_parts import part_of
 from ckpttool.weights.comparing.statistics import Tolerance, relative_change, relative_norm
 
 if TYPE_CHECKING:
@@ -108,18 +109,34 @@ def summary_line(difference: Difference) -> str:
 
 
 def _lacking_words(difference: Difference) -> Iterator[str]:
-    """Yield for each side what of the training the other has besides the weights."""
+    """Yield for each side all that the other has besides the weights."""
+    values = difference.values
     sides = (
-        ("A", difference.a, difference.b, difference.added),
-        ("B", difference.b, difference.a, difference.removed),
+        ("A", difference.a, difference.b, difference.added, [one for one in values if one.a is ABSENT]),
+        ("B", difference.b, difference.a, difference.removed, [one for one in values if one.b is ABSENT]),
     )
-    for name, side, other, tensors in sides:
-        parts = [_PART_WORDS.get(one, one) for one in other.state if one not in side.state]
-        others = sum(one.role is Role.OTHER or not parts for one in tensors)
-        parts += [counted(others, "other tensor" if parts else "tensor")] if others else []
-        if parts:
-            *most, last = parts
+    for name, side, other, tensors, alone in sides:
+        parts = [part for part in other.state if part not in side.state]
+        words = [_PART_WORDS.get(part, part) for part in parts]
+        rest = [one for one in tensors if _part_of_tensor(one) not in parts]
+        others = [one.name for one in rest if _part_of_tensor(one) != "optimizer"]
+        if states := len(rest) - len(others):
+            words.append(counted(states, "optimizer tensor"))
+        if others:
+            common = _common_name(others) or f" ({_first_names(others)})"
+            words.append(counted(len(others), "other tensor" if words else "tensor") + common)
+        if values_alone := sum(part_of(one.path) not in parts for one in alone):
+            words.append(counted(values_alone, "value"))
+        if words:
+            *most, last = words
             yield f"{name} lacks {', '.join(most)} and {last}" if most else f"{name} lacks {last}"
+
+
+def _part_of_tensor(facts: Facts) -> str | None:
+    """Return the part of a training's state that a tensor is of, None where it may be learned by a module."""
+    part = part_of(facts.name, facts.role)
+    is_state = part == "optimizer" or facts.dtype.kind == "integer" or math.prod(facts.shape) == 1
+    return part if facts.role in (Role.OPTIMIZER, Role.TRAINING) and is_state else None
 
 
 def tensors_line(difference: Difference) -> str:
