@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -55,6 +56,10 @@ class SummedTensor(NamedTuple):
     tensor: Tensor
     algorithm: Algorithm
     elements_checksum: int | None
+
+
+_BRACKETED = re.compile(r"(?<![^.])\[+([^\[\]]*)\]+(?![^.])")
+"""A key with the brackets that tell it from others: see ``content.flattening``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,9 +194,21 @@ def plan_conversion(
         replaces=replaces,
         options=options,
         dropped=tuple(dropped),
-        notes=(*notes, *_split_view_notes(content.tensors), *trust, *stale),
+        notes=(*notes, *_bracket_notes(content), *_split_view_notes(content.tensors), *trust, *stale),
         sources=tuple(sources),
     )
+
+
+def _bracket_notes(content: Content) -> Iterator[str]:
+    """Yield a note on names that no framework looks for, where no tree says which keys they are."""
+    if content.tree is not None:
+        return
+    plain = {tensor.name: _BRACKETED.sub(r"\1", tensor.name) for tensor in content.tensors}
+    counts = Counter(plain.values())
+    names = [name for name, bare in plain.items() if name != bare and counts[bare] > 1]
+    if names:
+        shown = ", ".join(names[:_SHOWN]) + more(len(names), _SHOWN)
+        yield f"brackets tell names apart that would be one; no framework looks for them: {shown}"
 
 
 def _split_view_notes(tensors: Sequence[Tensor]) -> Iterator[str]:
@@ -286,7 +303,9 @@ def content_of(checkpoint: Checkpoint) -> Content:
     """Return all that a checkpoint holds, as it is."""
     twice = [name for name, times in Counter(one.name for one in checkpoint.tensors).items() if times > 1]
     if twice:
-        raise UsageError(f"{checkpoint.path}: {len(twice):,} names are two tensors', like {twice[0]!r}")
+        verb = "stands" if len(twice) == 1 else "stand"
+        names = ", ".join(map(repr, twice[:_SHOWN])) + more(len(twice), _SHOWN)
+        raise UsageError(f"{checkpoint.path}: {counted(len(twice), 'name')} {verb} for two tensors: {names}")
     bare = [one.name for one in checkpoint.tensors if one.values is None]
     if bare:
         raise UsageError(f"{checkpoint.path}[{bare[0]}]: it has no values{more(len(bare), 1)}")

@@ -63,7 +63,7 @@ def mismatches(
     wanted = {writer.reader_name(tensor) for tensor in content.tensors}
     yield from (f"{name} is one too many" for name in found if name not in wanted)
     if len(found) < len(opened.tensors):
-        yield f"{len(opened.tensors) - len(found):,} names are two tensors'"
+        yield f"{len(opened.tensors) - len(found):,} of its tensors have the name of another"
     yield from roundtrip_mismatches(content, opened, writer)
     yield from _differing_tensors(pairs, written, jobs, advance)
 

@@ -27,10 +27,13 @@ from ckpttool import (
     convert,
     open_checkpoint,
 )
+from ckpttool.core.dtypes import BY_NAME
+from ckpttool.ops.conversion_plan import content_of
 from tests.support.commands import Run
 from tests.support.conversions import mismatches_of, spoil_target
 from tests.support.faults import is_killed_at
 from tests.support.opening import only_checkpoint
+from tests.support.results import inspection
 
 HOSTILE = json.loads((Path(__file__).parents[2] / "fixtures/files/hostile/hostile.expected.json").read_text())
 
@@ -319,11 +322,22 @@ def test_a_missing_directory_is_said(source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tree", "names"),
     [
-        ({"a": {"b": torch.ones(2)}, "a.b": torch.zeros(3)}, {"a.b", "[a.b]"}),
-        ({"a.b": torch.zeros(3), "a": {"b": torch.ones(2)}, "c": torch.ones(1)}, {"a.b", "[a.b]", "c"}),
+        ({"a": {"b": torch.ones(2)}, "a.b": torch.zeros(3)}, {"a.b", "a.[b]"}),
+        ({"a.b": torch.zeros(3), "a": {"b": torch.ones(2)}, "c": torch.ones(1)}, {"a.b", "a.[b]", "c"}),
+        (
+            {"a.b": torch.zeros(3), "a": {"b": torch.ones(2)}, "[a.b]": torch.ones(1)},
+            {"a.b", "a.[b]", "[a.b]"},
+        ),
+        (
+            {"a.b": torch.zeros(3), "a": {"b": torch.ones(2), "[b]": torch.ones(1)}},
+            {"a.b", "a.[b]", "a.[[b]]"},
+        ),
+        ({"a": {"b": {"c": torch.ones(2)}}, "a.b": {"c": torch.zeros(3)}}, {"a.b.[c]", "[a.b].c"}),
+        ({"a": {"": torch.ones(2)}, "a.": torch.zeros(3)}, {"a.[]", "a."}),
+        ({1.5: torch.ones(2), "1.5": torch.zeros(3)}, {"[1.5]", "1.5"}),
         ({"a": {"b.c": torch.ones(2)}, "a.b": {"c": torch.zeros(3)}}, {"a.[b.c]", "[a.b].c"}),
         ({1: torch.ones(2), "1": torch.zeros(3)}, {"1", "[1]"}),
-        ({"a": [torch.ones(2)], "a.0": torch.zeros(3)}, {"a.[0]", "[a.0]"}),
+        ({"a": [torch.ones(2)], "a.0": torch.zeros(3)}, {"a.[0]", "a.0"}),
     ],
 )
 def test_two_paths_that_give_one_name_are_two_tensors(
@@ -336,6 +350,28 @@ def test_two_paths_that_give_one_name_are_two_tensors(
     assert str(torch.load(tmp_path / "out.pth")) == str(tree)
     convert(tmp_path / "twice.pth", tmp_path / "out.safetensors")
     assert set(load_file(tmp_path / "out.safetensors")) - {"__ckpttool__"} == names
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("target", ["out.pth", "out.safetensors", "out.npz"])
+def test_a_parameter_keeps_its_name_where_a_module_is_called_alike(
+    is_first: bool, target: str, tmp_path: Path
+) -> None:
+    own, nested = {"enc.weight": torch.ones(2)}, {"enc": {"weight": torch.zeros(2)}}
+    model = {**own, **nested} if is_first else {**nested, **own}
+    torch.save({"model": model, "epoch": 3}, tmp_path / "in.pth")
+    done = convert(tmp_path / "in.pth", tmp_path / target, ConvertOptions(only="weights"))
+    assert done.notes[-1].endswith("no framework looks for them: enc.[weight]")
+    with open_checkpoint(tmp_path / target) as written:
+        values = {name: value.tolist() for name, value in written.state_dict().items()}
+    assert values == {"enc.weight": [1, 1], "enc.[weight]": [0, 0]}
+
+
+def test_one_name_of_two_tensors_is_refused() -> None:
+    tensor = Tensor(path=("a.b",), dtype=BY_NAME["float32"], shape=(1,), role=Role.WEIGHTS)
+    checkpoint = inspection(tensor, replace(tensor, path=("a", "b"))).checkpoint
+    with pytest.raises(UsageError, match=r"m\.pth: 1 name stands for two tensors: 'a\.b'$"):
+        content_of(checkpoint)
 
 
 def test_types_that_a_format_lacks_are_refused_by_name(tmp_path: Path) -> None:

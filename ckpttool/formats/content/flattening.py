@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from ckpttool.core.dtypes import DType
@@ -184,7 +185,7 @@ class _Flattening(Generic[T]):
             elif type(key) is int and key.bit_length() <= _MAX_KEY_BITS:
                 part = key
             else:
-                part = str(self._plain(key))
+                part = KeyText(self._plain(key))
             form = self._enter(child, (*path, part), key)
             if len(self._stack) > depth:
                 return True
@@ -282,16 +283,51 @@ class _Flattening(Generic[T]):
 
 
 def _with_own_names(tensors: list[tuple[Path, T]]) -> list[tuple[Path, T]]:
-    """Return tensors with paths of which no two give one name: ``[a.b]`` is a key where ``a`` has a ``b``."""
-    names = [".".join(map(str, path)) for path, _ in tensors]
-    if len(set(names)) == len(names):
+    """Return tensors with paths of which no two give one name: beside a key ``a.b``, ``a`` has a ``[b]``.
+
+    The tensor whose key is the name keeps it: in a state dict, that is the parameter of this name.
+    """
+    by_name: dict[str, list[int]] = {}
+    for at, (path, _) in enumerate(tensors):
+        by_name.setdefault(_dotted(path), []).append(at)
+    if len(by_name) == len(tensors):
         return tensors
-    counts = Counter(names)
-    return [
-        (path if counts[name] == 1 else tuple(map(_bracketed, path)), tensor)
-        for (path, tensor), name in zip(tensors, names, strict=True)
-    ]
+    paths, taken, repetitions = [path for path, _ in tensors], set(by_name), Counter[Path]()
+    for places in by_name.values():
+        if len(places) == 1:
+            continue
+        shared = _shared_length([paths[at] for at in places])
+        keys = [at for at in places if len(paths[at]) == shared + 1 and type(paths[at][-1]) is str]
+        for at in places:
+            if at not in keys[:1]:
+                paths[at] = _free_path(paths[at], shared, taken, repetitions)
+    return [(path, tensor) for path, (_, tensor) in zip(paths, tensors, strict=True)]
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(map(str, path))
+
+
+def _shared_length(paths: Sequence[Path]) -> int:
+    """Return with how many keys all paths begin; the last key of a path doesn't count."""
+    shared = takewhile(lambda keys: len({*keys}) == 1, zip(*(path[:-1] for path in paths), strict=False))
+    return sum(1 for _ in shared)
+
+
+def _free_path(path: Path, shared: int, taken: set[str], repetitions: Counter[Path]) -> Path:
+    """Return a path with brackets around keys after the shared ones, under a name that nothing has yet."""
+    bracketed = (*path[:shared], *map(_bracketed, path[shared:]))
+    first = path = bracketed if _dotted(bracketed) != _dotted(path) else _last_bracketed(path)
+    while (name := _dotted(path)) in taken:
+        count = repetitions[first] = repetitions[first] + 1
+        path = _last_bracketed(path) if count <= _BRACKETS else (*first[:-1], f"{first[-1]} {count}")
+    taken.add(name)
+    return path
 
 
 def _bracketed(part: str | int) -> str | int:
-    return f"[{part}]" if isinstance(part, int) or "." in part else part
+    return f"[{part}]" if type(part) is not str or "." in part else part
+
+
+def _last_bracketed(path: Path) -> Path:
+    return *path[:-1], f"[{path[-1]}]"
