@@ -31,7 +31,14 @@ from ckpttool.cli.output import (
     say_warning,
     width,
 )
-from ckpttool.cli.paths import print_paths, say_empty, say_inferred_mode, say_journals, with_directory
+from ckpttool.cli.paths import (
+    print_paths,
+    say_empty,
+    say_inferred_mode,
+    say_journals,
+    say_unread,
+    with_directory,
+)
 from ckpttool.cli.progress import ProgressLines
 from ckpttool.cli.render.terminal import printable
 from ckpttool.core.errors import CheckpointError, UsageError
@@ -224,7 +231,7 @@ def list_(
         if options.config is not None and config is None:
             hint = "ckpttool list . lists everything here"
             say(f"{printable(options.config)} selects what is listed, as it does for prune ({hint})")
-        warn(listing, everything=long or not sys.stderr.isatty())
+        warn(listing, everything=long or not sys.stderr.isatty(), verbose=long)
     if plot is not None and listing.checkpoints:
         from ckpttool.cli.render.plot import kind_of
         from ckpttool.cli.render.plot_results import series_picture
@@ -387,7 +394,7 @@ def _preview(
     return previews
 
 
-def warn(listing: Listing, *, everything: bool) -> None:
+def warn(listing: Listing, *, everything: bool, verbose: bool = False) -> None:
     """Say on stderr what must not be missed; of many problems the first, where people read them."""
     say_journals(listing.journals)
     for warning in listing.warnings:
@@ -395,10 +402,9 @@ def warn(listing: Listing, *, everything: bool) -> None:
     shown = listing.problems if everything else listing.problems[:_MOST_PROBLEMS]
     for problem in shown:
         say_warning(f"{problem.path}: {problem.message}")
-    for path, why in listing.unread.items():
-        say_warning(f"{path}: not listed: {why}")
     if left := len(listing.problems) - len(shown):
         say_warning(f"{left:,} more have problems (-v shows all)")
+    say_unread(listing.unread, "not listed", everything=verbose)
 
 
 def _show(listing: Listing, places: Sequence[ListedDirectory], output: ListOutput) -> None:

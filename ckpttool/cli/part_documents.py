@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from ckpttool.cli.render.json import list_document
+from ckpttool.cli.render.json import list_document, unread_rows
 from ckpttool.cli.verdicts import VerifyOutcome
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, UsageError
 from ckpttool.core.report import Finding, Severity, counted
@@ -46,7 +46,14 @@ def add_share(document: dict[str, Any], outcome: VerifyOutcome) -> dict[str, Any
         row["position"] = next(places.get(row["path"], iter(())), -1)
     begin = {"schema": document.pop("schema"), "part": share.part.number, "of": share.part.of}
     gone = sorted(position for left in places.values() for position in left)
-    return {**begin, "found": share.found, "gone": gone, "split": share.digest, **document}
+    return {
+        **begin,
+        "found": share.found,
+        "gone": gone,
+        "split": share.digest,
+        "strict": outcome.strict,
+        **document,
+    }
 
 
 def list_part_document(listing: Listing, part: Part, depth: str) -> dict[str, Any]:
@@ -60,15 +67,13 @@ def list_part_document(listing: Listing, part: Part, depth: str) -> dict[str, An
     others = {one.entry.path for one in listing.checkpoints if one.part != part.number}
     problems = [one for one in listing.problems if one.path not in others]
     return {
-        "schema": document["schema"],
+        "schema": document.pop("schema"),
         "part": part.number,
         "of": part.of,
         "found": len(listing.checkpoints),
         "split": digest_of_work(sizes, (depth,)),
+        **document,
         "checkpoints": rows,
-        "series": document["series"],
-        "runs": document["runs"],
-        **({"unread": document["unread"]} if "unread" in document else {}),
         "problems": [{"path": one.path, "message": str(one.message)} for one in problems],
     }
 
@@ -99,9 +104,8 @@ def merge_verdicts(documents: Sequence[PartDocument]) -> VerifyOutcome:
                 raise UsageError(f"{one.path}: {path} is in {owners[path]}, too")
             owners[path] = one.path
         rows += own
-        for path, why, severity in one.parsed(_unread_of):
-            outcome.unread[path] = why
-            outcome.fails_unread |= severity == "error"
+        outcome.unread |= one.parsed(_unread_of)
+        outcome.strict = one.parsed(lambda body: bool(body["strict"]))
         if (full := one.parsed(_full_of)) is not None:
             outcome.read_in_full = (outcome.read_in_full or 0) + full
     found, _ = documents[0].run
@@ -119,15 +123,16 @@ def merge_verdicts(documents: Sequence[PartDocument]) -> VerifyOutcome:
     return outcome
 
 
-def _unread_of(body: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    return [(str(one["path"]), str(one["message"]), str(one["severity"])) for one in body.get("unread", ())]
+def _unread_of(body: Mapping[str, Any]) -> dict[str, str]:
+    return {str(one["path"]): str(one["message"]) for one in body.get("unread", ())}
 
 
 class MergedList(NamedTuple):
-    """The document of ``list``, and the path and the message of each problem."""
+    """The document of ``list``, path and message of each problem, and why models are not read, by path."""
 
     document: dict[str, Any]
     problems: list[tuple[str, str]]
+    unread: dict[str, str]
 
 
 def merge_lists(documents: Sequence[PartDocument]) -> MergedList:
@@ -161,14 +166,8 @@ def merge_lists(documents: Sequence[PartDocument]) -> MergedList:
         begin += one_series["count"]
     runs = documents[0].parsed(lambda body: [*body["runs"]])
     document = {"schema": LIST_SCHEMA, "checkpoints": ordered, "series": series, "runs": runs}
-    unread = {one["path"]: one for part in documents for one in part.parsed(_unread_rows_of)}
-    if unread:
-        document["unread"] = [*unread.values()]
-    return MergedList(document, [*problems])
-
-
-def _unread_rows_of(body: Mapping[str, Any]) -> list[dict[str, str]]:
-    return [{"path": str(one["path"]), "message": str(one["message"])} for one in body.get("unread", ())]
+    unread = {path: why for one in documents for path, why in one.parsed(_unread_of).items()}
+    return MergedList({**document, **unread_rows(unread)}, [*problems], unread)
 
 
 def _without_newest(series: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

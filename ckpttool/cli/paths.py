@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ckpttool.cli.output import say, say_error, say_warning
 from ckpttool.cli.render.terminal import printable
@@ -74,6 +74,22 @@ def say_empty(directory: str, *, recursive: bool, quiet: bool = False, checks: b
     elif not quiet:
         say(f"{directory_name(directory)}: {message}")
     return is_error
+
+
+def say_unread(unread: Mapping[str, str], what: str, *, everything: bool) -> None:
+    """Warn of files and directories that look like models and are not read: a line for each reason.
+
+    Args:
+        unread: Why each is not read, by path.
+        what: What was not done with them.
+        everything: Whether each path has a line.
+    """
+    alike: dict[str, list[str]] = {}
+    for path, why in unread.items():
+        alike.setdefault(path if everything else why, []).append(path)
+    for first, *others in alike.values():
+        more = f" and {len(others):,} more" if others else ""
+        say_warning(f"{first}{more}: {what}: {unread[first]}")
 
 
 def say_inferred_mode(metric: str | None, mode: object) -> None:

@@ -90,8 +90,9 @@ class VerifyOutcome:
         judged: What the configuration asks of each checkpoint, with its verdict before anything was ignored.
         sealed: What became of the manifests, by the checkpoints' paths.
         seconds: How long each took, by its path.
-        unknown: Files that were passed over in the directories, and may be checkpoints by their names.
-        warnings: Globs that matched nothing in any of the directories, and what was passed over.
+        unread: Why files and directories that look like models are not read, by path.
+        strict: Whether these fail, and warnings.
+        warnings: Globs that matched nothing in any of the directories.
         share: Which part of all the checkpoints these are; None for all.
         read_in_full: How many were, if the others were left out of a sample.
     """
@@ -102,18 +103,18 @@ class VerifyOutcome:
     sealed: dict[str, SealResult] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
-    fails_unread: bool = False
+    strict: bool = False
     warnings: tuple[str, ...] = ()
     share: Share | None = None
     read_in_full: int | None = None
 
-    def passes(self, strict: bool) -> bool:
+    @property
+    def passed(self) -> bool:
         """Tell whether all checkpoints pass, no manifest was refused, and all was read that must be."""
-        is_refused = any(one.refused for one in self.sealed.values())
-        is_unread = self.fails_unread and bool(self.unread)
-        return (
-            not is_refused and not is_unread and all(one.passes(strict=strict) for one in self.verifications)
-        )
+        if self.failures or any(one.refused for one in self.sealed.values()):
+            return False
+        is_all_read = not (self.strict and self.unread)
+        return is_all_read and all(one.passes(strict=self.strict) for one in self.verifications)
 
 
 def verify_all_with(address: str | None, paths: Sequence[str], options: VerifyOptions) -> VerifyOutcome:
@@ -128,16 +129,13 @@ def verify_all_with(address: str | None, paths: Sequence[str], options: VerifyOp
 
 def verify_all(paths: Sequence[str], options: VerifyOptions) -> VerifyOutcome:
     """Return the verdicts on all checkpoints at some paths; what in a directory can't be read is invalid."""
-    outcome = VerifyOutcome(fails_unread=options.strict)
+    outcome = VerifyOutcome(strict=options.strict)
     searched: list[Globs] = []
     lines = ProgressLines()
     targets = [target for path in paths for target in _find_targets(path, options, outcome, searched, lines)]
     unmatched = [globs.unmatched("--exclude") for globs in searched]
     first = unmatched[0] if unmatched else []
     outcome.warnings = tuple(warning for warning in first if all(warning in others for others in unmatched))
-    outcome.warnings += tuple(
-        f"{path}: not verified, safety unknown: {why}" for path, why in outcome.unread.items()
-    )
     _require_prediction(targets, options)
     known = {target.path for target in targets}
     if options.part is not None:

@@ -193,9 +193,7 @@ def verify(
     for path, sealed in outcome.sealed.items():
         if sealed.refused is not None:
             say_error(f"{path}: no manifest written: {sealed.refused}")
-    for warning in outcome.warnings if options.strict or not quiet else ():
-        say_warning(warning)
-    return _report(outcome, wanted, shown, strict=options.strict)
+    return _report(outcome, wanted, shown)
 
 
 def _require_compatible(work: Workload, *, seals: bool, is_complete: bool, may_predict: bool) -> None:
@@ -222,15 +220,23 @@ class _Shown(NamedTuple):
     quiet: bool
 
 
-def _report(outcome: VerifyOutcome, wanted: reports.Reports, shown: _Shown, *, strict: bool) -> int:
-    """Write the reports, print the verdicts, and return the exit status."""
-    reports.write_reports(wanted, outcome.verifications, outcome.failures, outcome.seconds, strict=strict)
+def _report(outcome: VerifyOutcome, wanted: reports.Reports, shown: _Shown) -> int:
+    """Write the reports, print the warnings and the verdicts, and return the exit status."""
+    from ckpttool.cli.paths import say_unread
+
+    if outcome.strict or not shown.quiet:
+        for warning in outcome.warnings:
+            say_warning(warning)
+        say_unread(outcome.unread, "not verified, safety unknown", everything=shown.verbose)
+    reports.write_reports(
+        wanted, outcome.verifications, outcome.failures, outcome.seconds, strict=outcome.strict
+    )
     is_owed = bool(outcome.verifications) or not outcome.failures or outcome.share is not None
     if not (shown.json and shown.quiet) and is_owed and not wanted.takes_stdout:
-        _print_verdicts(outcome, shown, strict=strict)
+        _print_verdicts(outcome, shown)
     if outcome.failures or any(one.failed for one in outcome.sealed.values()):
         return COULD_NOT
-    return int(not outcome.passes(strict))
+    return int(not outcome.passed)
 
 
 def _show_merged(paths: Sequence[str], wanted: reports.Reports, shown: _Shown) -> int:
@@ -246,12 +252,13 @@ def _show_merged(paths: Sequence[str], wanted: reports.Reports, shown: _Shown) -
     outcome = merge_verdicts(documents)
     for failure in outcome.failures:
         say_error(str(failure))
-    return _report(outcome, wanted, shown, strict=True)
+    return _report(outcome, wanted, shown)
 
 
 def _show_merged_list(documents: Sequence[PartDocument], shown: _Shown, *, has_reports: bool) -> int:
     from ckpttool.cli.output import print_json
     from ckpttool.cli.part_documents import merge_lists
+    from ckpttool.cli.paths import say_unread
     from ckpttool.core.errors import UsageError
 
     if not shown.json or has_reports:
@@ -259,6 +266,8 @@ def _show_merged_list(documents: Sequence[PartDocument], shown: _Shown, *, has_r
     merged = merge_lists(documents)
     for path, message in merged.problems:
         say_warning(f"{path}: {message}")
+    if not shown.quiet:
+        say_unread(merged.unread, "not listed", everything=shown.verbose)
     print_json(merged.document)
     return int(bool(merged.problems))
 
@@ -351,18 +360,17 @@ def _warn_unused_rules(config: VerifyConfig, outcome: VerifyOutcome) -> None:
         say_warning(sentence)
 
 
-def _print_verdicts(outcome: VerifyOutcome, shown: _Shown, *, strict: bool) -> None:
+def _print_verdicts(outcome: VerifyOutcome, shown: _Shown) -> None:
     if shown.json:
         from ckpttool.cli.output import print_json
         from ckpttool.cli.part_documents import add_share
         from ckpttool.cli.render.json import unread_rows, verify_document
 
-        passed = outcome.passes(strict) and not outcome.failures
-        document = verify_document(outcome.verifications, outcome.sealed, outcome.failures, passed=passed)
-        if outcome.unread:
-            severity = "error" if outcome.fails_unread else "warning"
-            document["unread"] = [{**row, "severity": severity} for row in unread_rows(outcome.unread)]
-        print_json(add_share(document, outcome))
+        document = verify_document(
+            outcome.verifications, outcome.sealed, outcome.failures, passed=outcome.passed
+        )
+        severity = "error" if outcome.strict else "warning"
+        print_json(add_share({**document, **unread_rows(outcome.unread, severity=severity)}, outcome))
         return
     from ckpttool.cli.output import width
     from ckpttool.cli.render.verdicts import VerifyStyle, verify_text
@@ -372,11 +380,10 @@ def _print_verdicts(outcome: VerifyOutcome, shown: _Shown, *, strict: bool) -> N
         colour=has_colour(sys.stdout),
         verbose=shown.verbose,
         problems_only=shown.quiet,
-        strict=strict,
+        strict=outcome.strict,
         part=None if outcome.share is None else str(outcome.share.part),
         read_in_full=outcome.read_in_full,
         unread=len(outcome.unread),
-        fails_unread=outcome.fails_unread,
     )
     if text := verify_text(outcome.verifications, style):
         print(text)

@@ -247,7 +247,7 @@ def test_quiet_prints_problems_alone(run, guide: Path, flipped: Path) -> None:
 def test_strict_says_why_it_failed(run, files: Path) -> None:
     path = files / "hostile" / "class_unknown.pth"
     status, out, _ = run("verify", "--strict", path)
-    assert (status, out.splitlines()[-1]) == (1, "failed: --strict, and 1 checkpoint of unknown safety")
+    assert (status, out.splitlines()[-1]) == (1, "failed (--strict): 1 checkpoint of unknown safety")
     assert json.loads(run("verify", "--strict", "--json", path).out)["passed"] is False
     assert json.loads(run("verify", "--json", path).out)["passed"] is True
 
@@ -351,13 +351,17 @@ def test_what_is_passed_over_by_its_content_is_said(run, guide: Path, tmp_path: 
         (tmp_path / name).write_bytes(b"any data")
     answer = run("verify", tmp_path)
     why = "not verified, safety unknown: no format recognises the content"
-    said = "".join(f"ckpttool: warning: {tmp_path / name}: {why}\n" for name in ("a.bin", "b.bin"))
+    said = f"ckpttool: warning: {tmp_path / 'a.bin'} and 1 more: {why}\n"
     assert (answer.status, answer.err) == (0, said)
     assert answer.out.endswith("\n1 checkpoint: 1 valid, 2 not read\n")
+    each = "".join(f"ckpttool: warning: {tmp_path / name}: {why}\n" for name in ("a.bin", "b.bin"))
+    assert run("verify", "-v", tmp_path).err == each
+    assert run("list", tmp_path).err == said.replace("verified, safety unknown", "listed")
+    assert run("list", "-v", tmp_path).err == each.replace("verified, safety unknown", "listed")
     assert run("verify", "-q", tmp_path).err == ""
     strict = run("verify", "--strict", tmp_path)
     assert (strict.status, strict.err) == (1, said)
-    assert strict.out.endswith("2 not read\nfailed: --strict, and 2 not read\n")
+    assert strict.out.endswith("2 not read\nfailed (--strict): 2 models not read\n")
 
 
 def test_a_file_of_two_formats_is_invalid_and_judged(run, tmp_path: Path) -> None:

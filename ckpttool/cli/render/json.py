@@ -269,9 +269,10 @@ def verify_document(
     }
 
 
-def unread_rows(unread: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return what looks like a model and is not read, with why."""
-    return [{"path": path, "message": why} for path, why in unread.items()]
+def unread_rows(unread: Mapping[str, str], **more: str) -> dict[str, list[dict[str, str]]]:
+    """Return the entry ``unread`` of a document, if there is any: what looks like a model and is not read."""
+    rows = [{"path": path, "message": why, **more} for path, why in unread.items()]
+    return {"unread": rows} if rows else {}
 
 
 def _verification(verification: Verification, sealed: SealResult | None) -> dict[str, Any]:
@@ -516,7 +517,7 @@ def list_document(listing: Listing, cadences: Mapping[str, Cadence] = MappingPro
         "checkpoints": [_list_row(one) for one in listing.checkpoints],
         "series": [_list_series(one, cadences.get(one.key)) for one in listing.series],
         "runs": [_list_run(one) for one in listing.runs],
-        **({"unread": unread_rows(listing.unread)} if listing.unread else {}),
+        **unread_rows(listing.unread),
     }
 
 

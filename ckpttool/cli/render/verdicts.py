@@ -78,11 +78,10 @@ class VerifyStyle:
         width: Columns of the terminal; None for a pipe, where nothing is shortened or folded.
         verbose: Whether every check of every checkpoint is shown.
         problems_only: Whether nothing is said of what passes.
-        strict: Whether warnings fail.
+        strict: Whether warnings fail, and what is not read.
         part: Which part of all checkpoints they are: ``1 of 8``.
         read_in_full: How many were read in full, if the others were left out of a sample.
         unread: How many files and directories look like models and are not read.
-        fails_unread: Whether these fail.
     """
 
     width: int | None = None
@@ -93,7 +92,6 @@ class VerifyStyle:
     part: str | None = None
     read_in_full: int | None = None
     unread: int = 0
-    fails_unread: bool = False
 
 
 def verify_text(verifications: Sequence[Verification], style: VerifyStyle) -> str:
@@ -229,11 +227,11 @@ def _summary_lines(verifications: Sequence[Verification], style: VerifyStyle) ->
         lines[0] += f"; full: {style.read_in_full:,} of {len(verifications):,}"
     if style.unread:
         lines[0] += f", {style.unread:,} not read"
-    if style.unread and style.fails_unread:
-        lines.append(f"failed: --strict, and {style.unread:,} not read")
+    if style.unread and style.strict:
+        lines.append(f"failed (--strict): {counted(style.unread, 'model')} not read")
     unknown = [one for one in verifications if one.is_fine and not one.passes(strict=style.strict)]
     if unknown:
-        lines.append(f"failed: --strict, and {counted(len(unknown), 'checkpoint')} of unknown safety")
+        lines.append(f"failed (--strict): {counted(len(unknown), 'checkpoint')} of unknown safety")
     return lines
 
 
