@@ -320,15 +320,17 @@ def _require_prediction(targets: Sequence[_VerifyTarget], options: VerifyOptions
 def _find_targets(
     path: str, options: VerifyOptions, outcome: VerifyOutcome, searched: list[Globs], progress: Progress
 ) -> Iterator[_VerifyTarget]:
-    from ckpttool.formats.discovery import Walk, discover, why_unread
+    from ckpttool.formats.discovery import Walk, discover
     from ckpttool.formats.globs import Globs
     from ckpttool.formats.interface import natural_path
     from ckpttool.transaction.paths import shown
 
     errors: list[CheckpointError] = []
     globs = Globs(options.exclude, path)
-    unread: list[str] = []
-    walk = Walk(exclude=globs, max_depth=options.max_depth, on_error=errors.append, on_unread=unread.append)
+    unread: dict[str, str] = {}
+    walk = Walk(
+        exclude=globs, max_depth=options.max_depth, on_error=errors.append, on_unread=unread.__setitem__
+    )
     try:
         found = []
         with progress(path, None) as advance:
@@ -343,7 +345,7 @@ def _find_targets(
     except CheckpointError as error:
         _fail(error, outcome)
         return
-    outcome.unread |= {one: why_unread(one) for one in sorted(unread, key=natural_path)}
+    outcome.unread |= {one: unread[one] for one in sorted(unread, key=natural_path)}
     for unit in units:
         is_named = unit.path == path
         settings = _settings_of(unit.path, options)

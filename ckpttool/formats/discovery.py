@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ckpttool.core.errors import AmbiguousFormat, CheckpointError, NotFound, memory_checked
 from ckpttool.formats import detect, formats, suffix_format
 from ckpttool.formats.copy_notes import COPYING, EVERYTHING, interrupted_copy, read_note
-from ckpttool.formats.foreign import Foreign, recognise_foreign
+from ckpttool.formats.foreign import Foreign, foreign_in_search, unread_reason
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import SIDECARS, Probe, SetFormat, Unit, scan
 from ckpttool.io import fs
@@ -24,8 +24,6 @@ OWN_PREFIX = ".ckpttool"
 
 _NEVER_ENTERED = frozenset({".git"})
 _INDEX = re.compile(r"(index|weights).*\.json$")
-_MAYBE = (".bin", ".joblib", ".dill")
-"""How files end that may be checkpoints, pickles or any data."""
 _LEVELS_ABOVE = 2
 """How far above a directory an index is looked for that names files in it: ``shards/part_1.safetensors``."""
 
@@ -43,7 +41,7 @@ class Walk:
             instead of being what the root is.
         on_error: Told of what could not be looked at; the walk goes on.
         on_vanished: Told the path of what was listed and is no longer there when it is looked at.
-        on_unread: Told the path of what looks like a model and is not read: a file or a directory of
+        on_unread: Told the path of what looks like a model, and why it is not read: a file or a directory of
             another format, or a file that may be a checkpoint by its name alone, like ``model.bin``.
     """
 
@@ -53,7 +51,7 @@ class Walk:
     enters_root: bool = False
     on_error: Callable[[CheckpointError], None] = lambda error: None
     on_vanished: Callable[[str], None] = lambda path: None
-    on_unread: Callable[[str], None] = lambda path: None
+    on_unread: Callable[[str, str], None] = lambda path, why: None
 
 
 def discover(root: str | os.PathLike[str], walk: Walk = Walk()) -> Iterator[Unit]:
@@ -196,7 +194,7 @@ def _in_directory(directory: _Subdirectory, root: str, walk: Walk) -> Iterator[U
         try:
             with Probe(entry.path) as probe:
                 checkpoint = unit_of(probe)
-                foreign = _foreign_in_search(probe) if checkpoint is None else None
+                foreign = foreign_in_search(probe) if checkpoint is None else None
         except CheckpointError as error:
             report(error, walk)
             continue
@@ -204,7 +202,7 @@ def _in_directory(directory: _Subdirectory, root: str, walk: Walk) -> Iterator[U
             yield checkpoint
             continue
         if foreign is not None and foreign is not outer:
-            walk.on_unread(entry.path)
+            walk.on_unread(entry.path, foreign.description)
         if is_descended_into:
             yield _Subdirectory(entry.path, depth + 1, parts_below, foreign or outer)
 
@@ -333,39 +331,15 @@ def _require_readable(path: str, on_error: Callable[[CheckpointError], object]) 
 def unit_of_candidate(path: str, walk: Walk) -> Unit | None:
     """Return the checkpoint that a candidate is, or None if it is none; the walk is told of an error."""
     try:
-        unit = unit_at(path)
+        with Probe(path) as probe:
+            unit = unit_of(probe)
+            why = unread_reason(probe) if unit is None else None
     except CheckpointError as error:
         report(error, walk)
         return None
-    if unit is None:
-        report_unread(path, walk)
+    if why is not None:
+        walk.on_unread(path, why)
     return unit
-
-
-def report_unread(path: str, walk: Walk) -> None:
-    """Tell the walk of a file that is no checkpoint, if it looks like a model."""
-    if path.lower().endswith(_MAYBE) or foreign_at(path) is not None:
-        walk.on_unread(path)
-
-
-def why_unread(path: str) -> str:
-    """Return why what looks like a model is not read."""
-    foreign = foreign_at(path)
-    return "no format recognises the content" if foreign is None else foreign.description
-
-
-def foreign_at(path: str) -> Foreign | None:
-    """Return the format that a file or directory in a search has and ckpttool does not read, or None."""
-    try:
-        with Probe(path) as probe:
-            return _foreign_in_search(probe)
-    except CheckpointError:  # it has gone; what can't be read was told of when it was looked at
-        return None
-
-
-def _foreign_in_search(probe: Probe) -> Foreign | None:
-    foreign = recognise_foreign(probe)
-    return foreign if foreign is not None and foreign.is_in_search(probe) else None
 
 
 def is_excluded(path: str, walk: Walk) -> bool:

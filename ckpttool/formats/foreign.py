@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -20,26 +21,27 @@ class Foreign(NamedTuple):
         name: What to call it.
         reader: What reads it.
         matches: Recognises it by its content.
-        suffixes: How its files are called; those of no format in a directory are not named.
-        needs_content: Whether other files are called so, too.
+        suffixes: How its files are called; no others are looked for in a directory.
+        is_suffix_shared: Whether other files are called so, too.
+        needs_suffix: Whether other files may have such content.
         is_named: Whether it is named when a directory is searched; a run is not, its checkpoints are.
     """
 
     name: str
     reader: str
-    matches: Callable[[Probe], bool] = lambda probe: False
+    matches: Callable[[Probe], bool]
     suffixes: tuple[str, ...] = ()
-    needs_content: bool = False
+    is_suffix_shared: bool = False
+    needs_suffix: bool = False
     is_named: bool = True
 
-    def recognises(self, probe: Probe) -> bool:
-        """Tell whether a path looks like one."""
-        has_suffix = not self.needs_content and probe.name.lower().endswith(self.suffixes)
-        return self.matches(probe) or (has_suffix and not probe.is_directory)
+    def has_suffix(self, probe: Probe) -> bool:
+        """Tell whether a file is called like one."""
+        return not probe.is_directory and probe.name.lower().endswith(self.suffixes)
 
-    def is_in_search(self, probe: Probe) -> bool:
-        """Tell whether a path that looks like one is named when its directory is searched."""
-        return self.is_named and (probe.is_directory or probe.name.lower().endswith(self.suffixes))
+    def recognises(self, probe: Probe) -> bool:
+        """Tell whether a path is one by its content."""
+        return (not self.needs_suffix or self.has_suffix(probe)) and self.matches(probe)
 
     @property
     def description(self) -> str:
@@ -47,14 +49,18 @@ class Foreign(NamedTuple):
         return f"{self.name}, which ckpttool does not read; use {self.reader}"
 
 
-_GGUF, _OCDBT = b"GGUF", (b"\x0c\xdb\x3a\x2a", b"\x0c\xdb\x20\xde")
+_GGUF, _GZIP, _OCDBT = b"GGUF", b"\x1f\x8b", (b"\x0c\xdb\x3a\x2a", b"\x0c\xdb\x20\xde")
 _ORBAX = frozenset({"_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt"})
 _ORBAX_TEMPORARY = ".orbax-checkpoint-tmp"
 _IR_VERSIONS = range(1, 32)
 _PRODUCER = 0x12
 _ONNX_TAGS = frozenset({_PRODUCER, 0x1A, 0x22, 0x28, 0x32, 0x3A, 0x42})
 _TFLITE = b"TFL3"
-_TAR_BLOCK, _MOST_TAR_NAMES = 512, 1000
+_EXECUTORCH = re.compile(rb".{4}ET\d\d", re.DOTALL)
+_CORE_ML = re.compile(rb"\x08[\x01-\x1f]\x12")  # the version, and a description
+_CAFFE = re.compile(rb"[\x0a\x12\x1a]|\xa2\x06")  # the name, a layer of old or an input; a layer
+_TENSORRT = (b"ftrt", b"ptrt")
+_TAR_BLOCK, _MOST_TAR_NAMES = 512, 16
 
 
 def _is_onnx(probe: Probe) -> bool:
@@ -119,18 +125,29 @@ def _is_paddle_distributed(probe: Probe) -> bool:
 
 def _is_openvino(probe: Probe) -> bool:
     """Tell whether the file of a model's structure lies beside these weights."""
-    return (
-        probe.name.endswith(".bin")
-        and not probe.is_directory
-        and fs.isfile(f"{os.path.splitext(probe.path)[0]}.xml")
-    )
+    return fs.isfile(f"{os.path.splitext(probe.path)[0]}.xml")
 
 
 def _is_tar_of_models(probe: Probe) -> bool:
     """Tell whether a tar holds a file that is called like a pickle or a checkpoint."""
-    return probe.head[257:262] == b"ustar" and any(
+    return _begins_as_tar(probe.head) and any(
         name.lower().endswith(tuple(CONTENTS)) for name in _tar_names(probe)
     )
+
+
+def _is_nemo(probe: Probe) -> bool:
+    """Tell whether it is a tar, compressed or not; the first files in it may be too large to look behind."""
+    head = probe.head
+    if head.startswith(_GZIP):
+        try:
+            head = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head, _TAR_BLOCK)
+        except zlib.error:
+            return False
+    return _begins_as_tar(head)
+
+
+def _begins_as_tar(head: bytes) -> bool:
+    return head[257:262] == b"ustar"
 
 
 def _tar_names(probe: Probe) -> Iterator[str]:
@@ -146,6 +163,25 @@ def _tar_names(probe: Probe) -> Iterator[str]:
             return
         yield header[:100].split(b"\0")[0].decode("utf-8", "replace")
         at += _TAR_BLOCK * (1 - -int(size or b"0", 8) // _TAR_BLOCK)
+
+
+def _is_tensorrt(probe: Probe) -> bool:
+    """Tell whether it is a plan, perhaps behind its length and the JSON that Ultralytics writes.
+
+    Source: lutzroeder/netron ``source/tensorrt.js``; ultralytics/ultralytics ``engine/exporter.py``.
+    """
+    head, source = probe.head, probe.source
+    at = 4 + int.from_bytes(head[:4], "little") if head[3:5] == b"\0{" else 0
+    return source.read(at, 4) in _TENSORRT if at + 4 <= source.size else False
+
+
+def _is_xgboost(probe: Probe) -> bool:
+    """Tell whether it begins as an object of UBJSON does, and names what all models of XGBoost have."""
+    return probe.head.startswith(b"{") and b"learner" in probe.head
+
+
+def _is_torchserve(probe: Probe) -> bool:
+    return any(name.startswith("MAR-INF/") for name in probe.names)
 
 
 def _is_graph(probe: Probe) -> bool:
@@ -171,6 +207,10 @@ def _starts_with(*magics: bytes) -> Callable[[Probe], bool]:
     return lambda probe: probe.head.startswith(magics)
 
 
+def _begins(pattern: re.Pattern[bytes]) -> Callable[[Probe], bool]:
+    return lambda probe: pattern.match(probe.head) is not None
+
+
 def _holds(*names: str) -> Callable[[Probe], bool]:
     return lambda probe: probe.names.issuperset(names)
 
@@ -185,34 +225,49 @@ FOREIGN = (
         "tf.compat.v1.import_graph_def",
         _is_graph,
         (".pb",),
-        needs_content=True,
+        is_suffix_shared=True,
     ),
     Foreign(
         "an agent of stable-baselines 2",
         "stable_baselines of TensorFlow 1",
         _holds("data", "parameter_list"),
         (".zip",),
-        needs_content=True,
+        is_suffix_shared=True,
     ),
     Foreign(
         "a model of Deeplearning4j",
         "ModelSerializer of Deeplearning4j",
         _holds("configuration.json", "coefficients.bin"),
         (".zip",),
-        needs_content=True,
+        is_suffix_shared=True,
     ),
-    Foreign("a Flax checkpoint (msgpack)", "flax.serialization.msgpack_restore", _is_flax, (".msgpack",)),
-    Foreign("a NeMo checkpoint", "nemo_toolkit", suffixes=(".nemo",)),
+    Foreign(
+        "a Flax checkpoint (msgpack)",
+        "flax.serialization.msgpack_restore",
+        _is_flax,
+        (".msgpack",),
+        is_suffix_shared=True,
+    ),
+    Foreign("a NeMo checkpoint", "nemo_toolkit", _is_nemo, (".nemo",), needs_suffix=True),
     Foreign("a skops file", "skops.io.load, after skops.io.get_untrusted_types", _is_skops, (".skops",)),
-    Foreign("an ExecuTorch program", "executorch", suffixes=(".pte",)),
-    Foreign("a Core ML model", "coremltools", suffixes=(".mlmodel",)),
-    Foreign("an XGBoost model", "xgboost", suffixes=(".ubj",)),
-    Foreign("a CatBoost model", "catboost", suffixes=(".cbm",)),
-    Foreign("a TensorRT engine", "tensorrt", suffixes=(".engine", ".plan")),
-    Foreign("a Caffe model", "caffe", suffixes=(".caffemodel",)),
-    Foreign("a TorchServe archive", "torchserve", suffixes=(".mar",)),
-    Foreign("an OpenVINO model", "openvino", _is_openvino, (".bin",), needs_content=True),
-    Foreign("a tar of models", "tar to unpack it", _is_tar_of_models, (".tar",), needs_content=True),
+    Foreign("an ExecuTorch program", "executorch", _begins(_EXECUTORCH), (".pte",)),
+    Foreign("a Core ML model", "coremltools", _begins(_CORE_ML), (".mlmodel",), needs_suffix=True),
+    Foreign("an XGBoost model", "xgboost", _is_xgboost, (".ubj",), is_suffix_shared=True),
+    Foreign("a CatBoost model", "catboost", _starts_with(b"CBM1"), (".cbm",)),
+    Foreign(
+        "a TensorRT engine",
+        "tensorrt",
+        _is_tensorrt,
+        (".engine", ".plan"),
+        is_suffix_shared=True,
+        needs_suffix=True,
+    ),
+    Foreign("a Caffe model", "caffe", _begins(_CAFFE), (".caffemodel",), needs_suffix=True),
+    Foreign("a TorchServe archive", "torchserve", _is_torchserve, (".mar",), is_suffix_shared=True),
+    Foreign(
+        "an OpenVINO model", "openvino", _is_openvino, (".bin",), is_suffix_shared=True, needs_suffix=True
+    ),
+    Foreign("a tar of models", "tar to unpack it", _is_tar_of_models, (".tar",), is_suffix_shared=True),
     Foreign("an Orbax checkpoint", "orbax-checkpoint", _is_orbax),
     Foreign("a run of Orbax checkpoints", "orbax-checkpoint", _is_orbax_run, is_named=False),
     Foreign("a distributed checkpoint of Paddle", "paddle.distributed", _is_paddle_distributed),
@@ -221,6 +276,28 @@ FOREIGN = (
 
 def recognise_foreign(probe: Probe) -> Foreign | None:
     """Return the format that a path has and ckpttool does not read, or None; its name decides between two."""
-    found = [foreign for foreign in FOREIGN if foreign.recognises(probe)]
-    named = (foreign for foreign in found if probe.name.lower().endswith(foreign.suffixes))
-    return next(named, found[0] if found else None)
+    by_name = sorted(FOREIGN, key=lambda foreign: not foreign.has_suffix(probe))
+    return next((foreign for foreign in by_name if foreign.recognises(probe)), None)
+
+
+def foreign_in_search(probe: Probe) -> Foreign | None:
+    """Return the format that a path in a directory has and ckpttool does not read, or None.
+
+    The content of files that are not called like models is not looked at.
+    """
+    maybe = (one for one in FOREIGN if one.is_named and (probe.is_directory or one.has_suffix(probe)))
+    return next((foreign for foreign in maybe if foreign.recognises(probe)), None)
+
+
+_MODELS = (
+    *(".bin", ".joblib", ".dill"),
+    *(suffix for foreign in FOREIGN if not foreign.is_suffix_shared for suffix in foreign.suffixes),
+)
+"""How files end that may be models whatever they hold."""
+
+
+def unread_reason(probe: Probe) -> str | None:
+    """Return why a file in a directory is not read that is no checkpoint; None if it is no model, either."""
+    if (foreign := foreign_in_search(probe)) is not None:
+        return foreign.description
+    return "no format recognises the content" if probe.name.lower().endswith(_MODELS) else None

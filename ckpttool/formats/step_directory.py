@@ -231,7 +231,7 @@ def _add_all(parts: OpenedParts, directory: str) -> None:
 
         parts.add(os.path.relpath(failure.path, directory), fail)
 
-    def add_unread(path: str) -> None:
+    def add_unread(path: str, why: str) -> None:
         message = "no format recognises it, so it was not checked"
         parts.findings.append(warning("part-unrecognised", message, os.path.relpath(path, directory)))
 

@@ -141,7 +141,7 @@ def _entries_of(
     path: str, scope: Scope, errors: dict[str, str]
 ) -> tuple[str, Sequence[Entry], Sequence[str]]:
     """Return the directory that was searched, the checkpoints in it, and what is doubtful of them."""
-    _, entry = look_for(path)
+    _, entry, _ = look_for(path)
     if entry is not None:
         root = run_directory(os.path.dirname(os.path.abspath(path)), os.sep)
         measured, doubts = add_log_metrics([entry], scope.metrics, root) if scope.metrics else ([entry], [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import shutil
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from ckpttool import DamagedCheckpoint, NotACheckpoint, open_checkpoint
+from ckpttool.io import fs
+from ckpttool.io.source import Source
 from tests.support.commands import Run
 
 ARRAY = b"\xc7\x10\x01\x93\x91\x02\xa7float32\xc4\x02\0\0"
@@ -96,15 +99,31 @@ def tarred(*names: str) -> bytes:
         return file.getvalue()
 
 
+UNKNOWN = "no format recognises the content"
 UNREAD = {
     "a.skops": (zipped("schema.json"), "a skops file"),
     "a.pte": (b"\x30\0\0\0ET12", "an ExecuTorch program"),
     "a.mlmodel": (b"\x08\x04\x12\x00", "a Core ML model"),  # as an ONNX model may begin
-    "a.ubj": (b"{L\0", "an XGBoost model"),
-    "A.ENGINE": (b"ftrt", "a TensorRT engine"),
+    "catboost.mlmodel": (b"\x08\x01\x12\xaf0\n\x0f\n\tfeature_0\x1a\x02\x12\0", "a Core ML model"),
+    "catboost.onnx": (b"\x08\x03\x12\x08CatBoost\x1a\xda\x02Git info:", "an ONNX model"),
+    "a.cbm": (b"CBM1h$\0\0\x14\0\0\0", "a CatBoost model"),
+    "a.ubj": (b"{L\0\0\0\0\0\0\0\x07learner{L\0\0\0\0\0\0\0\nattributes{}L", "an XGBoost model"),
+    "A.ENGINE": (b"ftrt" + bytes(28), "a TensorRT engine"),
+    "a.plan": (b"ptrt" + bytes(28), "a TensorRT engine"),
+    "yolo.engine": (b"\x0b\0\0\0" + b'{"names":1}ftrt' + bytes(28), "a TensorRT engine"),
+    "a.caffemodel": (b"\x0a\x07CaffeNet\xa2\x06\0", "a Caffe model"),
+    "a.mar": (zipped("model.pt", "MAR-INF/MANIFEST.json"), "a TorchServe archive"),
     "a.nemo": (tarred("model_config.yaml", "model_weights.ckpt"), "a NeMo checkpoint"),
+    "gz.nemo": (gzip.compress(tarred("./1_tokenizer.model", "./model_config.yaml")), "a NeMo checkpoint"),
     "a.tar": (tarred("README", "inner/model.pkl"), "a tar of models"),
-    "a.gguf": (b"of another version", "a GGUF file"),
+    **{
+        f"odd.{suffix}": (b"of another version", UNKNOWN)
+        for suffix in ("gguf", "onnx", "tflite", "skops", "pte", "nemo", "mlmodel", "cbm", "caffemodel")
+    },
+    **{
+        f"other.{suffix}": (b"{} of another program", "")
+        for suffix in ("plan", "mar", "engine", "ubj", "msgpack", "tar", "zip", "pb")
+    },
     "a.bin": (bytes(64), "an OpenVINO model"),
     "orbax/1/_CHECKPOINT_METADATA": (b"{}", "an Orbax checkpoint"),
     "orbax/1/default/_METADATA": (b"{}", ""),  # a part of the one above
@@ -116,7 +135,10 @@ UNREAD = {
 }
 
 
-@pytest.mark.parametrize("command", ["verify", "list"])
+DONE = {"verify": "verified, safety unknown", "list": "listed"}
+
+
+@pytest.mark.parametrize("command", DONE)
 def test_what_a_directory_has_that_is_not_read_is_named_and_counted(
     command: str, files: Path, tmp_path: Path, run: Run
 ) -> None:
@@ -131,9 +153,42 @@ def test_what_a_directory_has_that_is_not_read_is_named_and_counted(
     assert status == 0
     said = {line.partition(": warning: ")[2].partition(": ")[0] for line in err.splitlines()}
     assert said == {str(tmp_path / name) for name in named}
-    assert all(f"{what}, which ckpttool does not read; use " in err for what in named.values())
+    assert all(f"{tmp_path / name}: not {DONE[command]}: {what}" in err for name, what in named.items())
+    lines = [line for line in err.splitlines() if UNKNOWN not in line]
+    assert all(", which ckpttool does not read; use " in line for line in lines)
     document = json.loads(run(command, tmp_path, "--json").out)
     assert {one["path"] for one in document["unread"]} == said
+
+
+@pytest.mark.parametrize("command", DONE)
+def test_each_file_that_is_not_read_is_opened_once(
+    command: str, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {name: data for name, (data, what) in UNREAD.items() if what and "/" not in name}
+    for name, data in {
+        **files,
+        "0": b"text",
+        "a.xml": b"<net/>",
+    }.items():  # the first one tells of Fluid, too
+        (tmp_path / name).write_bytes(data)
+    opened: list[str] = []
+    open_source = fs.open_source
+    monkeypatch.setattr(fs, "open_source", lambda path: opened.append(path) or open_source(path))
+    run(command, tmp_path)
+    assert {name: opened.count(str(tmp_path / name)) for name in files} == dict.fromkeys(files, 1)
+
+
+def test_of_a_long_tar_only_the_first_headers_are_read(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "long.tar").write_bytes(tarred(*(f"{at}.txt" for at in range(100)), "model.pkl"))
+    reads: list[int] = []
+    read = Source.read
+    monkeypatch.setattr(
+        Source, "read", lambda self, start, count: reads.append(start) or read(self, start, count)
+    )
+    run("list", tmp_path)
+    assert 0 < len(reads) < 40
 
 
 @pytest.mark.parametrize("options", [[], ["--strict"]])
@@ -157,7 +212,7 @@ def test_a_file_that_is_not_read_is_named_by_itself(name: str, what: str, tmp_pa
     path = tmp_path / Path(name).name
     path.write_bytes(UNREAD[name][0])
     if what:
-        with pytest.raises(NotACheckpoint, match=what):
+        with pytest.raises(NotACheckpoint, match="not a checkpoint: " if what is UNKNOWN else what):
             open_checkpoint(path)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from ckpttool import AccessDenied, CheckpointError, NotFound, latest, list_checkpoints
 from ckpttool.formats import discovery
-from ckpttool.formats.discovery import unit_at
+from ckpttool.formats.interface import Probe
 from ckpttool.runs.members.look import look_for
 from ckpttool.runs.surveying import look_workers
 
@@ -27,7 +27,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 
         return refuse
 
-    monkeypatch.setattr(discovery, "unit_at", refusing(unit_at))
+    monkeypatch.setattr(discovery, "Probe", refusing(Probe))
     monkeypatch.setattr(look_workers, "look_for", refusing(look_for))
 
 

@@ -131,7 +131,7 @@ def test_errors_come_in_the_order_of_the_walk(
     tree: Path, alone: Survey, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = [tree / "run0" / "model_epoch_2.pth", tree / "run1", tree / "run2" / "model_epoch_1.pth"]
-    unit_at, look_for = discovery.unit_at, look_workers.look_for
+    look_for = look_workers.look_for
 
     def refusing(look: object) -> object:
         def looked(path: str) -> object:
@@ -142,7 +142,7 @@ def test_errors_come_in_the_order_of_the_walk(
         return looked
 
     monkeypatch.setattr(look_workers, "default_jobs", lambda: 1)
-    monkeypatch.setattr(discovery, "unit_at", refusing(unit_at))
+    monkeypatch.setattr(discovery, "Probe", refusing(Probe))
     monkeypatch.setattr(look_workers, "look_for", refusing(look_for))
     found = survey(tree)
     assert [error.path for error in found.errors] == [str(path) for path in refused]
@@ -164,7 +164,7 @@ def test_what_is_replaced_after_it_was_found_is_noticed(tree: Path, monkeypatch:
         return unit_of(probe)
 
     monkeypatch.setattr(looks, "unit_of", replacing)
-    _, entry = looks.look_for(str(path))
+    _, entry, _ = looks.look_for(str(path))
     assert entry is not None
     assert [file.inode for file in entry.contents.files] == [before] != [path.stat().st_ino]
 

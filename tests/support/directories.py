@@ -95,8 +95,7 @@ def survey(directory: str | os.PathLike[str], *, recursive: bool = True, **scope
 
 def before_it_is_looked_at(patch: pytest.MonkeyPatch, path: Path, action: Callable[[], object]) -> None:
     """Let something happen once a path was listed, and before it is known what lies there."""
-    for room in (discovery, surveying):  # in a directory, and in a checkpoint that may hold others
-        _before(patch, room, "unit_at", path, action)
+    _before(patch, discovery, "Probe", path, action)
 
 
 def before_it_is_looked_into(patch: pytest.MonkeyPatch, path: Path, action: Callable[[], object]) -> None:

@@ -23,6 +23,7 @@ from ckpttool.core.report import Finding, Severity, counted
 from ckpttool.core.tensor import Role
 from ckpttool.formats import recognition_error
 from ckpttool.formats.discovery import unit_of
+from ckpttool.formats.foreign import unread_reason
 from ckpttool.formats.interface import SIDECARS, Format, Probe, Unit
 from ckpttool.formats.opening import open_probe, open_unit
 from ckpttool.formats.step_directory import STEP_VARIANTS
@@ -50,10 +51,10 @@ def look_at(unit: Unit, *, holds_others: bool = False) -> Entry | None:
     return _entry_from(unit, files, lambda: _open(unit), holds_others=holds_others)
 
 
-def look_for(path: str) -> tuple[Unit | None, Entry | None]:
+def look_for(path: str) -> tuple[Unit | None, Entry | None, str | None]:
     """Return the checkpoint that a file is, and its entry, as ``unit_at`` and ``look_at`` do one by one.
 
-    It is opened once for both. Neither is returned where it is no checkpoint.
+    It is opened once for both. Of what looks like a model and is no checkpoint, the reason is returned.
     """
     directory, name = os.path.split(path)
     try:
@@ -63,12 +64,12 @@ def look_for(path: str) -> tuple[Unit | None, Entry | None]:
     with Probe(path) as probe:
         unit = unit_of(probe)
         if unit is None:
-            return None, None
+            return None, None, unread_reason(probe)
         # Not every format opens a unit as it opens a path.
         opens_alone = unit.format is None or type(unit.format).open_unit is Format.open_unit
         if unit.path == path and unit.members == (name,) and opens_alone:
-            return unit, _entry_from(unit, files, lambda: _open_from(probe, unit.format))
-    return unit, look_at(unit)
+            return unit, _entry_from(unit, files, lambda: _open_from(probe, unit.format)), None
+    return unit, look_at(unit), None
 
 
 def _entry_from(

@@ -53,10 +53,12 @@ class LookResult(NamedTuple):
     Attributes:
         unit: The checkpoint; None where a file is none.
         entry: Its entry; None where it has vanished.
+        unread: Why a file that looks like a model is not read.
     """
 
     unit: Unit | None
     entry: Entry | None
+    unread: str | None = None
 
 
 def look_at_all(

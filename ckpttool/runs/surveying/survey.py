@@ -21,10 +21,8 @@ from ckpttool.formats.discovery import (
     discover,
     is_excluded,
     report,
-    report_unread,
     unit_at,
     unit_of_candidate,
-    why_unread,
 )
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import Unit, natural_path, scan
@@ -121,7 +119,7 @@ def survey_directory(
     groups = mark_saves(
         group(apply_series_globs(entries, one_series), scope.group_by, path, joins_slim=scope.joins_slim)
     )
-    unread = {one: why_unread(one) for one in sorted(walk.unread, key=natural_path)}
+    unread = {one: walk.unread[one] for one in sorted(walk.unread, key=natural_path)}
     unmatched = [*excluded.unmatched("--exclude"), *one_series.unmatched("--series")]
     remarks += [*doubts, *walk.remarks, *(Reason(Code.MATCHED_NOTHING, warning) for warning in unmatched)]
     return Survey(
@@ -161,12 +159,12 @@ class _SurveyWalk:
         self._root = root
         self.vanished: list[str] = []
         self.remarks: list[str] = []
-        self.unread: list[str] = []
+        self.unread: dict[str, str] = {}
         self._walk = replace(
             walk,
             on_error=self._record_error,
             on_vanished=self.vanished.append,
-            on_unread=self.unread.append,
+            on_unread=self.unread.__setitem__,
         )
         self._errors: list[tuple[int, CheckpointError]] = []
         self._position = 0
@@ -211,8 +209,8 @@ class _SurveyWalk:
                 if look.entry is None:
                     self.vanished.append(look.unit.path)
                 yield look.unit, look.entry
-            elif isinstance(candidate, str) and fs.lexists(candidate):
-                report_unread(candidate, self._walk)
+            elif isinstance(candidate, str) and look.unread is not None:
+                self.unread[candidate] = look.unread
             return
         unit = unit_of_candidate(candidate, self._walk) if isinstance(candidate, str) else None
         if unit is not None:
