@@ -94,7 +94,7 @@ def card(
     else:
         from ckpttool.cli.reports import write_report
 
-        write_report(output, text.encode())
+        write_report("--output", output, text.encode())
     return 0
 
 

@@ -181,7 +181,7 @@ def compare_two(paths: Sequence[str], options: DiffOptions, output: DiffOutput) 
         from ckpttool.cli.render.plot import kind_of
         from ckpttool.cli.render.plot_results import difference_picture
 
-        write_report(output.plot, difference_picture(kind_of(output.plot), difference))
+        write_report("--plot", output.plot, difference_picture(kind_of(output.plot), difference))
     if not output.quiet:
         _print_difference(difference, output)
     return _status([difference])
@@ -252,7 +252,7 @@ def compare_series(paths: Sequence[str], options: DiffOptions, output: DiffOutpu
         from ckpttool.cli.render.plot import kind_of
         from ckpttool.cli.render.plot_results import drift_picture
 
-        write_report(output.plot, drift_picture(kind_of(output.plot), series))
+        write_report("--plot", output.plot, drift_picture(kind_of(output.plot), series))
     if output.json and not output.quiet:
         from ckpttool.cli.render.json import drift_document
 

@@ -238,7 +238,7 @@ def list_(
         from ckpttool.cli.reports import write_report
 
         title = paths[0] if len(paths) == 1 else os.curdir
-        write_report(plot, series_picture(kind_of(plot), title, listing))
+        write_report("--plot", plot, series_picture(kind_of(plot), title, listing))
     if part is not None:
         from ckpttool.cli.part_documents import list_part_document
 

@@ -69,7 +69,7 @@ def report(
         warn(listing, everything=not sys.stderr.isatty())
     depth = "every byte was read" if verify is Depth.FULL else "only the structure was read"
     subtitle = f"{time.strftime('%Y-%m-%d %H:%M %Z')}; {depth}"
-    write_report(output, report_page(", ".join(map(directory_name, paths)), subtitle, listing))
+    write_report("--output", output, report_page(", ".join(map(directory_name, paths)), subtitle, listing))
     if not quiet:
         say(f"wrote {output}: {len(listing.checkpoints):,} checkpoints in {len(listing.series):,} series")
     return status_of(places, listing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -97,16 +98,15 @@ def write_reports(
     if wanted.junit is not None:
         from ckpttool.cli.render.junit import junit
 
-        write_report(wanted.junit, junit(verifications, failures, seconds=seconds).encode())
+        write_report("--junit", wanted.junit, junit(verifications, failures, seconds=seconds).encode())
     if wanted.sarif is not None:
         from ckpttool.cli.render.sarif import sarif
 
-        write_report(wanted.sarif, sarif(verifications, failures, root=root).encode())
+        write_report("--sarif", wanted.sarif, sarif(verifications, failures, root=root).encode())
     if wanted.summary is not None:
         from ckpttool.cli.render.github import summary
 
-        write = write_report if wanted.summary == STDOUT else append_report
-        write(wanted.summary, summary(verifications, failures).encode())
+        write_report("--summary", wanted.summary, summary(verifications, failures).encode())
     under_github = os.environ.get("GITHUB_ACTIONS") == "true"
     is_annotated = under_github if wanted.github is None else wanted.github
     if is_annotated:
@@ -115,13 +115,23 @@ def write_reports(
         say(workflow_commands(verifications, failures, root=root, strict=strict).rstrip("\n"))
 
 
-def write_report(path: str, content: bytes) -> None:
-    """Write a report or a picture: whole or not at all, unless it goes to stdout, a pipe or a device."""
-    if path == STDOUT:
-        print(content.decode(), end="")
+def _is_stdout(option: str, path: str) -> bool:
+    """Tell whether what an option names is stdout; the others name a file by it."""
+    return path == STDOUT and option in _TO_STDOUT
+
+
+def write_report(option: str, path: str, content: bytes) -> None:
+    """Write a report or a picture: whole or not at all, unless it goes to stdout, a pipe or a device.
+
+    A summary is appended to what is there.
+    """
+    if _is_stdout(option, path):
+        sys.stdout.flush()
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
         return
-    if fs.exists(path) and not fs.isfile(path):  # such as /dev/stdout
-        append_report(path, content)
+    if option == "--summary" or (fs.exists(path) and not fs.isfile(path)):  # such as /dev/stdout
+        _append(path, content)
         return
     try:
         write_atomically(fs.realpath(path), content)  # a link stays one
@@ -129,7 +139,7 @@ def write_report(path: str, content: bytes) -> None:
         raise from_os_error(error, path) from error
 
 
-def append_report(path: str, content: bytes) -> None:
+def _append(path: str, content: bytes) -> None:
     """Append a report to a file; a pipe that nobody reads is an error instead of a wait."""
     try:
         descriptor = open_file(path, _APPEND, 0o666)
@@ -175,7 +185,7 @@ def check_targets(written: Mapping[str, str | None], read: Sequence[str], *, for
     for option, path in written.items():
         if path is None:
             continue
-        is_stdout = path == STDOUT and option in _TO_STDOUT
+        is_stdout = _is_stdout(option, path)
         place = path if is_stdout else fs.realpath(path)
         if place in places:
             raise UsageError(f"{places[place]} and {option} name the same file")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.commands import Run
+from tests.support.commands import Run, run_here
 
 
 @pytest.fixture
@@ -101,3 +104,21 @@ def test_a_report_goes_to_stdout_alone(
     assert answer.out.startswith(begin) and len(answer.out) == len(report)
     assert not Path("-").exists()
     assert run("verify", path, option, "-", "--json").status == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [("report", "--output"), ("verify", "--junit")], ids=["file", "stdout"]
+)
+def test_a_dash_is_stdout_for_some_options_and_its_bytes_are_utf_8(
+    command: str, option: str, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(files / "pytorch" / "guide.pth", "modèle.pth")
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    assert run_here(command, ".", option, "-") == 0
+    stdout.flush()
+    printed = stdout.buffer.getvalue()  # type: ignore[attr-defined]
+    written = b"".join(path.read_bytes() for path in tmp_path.glob("-"))
+    assert "modèle" in (written if command == "report" else printed).decode()
+    assert not (printed if command == "report" else written)
