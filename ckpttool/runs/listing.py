@@ -20,7 +20,7 @@ from ckpttool.runs.members.full_read import Progress, no_progress, read_each_in_
 from ckpttool.runs.members.order import Group, order_entries
 from ckpttool.runs.members.run_directories import Parameters, hyper_parameters
 from ckpttool.runs.members.saves import fault_beside, parts_of, series_of_saves
-from ckpttool.runs.metrics.modes import Mode, inferred_mode
+from ckpttool.runs.metrics.modes import Mode, check_mode, resolve_mode
 from ckpttool.runs.pointers.pins import remarks_beside
 from ckpttool.runs.pointers.protection import Pointers
 from ckpttool.runs.pointers.remarks import NOTHING, Remark
@@ -333,6 +333,7 @@ def listing_of(
     """
     if mode is not None and best is None:
         raise UsageError("--mode goes with --best METRIC")
+    check_mode(mode)
     previews = [
         preview._replace(survey=preview.survey._replace(groups=series_of_saves(preview.survey.groups)))
         for preview in previews
@@ -341,7 +342,7 @@ def listing_of(
     key = sort_key(sort, entries)
     require_metric(best, entries)
     if best is not None:
-        mode = inferred_mode(best, mode, "--best")
+        mode = resolve_mode(best, mode, "--best")
     parts = {} if part is None else split({entry.path: entry.nbytes for entry in entries}, part.of)
     own = {path for path, number in parts.items() if part and number == part.number}
     is_read = {entry.path: depth == "full" and (part is None or entry.path in own) for entry in entries}

@@ -11,6 +11,8 @@ from ckpttool.runs.members.order import group
 from ckpttool.runs.metrics.modes import mode_of
 from ckpttool.runs.pruning.request import delete_limit
 from ckpttool.runs.retention.policies import PathRule, Policies
+from ckpttool.runs.retention.rules import History, rank_by_metric
+from tests.support.directories import make_entry
 
 BEST = {"keep_best": 2, "metric": "val_loss", "mode": "min"}
 
@@ -130,3 +132,10 @@ def test_one_series_with_two_policies_is_refused(entry, tmp_path, monkeypatch) -
 )
 def test_the_name_of_a_metric_says_which_values_are_good(names: str, mode: str | None) -> None:
     assert {name: mode_of(name) for name in names.split()} == dict.fromkeys(names.split(), mode)
+
+
+def test_a_ranking_by_a_metric_of_unknown_mode_is_an_error() -> None:
+    policy = Policy(keep_best=1, metric="quality")
+    entries = [make_entry(f"m_{value}.pth", metrics={"quality": float(value)}) for value in (1, 2)]
+    with pytest.raises(UsageError, match="--metric quality: the name doesn't say which values are good"):
+        rank_by_metric(policy, History(entries))

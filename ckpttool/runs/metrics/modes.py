@@ -41,18 +41,13 @@ def mode_of(metric: str) -> Mode | None:
     return None
 
 
-def known_mode(metric: str, mode: Mode | None) -> Mode | None:
-    """Return the mode that was given, or else that of the name, which may not say.
-
-    Raises:
-        UsageError: What was given is none.
-    """
-    if mode is not None and mode not in get_args(Mode):
+def check_mode(mode: Mode | None) -> None:
+    """Require that what was given is a mode, before anything is read."""
+    if mode not in (None, *get_args(Mode)):
         raise UsageError(f"--mode {mode} (min or max)")
-    return mode or mode_of(metric)
 
 
-def inferred_mode(metric: str, mode: Mode | None, flag: str) -> Mode:
+def resolve_mode(metric: str, mode: Mode | None, flag: str) -> Mode:
     """Return the mode that was given, or else that of the name; asked once some checkpoint has the metric.
 
     Args:
@@ -61,9 +56,9 @@ def inferred_mode(metric: str, mode: Mode | None, flag: str) -> Mode:
         flag: The option that the metric was given by.
 
     Raises:
-        UsageError: Neither says it, or what was given is none.
+        UsageError: Neither says it.
     """
-    found = known_mode(metric, mode)
+    found = mode or mode_of(metric)
     if found is None:
         raise UsageError(
             f"{flag} {metric}: the name doesn't say which values are good; give --mode min or max"

@@ -29,7 +29,7 @@ from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import FullReader, Progress, no_progress
 from ckpttool.runs.members.order import is_flat, newest_first, tiers
 from ckpttool.runs.members.saves import parts_of, series_of_saves
-from ckpttool.runs.metrics.modes import Mode, inferred_mode, known_mode
+from ckpttool.runs.metrics.modes import Mode, check_mode, resolve_mode
 from ckpttool.runs.pointers.protection import BEING_WRITTEN
 from ckpttool.runs.pointers.readers import temporary_for
 from ckpttool.runs.pruning.request import Depth
@@ -111,13 +111,6 @@ class LatestQuery(Scope):
     resume_exact: bool = False
 
 
-def _require_mode(surveyed: Survey | NotFound, query: LatestQuery) -> None:
-    """Require that the good values of a metric are known which some checkpoint has."""
-    best, entries = query.best, () if isinstance(surveyed, NotFound) else surveyed.entries
-    if best is not None and any(entry.recorded_metric(best) is not None for entry in entries):
-        inferred_mode(best, query.mode, "--best")
-
-
 def latest(
     directory: str | os.PathLike[str],
     *,
@@ -167,8 +160,7 @@ def latest(
     """
     if mode is not None and best is None:
         raise UsageError("--mode goes with --best METRIC")
-    if best is not None:
-        mode = known_mode(best, mode)
+    check_mode(mode)
     query = LatestQuery(
         recursive=recursive,
         exclude=exclude,
@@ -188,7 +180,6 @@ def latest(
     while True:
         search = _Search(directory, query, clock.time(), refused, frozenset(watch.writing), reader)
         surveyed = search.survey()
-        _require_mode(surveyed, query)
         # Reading takes long: as long as somebody writes what would come first, it would be in vain.
         look = search.look(surveyed, reads=not wait)
         if wait and watch.wait([*look.unsettled, *watch.growing(look.quiet)]):
@@ -322,7 +313,10 @@ class _Search:
         if best is None:
             yield from newest_first(surveyed.groups, self._may_be_chosen)
             return
-        sign = 1 if self.query.mode == "min" else -1
+        if all(entry.recorded_metric(best) is None for entry in surveyed.entries):
+            return
+        mode = resolve_mode(best, self.query.mode, "--best")
+        sign = 1 if mode == "min" else -1
         by_value: dict[float, dict[str, list[Entry]]] = defaultdict(lambda: defaultdict(list))
         for entry in filter(self._may_be_chosen, surveyed.entries):
             if (value := comparable_value(entry, best)) is not None:
@@ -330,7 +324,7 @@ class _Search:
         carried_on: set[str] = set()
         for group in surveyed.groups:
             values = (comparable_value(entry, best) for entry in filter(self._may_be_chosen, group.entries))
-            if is_carried_on(best, [value for value in values if value is not None], self.query.mode):
+            if is_carried_on(best, [value for value in values if value is not None], mode):
                 carried_on.add(group.key)
         for _, series in sorted(by_value.items()):
             yield from _newest_of(surveyed, series, carried_on)

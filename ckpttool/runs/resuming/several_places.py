@@ -10,7 +10,7 @@ from typing import Any
 from ckpttool.core.errors import NotFound
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import Group, newest_first
-from ckpttool.runs.metrics.modes import inferred_mode
+from ckpttool.runs.metrics.modes import resolve_mode
 from ckpttool.runs.pruning.request import Depth
 from ckpttool.runs.resuming.latest import Latest, latest
 
@@ -61,7 +61,7 @@ def _first(found: Mapping[str, Latest], options: Mapping[str, Any]) -> str | Non
     entries = {directory: one.entry for directory, one in found.items() if one.entry is not None}
     best = options.get("best")
     if best is not None:
-        sign = 1 if inferred_mode(best, options.get("mode"), "--best") == "min" else -1
+        sign = 1 if resolve_mode(best, options.get("mode"), "--best") == "min" else -1
         values = {directory: sign * (found[directory].value or 0.0) for directory in entries}
         entries = {name: one for name, one in entries.items() if values[name] == min(values.values())}
     groups: list[Group] = []

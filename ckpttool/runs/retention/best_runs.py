@@ -63,7 +63,7 @@ def _ranks(
 ) -> Iterator[tuple[Sequence[RankedSeries], RunRank]]:
     """Yield each run with its rank; of equals, the one that was written last is the better."""
     metric, count = policy.metric or "", policy.keep_best_runs or 0
-    sign = -1 if policy.mode == "max" else 1
+    sign = -1 if policy.resolved_mode == "max" else 1
     measured: list[tuple[float, int, Sequence[RankedSeries]]] = []
     for members in runs:
         entries = [entry for group, _ in members for entry in group.entries]
@@ -93,7 +93,7 @@ def _best(policy: Policy, history: History) -> float | None:
     value = ranked[0].recorded_metric(metric) if ranked else None
     if value is None or math.isfinite(value):
         return value
-    return -math.inf if policy.mode == "max" else math.inf
+    return -math.inf if policy.resolved_mode == "max" else math.inf
 
 
 def reasons_from_outside(

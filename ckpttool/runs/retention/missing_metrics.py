@@ -10,7 +10,6 @@ from ckpttool.core.report import counted
 from ckpttool.formats.globs import MATCHED_NOTHING, Globs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import Group
-from ckpttool.runs.metrics.modes import inferred_mode
 from ckpttool.runs.reasons import Code, Reason
 from ckpttool.runs.retention.dates import date_doubts
 from ckpttool.runs.retention.rules import RULES, Policy, metric_lack
@@ -20,16 +19,13 @@ Chosen = Sequence[tuple[Group, Policy | None]]
 
 
 def require_metrics(chosen: Chosen) -> None:
-    """Require that some checkpoint has the metric that a policy names, and that its good values are known."""
+    """Require that some checkpoint has the metric that a policy names."""
     for metric, sound in _sound_by_metric(chosen).items():
         if sound and all(entry.recorded_metric(metric) is None for entry in sound):
             known = {name for entry in sound for name in entry.metrics}
             known |= {"loss" for entry in sound if entry.loss is not None}
             there = f"there are {', '.join(sorted(known))}" if known else "none has any"
             raise UsageError(f"no checkpoint has a metric {metric!r} ({there}; --metrics FILE reads a log)")
-    for _, policy in chosen:
-        if policy is not None and policy.metric is not None:
-            inferred_mode(policy.metric, policy.mode, "--metric")
 
 
 def lack_warnings(chosen: Chosen, now: float | None) -> Iterator[str]:

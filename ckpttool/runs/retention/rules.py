@@ -20,7 +20,7 @@ from ckpttool.core.amounts import duration, nbytes, within
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import RULE_PANEL, Option
 from ckpttool.core.report import counted
-from ckpttool.runs.metrics.modes import Mode, known_mode
+from ckpttool.runs.metrics.modes import Mode, check_mode, mode_of, resolve_mode
 from ckpttool.runs.retention.dates import PERIODS, date_doubts
 
 if TYPE_CHECKING:
@@ -136,13 +136,14 @@ def rank_by_metric(policy: Policy, history: History) -> list[Entry]:
     Of equals the newer comes first, unless the metric is carried on.
     """
     metric = policy.metric or ""
-    sign = -1 if policy.mode == "max" else 1
+    mode = policy.resolved_mode
+    sign = -1 if mode == "max" else 1
     measured = [
         (entry, value)
         for entry in history.intact
         if (value := entry.recorded_metric(metric)) is not None and not math.isnan(value)
     ]
-    if is_carried_on(metric, [value for _, value in reversed(measured)], policy.mode):
+    if is_carried_on(metric, [value for _, value in reversed(measured)], mode):
         measured.reverse()
 
     def rank(one: tuple[Entry, float]) -> tuple[bool, float]:
@@ -468,8 +469,9 @@ class Policy:
             raise UsageError("--metric goes with --keep-best N or --keep-best-runs N")
         if self.mode is not None and self.metric is None:
             raise UsageError("--mode goes with --keep-best N and --metric NAME")
+        check_mode(self.mode)
         if self.metric is not None:
-            object.__setattr__(self, "mode", known_mode(self.metric, self.mode))
+            object.__setattr__(self, "mode", self.mode or mode_of(self.metric))
         for name, rule in RULES.items():
             value = getattr(self, name) if rule.is_amount else None
             if value is not None and value < 1:
@@ -491,6 +493,11 @@ class Policy:
             raise UsageError(
                 "--full doesn't go with a limit of size (slim first, then remove what is too much)"
             )
+
+    @property
+    def resolved_mode(self) -> Mode:
+        """Return which values of the metric are good; an error if neither its name nor ``mode`` says it."""
+        return resolve_mode(self.metric or "", self.mode, "--metric")
 
     @property
     def rules(self) -> dict[str, Any]:
