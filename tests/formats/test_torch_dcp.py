@@ -296,6 +296,20 @@ def test_contradictions(tmp_path: Path, change: Change, code: str) -> None:
     assert not verify(target).is_valid
 
 
+def test_each_name_that_only_one_mapping_has_is_named_by_itself(tmp_path: Path) -> None:
+    """Which of several belong together, nothing says."""
+
+    def change(state: Any) -> None:
+        paths = state["planner_data"]
+        state["planner_data"] = {name[::-1]: (name[::-1],) for name in paths}
+
+    with open_checkpoint(rewritten(tmp_path, change)) as opened:
+        messages = [one.message for one in opened.findings if one.code == "metadata-disagrees"]
+    assert messages.count(".metadata: no entry in planner_data") == len(messages) / 2
+    said = ".metadata: planner_data names saib.ledom, which is not in state_dict_metadata"
+    assert messages.count(said) == 1
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -32,6 +32,8 @@ _MODULE = "torch.distributed.checkpoint.metadata"
 _OLD_MODULE = "torch.distributed._shard.sharded_tensor.metadata"  # of properties, until PyTorch 2.2
 _PROPERTIES = ((_MODULE, "TensorProperties"), (_OLD_MODULE, "TensorProperties"))
 _ENCODINGS = ((_MODULE, "_MEM_FORMAT_ENCODING"), (_OLD_MODULE, "MEM_FORMAT_ENCODING"))
+_MOST_NAMED = 10
+"""How many names get a finding of a kind."""
 _PLACE = ("torch.distributed.checkpoint.filesystem", "_StorageInfo")
 _LAYOUTS = frozenset(
     {"torch.strided", "torch.jagged", "torch._mkldnn", *(f"torch.{name}" for name in COMPONENTS)}
@@ -187,9 +189,13 @@ class _MetadataReader:
                 yield error("metadata-disagrees", message, fqn)
         nameless = [fqn for fqn in entries if fqn not in self._paths]
         others = [name for name in self._paths if name not in entries]
-        for fqn, other in zip(nameless, others, strict=False):
-            message = f"{self._name}: planner_data has {describe(other)!s:.100} instead of it"
-            yield error("metadata-disagrees", message, fqn)
+        if not (nameless and others):  # a planner of one's own may keep fewer paths, or more
+            return
+        for fqn in nameless[:_MOST_NAMED]:
+            yield error("metadata-disagrees", f"{self._name}: no entry in planner_data", fqn)
+        for name in others[:_MOST_NAMED]:
+            message = f"planner_data names {describe(name)!s:.100}, which is not in state_dict_metadata"
+            yield error("metadata-disagrees", f"{self._name}: {message}")
 
     def _compare_places(self) -> Iterator[Finding]:
         """Yield which items ``storage_data`` places that no entry describes."""
