@@ -195,7 +195,7 @@ def _meta_graph(message: Message) -> MetaGraph:
 
 def _judge_ops(graph: MetaGraph) -> None:
     """Note for each op whether anything calls its function, and if it opens files, whether these are own."""
-    uncalled = graph.saver.uncalled_functions()
+    uncalled = graph.saver.uncalled_functions
     for op in graph.stateful.values():
         if op.function in uncalled:
             graph.uncalled.setdefault(op.op, _place(op.name, op.function))

@@ -15,6 +15,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 from ckpttool.formats.savedmodel.ops import known_ops
@@ -48,7 +49,7 @@ class Standing(NamedTuple):
     is_run: bool
 
 
-@dataclass(slots=True)
+@dataclass
 class Saver:
     """What a graph's nodes and functions lead to, as far as it takes to tell what serves the saver alone.
 
@@ -89,13 +90,18 @@ class Saver:
 
     def initialized_by(self, name: str) -> set[int]:
         """Return all nodes that depend on one, but for initializers; none unless it serves these alone."""
-        users: dict[int, list[int]] = defaultdict(list)
-        for node, taken in zip(self._nodes, self._inputs, strict=True):
-            users[taken].append(node)
-        found = _reachable([hash(name)], users)
+        found = _reachable([hash(name)], self._users)
         asked = self._asked | {*self._ends.values()}
         serves_alone = found & self._initializers and not found & asked
         return found - self._initializers - {hash(name)} if serves_alone else set()
+
+    @cached_property
+    def _users(self) -> Mapping[int, list[int]]:
+        """The nodes that take each one, once all are added."""
+        users: dict[int, list[int]] = defaultdict(list)
+        for node, taken in zip(self._nodes, self._inputs, strict=True):
+            users[taken].append(node)
+        return users
 
     def node(self, name: str, inputs: Iterable[str]) -> None:
         """Add a node of the graph."""
@@ -119,8 +125,9 @@ class Saver:
         saving, left = self._own_nodes(self._takes())
         return saving | left, self._own_functions(saving)
 
+    @cached_property
     def uncalled_functions(self) -> set[str]:
-        """Return the functions to which neither a node of the graph nor anything outside leads.
+        """The functions to which neither a node of the graph nor anything outside leads, once all are added.
 
         What is called like an op may be run in its place.
         """
@@ -165,7 +172,7 @@ class Saver:
         called = _reachable(self._called_by(saving), self.functions)
         others = self._called_by(self._calls.keys() - saving)
         # What is called like an op may be run in its place.
-        others |= self.offered | (self.functions.keys() - called - self.uncalled_functions())
+        others |= self.offered | (self.functions.keys() - called - self.uncalled_functions)
         others |= called & known_ops().keys()
         foreign = _reachable(others, self.functions)
         return called - foreign
