@@ -24,7 +24,7 @@ from typing import Any
 
 from ckpttool.core.report import error
 from ckpttool.core.suggest import did_you_mean
-from ckpttool.predict.interface import LoadFailed, error_finding, place_in_user_code
+from ckpttool.predict.interface import LoadFailed, error_message, place_in_user_code
 
 _FIND, _UNMARSHAL = "pickle.find_class", "marshal.loads"
 """What CPython tells audit hooks before a pickle gets a name, and before ``marshal`` makes an object.
@@ -123,22 +123,21 @@ def admit(module: str) -> None:
 def build_from(reference: str, *args: Any, **kwargs: Any) -> Any:
     """Return what the user's class or function makes."""
     make = resolve(reference)
-    with _blamed_on_user(f"{shown(reference)} can't be called"):
+    with _failures_of_user_code(f"{shown(reference)} can't be called"):
         return make(*args, **kwargs)
 
 
 @contextmanager
-def _blamed_on_user(problem: str) -> Iterator[None]:
-    """Run code of the user that has no part of a checkpoint yet: its errors are no verdict on one."""
+def _failures_of_user_code(problem: str) -> Iterator[None]:
+    """Turn what code of the user raises, which has no part of a checkpoint yet, into a finding about it."""
     try:
         with code_of_user():
             yield
     except (LoadFailed, MemoryError):
         raise
-    except BaseException as failure:  # other people's code may raise anything
-        found = error_finding(failure, "no-such-model")
-        message, where = f"{problem}: {found.message}", place_in_user_code(failure)
-        raise LoadFailed(found._replace(message=message, where=where)) from failure
+    except (Exception, SystemExit) as failure:  # other people's code may raise anything, and exit
+        message = f"{problem}: {error_message(failure)}"
+        raise LoadFailed(error("no-such-model", message, place_in_user_code(failure))) from failure
 
 
 def shown(reference: str | None) -> str:
@@ -185,7 +184,7 @@ def _names_in(module: Any, name: str) -> str:
 @cache
 def import_user_module(place: str) -> ModuleType:
     """Return a module, by its name or its file, which is run just once: its classes stay the same."""
-    with _blamed_on_user(f"{shown(place)} can't be imported"):
+    with _failures_of_user_code(f"{shown(place)} can't be imported"):
         module = _import_by_place(place)
     admit(module.__name__)
     return module

@@ -109,11 +109,15 @@ def error_finding(failure: BaseException, code: str) -> Finding:
     codes = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(failure.__traceback__)]
     places = [(file, line) for file, line in codes if not file.startswith(_HERE)]
     last = f"{os.path.basename(places[-1][0])}:{places[-1][1]}" if places else None
-    where = place_of_syntax(failure) or last
+    return error(code, error_message(failure), place_of_syntax(failure) or last)
+
+
+def error_message(failure: BaseException) -> str:
+    """Return what other people's code raised, in one line."""
     if isinstance(failure, ModuleNotFoundError) and failure.name:
-        return error(code, missing_module_message(failure.name), where)
+        return missing_module_message(failure.name)
     text, name = error_text(failure), type(failure).__name__
-    return error(code, f"{name}: {text}" if text else name, where)
+    return f"{name}: {text}" if text else name
 
 
 def error_text(failure: BaseException) -> str:

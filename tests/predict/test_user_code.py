@@ -42,6 +42,16 @@ def failure(tmp_path: Path) -> Callable[[str], Finding]:
     return failure_of
 
 
+def test_an_exit_of_the_users_code_is_a_finding_and_an_interrupt_is_none(
+    failure: Callable[[str], Finding], tmp_path: Path
+) -> None:
+    found = failure("raise SystemExit(3)")
+    assert (found.message, found.where) == ("net.py can't be imported: SystemExit: 3", "net.py:1")
+    (tmp_path / "other.py").write_text("raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        build_from(f"{tmp_path / 'other.py'}:Net")
+
+
 def test_what_lies_beside_is_found_after_what_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
