@@ -57,6 +57,11 @@ def has_errors(findings: Iterable[Finding]) -> bool:
     return any(finding.severity is Severity.ERROR for finding in findings)
 
 
+def is_safe(findings: Iterable[Finding]) -> bool:
+    """Tell whether findings of safety say that loading runs nothing."""
+    return all(one.severity is Severity.NOTE for one in findings)
+
+
 def counted(count: int, noun: str) -> str:
     """Return a number with its noun, in the plural where there isn't just one."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

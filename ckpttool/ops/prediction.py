@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from ckpttool.core.report import has_errors
+from ckpttool.core.report import has_errors, is_safe
 from ckpttool.io import fs
-from ckpttool.ops.verdict import Safety, safety_of
 from ckpttool.predict.jobs import NotPredictable, job_for
 from ckpttool.predict.run import Answer, PredictionChild, StageResult
 
@@ -34,7 +33,7 @@ class Prediction(AbstractContextManager["Prediction"]):
         self.refusal: str | None = None
         if has_errors(checkpoint.findings):
             self.refusal = "its structure is damaged"
-        elif safety_of(checkpoint.safety) is not Safety.SAFE and not request.trust:
+        elif not (request.trust or is_safe(checkpoint.safety)):
             self.refusal = (
                 "it isn't known to be safe: loading it could run code (--trust loads it all the same)"
             )

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from ckpttool.core.report import Finding, Severity
+from ckpttool.core.report import Finding, Severity, has_errors, is_safe
 from ckpttool.core.result import Result
 from ckpttool.ops.survival import Survival
 
@@ -52,10 +52,10 @@ class Safety(str, enum.Enum):
 
 def safety_of(findings: Iterable[Finding]) -> Safety:
     """Return what findings of safety come to; none says that loading runs nothing."""
-    severities = {one.severity for one in findings}
-    if Severity.ERROR in severities:
+    found = tuple(findings)
+    if has_errors(found):
         return Safety.UNSAFE
-    return Safety.UNKNOWN if Severity.WARNING in severities else Safety.SAFE
+    return Safety.SAFE if is_safe(found) else Safety.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)

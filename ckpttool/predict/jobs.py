@@ -13,7 +13,7 @@ from typing import Any
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError
-from ckpttool.core.report import Severity, has_errors
+from ckpttool.core.report import has_errors, is_safe
 from ckpttool.core.tensor import Path, Role
 from ckpttool.formats import open_checkpoint
 from ckpttool.predict.request import PredictionJob, PredictionRequest, with_absolute_paths
@@ -247,7 +247,7 @@ def _paddle_optimizer(checkpoint: Checkpoint, beside: str, request: PredictionRe
         with open_checkpoint(beside) as state:
             if has_errors(state.findings):
                 raise NotPredictable(f"{name} is damaged")
-            if any(one.severity is not Severity.NOTE for one in state.safety) and not request.trust:
+            if not (request.trust or is_safe(state.safety)):
                 raise NotPredictable(f"loading {name} could run code: --trust allows it")
     except CheckpointError as failure:
         raise NotPredictable(f"{name} can't be read: {failure.reason}") from failure
