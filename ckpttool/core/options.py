@@ -31,6 +31,7 @@ class Option:
         metavar: What stands for the value in the help.
         panel: Its heading in the help.
         parse: Makes the value of a text; None where number, word or text is the value.
+        is_path: Whether the value is the path of a file.
         is_text: Whether the command line takes a text, which the command reads itself.
         minimum, maximum: Which numbers are taken.
         negation: Its name on the command line to say no, such as ``--no-recursive``.
@@ -43,6 +44,7 @@ class Option:
     metavar: str | None = None
     panel: str | None = None
     parse: Callable[[str], Any] | None = None
+    is_path: bool = False
     is_text: bool = False
     minimum: int | None = None
     maximum: int | None = None

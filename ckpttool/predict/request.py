@@ -146,6 +146,7 @@ class PredictionRequest:
     input: str | None = _prediction(
         "--input",
         metavar="FILE",
+        is_path=True,
         help="Run on these inputs: an .npz with named arrays, or an .npy.",
         example="inputs.npz",
     )
@@ -173,10 +174,14 @@ class PredictionRequest:
         "--seed", metavar="N", help="Seed the generated inputs with N. [default: 0]", minimum=0, default=0
     )
     record: str | None = _expectation(
-        "--record", metavar="FILE", help="Record inputs and outputs in this .npz file."
+        "--record", metavar="FILE", is_path=True, help="Record inputs and outputs in this .npz file."
     )
     expect: str | None = _expectation(
-        "--expect", metavar="FILE", help="Compare the outputs with this recording.", example="golden.npz"
+        "--expect",
+        metavar="FILE",
+        is_path=True,
+        help="Compare the outputs with this recording.",
+        example="golden.npz",
     )
     rtol: float | None = _expectation(
         "--rtol", metavar="X", help="Set the relative tolerance. [default: by dtype]", example=1e-4, minimum=0
@@ -191,6 +196,7 @@ class PredictionRequest:
     labels: str | None = _expectation(
         "--labels",
         metavar="FILE",
+        is_path=True,
         help="Compare the first output for --input with these values.",
         example="labels.npy",
     )
@@ -282,7 +288,7 @@ def with_absolute_paths(job: PredictionJob) -> PredictionJob:
     given = {name: getattr(request, name) for name in options_of(PredictionRequest)}
     changed: dict[str, Any] = {name: _absolute_reference(given[name]) for name in _REFERENCES if given[name]}
     for name, row in options_of(PredictionRequest).items():
-        if row.metavar == "FILE" and given[name]:
+        if row.is_path and given[name]:
             changed[name] = os.path.abspath(given[name])
     for name in _PATH_OPTIONS:
         if name in options:
