@@ -75,7 +75,7 @@ def full(state: State, **more: object) -> dict[str, Any]:
     [
         ({}, "optimizer state and RNG state"),
         ({"epoch": 3}, "optimizer state, step or epoch and RNG state"),
-        ({"scaler": {"scale": 2.0}}, "optimizer state, RNG state and gradient scaler"),
+        ({"scaler": {"scale": 2.0, "_growth_tracker": 0}}, "optimizer state, RNG state and gradient scaler"),
         ({"ema": {"w": torch.ones(2, 2)}}, "optimizer state, RNG state and 1 other tensor (ema.w)"),
     ],
 )
@@ -154,7 +154,7 @@ def test_nothing_is_said_of_weights_that_were_ignored(tmp_path: Path) -> None:
             ("optimizer",),
             "optimizer state and 2 other tensors (random_features.w, opt_net.w)",
         ),
-        ({"sampler_net": {"w": torch.ones(2)}}, (), "data loader state and 1 other tensor (sampler_net.w)"),
+        ({"sampler_net": {"w": torch.ones(2)}}, (), "1 tensor (sampler_net.w)"),
         ({"args": {"width": 3}, "epoch": 3}, ("rng_state",), "step or epoch, RNG state and 1 value"),
     ],
 )

@@ -84,7 +84,7 @@ def judge_ops(graph: MetaGraph) -> Iterator[Finding]:
         message = f"{op} reads a file for the initializer of a variable, which no loader runs"
         yield warning("unsafe-op", message, where)
     for op, where in sorted(graph.uncalled.items()):
-        yield note("uncalled-op", f"{op} is in a function that nothing calls, and never runs", where)
+        yield note("uncalled-op", f"{op} is in an unused function", where)
     foreign = sorted(graph.ops.keys() - known_ops().keys() - graph.functions)
     if foreign:
         shown = ", ".join(name[:80] for name in foreign[:_SHOWN])

@@ -169,7 +169,7 @@ class UniversalStates:
         )
         for name, held in self._states.items():
             for state in sorted(states - held.keys() - _ALWAYS):
-                message = "there is no such file, and other parameters have one"
+                message = "missing optimizer state; other parameters have it"
                 where = f"{ZERO}/{name}/{state}{_SUFFIX}"
                 self._parts.findings.append(warning("part-missing", message, where))
 

@@ -90,7 +90,7 @@ def _require_whole(checkpoint: Checkpoint, module: Mapping[str, Tensor], rest: S
         )
         names += [name for path in others if (name := ".".join(map(str, path))) not in module]
     if names:
-        reason = f"each rank may have a slice of {first_names(names)}, which lies in no directory of its own"
+        reason = f"{first_names(names)} may be split across ranks; {ZERO}/ has no directory for it"
         raise Unsupported(checkpoint.path, reason, expected=f"all parameters below {ZERO}/")
 
 
