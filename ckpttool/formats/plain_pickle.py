@@ -53,7 +53,7 @@ def open_plain(probe: Probe, name: str) -> Checkpoint:
         message = f"{judgement.trailing:,} bytes behind the last pickle are no pickle"
         findings.append(error("trailing-bytes", message))
     if isinstance(source, Decompressed) and source.trailing:
-        message = f"{source.trailing:,} bytes behind the compressed stream"
+        message = f"{source.trailing:,} extra bytes after the compressed stream"
         findings.append(error("trailing-bytes", message))
     if count := sum(1 for _ in references(root)):  # a library's own saver wrote the pickle
         message = f"{count:,} references to what is not in the file"

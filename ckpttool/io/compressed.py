@@ -8,6 +8,8 @@ Source: joblib ``joblib/compressor.py``, ``joblib/numpy_pickle_compat.py`` (``re
 
 from __future__ import annotations
 
+import struct
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -16,14 +18,22 @@ from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated
 from ckpttool.core.readable import Readable
 
 _MAX_EXPANSION, _MIN_LIMIT = 1032, 1 << 30
-"""How many bytes may come of one, and how many in any case: other streams are there to fill a disk."""
+"""Largest expansion ratio (deflate's), and a size that is always allowed."""
 _CHUNK, _PIECE = 1 << 16, 1 << 20
-"""How much is read at once, and how much of it decompressed."""
+"""Compressed bytes per read, and the most decompressed bytes per step."""
 _KEPT = 1 << 22
-"""So many bytes before the position are kept: who reads windows reads the end of one twice."""
+"""Bytes kept before the position. Readers of overlapping windows step back."""
 _MAX_RESTARTED_A_BYTE = 64
+"""Limit on bytes decompressed again, per byte of the content."""
 _FIRST_BLOCK = 1 << 20
-"""How much is read for the first byte: bz2 has blocks of up to 900 kB."""
+"""Compressed bytes that yield the first byte of any stream; bz2 has blocks of up to 900 kB."""
+_LZMA_MEMORY = 1 << 27
+"""Memory limit in bytes; ``xz -9`` needs 65 MiB, and a header may ask for 4 GiB."""
+_OVER_MEMORY = "Memory usage limit exceeded"  # LZMAError has no code
+_LZMA_HEADER = struct.Struct("<BIQB")
+_LZMA_DICTIONARIES = frozenset(one << power for one in (2, 3) for power in range(11, 31))
+_LZMA_UNKNOWN, _MAX_LZMA_SIZE = (1 << 64) - 1, 1 << 38
+"""Size of a stream that ends with a marker instead, and the largest that ``xz`` takes for a size."""
 _ZFILE_HEADER = 2 + len(hex(1 << 64))
 
 
@@ -40,12 +50,13 @@ class _Decompressor(Protocol):
 
 
 class Compression(NamedTuple):
-    """A kind of compression: its name, how it begins, and what reads it from which offset on."""
+    """A kind of compression: its name, its first bytes, its decompressor, and where the stream begins."""
 
     name: str
     magic: bytes
     make: Callable[[], _Decompressor]
     offset: int = 0
+    is_header: Callable[[bytes], bool] = bool
 
 
 def _bz2() -> _Decompressor:
@@ -57,7 +68,15 @@ def _bz2() -> _Decompressor:
 def _lzma() -> _Decompressor:
     import lzma
 
-    return lzma.LZMADecompressor()
+    return lzma.LZMADecompressor(memlimit=_LZMA_MEMORY)
+
+
+def _is_lzma_header(head: bytes) -> bool:
+    """Whether the header of an lzma stream, which has no magic, is one that ``xz`` would recognise."""
+    if len(head) < _LZMA_HEADER.size:
+        return False
+    _, dictionary, size, first = _LZMA_HEADER.unpack_from(head)
+    return dictionary in _LZMA_DICTIONARIES and (size == _LZMA_UNKNOWN or size < _MAX_LZMA_SIZE) and not first
 
 
 def _zlib(bits: int) -> Callable[[], _Decompressor]:
@@ -69,7 +88,7 @@ _COMPRESSIONS = (
     Compression("gzip", b"\x1f\x8b", _zlib(31)),
     Compression("bz2", b"BZh", _bz2),
     Compression("xz", b"\xfd7zXZ\0", _lzma),
-    Compression("lzma", b"\x5d\0", _lzma),
+    Compression("lzma", b"\x5d\0", _lzma, is_header=_is_lzma_header),
     *(Compression("zlib", bytes((0x78, level)), _zlib(15)) for level in (0x01, 0x5E, 0x9C, 0xDA)),
 )
 
@@ -83,7 +102,7 @@ def _failures() -> tuple[type[Exception], ...]:
 
 def compression_of(head: bytes) -> Compression | None:
     """Return how a file that begins like this is compressed, or None."""
-    return next((one for one in _COMPRESSIONS if head.startswith(one.magic)), None)
+    return next((one for one in _COMPRESSIONS if head.startswith(one.magic) and one.is_header(head)), None)
 
 
 def first_bytes(compression: Compression, source: Readable, nbytes: int) -> bytes:
@@ -96,8 +115,39 @@ def first_bytes(compression: Compression, source: Readable, nbytes: int) -> byte
         return b""
 
 
+class _Cursor(threading.local):
+    """Position in the content and the bytes before it, for each thread.
+
+    Threads read different arrays at the same time: a shared position would go back and forth between them,
+    and each step back decompresses everything from the start.
+    """
+
+    def __init__(self, pieces: Callable[[], Iterator[bytes]]) -> None:
+        """Begin at the start; ``threading.local`` calls this in each thread."""
+        self._pieces = pieces
+        self._stream = pieces()
+        self._repeated = 0
+        self.start, self.kept = 0, bytearray()
+
+    def read_on(self) -> bool:
+        """Decompress the next piece; False at the end."""
+        piece = next(self._stream, b"")
+        self.kept += piece
+        if len(self.kept) > 2 * _KEPT:  # twice, so that a byte is moved once and not for each piece
+            self.start += len(self.kept) - _KEPT
+            del self.kept[:-_KEPT]
+        return bool(piece)
+
+    def restart(self) -> int:
+        """Go back to the start; return the bytes that were decompressed again so far."""
+        self._repeated += self.start + len(self.kept)
+        self._stream = self._pieces()
+        self.start, self.kept = 0, bytearray()
+        return self._repeated
+
+
 class Decompressed(Readable):
-    """What a compressed stream holds; reading backwards beyond what is kept starts again."""
+    """Content of a compressed stream; reading back beyond the kept bytes decompresses it from the start."""
 
     forwards: ClassVar[bool] = True
     _called: ClassVar[str] = "stream"
@@ -116,12 +166,10 @@ class Decompressed(Readable):
         if compression.offset and source.read(compression.offset, min(1, source.size - self._begin)) == b" ":
             self._begin += 1  # Python 2 wrote a wider number
         self._limit = max(_MIN_LIMIT, _MAX_EXPANSION * source.size)
-        self._restarted = self._position = 0
-        self._kept = b""
         self.trailing = 0
         self.size = sum(map(len, self._pieces()))
         self._require_stated_length()
-        self._restart()
+        self._cursor = _Cursor(self._pieces)
 
     @property
     def stored(self) -> int:
@@ -129,35 +177,24 @@ class Decompressed(Readable):
 
     def read_into(self, offset: int, buffer: memoryview, where: str | None = None) -> None:
         self.check(offset, len(buffer), where)
-        if offset < self._position - len(self._kept):
-            self._count_restart()
+        cursor, done = self._cursor, 0
+        if offset < cursor.start:
             self._restart()
-        done = 0
         while done < len(buffer):
-            at = offset + done - (self._position - len(self._kept))
-            if at < len(self._kept):
-                part = self._kept[at : at + len(buffer) - done]
-                buffer[done : done + len(part)] = part
-                done += len(part)
-            else:
-                self._read_on()
-
-    def _read_on(self) -> None:
-        piece = next(self._stream, None)
-        if piece is None:
-            raise DamagedCheckpoint(self.path, "the stream became shorter", expected=f"{self.size:,} bytes")
-        self._position += len(piece)
-        self._kept = (self._kept + piece)[-_KEPT:]
+            at = offset + done - cursor.start
+            part = cursor.kept[at : at + len(buffer) - done]
+            buffer[done : done + len(part)] = part
+            done += len(part)
+            if done < len(buffer) and not cursor.read_on():
+                found = "the stream became shorter"
+                raise DamagedCheckpoint(self.path, found, expected=f"{self.size:,} bytes")
 
     def _restart(self) -> None:
-        self._stream: Iterator[bytes] = self._pieces()
-        self._kept, self._position = b"", 0
-
-    def _count_restart(self) -> None:
-        self._restarted += self._position
-        if self._restarted > max(_MIN_LIMIT, _MAX_RESTARTED_A_BYTE * self.size):
-            found = f"a compressed stream that is read from its beginning for {self._restarted:,} bytes"
-            raise LimitExceeded(self.path, found, expected="arrays in its order")
+        repeated = self._cursor.restart()
+        limit = max(_MIN_LIMIT, _MAX_RESTARTED_A_BYTE * self.size)
+        if repeated > limit:
+            found = f"decompressed {repeated:,} bytes again from the start (limit {limit:,})"
+            raise LimitExceeded(self.path, f"{found}; arrays are stored out of order")
 
     def _pieces(self) -> Iterator[bytes]:
         """Yield the content from the beginning on, at most a MiB at once."""
@@ -183,6 +220,9 @@ class Decompressed(Readable):
         try:
             piece = decompressor.decompress(packed, _PIECE)
         except _failures() as failure:
+            if str(failure) == _OVER_MEMORY:
+                found = f"{self.compression.name} needs more than {_LZMA_MEMORY >> 20} MiB of memory"
+                raise LimitExceeded(self.path, found) from failure
             found = f"a damaged {self.compression.name} stream: {failure}"
             raise DamagedCheckpoint(self.path, found) from failure
         left: bytes = getattr(decompressor, "unconsumed_tail", b"")

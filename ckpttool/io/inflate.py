@@ -51,9 +51,10 @@ class Inflation:
         """Count bytes that are inflated only to be passed over."""
         with self._lock:
             self._skipped += nbytes
-        if self._skipped > max(MIN_SKIPPED, SKIPPED_A_BYTE * self.source.size):
-            found = f"a compressed record that is read from its beginning for {self._skipped:,} bytes"
-            raise LimitExceeded(self.source.path, found, expected="tensors in its order", where=where)
+        limit = max(MIN_SKIPPED, SKIPPED_A_BYTE * self.source.size)
+        if self._skipped > limit:
+            found = f"decompressed {self._skipped:,} bytes only to skip them (limit {limit:,})"
+            raise LimitExceeded(self.source.path, f"{found}; tensors are stored out of order", where=where)
 
     def keep(self, record: Inflated) -> None:
         """Keep what a record has opened, and let go of what another has that was opened long ago."""

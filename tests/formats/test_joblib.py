@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import lzma
 import os
 import pickle
 import zipfile
@@ -12,8 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool import CheckpointError, open_checkpoint, verify
+from ckpttool import CheckpointError, convert, open_checkpoint, verify
 from ckpttool.core.errors import LimitExceeded
+from ckpttool.core.readable import Buffer
+from ckpttool.io.compressed import Decompressed, compression_of
 from tests.support.commands import Run
 
 joblib = pytest.importorskip("joblib")
@@ -174,6 +178,83 @@ def test_a_bomb_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     joblib.dump(np.zeros(1 << 20), tmp_path / "zeros.joblib", compress=("xz", 3))
     with pytest.raises(LimitExceeded, match="expand to more than"):
         open_checkpoint(tmp_path / "zeros.joblib")
+
+
+@pytest.mark.parametrize("method", ["xz", "lzma"])
+def test_memory_of_a_decompressor_is_bounded(method: str, tmp_path: Path) -> None:
+    """A dictionary of 1 GiB, which nobody needs who compressed 24 bytes."""
+    joblib.dump(np.arange(3.0), tmp_path / "a.joblib", compress=(method, 3))
+    data = bytearray((tmp_path / "a.joblib").read_bytes())
+    if method == "xz":
+        data[16] = 36  # 2 ** (36 / 2 + 12)
+        data[20:24] = zlib.crc32(data[12:20]).to_bytes(4, "little")
+    else:
+        data[1:5] = (1 << 30).to_bytes(4, "little")
+    (tmp_path / "a.joblib").write_bytes(data)
+    with pytest.raises(LimitExceeded, match=f"{method} needs more than 128 MiB of memory"):
+        open_checkpoint(tmp_path / "a.joblib")
+
+
+@pytest.mark.parametrize("preset", [0, 6, 9])
+def test_lzma_has_a_header_but_no_magic(preset: int) -> None:
+    data = lzma.compress(b"some bytes", lzma.FORMAT_ALONE, preset=preset)
+    compression = compression_of(data)
+    assert compression is not None and compression.name == "lzma"
+    sized = data[:5] + (10).to_bytes(8, "little") + data[13:]
+    assert compression_of(sized) == compression
+    others = (
+        data[:13],
+        data[:1] + (5000).to_bytes(4, "little") + data[5:],  # a dictionary that no encoder makes
+        data[:5] + (1 << 50).to_bytes(8, "little") + data[13:],
+        data[:13] + b"x" + data[14:],
+    )
+    assert [compression_of(one) for one in others] == [None] * 4
+
+
+def test_threads_read_one_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each at another place; going back and forth between them would exceed the limit."""
+    monkeypatch.setattr("ckpttool.io.compressed._MIN_LIMIT", 1 << 20)
+    monkeypatch.setattr("ckpttool.io.compressed._MAX_RESTARTED_A_BYTE", 2)
+    monkeypatch.setattr("ckpttool.io.compressed._KEPT", 1 << 16)
+    monkeypatch.setattr("ckpttool.io.compressed._PIECE", 1 << 16)
+    arrays = {f"layer{number}": RND.normal(size=300_000).astype("f4") for number in range(8)}
+    joblib.dump(arrays, tmp_path / "a.joblib", compress=("zlib", 1))
+    convert(tmp_path / "a.joblib", tmp_path / "a.npz", jobs=4)
+    with np.load(tmp_path / "a.npz") as converted:
+        assert all(np.array_equal(converted[name], array) for name, array in arrays.items())
+
+
+def test_reads_anywhere_in_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckpttool.io.compressed._KEPT", 5000)
+    monkeypatch.setattr("ckpttool.io.compressed._PIECE", 777)
+    content = RND.bytes(100_000)
+    stream = Decompressed(Buffer("some.gz", gzip.compress(content)), compression_of(b"\x1f\x8b"))
+    windows = [(at, min(3000, len(content) - at)) for at in range(0, len(content), 2000)]
+    backwards = [(at, 1500) for at in range(90_000, 0, -9000)]
+    for offset, nbytes in [*windows, *backwards, (0, len(content)), (len(content), 0)]:
+        assert stream.read(offset, nbytes) == content[offset : offset + nbytes]
+
+
+def test_limit_of_reading_out_of_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckpttool.io.compressed._MIN_LIMIT", 1 << 20)
+    monkeypatch.setattr("ckpttool.io.compressed._KEPT", 1 << 10)
+    monkeypatch.setattr("ckpttool.io.compressed._PIECE", 1 << 10)
+    stream = Decompressed(Buffer("some.gz", gzip.compress(RND.bytes(100_000))), compression_of(b"\x1f\x8b"))
+    message = (
+        r"decompressed 6,\d{3},\d{3} bytes again from the start \(limit 6,400,000\); arrays are stored out"
+    )
+    with pytest.raises(LimitExceeded, match=message):
+        for offset in (99_000, 0) * 100:
+            stream.read(offset, 1)
+
+
+@pytest.mark.parametrize("method", COMPRESSIONS)
+def test_bytes_after_the_stream(method: str, tmp_path: Path) -> None:
+    joblib.dump(ARRAYS, tmp_path / "a.joblib", compress=(method, 3))
+    with (tmp_path / "a.joblib").open("ab") as file:
+        file.write(b"abc")
+    found = {one.code: one.message for one in verify(tmp_path / "a.joblib").findings}
+    assert found["trailing-bytes"] == "3 extra bytes after the compressed stream"
 
 
 def test_skops_is_named(tmp_path: Path, run: Run) -> None:
