@@ -24,7 +24,8 @@ from ckpttool.formats.content.tree_json import decode_tree
 from ckpttool.formats.torch.tree_nodes import metadata_of
 from ckpttool.io.jsontext import Doubled, parse_json
 from ckpttool.io.source import Source
-from ckpttool.io.zip_reader import Archive, Member
+from ckpttool.io.zip_headers import Member
+from ckpttool.io.zip_reader import Archive
 
 ENTRY = "ckpttool.content"
 """The name of the entry, wherever it lies."""

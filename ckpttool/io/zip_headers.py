@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from ckpttool.core.report import Finding, Severity, error, warning
 
@@ -23,6 +24,13 @@ REFUSED_FLAGS = 0x0001 | 0x0020 | 0x0040 | 0x2000
 """Encrypted, patched, strongly encrypted, with headers that are masked: no reader takes such a record."""
 HEADER, VERSION = "zip-header", "zip-version"
 
+LOCAL, ENTRY = struct.Struct("<4s5H3I2H"), struct.Struct("<4s6H3I5H2I")
+END, END64 = struct.Struct("<4s4H2IH"), struct.Struct("<4sQ2H2I4Q")
+DESCRIPTOR, DESCRIPTOR64 = struct.Struct("<3I"), struct.Struct("<I2Q")
+"""Checksum, stored size and size; with or without a signature before them."""
+DESCRIPTOR_MAGIC = b"PK\x07\x08"
+DESCRIPTOR_LENGTHS = (16, 24, 12, 20)  # writers add the signature
+
 _KNOWN_FLAGS = 0x0006 | HAS_DESCRIPTOR | UTF8 | REFUSED_FLAGS  # 6: how well it was deflated
 _NEWEST_VERSION = 63
 _DIRECTORY, _NO_FILE = 0x10, 0x08 | 0x40  # DOS: a directory; a volume's label, a device
@@ -32,32 +40,59 @@ _HARMLESS_EXTRAS = frozenset({0x5455, 0x7875, 0x5855, 0x7855, 0x000A})  # times 
 _EXTRA = struct.Struct("<2H")
 
 
-def entry_findings(
-    name: str, raw_name: bytes, version: int, flags: int, attributes: int, size: int, extra: bytes
-) -> Iterator[Finding]:
+class Member(NamedTuple):
+    """A record of a zip, as the central directory describes it; sizes and offsets in bytes."""
+
+    name: str
+    raw_name: bytes
+    version: int
+    flags: int
+    method: int
+    modified: tuple[int, int]
+    crc32: int
+    stored: int
+    size: int
+    header: int
+    payload: int = -1
+
+    @property
+    def end(self) -> int:
+        """Return the offset behind the stored bytes."""
+        return self.payload + self.stored
+
+
+def entry_findings(member: Member, attributes: int, extra: bytes) -> Iterator[Finding]:
     """Yield what no writer of checkpoints says in the directory of one of its records."""
-    if version > _NEWEST_VERSION:
-        message = f"it asks for zip version {version / 10}, which not all readers take"
+    name = member.name
+    if member.version > _NEWEST_VERSION:
+        message = f"it asks for zip version {member.version / 10}, which not all readers take"
         yield warning(VERSION, message, name)
-    if flags & ~_KNOWN_FLAGS:
-        yield error(HEADER, f"flags 0x{flags:04x}, which no writer sets", name)
+    if member.flags & ~_KNOWN_FLAGS:
+        yield error(HEADER, f"flags 0x{member.flags:04x}, which no writer sets", name)
     if "\0" in name:
         yield error(HEADER, "a name with a NUL, at which some readers end it", name)
     if name.endswith("/"):
-        if size:
-            yield error(HEADER, f"a directory of {size:,} bytes, of which PyTorch reads nothing", name)
-    elif attributes & (_DIRECTORY | _NO_FILE) or attributes & _UNIX_TYPE in (_UNIX_DIRECTORY, _UNIX_LINK):
-        what = "a directory" if attributes & _DIRECTORY else "no file"
-        message = (
-            f"its attributes 0x{attributes:08x} say that it is {what}, so loaders may read nothing of it"
-        )
+        if member.size:
+            yield error(HEADER, f"a directory of {member.size:,} bytes, of which PyTorch reads nothing", name)
+    elif kind := _kind_of_file(attributes):
+        message = f"attributes 0x{attributes:08x} mark it as a {kind}; loaders may skip it"
         yield error(HEADER, message, name)
     if extra:
-        for doubt in unknown_extras(extra, name, raw_name):
+        for doubt in unknown_extras(extra, name, member.raw_name):
             yield error(HEADER, f"the directory's {doubt}", name)
 
 
-def for_zipfile(findings: Iterable[Finding]) -> list[Finding]:
+def _kind_of_file(attributes: int) -> str | None:
+    """Return what a record is by its attributes, or None for a file."""
+    unix_type = attributes & _UNIX_TYPE
+    if attributes & _DIRECTORY or unix_type == _UNIX_DIRECTORY:
+        return "directory"
+    if unix_type == _UNIX_LINK:
+        return "symbolic link"
+    return "device" if attributes & _NO_FILE else None
+
+
+def with_version_errors(findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings of an archive that is read with Python's zipfile, which refuses new versions."""
     return [one._replace(severity=Severity.ERROR) if one.code == VERSION else one for one in findings]
 
@@ -66,7 +101,7 @@ def for_zipfile(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def extra_fields(extra: bytes) -> list[tuple[int, bytes]] | None:
-    """Return the fields of an extra block, or None where it is no list of fields."""
+    """Return the fields of an extra block, or None if it is malformed."""
     fields, at = [], 0
     while at + 4 <= len(extra):
         kind, nbytes = _EXTRA.unpack_from(extra, at)
@@ -79,7 +114,7 @@ def unknown_extras(extra: bytes, name: str, raw_name: bytes, expected: Sequence[
     """Say which extra fields could show readers another record; those of ``expected`` kinds don't count."""
     fields = extra_fields(extra)
     if fields is None:
-        yield "extra field is no list of fields"
+        yield "extra field is malformed"
     for kind, content in fields or ():
         if kind == _UNICODE_PATH:
             if content not in _unicode_paths(name, raw_name):

@@ -22,11 +22,20 @@ from ckpttool.core.report import Finding, error
 from ckpttool.io.inflate import Inflated, Inflation
 from ckpttool.io.source import Source
 from ckpttool.io.zip_headers import (
+    DESCRIPTOR,
+    DESCRIPTOR64,
+    DESCRIPTOR_LENGTHS,
+    DESCRIPTOR_MAGIC,
+    END,
+    END64,
+    ENTRY,
     HAS_DESCRIPTOR,
+    LOCAL,
     REFUSED_FLAGS,
     SATURATED32,
     UTF8,
     ZIP64_EXTRA,
+    Member,
     entry_findings,
     extra_fields,
     unknown_extras,
@@ -40,43 +49,16 @@ STORED, DEFLATED = 0, 8
 MAX_MEMBERS = 500_000
 MAX_DIRECTORY = 1 << 28
 
-_LOCAL = struct.Struct("<4s5H3I2H")
-_END = struct.Struct("<4s4H2IH")
-_END64 = struct.Struct("<4sQ2H2I4Q")
 _LOCATOR64 = struct.Struct("<4sIQI")
-_CENTRAL = struct.Struct("<4s6H3I5H2I")
 _MAX_COMMENT = 0xFFFF
 _SATURATED16 = 0xFFFF
-_DESCRIPTOR_MAGIC = b"PK\x07\x08"
-_LONGEST_DESCRIPTOR = 24
-_DESCRIPTORS = (12, 16, 20, 24)
+_LONGEST_DESCRIPTOR = max(DESCRIPTOR_LENGTHS)
 _ALIGNMENT = 64
 _by_directory: ContextVar[bool] = ContextVar("by_directory", default=False)
 _PADDING_EXTRA = 0x4246
 _SMALL, _READ_AHEAD = 1 << 12, 1 << 16
 """Records of so many bytes are read for their headers' sake, up to so many bytes at once."""
 _GUESSED_EXTRA = 160  # most local headers fit in one read with this much for the extra field
-
-
-class Member(NamedTuple):
-    """A record of a zip, as the central directory describes it; sizes and offsets in bytes."""
-
-    name: str
-    raw_name: bytes
-    version: int
-    flags: int
-    method: int
-    modified: tuple[int, int]
-    crc32: int
-    stored: int
-    size: int
-    header: int
-    payload: int = -1
-
-    @property
-    def end(self) -> int:
-        """Return the offset behind the stored bytes."""
-        return self.payload + self.stored
 
 
 class Directory(NamedTuple):
@@ -207,19 +189,19 @@ class Archive:
 
 def find_directory(source: Readable, findings: list[Finding]) -> Directory:
     """Return where the central directory lies, from the end record and its ZIP64 twin."""
-    tail_offset = max(0, source.size - _MAX_COMMENT - _END.size - _LOCATOR64.size)
+    tail_offset = max(0, source.size - _MAX_COMMENT - END.size - _LOCATOR64.size)
     tail = source.read(tail_offset, source.size - tail_offset)
     at = tail.rfind(b"PK\x05\x06")
-    if at < 0 or len(tail) - at < _END.size:
+    if at < 0 or len(tail) - at < END.size:
         found = f"{source.size:,} bytes of a zip that ends before its directory"
         raise Truncated(source.path, found)
-    _, disk, first_disk, here, count, nbytes, offset, comment = _END.unpack_from(tail, at)
+    _, disk, first_disk, here, count, nbytes, offset, comment = END.unpack_from(tail, at)
     end = tail_offset + at
     if comment:
         raise DamagedCheckpoint(
             source.path, f"a zip comment of {comment} bytes", expected="none", code="zip-comment"
         )
-    trailing = source.size - end - _END.size
+    trailing = source.size - end - END.size
     if trailing:
         findings.append(error("trailing-bytes", f"{trailing:,} bytes lie behind the end of the zip"))
     stated = Directory(offset, nbytes, count)
@@ -248,15 +230,15 @@ def _zip64_directory(
             raise DamagedCheckpoint(source.path, "a large zip without its ZIP64 record", code="zip-directory")
         return stated, end
     _, disk, at, disks = _LOCATOR64.unpack(locator)
-    if at + _END64.size != locator_at:
+    if at + END64.size != locator_at:
         found = f"the ZIP64 record is said to lie at byte {at:,}"
         raise DamagedCheckpoint(
-            source.path, found, expected=f"{locator_at - _END64.size:,}", code="zip-directory"
+            source.path, found, expected=f"{locator_at - END64.size:,}", code="zip-directory"
         )
-    magic, nbytes, _, _, disk64, first_disk, here, count, size, offset = _END64.unpack(
-        source.read(at, _END64.size)
+    magic, nbytes, _, _, disk64, first_disk, here, count, size, offset = END64.unpack(
+        source.read(at, END64.size)
     )
-    if magic != b"PK\x06\x06" or nbytes != _END64.size - 12:
+    if magic != b"PK\x06\x06" or nbytes != END64.size - 12:
         raise DamagedCheckpoint(source.path, "no ZIP64 record where one is announced", code="zip-directory")
     if (disk, disks, disk64, first_disk) != (0, 1, 0, 0) or here != count:
         findings.append(error("zip-headers-disagree", "the ZIP64 record speaks of several disks"))
@@ -279,7 +261,7 @@ def read_directory(source: Readable, directory: Directory, findings: list[Findin
     data = source.read(directory.offset, directory.nbytes, "zip directory")
     members, at = [], 0
     for index in range(directory.records):
-        if at + _CENTRAL.size > len(data) or data[at : at + 4] != b"PK\x01\x02":
+        if at + ENTRY.size > len(data) or data[at : at + 4] != b"PK\x01\x02":
             found = f"no record {index} in the directory"
             raise DamagedCheckpoint(
                 source.path, found, expected=f"{directory.records} records", code="zip-directory"
@@ -294,12 +276,12 @@ def read_directory(source: Readable, directory: Directory, findings: list[Findin
 
 def directory_entry(path: str, data: bytes, at: int, findings: list[Finding]) -> tuple[Member, int]:
     """Return what the directory's bytes say of one record, and where the next one begins in them."""
-    fields = _CENTRAL.unpack_from(data, at)
+    fields = ENTRY.unpack_from(data, at)
     _, _, version, flags, method, time, date, crc, stored, size, name_len, extra_len, comment_len = fields[
         :13
     ]
     disk, _, attributes, header = fields[13:]
-    name_at = at + _CENTRAL.size
+    name_at = at + ENTRY.size
     extra_at = name_at + name_len
     raw_name, extra = data[name_at:extra_at], data[extra_at : extra_at + extra_len]
     end = extra_at + extra_len + comment_len
@@ -321,7 +303,7 @@ def directory_entry(path: str, data: bytes, at: int, findings: list[Finding]) ->
     if method == STORED and member.size != member.stored:
         found = f"a stored record of {member.stored:,} bytes that claims {member.size:,}"
         raise DamagedCheckpoint(path, found, where=name, code="zip-directory")
-    findings += entry_findings(name, raw_name, version, flags, attributes, member.size, extra)
+    findings += entry_findings(member, attributes, extra)
     wide = [content for kind, content in extra_fields(extra) or () if kind == ZIP64_EXTRA] if extra else []
     if wide and not states_the_same(member, wide, size, stored):
         findings.append(error("zip-headers-disagree", "the directory's ZIP64 field has other sizes", name))
@@ -404,8 +386,10 @@ def locate_by_directory(members: list[Member], end: int) -> list[Member] | None:
     boundaries = [*(member.header for member in members), end][1:]
     for member, boundary in zip(members, boundaries, strict=True):
         has_descriptor = bool(member.flags & HAS_DESCRIPTOR)
-        starts = [boundary - member.stored - nbytes for nbytes in (_DESCRIPTORS if has_descriptor else (0,))]
-        first = member.header + _LOCAL.size + len(member.raw_name)
+        starts = [
+            boundary - member.stored - nbytes for nbytes in (DESCRIPTOR_LENGTHS if has_descriptor else (0,))
+        ]
+        first = member.header + LOCAL.size + len(member.raw_name)
         possible = [one for one in starts if one >= first and not (has_descriptor and one % _ALIGNMENT)]
         if len(possible) != 1:
             return None
@@ -417,7 +401,7 @@ def _header_ranges(members: Sequence[Member], end: int) -> Iterator[tuple[int, i
     """Yield where the headers and descriptors of records lie, and where their content begins."""
     boundaries = [*(member.header for member in members), end][1:]
     for member, boundary in zip(members, boundaries, strict=True):
-        length = _LOCAL.size + len(member.raw_name) + _GUESSED_EXTRA
+        length = LOCAL.size + len(member.raw_name) + _GUESSED_EXTRA
         yield member.header, min(member.header + length, boundary)
         yield max(boundary - _LONGEST_DESCRIPTOR, member.header), boundary
 
@@ -458,14 +442,14 @@ class _HeaderReader:
 
 
 def _locate_member(source: _HeaderReader, member: Member, boundary: int, findings: list[Finding]) -> Member:
-    guess = min(_LOCAL.size + len(member.raw_name) + _GUESSED_EXTRA, source.size - member.header)
+    guess = min(LOCAL.size + len(member.raw_name) + _GUESSED_EXTRA, source.size - member.header)
     data = source.read(member.header, max(guess, 0), member.name)
-    if len(data) < _LOCAL.size or data[:4] != LOCAL_MAGIC:
+    if len(data) < LOCAL.size or data[:4] != LOCAL_MAGIC:
         found = f"no record at byte {member.header:,}"
         raise DamagedCheckpoint(source.path, found, where=member.name, code="zip-directory")
-    fields = _LOCAL.unpack_from(data)
+    fields = LOCAL.unpack_from(data)
     name_len, extra_len = fields[9], fields[10]
-    length = _LOCAL.size + name_len + extra_len
+    length = LOCAL.size + name_len + extra_len
     if length > len(data):
         data = source.read(member.header, length, member.name)
     payload = member.header + length
@@ -490,7 +474,7 @@ def _header_differences(
     """Say where a local header contradicts the directory."""
     _, version, flags, method, time, date, crc, stored, size = local[:9]
     found = []
-    if data[_LOCAL.size : _LOCAL.size + name_len] != member.raw_name:
+    if data[LOCAL.size : LOCAL.size + name_len] != member.raw_name:
         found.append("the local header has another name")
     if (version, flags, method, (time, date)) != (
         member.version,
@@ -507,7 +491,7 @@ def _header_differences(
     ):
         if here != there and not (deferred and here == 0) and here != SATURATED32:
             found.append(f"the local header has another {what}: {here} instead of {there}")
-    extra = data[_LOCAL.size + name_len : length]
+    extra = data[LOCAL.size + name_len : length]
     doubts = unknown_extras(extra, member.name, member.raw_name, (_PADDING_EXTRA,))
     found += (f"the local header's {doubt}" for doubt in doubts)
     fields = extra_fields(extra) or ()
@@ -546,14 +530,11 @@ def _descriptor_difference(member: Member, descriptor: bytes) -> str | None:
     if not member.flags & HAS_DESCRIPTOR:
         return f"{len(descriptor)} undeclared bytes follow the record" if descriptor else None
     body = (
-        descriptor[4:] if descriptor[:4] == _DESCRIPTOR_MAGIC and len(descriptor) in (16, 24) else descriptor
+        descriptor[4:] if descriptor[:4] == DESCRIPTOR_MAGIC and len(descriptor) in (16, 24) else descriptor
     )
-    if len(body) == 12:
-        stated = struct.unpack("<3I", body)
-    elif len(body) == 20:
-        stated = struct.unpack("<I2Q", body)
-    else:
+    form = next((one for one in (DESCRIPTOR, DESCRIPTOR64) if one.size == len(body)), None)
+    if form is None:
         return f"the data descriptor has {len(descriptor)} bytes instead of 16 or 24"
-    if stated != (member.crc32, member.stored, member.size):
+    if form.unpack(body) != (member.crc32, member.stored, member.size):
         return "the data descriptor has another checksum or size"
     return None

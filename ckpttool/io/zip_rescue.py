@@ -27,14 +27,13 @@ from ckpttool.core.readable import Readable, aligned_buffer
 from ckpttool.core.report import Finding, error
 from ckpttool.io.inflate import Inflated, Inflation
 from ckpttool.io.source import Source
-from ckpttool.io.zip_headers import SATURATED32, UTF8, ZIP64_EXTRA, extra_fields
+from ckpttool.io.zip_headers import SATURATED32, UTF8, ZIP64_EXTRA, Member, extra_fields
 from ckpttool.io.zip_reader import (
     DEFLATED,
     MAX_MEMBERS,
     STORED,
     Archive,
     LostRecord,
-    Member,
     Rescue,
     directory_entry,
 )

@@ -18,7 +18,7 @@ from isal import isal_zlib
 
 from ckpttool.core.tensor import Tensor
 from ckpttool.io.sink import Sink, Written
-from ckpttool.io.zip_headers import HAS_DESCRIPTOR, SATURATED32, UTF8, ZIP64_EXTRA
+from ckpttool.io.zip_headers import END, END64, ENTRY, HAS_DESCRIPTOR, LOCAL, SATURATED32, UTF8, ZIP64_EXTRA
 from ckpttool.io.zip_reader import LOCAL_MAGIC
 
 ALIGNMENT = 64
@@ -26,16 +26,12 @@ ALIGNMENT = 64
 MAX_NAME = 0xFFFF
 """The longest name of a record, in bytes of UTF-8."""
 
-_LOCAL = struct.Struct("<4s5H3I2H")
-_CENTRAL = struct.Struct("<4s6H3I5H2I")
-_END64 = struct.Struct("<4sQ2H2I4Q")
 _LOCATOR64 = struct.Struct("<4sIQI")
-_END = struct.Struct("<4s4H2IH")
 _CHECKSUM = struct.Struct("<I")
-RECORD_BYTES = _LOCAL.size + _CENTRAL.size + ALIGNMENT + 88
+RECORD_BYTES = LOCAL.size + ENTRY.size + ALIGNMENT + 88
 """The most bytes of a record of PyTorch's beside its content and twice its name: headers, the padding field,
 24 bytes of a descriptor, and twice up to 28 of ZIP64 with 4 of the padding field's own header."""
-END_BYTES = _END64.size + _LOCATOR64.size + _END.size
+END_BYTES = END64.size + _LOCATOR64.size + END.size
 """The most bytes behind a directory."""
 _CHECKSUM_IN_LOCAL, _CHECKSUM_IN_DESCRIPTOR, _CHECKSUM_IN_CENTRAL = 14, 4, 16
 
@@ -163,10 +159,10 @@ class TorchZip(ZipWriter):
         wide = struct.pack("<2Q", size, 0) if size >= SATURATED32 else b""
         wide += struct.pack("<Q", header) if header >= SATURATED32 else b""
         extra = _field(ZIP64_EXTRA, wide) if wide else b""
-        unpadded = header + _LOCAL.size + len(name) + len(extra) + 4
+        unpadded = header + LOCAL.size + len(name) + len(extra) + 4
         extra += _field(_PADDING_EXTRA, b"Z" * (-unpadded % ALIGNMENT))
         flags = _torch_flags(size)
-        return _LOCAL.pack(LOCAL_MAGIC, 0, flags, 0, 0, 0, 0, 0, 0, len(name), len(extra)) + name + extra
+        return LOCAL.pack(LOCAL_MAGIC, 0, flags, 0, 0, 0, 0, 0, 0, len(name), len(extra)) + name + extra
 
     def _end_record(self, record: _WrittenRecord) -> None:
         self._records.append(record)
@@ -197,7 +193,7 @@ class NumpyZip(ZipWriter):
         extra = _field(ZIP64_EXTRA, struct.pack("<2Q", size, size))
         flags, wide, lengths = _numpy_flags(name), SATURATED32, (len(name), len(extra))
         fields = (self._VERSION, flags, 0, 0, self._DATE, 0, wide, wide, *lengths)
-        return _LOCAL.pack(LOCAL_MAGIC, *fields) + name + extra
+        return LOCAL.pack(LOCAL_MAGIC, *fields) + name + extra
 
     def _end_record(self, record: _WrittenRecord) -> None:
         self._records.append(record)
@@ -236,7 +232,7 @@ def _directory_entry(
         wide, header = wide + struct.pack("<Q", header), SATURATED32
     extra = _field(ZIP64_EXTRA, wide) if wide else b""
     fields = (*versions, flags, 0, 0, date, record.known_sum, size, size, len(record.name), len(extra))
-    return _CENTRAL.pack(_DIRECTORY_MAGIC, *fields, 0, 0, 0, attributes, header) + record.name + extra
+    return ENTRY.pack(_DIRECTORY_MAGIC, *fields, 0, 0, 0, attributes, header) + record.name + extra
 
 
 def _end_records(
@@ -245,8 +241,8 @@ def _end_records(
     """Return the end of a zip whose directory begins at ``start``, with ZIP64 records where it needs them."""
     wide = b""
     if always_wide or count >= _SATURATED16 or max(start, nbytes) >= limit:
-        wide = _END64.pack(_END64_MAGIC, _END64.size - 12, *versions, 0, 0, count, count, nbytes, start)
+        wide = END64.pack(_END64_MAGIC, END64.size - 12, *versions, 0, 0, count, count, nbytes, start)
         wide += _LOCATOR64.pack(_LOCATOR64_MAGIC, 0, start + nbytes, 1)
     counts = min(count, _SATURATED16), min(count, _SATURATED16)
     sizes = min(nbytes, SATURATED32), min(start, SATURATED32)
-    return wide + _END.pack(_END_MAGIC, 0, 0, *counts, *sizes, 0)
+    return wide + END.pack(_END_MAGIC, 0, 0, *counts, *sizes, 0)

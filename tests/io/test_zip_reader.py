@@ -13,7 +13,8 @@ import pytest
 
 from ckpttool import CheckpointError, DamagedCheckpoint, LimitExceeded, Truncated, Unsupported
 from ckpttool.core.readable import Buffer
-from ckpttool.io.zip_reader import Archive, Member, states_the_same
+from ckpttool.io.zip_headers import Member
+from ckpttool.io.zip_reader import Archive, states_the_same
 
 LOCAL, CENTRAL, END = 30, 46, 22
 CONTENT = {"r/data.pkl": b"\x80\2}.", "r/data/0": bytes(range(64)), "r/version": b"3\n"}
@@ -299,6 +300,22 @@ TIMES = b"UT\5\0\3B\0\x0ck" + b"ux\x0b\0\1\4\0\0\0\0\4\0\0\0\0"
 )
 def test_values_that_no_writer_sets(data: bytes, code: str) -> None:
     assert code in codes(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (changed_entry(38, "<I", 0x10), "attributes 0x00000010 mark it as a directory; loaders may skip it"),
+        (changed_entry(38, "<I", 0x40), "attributes 0x00000040 mark it as a device; loaders may skip it"),
+        (
+            changed_entry(38, "<I", 0o120777 << 16),
+            "attributes 0xa1ff0000 mark it as a symbolic link; loaders may skip it",
+        ),
+        (recorded(extra=b"UT\x09\0x"), "the directory's extra field is malformed"),
+    ],
+)
+def test_messages_of_values_that_no_writer_sets(data: bytes, message: str) -> None:
+    assert message in {one.message for one in opened(data).findings}
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ from ckpttool.formats.sidecar import ENTRY, apply_sidecar_record
 from ckpttool.io.npy import MAGIC, ArrayHeader, itemsize, read_npy_header
 from ckpttool.io.pickle_nodes import Payload
 from ckpttool.io.pickle_safety import read_pickles
-from ckpttool.io.zip_headers import for_zipfile
-from ckpttool.io.zip_reader import EMPTY_MAGIC, STORED, Archive, Member, Rescue
+from ckpttool.io.zip_headers import Member, with_version_errors
+from ckpttool.io.zip_reader import EMPTY_MAGIC, STORED, Archive, Rescue
 
 _SUFFIX = ".npy"
 _KINDS = {"f": "float", "i": "int", "u": "uint", "c": "complex"}
@@ -279,7 +279,7 @@ class Npz(Format):
         members = archive.members if archive.rescue is None else _rescued_arrays(archive.rescue)
         if len({member.name for member in members}) < len(members):
             raise DamagedCheckpoint(probe.path, "two records with one name", code="zip-duplicate")
-        arrays.findings += for_zipfile(archive.findings)
+        arrays.findings += with_version_errors(archive.findings)
         entry = next((member for member in members if member.name == ENTRY), None)
         for member in members:
             if member is not entry:

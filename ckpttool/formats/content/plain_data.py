@@ -14,7 +14,8 @@ from typing import Any
 
 from ckpttool.core.report import counted
 from ckpttool.io.pickle_nodes import Call, Global, Payload, Persistent
-from ckpttool.io.zip_reader import Archive, Member
+from ckpttool.io.zip_headers import Member
+from ckpttool.io.zip_reader import Archive
 
 MAX_SUMMED = 1 << 26
 """The most bytes of a file that are read only to tell their checksums; what lies beyond goes without."""

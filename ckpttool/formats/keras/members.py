@@ -27,8 +27,8 @@ from ckpttool.io.hdf5 import Location
 from ckpttool.io.pickle_detection import is_pickle
 from ckpttool.io.pickle_safety import read_pickles
 from ckpttool.io.source import Part
-from ckpttool.io.zip_headers import for_zipfile
-from ckpttool.io.zip_reader import STORED, Archive, Member
+from ckpttool.io.zip_headers import Member, with_version_errors
+from ckpttool.io.zip_reader import STORED, Archive
 
 CONFIG, METADATA, WEIGHTS, ARRAYS = "config.json", "metadata.json", "model.weights.h5", "model.weights.npz"
 
@@ -74,7 +74,7 @@ class Model(Opening):
                 found = "two records with one name"
                 raise DamagedCheckpoint(self._probe.path, found, where=member.name, code="zip-duplicate")
             self._by_name[member.name] = member
-        self.findings += for_zipfile(self.archive.findings)
+        self.findings += with_version_errors(self.archive.findings)
         self._read_metadata()
         self._read_config()
         for member in self._by_name.values():

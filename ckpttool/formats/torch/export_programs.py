@@ -36,8 +36,8 @@ from ckpttool.formats.torch.zip import Records
 from ckpttool.io.jsontext import Doubled, parse_json
 from ckpttool.io.pickle_detection import is_pickle
 from ckpttool.io.pickle_safety import read_pickles
-from ckpttool.io.zip_headers import for_zipfile
-from ckpttool.io.zip_reader import LOCAL_MAGIC, STORED, Archive, Member
+from ckpttool.io.zip_headers import Member, with_version_errors
+from ckpttool.io.zip_reader import LOCAL_MAGIC, STORED, Archive
 
 MAX_JSON = 1 << 27
 """The most bytes of one program that are parsed."""
@@ -287,7 +287,7 @@ class _OldProgramArchive(_ProgramArchive):
 
     def read(self) -> None:
         members = {member.name: member for member in self._archive.members}
-        self.findings += for_zipfile(self._archive.findings)
+        self.findings += with_version_errors(self._archive.findings)
         if len(members) != len(self._archive.members):
             raise DamagedCheckpoint(self._path, "two records with one name", code="zip-duplicate")
         self.safety += self._judge_members(self._archive.members)

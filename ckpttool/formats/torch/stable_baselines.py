@@ -22,8 +22,8 @@ from ckpttool.formats.interface import Format, Probe
 from ckpttool.io.jsontext import parse_json
 from ckpttool.io.pickle_detection import is_pickle
 from ckpttool.io.pickle_safety import read_pickles
-from ckpttool.io.zip_headers import for_zipfile
-from ckpttool.io.zip_reader import STORED, Member
+from ckpttool.io.zip_headers import Member, with_version_errors
+from ckpttool.io.zip_reader import STORED
 
 if TYPE_CHECKING:
     from ckpttool.formats.torch.dcp_items import Item
@@ -72,7 +72,7 @@ class _Agent:
     def __init__(self, probe: Probe) -> None:
         """Open every file of tensors, and read the settings."""
         self._path, self._archive = probe.path, probe.archive
-        self.findings: list[Finding] = for_zipfile(self._archive.findings)
+        self.findings: list[Finding] = with_version_errors(self._archive.findings)
         self.safety: list[Finding] = []
         self.items: dict[str, Item] = {}
         self._members = {member.name: member for member in self._archive.members}

@@ -37,7 +37,7 @@ from ckpttool.formats.torch.torchscript_types import WRAPPERS, classes_in, judge
 from ckpttool.formats.torch.zip import Records, StorageRecords
 from ckpttool.io.pickle_nodes import Call, Global, Pickle, children, nodes
 from ckpttool.io.pickle_safety import PickleSequence, attach_safety, judge
-from ckpttool.io.zip_reader import Member
+from ckpttool.io.zip_headers import Member
 
 _OWN_PREFIX = "__torch__"
 _PICKLES = frozenset({"data.pkl", "constants.pkl", "bytecode.pkl"})

@@ -29,7 +29,8 @@ from ckpttool.formats.torch.types import storage_dtype
 from ckpttool.io.npy import MAGIC as NPY_MAGIC
 from ckpttool.io.pickle_detection import is_pickle
 from ckpttool.io.pickle_safety import PickleSequence, attach_safety, read_pickles
-from ckpttool.io.zip_reader import STORED, Archive, Member
+from ckpttool.io.zip_headers import Member
+from ckpttool.io.zip_reader import STORED, Archive
 
 SUFFIXES = (".pth", ".pt", ".ckpt", ".pth.tar", ".bin")
 VERSIONS = range(1, 11)
