@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import struct
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
@@ -25,9 +25,21 @@ from isal import isal_zlib
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated, Unsupported
 from ckpttool.core.readable import Readable, aligned_buffer
 from ckpttool.core.report import Finding, error
-from ckpttool.io.inflate import Inflated, Inflation
+from ckpttool.io.inflate import MAX_EXPANSION, Inflated, Inflation
 from ckpttool.io.source import Source
-from ckpttool.io.zip_headers import SATURATED32, UTF8, ZIP64_EXTRA, Member, extra_fields
+from ckpttool.io.zip_headers import (
+    DESCRIPTOR,
+    DESCRIPTOR64,
+    DESCRIPTOR_LENGTHS,
+    ENTRY,
+    LOCAL,
+    REFUSED_FLAGS,
+    SATURATED32,
+    UTF8,
+    ZIP64_EXTRA,
+    Member,
+    extra_fields,
+)
 from ckpttool.io.zip_reader import (
     DEFLATED,
     MAX_MEMBERS,
@@ -39,21 +51,24 @@ from ckpttool.io.zip_reader import (
 )
 
 _SIGNATURE = re.compile(rb"PK(?:\x03\x04|\x01\x02|\x07\x08|\x05\x06|\x06\x06)")
-_LOCAL, _ENTRY = struct.Struct("<4s5H3I2H"), struct.Struct("<4s6H3I5H2I")
 _END, _END64 = struct.Struct("<10xH"), struct.Struct("<32xQ")
-"""How many records the directory has, by the end record and by its ZIP64 twin."""
-_DESCRIPTORS = (struct.Struct("<4x3I"), struct.Struct("<4xI2Q"))
-_DESCRIPTOR_LENGTHS = (0, 16, 24, 12, 20)
-_REFUSED_FLAGS = 0x0021  # encrypted or patched
+"""The number of records in an end record and its ZIP64 twin; what follows may be cut off."""
+_GAPS = (0, *DESCRIPTOR_LENGTHS)
+"""Bytes between the end of a record and the next statement."""
 _WINDOW, _SUMMED_AT_ONCE = 1 << 22, 1 << 20
-_LONGEST_NAME, _LONGEST_HEADER = 4096, 30 + 2 * 0xFFFF
+_LONGEST_NAME, _LONGEST_HEADER = 4096, LOCAL.size + 2 * 0xFFFF
 _NEARBY = 1200
 """Bytes by which a record's end may lie elsewhere than its header's length says."""
 MAX_SIGNATURES = 4 * MAX_MEMBERS
-_MAX_PLACES = 48
-"""Places that are tried for one record, and below it how many bytes are read for all: for each byte of the
-file, in any case, and at least for each place."""
-_TRIED_A_BYTE, _MIN_TRIED, _TRIAL = 8, 1 << 26, 64
+_MIN_NAMES, _NAMES_A_BYTE = 1 << 22, 2
+"""Limit in bytes on names and extra fields, at least and per byte of the file; honest ones don't overlap."""
+_MAX_PLACES, _MAX_NAMESAKES = 48, 8
+"""Places tried per local header, and local headers of the same name tried per record."""
+_TRIED_A_BYTE, _TRIED_IN_ALL, _MIN_TRIED, _TRIAL = 8, 1 << 26, 1 << 14, 1 << 10
+"""Bytes that may be read to find a record: per stored byte, shared by all, and at least; a trial costs some.
+
+Each record has its own limit, so that one large damaged record leaves something for the others.
+"""
 
 
 class _Claim(NamedTuple):
@@ -88,7 +103,8 @@ class _Search:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._buffer = aligned_buffer(min(_SUMMED_AT_ONCE, max(source.size, 1)))
-        self._budget = max(_MIN_TRIED, _TRIED_A_BYTE * source.size)
+        self._names_left = max(_MIN_NAMES, _NAMES_A_BYTE * source.size)
+        self._budget = self._free_bytes = 0
         self._inflation = Inflation(source)
         self._is_summed = True
         self._locals: list[Member] = []
@@ -98,7 +114,7 @@ class _Search:
         self._marks: list[int] = []  # offsets of local headers and entries
         self._claims_at: dict[int, list[_Claim]] = defaultdict(list)  # by where the record would begin
         self._places_of: dict[_Claim, list[int]] = defaultdict(list)
-        self._taken: list[tuple[int, int]] = []
+        self._taken: list[tuple[int, int]] = []  # ranges that neither overlap nor touch, in order
         self._found: dict[str, Member] = {}
         self._lost: dict[str, LostRecord] = {}
 
@@ -111,14 +127,23 @@ class _Search:
             window = self._source.read(start, min(_WINDOW, self._source.size - start))
             for match in _SIGNATURE.finditer(window):
                 count += 1
-                self._add(window[match.start() : match.end()], start + match.start())
-            if count > MAX_SIGNATURES:
-                found = f"more than {MAX_SIGNATURES:,} signatures of a zip"
-                raise LimitExceeded(self._source.path, found)
+                if count > MAX_SIGNATURES:
+                    found = f"more than {MAX_SIGNATURES:,} signatures of a zip"
+                    raise LimitExceeded(self._source.path, found)
+                self._add(match.group(), start + match.start())
             start += max(len(window) - 3, 1) if start + len(window) < self._source.size else len(window)
         claims = [*self._places_of, *(_claim(one) for _, one in self._entries), *map(_claim, self._locals)]
         self._is_summed = any(one.crc32 for one in claims) or not any(one.size for one in claims)
+        self._set_budget(claims)
         self._headers = sorted(one.header for _, one in self._entries)
+
+    def _set_budget(self, claims: Collection[_Claim]) -> None:
+        """Allow what all records together need; those that overlap need more."""
+        expanded = sum(one.size for one in {*claims} if one.size > one.stored)
+        most = self._source.size * MAX_EXPANSION
+        self._free_bytes = max(_MIN_TRIED, _TRIED_IN_ALL // max(len(claims), 1))
+        free = self._free_bytes * len(claims)
+        self._budget = 2 * (_TRIED_A_BYTE * self._source.size + min(expanded, most) + free)
 
     def _add(self, signature: bytes, at: int) -> None:
         with suppress(Truncated):  # a statement that the end of the file cuts off
@@ -132,24 +157,31 @@ class _Search:
                 record = _END if signature == b"PK\x05\x06" else _END64
                 self._counts.add(record.unpack(self._source.read(at, record.size))[0])
 
+    def _read_names(self, at: int, nbytes: int) -> bytes:
+        self._names_left -= nbytes
+        if self._names_left < 0:
+            found = "headers whose names and extra fields overlap"
+            raise LimitExceeded(self._source.path, found)
+        return self._source.read(at, nbytes)
+
     def _add_local(self, at: int) -> None:
-        fields = _LOCAL.unpack(self._source.read(at, _LOCAL.size))
+        fields = LOCAL.unpack(self._source.read(at, LOCAL.size))
         _, version, flags, method, time, date, crc, stored, size, name_length, extra_length = fields
-        if flags & _REFUSED_FLAGS or not 0 < name_length <= _LONGEST_NAME:
+        if flags & REFUSED_FLAGS or not 0 < name_length <= _LONGEST_NAME:
             return
-        names = self._source.read(at + _LOCAL.size, name_length + extra_length)
+        names = self._read_names(at + LOCAL.size, name_length + extra_length)
         raw_name, extra = names[:name_length], names[name_length:]
         name = raw_name.decode("utf-8" if flags & UTF8 else "cp437", "backslashreplace")
         stored, size = _wide_sizes(extra, stored, size)
-        payload = at + _LOCAL.size + len(names)
+        payload = at + LOCAL.size + len(names)
         modified = (time, date)
         local = Member(name, raw_name, version, flags, method, modified, crc, stored, size, at, payload)
         self._locals.append(local)
         self._marks.append(at)
 
     def _add_entry(self, at: int) -> None:
-        fields = _ENTRY.unpack(self._source.read(at, _ENTRY.size))
-        data = self._source.read(at, _ENTRY.size + sum(fields[10:13]))
+        header = self._source.read(at, ENTRY.size)
+        data = header + self._read_names(at + ENTRY.size, sum(ENTRY.unpack(header)[10:13]))
         with suppress(DamagedCheckpoint, Unsupported):
             entry, _ = directory_entry(self._source.path, data, 0, [])
             if entry.name:
@@ -157,10 +189,11 @@ class _Search:
                 self._marks.append(at)
 
     def _add_descriptor(self, at: int) -> None:
-        for form in _DESCRIPTORS:
-            if at + form.size <= self._source.size:
-                claim = _Claim(*form.unpack(self._source.read(at, form.size)))
-                if 0 < claim.stored <= at - _LOCAL.size and claim.size:
+        data = self._source.read(at, min(4 + DESCRIPTOR64.size, self._source.size - at))
+        for form in (DESCRIPTOR, DESCRIPTOR64):
+            if 4 + form.size <= len(data):
+                claim = _Claim(*form.unpack_from(data, 4))
+                if 0 < claim.stored <= at - LOCAL.size and claim.size:
                     self._claims_at[at - claim.stored].append(claim)
                     self._places_of[claim].append(at - claim.stored)
 
@@ -171,10 +204,11 @@ class _Search:
         members = tuple(members)
         self._is_summed = any(one.crc32 for one in members)
         for member in members:
-            if self._holds(member):
+            fault = self._fault(member)
+            if fault is None:
                 self._found[member.name] = member
             else:
-                self._lose(member.name, member)
+                self._record_loss(member.name, member, fault)
         kept = tuple(one for one in members if one.name not in self._lost)
         return Rescue(kept, {}, self._lost, (), is_cut=False)
 
@@ -219,44 +253,72 @@ class _Search:
         names = Counter(entry.raw_name for _, entry in self._entries)
         for at, entry in reversed(self._entries):
             alike, there = by_name[entry.raw_name], by_offset.get(entry.header)
-            agreed = [one for one in alike if one is there]
+            is_alike = there is not None and there.raw_name == entry.raw_name
+            agreed: list[Member] = [] if there is None or not is_alike else [there]
             if not agreed and len(alike) == names[entry.raw_name] == 1:
                 agreed = alike
             if bool(agreed) == is_agreed:
-                others = [there] if there is not None and there not in alike else []
                 if agreed or names[entry.raw_name] == 1:
-                    yield at, entry, [*agreed, *islice(alike, 8), *others, None]
-                elif there is not None and others:  # of two entries with one name, its header tells its own
+                    others = [there] if there is not None and not is_alike else []
+                    yield at, entry, [*agreed, *alike[:_MAX_NAMESAKES], *others, None]
+                elif there is not None and not is_alike:  # of two with one name, its header tells its own
                     yield at, entry._replace(name=there.name, raw_name=there.raw_name), [there]
 
     def _take_pair(self, entry: Member, locals: list[Member | None], aliases: dict[str, Member]) -> None:
         if entry.name in self._found:
             return
-        for local in locals:
-            for place in islice(self._places(entry, local), _MAX_PLACES):
-                if self._holds(place):
-                    self._take(place)
-                    if local is not None and local.name != entry.name:
-                        aliases[local.name] = place
-                    return
+        places = (
+            (place, local) for local in locals for place in islice(self._places(entry, local), _MAX_PLACES)
+        )
         here = locals[0]
-        self._lose(entry.name, entry if here is None else entry._replace(payload=here.payload))
+        proven, fault = self._first_proven(places, entry)
+        if proven is None:
+            lies = entry if here is None else entry._replace(payload=here.payload)
+            self._record_loss(entry.name, lies, self._absence(entry) if here is None else fault)
+            return
+        place, local = proven
+        self._accept(place)
+        if local is not None and local.name != entry.name:
+            aliases[local.name] = place
+
+    def _first_proven(
+        self, places: Iterable[tuple[Member, Member | None]], record: Member
+    ) -> tuple[tuple[Member, Member | None] | None, str]:
+        """Return the first place that holds a record, and why the first of all doesn't.
+
+        Each comes with the local header that names it.
+        """
+        allowed = _TRIED_A_BYTE * record.stored + record.size + self._free_bytes
+        limit = max(self._budget - allowed, 0)
+        tried: set[tuple[int, _Claim]] = set()
+        first = None
+        for place, local in places:
+            if self._budget <= limit:
+                break
+            if (key := (place.payload, _claim(place))) in tried:
+                continue
+            tried.add(key)
+            fault = self._fault(place)
+            if fault is None:
+                return (place, local), ""
+            first = first or fault
+        return None, first or "not checked: the zip states too many records that contradict each other"
 
     def _places(self, entry: Member, local: Member | None) -> Iterator[Member]:
         """Yield where a record of a directory may lie: behind its header, or before what ends it."""
         claim = _claim(entry)
         header = entry.header if local is None else local.header
         if local is not None:
-            for stated in dict.fromkeys([claim, *self._claims_of(local)]):
+            for stated in (claim, *self._claims_of(local)):
                 yield _member(entry, stated, header, local.payload)
         if not claim.stored:
             return
         for start in self._places_of.get(claim, ()):
             yield _member(entry, claim, header, start)
-        likely = header + _LOCAL.size + len(entry.raw_name) + claim.stored
+        likely = header + LOCAL.size + len(entry.raw_name) + claim.stored
         low, high = (bisect_left(self._marks, likely + step) for step in (-_NEARBY, _NEARBY))
         for end in (*self._next_headers(entry), *self._marks[low:high]):
-            for length in _DESCRIPTOR_LENGTHS:
+            for length in _GAPS:
                 yield _member(entry, claim, header, end - length - claim.stored)
 
     def _next_headers(self, entry: Member) -> list[int]:
@@ -264,11 +326,10 @@ class _Search:
         at = bisect_right(self._headers, entry.header)
         return self._headers[at : at + 1]
 
-    def _claims_of(self, local: Member | None) -> Iterator[_Claim]:
+    def _claims_of(self, local: Member) -> Iterator[_Claim]:
         """Yield what the descriptor behind a local header's record states, and the header itself."""
-        if local is not None:
-            yield from self._claims_at.get(local.payload, ())
-            yield _claim(local)
+        yield from self._claims_at.get(local.payload, ())[:_MAX_PLACES]
+        yield _claim(local)
 
     def _take_locals(self, listed_at: Collection[int]) -> None:
         """Take what only local headers name, from the first on; a name that two have is nobody's."""
@@ -276,78 +337,84 @@ class _Search:
         for local in self._locals:
             if local.name in self._found or local.payload in listed_at or self._is_taken(local.header):
                 continue
-            places = [_member(local, one, local.header, local.payload) for one in self._claims_of(local)]
-            place = next((one for one in places if self._holds(one)), None)
-            if place is not None and names[local.name] == 1:
-                self._take(place)
+            places = (_member(local, one, local.header, local.payload) for one in self._claims_of(local))
+            proven, fault = self._first_proven(((place, local) for place in places), local)
+            if proven is not None and names[local.name] == 1:
+                self._accept(proven[0])
             elif not self._is_cut_off(local):
-                self._lose(local.name, local)
+                self._record_loss(local.name, local, fault or "two records have its name")
         last = max((one.payload for one in self._found.values()), default=-1)
         for local in filter(self._is_cut_off, self._locals):
             if local.name in self._found or self._is_taken(local.header):
                 continue
             if local.payload > last:
-                self._take(local)
+                self._accept(local)
             else:  # what lies behind shows that its size is wrong
-                self._lose(local.name, local)
+                self._record_loss(local.name, local, self._absence(local))
 
     def _is_cut_off(self, local: Member) -> bool:
         """Tell whether the file ends in a record of stated size: what lies in it may be whole."""
         return local.method == STORED and local.payload <= self._source.size < local.end
 
-    def _take(self, member: Member) -> None:
+    def _accept(self, member: Member) -> None:
         self._found[member.name] = member
         self._place(member)
 
     def _place(self, member: Member) -> None:
         """Note where a record lies, from its header on if that is here."""
         has_header = 0 <= member.payload - member.header <= _LONGEST_HEADER
-        insort(self._taken, (member.header if has_header else member.payload, member.end))
+        start, end = member.header if has_header else member.payload, member.end
+        low = bisect_left(self._taken, start, key=lambda one: one[1])
+        high = bisect_right(self._taken, end, key=lambda one: one[0])
+        if low < high:
+            start, end = min(start, self._taken[low][0]), max(end, self._taken[high - 1][1])
+        self._taken[low:high] = [(start, end)]
 
     def _is_taken(self, at: int) -> bool:
         """Tell whether an offset lies inside a record that was placed: what lies there is its content."""
-        index = bisect_right(self._taken, (at, self._source.size)) - 1
-        return index >= 0 and self._taken[index][0] <= at < self._taken[index][1]
+        index = bisect_right(self._taken, at, key=lambda one: one[0]) - 1
+        return index >= 0 and at < self._taken[index][1]
 
-    def _lose(self, name: str, member: Member) -> None:
+    def _record_loss(self, name: str, member: Member, why: str) -> None:
         """Note why a record is lost, and that what lies in it is none."""
-        why = f"its bytes are not in the file, which ends at byte {self._source.size:,}"
-        if member.payload >= 0 and member.stored and member.end <= self._source.size:
-            try:
-                why = f"CRC-32 is {self._sum(member):08x} instead of {member.crc32:08x}"
-            except DamagedCheckpoint as failure:
-                why = failure.reason
-            if self._has_mark(member.end):
-                self._place(member)
-        elif self._marks and member.payload <= self._marks[-1]:
-            why = "nothing states its size and checksum" if not member.stored else "its bytes were not found"
+        is_inside = member.payload >= 0 and member.stored and member.end <= self._source.size
+        if is_inside and self._has_mark(member.end):
+            self._place(member)
         self._lost.setdefault(name, LostRecord(why, member.crc32))
 
-    def _has_mark(self, end: int) -> bool:
+    def _absence(self, member: Member) -> str:
+        """Say why the bytes of a record aren't there."""
+        if not self._marks or member.payload > self._marks[-1]:
+            return f"its bytes are not in the file, which ends at byte {self._source.size:,}"
+        return "its bytes were not found" if member.stored else "nothing states its size and checksum"
+
+    def _has_mark(self, end: int, gaps: Collection[int] = _GAPS) -> bool:
         """Tell whether another statement follows a record, behind its descriptor if it has one."""
         at = bisect_left(self._marks, end)
-        return at < len(self._marks) and self._marks[at] - end in _DESCRIPTOR_LENGTHS
+        return at < len(self._marks) and self._marks[at] - end in gaps
 
-    def _holds(self, member: Member) -> bool:
-        """Tell whether a record's bytes have the checksum that is stated for them.
+    def _fault(self, member: Member) -> str | None:
+        """Say why a record's bytes don't prove to be it, or None if they have the stated checksum.
 
         That of no bytes is right everywhere, so that an empty record must end where another statement begins.
         """
-        if member.method not in (STORED, DEFLATED) or member.payload < 0 or member.end > self._source.size:
-            return False
+        self._budget -= _TRIAL
+        if member.method not in (STORED, DEFLATED):
+            return f"zip compression method {member.method} is not supported"
         if member.method == STORED and member.size != member.stored:
-            return False
-        if not member.size:
-            return not self._marks or member.end in self._marks[bisect_left(self._marks, member.end) :][:1]
-        if not self._is_summed:
-            return not self._marks or self._has_mark(member.end)
-        self._budget -= member.stored + _TRIAL
-        if self._budget < 0 or not member.crc32:
-            return False
+            return f"{member.stored:,} stored bytes instead of {member.size:,}"
+        if member.payload < 0 or member.end > self._source.size:
+            return self._absence(member)
+        if not member.size or not self._is_summed:
+            is_followed = self._has_mark(member.end, _GAPS if member.size else (0,))
+            return None if is_followed or not self._marks else self._absence(member)
+        if not member.crc32:
+            return "nothing states its checksum"
         try:
-            return self._sum(member) == member.crc32
-        except DamagedCheckpoint:
-            return False
+            crc = self._sum(member)
+        except DamagedCheckpoint as failure:
+            return failure.reason
+        return None if crc == member.crc32 else f"CRC-32 is {crc:08x} instead of {member.crc32:08x}"
 
     def _sum(self, member: Member) -> int:
         content: Readable = self._source
@@ -358,6 +425,7 @@ class _Search:
         crc, done = 0, 0
         while done < member.size:
             block = self._buffer[: min(len(self._buffer), member.size - done)]
+            self._budget -= len(block)
             content.read_into(start + done, block)
             crc, done = isal_zlib.crc32(block, crc), done + len(block)
         return crc
