@@ -96,15 +96,18 @@ def compare_metadata(a: Checkpoint, b: Checkpoint) -> tuple[list[ValueChange], l
         both += _shared_key_changes(a, b, ours, theirs)
         differing = [one for one in both if _has_both(one)]
         single = [*_one_sided_changes(a, b, ours, theirs), *(one for one in both if not _has_both(one))]
+    formats = (a.format, b.format)
     places = _WeightPlaces.of(a), _WeightPlaces.of(b)
     differing, single = (
-        [replace(one, of_weights=_is_of_weights(one, *places)) for one in changes]
+        [
+            replace(one, of_weights=not _is_bookkeeping(one, formats) and _is_of_weights(one, *places))
+            for one in changes
+        ]
         for changes in (differing, single)
     )
     if _dialect(a) == _dialect(b):  # both could say what lies among their weights
         differing += [one for one in single if one.of_weights]
         single = [one for one in single if not one.of_weights]
-    formats = (a.format, b.format)
     is_sharded = "sharded" in (a.variant, b.variant)
     counts = [
         not (_is_bookkeeping(one, formats) or (is_sharded and one.path in _INDEX_KEYS)) for one in differing

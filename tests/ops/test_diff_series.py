@@ -167,6 +167,16 @@ def test_all_that_one_side_lacks_is_named(
     assert summary_line(diff(a, b)) == f"same weights (9 of 9); B lacks {lacks}"
 
 
+def test_a_version_beside_the_weights_is_none_of_them(tmp_path: Path) -> None:
+    state = with_counter(1)
+    torch.save(
+        {**state, "torch_version": "2", "rng_state": torch.get_rng_state(), "m": {}}, tmp_path / "a.pt"
+    )
+    torch.save({**state, "torch_version": "1"}, tmp_path / "b.pt")
+    found = diff(tmp_path / "a.pt", tmp_path / "b.pt")
+    assert [one.path for one in found.reported if one.of_weights] == []
+
+
 def test_half_of_an_optimizer_is_not_all_of_it(tmp_path: Path) -> None:
     whole = full(with_counter(1), scheduler={"last_epoch": 3})
     torch.save(whole, tmp_path / "a.pt")
