@@ -142,6 +142,10 @@ def _is_buffer(tensor: Tensor, names: set[str]) -> bool:
 # Quantized layers -----------------------------------------------------------------------------------
 
 
+_DEEPEST = 4
+"""Levels below a packed weight at which something of it lies: ``weight.quant_state.bitsandbytes__nf4``."""
+
+
 class _QuantizedLayers:
     """The layers of which one tensor has all weights, in few bits; those beside it, but the bias, say how."""
 
@@ -164,9 +168,9 @@ class _QuantizedLayers:
 
     def _belongs_to_packed_weight(self, name: str) -> bool:
         """Tell whether a name is that of a packed weight or lies below it, as bitsandbytes' states do."""
-        while name:
+        for _ in range(_DEEPEST if self._packed_weights else 0):
             above = name.rpartition(".")[0]
-            if self._packed_weights.get(above) == name:
+            if name and self._packed_weights.get(above) == name:
                 return True
             name = above
         return False

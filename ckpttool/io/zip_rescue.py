@@ -57,6 +57,8 @@ _GAPS = (0, *DESCRIPTOR_LENGTHS)
 """Bytes between the end of a record and the next statement."""
 _WINDOW, _SUMMED_AT_ONCE = 1 << 22, 1 << 20
 _LONGEST_NAME, _LONGEST_HEADER = 4096, LOCAL.size + 2 * 0xFFFF
+_END_SIZE = 22
+"""Bytes of an end record without its comment."""
 _NEARBY = 1200
 """Bytes by which a record's end may lie elsewhere than its header's length says."""
 MAX_SIGNATURES = 4 * MAX_MEMBERS
@@ -109,7 +111,9 @@ class _Search:
         self._is_summed = True
         self._locals: list[Member] = []
         self._entries: list[tuple[int, Member]] = []
-        self._counts: set[int] = set()
+        self._ends: list[tuple[int, int]] = []  # of directories, with the number of their entries
+        self._next_to: dict[int, int] = {}  # where entries end, by where they begin
+        self._is_whole = False
         self._headers: list[int] = []  # of records, by the directory
         self._marks: list[int] = []  # offsets of local headers and entries
         self._claims_at: dict[int, list[_Claim]] = defaultdict(list)  # by where the record would begin
@@ -135,7 +139,45 @@ class _Search:
         claims = [*self._places_of, *(_claim(one) for _, one in self._entries), *map(_claim, self._locals)]
         self._is_summed = any(one.crc32 for one in claims) or not any(one.size for one in claims)
         self._set_budget(claims)
+        self._leave_content()
         self._headers = sorted(one.header for _, one in self._entries)
+
+    def _leave_content(self) -> None:
+        """Drop what a zip in the zip states: in a record that has its checksum, or before the directory."""
+        directory = self._whole_directory()
+        self._entries, self._is_whole = directory or self._entries, bool(directory)
+        contents: list[tuple[int, int]] = []
+        for local in self._locals:
+            if contents and local.header < contents[-1][1]:
+                continue
+            following = self._marks[bisect_right(self._marks, local.header) :][:1]
+            places = (_member(local, one, local.header, local.payload) for one in self._claims_of(local))
+            around = ((place, local) for place in places if following and following[0] < place.end)
+            proven, _ = self._first_proven(around, local)
+            if proven is not None:
+                contents.append((local.payload, proven[0].end))
+
+        def is_outside(at: int) -> bool:
+            index = bisect_right(contents, at, key=lambda one: one[0]) - 1
+            return index < 0 or at >= contents[index][1]
+
+        if contents:
+            self._locals = [one for one in self._locals if is_outside(one.header)]
+            self._entries = [(at, one) for at, one in self._entries if is_outside(at)]
+            self._ends = [(at, count) for at, count in self._ends if is_outside(at)]
+            self._marks = [at for at in self._marks if is_outside(at)]
+
+    def _whole_directory(self) -> list[tuple[int, Member]]:
+        """Return the entries of a directory that ends where the file does; none if it isn't whole."""
+        end, count = self._ends[-1] if self._ends else (0, 0)
+        own = self._entries[-count:] if count else []
+        if len(own) < count or not own or end + _END_SIZE > self._source.size:
+            return []
+        comment = int.from_bytes(self._source.read(end + _END_SIZE - 2, 2), "little")
+        first_end = next((at for at, _ in self._ends if at > own[-1][0]), -1)
+        following = [*(at for at, _ in own[1:]), first_end]
+        is_whole = end + _END_SIZE + comment == self._source.size
+        return own if is_whole and [self._next_to[at] for at, _ in own] == following else []
 
     def _set_budget(self, claims: Collection[_Claim]) -> None:
         """Allow what all records together need; those that overlap need more."""
@@ -155,7 +197,7 @@ class _Search:
                 self._add_descriptor(at)
             else:
                 record = _END if signature == b"PK\x05\x06" else _END64
-                self._counts.add(record.unpack(self._source.read(at, record.size))[0])
+                self._ends.append((at, record.unpack(self._source.read(at, record.size))[0]))
 
     def _read_names(self, at: int, nbytes: int) -> bytes:
         self._names_left -= nbytes
@@ -183,8 +225,9 @@ class _Search:
         header = self._source.read(at, ENTRY.size)
         data = header + self._read_names(at + ENTRY.size, sum(ENTRY.unpack(header)[10:13]))
         with suppress(DamagedCheckpoint, Unsupported):
-            entry, _ = directory_entry(self._source.path, data, 0, [])
+            entry, length = directory_entry(self._source.path, data, 0, [])
             if entry.name:
+                self._next_to[at] = at + length
                 self._entries.append((at, entry))
                 self._marks.append(at)
 
@@ -220,7 +263,7 @@ class _Search:
                 if not self._is_taken(at):
                     self._take_pair(entry, local, aliases)
         listed = [one for at, one in self._entries if not self._is_taken(at)]
-        is_whole = len(listed) in self._counts
+        is_whole = self._is_whole and len(listed) == len(self._entries)
         listed_at = {one.payload: one for one in self._found.values()}
         aliases |= {one.name: listed_at[one.payload] for one in self._locals if one.payload in listed_at}
         if not is_whole or self._lost:
@@ -254,6 +297,8 @@ class _Search:
         for at, entry in reversed(self._entries):
             alike, there = by_name[entry.raw_name], by_offset.get(entry.header)
             is_alike = there is not None and there.raw_name == entry.raw_name
+            if len(alike) > 1 and not (is_alike and there and _claim(entry) in self._claims_of(there)):
+                continue  # one may be of a zip in the zip
             agreed: list[Member] = [] if there is None or not is_alike else [there]
             if not agreed and len(alike) == names[entry.raw_name] == 1:
                 agreed = alike
@@ -309,7 +354,9 @@ class _Search:
         claim = _claim(entry)
         header = entry.header if local is None else local.header
         if local is not None:
-            for stated in (claim, *self._claims_of(local)):
+            is_there = local.header == entry.header
+            own = (one for one in self._claims_of(local) if is_there or one.crc32 == claim.crc32)
+            for stated in (claim, *own):  # a record with neither its offset nor its checksum is another
                 yield _member(entry, stated, header, local.payload)
         if not claim.stored:
             return
@@ -334,12 +381,16 @@ class _Search:
     def _take_locals(self, listed_at: Collection[int]) -> None:
         """Take what only local headers name, from the first on; a name that two have is nobody's."""
         names = Counter(one.name for one in self._locals if not self._is_taken(one.header))
+        headers = set(self._headers)
         for local in self._locals:
             if local.name in self._found or local.payload in listed_at or self._is_taken(local.header):
                 continue
+            if self._is_whole and local.header not in headers:
+                continue  # of a zip in the zip, or of what was removed
+            is_only = names[local.name] == 1 and local.name not in self._lost
             places = (_member(local, one, local.header, local.payload) for one in self._claims_of(local))
             proven, fault = self._first_proven(((place, local) for place in places), local)
-            if proven is not None and names[local.name] == 1:
+            if proven is not None and is_only:
                 self._accept(proven[0])
             elif not self._is_cut_off(local):
                 self._record_loss(local.name, local, fault or "two records have its name")

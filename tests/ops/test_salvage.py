@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -434,3 +435,31 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(CheckpointError):
         salvage(tmp_path / "whole.pth", tmp_path / "out.pth")
     assert os.listdir(tmp_path) == ["whole.pth"]
+
+
+@pytest.mark.parametrize("damage", ["end", "directory", "first", "header"])
+def test_records_of_a_zip_in_the_zip_are_never_taken_for_its_own(damage: str, tmp_path: Path) -> None:
+    """A checkpoint holds the bytes of another, whose records have the same names and offsets."""
+    inner, whole = io.BytesIO(), io.BytesIO()
+    torch.save({"x": torch.zeros(2), "w": torch.full((2,), 7.0)}, inner)
+    blob = torch.frombuffer(bytearray(inner.getvalue()), dtype=torch.uint8)
+    tree = {"blob": blob, "w": torch.ones(2), "v": torch.full((2,), 2.0)}
+    torch.save(tree, whole)
+    data = bytearray(whole.getvalue())
+    if damage == "end":
+        del data[-700:]
+    elif damage == "directory":
+        del data[data.rindex(b"PK\x01\x02archive/data.pkl"[:4], 0, data.rindex(b"PK\x06\x06")) :]
+    else:
+        name = b"archive/data/0" if damage == "first" else b"archive/data.pkl"
+        at = data.index(name) - 30
+        data[at : at + 4] = bytes(4)
+        if damage == "first":
+            data[data.index(tree["w"].numpy().tobytes())] ^= 1
+    (tmp_path / "m.pt").write_bytes(data)
+    try:
+        salvage(tmp_path / "m.pt", tmp_path / "out.pt")
+    except CheckpointError:
+        return
+    for name, value in torch.load(tmp_path / "out.pt").items():
+        assert torch.equal(value, tree[name]), name
