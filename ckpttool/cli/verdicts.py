@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckpttool.cli.output import say_error, say_warning
 from ckpttool.cli.predict_options import flag_of
 from ckpttool.cli.progress import ProgressLines
-from ckpttool.core.errors import CheckpointError, MissingPackage, NotFound, UsageError
+from ckpttool.core.errors import CheckpointError, MissingPackage, NotACheckpoint, NotFound, UsageError
 from ckpttool.formats.interface import SIDECARS, Unit
 from ckpttool.io import fs
 from ckpttool.ops.verdict import OPTIONAL, Verification
@@ -115,6 +115,11 @@ class VerifyOutcome:
             return False
         is_all_read = not (self.strict and self.unread)
         return is_all_read and all(one.passes(strict=self.strict) for one in self.verifications)
+
+    @property
+    def unread_errors(self) -> list[CheckpointError]:
+        """Return why models are not read, as errors."""
+        return [NotACheckpoint(path, why) for path, why in self.unread.items()]
 
 
 def verify_all_with(address: str | None, paths: Sequence[str], options: VerifyOptions) -> VerifyOutcome:
@@ -338,6 +343,7 @@ def _find_targets(
                 found.append(unit)
                 advance(1)
         units = sorted(found, key=lambda unit: natural_path(unit.path))
+        outcome.unread |= {one: unread[one] for one in sorted(unread, key=natural_path)}
         if [unit.path for unit in units] != [path]:
             searched.append(globs)
         require_any(path, units, errors)
@@ -345,7 +351,6 @@ def _find_targets(
     except CheckpointError as error:
         _fail(error, outcome)
         return
-    outcome.unread |= {one: unread[one] for one in sorted(unread, key=natural_path)}
     for unit in units:
         is_named = unit.path == path
         settings = _settings_of(unit.path, options)

@@ -228,9 +228,8 @@ def _report(outcome: VerifyOutcome, wanted: reports.Reports, shown: _Shown) -> i
         for warning in outcome.warnings:
             say_warning(warning)
         say_unread(outcome.unread, "not verified, safety unknown", everything=shown.verbose)
-    reports.write_reports(
-        wanted, outcome.verifications, outcome.failures, outcome.seconds, strict=outcome.strict
-    )
+    failures = [*outcome.failures, *(outcome.unread_errors if outcome.strict else ())]
+    reports.write_reports(wanted, outcome.verifications, failures, outcome.seconds, strict=outcome.strict)
     is_owed = bool(outcome.verifications) or not outcome.failures or outcome.share is not None
     if not (shown.json and shown.quiet) and is_owed and not wanted.takes_stdout:
         _print_verdicts(outcome, shown)

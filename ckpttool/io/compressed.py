@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated
 from ckpttool.core.readable import Readable
 
-_MAX_EXPANSION, _MIN_LIMIT = 1032, 1 << 30
+_MAX_EXPANSION, _MIN_LIMIT = 1032, 1 << 28
 """Largest expansion ratio (deflate's), and a size that is always allowed."""
 _CHUNK, _PIECE = 1 << 16, 1 << 20
 """Compressed bytes per read, and the most decompressed bytes per step."""

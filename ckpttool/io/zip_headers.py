@@ -36,7 +36,10 @@ _NEWEST_VERSION = 63
 _DIRECTORY, _NO_FILE = 0x10, 0x08 | 0x40  # DOS: a directory; a volume's label, a device
 _UNIX_TYPE, _UNIX_DIRECTORY, _UNIX_LINK = 0o170000 << 16, 0o040000 << 16, 0o120000 << 16
 _UNICODE_PATH = 0x7075
-_HARMLESS_EXTRAS = frozenset({0x5455, 0x7875, 0x5855, 0x7855, 0x000A})  # times and owners
+_HARMLESS_EXTRAS = frozenset(
+    {0x5455, 0x7875, 0x5855, 0x7855, 0x756E, 0x000A, 0x000D, 0x6C78}  # times, owners and modes
+    | {0xCAFE, 0xA11E, 0xD935}  # what jar and Android's tools mark and align records with
+)
 _EXTRA = struct.Struct("<2H")
 
 

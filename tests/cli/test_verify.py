@@ -362,6 +362,10 @@ def test_what_is_passed_over_by_its_content_is_said(run, guide: Path, tmp_path: 
     strict = run("verify", "--strict", tmp_path)
     assert (strict.status, strict.err) == (1, said)
     assert strict.out.endswith("2 not read\nfailed (--strict): 2 models not read\n")
+    assert 'errors="2"' in run("verify", "--strict", "--junit", "-", tmp_path).out
+    (tmp_path / "guide.pth").unlink()
+    alone = run("verify", tmp_path)
+    assert (alone.status, alone.err.splitlines()[1:]) == (2, said.splitlines())
 
 
 def test_a_file_of_two_formats_is_invalid_and_judged(run, tmp_path: Path) -> None:
