@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ckpttool.core.errors import AmbiguousFormat, CheckpointError, NotFound, memory_checked
 from ckpttool.formats import detect, formats, suffix_format
 from ckpttool.formats.copy_notes import COPYING, EVERYTHING, interrupted_copy, read_note
-from ckpttool.formats.foreign import Foreign, foreign_in_search, unread_reason
+from ckpttool.formats.foreign import SUFFIXES, Foreign, foreign_in_search, unread_reason
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import SIDECARS, Probe, SetFormat, Unit, scan
 from ckpttool.io import fs
@@ -190,6 +190,8 @@ def _in_directory(directory: _Subdirectory, root: str, walk: Walk) -> Iterator[U
         if not entry.is_dir(follow_symlinks=False):
             if _is_candidate(entry, root):
                 yield entry.path
+            else:
+                _report_named_by_link(entry, walk)
             continue
         try:
             with Probe(entry.path) as probe:
@@ -205,6 +207,16 @@ def _in_directory(directory: _Subdirectory, root: str, walk: Walk) -> Iterator[U
             walk.on_unread(entry.path, foreign.description)
         if is_descended_into:
             yield _Subdirectory(entry.path, depth + 1, parts_below, foreign or outer)
+
+
+def _report_named_by_link(entry: os.DirEntry[str], walk: Walk) -> None:
+    """Report a model that isn't read, of which only a link has the name, as in the cache of Hugging Face."""
+    is_model = entry.is_symlink() and entry.name.lower().endswith(SUFFIXES)
+    if not is_model or os.path.splitext(fs.realpath(entry.path))[1]:
+        return
+    with suppress(CheckpointError), Probe(entry.path) as probe:  # errors are those of what it leads to
+        if (foreign := foreign_in_search(probe)) is not None:
+            walk.on_unread(entry.path, foreign.description)
 
 
 def _names_being_copied(

@@ -289,6 +289,9 @@ def foreign_in_search(probe: Probe) -> Foreign | None:
     return next((foreign for foreign in maybe if foreign.recognises(probe)), None)
 
 
+SUFFIXES = tuple(suffix for foreign in FOREIGN for suffix in foreign.suffixes)
+"""How files of these formats end."""
+
 _MODELS = (
     *(".bin", ".joblib", ".dill"),
     *(suffix for foreign in FOREIGN if not foreign.is_suffix_shared for suffix in foreign.suffixes),

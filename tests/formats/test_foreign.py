@@ -225,3 +225,13 @@ def test_what_only_looks_alike_is_not_named(data: bytes, tmp_path: Path) -> None
     with pytest.raises(NotACheckpoint) as caught:
         open_checkpoint(path)
     assert "does not read" not in str(caught.value)
+
+
+def test_a_link_names_what_a_cache_stores_without_a_suffix(files: Path, tmp_path: Path, run: Run) -> None:
+    for name in ("blobs", "snapshots"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "blobs" / "abc").write_bytes(b"GGUF\x03\0\0\0" + bytes(56))
+    (tmp_path / "snapshots" / "m.gguf").symlink_to("../blobs/abc")
+    shutil.copy(min((files / "safetensors").glob("*.safetensors")), tmp_path / "blobs" / "def")
+    answer = run("verify", tmp_path, "--strict")
+    assert (answer.status, "m.gguf: not verified" in answer.err) == (1, True)
