@@ -118,7 +118,7 @@ TORCH = [
         LINEAR,
     ),
     Attack("torch", DCP, "m", DCP_PLANNED, DCP_READ, (), SIMPLE, ".metadata"),
-    Attack("torch", DCP, "m", DCP_BEHIND, DCP_READ, (), SIMPLE, ".metadata"),
+    Attack("torch", DCP, "m", DCP_BEHIND, DCP_READ, ("load-failed",), SIMPLE, ".metadata"),
     Attack("torch", DCP, "m", DCP_ITSELF, DCP_READ, ("load-failed",), SIMPLE, ".metadata"),
     Attack("torch", DCP, "m", DCP_BESIDE, DCP_LOAD, (), SIMPLE),
     Attack("torch", DCP, "m", DCP_INSIDE, DCP_LOAD, ("load-refused",), SIMPLE),
