@@ -167,7 +167,7 @@ class Command(TyperCommand):
                 raise UsageError(f"{option.opts[0]} was given twice (give it once)")
 
     def _require_last_argument(self, ctx: Any, given: Mapping[str, Any]) -> None:
-        """Require DST behind SRC...: one path alone is taken for the last argument, and is the first."""
+        """Raise an error that names DST if only one path is given, which click assigns to DST."""
         arguments = [one for one in self.get_params(ctx) if one.param_type_name == "argument"]
         if len(arguments) < 2 or arguments[0].nargs != -1 or not arguments[0].required or given.get("help"):
             return

@@ -68,7 +68,7 @@ Summary = Annotated[
 
 
 STDOUT = "-"
-"""What a report is called that goes to stdout, in place of the verdicts."""
+"""File name that sends a report to stdout instead of the verdicts."""
 
 
 class Reports(NamedTuple):
@@ -81,7 +81,7 @@ class Reports(NamedTuple):
 
     @property
     def takes_stdout(self) -> bool:
-        """Tell whether a report is all that goes to stdout."""
+        """Whether a report goes to stdout, which then has no verdicts."""
         return STDOUT in (self.junit, self.sarif, self.summary)
 
 
@@ -116,12 +116,12 @@ def write_reports(
 
 
 def _is_stdout(option: str, path: str) -> bool:
-    """Tell whether what an option names is stdout; the others name a file by it."""
+    """Whether a dash means stdout for an option; for the others it is a file name."""
     return path == STDOUT and option in _TO_STDOUT
 
 
 def write_report(option: str, path: str, content: bytes) -> None:
-    """Write a report or a picture: whole or not at all, unless it goes to stdout, a pipe or a device.
+    """Write a report or a picture, atomically if it goes to a regular file.
 
     A summary is appended to what is there.
     """

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckpttool.cli.output import say_error, say_warning
 from ckpttool.cli.predict_options import flag_of
 from ckpttool.cli.progress import ProgressLines
-from ckpttool.core.errors import CheckpointError, MissingPackage, NotACheckpoint, NotFound, UsageError
+from ckpttool.core.errors import CheckpointError, MissingPackage, NotFound, UsageError
 from ckpttool.formats.interface import SIDECARS, Unit
 from ckpttool.io import fs
 from ckpttool.ops.verdict import OPTIONAL, Verification
@@ -110,16 +110,11 @@ class VerifyOutcome:
 
     @property
     def passed(self) -> bool:
-        """Tell whether all checkpoints pass, no manifest was refused, and all was read that must be."""
+        """Whether every checkpoint passes; if strict, every model must be readable, too."""
         if self.failures or any(one.refused for one in self.sealed.values()):
             return False
         is_all_read = not (self.strict and self.unread)
         return is_all_read and all(one.passes(strict=self.strict) for one in self.verifications)
-
-    @property
-    def unread_errors(self) -> list[CheckpointError]:
-        """Return why models are not read, as errors."""
-        return [NotACheckpoint(path, why) for path, why in self.unread.items()]
 
 
 def verify_all_with(address: str | None, paths: Sequence[str], options: VerifyOptions) -> VerifyOutcome:

@@ -223,12 +223,14 @@ class _Shown(NamedTuple):
 def _report(outcome: VerifyOutcome, wanted: reports.Reports, shown: _Shown) -> int:
     """Write the reports, print the warnings and the verdicts, and return the exit status."""
     from ckpttool.cli.paths import say_unread
+    from ckpttool.core.errors import NotACheckpoint
 
     if outcome.strict or not shown.quiet:
         for warning in outcome.warnings:
             say_warning(warning)
         say_unread(outcome.unread, "not verified, safety unknown", everything=shown.verbose)
-    failures = [*outcome.failures, *(outcome.unread_errors if outcome.strict else ())]
+    unread = outcome.unread if outcome.strict else {}
+    failures = [*outcome.failures, *(NotACheckpoint(path, why) for path, why in unread.items())]
     reports.write_reports(wanted, outcome.verifications, failures, outcome.seconds, strict=outcome.strict)
     is_owed = bool(outcome.verifications) or not outcome.failures or outcome.share is not None
     if not (shown.json and shown.quiet) and is_owed and not wanted.takes_stdout:

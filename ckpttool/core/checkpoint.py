@@ -297,7 +297,7 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
 
     @cached_property
     def config(self) -> Mapping[str, object]:
-        """Return what ``config.json`` beside the weights says."""
+        """Contents of ``config.json`` beside the weights; empty if there is none."""
         return self._parts.get("config", dict)()
 
     @cached_property

@@ -557,6 +557,8 @@ class Interpreter(PickleStream):
         is_laid_out = isinstance(shape, tuple) and is_shape(shape) and min(shape, default=0) >= 0
         if not is_laid_out or order not in ("C", "F") or not isinstance(dtype, Call) or size is None:
             raise self.damage("a malformed joblib array: unknown shape, order or dtype")
+        if not self.is_between_frames:  # joblib has read the whole frame, and takes what lies behind it
+            self.note_misuse("an array of joblib lies in a frame")
         self.leave_frame()
         self.pickle.arrays += 1
         if dtype.kind == "object-dtype":

@@ -31,6 +31,7 @@ from ckpttool.io.zip_headers import (
     DESCRIPTOR,
     DESCRIPTOR64,
     DESCRIPTOR_LENGTHS,
+    END,
     ENTRY,
     LOCAL,
     REFUSED_FLAGS,
@@ -57,8 +58,6 @@ _GAPS = (0, *DESCRIPTOR_LENGTHS)
 """Bytes between the end of a record and the next statement."""
 _WINDOW, _SUMMED_AT_ONCE = 1 << 22, 1 << 20
 _LONGEST_NAME, _LONGEST_HEADER = 4096, LOCAL.size + 2 * 0xFFFF
-_END_SIZE = 22
-"""Bytes of an end record without its comment."""
 _NEARBY = 1200
 """Bytes by which a record's end may lie elsewhere than its header's length says."""
 MAX_SIGNATURES = 4 * MAX_MEMBERS
@@ -171,12 +170,12 @@ class _Search:
         """Return the entries of a directory that ends where the file does; none if it isn't whole."""
         end, count = self._ends[-1] if self._ends else (0, 0)
         own = self._entries[-count:] if count else []
-        if len(own) < count or not own or end + _END_SIZE > self._source.size:
+        if len(own) < count or not own or end + END.size > self._source.size:
             return []
-        comment = int.from_bytes(self._source.read(end + _END_SIZE - 2, 2), "little")
+        comment = int.from_bytes(self._source.read(end + END.size - 2, 2), "little")
         first_end = next((at for at, _ in self._ends if at > own[-1][0]), -1)
         following = [*(at for at, _ in own[1:]), first_end]
-        is_whole = end + _END_SIZE + comment == self._source.size
+        is_whole = end + END.size + comment == self._source.size
         return own if is_whole and [self._next_to[at] for at, _ in own] == following else []
 
     def _set_budget(self, claims: Collection[_Claim]) -> None:

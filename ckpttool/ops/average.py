@@ -125,7 +125,7 @@ def shares_of(count: int, weights: Sequence[float] | None = None, ema: float | N
         raise UsageError(f"--weights: {counted(len(weights), 'weight')} for {counted(count, 'checkpoint')}")
     if not all(math.isfinite(one) and one > 0 for one in weights):
         raise UsageError("--weights: each weight is a positive number")
-    # By a power of two, which rounds nothing: neither their sum nor a product leaves the range of float64.
+    # Scaled by a power of two, so that neither their sum nor a product leaves the range of float64.
     exponent = math.frexp(max(weights))[1]
     return [math.ldexp(one, -exponent) for one in weights]
 

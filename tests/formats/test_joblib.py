@@ -6,6 +6,7 @@ import gzip
 import lzma
 import os
 import pickle
+import struct
 import zipfile
 import zlib
 from pathlib import Path
@@ -148,6 +149,17 @@ def test_padding_that_pickle_takes_for_opcodes(alignment: int, padding: bytes, t
         archive.writestr("a/data.pkl", data)
         archive.writestr("a/version", "3\n")
     assert not verify(tmp_path / "a.pth").ok
+
+
+def test_an_array_in_a_frame_is_unsafe(tmp_path: Path) -> None:
+    """``joblib`` has read the whole frame, and goes on behind it: the bytes in it are opcodes."""
+    wrapper = _WRAPPER.removeprefix(b"\x80\x04").replace(
+        b"numpy_array_alignment_bytes", b"numpy_array_alignment_other"
+    )
+    frame = wrapper % 16 + bytes(16) + b"."
+    data = b"\x80\x04\x95" + struct.pack("<Q", len(frame)) + frame + b"N.\xff".ljust(16, b".") + b"N."
+    (tmp_path / "a.pkl").write_bytes(data)
+    assert verify(tmp_path / "a.pkl").safety.value == "unsafe"
 
 
 @pytest.mark.parametrize("method", [None, *COMPRESSIONS])

@@ -329,6 +329,8 @@ def test_messages_of_values_that_no_writer_sets(data: bytes, message: str) -> No
         recorded(attributes=0o100644 << 16 | 0x4000),  # macOS
         recorded("r/data/\u00e4"),
         recorded(extra=unicode_path(b"r/data/0", b"r/data/0")),
+        recorded(extra=b"\xfe\xca\0\0"),  # jar
+        recorded(extra=b"\x35\xd9\x06\0\x04\0\0\0\0\0"),  # zipalign
     ],
 )
 def test_values_that_writers_set(data: bytes) -> None:

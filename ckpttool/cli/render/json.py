@@ -270,7 +270,7 @@ def verify_document(
 
 
 def unread_rows(unread: Mapping[str, str], **more: str) -> dict[str, list[dict[str, str]]]:
-    """Return the entry ``unread`` of a document, if there is any: what looks like a model and is not read."""
+    """Return the ``unread`` entry of a document, empty if every model was read."""
     rows = [{"path": path, "message": why, **more} for path, why in unread.items()]
     return {"unread": rows} if rows else {}
 

@@ -119,7 +119,7 @@ def _architecture_lines(architecture: Architecture) -> Iterator[tuple[str, str]]
 
 
 def _types(counts: Counter[str]) -> str:
-    """Return how many elements are of which type; of a single type, its name alone."""
+    """Return element counts per type, or the type alone if there is one."""
     if len(counts) == 1:
         return next(iter(counts))
     return ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
@@ -289,7 +289,7 @@ def _tensor_rows(inspection: Inspection, tensors: Sequence[Tensor]) -> Iterator[
 
 
 def is_flattened_state(tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Tell whether Megatron flattened an optimizer's state to [1, 1, N], given the shapes of the weights."""
+    """Whether a tensor is optimizer state that Megatron flattened to [1, 1, N]."""
     if tensor.role is not Role.OPTIMIZER or len(tensor.shape) != 3 or tensor.shape[:2] != (1, 1):
         return False
     found = FLAT_OPTIMIZER.match(tensor.name)

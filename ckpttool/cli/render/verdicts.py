@@ -197,7 +197,7 @@ def _remedy_lines(verification: Verification, style: VerifyStyle, explained: set
 
 
 def survival_text(survival: Survival) -> str:
-    """Return what is saved of the weights, and what is lost of the rest."""
+    """Return the number of saved weights and of other lost tensors, as a sentence."""
     weights, rest = survival.weights, (survival.optimizer, survival.training, survival.other)
     parts = []
     if weights.of and not weights.lost:

@@ -282,7 +282,7 @@ def _nested_messages(message: Message, *numbers: int) -> Iterator[Message]:
 
 
 def _add_asset(graph: MetaGraph, message: Message) -> None:
-    parts = {number: part for number, part in message.parts()}
+    parts = dict(message.parts())
     graph.assets.append(parts[2].stable_text() if 2 in parts else "")
     names = [part.stable_text() for number, part in parts[1].parts() if number == 1] if 1 in parts else []
     if names:

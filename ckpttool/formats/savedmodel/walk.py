@@ -106,7 +106,7 @@ class Message(NamedTuple):
                 yield key >> 3, value
 
     def fields(self) -> Iterator[tuple[int, int | None, Message | None]]:
-        """Yield number, value and content of each field; of a varint the content is None, else the value."""
+        """Yield number, varint and message or string of each field; None for what it isn't."""
         for key, value, part in self._walk():
             kind = key & 7
             yield key >> 3, value if kind == VARINT else None, part if kind == BYTES else None
