@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: demo test check bench fuzz peers docs clean
+.PHONY: demo test thorough check bench fuzz peers docs clean
 .DEFAULT_GOAL := help
 
 help:            ## what there is
@@ -18,6 +18,11 @@ demo: $(VENV)/.base      ## inspect, verify and prune shipped checkpoints
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.test      ## the whole suite, frameworks included
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+thorough: export PYTHONDONTWRITEBYTECODE =
+thorough: $(VENV)/.test  ## all of it: full matrices, thousands of examples, kills, ten minutes of mutations
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m '' --hypothesis-profile thorough $(ARGS)
+	$(BIN)/python -m tests.security.fuzz --seconds 600
 
 check: $(VENV)/.test     ## formatting, lint, types, layers
 	$(BIN)/ruff format --check .

@@ -24,10 +24,13 @@ from tests.support.stores import (
     web_server,
 )
 
+pytest_plugins = ["tests.support.slowest"]
 pytest.register_assert_rewrite("ckpttool.testing")
 # How long an example takes says something of the machine, and nothing of the code.
-settings.register_profile("ckpttool", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("ckpttool")
+_ALWAYS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", _ALWAYS, max_examples=40)
+settings.register_profile("thorough", _ALWAYS, max_examples=1000)
+settings.load_profile("quick")
 wait_for_no_disk()
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "files"

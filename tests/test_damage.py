@@ -168,7 +168,6 @@ def inspected(path: Path) -> None:
 
 
 @given(astray())
-@settings(max_examples=200)
 def test_pickle_gone_astray_is_an_error_or_an_answer(place: Path, drawn: tuple[str, bytes]) -> None:
     name, data = drawn
     place.write_bytes(with_pickle(FILES / "pytorch" / name, data))
@@ -196,7 +195,6 @@ HEADS = (
     st.binary(max_size=400),
     st.sampled_from([".pth", ".safetensors", ".pkl", ".pt", ""]),
 )
-@settings(max_examples=300)
 def test_any_bytes_are_an_error_or_an_answer(place: Path, head: bytes, tail: bytes, suffix: str) -> None:
     path = place.with_suffix(suffix)
     path.write_bytes(head + tail)
@@ -215,7 +213,6 @@ HEADERS = st.recursive(
 
 
 @given(HEADERS, st.binary(max_size=40))
-@settings(max_examples=300)
 def test_any_json_as_a_safetensors_header(place: Path, header: object, data: bytes) -> None:
     path = place.with_suffix(".safetensors")
     text = json.dumps(header).encode()

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.io.work import (
@@ -33,7 +33,6 @@ def squared(number: int, check: Check) -> int:
 
 
 @given(st.lists(st.integers(), max_size=40), st.integers(1, 4))
-@settings(max_examples=60)
 def test_results_are_in_the_order_of_the_items(numbers: list[int], jobs: int) -> None:
     before = set(threading.enumerate())
     assert in_order(squared, iter(numbers), jobs) == [number * number for number in numbers]
@@ -167,7 +166,6 @@ def test_every_worker_is_ended() -> None:
 
 
 @given(st.lists(st.integers(0, 1 << 23), max_size=600))
-@settings(max_examples=50)
 def test_batches_hold_all_in_order(sizes: list[int]) -> None:
     parts = list(batches(sizes, lambda nbytes: nbytes))
     assert [size for part in parts for size in part] == sizes

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import Role
@@ -44,7 +44,6 @@ TREES = st.recursive(
     ),
     st.text(max_size=30),
 )
-@settings(max_examples=200)
 def test_any_tree_gives_a_state_that_json_can_hold(
     tree: dict[str, Any], scalars: dict[Any, Any], name: str
 ) -> None:
@@ -63,7 +62,6 @@ def test_any_tree_gives_a_state_that_json_can_hold(
 
 
 @given(st.lists(st.text(max_size=20) | st.integers(), max_size=5).map(tuple), st.booleans())
-@settings(max_examples=200)
 def test_any_path_has_a_role(path: tuple[str | int, ...], is_scalar: bool) -> None:
     assert isinstance(role_of(path, () if is_scalar else (2, 2)), Role)
 

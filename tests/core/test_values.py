@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import Tensor
@@ -106,7 +106,6 @@ def pairs(draw: st.DrawFn) -> Pair:
 
 
 @given(pairs(), st.sampled_from([1, 16, 48, 1 << 20]))
-@settings(max_examples=1000)
 def test_combinations_are_what_numpy_makes(pair: Pair, limit: int) -> None:
     lazy, array = pair
     blocks = [bytes(block) for block in lazy.blocks(limit)]
@@ -116,7 +115,6 @@ def test_combinations_are_what_numpy_makes(pair: Pair, limit: int) -> None:
 
 
 @given(pairs(), st.data())
-@settings(max_examples=200)
 def test_any_box_can_be_filled(pair: Pair, data: st.DataObject) -> None:
     lazy, array = pair
     fill = getattr(lazy.values, "fill", None)

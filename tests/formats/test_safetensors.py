@@ -290,7 +290,7 @@ def _product(numbers: list[int]) -> int:
     return product
 
 
-RUNS = settings(max_examples=150, suppress_health_check=list(HealthCheck))
+RUNS = settings(suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.framework

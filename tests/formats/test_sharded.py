@@ -319,7 +319,7 @@ def test_says_that_a_shard_may_not_be_read(tmp_path: Path, monkeypatch: pytest.M
         open_checkpoint(tmp_path)
 
 
-@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_raises_nothing_but_its_own_errors(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -342,7 +342,7 @@ PLAIN = st.recursive(
 
 
 @given(PLAIN)
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_plain_object_comes_through(tmp_path: Path, value: object) -> None:
     expected = pickle.loads(pickle.dumps(value))
     assert differences(expected, through_tree(value, tmp_path)) == []

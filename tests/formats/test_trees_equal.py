@@ -64,14 +64,12 @@ TREES = st.recursive(ATOMS, containers, max_leaves=8)
 
 
 @given(TREES, TREES)
-@settings(max_examples=300)
 def test_what_is_alike_is_written_alike(one: object, two: object) -> None:
     if trees_equal(one, two):
         assert repr(encode_tree(one)) == repr(encode_tree(two))
 
 
 @given(TREES)
-@settings(max_examples=200)
 def test_a_copy_is_alike(tree: object) -> None:
     assert trees_equal(tree, copy.deepcopy(tree))
 
@@ -123,7 +121,7 @@ def test_what_differs_or_can_not_be_told_is_not(one: object, two: object) -> Non
     assert not trees_equal([one], [two])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(TREES)
 def test_a_node_made_again_of_what_it_holds_is_the_same(tree: Any) -> None:
     """What ``children`` gives ``rebuild`` takes, for every node of a tree."""

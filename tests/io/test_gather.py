@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
@@ -52,7 +52,6 @@ def numbers(shape: tuple[int, ...], itemsize: int) -> np.ndarray:
 
 
 @given(SHAPES, st.randoms(use_true_random=False), st.sampled_from([1, 2, 3, 4, 8, 16]), TUNING)
-@settings(max_examples=150)
 def test_permuted_axes_are_numpys_transpose(
     lengths: list[int], random: object, itemsize: int, tuning: dict[str, int]
 ) -> None:
@@ -71,7 +70,6 @@ def test_permuted_axes_are_numpys_transpose(
     st.sampled_from([(2, 2), (4, 4), (8, 4), (16, 8)]),
     TUNING,
 )
-@settings(max_examples=150)
 def test_any_steps_are_numpys_view_with_its_words_reversed(
     axes: list[tuple[int, int]], words: tuple[int, int], tuning: dict[str, int]
 ) -> None:
@@ -101,7 +99,6 @@ def test_what_can_only_be_read_forwards_is(order: tuple[int, ...], monkeypatch: 
 
 
 @given(SHAPES, st.randoms(use_true_random=False), st.sampled_from([1, 2, 3, 8, 16]), TUNING)
-@settings(max_examples=100)
 def test_an_array_is_copied_into_one_of_any_order(
     lengths: list[int], random: object, itemsize: int, tuning: dict[str, int]
 ) -> None:

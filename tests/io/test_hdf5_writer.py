@@ -10,7 +10,7 @@ import h5py
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import Tensor
@@ -167,7 +167,6 @@ _text = st.text(st.characters(exclude_categories=[]), max_size=5)
 _number = st.integers(-(1 << 70), 1 << 70) | st.floats(allow_nan=False)
 
 
-@settings(max_examples=40)
 @given(
     st.dictionaries(
         _text,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ckpttool import CheckpointError, DamagedCheckpoint, LimitExceeded, Truncated, open_checkpoint
@@ -67,7 +67,6 @@ data = st.recursive(scalars, containers, max_leaves=30)
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @given(data)
-@settings(max_examples=150)
 def test_plain_data_is_what_pickle_loads(protocol: int, value: object) -> None:
     pickled = pickle.dumps(value, protocol)
     found = interpreted(pickled)
@@ -323,7 +322,6 @@ def test_every_other_byte_is_refused() -> None:
 
 @given(st.binary(max_size=200))
 @example(b"\x80\2.")
-@settings(max_examples=500)
 def test_random_bytes_are_answered(data: bytes) -> None:
     refusal(data)
 
@@ -335,7 +333,6 @@ ARGUMENTS = st.sampled_from(
 
 
 @given(st.lists(st.tuples(OPCODES, ARGUMENTS), max_size=40))
-@settings(max_examples=500)
 def test_random_opcodes_are_answered(opcodes: list[tuple[bytes, bytes]]) -> None:
     refusal(b"".join(code + argument for code, argument in opcodes) + b".")
 
@@ -351,7 +348,6 @@ HONEST = [
 
 
 @given(st.sampled_from(HONEST), st.data())
-@settings(max_examples=500)
 def test_mutations_are_answered(pickled: bytes, draw: st.DataObject) -> None:
     at = draw.draw(st.integers(0, len(pickled) - 1))
     end = draw.draw(st.integers(at, min(len(pickled), at + 8)))

@@ -8,7 +8,7 @@ from typing import Literal
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import Truncated
@@ -57,7 +57,6 @@ def specials(words: np.ndarray, dtype: DType) -> tuple[np.ndarray, np.ndarray]:
 
 
 @given(st.binary(max_size=200), st.binary(max_size=200))
-@settings(max_examples=200)
 def test_checksums_combine_as_zlib_computes_them(first: bytes, second: bytes) -> None:
     combined = combined_crc32(zlib.crc32(first), zlib.crc32(second), len(second))
     assert combined == zlib.crc32(first + second)
@@ -70,7 +69,6 @@ def test_checksums_of_long_tails_combine(nbytes: int) -> None:
 
 
 @given(st.lists(st.binary(max_size=500), max_size=6), st.integers(1, 4), st.integers(1, 8))
-@settings(max_examples=60)
 def test_pieces_and_threads_make_no_difference(records: list[bytes], jobs: int, words: int) -> None:
     spans = [span(data, crc32=zlib.crc32(data)) for data in records]
     done: list[int] = []
@@ -84,7 +82,6 @@ def test_pieces_and_threads_make_no_difference(records: list[bytes], jobs: int, 
 
 
 @given(st.binary(min_size=1, max_size=300), st.data())
-@settings(max_examples=80)
 def test_any_flipped_bit_is_seen(data: bytes, draw: st.DataObject) -> None:
     at = draw.draw(st.integers(0, len(data) * 8 - 1))
     changed = bytearray(data)
@@ -184,7 +181,6 @@ WORDS = st.one_of(
 @pytest.mark.parametrize("byteorder", ORDERS)
 @pytest.mark.parametrize("dtype", WIDE, ids=str)
 @given(drawn=st.lists(WORDS, min_size=1, max_size=20))
-@settings(max_examples=60)
 def test_wide_types_are_judged_as_numpy_does(
     dtype: DType, byteorder: Literal["little", "big"], drawn: list[int]
 ) -> None:

@@ -142,7 +142,7 @@ PARTS = st.lists(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(PARTS)
 def test_any_order(tmp_path: Path, source: Source, parts: list[tuple[str, int]]) -> None:
     path = tmp_path / "target"

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import AccessDenied, CheckpointError, DamagedCheckpoint, LimitExceeded, NotFound, Truncated
@@ -153,7 +153,6 @@ def test_threads_read_one_file(path: Path) -> None:
     st.sampled_from([1, 2, 4, 8]),
     st.sampled_from([1, 16, 20, 64, 4096]),
 )
-@settings(max_examples=150)
 def test_elements_in_blocks(offset: int, count: int, word: int, limit: int) -> None:
     nbytes = min(count * word, (len(CONTENT) - offset) // word * word)
     raw = CONTENT[offset : offset + nbytes]
@@ -166,7 +165,6 @@ def test_elements_in_blocks(offset: int, count: int, word: int, limit: int) -> N
 
 
 @given(st.binary(max_size=160), st.sampled_from([1, 2, 4, 8]))
-@settings(max_examples=100)
 def test_swapping_twice_changes_nothing(data: bytes, word: int) -> None:
     data = data[: len(data) // word * word]
     once = bytes(swap_bytes(memoryview(data), word))

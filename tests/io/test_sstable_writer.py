@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.io import sstable_writer
@@ -69,7 +69,6 @@ def test_keys_out_of_order_are_refused(tmp_path: Path, keys: tuple[bytes, bytes]
             table.add(keys[1], b"")
 
 
-@settings(max_examples=60)
 @given(
     st.dictionaries(st.binary(max_size=12), st.binary(max_size=40), max_size=80),
     st.sampled_from([1, 64, 4096]),

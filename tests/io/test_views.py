@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
@@ -40,7 +40,6 @@ def gathered(view: Strided | Contiguous, limit: int) -> bytes:
 
 
 @given(AXES, ITEMS, st.integers(0, 9), LIMITS)
-@settings(max_examples=300)
 def test_any_view_is_what_numpy_sees(
     axes: list[tuple[int, int]], itemsize: int, offset: int, limit: int
 ) -> None:
@@ -54,7 +53,6 @@ def test_any_view_is_what_numpy_sees(
     ),
     LIMITS,
 )
-@settings(max_examples=150)
 def test_transposed_tensors(drawn: tuple[list[int], list[int]], limit: int) -> None:
     shape, order = drawn
     base = np.arange(math.prod(shape), dtype="<u4").reshape(shape)
@@ -65,7 +63,6 @@ def test_transposed_tensors(drawn: tuple[list[int], list[int]], limit: int) -> N
 
 
 @given(AXES, ITEMS)
-@settings(max_examples=150)
 def test_boxes_of_any_size_make_the_same_bytes(axes: list[tuple[int, int]], itemsize: int) -> None:
     """Make what is read at once so small that views are cut into many boxes."""
     view, expected, _ = view_and_truth(axes, itemsize, 0)
@@ -75,7 +72,6 @@ def test_boxes_of_any_size_make_the_same_bytes(axes: list[tuple[int, int]], item
 
 
 @given(AXES)
-@settings(max_examples=150)
 def test_once_has_each_repeated_element_once(axes: list[tuple[int, int]]) -> None:
     view, expected, _ = view_and_truth(axes, 4, 0)
     once = stored_once(view)
@@ -87,7 +83,6 @@ def test_once_has_each_repeated_element_once(axes: list[tuple[int, int]]) -> Non
 
 
 @given(AXES)
-@settings(max_examples=200)
 def test_contiguous_is_what_numpy_calls_it(axes: list[tuple[int, int]]) -> None:
     shape = tuple(length for length, _ in axes)
     strides = tuple(stride for _, stride in axes)

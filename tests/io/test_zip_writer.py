@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import Tensor, Truncated
@@ -95,7 +95,6 @@ def test_it_is_what_pytorch_writes(tmp_path: Path, as_tensors: bool) -> None:
 
 
 @pytest.mark.framework
-@settings(max_examples=60)
 @given(
     st.dictionaries(
         st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=90),

@@ -122,7 +122,7 @@ def test_each_type_is_rounded_once_to_the_nearest(name: str, tmp_path: Path) -> 
     assert np.array_equal(np.abs(result - exact), nearest)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(deadline=None)
 @given(
     data=st.data(),
     array=hnp.arrays(np.float32, st.integers(1, 9), elements=st.floats(-(2.0**90), 2.0**90, width=32)),
@@ -138,7 +138,7 @@ def test_the_average_of_equals_is_the_same(
     assert np.array_equal(got.view(np.uint32), (array + np.float32(0)).view(np.uint32))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(deadline=None)
 @given(
     arrays=st.lists(
         hnp.arrays(np.float32, 4, elements=st.floats(-(2.0**20), 2.0**20, width=32)), min_size=2, max_size=4

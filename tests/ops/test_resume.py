@@ -132,7 +132,7 @@ _PARTS = {
 _ORDER = [WEIGHTS, BOTH, EXACT]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(taken=st.sets(st.sampled_from(sorted(_PARTS))), more=st.sampled_from(sorted(_PARTS)))
 def test_each_part_that_is_taken_away_is_missing_and_raises_no_level(
     taken: set[str], more: str, tmp_path_factory: pytest.TempPathFactory

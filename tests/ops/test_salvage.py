@@ -57,7 +57,7 @@ def check(done: Salvaged, target: Path, truth: dict[str, torch.Tensor]) -> None:
         assert torch.equal(tensor, truth[name]), name
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(data=st.data())
 def test_a_cut_file_of_pytorch_s(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder, whole = tmp_path_factory.mktemp("cut"), EPOCH.read_bytes()
@@ -75,7 +75,7 @@ def test_a_cut_file_of_pytorch_s(data: st.DataObject, tmp_path_factory: pytest.T
     assert cut.read_bytes() == before
 
 
-@settings(max_examples=80, deadline=None)
+@settings(deadline=None)
 @given(data=st.data())
 def test_a_flipped_file_of_pytorch_s(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder, whole = tmp_path_factory.mktemp("flipped"), bytearray(EPOCH.read_bytes())
@@ -90,7 +90,7 @@ def test_a_flipped_file_of_pytorch_s(data: st.DataObject, tmp_path_factory: pyte
         check(done, target, tensors_of(torch.load(EPOCH)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(deadline=None)
 @given(data=st.data())
 def test_a_cut_file_of_safetensors(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("cut")
@@ -110,7 +110,7 @@ def test_a_cut_file_of_safetensors(data: st.DataObject, tmp_path_factory: pytest
     assert (done.proven, done.unproven) == (0, len(written))  # no checksum says that they are right
 
 
-@settings(max_examples=40, deadline=None)
+@settings(deadline=None)
 @given(data=st.data())
 def test_a_damaged_tensorflow_checkpoint(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

@@ -19,7 +19,7 @@ _DTYPES = st.sampled_from(["f2", "f4", "f8", "i1", "i8", "u1", "u8", "?", "c8", 
 _ARRAYS = _DTYPES.flatmap(lambda dtype: arrays(dtype, array_shapes(min_dims=0, min_side=0, max_side=4)))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(inputs=st.dictionaries(st.sampled_from(["0", "x", "a/b"]), _ARRAYS), output=_ARRAYS)
 def test_what_is_written_is_what_is_read(
     tmp_path: Path, inputs: dict[str, np.ndarray[Any, Any]], output: np.ndarray[Any, Any]

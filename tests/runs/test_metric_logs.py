@@ -255,7 +255,7 @@ OBJECTS = st.lists(st.dictionaries(KEYS, VALUES, max_size=4).map(json.dumps), ma
 
 @example(b"\r\x01", True)
 @given(st.one_of(st.binary(max_size=60), ROWS.map(str.encode), OBJECTS.map(str.encode)), st.booleans())
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_are_a_log_or_an_error(tmp_path: Path, data: bytes, has_end: bool) -> None:
     try:
         log = log_of(tmp_path / "log", data + b"\n" * has_end)
@@ -269,7 +269,6 @@ def test_any_bytes_are_a_log_or_an_error(tmp_path: Path, data: bytes, has_end: b
 
 
 @given(st.binary(max_size=60) | st.integers(0, 400), st.integers(0, 255))
-@settings(max_examples=200)
 def test_any_event_is_read_or_an_error(data: bytes | int, flip: int) -> None:
     log = Log("log", ALL)
     event = SCALAR if isinstance(data, int) else data

@@ -419,7 +419,7 @@ def test_a_name_in_each_of_several_directories_is_a_series_if_somebody_says_so(e
     assert len(group(apply_series_globs(saves, Globs(["m*.pt"], "run")))) == 4
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_settings_only_ever_part_series(entry, data: st.DataObject) -> None:
     numbers = st.sampled_from(["1", "2", "0.5", "1e-4", "nan", "-3"])

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ckpttool import Policy, UsageError
@@ -119,7 +119,6 @@ def _protections(draw: st.DrawFn, entries: Sequence[Entry]) -> Protected:
     return {"reasons": reasons, "faults": faults}
 
 
-@settings(max_examples=60)
 @given(_entries(), _POLICIES, st.data())
 def test_the_newest_and_what_is_protected_stays(entries, told, data) -> None:
     protected = data.draw(_protections(entries))
@@ -138,7 +137,6 @@ def test_the_newest_and_what_is_protected_stays(entries, told, data) -> None:
             assert not gone & {two.path for two in one.entries}
 
 
-@settings(max_examples=60)
 @given(_entries(), _POLICIES, st.data())
 def test_nothing_goes_of_a_series_that_an_unread_pointer_could_name(entries, told, data) -> None:
     protected = data.draw(_protections(entries))
@@ -153,7 +151,6 @@ def test_nothing_goes_of_a_series_that_an_unread_pointer_could_name(entries, tol
         assert _gone(made) == gone - named
 
 
-@settings(max_examples=60)
 @given(_entries(), _POLICIES, st.data())
 def test_every_checkpoint_is_told_of_once_with_a_reason(entries, told, data) -> None:
     made = _planned(entries, told, data.draw(_protections(entries)))
@@ -175,7 +172,6 @@ def _contradicting(draw: st.DrawFn) -> list[Entry]:
     ]
 
 
-@settings(max_examples=60)
 @given(_contradicting(), _POLICIES, st.data())
 def test_the_newest_by_name_and_by_what_is_inside_stay(entries, told, data) -> None:
     protected = data.draw(_protections(entries)) | {"reasons": {}}
@@ -193,7 +189,6 @@ def test_the_newest_by_name_and_by_what_is_inside_stay(entries, told, data) -> N
         assert gone == _gone(_planned(intact, told))
 
 
-@settings(max_examples=60)
 @given(_entries(), _BEST)
 def test_the_best_of_what_was_kept_are_the_same(entries, best) -> None:
     made = _planned(entries, best)
@@ -215,7 +210,6 @@ COUNTED = [
 ]
 
 
-@settings(max_examples=60)
 @given(_entries(), _POLICIES, st.sampled_from([*COUNTED, "keep_within"]), st.integers(1, 10), st.data())
 def test_a_larger_number_keeps_a_superset(entries, told, name, count, data) -> None:
     told = {key: value for key, value in told.items() if key not in LIMITS}
@@ -227,7 +221,6 @@ def test_a_larger_number_keeps_a_superset(entries, told, name, count, data) -> N
     assert more <= less
 
 
-@settings(max_examples=60)
 @given(_entries(), _POLICIES, st.sampled_from(LIMITS), st.integers(1, 1500), st.integers(1, 500))
 def test_a_larger_limit_keeps_a_superset(entries, told, name, limit, more) -> None:
     told = {key: value for key, value in told.items() if key not in LIMITS}
@@ -235,7 +228,6 @@ def test_a_larger_limit_keeps_a_superset(entries, told, name, limit, more) -> No
     assert wide <= tight
 
 
-@settings(max_examples=60)
 @given(_entries(), _POLICIES, st.data(), st.randoms(use_true_random=False))
 def test_no_order_matters(entries, told, data, order: random.Random) -> None:
     protected = data.draw(_protections(entries))
@@ -248,7 +240,6 @@ def test_no_order_matters(entries, told, data, order: random.Random) -> None:
     assert _gone(again) == _gone(first)
 
 
-@settings(max_examples=60)
 @given(_entries(), _POLICIES, st.data())
 def test_what_is_damaged_does_not_count(entries, told, data) -> None:
     """The intact ones fare as if the damaged ones had never been there."""
@@ -260,7 +251,6 @@ def test_what_is_damaged_does_not_count(entries, told, data) -> None:
     assert _gone(_planned(entries, told, protected)) == _gone(_planned(intact, told))
 
 
-@settings(max_examples=60)
 @given(_entries(), st.sampled_from(LIMITS), st.integers(1, 1500), st.data())
 def test_the_size_is_never_passed_but_by_what_always_stays(entries, name, limit, data) -> None:
     protected = data.draw(_protections(entries))
@@ -277,7 +267,6 @@ def test_the_size_is_never_passed_but_by_what_always_stays(entries, name, limit,
             assert (excess.nbytes, excess.is_inevitable) == (over, True)
 
 
-@settings(max_examples=60)
 @given(_entries(), _POLICIES, st.integers(1, 1500), st.integers(1, 3000), st.data())
 def test_limits_and_rules_together_keep_what_each_alone_keeps(entries, told, limit, total, data) -> None:
     protected = data.draw(_protections(entries))
@@ -289,7 +278,6 @@ def test_limits_and_rules_together_keep_what_each_alone_keeps(entries, told, lim
         assert _gone(_planned(entries, rules | limits, protected)) == ruled & limited
 
 
-@settings(max_examples=60)
 @given(_entries(), _POLICIES, st.data())
 def test_a_failed_run_keeps_its_newest_finite_one_what_rules_keep_and_what_is_protected(
     entries, told, data
@@ -330,7 +318,6 @@ def _nbytes(groups: Sequence[GroupPlan]) -> int:
     return sum(files.values())
 
 
-@settings(max_examples=60)
 @given(_entries(), _POLICIES)
 def test_incomplete_ones_go_only_where_something_newer_is_intact(entries, told) -> None:
     made = _planned(entries, told | {"incomplete": "remove"})

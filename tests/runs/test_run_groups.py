@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ckpttool import Policy, UsageError, list_checkpoints, prune
@@ -257,7 +257,6 @@ def _gone(made: RetentionPlan) -> set[str]:
 
 
 @given(_runs(), st.integers(1, 6), st.data())
-@settings(max_examples=150)
 def test_the_best_runs_stay_and_more_of_them_keep_more(
     entries: list[Entry], count: int, data: st.DataObject
 ) -> None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.security.differential import disagreement
@@ -19,7 +19,6 @@ def test_real_pickles_are_carried_out_alike(data: bytes) -> None:
 
 
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=300)
 def test_streams_of_opcodes_are_carried_out_alike(choose: object) -> None:
     assert disagreement(stream(choose)) is None
 

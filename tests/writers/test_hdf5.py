@@ -160,7 +160,6 @@ def test_names_that_slashes_make_alike_are_refused(other: tuple[str, ...]) -> No
     ]
 
 
-@settings(max_examples=60)
 @given(
     st.lists(
         st.lists(st.text("ab/.", max_size=4), min_size=1, max_size=3).map(tuple),

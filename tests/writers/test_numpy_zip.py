@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import Role, Tensor, Truncated, open_checkpoint, verify
@@ -147,7 +147,6 @@ def test_awkward_names_are_what_numpy_gives_them(tmp_path: Path) -> None:
     }
 
 
-@settings(max_examples=50)
 @given(st.lists(st.text(max_size=6), unique=True, max_size=6))
 def test_a_name_is_refused_or_comes_back(tmp_path_factory: pytest.TempPathFactory, names: list[str]) -> None:
     content = Content(tuple(tensor(name, np.array([at], "i4")) for at, name in enumerate(names)))

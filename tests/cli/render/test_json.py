@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import Check, Finding, Inspection, Role, Safety, Status, Tensor, TrainingState, Verification
@@ -30,7 +30,6 @@ def refuse(constant: str) -> None:
 
 
 @given(st.dictionaries(st.text(), PLAIN, max_size=4))
-@settings(max_examples=200)
 def test_document_is_json_and_says_the_same(document: dict[str, Any]) -> None:
     text = json_text(document)
     told = json.loads(json.dumps(document), parse_constant=str)

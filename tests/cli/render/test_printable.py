@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.rendering import escaped
@@ -39,7 +39,6 @@ def test_what_is_shown(text: str, shown: str) -> None:
 
 
 @given(ANY_TEXT)
-@settings(max_examples=500)
 def test_no_control_survives(text: str) -> None:
     shown = escaped(text)
     assert not {unicodedata.category(character) for character in shown} & {
@@ -50,7 +49,6 @@ def test_no_control_survives(text: str) -> None:
 
 
 @given(ANY_TEXT)
-@settings(max_examples=200)
 def test_what_is_fit_stays_as_it_is(text: str) -> None:
     shown = escaped(text)
     assert escaped(shown) == shown

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import Checkpoint, CheckpointError, NotFound, UsageError
@@ -189,7 +189,6 @@ TABLES = st.dictionaries(KEYS, VALUES | RULES, max_size=6)
         st.sampled_from(["names", "tensor", "x"]), VALUES | st.lists(TABLES, max_size=2), max_size=3
     )
 )
-@settings(max_examples=300)
 def test_any_tables_are_a_map_or_a_usage_error(tables: dict[str, Any]) -> None:
     try:
         found = parse_map("m.toml", tables)

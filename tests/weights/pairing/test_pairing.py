@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import Checkpoint, Role, Truncated, open_checkpoint
@@ -594,7 +594,6 @@ def sides(draw: st.DrawFn) -> Checkpoint:
 
 
 @given(sides(), sides(), st.booleans(), st.sampled_from(["auto", "as-is"]))
-@settings(max_examples=200)
 def test_every_tensor_is_told_of_once(a: Checkpoint, b: Checkpoint, rename: bool, layout: Any) -> None:
     found = pair_up(a, b, PairingOptions(rename=rename, layout=layout))
     for side, checkpoint_, alone in (("a", a, found.removed), ("b", b, found.added)):
@@ -610,7 +609,6 @@ def test_every_tensor_is_told_of_once(a: Checkpoint, b: Checkpoint, rename: bool
 
 
 @given(sides(), st.sampled_from(["auto", "as-is"]))
-@settings(max_examples=100)
 def test_a_checkpoint_is_paired_with_itself_as_stored(one: Checkpoint, layout: Any) -> None:
     found = pair_up(one, one, PairingOptions(layout=layout))
     assert [pair.a.tensor.name for pair in found.pairs] == [tensor_.name for tensor_ in one.tensors]
@@ -618,7 +616,6 @@ def test_a_checkpoint_is_paired_with_itself_as_stored(one: Checkpoint, layout: A
 
 
 @given(sides(), sides())
-@settings(max_examples=100)
 def test_both_directions_pair_the_same(a: Checkpoint, b: Checkpoint) -> None:
     there, back = (pair_up(*both, PairingOptions(rename=False)) for both in ((a, b), (b, a)))
     assert {(pair.a.name, pair.b.name, pair.how) for pair in there.pairs} == {

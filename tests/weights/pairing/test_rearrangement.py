@@ -10,7 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import DamagedCheckpoint, Tensor, open_checkpoint
@@ -69,7 +69,6 @@ def arrangements(draw: st.DrawFn) -> tuple[Array, Pattern, dict[str, int], Array
 
 
 @given(arrangements(), st.sampled_from([16, 48, 1 << 20]), st.booleans())
-@settings(max_examples=150)
 def test_any_arrangement_is_what_numpy_makes(
     drawn: tuple[Array, Pattern, dict[str, int], Array], limit: int, is_sequential: bool
 ) -> None:
@@ -81,7 +80,6 @@ def test_any_arrangement_is_what_numpy_makes(
 
 
 @given(arrangements())
-@settings(max_examples=100)
 def test_the_inverse_leads_back(drawn: tuple[Array, Pattern, dict[str, int], Array]) -> None:
     array, way, sizes, _ = drawn
     there = rearrange(tensor("x", array), way, ("y",), sizes=sizes)
@@ -234,7 +232,6 @@ def test_fewer_elements_than_the_shape_says_are_damage() -> None:
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.data())
-@settings(max_examples=60)
 def test_samples_are_the_elements_at_their_positions(rows: int, columns: int, data: st.DataObject) -> None:
     array = numbers(rows, columns)
     positions = sorted(data.draw(st.sets(st.integers(0, array.size - 1), max_size=9)))
