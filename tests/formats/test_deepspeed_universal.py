@@ -66,6 +66,16 @@ def test_it_is_valid_and_found(stage: int, mp: int, pointer: str | None, tmp_pat
     assert latest(tmp_path).path == str(directory)
 
 
+def test_of_a_pipeline_no_layer_files_are_copied(tmp_path: Path) -> None:
+    directory = universal(tmp_path)
+    for path in directory.glob("mp_rank_*"):
+        state = torch.load(path, weights_only=True)
+        torch.save(state | {"module": None, "num_experts": [2]}, path)
+    assert [one for one in verify(directory).findings if one.code == "part-missing"] == []
+    merge([directory], tmp_path / "w.safetensors", only="weights")
+    assert load_file(tmp_path / "w.safetensors").keys() == SHAPES.keys()
+
+
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize("mp", [1, 2])
 def test_a_merge_gives_the_weights_in_full_precision(flat: bool, mp: int, tmp_path: Path) -> None:

@@ -163,7 +163,11 @@ def _ranks(
     elif world * models > MAX_RANKS:
         parts.findings.append(error("world-size", f"{world * models:,} ranks are not to be believed"))
     else:
-        _compare_with_job(parts, files, stage, world, models)
+        expected = [*_expected_rank_files(files, stage, world, models)]
+        if not is_universal:  # ds_to_universal copies the files of the ranks alone
+            expected += _expected_layer_and_expert_files(files)
+        _note_missing(parts, files, expected)
+        _note_other_ranks(parts, files, stage, world, models)
     parts.findings += _check_model_states({file.name: file.part for file in files if file.kind == "model"})
     by_kind = {
         kind: {file.dp or 0: file.part for file in files if file.kind == kind and file.mp == 0}
@@ -172,17 +176,20 @@ def _ranks(
     return Ranks(stage, world or 0, models, by_kind["model"], by_kind["optimizer"], metadata, tuple(names))
 
 
-def _compare_with_job(
-    parts: OpenedParts, files: list[_StateFile], stage: int | None, world: int, models: int
-) -> None:
-    """Note files that such a job writes and that are missing, and files of ranks that it did not have."""
+def _note_missing(parts: OpenedParts, files: list[_StateFile], expected: list[str]) -> None:
+    """Note which of the files that such a job writes are missing."""
     present = {_parse_name(file.name) for file in files}
-    expected = _expected_files(files, stage, world, models)
     missing = [name for name in expected if _parse_name(name) not in present]
     for name in missing[:_MAX_NAMED]:
         parts.fault("part-missing", "there is no such file", name)
     if len(missing) > _MAX_NAMED:
         parts.fault("part-missing", f"{len(missing) - _MAX_NAMED:,} more files are not there", None)
+
+
+def _note_other_ranks(
+    parts: OpenedParts, files: list[_StateFile], stage: int | None, world: int, models: int
+) -> None:
+    """Note files of ranks that such a job does not have."""
     for file in files:
         is_cut = file.kind == "optimizer" or stage == 3
         numbers = range(world) if is_cut else (None,)
@@ -191,8 +198,10 @@ def _compare_with_job(
             parts.findings.append(error("part-extra", message, file.name))
 
 
-def _expected_files(files: list[_StateFile], stage: int | None, world: int, models: int) -> Iterator[str]:
-    """Yield the names of the files that such a job writes, as far as its own words tell."""
+def _expected_rank_files(
+    files: list[_StateFile], stage: int | None, world: int, models: int
+) -> Iterator[str]:
+    """Yield the names of the files that the ranks of such a job write."""
     # The names of optimizer states begin with their precision.
     prefixes = (match[1] for file in files if (match := OPTIMIZER_STATES.fullmatch(file.name)))
     prefix = next(prefixes, None) or ""
@@ -204,6 +213,10 @@ def _expected_files(files: list[_StateFile], stage: int | None, world: int, mode
                 yield f"mp_rank_{mp:02d}_model_states.pt"
             if stage:
                 yield f"{prefix}zero_pp_rank_{dp}_mp_rank_{mp:02d}_optim_states.pt"
+
+
+def _expected_layer_and_expert_files(files: list[_StateFile]) -> Iterator[str]:
+    """Yield the names of the files of layers of a pipeline, and of experts, as far as model states tell."""
     states = [file.part.metadata for file in files if file.kind == "model"]
     yield from _expected_layer_files(files, states)
     counts = states[0].get("num_experts")  # of each layer with experts
