@@ -30,9 +30,9 @@ check: $(VENV)/.test     ## formatting, lint, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.test     ## speed and memory against the peers, as ratios
+bench: $(VENV)/.test     ## speed and memory against the peers; AGAINST=REV: against an earlier commit; ARGS=quick
 	$(BIN)/python -m compileall -q ckpttool tests/benchmarks
-	$(BIN)/python -m tests.benchmarks $(ARGS)
+	$(BIN)/python -m tests.benchmarks $(if $(AGAINST),--against $(AGAINST)) $(ARGS)
 
 fuzz: $(VENV)/.test      ## mutated fixtures, for a minute or ARGS='--seconds 3600 --seed 1'
 	$(BIN)/python -m tests.security.fuzz $(ARGS)

@@ -6,12 +6,14 @@ import argparse
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from tests.benchmarks.claims import FULL, QUICK, Scale
+from tests.benchmarks.claims import FULL, QUICK
+from tests.benchmarks.earlier import against, earlier_tree
 from tests.benchmarks.groups import groups
 from tests.benchmarks.measure import measure_in_turn
 from tests.benchmarks.report import dumps, markdown, print_table
@@ -28,9 +30,8 @@ def main() -> int:
     # Ended from outside, the data goes as well: gigabytes lie in the temporary folder.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     notes = Console(stderr=True)
-    scale = QUICK if options.quick else FULL
     try:
-        rows = list(_rows(scale, options.rounds, options.only, notes))
+        rows = list(_rows(options, notes))
     except KeyboardInterrupt:
         notes.print("interrupted; the data is removed")
         return _INTERRUPTED
@@ -45,17 +46,26 @@ def main() -> int:
     notes.print(
         f"{missed} of {sum(row.is_met is not None or row.is_unmeasured for row in rows)} bars missed{untold}"
     )
-    if options.quick:
-        notes.print("the bars are for the whole size: --quick never fails")
+    if options.size == "quick" and options.against is None:
+        notes.print("the bars are for the whole size: quick never fails")
         return 0
     return int(missed + unmeasured > 0)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m tests.benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small data, for work on the benchmarks")
     parser.add_argument(
-        "--rounds", type=_positive, default=5, metavar="N", help="take the best of N [default: 5]"
+        "size",
+        choices=["whole", "quick"],
+        nargs="?",
+        default="whole",
+        help="quick: small data, three minutes",
+    )
+    parser.add_argument(
+        "--against", metavar="REV", help="compare with ckpttool as it was at a commit, instead of with peers"
+    )
+    parser.add_argument(
+        "--rounds", type=_positive, metavar="N", help="take the median of N [default: 5; quick: 3]"
     )
     names = [*(make.__name__ for make in groups(FULL)), _IMPORTS]
     parser.add_argument("--only", choices=names, metavar="NAME", help=f"run one of {', '.join(names)}")
@@ -67,24 +77,29 @@ def _options() -> argparse.Namespace:
 
 
 def _positive(text: str) -> int:
-    """Return a number of rounds; without any there is no best."""
+    """Return a number of rounds; without any there is no median."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of rounds")
     return int(text)
 
 
-def _rows(scale: Scale, rounds: int, only: str | None, notes: Console) -> Iterator[Row]:
+def _rows(options: argparse.Namespace, notes: Console) -> Iterator[Row]:
     """Yield the rows of each group; its data is made right before and removed right behind."""
-    for make in groups(scale):
-        if only is not None and make.__name__ != only:
-            continue
-        with TemporaryDirectory(prefix=_FOLDER) as folder:
-            notes.print(f"{make.__name__}: making data")
-            group = make(Path(folder), scale)
-            notes.print(f"{make.__name__}: {len(group.commands)} commands, {rounds} rounds")
-            measured = measure_in_turn(group.commands, rounds)
-            yield from (row(claim, measured, group.skipped) for claim in group.claims)
-    if only in (None, _IMPORTS):
+    scale, rounds = (QUICK, 3) if options.size == "quick" else (FULL, 5)
+    rounds = options.rounds or rounds
+    with ExitStack() as stack:
+        tree = None if options.against is None else stack.enter_context(earlier_tree(options.against))
+        for make in groups(scale):
+            if options.only not in (None, make.__name__):
+                continue
+            with TemporaryDirectory(prefix=_FOLDER) as folder:
+                notes.print(f"{make.__name__}: making data")
+                group = make(Path(folder), scale)
+                group = group if tree is None else against(group, tree)
+                notes.print(f"{make.__name__}: {len(group.commands)} commands, {rounds} rounds")
+                measured = measure_in_turn(group.commands, rounds)
+                yield from (row(claim, measured, group.skipped) for claim in group.claims)
+    if options.only in (None, _IMPORTS) and options.against is None:
         with TemporaryDirectory(prefix=_FOLDER) as folder:
             yield from imports_rows(Path(folder))
 

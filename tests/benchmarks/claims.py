@@ -46,9 +46,7 @@ class Claim:
         job: What it does, in the reader's words.
         ours: Name of the command.
         peer: Name of the command that it is compared with.
-        ratio: Most of our time, as a part of the peer's.
-        count: How many checkpoints the command treats.
-        each: Most time for one of them, in milliseconds.
+        ratio: Most of our processor time, as a part of the peer's.
         resident: Most resident memory, in MB.
     """
 
@@ -56,8 +54,6 @@ class Claim:
     ours: str
     peer: str | None = None
     ratio: float | None = None
-    count: int = 1
-    each: float | None = None
     resident: int | None = None
 
 

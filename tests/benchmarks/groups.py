@@ -139,9 +139,9 @@ def directory(folder: Path, scale: Scale) -> Group:
     )
     job = f"{most:,} checkpoints"
     claims = (
-        Claim(f"list {job}", f"list {most:,}", "torch.load of each", count=most, each=5),
+        Claim(f"list {job}", f"list {most:,}", "torch.load of each", ratio=0.75),
         *_linear(scale.series),
-        Claim(f"prune {job} to {_KEPT}", "prune", count=most),
+        Claim(f"prune {job} to {_KEPT}", "prune"),
     )
     return Group(commands, claims)
 

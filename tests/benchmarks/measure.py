@@ -1,16 +1,18 @@
-"""Whole processes, timed in turn: one round runs every command once, so that all see the same machine."""
+"""Whole processes, measured in turn: one round runs every command once, so that all see the same machine."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 _LAUNCHER = Path(__file__).with_name("launch.py")
 # Set in containers: without bytecode every start compiles what it imports; unbuffered, a line is a write.
@@ -19,43 +21,65 @@ _SLOWING = ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command line to be timed.
+    """A command line to be measured.
 
     Attributes:
         name: What rows call it.
         arguments: The program, looked up on PATH, and its arguments.
         prepare: Called before each run, outside the time.
+        variables: What it has in its environment besides.
     """
 
     name: str
     arguments: tuple[str, ...]
     prepare: Callable[[], None] | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+class Run(NamedTuple):
+    """What one run took: processor and wall time in milliseconds, the peak of memory in bytes."""
+
+    processor: float
+    wall: float
+    resident: int
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The best of several runs; ``failure`` says why there is none.
-
-    Attributes:
-        milliseconds: Wall time of the whole process, each run.
-        resident: The highest peak of resident memory, in bytes.
-    """
+    """The runs of a command; ``failure`` says why there are none."""
 
     name: str
-    milliseconds: tuple[float, ...] = ()
-    resident: int = 0
+    runs: tuple[Run, ...] = ()
     failure: str | None = None
 
     @property
-    def best(self) -> float:
-        """Return the shortest time, in milliseconds."""
-        return min(self.milliseconds)
+    def processor(self) -> float:
+        """Return the median of the processor times, in milliseconds."""
+        return statistics.median(run.processor for run in self.runs)
+
+    @property
+    def wall(self) -> float:
+        """Return the median of the wall times, in milliseconds."""
+        return statistics.median(run.wall for run in self.runs)
+
+    @property
+    def resident(self) -> int:
+        """Return the highest peak of resident memory, in bytes."""
+        return max(run.resident for run in self.runs)
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    milliseconds: float
-    resident: int
+class Ratio(NamedTuple):
+    """How the processor times of two commands relate, round by round: the median, the least and the most."""
+
+    median: float
+    least: float
+    most: float
+
+
+def ratio_of(ours: Measurement, peer: Measurement) -> Ratio:
+    """Compare two commands that took turns."""
+    ratios = [one.processor / other.processor for one, other in zip(ours.runs, peer.runs, strict=True)]
+    return Ratio(statistics.median(ratios), min(ratios), max(ratios))
 
 
 class CommandFailed(Exception):
@@ -69,21 +93,16 @@ def measure_in_turn(commands: Sequence[Command], rounds: int) -> dict[str, Measu
     """
     failures = {command.name: _failure(command) for command in commands}
     able = [command for command in commands if failures[command.name] is None]
-    runs: dict[str, list[_Run]] = {command.name: [] for command in commands}
+    runs: dict[str, list[Run]] = {command.name: [] for command in commands}
     for _ in range(rounds):
         for command in able:
             runs[command.name].append(_run(command))
-    return {name: _measurement(name, runs[name], failures[name]) for name in runs}
+    return {name: Measurement(name, tuple(runs[name]), failures[name]) for name in runs}
 
 
 def environment() -> dict[str, str]:
     """Return the environment without what makes Python slower than it is for everybody else."""
     return {name: value for name, value in os.environ.items() if name not in _SLOWING}
-
-
-def _measurement(name: str, runs: list[_Run], failure: str | None) -> Measurement:
-    milliseconds = tuple(run.milliseconds for run in runs)
-    return Measurement(name, milliseconds, max((run.resident for run in runs), default=0), failure)
 
 
 def _failure(command: Command) -> str | None:
@@ -94,7 +113,7 @@ def _failure(command: Command) -> str | None:
     return None
 
 
-def _run(command: Command) -> _Run:
+def _run(command: Command) -> Run:
     """Run a command once.
 
     Raises:
@@ -108,15 +127,15 @@ def _run(command: Command) -> _Run:
         launch = [sys.executable, "-I", "-S", str(_LAUNCHER), result.name, *command.arguments]
         subprocess.run(
             launch,
-            env=environment(),
+            env={**environment(), **command.variables},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
             check=True,
         )
-        status, seconds, resident = json.load(result)
+        status, processor, wall, resident = json.load(result)
         errors.seek(0)
         said = errors.read().strip().splitlines()
     if status != 0:
         raise CommandFailed(f"exit {status}: {said[-1] if said else 'no message'}")
-    return _Run(seconds * 1000, resident)
+    return Run(processor * 1000, wall * 1000, resident)

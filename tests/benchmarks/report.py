@@ -11,18 +11,18 @@ from rich.table import Table
 
 from tests.benchmarks.rows import Row
 
-_HEADINGS = ("job", "ckpttool, ms", "peer", "peer, ms", "ratio", "bar", "met", "resident, MB")
-_IS_NUMBER = (False, True, False, True, True, False, False, True)
+_HEADINGS = ("job", "ckpttool, ms", "peer", "peer, ms", "ratio", "bar", "met", "wall, ms", "resident, MB")
+_IS_NUMBER = (False, True, False, True, True, False, False, True, True)
 _VERDICTS = {True: "yes", False: "NO", None: "–"}
 _NOTHING = "–"
-_TABLE_WIDTH = 150
+_TABLE_WIDTH = 170
 
 
 def print_table(rows: Sequence[Row]) -> None:
     """Print the table to stdout; a narrow terminal scrolls or wraps whole lines."""
     console = Console()
     console.width = max(console.width, _TABLE_WIDTH)
-    table = Table(title="whole processes, best of each")
+    table = Table(title="processor time of whole processes, medians")
     for heading, is_number in zip(_HEADINGS, _IS_NUMBER, strict=True):
         table.add_column(heading, justify="right" if is_number else "left")
     for row in rows:
@@ -47,20 +47,18 @@ def dumps(rows: Sequence[Row]) -> str:
 
 
 def _cells(row: Row) -> list[str]:
-    ours = _time(row.ours)
-    if row.each is not None:
-        ours += f" ({row.each:.2f} each)"
     return [
         row.job,
-        ours,
+        _number(row.ours),
         row.peer or _NOTHING,
-        _time(row.theirs),
-        _NOTHING if row.ratio is None else f"{row.ratio:.3g}",
+        _number(row.theirs),
+        _NOTHING if row.ratio is None else "{:.3g} ({:.3g}–{:.3g})".format(*row.ratio),
         ", ".join(row.bars) or _NOTHING,
         _VERDICTS[row.is_met],
-        _NOTHING if row.resident is None else f"{row.resident:.0f}",
+        _number(row.wall),
+        _number(row.resident),
     ]
 
 
-def _time(milliseconds: float | None) -> str:
-    return _NOTHING if milliseconds is None else f"{milliseconds:,.0f}"
+def _number(value: float | None) -> str:
+    return _NOTHING if value is None else f"{value:,.0f}"
