@@ -24,7 +24,7 @@ from tests.support.stores import (
     web_server,
 )
 
-pytest_plugins = ["tests.support.slowest"]
+pytest_plugins = ["tests.support.golden", "tests.support.slowest"]
 pytest.register_assert_rewrite("ckpttool.testing")
 # How long an example takes says something of the machine, and nothing of the code.
 _ALWAYS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

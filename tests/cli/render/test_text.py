@@ -11,6 +11,7 @@ from ckpttool import Check, Finding, Role, Safety, Status, Tensor, TrainingState
 from ckpttool.core.checkpoint import FileEntry, Producer
 from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.report import error, note, warning
+from tests.support.golden import Golden
 from tests.support.rendering import lines_of, text_of
 from tests.support.results import inspection
 
@@ -37,7 +38,7 @@ def verification(*findings: Finding, **more: Any) -> Verification:
 # inspect --------------------------------------------------------------------------------------------
 
 
-def test_checkpoint_of_a_model() -> None:
+def test_checkpoint_of_a_model(golden: Golden) -> None:
     training = TrainingState(
         epoch=10,
         loss=0.02,
@@ -52,26 +53,7 @@ def test_checkpoint_of_a_model() -> None:
             "metrics.val_loss": "key val_loss",
         },
     )
-    assert lines_of(inspection(*GUIDE, training=lambda: training)) == [
-        "m.pth: pytorch (zip)",
-        "  size           4.0 kB",
-        "  holds          full: 4 tensors (3 weights, 1 optimizer)",
-        "  epoch          10",
-        "  step           1,200        (name m.pth)",
-        "  loss           0.02",
-        "  learning rate  0.001        (key optimizer.param_groups[0].lr)",
-        "  val_loss       0.5",
-        "  resumes        with weights and optimizer; no scheduler, no RNG state, no data loader state",
-        "  parameters     22 (float32)",
-        "",
-        "  tensor                 type     shape  size",
-        "  model_state_dict.fc",
-        "    weight               float32  2×10   80 B",
-        "    bias                 float32  2       8 B",
-        "  model_state_dict.head",
-        "    weight  = fc         float32  2×10   80 B",
-        "  … and 1 optimizer tensor (8 B); --all shows them",
-    ]
+    golden(text_of(inspection(*GUIDE, training=lambda: training)))
 
 
 def test_checkpoint_without_tensors() -> None:
