@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: demo test thorough golden check bench fuzz peers docs clean
+.PHONY: demo test thorough shuffled golden check bench fuzz peers docs clean
 .DEFAULT_GOAL := help
 
 help:            ## what there is
@@ -23,6 +23,9 @@ thorough: export PYTHONDONTWRITEBYTECODE =
 thorough: $(VENV)/.test  ## all of it: full matrices, thousands of examples, kills, ten minutes of mutations
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m '' --hypothesis-profile thorough $(ARGS)
 	$(BIN)/python -m tests.security.fuzz --seconds 600
+
+shuffled: $(VENV)/.test  ## the suite ten times, in other orders, time zones, languages and places
+	BIN=$(BIN) JOBS=$(JOBS) sh tests/shuffled.sh $(ARGS)
 
 golden: $(VENV)/.test    ## rewrite the answers that tests expect, in tests/golden; read the difference
 	$(BIN)/python -m pytest -q --write-golden -m '' $(ARGS)
