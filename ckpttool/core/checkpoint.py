@@ -328,6 +328,11 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         return self.elements.buffers.total()
 
     @property
+    def packed(self) -> int:
+        """Return the number of words that hold an unknown number of parameters."""
+        return self.elements.packed.total()
+
+    @property
     def granularity(self) -> Granularity:
         """Return how much of a training run it holds."""
         roles = {tensor.role for tensor in self.tensors}

@@ -1,11 +1,10 @@
 """How many parameters a model has: its weights by logical shape, apart from buffers.
 
 A tensor may be stored as several: a sparse one as indices and values, a quantized one as integers and scales.
-The metadata describes such a tensor at its own path; ``config.json`` says how many bits a parameter has where
-an integer holds several.
+The metadata describes such a tensor at its own path, unless it is one of the quantized layers of
+``packed_weights``.
 
-Sources: PyTorch ``torch/_utils.py``, ``torch/nn/utils/spectral_norm.py``, ``parametrizations.py``; AutoGPTQ
-``qlinear_cuda.py``; AutoAWQ ``gemm.py``; mlx ``nn/layers/quantized.py``; bitsandbytes ``nn/modules.py``.
+Sources: PyTorch ``torch/_utils.py``, ``torch/nn/utils/spectral_norm.py``, ``parametrizations.py``.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ckpttool.core.packed_weights import PackedWeights
 from ckpttool.core.tensor import Path, Role, Tensor
 
 _BUFFER = re.compile(
@@ -27,16 +27,20 @@ _REPARAMETRIZATION_BUFFER = re.compile(r"(.+)_(?:u|v|mask)$")
 """Buffers of spectral normalization and pruning beside ``weight_orig``."""
 _NOT_TRAINED = ("integer", "boolean", "bits", "string")
 """Kinds of types of which PyTorch trains none."""
-_PACKED_WEIGHTS = ("qweight", "weight_packed", "weight")
-"""What quantized layers call the tensor that holds all their weights."""
-_TRAINED_BESIDE = ("bias",)
 
 
 class Elements(NamedTuple):
-    """Elements of a model's tensors by the type that stores them; tied tensors count once."""
+    """Elements of a model's tensors by the type that stores them; tied tensors count once.
+
+    Attributes:
+        parameters: Elements of weights by their logical shapes.
+        buffers: Elements that no optimizer changes.
+        packed: Words that hold weights, where nothing says how many each holds.
+    """
 
     parameters: Counter[str]
     buffers: Counter[str]
+    packed: Counter[str]
 
 
 class LogicalTensor(dict[str, object]):
@@ -84,23 +88,26 @@ def count_elements(
         config: What ``config.json`` beside it says.
     """
     weights = [*_untied_weights(tensors)]
-    packed = _QuantizedLayers(weights, config)
+    all_weights = [tensor for tensor in tensors if tensor.role is Role.WEIGHTS]
+    packed_weights = PackedWeights(all_weights, metadata, config)
     names = {tensor.name for tensor in weights}
-    found = Elements(Counter(), Counter())
+    found = Elements(Counter(), Counter(), Counter())
     counted: set[Path] = set()
     for tensor in weights:
         place, whole = logical_tensor_at(metadata, tensor.path) or ((), None)
         if whole is not None and (whole.shape is not None or whole.value_components):
             if (size := _size_in(whole, place, tensor, counted)) is not None:
                 found.parameters[tensor.dtype.name] += size
-        elif (stored := packed.elements_of(tensor)) is not None:
-            kind, size = stored
-            found.parameters[kind] += size
+        elif (contents := packed_weights.contents_of(tensor)) is not None:
+            if contents.parameters is None:
+                found.packed[contents.type] += tensor.size
+            else:
+                found.parameters[contents.type] += contents.parameters
         elif _is_buffer(tensor, names):
             found.buffers[tensor.dtype.name] += tensor.size
         else:
             found.parameters[tensor.dtype.name] += tensor.size
-    return Elements(+found.parameters, +found.buffers)
+    return Elements(*(+counts for counts in found))
 
 
 def _untied_weights(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -137,65 +144,3 @@ def _is_buffer(tensor: Tensor, names: set[str]) -> bool:
         return True
     beside = _REPARAMETRIZATION_BUFFER.fullmatch(name)
     return beside is not None and f"{beside[1]}_orig" in names
-
-
-# Quantized layers -----------------------------------------------------------------------------------
-
-
-_DEEPEST = 4
-"""Levels below a packed weight at which something of it lies: ``weight.quant_state.bitsandbytes__nf4``."""
-
-
-class _QuantizedLayers:
-    """The layers of which one tensor has all weights, in few bits; those beside it, but the bias, say how."""
-
-    def __init__(self, weights: Sequence[Tensor], config: Mapping[str, object]) -> None:
-        self._settings = _quantization_settings(config)
-        self._packed_weights = {
-            tensor.name.rpartition(".")[0]: tensor.name for tensor in weights if _is_packed_weight(tensor)
-        }
-
-    def elements_of(self, tensor: Tensor) -> tuple[str, int] | None:
-        """Return the type and number of the parameters in a tensor of such a layer; None of any other."""
-        layer, _, leaf = tensor.name.rpartition(".")
-        if self._packed_weights.get(layer) == tensor.name:
-            bits = self._bits_of(layer)
-            if tensor.dtype.kind != "integer" or not 0 < bits < tensor.dtype.bits:
-                return tensor.dtype.name, tensor.size
-            return f"{bits}-bit", tensor.size * tensor.dtype.bits // bits
-        is_beside = layer in self._packed_weights and leaf not in _TRAINED_BESIDE
-        return (tensor.dtype.name, 0) if is_beside or self._belongs_to_packed_weight(layer) else None
-
-    def _belongs_to_packed_weight(self, name: str) -> bool:
-        """Tell whether a name is that of a packed weight or lies below it, as bitsandbytes' states do."""
-        for _ in range(_DEEPEST if self._packed_weights else 0):
-            above = name.rpartition(".")[0]
-            if name and self._packed_weights.get(above) == name:
-                return True
-            name = above
-        return False
-
-    def _bits_of(self, layer: str) -> int:
-        own = self._settings.get(layer)
-        for settings in (own if isinstance(own, Mapping) else {}, self._settings):
-            for key in ("bits", "w_bit", "num_bits"):
-                if type(bits := settings.get(key)) is int:
-                    return bits
-        return 4 if self._settings.get("load_in_4bit") is True else 0
-
-
-def _is_packed_weight(tensor: Tensor) -> bool:
-    if tensor.name.rpartition(".")[2] not in _PACKED_WEIGHTS:
-        return False
-    return tensor.dtype.kind == "integer" or (tensor.dtype.kind == "float" and tensor.dtype.bits <= 8)
-
-
-def _quantization_settings(config: Mapping[str, object]) -> Mapping[str, Any]:
-    """Return the settings of GPTQ, AWQ, bitsandbytes, compressed-tensors or MLX in a configuration."""
-    settings = config.get("quantization_config") or config.get("quantization")
-    if not isinstance(settings, Mapping):
-        return {}
-    groups = settings.get("config_groups")
-    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
-    of_weights = first.get("weights") if isinstance(first, Mapping) else None
-    return {**settings, **of_weights} if isinstance(of_weights, Mapping) else settings

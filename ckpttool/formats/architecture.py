@@ -11,7 +11,15 @@ from ckpttool.core.checkpoint import Checkpoint, FileEntry
 from ckpttool.core.errors import CheckpointError
 
 _HUB_CONFIG = "config.json"
-_HUB_WEIGHTS = ("model.", "model-", "pytorch_model.", "pytorch_model-", "gptq_model-")
+_HUB_WEIGHTS = (
+    "model.",
+    "model-",
+    "pytorch_model.",
+    "pytorch_model-",
+    "gptq_model-",
+    "diffusion_pytorch_model.",
+    "diffusion_pytorch_model-",
+)
 _MAX_CONFIG_BYTES = 1 << 20
 _CLASS = "<class>"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ from safetensors.torch import save_file
 from torch.nn.utils import parametrizations, prune, spectral_norm
 
 from ckpttool import Role, convert, inspect, open_checkpoint
+from tests.conftest import Run
+from tests.support.frameworks import python_with_frameworks
 
 
 def elements_of(path: Path) -> tuple[int, int]:
@@ -202,16 +205,71 @@ _NF4 = {
 }
 _INT8 = {"weight": torch.zeros(_OUT, _IN, dtype=torch.int8), "SCB": torch.zeros(_OUT)}
 _FP8 = {"weight": torch.zeros(_OUT, _IN).to(torch.float8_e4m3fn), "weight_scale_inv": torch.zeros(1, 1)}
+_NF4_IN_HALVES = _NF4 | {"weight": torch.zeros(_IN * _OUT // 4, 1, dtype=torch.bfloat16)}
 _PACKED = {
     "weight_packed": torch.zeros(_OUT, _IN // 8, dtype=_INT32),
     "weight_scale": torch.zeros(_OUT, 2, dtype=_HALF),
     "weight_shape": torch.tensor([_OUT, _IN]),
 }
+_MXFP4 = {
+    "gate_up_proj_blocks": torch.zeros(2, _OUT // 2, _IN // 32, 16, dtype=torch.uint8),
+    "gate_up_proj_scales": torch.zeros(2, _OUT // 2, _IN // 32, dtype=torch.uint8),
+}
+_OPENAI = {
+    name.replace("_blocks", ".blocks").replace("_scales", ".scales"): one for name, one in _MXFP4.items()
+}
+_AQLM = {
+    "codes": torch.zeros(_OUT, _IN // 8, 2, dtype=torch.int8),
+    "codebooks": torch.zeros(2, 256, 1, 8, dtype=_HALF),
+    "scales": torch.zeros(_OUT, 1, 1, 1, dtype=_HALF),
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "save"), [("model.safetensors", save_file), ("pytorch_model.bin", torch.save)]
-)
+def hqq(bits: int, axis: int = 1) -> dict[str, torch.Tensor]:
+    groups = _IN * _OUT // _GROUP
+    rows, columns = (groups, _GROUP) if axis else (_GROUP, groups)
+    each, dtype = (10, _INT32) if bits == 3 else (8 // bits, torch.uint8)
+    return {
+        "W_q": torch.zeros(math.ceil(rows / each), columns, dtype=dtype),
+        "scale": torch.zeros((rows, 1) if axis else (1, columns), dtype=_HALF),
+        "zero": torch.zeros((rows, 1) if axis else (1, columns), dtype=_HALF),
+        "nbits": torch.tensor(bits, dtype=_INT32),
+        "shape": torch.tensor([_OUT, _IN]),
+        "packing": torch.tensor([*b"4bit_u8"], dtype=torch.uint8),
+        "round_zero": torch.tensor(1, dtype=torch.uint8),
+    }
+
+
+def quanto(bits: int, rows: int) -> dict[str, torch.Tensor]:
+    columns = _IN * _OUT // rows
+    data = {
+        8: {"_data": torch.zeros(rows, columns, dtype=torch.int8)},
+        4: {"_data._data": torch.zeros(math.ceil(rows / 2), columns, dtype=torch.uint8)},
+        2: {"_data._data": torch.zeros(math.ceil(rows / 4), columns, dtype=torch.uint8)},
+    }[bits]
+    beside = {"_scale": torch.zeros(rows, 1), "_shift": torch.zeros(rows, 1)}
+    outer = {"input_scale": torch.ones(()), "output_scale": torch.ones(())}
+    return {f"weight.{name}": one for name, one in (data | beside).items()} | outer
+
+
+def without(tensors: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
+    return {other: one for other, one in tensors.items() if other != name}
+
+
+def hqq_settings(bits: int) -> dict[str, object]:
+    of_weights = {"weight_quant_params": {"nbits": bits, "axis": 0}, "scale_quant_params": {"nbits": 8}}
+    return {"quantization_config": {"quant_method": "hqq", "quant_config": of_weights}}
+
+
+def write_layer(path: Path, tensors: dict[str, torch.Tensor], config: object) -> None:
+    state = {f"{_LAYER}.{part}": value for part, value in tensors.items()}
+    state |= {f"{_LAYER}.bias": torch.zeros(_OUT), "model.norm.weight": torch.zeros(_IN)}
+    (torch.save if path.suffix == ".bin" else save_file)(state, path)
+    if config is not None:
+        (path.parent / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("name", ["diffusion_pytorch_model.safetensors", "pytorch_model.bin"])
 @pytest.mark.parametrize(
     ("tensors", "config"),
     [
@@ -222,22 +280,137 @@ _PACKED = {
         (_AWQ, {"quantization_config": {"quant_method": "awq", "bits": 4}}),
         (_MLX, {"quantization": {"group_size": 32, "bits": 4}}),
         (_MLX, {"quantization": {"group_size": 32, "bits": 8, _LAYER: {"group_size": 32, "bits": 4}}}),
+        *((gptq(bits), None) for bits in (2, 3, 4, 8)),
+        (without(gptq(4), "g_idx"), {"quantization_config": {"quant_method": "gptq", "bits": 4}}),
+        (_AWQ, None),
+        (_NF4, None),
         (_NF4, {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}),
+        (_NF4_IN_HALVES, {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}),
+        (_MXFP4, {"quantization_config": {"quant_method": "mxfp4"}}),
+        (_OPENAI, None),
+        *((hqq(bits), {}) for bits in (1, 2, 3, 4, 8)),
+        *((hqq(bits, axis=0), hqq_settings(bits)) for bits in (1, 2, 4, 8)),
+        *((quanto(bits, rows), {}) for bits in (2, 4, 8) for rows in (_OUT, 4 * _OUT, 1)),
+        (_AQLM, {"quantization_config": {"quant_method": "aqlm"}}),
         (_INT8, {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}),
         (_FP8, {"quantization_config": {"quant_method": "fp8"}}),
         (_PACKED, {"quantization_config": {"config_groups": {"group_0": {"weights": {"num_bits": 4}}}}}),
         ({"weight": torch.zeros(_OUT, _IN)}, {}),
     ],
 )
-def test_words_hold_as_many_weights_as_the_configuration_says(
-    tensors: dict[str, torch.Tensor],
-    config: dict[str, object],
-    name: str,
-    save: Callable[..., None],
-    tmp_path: Path,
+def test_words_hold_as_many_weights_as_the_layer_has(
+    tensors: dict[str, torch.Tensor], config: dict[str, object] | None, name: str, tmp_path: Path
 ) -> None:
-    state = {f"{_LAYER}.{part}": value for part, value in tensors.items()}
-    state |= {f"{_LAYER}.bias": torch.zeros(_OUT), "model.norm.weight": torch.zeros(_IN)}
-    save(state, tmp_path / name)
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_layer(tmp_path / name, tensors, config)
     assert elements_of(tmp_path / name) == (_IN * _OUT + _OUT + _IN, 0)
+    with open_checkpoint(tmp_path / name) as checkpoint:
+        assert checkpoint.packed == 0
+
+
+@pytest.mark.parametrize(
+    ("tensors", "config", "words"),
+    [
+        (without(gptq(4), "g_idx"), None, "256 (int32)"),
+        (_MLX, {}, "256 (uint32)"),
+        (_PACKED, {"quantization_config": {}}, "256 (int32)"),
+        (
+            _PACKED,
+            {
+                "quantization_config": {
+                    "config_groups": {bits: {"weights": {"num_bits": bits}} for bits in (4, 8)}
+                }
+            },
+            "256 (int32)",
+        ),
+        (hqq(4, axis=0), {}, "1,024 (uint8)"),
+        (hqq(4) | {"W_q": torch.zeros(32, 16, dtype=_HALF)}, hqq_settings(4), "512 (float16)"),
+    ],
+)
+def test_words_of_which_nothing_says_what_they_hold_are_no_parameters(
+    run: Run, tensors: dict[str, torch.Tensor], config: object, words: str, tmp_path: Path
+) -> None:
+    write_layer(tmp_path / "model.safetensors", tensors, config)
+    lines = [line.strip() for line in run("inspect", tmp_path / "model.safetensors").out.splitlines()]
+    assert f"packed words   {words}, with an unknown number of further parameters" in lines
+    assert elements_of(tmp_path / "model.safetensors") == (_OUT + _IN, 0)
+
+
+def test_names_of_quantized_layers_prove_nothing_without_their_shapes(tmp_path: Path) -> None:
+    state = {
+        "vq.codes": torch.zeros(7, dtype=torch.int64),
+        "vq.codebooks": torch.zeros(4, 16, 8),
+        "net.skip_blocks": torch.zeros(3, dtype=torch.int64),
+        "net.skip_scales": torch.zeros(5),
+    }
+    save_file(state, tmp_path / "model.safetensors")
+    assert elements_of(tmp_path / "model.safetensors") == (4 * 16 * 8 + 5, 7 + 3)
+
+
+# Keras ------------------------------------------------------------------------------------------------
+
+_QUANTIZE = """
+import json, sys, keras
+from keras import layers, quantizers
+
+directory, counts = sys.argv[1], {}
+
+
+def network(width):
+    words = keras.Input((6,), dtype="int32")
+    x = layers.Embedding(11, width)(words)
+    x = layers.EinsumDense("abc,cde->abde", output_shape=(None, 3, 5), bias_axes="e")(x)
+    x = layers.LayerNormalization()(layers.Dense(9)(layers.Dense(7, use_bias=False)(x)))
+    return keras.Model(words, x)
+
+
+def reversible():
+    words, layer = keras.Input((6,), dtype="int32"), layers.ReversibleEmbedding(11, 7, tie_weights=False)
+    return keras.Model(words, layer(layer(words), reverse=True))
+
+
+def calibrated(mode):
+    data = keras.Input((6,))
+    dense, plain = layers.Dense(5), layers.Dense(5, use_bias=False)
+    model = keras.Model(data, [dense(data), plain(data)])
+    given = {"dataset": ["text"], "tokenizer": str.split, "group_size": 3}
+    config = {"gptq": quantizers.GPTQConfig, "awq": quantizers.AWQConfig}[mode](weight_bits=4, **given)
+    for layer in (dense, plain):
+        layer.quantize(mode, config=config)
+        setattr(layer, f"is_{mode}_calibrated", True)
+    return model
+
+
+def save(name, model, *suffixes):
+    for suffix in suffixes:
+        (model.save_weights if "weights" in suffix else model.save)(f"{directory}/{name}{suffix}")
+
+
+blocks = quantizers.Int4QuantizationConfig
+for name, make, mode, config in (
+    ("int8", lambda: network(7), "int8", None),
+    ("int4", lambda: network(7), "int4", None),
+    ("blocks", lambda: network(7), "int4", blocks(block_size=4)),
+    ("reversible8", reversible, "int8", None),
+    ("reversible4", reversible, "int4", None),
+):
+    model = make()
+    counts[name] = model.count_params()
+    model.quantize(mode, config=config)
+    save(name, model, ".keras", ".weights.h5")
+model = network(8)
+counts["channels"] = model.count_params()
+model.quantize("int4", config=blocks(block_size=-1))
+save("channels", model, ".keras")
+for mode in ("gptq", "awq"):
+    save(mode, calibrated(mode), ".weights.h5")
+    counts[mode] = 6 * 5 + 5 + 6 * 5
+print(json.dumps(counts))
+"""
+
+
+@pytest.mark.framework
+def test_quantized_layers_of_keras(tmp_path: Path) -> None:
+    counts = json.loads(python_with_frameworks("-c", _QUANTIZE, tmp_path))
+    found = {path.name: elements_of(path) for path in tmp_path.iterdir()}
+    assert len(found) == 13
+    assert found == {name: (counts[name.partition(".")[0]], 0) for name in found}

@@ -70,6 +70,8 @@ def _facts(card: Card) -> Iterator[tuple[str, str]]:
     if checkpoint.parameters:
         types = ", ".join(name for name, _ in checkpoint.elements.parameters.most_common())
         yield "parameters", f"{checkpoint.parameters:,} ({types})"
+    if checkpoint.packed:
+        yield "packed words", f"{checkpoint.packed:,}, with an unknown number of further parameters"
     if inspection.architecture.model or inspection.architecture.family:
         family = inspection.architecture.family
         yield (

@@ -90,6 +90,9 @@ def _summary(inspection: Inspection) -> Iterator[tuple[str, str]]:
         yield "parameters", f"{checkpoint.parameters:,} ({_types(checkpoint.elements.parameters)})"
     if checkpoint.buffers:
         yield "buffers", f"{checkpoint.buffers:,} ({_types(checkpoint.elements.buffers)})"
+    if checkpoint.packed:
+        types = _types(checkpoint.elements.packed)
+        yield "packed words", f"{checkpoint.packed:,} ({types}), with an unknown number of further parameters"
 
 
 def _remark_lines(remark: Remark | None) -> Iterator[tuple[str, str]]:

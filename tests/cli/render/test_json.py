@@ -110,6 +110,7 @@ def test_inspect_document_whole() -> None:
                 },
                 "parameters": 0,
                 "buffers": 0,
+                "packed": 0,
                 "model": {"class": None, "family": None, "layers": {}, "signatures": {}},
                 "tensors": [
                     {
