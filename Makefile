@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: demo test thorough shuffled golden check bench fuzz peers docs clean
+.PHONY: demo test thorough shuffled golden check bench fuzz kills peers docs clean
 .DEFAULT_GOAL := help
 
 help:            ## what there is
@@ -23,6 +23,7 @@ thorough: export PYTHONDONTWRITEBYTECODE =
 thorough: $(VENV)/.test  ## all of it: full matrices, thousands of examples, kills, ten minutes of mutations
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m '' --hypothesis-profile thorough $(ARGS)
 	$(BIN)/python -m tests.security.fuzz --seconds 600
+	$(MAKE) kills
 
 shuffled: $(VENV)/.test  ## the suite ten times, in other orders, time zones, languages and places
 	BIN=$(BIN) JOBS=$(JOBS) sh tests/shuffled.sh $(ARGS)
@@ -43,6 +44,10 @@ bench: $(VENV)/.test     ## speed and memory against the peers; AGAINST=REV: aga
 
 fuzz: $(VENV)/.test      ## mutated fixtures, for a minute or ARGS='--seconds 3600 --seed 1'
 	$(BIN)/python -m tests.security.fuzz $(ARGS)
+
+kills: $(VENV)/.test     ## interrupt every command at every call, and 500 processes at random moments
+	$(BIN)/python -m tests.kill_matrix
+	$(BIN)/python -m tests.sigkills 500
 
 peers: $(VENV)/.test .venv-peers/.ready  ## other scanners beside ckpttool over hostile and honest files
 	$(BIN)/python -m tests.security.peers .venv-peers/bin/python
