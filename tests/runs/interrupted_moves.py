@@ -1,7 +1,4 @@
-"""Moves that are interrupted at each call that changes the disk, in a program of its own.
-
-It forks for each call, which only a program without threads may do. What is wrong is an AssertionError.
-"""
+"""Moves that are interrupted at a call that changes the disk, and what is to be there then."""
 
 from __future__ import annotations
 
@@ -9,29 +6,32 @@ import errno
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from ckpttool import CheckpointError, undo
-from ckpttool.io import directories
-from ckpttool.transaction.files import contents
-from ckpttool.transaction.journal import Move, Moves, Relink, Removal, Rewrite
-from ckpttool.transaction.lock import lock_directory
-from ckpttool.transaction.move_transaction import ChainedMoves, apply_moves
-from ckpttool.transaction.pending_journals import incomplete_names, pending_journals
-from ckpttool.transaction.state_dir import state_dir_of
-from ckpttool.transaction.trash import put_aside
-from tests.support.changes import recover
-from tests.support.faults import CHANGES, hit_call, is_killed_at, wait_for_no_disk
-from tests.support.transactions import stages_of
+import pytest
 
-IDENTITY = "20260102T030405.000006Z-0123abcd"
+from ckpttool import undo
+from ckpttool.transaction.journal import Moves
+from ckpttool.transaction.lock import lock_directory
+from ckpttool.transaction.state_dir import state_dir_of
+from tests.support.changes import recover
+from tests.support.faults import dies_at, hit_call, is_hit_at
+from tests.support.transactions import (
+    IDENTITY,
+    hidden_names,
+    make_moves,
+    make_moves_in_turn,
+    move,
+    moves,
+    put_in_trash,
+    removal_of,
+)
+
+FLUID = Path(__file__).parents[2] / "fixtures" / "files" / "fluid" / "root" / "checkpoint_4" / "__model__"
 Units = list[list[str]]
 Tree = dict[str, bytes | str]
-
-directories.RETRY_SECONDS = 0
 
 
 # What is moved --------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def serials(directory: Path) -> Units:
         place = directory / f"checkpoint_{number}" / "__model__"
         place.mkdir(parents=True)
         for name in ("_SUCCESS", "fc_0.w_0", "fc_0.b_0"):
-            shutil.copyfile(Path(sys.argv[1]) / "fluid/root/checkpoint_4/__model__" / name, place / name)
+            shutil.copyfile(FLUID / name, place / name)
     return [["checkpoint_1"], ["checkpoint_2"]]
 
 
@@ -113,12 +113,13 @@ KINDS = {
 # How it is moved ------------------------------------------------------------------------------------
 
 
+def path_of(unit: list[str]) -> str:
+    return unit[0].removesuffix(".index")
+
+
 def to_the_trash(directory: Path, units: Units) -> None:
-    removals = [
-        Removal(str(directory / unit[0].removesuffix(".index")), tuple(unit), contents(str(directory), unit))
-        for unit in units
-    ]
-    done = put_aside(str(directory), removals, IDENTITY)
+    removals = [removal_of(directory, *unit, path=directory / path_of(unit)) for unit in units]
+    done = put_in_trash(directory, *removals)
     assert done.failed or len(done.removed) == len(units)
 
 
@@ -132,38 +133,24 @@ def renamed(name: str) -> str:
 
 
 def rename(directory: Path, units: Units) -> None:
-    moves, rewrites, relinks = [], [], []
+    moved, rewrites, relinks = [], [], []
     for unit in units:
         names = [name for name in unit if not name.endswith("index.json")]
         for name in set(unit) - set(names):
             text = (directory / name).read_text()
-            rewrites += [Rewrite(renamed(name), None, renamed(text)), Rewrite(name, text, None)]
-        members = tuple((name, renamed(name)) for name in names)
-        path = str(directory / unit[0].removesuffix(".index"))
-        moves.append(Move(path, members, contents(str(directory), names)))
+            rewrites += [(renamed(name), None, renamed(text)), (name, text, None)]
+        moved.append(move(directory, {name: renamed(name) for name in names}, directory / path_of(unit)))
         inner = directory / unit[0] / "trainer_state.json"
         if inner.exists():
             text = inner.read_text()
-            rewrites.append(Rewrite(f"{renamed(unit[0])}/trainer_state.json", text, renamed(text)))
+            rewrites.append((f"{renamed(unit[0])}/trainer_state.json", text, renamed(text)))
     if (directory / "checkpoint").exists():
         text = (directory / "checkpoint").read_text()
         new = text.replace('paths: "ckpt-1', 'paths: "step-1').replace('paths: "ckpt-2', 'paths: "step-2')
-        rewrites.append(Rewrite("checkpoint", text, new))
+        rewrites.append(("checkpoint", text, new))
     if (directory / "best").is_symlink():
-        relinks.append(Relink("best", "checkpoint-2", renamed("checkpoint-2")))
-    place = str(directory)
-    apply_moves(
-        place,
-        Moves(
-            kind="rename",
-            identity=IDENTITY,
-            moves=tuple(moves),
-            rewrites=tuple(rewrites),
-            relinks=tuple(relinks),
-            source=place,
-            target=place,
-        ),
-    )
+        relinks.append(("best", "checkpoint-2", renamed("checkpoint-2")))
+    make_moves(directory, moves(directory, *moved, rewrites=rewrites, relinks=relinks))
 
 
 WAVES = (
@@ -174,30 +161,25 @@ WAVES = (
 
 
 def exchange(directory: Path, units: Units) -> None:
-    with ChainedMoves(str(directory)) as row:
-        for names in WAVES:
-            if row.make(wave(directory, names), has_more=names is not WAVES[-1]).failed:
-                return
+    make_moves_in_turn(directory, *(partial(wave, directory, names) for names in WAVES))
 
 
 def wave(directory: Path, names: dict[str, str]) -> Moves:
-    place, ending = str(directory), ".safetensors.index.json"
-    moves, rewrites = [], []
+    ending = ".safetensors.index.json"
+    moved, rewrites = [], []
     for old, new in names.items():
         text = (directory / (old + ending)).read_text()
         rewrites += [
-            Rewrite(new + ending, None, text.replace(f'"{old}-', f'"{new}-')),
-            Rewrite(old + ending, text, None),
+            (new + ending, None, text.replace(f'"{old}-', f'"{new}-')),
+            (old + ending, text, None),
         ]
-        members = [(old + end, new + end) for end in (ending + ".sha256", "-1.safetensors", "-2.safetensors")]
-        path = str(directory / (old.partition("~")[0] + ending))
-        moves.append(Move(path, tuple(members), contents(place, [old for old, _ in members])))
+        members = {old + end: new + end for end in (ending + ".sha256", "-1.safetensors", "-2.safetensors")}
+        moved.append(move(directory, members, directory / (old.partition("~")[0] + ending)))
     noted, leads = (directory / "latest").read_text(), os.readlink(directory / "best")
     named, led = noted.partition(".")[0], leads.rpartition("-")[0]
-    rewrites.append(Rewrite("latest", noted, noted.replace(named, names[named])))
-    relinks = (Relink("best", leads, leads.replace(led, names[led])),)
-    told: dict[str, object] = {"kind": "rename", "identity": IDENTITY, "source": place, "target": place}
-    return Moves(moves=tuple(moves), rewrites=tuple(rewrites), relinks=relinks, **told)  # type: ignore[arg-type]
+    rewrites.append(("latest", noted, noted.replace(named, names[named])))
+    relinks = [("best", leads, leads.replace(led, names[led]))]
+    return moves(directory, *moved, rewrites=rewrites, relinks=relinks)
 
 
 def take_back(directory: Path, units: Units) -> None:
@@ -239,7 +221,7 @@ def settled(directory: Path) -> None:
 
 def whole(directory: Path, units: Units, full: Tree, new: bool) -> Iterator[list[str]]:
     """Yield the units that are whole, by old names or by new, and not hidden."""
-    now, hidden = tree(directory), incomplete_names(str(directory))
+    now, hidden = tree(directory), hidden_names(directory)
     for unit in units:
         names = [renamed(name) if new else name for name in unit]
         # What a directory says of others is rewritten once all are where they belong.
@@ -249,7 +231,11 @@ def whole(directory: Path, units: Units, full: Tree, new: bool) -> Iterator[list
 
 
 class Play:
-    """One kind of checkpoint, and one thing that is done to it."""
+    """One kind of checkpoint, and one thing that is done to it.
+
+    Attributes:
+        calls: How many calls that change the disk that makes.
+    """
 
     def __init__(self, place: Path, kind: str, action: str) -> None:
         self.place = place
@@ -268,7 +254,10 @@ class Play:
         done = self.copy("done")
         with lock_directory(str(done)):
             pass
-        self.act(done, self.units)
+        with pytest.MonkeyPatch.context() as patch:
+            made = hit_call(0, lambda: None, patch=patch.setattr)
+            self.act(done, self.units)
+            self.calls = made()
         self.after = tree(done), put_away(done)
         assert self.after != self.before
         assert not ours(done)
@@ -325,52 +314,33 @@ class Play:
             assert tree(directory) == self.original
             assert not put_away(directory)
 
+    def interrupt(self, how: str, number: int, again: int | None = None) -> None:
+        """Interrupt it at a call, and check what is there then.
+
+        Args:
+            how: ``kill``, ``interrupt``, or the name of an error.
+            number: Of the call.
+            again: The call at which what settles it is killed as well.
+        """
+        directory = self.copy(f"{how}-{number}")
+        act = partial(self.act, directory, self.units)
+        if how == "kill":
+            was_hit = dies_at(number, act)
+        elif how == "interrupt":
+            was_hit = is_hit_at(number, act, KeyboardInterrupt())
+        else:
+            code = getattr(errno, how)
+            was_hit = is_hit_at(number, act, OSError(code, os.strerror(code)))
+        assert was_hit
+        if again is not None:
+            dies_at(again, partial(recover, directory))
+        try:
+            self.check(directory, number)
+        except BaseException as failure:
+            left = sorted(str(path.relative_to(directory.parent)) for path in directory.parent.rglob("*"))
+            raise AssertionError(f"{how} at call {number}, then at {again}: {left}") from failure
+        shutil.rmtree(directory.parent)
+
 
 def tree_of_new(found: Tree) -> Tree:
     return {path: data for path, data in found.items() if renamed(path) == path}
-
-
-def failed(play: Play, directory: Path, number: int, error: BaseException) -> bool:
-    real = {name: getattr(os, name) for name in CHANGES}
-
-    def fail() -> None:
-        raise error
-
-    made = hit_call(number, fail)
-    try:
-        play.act(directory, play.units)
-    except (CheckpointError, KeyboardInterrupt) as failure:
-        assert "\n" not in str(failure)
-    finally:
-        for name, one in real.items():
-            setattr(os, name, one)
-    return made() >= number
-
-
-def main() -> None:
-    place, kind, action, how, step = Path(sys.argv[2]), *sys.argv[3:6], int(sys.argv[6])
-    play = Play(place, kind, action)
-    wait_for_no_disk()
-    number, was_hit = 1, True
-    while was_hit:
-        directory = play.copy(str(number))
-        if how == "kill":
-            was_hit = is_killed_at(number, partial(play.act, directory, play.units))
-        elif how == "interrupt":
-            was_hit = failed(play, directory, number, KeyboardInterrupt())
-        else:
-            code = getattr(errno, how)
-            was_hit = failed(play, directory, number, OSError(code, os.strerror(code)))
-        try:
-            play.check(directory, number)
-        except BaseException:
-            print(f"at call {number}", pending_journals(str(directory)), stages_of(directory))
-            os.system(f"find {directory.parent} | sort")
-            raise
-        shutil.rmtree(directory.parent)
-        number += step
-    print(number)
-
-
-if __name__ == "__main__":
-    main()

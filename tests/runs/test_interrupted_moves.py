@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from ckpttool import AccessDenied, DamagedCheckpoint
+from tests.runs.interrupted_moves import Play
 from tests.support.changes import recover
 from tests.support.transactions import (
     Moves,
@@ -23,51 +22,36 @@ from tests.support.transactions import (
     stages_of,
 )
 
-ROOT = Path(__file__).parents[2]
+FAILURES = ("ENOSPC", "EACCES", "EBUSY", "interrupt")
+STEP = 13
+SETTLING = 8
+"""At one call of so many each failure comes, and at one of so many what settles a kill is killed, too."""
 
 CASES = [
-    ("one_file", "trash"),
-    ("one_file", "undo-trash"),
-    ("prefixes", "trash"),
-    ("prefixes", "rename"),
-    ("prefixes", "undo-trash"),
-    ("prefixes", "undo-rename"),
-    ("sharded", "rename"),
-    ("sharded", "undo-rename"),
-    ("directories", "trash"),
-    ("directories", "rename"),
-    ("directories", "undo-rename"),
-    ("serials", "trash"),
-    ("serials", "undo-trash"),
+    *((kind, "trash") for kind in ("one_file", "prefixes", "directories", "serials")),
+    *((kind, "undo-trash") for kind in ("one_file", "prefixes", "serials")),
+    *((kind, "rename") for kind in ("prefixes", "sharded", "directories")),
+    *((kind, "undo-rename") for kind in ("prefixes", "sharded", "directories")),
     ("exchanged", "exchange"),
     ("exchanged", "undo-exchange"),
 ]
+MISHAPS = [("ENOSPC", None), ("EACCES", None), ("EBUSY", None), ("interrupt", None)]
+MISHAPS += [("kill", again) for again in range(1, 24, 3)]
+"""How else it is interrupted: a call fails, or what settles a kill is killed as well, at some call."""
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a POSIX system")
-@pytest.mark.parametrize(("kind", "action"), CASES)
-def test_a_kill_at_any_call_loses_nothing(kind: str, action: str, files: Path, tmp_path: Path) -> None:
-    assert interrupted(files, tmp_path, kind, action, "kill", 1) > 20
-
-
-@pytest.mark.parametrize(("kind", "action"), CASES)
-def test_a_call_that_fails_loses_nothing(kind: str, action: str, files: Path, tmp_path: Path) -> None:
-    assert interrupted(files, tmp_path, kind, action, "ENOSPC", 3) > 20
-
-
-@pytest.mark.parametrize(("kind", "action"), [*CASES[::4], ("exchanged", "exchange")])
-@pytest.mark.parametrize("how", ["EACCES", "EBUSY", "interrupt"])
-def test_other_faults(kind: str, action: str, how: str, files: Path, tmp_path: Path) -> None:
-    assert interrupted(files, tmp_path, kind, action, how, 3) > 20
-
-
-def interrupted(files: Path, place: Path, kind: str, action: str, how: str, step: int) -> int:
-    """Return at how many calls it was interrupted; the program checks what is there after each."""
-    program = [sys.executable, "-m", "tests.runs.interrupted_moves"]
-    command = [*program, str(files), str(place), kind, action, how, str(step)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return int(done.stdout)
+@pytest.mark.parametrize(("number", "kind", "action"), [(at, *case) for at, case in enumerate(CASES)])
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.thorough)])
+def test_whatever_interrupts_it_loses_nothing(
+    number: int, kind: str, action: str, step: int, tmp_path: Path
+) -> None:
+    """Kinds to which the same is done are killed at every call together; thoroughly, each by itself."""
+    play = Play(tmp_path, kind, action)
+    assert play.calls > 20
+    for at, call in enumerate(range(1 + number % step, play.calls + 1, step)):
+        play.interrupt("kill", call)
+        for how, again in MISHAPS if step == 1 else MISHAPS[at // 2 % len(MISHAPS) :][: at % 2]:
+            play.interrupt(how, call, again)
 
 
 # One at a time --------------------------------------------------------------------------------------

@@ -6,14 +6,13 @@ import errno
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import pytest
+
+from ckpttool import CheckpointError
 from ckpttool.io import directories
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 CHANGES = ("open", "rename", "replace", "unlink", "rmdir", "mkdir", "link", "symlink", "fsync", "write")
 """Of ``os``; of ``open`` only calls that may make a file."""
@@ -29,8 +28,13 @@ def hit_call(
     fault: Callable[[], object],
     calls: Sequence[str] = CHANGES,
     patch: Callable[[Any, str, Any], object] = setattr,
+    *,
+    lasts: bool = False,
 ) -> Callable[[], int]:
-    """Have a fault happen before the ``number``-th call from now on; return what counts the calls."""
+    """Have a fault happen before the ``number``-th call from now on; return what counts the calls.
+
+    One that lasts happens before all that follow, too.
+    """
     made = 0
 
     def wrap(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -38,7 +42,7 @@ def hit_call(
             nonlocal made
             if name != "open" or arguments[1] & os.O_CREAT:
                 made += 1
-                if made == number:
+                if made == number or (lasts and made > number > 0):
                     fault()
             return real(*arguments, **options)
 
@@ -96,6 +100,40 @@ def is_killed_at(number: int, work: Callable[[], object], calls: Sequence[str] =
     status = in_child(doomed)
     assert status in (0, -signal.SIGKILL)
     return status != 0
+
+
+class Killed(BaseException):
+    """Ends a command without any of its handlers, as a kill would."""
+
+
+def dies_at(number: int, work: Callable[[], object], calls: Sequence[str] = CHANGES) -> bool:
+    """Do something that changes nothing any more from its ``number``-th call on; tell whether it came to it.
+
+    For a command without threads that is what a kill does, but in this process.
+    """
+    return is_hit_at(number, work, Killed(), calls, lasts=True)
+
+
+def is_hit_at(
+    number: int,
+    work: Callable[[], object],
+    error: BaseException,
+    calls: Sequence[str] = CHANGES,
+    *,
+    lasts: bool = False,
+) -> bool:
+    """Do something whose ``number``-th call fails, with which it may end; tell whether it came to it."""
+
+    def fail() -> None:
+        raise error
+
+    with pytest.MonkeyPatch.context() as patch:
+        made = hit_call(number, fail, calls, patch.setattr, lasts=lasts)
+        try:
+            work()
+        except (CheckpointError, KeyboardInterrupt, Killed) as failure:
+            assert "\n" not in str(failure)
+        return made() >= number
 
 
 class Fault:

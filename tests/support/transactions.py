@@ -28,6 +28,7 @@ from ckpttool.transaction.pending_journals import incomplete_names
 from ckpttool.transaction.removal import RemovalOutcome
 from ckpttool.transaction.state_dir import StateDir, state_dir_beside
 from ckpttool.transaction.trash import put_aside
+from tests.support.faults import Killed
 
 IDENTITY = "20260102T030405.000006Z-0123abcd"
 """Of a command, unless a test says another."""
@@ -42,10 +43,6 @@ STEPS: dict[str, tuple[Any, str]] = {
     "remove": (removal, "_unlink_file"),
 }
 """Where a transaction can be killed, each by the function that does it."""
-
-
-class Killed(BaseException):
-    """Ends a command without any of its handlers, as a kill would."""
 
 
 def kill_before(step: str, act: Callable[[], object], number: int = 1) -> None:
