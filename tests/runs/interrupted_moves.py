@@ -1,4 +1,4 @@
-"""Moves that are interrupted at a call that changes the disk, and what is to be there then."""
+"""Moves and removals that are interrupted at a call that changes the disk, and what is to be there then."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from tests.support.transactions import (
     moves,
     put_in_trash,
     removal_of,
+    remove,
 )
 
 FLUID = Path(__file__).parents[2] / "fixtures" / "files" / "fluid" / "root" / "checkpoint_4" / "__model__"
@@ -120,6 +121,13 @@ def path_of(unit: list[str]) -> str:
 def to_the_trash(directory: Path, units: Units) -> None:
     removals = [removal_of(directory, *unit, path=directory / path_of(unit)) for unit in units]
     done = put_in_trash(directory, *removals)
+    assert done.failed or len(done.removed) == len(units)
+
+
+def remove_all(directory: Path, units: Units) -> None:
+    done = remove(
+        directory, *(removal_of(directory, *unit, path=directory / path_of(unit)) for unit in units)
+    )
     assert done.failed or len(done.removed) == len(units)
 
 
@@ -243,10 +251,11 @@ class Play:
         self.first.mkdir(parents=True)
         self.units = KINDS[kind](self.first)
         self.original = tree(self.first)
-        acts = {"rename": rename, "trash": to_the_trash, "exchange": exchange}
+        acts = {"rename": rename, "trash": to_the_trash, "exchange": exchange, "remove": remove_all}
         self.act: Callable[[Path, Units], None] = acts[action.removeprefix("undo-")]
         self.is_rename = "rename" in action
         self.is_exchange = "exchange" in action
+        self.is_removal = action == "remove"
         if action.startswith("undo"):
             self.act(self.first, self.units)
             self.act = take_back
@@ -285,6 +294,9 @@ class Play:
                 data for name, data in self.original.items() if "-" in name and name != "best"
             )
             return
+        if self.is_removal:
+            self.each_unit_is_whole_or_gone(directory)
+            return
         new = tree_of_new(self.before[0] | self.after[0])
         old_seen = list(whole(directory, self.units, self.original, new=False))
         new_seen = list(whole(directory, self.units, new, new=True)) if self.is_rename else []
@@ -296,9 +308,21 @@ class Play:
             )
             assert seen == 1 or (is_aside and not seen and not self.is_rename), (unit, old_seen, new_seen)
 
+    def each_unit_is_whole_or_gone(self, directory: Path) -> None:
+        """Check that a reader sees no part of a checkpoint, and that all else is as it was."""
+        now, seen = tree(directory), list(whole(directory, self.units, self.original, new=False))
+        hidden = hidden_names(directory)
+        for unit in self.units:
+            assert unit in seen or all(name in hidden or not (directory / name).exists() for name in unit)
+        assert self.after[0].items() <= now.items() <= self.before[0].items()
+
     def check(self, directory: Path, number: int) -> None:
         self.each_unit_is_whole_once(directory)
         settled(directory)
+        if self.is_removal:
+            assert not hidden_names(directory)
+            self.each_unit_is_whole_or_gone(directory)
+            return
         now = tree(directory), put_away(directory)
         if "checkpoint" in self.original or self.is_rename or self.is_exchange:
             assert now in (self.before, self.after), (now[0].keys(), now[1].keys())

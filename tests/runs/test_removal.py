@@ -7,8 +7,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -31,7 +29,7 @@ from ckpttool.io.directories import RETRIES
 from ckpttool.transaction import removal
 from ckpttool.transaction.journal import PointerText, Removals
 from tests.support.changes import held_by_another
-from tests.support.faults import fill_disk, is_killed_at, path_at
+from tests.support.faults import dies_at, fill_disk, path_at
 
 KEEP = 2
 JOURNAL, LOCK = "journal.json", ".ckpttool.lock"
@@ -143,42 +141,26 @@ def test_two_names_of_one_file_in_the_series(series: Path) -> None:
     assert _prune(series).freed_bytes == planned.freed_bytes
 
 
-# Killed at every instruction ------------------------------------------------------------------------
+# Killed and failing ---------------------------------------------------------------------------------
 
-KILL = """
-import os, shutil, sys
-from ckpttool import Policy, PruneRequest, prune
-from tests.support.faults import is_killed_at
-
-source, target, keep = sys.argv[1], sys.argv[2], int(sys.argv[3])
-
-def prune_in(directory, **options):
-    prune(PruneRequest(directory=directory, policy=Policy(keep_last=keep), depth="quick"), **options)
-
-prune_in(source, dry_run=True)  # so that the children have all modules
-number, is_killed = 0, True
-while is_killed:
-    number += 1
-    directory = os.path.join(target, str(number), "run")
-    shutil.copytree(source, directory, symlinks=True)
-    is_killed = is_killed_at(number, lambda: prune_in(directory))
-print(number)
-"""
+KINDS = ("short", "trainer", "sharded")
+EVERY = pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.thorough)])
+"""From one call to the next of those at which a prune is disturbed."""
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a POSIX system")
-@pytest.mark.parametrize("kind", ["short", "trainer", "sharded"])
-def test_killed_at_any_instruction(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    source: Path = request.getfixturevalue(kind)
-    all_names, kept, before = set(_names(source)), _kept(source), _digests(source)
-    target = tmp_path / "killed"
-    command = [sys.executable, "-c", KILL, str(source), str(target), str(KEEP)]
-    root = Path(__file__).parents[2]
-    count = int(subprocess.run(command, check=True, capture_output=True, text=True, cwd=root).stdout)
-    assert count > 15
-    for number in range(1, count + 1):
-        directory = target / str(number) / "run"
-        _check_after_a_kill(directory, all_names, kept, before)
+@EVERY
+def test_killed_at_any_instruction(step: int, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    for at, kind in enumerate(KINDS):
+        source: Path = request.getfixturevalue(kind)
+        all_names, kept, before = set(_names(source)), _kept(source), _digests(source)
+        number, is_killed = 1 + at % step, True
+        while is_killed:
+            directory = Path(shutil.copytree(source, tmp_path / f"{kind} {number}" / "run"))
+            is_killed = dies_at(number, partial(_prune, directory))
+            _check_after_a_kill(directory, all_names, kept, before)
+            shutil.rmtree(directory)
+            number += step
+        assert number > 15
 
 
 def _check_after_a_kill(
@@ -201,34 +183,32 @@ def _check_after_a_kill(
     assert _leftovers(directory) == []
 
 
-# Failing at every call ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["short", "trainer", "sharded"])
+@EVERY
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES])
-def test_a_call_that_fails_loses_nothing(kind: str, code: int, request, tmp_path: Path, fault) -> None:
-    source: Path = request.getfixturevalue(kind)
-    kept, before = _kept(source), _digests(source)
-    number, was_hit = 0, True
-    while was_hit:
-        number += 1
-        directory = Path(shutil.copytree(source, tmp_path / f"{number}" / "run"))
-        fault.at(number, OSError(code, os.strerror(code)))
-        try:
-            result = _prune(directory)
-        except CheckpointError as error:
-            assert "\n" not in str(error)
-        else:
-            assert (number > fault.made) or result.problems or _digests(directory) == kept
-        was_hit = fault.made >= number
-        fault.none()
-        now = _digests(directory)
-        assert kept.items() <= now.items() <= before.items()
-        assert not list_checkpoints(directory).problems
-        assert not _prune(directory).problems
-        assert (_digests(directory), _leftovers(directory)) == (kept, [])
-        shutil.rmtree(directory)
-    assert number > 10
+def test_a_call_that_fails_loses_nothing(code: int, step: int, request, tmp_path: Path, fault) -> None:
+    for at, kind in enumerate(KINDS):
+        source: Path = request.getfixturevalue(kind)
+        kept, before = _kept(source), _digests(source)
+        number, was_hit = 1 + 7 * at % step, True
+        while was_hit:
+            directory = Path(shutil.copytree(source, tmp_path / f"{kind} {number}" / "run"))
+            fault.at(number, OSError(code, os.strerror(code)))
+            try:
+                result = _prune(directory)
+            except CheckpointError as error:
+                assert "\n" not in str(error)
+            else:
+                assert (number > fault.made) or result.problems or _digests(directory) == kept
+            was_hit = fault.made >= number
+            fault.none()
+            now = _digests(directory)
+            assert kept.items() <= now.items() <= before.items()
+            assert not list_checkpoints(directory).problems
+            assert not _prune(directory).problems
+            assert (_digests(directory), _leftovers(directory)) == (kept, [])
+            shutil.rmtree(directory)
+            number += step
+        assert number > 10
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
@@ -288,9 +268,10 @@ def test_a_directory_that_changed_stays_on_a_full_disk(
     assert all(not Path(entry.path).exists() for entry in result.plan.removals if entry.path != first)
 
 
-def test_an_interrupt_leaves_nothing_half_done(short: Path, tmp_path: Path, fault) -> None:
+@EVERY
+def test_an_interrupt_leaves_nothing_half_done(step: int, short: Path, tmp_path: Path, fault) -> None:
     kept, before = _kept(short), _digests(short)
-    number, was_hit = 0, True
+    number, was_hit = 5 % step, True
     while was_hit:
         number += 1
         directory = Path(shutil.copytree(short, tmp_path / f"{number}" / "run"))
@@ -305,6 +286,7 @@ def test_an_interrupt_leaves_nothing_half_done(short: Path, tmp_path: Path, faul
         _prune(directory)
         assert (_digests(directory), _leftovers(directory)) == (kept, [])
         shutil.rmtree(directory)
+        number += step - 1
 
 
 @pytest.mark.parametrize(("call", "code"), [("unlink", errno.EBUSY), ("rmdir", errno.ENOTEMPTY)])
@@ -633,7 +615,7 @@ def test_a_directory_that_can_not_be_written(series: Path, monkeypatch: pytest.M
 
 def _interrupted(directory: Path) -> Path:
     """Let a prune be killed once all is set aside; return its stage."""
-    assert is_killed_at(1, lambda: _prune(directory), ["unlink"])
+    assert dies_at(1, lambda: _prune(directory), ["unlink"])
     (directory / LOCK).unlink()
     (stage,) = directory.glob(".ckpttool-*")
     return stage
