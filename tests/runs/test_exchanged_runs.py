@@ -159,15 +159,26 @@ _FIRST = {
     "undo the renaming": "rename",
 }
 _NAMES_THE_RUN = {"convert", "average", "salvage", "copy to", "note", "card", "pin", "report"}
-MOMENTS = int(os.environ.get("CKPTTOOL_EXCHANGES", "8"))
-"""At about how many moments of a command something is exchanged."""
+WAYS = ("a link", "a directory", "a link above")
+CASES = [(command, WAYS[(at + turn) % 3]) for at, command in enumerate(COMMANDS) for turn in range(3)]
 
 
-@pytest.mark.parametrize("way", ["a link", "a directory", "a link above"])
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("command", "way", "moments"),
+    [
+        *((*case, 5) for case in CASES[::3]),
+        *(pytest.param(*case, 50, marks=pytest.mark.thorough) for case in CASES),
+    ],
+)
 def test_nothing_of_the_others_is_read_or_touched_and_nothing_is_lost(
-    command: str, way: str, files: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+    command: str,
+    way: str,
+    moments: int,
+    files: Path,
+    tmp_path: Path,
+    capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
+    """Something is exchanged at about so many moments of a command."""
     weights = (files / "pytorch" / "bare_state_dict.pth").read_bytes()
     kept = 2 if command in ("prune", "empty the trash", "watch") else len(EPOCHS)
 
@@ -192,5 +203,5 @@ def test_nothing_of_the_others_is_read_or_touched_and_nothing_is_lost(
         return exchange.count
 
     calls = exchanged_at(0)
-    for number in sorted({1, *range(1, calls, max(1, calls // MOMENTS)), *range(max(1, calls - 2), calls)}):
+    for number in sorted({1, *range(1, calls, max(1, calls // moments)), *range(max(1, calls - 2), calls)}):
         exchanged_at(number)
