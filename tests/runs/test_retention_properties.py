@@ -119,10 +119,27 @@ def _protections(draw: st.DrawFn, entries: Sequence[Entry]) -> Protected:
     return {"reasons": reasons, "faults": faults}
 
 
-@given(_entries(), _POLICIES, st.data())
-def test_the_newest_and_what_is_protected_stays(entries, told, data) -> None:
+@given(_entries(), _POLICIES, st.data(), st.randoms(use_true_random=False))
+def test_what_holds_of_every_plan(entries, told, data, order: random.Random) -> None:
+    """All that is asked of one plan: to draw checkpoints takes longer than to plan."""
     protected = data.draw(_protections(entries))
-    gone = _gone(_planned(entries, told, protected))
+    made = _planned(entries, told, protected)
+    _the_newest_and_what_is_protected_stays(entries, protected, _gone(made))
+    _every_checkpoint_is_told_of_once_with_a_reason(entries, made)
+    _no_order_matters(entries, told, protected, made, order)
+    _what_is_damaged_does_not_count(entries, told, protected)
+    _incomplete_ones_go_only_where_something_newer_is_intact(entries, told)
+    keys = [one.key for one in series_of(entries)]
+    unread = data.draw(st.sets(st.sampled_from(keys)))
+    _nothing_goes_of_a_series_that_an_unread_pointer_could_name(entries, told, protected, unread)
+    _a_failed_run_keeps_its_newest_finite_one_what_rules_keep_and_what_is_protected(
+        entries, told, protected, data
+    )
+
+
+def _the_newest_and_what_is_protected_stays(
+    entries: Sequence[Entry], protected: Protected, gone: set[str]
+) -> None:
     assert not gone & protected["reasons"].keys()
     assert not gone & protected["faults"].keys()
     assert not gone & {one.path for one in entries if (one.fault or "").startswith("damaged")}
@@ -137,12 +154,10 @@ def test_the_newest_and_what_is_protected_stays(entries, told, data) -> None:
             assert not gone & {two.path for two in one.entries}
 
 
-@given(_entries(), _POLICIES, st.data())
-def test_nothing_goes_of_a_series_that_an_unread_pointer_could_name(entries, told, data) -> None:
-    protected = data.draw(_protections(entries))
+def _nothing_goes_of_a_series_that_an_unread_pointer_could_name(
+    entries: Sequence[Entry], told: Mapping[str, object], protected: Protected, unread: set[Any]
+) -> None:
     gone = _gone(_planned(entries, told, protected))
-    keys = [one.key for one in series_of(entries)]
-    unread = data.draw(st.sets(st.sampled_from(keys)))
     skipped = {key: "best.txt: permission denied, so nobody knows what it names" for key in unread}
     made = _planned(entries, told, {**protected, "skipped": skipped})
     assert not any(one.remove or one.slim for one in made.groups if one.key in unread)
@@ -151,9 +166,7 @@ def test_nothing_goes_of_a_series_that_an_unread_pointer_could_name(entries, tol
         assert _gone(made) == gone - named
 
 
-@given(_entries(), _POLICIES, st.data())
-def test_every_checkpoint_is_told_of_once_with_a_reason(entries, told, data) -> None:
-    made = _planned(entries, told, data.draw(_protections(entries)))
+def _every_checkpoint_is_told_of_once_with_a_reason(entries: Sequence[Entry], made: RetentionPlan) -> None:
     paths = [kept.entry.path for one in made.groups for kept in one.keep]
     assert sorted([*paths, *(entry.path for entry in made.removals)]) == sorted(one.path for one in entries)
     assert all(kept.reasons for one in made.groups for kept in one.keep)
@@ -211,27 +224,36 @@ COUNTED = [
 
 
 @given(_entries(), _POLICIES, st.sampled_from([*COUNTED, "keep_within"]), st.integers(1, 10), st.data())
-def test_a_larger_number_keeps_a_superset(entries, told, name, count, data) -> None:
+def test_a_larger_number_or_limit_keeps_a_superset_and_both_what_each_keeps(
+    entries, told, name, count, data
+) -> None:
     told = {key: value for key, value in told.items() if key not in LIMITS}
-    if name == "keep_best":
-        told |= {"metric": "m", "mode": told.get("mode", "min")}
+    counted = told | ({"metric": "m", "mode": told.get("mode", "min")} if name == "keep_best" else {})
     protected = data.draw(_protections(entries))
     size = DAY if name == "keep_within" else 1
-    less, more = (_gone(_planned(entries, told | {name: n * size}, protected)) for n in (count, count + 1))
+    less, more = (_gone(_planned(entries, counted | {name: n * size}, protected)) for n in (count, count + 1))
     assert more <= less
+    limit, raised = data.draw(st.integers(1, 1500)), data.draw(st.integers(1, 500))
+    for name in LIMITS:
+        _the_size_is_never_passed_but_by_what_always_stays(entries, name, limit, protected)
+        tight, wide = (_gone(_planned(entries, told | {name: n})) for n in (limit, limit + raised))
+        assert wide <= tight
+    rules = {key: value for key, value in told.items() if key != "incomplete"}
+    if not rules:
+        return
+    ruled = _gone(_planned(entries, rules, protected))
+    for name in LIMITS:
+        limited = _gone(_planned(entries, {name: limit}, protected))
+        assert _gone(_planned(entries, rules | {name: limit}, protected)) == ruled & limited
 
 
-@given(_entries(), _POLICIES, st.sampled_from(LIMITS), st.integers(1, 1500), st.integers(1, 500))
-def test_a_larger_limit_keeps_a_superset(entries, told, name, limit, more) -> None:
-    told = {key: value for key, value in told.items() if key not in LIMITS}
-    tight, wide = (_gone(_planned(entries, told | {name: n})) for n in (limit, limit + more))
-    assert wide <= tight
-
-
-@given(_entries(), _POLICIES, st.data(), st.randoms(use_true_random=False))
-def test_no_order_matters(entries, told, data, order: random.Random) -> None:
-    protected = data.draw(_protections(entries))
-    first = _planned(entries, told, protected)
+def _no_order_matters(
+    entries: Sequence[Entry],
+    told: Mapping[str, object],
+    protected: Protected,
+    first: RetentionPlan,
+    order: random.Random,
+) -> None:
     assert _planned(entries, told, protected) == first
     assert _planned(order.sample(entries, len(entries)), told, protected) == first
     rules = dict(order.sample(list(RULES.items()), len(RULES)))
@@ -240,20 +262,20 @@ def test_no_order_matters(entries, told, data, order: random.Random) -> None:
     assert _gone(again) == _gone(first)
 
 
-@given(_entries(), _POLICIES, st.data())
-def test_what_is_damaged_does_not_count(entries, told, data) -> None:
-    """The intact ones fare as if the damaged ones had never been there."""
+def _what_is_damaged_does_not_count(
+    entries: Sequence[Entry], told: Mapping[str, object], protected: Protected
+) -> None:
+    """Require that the intact ones fare as if the damaged ones had never been there."""
     told = {key: value for key, value in told.items() if key not in (*LIMITS, "incomplete")}
-    assume(told)
-    protected = data.draw(_protections(entries)) | {"reasons": {}}
+    protected = protected | {"reasons": {}}
     intact = [one for one in entries if one.is_sound and one.path not in protected["faults"]]
-    assume(intact)
-    assert _gone(_planned(entries, told, protected)) == _gone(_planned(intact, told))
+    if told and intact:
+        assert _gone(_planned(entries, told, protected)) == _gone(_planned(intact, told))
 
 
-@given(_entries(), st.sampled_from(LIMITS), st.integers(1, 1500), st.data())
-def test_the_size_is_never_passed_but_by_what_always_stays(entries, name, limit, data) -> None:
-    protected = data.draw(_protections(entries))
+def _the_size_is_never_passed_but_by_what_always_stays(
+    entries: Sequence[Entry], name: str, limit: int, protected: Protected
+) -> None:
     made = _planned(entries, {name: limit}, protected)
     parts = [[one] for one in made.groups] if name == "max_size" else [list(made.groups)]
     excesses = [one.excess for one in made.groups] if name == "max_size" else [*made.excess, None][:1]
@@ -267,22 +289,9 @@ def test_the_size_is_never_passed_but_by_what_always_stays(entries, name, limit,
             assert (excess.nbytes, excess.is_inevitable) == (over, True)
 
 
-@given(_entries(), _POLICIES, st.integers(1, 1500), st.integers(1, 3000), st.data())
-def test_limits_and_rules_together_keep_what_each_alone_keeps(entries, told, limit, total, data) -> None:
-    protected = data.draw(_protections(entries))
-    rules = {key: value for key, value in told.items() if key not in (*LIMITS, "incomplete")}
-    assume(rules)
-    ruled = _gone(_planned(entries, rules, protected))
-    for limits in ({"max_size": limit}, {"max_total_size": total}):
-        limited = _gone(_planned(entries, limits, protected))
-        assert _gone(_planned(entries, rules | limits, protected)) == ruled & limited
-
-
-@given(_entries(), _POLICIES, st.data())
-def test_a_failed_run_keeps_its_newest_finite_one_what_rules_keep_and_what_is_protected(
-    entries, told, data
+def _a_failed_run_keeps_its_newest_finite_one_what_rules_keep_and_what_is_protected(
+    entries: Sequence[Entry], told: Mapping[str, object], protected: Protected, data: st.DataObject
 ) -> None:
-    protected = data.draw(_protections(entries))
     failed, finite = {}, {}
     for one in series_of(entries):
         intact = [two.path for two in one.entries if two.is_sound and two.path not in protected["faults"]]
@@ -318,8 +327,9 @@ def _nbytes(groups: Sequence[GroupPlan]) -> int:
     return sum(files.values())
 
 
-@given(_entries(), _POLICIES)
-def test_incomplete_ones_go_only_where_something_newer_is_intact(entries, told) -> None:
+def _incomplete_ones_go_only_where_something_newer_is_intact(
+    entries: Sequence[Entry], told: Mapping[str, object]
+) -> None:
     made = _planned(entries, told | {"incomplete": "remove"})
     order = {entry.path: place for one in series_of(entries) for place, entry in enumerate(one.entries)}
     for one in made.groups:
