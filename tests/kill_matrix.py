@@ -40,9 +40,9 @@ Command = tuple[str, ...]
 Check = Callable[[Path], Iterator[str]]
 
 NUMBERS = range(1, 5)
-FAULTS = ("kill", "ENOSPC", "EACCES", "EIO", "EROFS")
 LASTING = "EROFS"
 """Every call fails from then on."""
+FAULTS = ("kill", "ENOSPC", "EACCES", "EIO", LASTING)
 NEVER_IMPORTED = ("predict", "testing")
 """Rooms of the package that import frameworks, or pytest."""
 
@@ -288,7 +288,7 @@ class Stage:
         """Run a command that is interrupted before its call of a number; return what is wrong, or None."""
 
         def interrupted() -> None:
-            made = hit_call(number, fault_of(fault))
+            made = hit_call(number, fault_of(fault), lasts=fault == LASTING)
             status = self.run(above, command)
             self.counted.write_text(f"{status} {made()}")
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.directories import Entry, make_entry
 from tests.support.faults import Fault, retry_at_once
+from tests.support.runs import make_run
 
 
 @pytest.fixture(autouse=True)
@@ -19,17 +20,15 @@ def _never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def series(files: Path, tmp_path: Path) -> Path:
+def series(tmp_path: Path) -> Path:
     """Return a directory of ten epochs."""
-    return Path(shutil.copytree(files / "series", tmp_path / "run"))
+    return make_run(tmp_path / "run", *range(1, 11))
 
 
 @pytest.fixture
-def short(series: Path) -> Path:
+def short(tmp_path: Path) -> Path:
     """Return a directory of four epochs."""
-    for epoch in range(1, 7):
-        (series / f"model_epoch_{epoch}.pth").unlink()
-    return series
+    return make_run(tmp_path / "run", *range(7, 11))
 
 
 @pytest.fixture

@@ -11,15 +11,10 @@ import pytest
 from ckpttool import undo
 from tests.runs.renamings import content, names, renamed
 from tests.support.changes import recover
+from tests.support.runs import make_run
 from tests.support.transactions import Moves, kill_before, make_moves_in_turn, move, moves, stages_of
 
 TEMPLATE = "model_{epoch}"
-
-
-def _save(path: Path, epoch: int) -> None:
-    import torch
-
-    torch.save({"model": {"weight": torch.full((3,), float(epoch))}, "epoch": epoch}, path)
 
 
 @pytest.fixture
@@ -28,7 +23,7 @@ def swapped(tmp_path: Path) -> Path:
     run = tmp_path / "runs" / "a"
     run.mkdir(parents=True)
     for number, epoch in {1: 2, 2: 1, 3: 4}.items():
-        _save(run / f"model_{number}.pt", epoch)
+        make_run(run, epoch, name=f"model_{number}.pt")
     (run / "latest").write_text("model_3.pt")
     (run.parent / "latest").write_text("a/model_1.pt\n")
     (run.parent / "best.pt").symlink_to("a/model_2.pt")

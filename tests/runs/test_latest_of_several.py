@@ -8,19 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import Run
+from tests.support.runs import make_run
 from tests.support.stores import Bucket
 
 
 @pytest.fixture
-def place(files: Path, tmp_path: Path):
-    def make(name: str, *epochs: int) -> Path:
-        directory = tmp_path / name
-        directory.mkdir()
-        for epoch in epochs:
-            shutil.copy(files / "series" / f"model_epoch_{epoch}.pth", directory)
-        return directory
-
-    return make
+def place(tmp_path: Path):
+    return lambda name, *epochs: make_run(tmp_path / name, *epochs)
 
 
 def damage(path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from ckpttool.runs.renaming.note_rewrites import NoteRewriter, rewrite_data
 from ckpttool.runs.renaming.scene import Note, PathRenames, Scene
 from tests.runs.renamings import content, renamed
 from tests.support.directories import pointers_in, survey
+from tests.support.runs import make_run
 
 OLD, NEW = "model_epoch_9.pth", "model-e0009.pth"
 
@@ -205,11 +205,10 @@ def test_what_is_called_after_a_checkpoint_is_told(short: Path) -> None:
 
 
 @pytest.mark.parametrize("recursive", [False, True])
-def test_a_name_that_other_runs_have_too_is_told(files: Path, tmp_path: Path, recursive: bool) -> None:
+def test_a_name_that_other_runs_have_too_is_told(tmp_path: Path, recursive: bool) -> None:
     runs = tmp_path / "runs"
     for run in ("a", "b"):
-        (runs / run).mkdir(parents=True)
-        shutil.copy2(files / "series" / "model_epoch_9.pth", runs / run)
+        make_run(runs / run, 9)
     (runs / "bare.yaml").write_text("best: model_epoch_9.pth\n")
     (runs / "path.yaml").write_text("best: a/model_epoch_9.pth\n")
     done = renamed(runs, recursive=True, exclude=["b"]) if recursive else renamed(runs / "a")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from ckpttool.runs.pointers.notes import SILENT
 from ckpttool.runs.pointers.protection import SOURCES
 from tests.support.commands import Run
 from tests.support.directories import pointers_in, survey
+from tests.support.runs import make_run
 
 
 def _reasons(directory: Path, recursive: bool = False) -> dict[str, list[str]]:
@@ -21,13 +21,11 @@ def _reasons(directory: Path, recursive: bool = False) -> dict[str, list[str]]:
 
 
 @pytest.fixture
-def runs(files: Path, tmp_path: Path) -> Path:
+def runs(tmp_path: Path) -> Path:
     """Return a directory of two runs of two epochs with the same names."""
     place = tmp_path / "all" / "runs"
     for run in ("exp1", "exp2"):
-        (place / run).mkdir(parents=True)
-        for epoch in (1, 2):
-            shutil.copy2(files / "series" / f"model_epoch_{epoch}.pth", place / run)
+        make_run(place / run, 1, 2)
     return place
 
 

@@ -18,6 +18,7 @@ import pytest
 from ckpttool import undo, verify
 from tests.runs.renamings import content, is_valid, names, renamed, seal
 from tests.support.opening import checkpoint_at, checkpoints_in
+from tests.support.runs import make_run
 from tests.support.state_files import CheckpointState, read_state, write_state
 
 # What follows ---------------------------------------------------------------------------------------
@@ -300,12 +301,9 @@ def test_every_format_stays_valid_and_comes_back(files: Path, tmp_path: Path, ki
     assert content(run) == before
 
 
-def test_paths_into_a_run_that_was_renamed_before_follow_its_own_names(files: Path, tmp_path: Path) -> None:
+def test_paths_into_a_run_that_was_renamed_before_follow_its_own_names(tmp_path: Path) -> None:
     for run, day in (("a", "20240131"), ("b", "20240229")):
-        (tmp_path / run).mkdir()
-        for epoch in (1, 2):
-            path = tmp_path / run / f"model_epoch_{epoch}.pth"
-            shutil.copy(files / "series" / path.name, path)
+        for path in list(make_run(tmp_path / run, 1, 2).iterdir()):
             seconds = datetime.strptime(day, "%Y%m%d").timestamp()
             os.utime(path, (seconds, seconds))
     (tmp_path / "b" / "from.json").write_text('{"init": "../a/model_epoch_1.pth"}')
@@ -316,13 +314,11 @@ def test_paths_into_a_run_that_was_renamed_before_follow_its_own_names(files: Pa
     assert text == json.dumps({"init": f"../a/{os.path.basename(first)}"})
 
 
-def test_twice_as_many_runs_are_twice_the_work(files: Path, tmp_path: Path) -> None:
+def test_twice_as_many_runs_are_twice_the_work(tmp_path: Path) -> None:
     def calls(runs: int) -> Counter[str]:
         tree = tmp_path / str(runs)
         for number in range(runs):
-            run = tree / f"{number:02}"
-            run.mkdir(parents=True)
-            shutil.copy(files / "series" / "model_epoch_1.pth", run)
+            run = make_run(tree / f"{number:02}", 1)
             (run / "best.txt").write_text("model_epoch_1.pth")
             (run / "last.pth").symlink_to("model_epoch_1.pth")
         made: Counter[str] = Counter()

@@ -16,7 +16,7 @@ from ckpttool import CheckpointError, RenameRequest, UsageError, open_checkpoint
 from tests.runs.renamings import TEMPLATE, content, names, renamed
 from tests.support.changes import observed, recover
 from tests.support.faults import Fault
-from tests.support.runs import FILES
+from tests.support.runs import make_run
 
 # What is left alone ---------------------------------------------------------------------------------
 
@@ -142,15 +142,9 @@ def test_odd_names(short: Path, name: str) -> None:
     assert os.readlink(short / "link") == old.name
 
 
-def _save(path: Path, epoch: int) -> None:
-    import torch
-
-    torch.save({"model": {"weight": torch.full((3,), float(epoch))}, "epoch": epoch}, path)
-
-
 def test_chains_and_cycles_come_out_right(tmp_path: Path) -> None:
     for number, epoch in {1: 2, 2: 1, 3: 4, 4: 5, 5: 6, 7: 7}.items():
-        _save(tmp_path / f"model_{number}.pt", epoch)
+        make_run(tmp_path, epoch, name=f"model_{number}.pt")
     (tmp_path / "latest").write_text("model_1.pt")
     (tmp_path / "link").symlink_to("model_3.pt")
     before = content(tmp_path)
@@ -243,7 +237,7 @@ def test_a_kill_between_two_waves_is_made_good(fault: Fault, tmp_path: Path) -> 
     source = tmp_path / "source"
     source.mkdir()
     for number, epoch in {1: 2, 2: 1}.items():
-        _save(source / f"model_{number}.pt", epoch)
+        make_run(source, epoch, name=f"model_{number}.pt")
     number = 0
     while True:
         number += 3
@@ -319,9 +313,7 @@ def test_all_are_renamed_or_none_whichever_fails(
     else:
         run, template = tmp_path / "run", "kept-{epoch}"
         for epoch in range(1, 7):
-            place = run / ("ab"[epoch % 2] if layout == "two directories" else "")
-            place.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(FILES / "series" / f"model_epoch_{epoch}.pth", place)
+            make_run(run / ("ab"[epoch % 2] if layout == "two directories" else ""), epoch)
     before = content(run)
     count = len(renamed(run, template, dry_run=True).renames)
     assert count > 4

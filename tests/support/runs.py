@@ -15,13 +15,39 @@ Make = Callable[[Path, Numbers], None]
 """Makes checkpoints of some numbers in an empty directory; 2 is the best, and 3 is pinned, if one is."""
 
 
+def make_run(
+    place: Path,
+    *epochs: int,
+    name: str = "model_epoch_{}.pth",
+    best: int | None = None,
+    pinned: int | None = None,
+    latest: int | None = None,
+) -> Path:
+    """Make a directory of files that PyTorch saved, one for each epoch, and return it.
+
+    Args:
+        place: The directory, which may be there.
+        epochs: Their numbers, 1 to 10, which are in the files, too.
+        name: Of each, with its number.
+        best: The epoch that the symlink ``best`` leads to.
+        pinned: The epoch that is pinned.
+        latest: The epoch that the file ``latest`` names.
+    """
+    place.mkdir(parents=True, exist_ok=True)
+    for epoch in epochs:
+        shutil.copy2(FILES / "series" / f"model_epoch_{epoch}.pth", place / name.format(epoch))
+    if best is not None:
+        (place / "best").symlink_to(name.format(best))
+    if pinned is not None:
+        (place / ".ckpttool-pins.toml").write_text(f'pinned = ["{name.format(pinned)}"]\n')
+    if latest is not None:
+        (place / "latest").write_text(name.format(latest))
+    return place
+
+
 def files(run: Path, numbers: Numbers) -> None:
     """One file for each epoch, a symlink to one, a pinned one, and a note of the latest."""
-    for number in numbers:
-        shutil.copy2(FILES / "series" / f"model_epoch_{number}.pth", run)
-    (run / "best").symlink_to("model_epoch_2.pth")
-    (run / ".ckpttool-pins.toml").write_text('pinned = ["model_epoch_3.pth"]\n')
-    (run / "latest").write_text(f"model_epoch_{numbers[-1]}.pth")
+    make_run(run, *numbers, best=2, pinned=3, latest=numbers[-1])
 
 
 def swapped(run: Path) -> None:
