@@ -109,6 +109,14 @@ def server(sqlite: Path) -> Iterator[str]:
         running.wait(30)
 
 
+@pytest.fixture(params=["database", pytest.param("server", marks=pytest.mark.thorough)])
+def asked(request: pytest.FixtureRequest, sqlite: Path) -> str:
+    """Return a URI at which MLflow's own client is asked: of a server, or of a database that it opens."""
+    if request.param == "server":
+        return str(request.getfixturevalue("server"))
+    return f"sqlite+pysqlite:///{sqlite}/mlflow.db"  # ckpttool itself reads what is called sqlite:
+
+
 @pytest.fixture(autouse=True)
 def _no_uri(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
@@ -166,8 +174,8 @@ def test_nobody_guesses_whose_run_it_is(
         survey_directory(tmp_path, Scope(metrics=["mlflow:digits"]))
 
 
-def test_metrics_of_a_server(server: str, sqlite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+def test_metrics_of_a_server(asked: str, sqlite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", asked)
     with warnings_of_mlflow():
         survey = survey_directory(sqlite / "runs", Scope(metrics=["mlflow:digits"]))
     assert measured(survey, "val/loss") == LOSSES
@@ -201,24 +209,28 @@ def test_a_registered_model_stays(store: str, request: pytest.FixtureRequest, tm
 
 
 def test_a_model_registered_on_a_server_stays(
-    server: str, sqlite: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    asked: str, sqlite: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     copied = shutil.copytree(sqlite / "mlruns", tmp_path / "artifacts")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", asked)
     with warnings_of_mlflow():
         reasons = [one for reasons in kept(copied).values() for one in reasons]
     assert "registered as net version 1 (champion)" in reasons
 
 
-@pytest.mark.parametrize("store", ["sqlite", "server"])
+@pytest.mark.parametrize("store", ["sqlite", pytest.param("server", marks=pytest.mark.thorough)])
 def test_a_model_that_a_run_logged_stays(
-    store: str, sqlite: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: str,
+    sqlite: Path,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """MLflow 3 registers ``models:/m-…``; its files are known by that name, also where they were moved."""
     import mlflow
 
     place = shutil.copytree(sqlite, tmp_path / "own")
-    uri = f"sqlite:///{place}/mlflow.db" if store == "sqlite" else server
+    uri = f"sqlite:///{place}/mlflow.db" if store == "sqlite" else request.getfixturevalue("server")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     with warnings_of_mlflow():
         client = mlflow.MlflowClient(uri)
@@ -392,15 +404,15 @@ def tags_of(uri: str) -> dict[str, dict[str, object]]:
     }
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "server"])
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("server", marks=pytest.mark.thorough)])
 def test_mlflow_has_what_was_recorded(
-    kind: str, server: str, sqlite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, sqlite: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = sqlite
-    uri = server
     if kind == "sqlite":
         place = shutil.copytree(sqlite, tmp_path / "own")
         uri = f"sqlite:///{place}/mlflow.db"
+    else:
+        place, uri = sqlite, request.getfixturevalue("server")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     with warnings_of_mlflow():
         first = log([place / "runs"], "mlflow:digits")
