@@ -485,21 +485,27 @@ def _after_magic(file):  # type: ignore[no-untyped-def]
     return file
 
 
-def test_tensorboard_reads_what_was_recorded(sqlite: Path, tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+TENSORBOARD = """
+import json, sys
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+read = EventAccumulator(sys.argv[1]).Reload()
+(event,) = read.Tensors("ckpttool/slow/step_20.pt")
+(text,) = event.tensor_proto.string_val
+kind = read.SummaryMetadata("ckpttool/slow/step_20.pt").plugin_data.plugin_name
+print(json.dumps([read.Tags()["tensors"], event.step, text.decode(), kind]))
+"""
 
+
+def test_tensorboard_reads_what_was_recorded(sqlite: Path, tmp_path: Path) -> None:
     target = f"tensorboard:{tmp_path / 'tb'}"
     assert [one.is_new for one in log([sqlite / "runs"], target).checkpoints] == [True] * 6
     assert not any(one.is_new for one in log([sqlite / "runs" / "slow"], target).checkpoints)
     assert not any(one.is_new for one in log([sqlite / "runs"], target).checkpoints)
-    read = EventAccumulator(str(tmp_path / "tb")).Reload()
+    tags, step, text, kind = json.loads(python_with_frameworks("-c", TENSORBOARD, tmp_path / "tb"))
     names = [f"{trial}/step_{step}.pt" for trial in ("fast", "slow") for step in (10, 20, 30)]
-    assert [f"ckpttool/{name}" in read.Tags()["tensors"] for name in names] == [True] * 6
-    (event,) = read.Tensors("ckpttool/slow/step_20.pt")
-    (text,) = event.tensor_proto.string_val
+    assert [f"ckpttool/{name}" in tags for name in names] == [True] * 6
     digest = hashlib.sha256((sqlite / "runs" / "slow" / "step_20.pt").read_bytes()).hexdigest()
-    assert event.step == 20 and f"| sha256 | {digest} |" in text.decode()
-    assert read.SummaryMetadata("ckpttool/slow/step_20.pt").plugin_data.plugin_name == "text"
+    assert (step, kind) == (20, "text") and f"| sha256 | {digest} |" in text
 
 
 def test_a_damaged_checkpoint_is_recorded_as_such(sqlite: Path, tmp_path: Path) -> None:
