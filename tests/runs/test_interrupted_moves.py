@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ckpttool import AccessDenied, DamagedCheckpoint
-from tests.runs.interrupted_moves import Play
+from tests.runs.interrupted_moves import Play, ours, tree
 from tests.support.changes import recover
+from tests.support.faults import is_hit_at
 from tests.support.transactions import (
     Moves,
     kill_before,
@@ -53,6 +55,15 @@ def test_whatever_interrupts_it_loses_nothing(
         play.interrupt("kill", call)
         for how, again in MISHAPS if step == 1 else MISHAPS[at // 2 % len(MISHAPS) :][: at % 2]:
             play.interrupt(how, call, again)
+
+
+def test_moves_in_turn_that_are_interrupted_are_settled_at_once(tmp_path: Path) -> None:
+    play = Play(tmp_path, "exchanged", "exchange")
+    directory = play.copy("interrupted")
+    act = partial(play.act, directory, play.units)
+    assert is_hit_at(play.calls // 2, act, KeyboardInterrupt())
+    assert not ours(directory)
+    assert tree(directory) in (play.before[0], play.after[0])
 
 
 # One at a time --------------------------------------------------------------------------------------
