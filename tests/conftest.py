@@ -14,15 +14,8 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.commands import Answer, Run, run_here
 from tests.support.faults import wait_for_no_disk
-from tests.support.stores import (
-    Bucket,
-    WebServer,
-    client_of,
-    environment,
-    new_bucket,
-    serve_apart,
-    web_server,
-)
+from tests.support.memory import MemoryBucket, memory_stores
+from tests.support.stores import S3Bucket, WebServer, client_of, environment, serve_apart, web_server
 
 pytest_plugins = ["tests.support.golden", "tests.support.slowest"]
 pytest.register_assert_rewrite("ckpttool.testing")
@@ -80,14 +73,21 @@ def s3_endpoint() -> Iterator[str]:
 
 
 @pytest.fixture
-def s3(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+def bucket() -> Iterator[MemoryBucket]:
+    """Return an empty bucket in memory."""
+    with memory_stores():
+        yield MemoryBucket()
+
+
+@pytest.fixture
+def s3(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> S3Bucket:
     """Return an empty bucket, which ckpttool is led to by the environment."""
     from ckpttool.io import remote
 
     for name, value in environment(s3_endpoint).items():
         monkeypatch.setenv(name, value)
     remote.forget()
-    return new_bucket(client_of(s3_endpoint))
+    return S3Bucket(client_of(s3_endpoint))
 
 
 @pytest.fixture

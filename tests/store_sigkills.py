@@ -22,7 +22,7 @@ from typing import Any
 
 from tests.support.commands import run_redirected
 from tests.support.runs import KINDS
-from tests.support.stores import Bucket, client_of, environment, new_bucket, serve
+from tests.support.stores import S3Bucket, client_of, environment, serve
 
 NUMBERS = range(1, 9)
 OWN = ".ckpttool-"
@@ -39,7 +39,7 @@ AT_ANY_TIME = 0.1
 Objects = dict[str, bytes]
 
 
-def objects(bucket: Bucket) -> Objects:
+def objects(bucket: S3Bucket) -> Objects:
     """Return what lies in a bucket, as the server has it in its memory."""
     from moto.backends import get_backend
 
@@ -66,9 +66,9 @@ class Way:
     changing: float
 
 
-def new_run(client: Any, made: Objects, command: str) -> Bucket:
+def new_run(client: Any, made: Objects, command: str) -> S3Bucket:
     """Return a bucket with a run; for an undo, one that was pruned."""
-    bucket = new_bucket(client)
+    bucket = S3Bucket(client)
     if command == "undo of a version":
         bucket.keep_versions()
     for key, data in made.items():
@@ -78,18 +78,18 @@ def new_run(client: Any, made: Objects, command: str) -> Bucket:
     return bucket
 
 
-def _arguments(bucket: Bucket, command: str) -> Sequence[str]:
+def _arguments(bucket: S3Bucket, command: str) -> Sequence[str]:
     name, *more = COMMANDS[command]
     return name, bucket.url("runs"), *more
 
 
-def _require_success(bucket: Bucket, command: str) -> None:
+def _require_success(bucket: S3Bucket, command: str) -> None:
     done = run_redirected(*_arguments(bucket, command))
     if done.status:
         sys.exit(f"{command}: status {done.status}: {done.err}")
 
 
-def _started(bucket: Bucket, command: str) -> subprocess.Popen[bytes]:
+def _started(bucket: S3Bucket, command: str) -> subprocess.Popen[bytes]:
     null = subprocess.DEVNULL
     arguments = [sys.executable, "-m", "ckpttool", *_arguments(bucket, command)]
     return subprocess.Popen(arguments, stdout=null, stderr=null)
@@ -129,7 +129,7 @@ def ways(client: Any, directory: Path) -> list[Way]:
     return found
 
 
-def _listed(bucket: Bucket) -> Iterator[tuple[str, int, int]]:
+def _listed(bucket: S3Bucket) -> Iterator[tuple[str, int, int]]:
     """Yield what is listed as sound, with how much of it there is."""
     done = run_redirected("list", bucket.url("runs"), "--json", "--series", "*")
     for one in json.loads(done.out)["checkpoints"]:
@@ -155,7 +155,7 @@ def killed(way: Way, client: Any, random: Random, seen: Counter[str]) -> str | N
     return wrong(way, bucket, now)
 
 
-def wrong(way: Way, bucket: Bucket, now: Objects) -> str | None:
+def wrong(way: Way, bucket: S3Bucket, now: Objects) -> str | None:
     """Return what is wrong after a kill, and after the next command; None if nothing is."""
     kept = {key: data for key, data in way.left.items() if not key.endswith("/checkpoint")}
     if way.command.startswith("prune") and (lost := [key for key in kept if now.get(key) != kept[key]]):

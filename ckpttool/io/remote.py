@@ -13,7 +13,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from itertools import filterfalse
@@ -33,11 +33,12 @@ is read has the version that was seen."""
 MAX_REMEMBERED = 1_000_000
 MAX_DIRECTORIES = 20_000
 """Maximum number of directories listed in one command; a server may invent new ones without end."""
-_STORES: Mapping[str, type[BucketStore]] = {
+STORES: Mapping[str, Callable[[str], Store]] = {
     **dict.fromkeys(("s3", "s3a"), S3Store),
     **dict.fromkeys(("gs", "az", "azure", "abfs", "abfss", "adl"), BucketStore),
     **dict.fromkeys(("http", "https"), WebStore),
 }
+"""What makes the store of a root, by its scheme; fsspec makes those of all other schemes."""
 _NEVER = -REMEMBERED_SECONDS, None
 _FILE, _DIRECTORY = stat.S_IFREG | 0o444, stat.S_IFDIR | 0o555
 
@@ -317,8 +318,8 @@ def _repository(kind: str, name: str, revision: str) -> Store:
 @cache
 def _store(root: str) -> Store:
     scheme = root.partition("://")[0]
-    if scheme in _STORES:
-        return _STORES[scheme](root)
+    if scheme in STORES:
+        return STORES[scheme](root)
     from ckpttool.io.fsspec_store import FsspecStore
 
     return FsspecStore(root)

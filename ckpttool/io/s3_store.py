@@ -25,6 +25,7 @@ from ckpttool.io.stores import (
     BucketStore,
     Listing,
     ObjectStatus,
+    OlderVersions,
     Replaced,
     allows_http,
     as_os_errors,
@@ -121,6 +122,11 @@ class S3Store(BucketStore):
 
     def keeps_version(self, name: str) -> bool:
         return self._answer("HEAD", name).headers.get("x-amz-version-id") not in (None, "", "null")
+
+    def older_versions(self) -> OlderVersions:
+        from ckpttool.io.s3_versions import VersionedBucket
+
+        return VersionedBucket(self.root)
 
     def clock(self) -> float:
         try:

@@ -13,22 +13,10 @@ from typing import Any, NamedTuple
 
 from ckpttool.core.errors import MissingPackage
 from ckpttool.io.stored_checksums import s3_client
-from ckpttool.io.stores import ObjectStatus
+from ckpttool.io.stores import ObjectStatus, ObjectVersions
 
 _MOST_UPLOADS = 100
 """Unfinished uploads of which the parts are counted."""
-
-
-class ObjectVersions(NamedTuple):
-    """An object's newest version, and what hides it.
-
-    Attributes:
-        newest: What is said of it; None if the bucket keeps none.
-        marker: The version of the marker that stands for its removal; None if nothing hides it.
-    """
-
-    newest: ObjectStatus | None
-    marker: str | None
 
 
 class UnfinishedUploads(NamedTuple):
@@ -39,7 +27,7 @@ class UnfinishedUploads(NamedTuple):
 
 
 class VersionedBucket:
-    """A bucket whose older versions can be listed and uncovered; all raise ``OSError``."""
+    """A bucket that keeps older versions of its objects."""
 
     def __init__(self, url: str) -> None:
         """Make ready to ask about what lies below a URL.
@@ -52,7 +40,6 @@ class VersionedBucket:
         self._client = _client(url)
 
     def versions(self, prefix: str) -> dict[str, ObjectVersions]:
-        """Return the objects whose names begin with a prefix, hidden ones included."""
         newest: dict[str, ObjectStatus] = {}
         markers: dict[str, str] = {}
         with _as_os_errors(self._url):
@@ -70,7 +57,6 @@ class VersionedBucket:
         return {name: ObjectVersions(newest.get(name), markers.get(name)) for name in names}
 
     def uncover(self, name: str, marker: str) -> None:
-        """Take away the marker that hides an object's newest version."""
         with _as_os_errors(f"{self._url.partition('://')[0]}://{self._bucket}/{name}"):
             self._client.delete_object(Bucket=self._bucket, Key=name, VersionId=marker)
 

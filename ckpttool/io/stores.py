@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ckpttool.core.errors import MissingPackage, UsageError
 from ckpttool.core.secrets import without_signatures
@@ -65,6 +65,28 @@ class Listing(NamedTuple):
 
     directories: frozenset[str]
     objects: Mapping[str, ObjectStatus]
+
+
+class ObjectVersions(NamedTuple):
+    """An object's newest version, and what hides it.
+
+    Attributes:
+        newest: What is said of it; None if the bucket keeps none.
+        marker: The version of the marker that stands for its removal; None if nothing hides it.
+    """
+
+    newest: ObjectStatus | None
+    marker: str | None
+
+
+class OlderVersions(Protocol):
+    """What a bucket keeps of removed objects; all raise ``OSError``."""
+
+    def versions(self, prefix: str) -> Mapping[str, ObjectVersions]:
+        """Return the objects whose names begin with a prefix, hidden ones included."""
+
+    def uncover(self, name: str, marker: str) -> None:
+        """Take away the marker that hides an object's newest version."""
 
 
 class Store(ABC):
@@ -154,6 +176,14 @@ class Store(ABC):
     def keeps_version(self, name: str) -> bool:
         """Tell whether an object has a version that stays when the object is removed."""
         return False
+
+    def older_versions(self) -> OlderVersions:
+        """Return what tells of versions that stayed, and brings them back.
+
+        Raises:
+            MissingPackage: What is needed for that isn't installed.
+        """
+        raise OSError(errno.ENOTSUP, "no older versions can be listed there", self.root)
 
     def clock(self) -> float:
         """Return what time it is for the store, in seconds since 1970; this machine's if it doesn't say."""
@@ -377,10 +407,9 @@ def _aws_profile() -> dict[str, str]:
 
 def _object_status(found: Mapping[str, Any]) -> ObjectStatus:
     modified: datetime = found["last_modified"]
+    seconds = int(modified.timestamp())  # listings state fractions of them, which HTTP headers lack
     version = found.get("version") or found.get("e_tag") or ""
-    return ObjectStatus(
-        found["size"], int(modified.timestamp() * 1_000_000_000), found.get("e_tag") or version
-    )
+    return ObjectStatus(found["size"], seconds * 1_000_000_000, found.get("e_tag") or version)
 
 
 def _quoted(tag: str | None) -> str | None:

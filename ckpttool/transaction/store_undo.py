@@ -59,11 +59,12 @@ class _Copies:
         self._place, self._record = place, record
 
     def look(self, name: str, known: ObjectStatus) -> _Object:
-        now, copy = self._place.status(name), self._place.status(self._record.copy_of(name))
+        copy_name = self._record.copy_of(name)
+        now, copy = self._place.status(name), self._place.status(copy_name)
         if now is None:
             return _Object.LOST if copy is None else _Object.GONE
         # The copies go once all is back: without one, an undo was killed that had come so far.
-        is_same = copy is None or now.matches(known) or (now.size, now.version) == (copy.size, copy.version)
+        is_same = copy is None or now.matches(known) or self._place.is_same(name, now, copy_name, copy)
         return _Object.THERE if is_same else _Object.TAKEN
 
     def restore(self, name: str) -> None:
@@ -80,10 +81,8 @@ class _Copies:
 
 class _Versions:
     def __init__(self, place: StoreDirectory, record: StoreRecord) -> None:
-        from ckpttool.io.s3_versions import VersionedBucket
-
         self._place = place
-        self._bucket = VersionedBucket(place.directory)
+        self._bucket = place.store.older_versions()
         tops = {name.partition("/")[0] for one in record.checkpoints for name in one.objects}
         self._versions = {
             name: found for top in tops for name, found in self._bucket.versions(place.key(top)).items()

@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
 import ckpttool
-from ckpttool.io import answers, fs, remote, stores
+from ckpttool.io import fs, remote
 from tests.support.commands import Run
 from tests.support.faults import fill_disk
-from tests.support.stores import Bucket, environment
+from tests.support.memory import MemoryBucket
 
 SERIES = [f"model_epoch_{number}.pth" for number in range(1, 4)]
 
@@ -37,7 +34,7 @@ def runs(files: Path, tmp_path: Path) -> Path:
 def destination(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "disk":
         return str(tmp_path / "copies" / "runs")
-    bucket: Bucket = request.getfixturevalue("s3")
+    bucket: MemoryBucket = request.getfixturevalue("bucket")
     return bucket.url("copies/runs")
 
 
@@ -124,12 +121,12 @@ def test_different_one_is_left_unless_forced(run: Run, runs: Path, destination: 
     assert run("diff", runs / "b" / SERIES[2], f"{destination}/b/{SERIES[2]}").status == 0
 
 
-def test_dry_run_changes_nothing(run: Run, runs: Path, tmp_path: Path, s3: Bucket) -> None:
-    answer = run("copy", runs, s3.url("x"), "-n")
+def test_dry_run_changes_nothing(run: Run, runs: Path, tmp_path: Path, bucket: MemoryBucket) -> None:
+    answer = run("copy", runs, bucket.url("x"), "-n")
     assert answer.status == 0 and answer.out.count("would copy  ") == 3
     assert answer.out.endswith("would copy 3 of 3 checkpoints (12 kB)\n")
     assert run("copy", runs, tmp_path / "x", "-n").status == 0
-    assert s3.keys() == [] and not (tmp_path / "x").exists()
+    assert bucket.keys() == [] and not (tmp_path / "x").exists()
 
 
 def test_document(run: Run, runs: Path, destination: str) -> None:
@@ -225,58 +222,12 @@ def test_full_disk_ends_it_and_leaves_nothing(
     assert content(tmp_path / "copies") == {}
 
 
-class _Refusing(BaseHTTPRequestHandler):
-    """A server that has nothing, and takes nothing."""
-
-    status = 403
-
-    def do_HEAD(self) -> None:
-        self._answer(404, b"")
-
-    def do_GET(self) -> None:
-        self._answer(
-            200, b'<?xml version="1.0"?><ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>'
-        )
-
-    def do_PUT(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self._answer(self.status, b"<Error><Code>Refused</Code></Error>")
-
-    def _answer(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def refusing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Refusing)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    for name, value in environment(f"http://127.0.0.1:{server.server_port}").items():
-        monkeypatch.setenv(name, value)
-    for module in (answers, stores):
-        monkeypatch.setattr(module, "RETRIES", 1)
-    remote.forget()
-    yield lambda status: monkeypatch.setattr(_Refusing, "status", status)
-    server.shutdown()
-    thread.join()
-    server.server_close()
-    remote.forget()
-
-
 @pytest.mark.parametrize("status", [403, 503])
-def test_store_that_refuses_ends_it(
-    run: Run, runs: Path, refusing: Callable[[int], None], status: int
-) -> None:
-    refusing(status)
-    answer = run("copy", runs, "s3://bucket/runs")
+def test_store_that_refuses_ends_it(run: Run, runs: Path, bucket: MemoryBucket, status: int) -> None:
+    bucket.refuse("write", status)
+    answer = run("copy", runs, bucket.url("runs"))
     assert answer.status == 2
-    assert f"s3://bucket/runs/a/{SERIES[0]}: " in answer.out and str(status) in answer.out
+    assert f"{bucket.url('runs/a')}/{SERIES[0]}: " in answer.out and str(status) in answer.out
     assert answer.out.count("not tried after the failure") == 2
 
 
@@ -309,11 +260,11 @@ def test_other_file_systems_are_destinations_too(run: Run, files: Path, tmp_path
 
 
 def test_a_name_that_is_a_path_elsewhere_is_not_copied_from_a_store(
-    s3: Bucket, run: Run, tmp_path: Path, files: Path
+    bucket: MemoryBucket, run: Run, tmp_path: Path, files: Path
 ) -> None:
     data = (files / "safetensors" / "dtypes.safetensors").read_bytes()
     for name in ("m.safetensors", "..\\evil.safetensors"):
-        s3.put(f"run/{name}", data)
-    status, _, err = run("copy", s3.url("run"), tmp_path / "there")
+        bucket.put(f"run/{name}", data)
+    status, _, err = run("copy", bucket.url("run"), tmp_path / "there")
     assert (status, [one.name for one in (tmp_path / "there").iterdir()]) == (2, ["m.safetensors"])
     assert "evil.safetensors: a backslash in its name" in err

@@ -18,7 +18,7 @@ import pytest
 from ckpttool.io import remote, s3_store
 from tests.support.commands import Run
 from tests.support.manifests import seal
-from tests.support.stores import Answer, Asked, Bucket, WebServer
+from tests.support.stores import Answer, Asked, S3Bucket, WebServer
 
 LARGE = "large.safetensors"
 NBYTES = 20 << 20
@@ -62,7 +62,7 @@ def without_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "__import__", without)
 
 
-def upload_parts(s3: Bucket, key: str, data: bytes, part: int) -> None:
+def upload_parts(s3: S3Bucket, key: str, data: bytes, part: int) -> None:
     """Upload as boto3 does: in parts, with a CRC-32 of each."""
     asked = {"Bucket": s3.name, "Key": key}
     upload = s3.client.create_multipart_upload(**asked, ChecksumAlgorithm="CRC32")["UploadId"]
@@ -77,7 +77,7 @@ def upload_parts(s3: Bucket, key: str, data: bytes, part: int) -> None:
     remote.forget()
 
 
-def upload_sealed(s3: Bucket, path: Path, **options: str) -> str:
+def upload_sealed(s3: S3Bucket, path: Path, **options: str) -> str:
     """Write a manifest, upload it with the checkpoint, and return the URL of this one."""
     assert seal(path).is_written
     for name in (path.name, f"{path.name}.sha256", f"{path.name}.digests.json"):
@@ -108,7 +108,7 @@ def flipped(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("kind", ["CRC32", "SHA256"])
 def test_a_manifest_is_compared_without_reading(
-    s3: Bucket, large: Path, run: Run, read: list[int], kind: str
+    s3: S3Bucket, large: Path, run: Run, read: list[int], kind: str
 ) -> None:
     url = upload_sealed(s3, large, ChecksumAlgorithm=kind)
     assert checks(run, url, "--only", "manifest")["manifest"] == (
@@ -136,7 +136,7 @@ def test_a_manifest_is_compared_without_reading(
     assert sum(read) < MB / 2
 
 
-def test_an_upload_in_parts_of_whole_blocks(s3: Bucket, large: Path, run: Run, read: list[int]) -> None:
+def test_an_upload_in_parts_of_whole_blocks(s3: S3Bucket, large: Path, run: Run, read: list[int]) -> None:
     url = upload_sealed(s3, large)
     for part in (8 * MB, 16 * MB):
         upload_parts(s3, f"run/{LARGE}", large.read_bytes(), part)
@@ -147,7 +147,7 @@ def test_an_upload_in_parts_of_whole_blocks(s3: Bucket, large: Path, run: Run, r
 
 
 def test_an_upload_in_other_parts_is_skipped_or_read(
-    s3: Bucket, large: Path, run: Run, read: list[int]
+    s3: S3Bucket, large: Path, run: Run, read: list[int]
 ) -> None:
     url = upload_sealed(s3, large)
     upload_parts(s3, f"run/{LARGE}", large.read_bytes(), 5 * MB)
@@ -160,7 +160,7 @@ def test_an_upload_in_other_parts_is_skipped_or_read(
 
 
 def test_a_store_without_checksums(
-    s3: Bucket, large: Path, run: Run, read: list[int], without_boto3: None
+    s3: S3Bucket, large: Path, run: Run, read: list[int], without_boto3: None
 ) -> None:
     url = upload_sealed(s3, large)
     skipped = checks(run, url, "--only", "structure,manifest")["manifest"]
@@ -169,7 +169,7 @@ def test_a_store_without_checksums(
     assert checks(run, url)["manifest"] == ("passed", "1 file")
 
 
-def test_digests_alone_do(s3: Bucket, large: Path, run: Run, read: list[int]) -> None:
+def test_digests_alone_do(s3: S3Bucket, large: Path, run: Run, read: list[int]) -> None:
     url = upload_sealed(s3, large)
     s3.client.delete_object(Bucket=s3.name, Key=f"run/{LARGE}.sha256")
     remote.forget()
@@ -184,7 +184,7 @@ def test_digests_alone_do(s3: Bucket, large: Path, run: Run, read: list[int]) ->
 
 
 def test_digests_alone_where_the_store_keeps_none(
-    s3: Bucket, large: Path, run: Run, without_boto3: None
+    s3: S3Bucket, large: Path, run: Run, without_boto3: None
 ) -> None:
     url = upload_sealed(s3, large)
     s3.client.delete_object(Bucket=s3.name, Key=f"run/{LARGE}.sha256")
@@ -198,7 +198,7 @@ def test_digests_alone_where_the_store_keeps_none(
     assert findings(run, url)[0] == expected
 
 
-def test_a_manifest_of_an_earlier_ckpttool(s3: Bucket, large: Path, run: Run) -> None:
+def test_a_manifest_of_an_earlier_ckpttool(s3: S3Bucket, large: Path, run: Run) -> None:
     url = upload_sealed(s3, large)
     s3.put(f"run/{LARGE}.digests.json", without_crcs(Path(f"{large}.digests.json")))
     remote.forget()
@@ -218,7 +218,7 @@ def without_crcs(path: Path) -> bytes:
     return json.dumps(document).encode()
 
 
-def test_an_object_of_another_size(s3: Bucket, large: Path, run: Run) -> None:
+def test_an_object_of_another_size(s3: S3Bucket, large: Path, run: Run) -> None:
     url = upload_sealed(s3, large)
     s3.put(f"run/{LARGE}", large.read_bytes() + b"\0")
     remote.forget()
@@ -327,7 +327,7 @@ def test_a_copy_on_this_machine(large: Path, run: Run, tmp_path: Path) -> None:
     ]
 
 
-def test_a_copy_in_a_store(s3: Bucket, large: Path, run: Run, read: list[int]) -> None:
+def test_a_copy_in_a_store(s3: S3Bucket, large: Path, run: Run, read: list[int]) -> None:
     s3.put(f"run/{LARGE}", large.read_bytes())
     url = s3.url(f"run/{LARGE}")
     assert copy_check(run, large, "--against", url) == ("passed", "1 file by CRC-32 (read, store)")
@@ -350,7 +350,7 @@ def test_a_copy_in_a_store(s3: Bucket, large: Path, run: Run, read: list[int]) -
     assert sum(read) < MB / 2
 
 
-def test_a_manifest_that_is_older_is_not_believed(s3: Bucket, large: Path, run: Run) -> None:
+def test_a_manifest_that_is_older_is_not_believed(s3: S3Bucket, large: Path, run: Run) -> None:
     s3.put(f"run/{LARGE}", large.read_bytes())
     url = s3.url(f"run/{LARGE}")
     seal(large)
@@ -362,7 +362,7 @@ def test_a_manifest_that_is_older_is_not_believed(s3: Bucket, large: Path, run: 
 
 
 def test_a_manifest_in_a_store_proves_nothing_by_itself(
-    s3: Bucket, large: Path, run: Run, read: list[int], without_boto3: None
+    s3: S3Bucket, large: Path, run: Run, read: list[int], without_boto3: None
 ) -> None:
     url = upload_sealed(s3, large)
     s3.put(f"run/{LARGE}", flipped(large.read_bytes()))
@@ -373,7 +373,7 @@ def test_a_manifest_in_a_store_proves_nothing_by_itself(
 
 
 def test_a_manifest_leads_from_one_store_to_the_other(
-    s3: Bucket, large: Path, run: Run, read: list[int]
+    s3: S3Bucket, large: Path, run: Run, read: list[int]
 ) -> None:
     first, second = upload_sealed(s3, large), s3.url(f"other/{LARGE}")
     for data, expected in ((large.read_bytes(), "passed"), (flipped(large.read_bytes()), "failed")):
@@ -383,7 +383,7 @@ def test_a_manifest_leads_from_one_store_to_the_other(
     assert sum(read) < MB
 
 
-def test_two_stores(s3: Bucket, large: Path, run: Run, read: list[int]) -> None:
+def test_two_stores(s3: S3Bucket, large: Path, run: Run, read: list[int]) -> None:
     for key in ("a", "b"):
         s3.put(f"{key}/{LARGE}", large.read_bytes())
     urls = s3.url(f"a/{LARGE}"), s3.url(f"b/{LARGE}")
@@ -397,7 +397,7 @@ def test_two_stores(s3: Bucket, large: Path, run: Run, read: list[int]) -> None:
     assert copy_check(run, urls[0], "--against", urls[1])[0] == "passed"
 
 
-def test_parts_that_are_no_blocks_are_computed_of_the_file(s3: Bucket, large: Path, run: Run) -> None:
+def test_parts_that_are_no_blocks_are_computed_of_the_file(s3: S3Bucket, large: Path, run: Run) -> None:
     upload_parts(s3, f"run/{LARGE}", large.read_bytes(), 5 * MB)
     url = s3.url(f"run/{LARGE}")
     assert copy_check(run, large, "--against", url) == ("passed", "1 file by CRC-32 (read, store)")
@@ -406,7 +406,7 @@ def test_parts_that_are_no_blocks_are_computed_of_the_file(s3: Bucket, large: Pa
 
 
 def test_a_store_that_tells_nothing(
-    s3: Bucket, large: Path, run: Run, read: list[int], without_boto3: None
+    s3: S3Bucket, large: Path, run: Run, read: list[int], without_boto3: None
 ) -> None:
     s3.put(f"run/{LARGE}", large.read_bytes())
     url = s3.url(f"run/{LARGE}")
@@ -424,7 +424,7 @@ def test_a_store_that_tells_nothing(
     assert copy_check(run, large, "--against", url) == ("passed", "1 file by SHA-256 (read, read)")
 
 
-def test_a_directory_of_checkpoints(s3: Bucket, files: Path, run: Run, tmp_path: Path) -> None:
+def test_a_directory_of_checkpoints(s3: S3Bucket, files: Path, run: Run, tmp_path: Path) -> None:
     runs = Path(shutil.copytree(files / "series", tmp_path / "runs"))
     s3.upload(runs, "copy")
     remote.forget()
@@ -442,7 +442,7 @@ def test_a_directory_of_checkpoints(s3: Bucket, files: Path, run: Run, tmp_path:
     assert f"[{s3.url('copy/model_epoch_5.pth')}]: it has 5 bytes instead of {size:,}" in out
 
 
-def test_shards_and_a_step_directory(s3: Bucket, files: Path, run: Run, tmp_path: Path) -> None:
+def test_shards_and_a_step_directory(s3: S3Bucket, files: Path, run: Run, tmp_path: Path) -> None:
     for name in ("sharded", "trainer/checkpoint-4"):
         path = Path(shutil.copytree(files / "safetensors" / name, tmp_path / name))
         s3.upload(path, name)

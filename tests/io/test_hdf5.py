@@ -12,7 +12,7 @@ from ckpttool import DamagedCheckpoint, open_checkpoint, verify
 from ckpttool.io import h5worker
 from ckpttool.io.h5worker import WORKER
 from ckpttool.io.hdf5 import Location, slabs, walk
-from tests.support.stores import Bucket
+from tests.support.memory import MemoryBucket
 
 
 def test_a_crash_is_a_finding(files: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -92,12 +92,14 @@ def cells_of(shape: tuple[int, ...], start: tuple[int, ...], count: tuple[int, .
 
 
 @pytest.mark.parametrize("nbytes", [9, 22, 30, 48, 2000])
-def test_a_cut_file_is_refused_alike_in_a_store(s3: Bucket, files: Path, tmp_path: Path, nbytes: int) -> None:
+def test_a_cut_file_is_refused_alike_in_a_store(
+    bucket: MemoryBucket, files: Path, tmp_path: Path, nbytes: int
+) -> None:
     """Behind its end are zeros, and not what the memory held before."""
     cut = tmp_path / "cut.h5"
     cut.write_bytes((files / "keras" / "keras2_weights.h5").read_bytes()[:nbytes])
-    s3.upload(cut, cut.name)
-    there, here = verify(s3.url(cut.name)), verify(cut)
+    bucket.upload(cut, cut.name)
+    there, here = verify(bucket.url(cut.name)), verify(cut)
     assert [(one.code, one.message) for one in there.findings] == [
         (one.code, one.message) for one in here.findings
     ]

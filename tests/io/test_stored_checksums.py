@@ -14,7 +14,7 @@ import pytest
 from ckpttool.io import remote, stores
 from ckpttool.io.checksums import Checksum, StoredChecksums
 from tests.support.checksums import crc64nvme
-from tests.support.stores import Answer, Asked, Bucket, WebServer, environment
+from tests.support.stores import Answer, Asked, S3Bucket, WebServer, environment
 
 DATA = b"123456789"
 CRC32C = base64.b64encode(google_crc32c.value(DATA).to_bytes(4, "big")).decode()
@@ -48,7 +48,7 @@ def stored(url: str) -> StoredChecksums:
 # Amazon S3 --------------------------------------------------------------------------------------------
 
 
-def test_what_boto3_uploads_by_default(s3: Bucket) -> None:
+def test_what_boto3_uploads_by_default(s3: S3Bucket) -> None:
     s3.put("m", DATA)
     assert stored(s3.url("m")).checksums == (Checksum("crc32", f"{zlib.crc32(DATA):08x}"),)
     s3.client.put_object(Bucket=s3.name, Key="m", Body=DATA, ChecksumAlgorithm="SHA256")
@@ -58,7 +58,7 @@ def test_what_boto3_uploads_by_default(s3: Bucket) -> None:
 
 
 def test_the_endpoint_has_the_names_that_obstore_reads(
-    s3: Bucket, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
+    s3: S3Bucket, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     s3.put("m", DATA)
     monkeypatch.delenv("AWS_ENDPOINT_URL")
@@ -68,7 +68,7 @@ def test_the_endpoint_has_the_names_that_obstore_reads(
         monkeypatch.delenv(name)
 
 
-def test_an_upload_in_parts(s3: Bucket) -> None:
+def test_an_upload_in_parts(s3: S3Bucket) -> None:
     first, second = bytes(5 << 20), b"the second part"
     asked = {"Bucket": s3.name, "Key": "m"}
     upload = s3.client.create_multipart_upload(**asked, ChecksumAlgorithm="CRC32")["UploadId"]
@@ -145,7 +145,7 @@ def test_without_permission(kept: dict[str, str], web: WebServer) -> None:
     assert stored("s3://bucket/m")[:2] == ((), "S3 answered 403 when it was asked for its checksum")
 
 
-def test_without_boto3(s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_boto3(s3: S3Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     s3.put("m", DATA)
     real = builtins.__import__
 
@@ -158,7 +158,7 @@ def test_without_boto3(s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     assert stored(s3.url("m")) == StoredChecksums((), "boto3 is not installed")
 
 
-def test_an_object_that_was_replaced_meanwhile(s3: Bucket) -> None:
+def test_an_object_that_was_replaced_meanwhile(s3: S3Bucket) -> None:
     s3.put("m", DATA)
     remote.forget()
     remote.look_at(s3.url("m"))

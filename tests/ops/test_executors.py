@@ -16,7 +16,7 @@ from ckpttool import list_checkpoints, verify_all
 from ckpttool.io.executors import executor_at
 from tests.support.clusters import Deadly, Elsewhere, local_cluster
 from tests.support.commands import Run
-from tests.support.stores import Bucket
+from tests.support.stores import S3Bucket
 
 COUNT = 30
 
@@ -117,7 +117,7 @@ def test_what_a_worker_does_not_see_is_no_answer(runs: Path, content: bytes | No
         assert len(listing.checkpoints) == COUNT // 3 - 1
 
 
-def test_an_executor_reads_from_a_store(s3: Bucket, files: Path) -> None:
+def test_an_executor_reads_from_a_store(s3: S3Bucket, files: Path) -> None:
     for number in range(3):
         s3.upload(files / "pytorch" / "guide.pth", f"runs/model_epoch_{number}.pth")
     alone, listed = verify_all(s3.url("runs")), list_checkpoints(s3.url("runs"), depth="full")

@@ -18,8 +18,8 @@ from ckpttool.io.source import Source
 from ckpttool.ops.verify import verify
 from ckpttool.runs import copying
 from ckpttool.runs.copying import CopyRequest, CopyStatus, plan_copy
+from tests.support.memory import MemoryBucket
 from tests.support.runs import KINDS, sharded
-from tests.support.stores import Bucket
 
 
 def bytes_of(path: str) -> bytes:
@@ -74,7 +74,7 @@ def interruption(monkeypatch: pytest.MonkeyPatch) -> Interruption:
 def new_destination(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[int], str]:
     if request.param == "disk":
         return lambda number: str(tmp_path / f"copies-{number}")
-    bucket: Bucket = request.getfixturevalue("s3")
+    bucket: MemoryBucket = request.getfixturevalue("bucket")
     return lambda number: bucket.url(f"copies-{number}")
 
 
@@ -193,7 +193,9 @@ def request(source: str, destination: str) -> CopyRequest:
     return CopyRequest(sources=(source,), destination=destination)
 
 
-def test_damage_in_a_store_is_seen_before_the_copy_counts(files: Path, tmp_path: Path, s3: Bucket) -> None:
+def test_damage_in_a_store_is_seen_before_the_copy_counts(
+    files: Path, tmp_path: Path, bucket: MemoryBucket
+) -> None:
     run = tmp_path / "run"
     run.mkdir()
     sharded(run, range(1, 3))
@@ -206,8 +208,8 @@ def test_damage_in_a_store_is_seen_before_the_copy_counts(files: Path, tmp_path:
         at = data.index(b"/data/0") + 80 if path.suffix == ".pth" else len(data) // 2
         data[at : at + 8] = b"\xff" * 8  # NaN, or another CRC
         path.write_bytes(data)
-    s3.upload(run, "run")
-    here, there = verify_each(str(run)), ckpttool.copy(s3.url("run"), tmp_path / "copies")
+    bucket.upload(run, "run")
+    here, there = verify_each(str(run)), ckpttool.copy(bucket.url("run"), tmp_path / "copies")
     assert {os.path.basename(one.path): one.status is CopyStatus.COPIED for one in there.checkpoints} == here
     assert not all(here.values()) and any(here.values())
     whole = {name for name, is_valid in here.items() if is_valid}

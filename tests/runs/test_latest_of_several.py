@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import Run
+from tests.support.memory import MemoryBucket
 from tests.support.runs import make_run
-from tests.support.stores import Bucket
 
 
 @pytest.fixture
@@ -24,15 +24,15 @@ def damage(path: Path) -> None:
     path.write_bytes(data)
 
 
-def test_newest_of_all(run: Run, place, s3: Bucket) -> None:
+def test_newest_of_all(run: Run, place, bucket: MemoryBucket) -> None:
     a, b = place("a", 1, 3), place("b", 2)
     assert run("latest", a, b).out == f"{a}/model_epoch_3.pth\n"
     assert run("latest", b, a).out == f"{a}/model_epoch_3.pth\n"
     shutil.copy(a / "model_epoch_3.pth", b)
     assert run("latest", b, a).out == f"{b}/model_epoch_3.pth\n"
-    s3.upload(place("c", 3, 4), "run")
-    assert run("latest", a, s3.url("run")).out == f"{s3.url('run')}/model_epoch_4.pth\n"
-    assert run("latest", a, s3.url("run"), "--before", "4").status in (0, 1)
+    bucket.upload(place("c", 3, 4), "run")
+    assert run("latest", a, bucket.url("run")).out == f"{bucket.url('run')}/model_epoch_4.pth\n"
+    assert run("latest", a, bucket.url("run"), "--before", "4").status in (0, 1)
 
 
 def test_damaged_newest_gives_way_to_another_place(run: Run, place) -> None:
@@ -52,12 +52,12 @@ def test_best_of_all(run: Run, place) -> None:
     assert run("latest", a, b, "--best", "loss").out == f"{best}\n"
 
 
-def test_places_that_are_not_there(run: Run, place, tmp_path: Path, s3: Bucket) -> None:
+def test_places_that_are_not_there(run: Run, place, tmp_path: Path, bucket: MemoryBucket) -> None:
     a = place("a", 1)
     assert run("latest", tmp_path / "none", a).out == f"{a}/model_epoch_1.pth\n"
     assert run("latest", tmp_path / "none", tmp_path / "neither").status == 2
     assert run("latest", tmp_path / "none", tmp_path / "neither", "--missing-ok").status == 0
-    answer = run("latest", a, "s3://no-such-bucket/run")
+    answer = run("latest", a, "mem://no-such-bucket/run")
     assert answer.status == 2 and answer.out == ""
     (a / "model_epoch_1.pth").unlink()
     assert run("latest", a, place("b")).status == 1

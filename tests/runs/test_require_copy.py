@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import Run
-from tests.support.stores import Bucket
+from tests.support.memory import MemoryBucket
 
 NAMES = [f"model_epoch_{number}.pth" for number in range(1, 5)]
 
@@ -26,7 +26,7 @@ def runs(files: Path, tmp_path: Path) -> Path:
 def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "disk":
         return str(tmp_path / "copies")
-    bucket: Bucket = request.getfixturevalue("s3")
+    bucket: MemoryBucket = request.getfixturevalue("bucket")
     return bucket.url("copies")
 
 
@@ -73,7 +73,7 @@ def test_manifest_has_to_be_there_too(run: Run, runs: Path, location: str) -> No
     assert names(runs) == [NAMES[0], NAMES[3]]
 
 
-def test_place_that_cannot_be_asked_stops_it(run: Run, runs: Path, s3: Bucket) -> None:
-    answer = run("prune", runs, "--keep", "1", "--yes", "--require-copy", "s3://no-such-bucket/x")
+def test_place_that_cannot_be_asked_stops_it(run: Run, runs: Path, bucket: MemoryBucket) -> None:
+    answer = run("prune", runs, "--keep", "1", "--yes", "--require-copy", "mem://no-such-bucket/x")
     assert answer.status == 2 and "NoSuchBucket" in answer.err
     assert names(runs) == NAMES

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import subprocess
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -41,25 +43,36 @@ def environment(endpoint: str) -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True)
-class Bucket:
+class Bucket(ABC):
     """A bucket, with what talks to it around ckpttool."""
 
-    name: str
-    client: Any
+    def __init__(self, scheme: str) -> None:
+        self.name = f"bucket-{next(_NUMBERS)}"
+        self._scheme = scheme
 
     def url(self, key: str = "") -> str:
         """Return the URL of an object, or of the bucket."""
-        return f"s3://{self.name}/{key}" if key else f"s3://{self.name}"
+        return f"{self._scheme}://{self.name}/{key}" if key else f"{self._scheme}://{self.name}"
 
+    @abstractmethod
     def put(self, key: str, data: bytes | str) -> None:
         """Write an object."""
-        content = data.encode() if isinstance(data, str) else data
-        self.client.put_object(Bucket=self.name, Key=key, Body=content)
 
+    @abstractmethod
     def get(self, key: str) -> bytes:
         """Return an object's bytes."""
-        return self.client.get_object(Bucket=self.name, Key=key)["Body"].read()
+
+    @abstractmethod
+    def remove(self, key: str) -> None:
+        """Remove an object."""
+
+    @abstractmethod
+    def keep_versions(self) -> None:
+        """Let the bucket keep older versions of its objects from now on."""
+
+    @abstractmethod
+    def keys(self, prefix: str = "") -> list[str]:
+        """Return the names of all objects, in order."""
 
     def upload(self, local_path: Path | str, key: str) -> None:
         """Write a file, or all files below a directory; where a link leads, the bytes there."""
@@ -71,19 +84,43 @@ class Bucket:
         else:
             self.put(key, path.read_bytes())
 
+
+class S3Bucket(Bucket):
+    """A bucket of a server that answers as Amazon S3 does."""
+
+    def __init__(self, client: Any) -> None:
+        super().__init__("s3")
+        self.client = client
+        client.create_bucket(Bucket=self.name)
+
+    def put(self, key: str, data: bytes | str) -> None:
+        content = data.encode() if isinstance(data, str) else data
+        self.client.put_object(Bucket=self.name, Key=key, Body=content)
+
+    def get(self, key: str) -> bytes:
+        return self.client.get_object(Bucket=self.name, Key=key)["Body"].read()
+
+    def remove(self, key: str) -> None:
+        self.client.delete_object(Bucket=self.name, Key=key)
+
     def keep_versions(self) -> None:
-        """Let the bucket keep older versions of its objects from now on."""
         enabled = {"Status": "Enabled"}
         self.client.put_bucket_versioning(Bucket=self.name, VersioningConfiguration=enabled)
 
     def keys(self, prefix: str = "") -> list[str]:
-        """Return the names of all objects."""
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix)
         return [one["Key"] for page in pages for one in page.get("Contents", ())]
 
 
+class QuietServer(ThreadingHTTPServer):
+    """A server that doesn't mind that whoever asked has hung up."""
+
+    def handle_error(self, request: object, address: object) -> None:
+        pass
+
+
 @contextmanager
-def _running(server: HTTPServer) -> Iterator[str]:
+def running(server: HTTPServer) -> Iterator[str]:
     """Have a thread serve, and yield the URL."""
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
@@ -103,27 +140,21 @@ def serve() -> Iterator[str]:
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     app = create_backend_app("s3")
-    with _running(make_server("127.0.0.1", 0, app, True, request_handler=MotoRequestHandler)) as url:
+    with running(make_server("127.0.0.1", 0, app, True, request_handler=MotoRequestHandler)) as url:
         yield url
 
 
 @contextmanager
 def serve_apart() -> Iterator[str]:
     """Run that server in a process of its own, and yield its URL: its threads and files are none of ours."""
+    pipe, few_at_once = subprocess.PIPE, {**os.environ, "MOTO_S3_DEFAULT_MAX_KEYS": "5"}
     child = subprocess.Popen(
-        [sys.executable, "-c", _SERVE], cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", _SERVE], cwd=_ROOT, stdin=pipe, stdout=pipe, text=True, env=few_at_once
     )
     with child:
         assert child.stdin is not None and child.stdout is not None  # both are pipes
         yield child.stdout.readline().strip()
         child.stdin.close()
-
-
-def new_bucket(client: Any) -> Bucket:
-    """Make a bucket that nobody has used."""
-    name = f"bucket-{next(_NUMBERS)}"
-    client.create_bucket(Bucket=name)
-    return Bucket(name, client)
 
 
 def client_of(endpoint: str) -> Any:
@@ -230,9 +261,5 @@ def web_server() -> Iterator[WebServer]:
         def log_message(self, format: str, *values: object) -> None:
             """Keep silent."""
 
-    class Server(ThreadingHTTPServer):
-        def handle_error(self, request: object, address: object) -> None:
-            """Keep silent: whoever asked has hung up."""
-
-    with _running(Server(("127.0.0.1", 0), Handler)) as served.url:
+    with running(QuietServer(("127.0.0.1", 0), Handler)) as served.url:
         yield served
