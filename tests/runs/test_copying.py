@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from ckpttool.runs import copying
 from ckpttool.runs.copying import CopyRequest, CopyStatus, plan_copy
 from tests.support.memory import MemoryBucket
 from tests.support.runs import KINDS, sharded
+from tests.support.thorough import sampled
 
 
 def bytes_of(path: str) -> bytes:
@@ -78,22 +80,22 @@ def new_destination(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[
     return lambda number: bucket.url(f"copies-{number}")
 
 
-@pytest.fixture(params=KINDS)
-def run_directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    made = tmp_path / "made" / "run"
-    made.mkdir(parents=True)
-    make, _ = KINDS[request.param]
-    make(made, range(1, 3))
-    return made
-
-
 MOST_INTERRUPTIONS = 6
 
 
+@pytest.mark.parametrize(
+    ("kind", "new_destination"),
+    sampled(product(KINDS, ("disk", "store")), 9),
+    indirect=["new_destination"],
+)
 def test_interrupted_copy_is_no_other_checkpoint(
-    run_directory: Path, new_destination: Callable[[int], str], interruption: Interruption
+    kind: str, new_destination: Callable[[int], str], interruption: Interruption, tmp_path: Path
 ) -> None:
-    source = str(run_directory)
+    made = tmp_path / "made" / "run"
+    made.mkdir(parents=True)
+    make, _ = KINDS[kind]
+    make(made, range(1, 3))
+    source = str(made)
     whole = whole_checkpoints(source)
     assert len(whole) >= 2
     count = sum(len(planned.files) for planned in plan_copy(request(source, "elsewhere")).copies)

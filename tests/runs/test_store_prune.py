@@ -64,7 +64,7 @@ def documents(run: Run, bucket: MemoryBucket, tmp_path: Path, *options: str) -> 
     return json.loads(there.out), json.loads(here.out.replace(str(tmp_path), bucket.url()))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sampled(KINDS, 7))
 def test_it_does_in_a_store_what_it_does_on_the_disk(
     bucket: MemoryBucket, run: Run, tmp_path: Path, kind: str
 ) -> None:
