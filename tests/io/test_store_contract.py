@@ -234,7 +234,9 @@ def test_one_of_many_writers_wins(store: Store, bucket: Bucket) -> None:
 
 def test_what_was_written_is_asked_for_again(bucket: Bucket, store: Store) -> None:
     url = bucket.url("d/a")
-    assert not fs.lexists(url) and not fs.isdir(os.path.dirname(url))
+    assert not fs.lexists(url)
+    with pytest.raises(FileNotFoundError):
+        remote.entries(os.path.dirname(url))
     store.write("d/a", blocks(5), 5, None)
     remote.forget_at(url)
     assert remote.look_at(url).object is not None

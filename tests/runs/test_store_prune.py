@@ -114,16 +114,19 @@ def test_undo_restores_all(bucket: MemoryBucket, run: Run, tmp_path: Path, kind:
     assert run("undo", bucket.url("team")).err == f"{bucket.url('team')}: nothing to undo\n"
 
 
-def test_undo_leaves_what_has_another_object_in_its_place(in_store: MemoryBucket, run: Run) -> None:
+def test_undo_leaves_what_has_another_object_in_its_place(
+    in_store: MemoryBucket, run: Run, series: Path
+) -> None:
     url = in_store.url("runs")
     run("prune", url, "--keep", "8", "--trash", "--quiet")
-    in_store.put("runs/model_epoch_1.pth", "mine")
+    mine = b"m" * len((series / "model_epoch_1.pth").read_bytes())
+    in_store.put("runs/model_epoch_1.pth", mine)
     done = run("undo", url)
     assert done.status == 1
     assert done.err == (
         f"ckpttool: error: {url}/model_epoch_1.pth: not restored: another object has its name now\n"
     )
-    assert in_store.get("runs/model_epoch_1.pth") == b"mine"
+    assert in_store.get("runs/model_epoch_1.pth") == mine
     in_store.remove("runs/model_epoch_1.pth")
     assert run("undo", url).status == 0
     assert not [key for key in in_store.keys("") if OWN in key]
@@ -250,6 +253,28 @@ def test_nothing_goes_if_a_survivor_has_changed(in_store: MemoryBucket) -> None:
     assert len(in_store.keys("runs/model")) == 10
 
 
+FIRST = {
+    "safetensors, sharded": ".index.json",
+    "TensorFlow": ".index",
+    "DCP": "/.metadata",
+    "SavedModel": "/saved_model.pb",
+    "Trainer": "/model.safetensors",
+}
+
+
+@pytest.mark.usefixtures("one_request_at_once")
+def test_what_makes_a_checkpoint_whole_goes_first(bucket: MemoryBucket, tmp_path: Path) -> None:
+    """Whoever else reads it meanwhile is not to take a half for the whole."""
+    for number, (kind, first) in enumerate(FIRST.items()):
+        make(kind, tmp_path / str(number), (1, 2, 3, 4))
+        bucket.upload(tmp_path / str(number), str(number))
+        bucket.calls.clear()
+        prune(bucket.url(f"{number}/team/runs"), keep_last=1, series=("*",))
+        removed = [call for call in bucket.calls if call.startswith("remove") and OWN not in call]
+        assert removed[0].endswith(first), (kind, removed)
+        assert len(removed) > 2, kind
+
+
 # Kills ----------------------------------------------------------------------------------------------
 
 
@@ -291,7 +316,7 @@ def test_a_kill_at_any_call_loses_nothing(
     if command == "undo":
         COMMANDS["prune --trash"](url)
     begin = bucket.snapshot()
-    changes = bucket.kill_at(0, done=False)
+    changes = bucket.kill_at(0)
     act(url)
     bucket.obey()
     expected, count = objects(bucket), changes()
@@ -299,7 +324,7 @@ def test_a_kill_at_any_call_loses_nothing(
     kept = {key: data for key, data in expected.items() if not key.endswith("/checkpoint")}
     for number in range(1, count + 1, 3 if command == "prune --trash" else 1):  # which makes many calls
         bucket.restore(begin)
-        bucket.kill_at(number, done=bool(number % 2))
+        bucket.kill_at(number)
         with pytest.raises(Killed):
             act(url)
         bucket.obey()

@@ -108,22 +108,18 @@ class MemoryBucket(Bucket):
 
         self.before = refuse
 
-    def kill_at(self, number: int, *, done: bool) -> Callable[[], int]:
-        """Kill at the number-th change from now on, before or after it is done; return what counts them."""
+    def kill_at(self, number: int) -> Callable[[], int]:
+        """Kill before the number-th change from now on, never at 0; return what counts them."""
         changes = 0
 
         def count_call(call: str) -> None:
             nonlocal changes
             if call.startswith(("write", "remove", "copy")):
                 changes += 1
-                if 0 < number < changes or (number == changes and not done):
+                if 0 < number <= changes:
                     raise Killed
 
-        def kill(call: str) -> None:
-            if 0 < number <= changes and call.startswith(("write", "remove", "copy")):
-                raise Killed
-
-        self.before, self.after = count_call, kill
+        self.before = count_call
         return lambda: changes
 
     def obey(self) -> None:
