@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,21 +84,17 @@ def test_epoch_under_another_key_is_the_same_epoch() -> None:
     assert differing({"epoch": 3, "x": 1}, {"current_epoch": 3, "x": 1}) == []
 
 
-@pytest.mark.parametrize(
-    ("x", "y"), [(1, 1.0), (NAN, NAN), (0.0, -0.0), ([], []), ([NAN], [NAN]), ("a", "a")]
-)
-def test_equal(x: object, y: object) -> None:
-    assert differing({"x": x}, {"x": y}) == []
-
-
-@pytest.mark.parametrize(
-    ("x", "y"),
-    [(1, True), (0, False), (1, "1"), (None, 0), ([], {}), ([1], [True]), ("a", "b"), (NAN, 1.0), ({}, None)],
-)
-def test_different(x: object, y: object) -> None:
-    ((path, a, b),) = differing({"x": x}, {"x": y})
-    assert path == "x"
-    assert repr((a, b)) == repr((x, y))
+def test_equal_and_different_values() -> None:
+    equal = [(1, 1.0), (NAN, float("nan")), (0.0, -0.0), ([], []), ([NAN], [float("nan")]), ("a", "a")]
+    assert [pair for pair in equal if differing({"x": pair[0]}, {"x": pair[1]})] == []
+    different: list[tuple[object, object]] = [
+        *((1, True), (0, False), (1, "1"), (None, 0), ([], {}), ([1], [True]), ("a", "b"), (NAN, 1.0)),
+        ({}, None),
+    ]
+    for x, y in different:
+        ((path, a, b),) = differing({"x": x}, {"x": y})
+        assert path == "x"
+        assert repr((a, b)) == repr((x, y))
 
 
 def test_number_and_text_are_two_keys() -> None:
@@ -183,28 +178,25 @@ def test_settings_that_merely_sound_like_bookkeeping_count() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("key", "writers"),
-    [
-        ("file", {"savedmodel"}),
-        ("fingerprint", {"savedmodel"}),
-        ("schema_version", {"savedmodel", "torch-export"}),
-        ("opset_version", {"torch-export"}),
-        ("backend", {"keras", "keras-h5"}),
-        ("serial", {"fluid"}),
-        ("StructuredToParameterName@@", {"paddle"}),
-        ("time", {"savedmodel", "torch-export", "keras", "keras-h5", "fluid", "paddle", "pytorch", "pickle"}),
-    ],
-)
-@pytest.mark.parametrize(
-    "format", ["savedmodel", "torch-export", "keras", "keras-h5", "fluid", "paddle", "pytorch", "pickle"]
-)
-def test_a_formats_own_keys_count_where_users_wrote_them(key: str, writers: set[str], format: str) -> None:
-    sides = ({"x": 1, key: {"a": 1}}, {"x": 1, key: {"a": 2}})
-    told = compare_metadata(*(checkpoint(side, format=format) for side in sides))
-    assert [[one.path for one in part] for part in told] == (
-        [[], [f"{key}.a"]] if format in writers else [[f"{key}.a"], []]
-    )
+OWN_KEYS = {
+    "file": {"savedmodel"},
+    "fingerprint": {"savedmodel"},
+    "schema_version": {"savedmodel", "torch-export"},
+    "opset_version": {"torch-export"},
+    "backend": {"keras", "keras-h5"},
+    "serial": {"fluid"},
+    "StructuredToParameterName@@": {"paddle"},
+}
+
+
+def test_a_formats_own_keys_count_where_users_wrote_them() -> None:
+    formats = {"savedmodel", "torch-export", "keras", "keras-h5", "fluid", "paddle", "pytorch", "pickle"}
+    for key, writers in {**OWN_KEYS, "time": formats}.items():
+        sides = ({"x": 1, key: {"a": 1}}, {"x": 1, key: {"a": 2}})
+        for format in formats:
+            told = compare_metadata(*(checkpoint(side, format=format) for side in sides))
+            paths = [[one.path for one in part] for part in told]
+            assert paths == ([[], [f"{key}.a"]] if format in writers else [[f"{key}.a"], []]), (key, format)
 
 
 def test_a_key_of_one_sides_format_is_no_difference_to_the_users() -> None:
@@ -285,16 +277,13 @@ def test_bare_state_dict_lacks_nothing() -> None:
     assert len(compare_metadata(bare, full)[1]) == len(LEFT)
 
 
-@pytest.mark.parametrize("path", [("model", "fc.weight"), ("fc.weight",)])
-def test_what_is_built_alike_lacks_what_it_has_not(path: tuple[str, ...]) -> None:
-    full, less = (checkpoint(told, tensors=(tensor(*path),)) for told in (FULL, {}))
-    changes, reported = compare_metadata(full, less)
-    assert [(one.path, one.b) for one in changes] == [
-        ("epoch", ABSENT),
-        ("optimizer", ABSENT),
-        ("note", ABSENT),
-    ]
-    assert reported == []
+def test_what_is_built_alike_lacks_what_it_has_not() -> None:
+    for path in (("model", "fc.weight"), ("fc.weight",)):
+        full, less = (checkpoint(told, tensors=(tensor(*path),)) for told in (FULL, {}))
+        changes, reported = compare_metadata(full, less)
+        absent = [("epoch", ABSENT), ("optimizer", ABSENT), ("note", ABSENT)]
+        assert [(one.path, one.b) for one in changes] == absent
+        assert reported == []
 
 
 def test_one_value_in_a_bare_state_dict_counts() -> None:
@@ -331,15 +320,15 @@ def test_sums_of_an_index_are_no_data() -> None:
     assert differing({"total_size": 80}, {"total_size": 81}) == [("total_size", 80, 81)]
 
 
-@pytest.mark.parametrize("format", ["fluid", "keras-h5", "paddle"])
-def test_variants_for_weights_alone_lack_nothing(format: str) -> None:
-    whole = checkpoint({"model_config": {"units": 3}}, format=format, variant="model")
-    weights = checkpoint({}, format=format, variant="weights")
-    changes, reported = compare_metadata(whole, weights)
-    assert changes == []
-    assert reported[-1] == ValueChange("model_config", {"units": 3}, ABSENT)
-    other = checkpoint({"model_config": {"units": 4}}, format=format, variant="model")
-    assert compare_metadata(whole, other)[0] == [ValueChange("model_config.units", 3, 4)]
+def test_variants_for_weights_alone_lack_nothing() -> None:
+    for format in ("fluid", "keras-h5", "paddle"):
+        whole = checkpoint({"model_config": {"units": 3}}, format=format, variant="model")
+        weights = checkpoint({}, format=format, variant="weights")
+        changes, reported = compare_metadata(whole, weights)
+        assert changes == [], format
+        assert reported[-1] == ValueChange("model_config", {"units": 3}, ABSENT)
+        other = checkpoint({"model_config": {"units": 4}}, format=format, variant="model")
+        assert compare_metadata(whole, other)[0] == [ValueChange("model_config.units", 3, 4)]
 
 
 def test_other_formats_are_compared_by_what_both_know() -> None:
@@ -369,52 +358,28 @@ def both_say(a: object, b: object) -> tuple[list[ValueChange], list[ValueChange]
     return changes, [one for one in reported if one.path != "format"]
 
 
-@pytest.mark.parametrize(
-    ("a", "b"),
-    [
-        (10, "10"),
-        (10, " 10.0"),
-        (0.7, ".7"),
-        (NAN, "nan"),
-        (float("inf"), "inf"),
-        (True, "True"),
-        (False, "false"),
-        (None, "None"),
-        (None, "null"),
-        ("gelu", "gelu"),
-        ([1, "x"], '[1, "x"]'),
-        ([1.5, 2], ["1.5", "2"]),
-        ({"a": {"b": [1, {"c": None}]}}, '{"a": {"b": [1, {"c": null}]}}'),
-        (2**80, str(2**80)),
-    ],
-)
-def test_texts_spell_the_values_of_another_format(a: object, b: object) -> None:
-    assert both_say(a, b) == ([], [])
+SPELLED: list[tuple[object, object]] = [
+    *((10, "10"), (10, " 10.0"), (0.7, ".7"), (NAN, "nan"), (float("inf"), "inf")),
+    *((True, "True"), (False, "false"), (None, "None"), (None, "null"), ("gelu", "gelu")),
+    *(([1, "x"], '[1, "x"]'), ([1.5, 2], ["1.5", "2"]), (2**80, str(2**80))),
+    ({"a": {"b": [1, {"c": None}]}}, '{"a": {"b": [1, {"c": null}]}}'),
+]
+NOT_SPELLED: list[tuple[object, object]] = [
+    *((10, "12"), (10, "ten"), (10, ""), (0.5, ".7"), (True, "1"), (None, "0"), ("gelu", "relu")),
+    *((2**80, str(2**80 + 1)), (1, "9" * 5000), ([1, 2], "[1, 3]"), ([1, 2], "[1, 2")),
+    *(({"a": 1}, "a"), ({"a": 1}, "[" * 100_000), (10, 12)),
+]
 
 
-@pytest.mark.parametrize(
-    ("a", "b"),
-    [
-        (10, "12"),
-        (10, "ten"),
-        (10, ""),
-        (0.5, ".7"),
-        (True, "1"),
-        (None, "0"),
-        ("gelu", "relu"),
-        (2**80, str(2**80 + 1)),
-        (1, "9" * 5000),
-        ([1, 2], "[1, 3]"),
-        ([1, 2], "[1, 2"),
-        ({"a": 1}, "a"),
-        ({"a": 1}, "[" * 100_000),
-        (10, 12),
-    ],
-)
-def test_same_key_with_another_value_is_a_difference(a: object, b: object) -> None:
-    changes, reported = both_say(a, b)
-    assert len(changes) == 1 and changes[0].path.startswith("classes")
-    assert reported == []
+def test_texts_spell_the_values_of_another_format() -> None:
+    assert [pair for pair in SPELLED if both_say(*pair) != ([], [])] == []
+
+
+def test_same_key_with_another_value_is_a_difference() -> None:
+    for a, b in NOT_SPELLED:
+        changes, reported = both_say(a, b)
+        assert len(changes) == 1 and changes[0].path.startswith("classes"), (a, b)
+        assert reported == [], (a, b)
 
 
 @given(TREES.filter(lambda tree: isinstance(tree, dict | list)))
@@ -435,11 +400,11 @@ def test_training_under_one_key_is_told_once_across_formats() -> None:
     assert [one.path for one in changes] == ["epoch", "metrics.val_acc", "losses", "config.width"]
 
 
-@pytest.mark.parametrize(("rate", "is_same"), [(0.10000000149011612, True), (0.1001, False), (1e300, False)])
-def test_numbers_in_tensors_have_single_precision(rate: float, is_same: bool) -> None:
-    inside = TrainingState(learning_rate=rate, origin={"learning_rate": "tensor learning_rate"})
-    a, b = checkpoint({"lr": 0.1}), checkpoint(format="tensorflow", training=inside)
-    assert (compare_metadata(a, b)[0] == []) is is_same
+def test_numbers_in_tensors_have_single_precision() -> None:
+    for rate, is_same in ((0.10000000149011612, True), (0.1001, False), (1e300, False)):
+        inside = TrainingState(learning_rate=rate, origin={"learning_rate": "tensor learning_rate"})
+        a, b = checkpoint({"lr": 0.1}), checkpoint(format="tensorflow", training=inside)
+        assert (compare_metadata(a, b)[0] == []) is is_same, rate
 
 
 def test_both_sides_tensors_are_told_in_training_words() -> None:
@@ -471,24 +436,16 @@ def test_format_and_variant_are_reported() -> None:
     assert compare_metadata(a, b) == ([], [ValueChange("format", "pytorch zip", "pytorch legacy")])
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "told"),
-    [
-        (
-            Producer("keras", "3.1"),
-            Producer("keras", "3.2"),
-            [ValueChange("producer", "keras 3.1", "keras 3.2")],
-        ),
-        (Producer("keras", "3.1"), Producer("pytorch"), [ValueChange("producer", "keras 3.1", "pytorch")]),
-        (Producer("keras"), Producer("pytorch"), []),
-        (Producer("pytorch", "2.1"), Producer(), []),
-        (Producer(), Producer(), []),
-    ],
-)
-def test_producers_are_reported_where_they_say_more_than_the_format(
-    a: Producer, b: Producer, told: list[ValueChange]
-) -> None:
-    assert compare_metadata(checkpoint(producer=a), checkpoint(producer=b)) == ([], told)
+def test_producers_are_reported_where_they_say_more_than_the_format() -> None:
+    for a, b, told in (
+        (Producer("keras", "3.1"), Producer("keras", "3.2"), ("keras 3.1", "keras 3.2")),
+        (Producer("keras", "3.1"), Producer("pytorch"), ("keras 3.1", "pytorch")),
+        (Producer("keras"), Producer("pytorch"), None),
+        (Producer("pytorch", "2.1"), Producer(), None),
+        (Producer(), Producer(), None),
+    ):
+        reported = [ValueChange("producer", *told)] if told else []
+        assert compare_metadata(checkpoint(producer=a), checkpoint(producer=b)) == ([], reported)
 
 
 def test_mangled_names_of_torchscript_are_one_class() -> None:
@@ -503,58 +460,47 @@ def test_mangled_names_of_torchscript_are_one_class() -> None:
 # What is not compared -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "told",
-    [
-        "<2,000 bytes of data>",
-        "<80,000,000 bytes of text>",
-        "<12 bytes of a file that was not read>",
-        "<NumPy array of |S5, shape [9]: 80,000,000 bytes of data>",
-        "module.function(1, <80,000,000 bytes of data>)",
-        "module.function(…)",
-        "<Strange>",
-        {"<class>": "numpy.ndarray", "dtype": "<U2", "shape": [2]},
-        {"<dataset>": "compound", "shape": []},
-    ],
-)
-def test_values_told_in_part_are_named(told: object) -> None:
-    tree = {"config": {"blob": told, "more": [told]}}
+TOLD_IN_PART: list[object] = [
+    "<2,000 bytes of data>",
+    "<80,000,000 bytes of text>",
+    "<12 bytes of a file that was not read>",
+    "<NumPy array of |S5, shape [9]: 80,000,000 bytes of data>",
+    "module.function(1, <80,000,000 bytes of data>)",
+    "module.function(…)",
+    "<Strange>",
+    {"<class>": "numpy.ndarray", "dtype": "<U2", "shape": [2]},
+    {"<dataset>": "compound", "shape": []},
+]
+TOLD_IN_FULL: list[object] = [
+    *("<unk>", "<PAD>", "text", "", "<2 bytes: 00 ff>", "<16 bytes>", "(…)", "x" * 5000),
+    "<1,000 bytes, CRC-32 0123abcd>",
+    "<NumPy array of |S5, shape [9]: 45 bytes, CRC-32 0123abcd>",
+    f"{'x' * 4096}… (5,000 characters, CRC-32 0123abcd)",
+    {"<class>": "numpy.ndarray", "dtype": "<U2", "shape": [2], "CRC-32": "0123abcd"},
+    {"<class>": "numpy.ndarray", "dtype": "<U2", "shape": [0, 2]},
+    {"<dataset>": "compound", "shape": None},
+]
+
+
+def test_values_told_in_part_are_named() -> None:
     expected = ["config.blob: known only in part", "config.more.0: known only in part"]
-    assert partly_known(checkpoint(tree), checkpoint(tree)) == expected
-    assert partly_known(checkpoint(tree), checkpoint(tree, format="hdf5")) == expected
+    for told in TOLD_IN_PART:
+        tree = {"config": {"blob": told, "more": [told]}}
+        assert partly_known(checkpoint(tree), checkpoint(tree)) == expected, told
+        assert partly_known(checkpoint(tree), checkpoint(tree, format="hdf5")) == expected, told
 
 
-@pytest.mark.parametrize(
-    "told",
-    [
-        "<unk>",
-        "<PAD>",
-        "text",
-        "",
-        "<2 bytes: 00 ff>",
-        "<16 bytes>",
-        "(…)",
-        "x" * 5000,
-        "<1,000 bytes, CRC-32 0123abcd>",
-        "<NumPy array of |S5, shape [9]: 45 bytes, CRC-32 0123abcd>",
-        f"{'x' * 4096}… (5,000 characters, CRC-32 0123abcd)",
-        {"<class>": "numpy.ndarray", "dtype": "<U2", "shape": [2], "CRC-32": "0123abcd"},
-        {"<class>": "numpy.ndarray", "dtype": "<U2", "shape": [0, 2]},
-        {"<dataset>": "compound", "shape": None},
-    ],
-)
-def test_values_told_in_full_need_no_note(told: object) -> None:
-    assert partly_known(checkpoint({"x": told}), checkpoint({"x": told})) == []
+def test_values_told_in_full_need_no_note() -> None:
+    noted = [one for one in TOLD_IN_FULL if partly_known(checkpoint({"x": one}), checkpoint({"x": one}))]
+    assert noted == []
 
 
-@pytest.mark.parametrize(
-    ("format", "key"), [("torchscript", "code"), ("torch-export", "models"), ("savedmodel", "graph")]
-)
-def test_programs_without_a_checksum_are_not_compared(format: str, key: str) -> None:
-    assert len(partly_known(checkpoint(format=format), checkpoint(format=format))) == 1
-    assert partly_known(checkpoint(format=format), checkpoint()) == []
-    summed = checkpoint({key: [{"main": "<80 bytes, CRC-32 0123abcd>"}]}, format=format)
-    assert partly_known(summed, summed) == []
-    assert len(partly_known(summed, checkpoint(format=format))) == 1
-    other = checkpoint({"note": "<80 bytes, CRC-32 0123abcd>"}, format=format)
-    assert len(partly_known(other, other)) == 1
+def test_programs_without_a_checksum_are_not_compared() -> None:
+    for format, key in (("torchscript", "code"), ("torch-export", "models"), ("savedmodel", "graph")):
+        assert len(partly_known(checkpoint(format=format), checkpoint(format=format))) == 1, format
+        assert partly_known(checkpoint(format=format), checkpoint()) == [], format
+        summed = checkpoint({key: [{"main": "<80 bytes, CRC-32 0123abcd>"}]}, format=format)
+        assert partly_known(summed, summed) == [], format
+        assert len(partly_known(summed, checkpoint(format=format))) == 1, format
+        other = checkpoint({"note": "<80 bytes, CRC-32 0123abcd>"}, format=format)
+        assert len(partly_known(other, other)) == 1, format
