@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import ClassVar
@@ -16,7 +18,7 @@ import pytest
 from ckpttool.cli.render.json import dumps, finite, inspect_document
 from ckpttool.core.checkpoint import Checkpoint, TrainingState
 from ckpttool.core.errors import CheckpointError
-from ckpttool.core.tensor import Extent
+from ckpttool.core.tensor import Extent, Tensor
 from ckpttool.formats import detect, open_checkpoint
 from ckpttool.formats.interface import Probe
 from ckpttool.ops.verdict import Safety
@@ -112,166 +114,138 @@ class FormatContract:
             tuple(tensor["path"]): (tensor["dtype"], tuple(tensor["shape"])) for tensor in truth["tensors"]
         }
 
-    # What it is -------------------------------------------------------------------------------------
+    @staticmethod
+    def expected_nbytes(tensor: Tensor) -> int:
+        """Return how many bytes the elements of a tensor take, by its dtype and shape."""
+        return (math.prod(tensor.shape) * tensor.dtype.bits + 7) // 8
 
-    def test_is_recognised_by_exactly_one_format(self, path: Path) -> None:
-        probe = Probe(self.place(path))
-        try:
-            found = detect(probe)
-        finally:
-            probe.close()
-        assert found is not None
+    def test_contract(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """All promises about an intact checkpoint."""
+        place, truth = self.place(path), read_truth(path)
+        with no_file_left_open():
+            self._check_opening(place, monkeypatch)
+            with open_checkpoint(place) as checkpoint:
+                self._check_format(checkpoint, truth)
+                self._check_files(checkpoint)
+                self._check_mapping(checkpoint)
+                self._check_metadata(checkpoint, truth)
+                self._check_tensors(checkpoint, truth)
+                self._check_ties(checkpoint, truth)
+                self._check_spans(checkpoint)
+            self._check_closing(place)
+            self._check_verdict(path, place)
+            self._check_json(place)
 
-    def test_format_and_variant(self, path: Path) -> None:
-        truth = read_truth(path)
-        with open_checkpoint(self.place(path)) as checkpoint:
-            assert (checkpoint.format, checkpoint.variant) == (self.format, truth.get("variant"))
-            assert checkpoint.format == truth["format"]
-            assert checkpoint.complete
+    def _check_opening(self, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One format recognises it, and opening it reads no value.
 
-    def test_files(self, path: Path) -> None:
-        with open_checkpoint(self.place(path)) as checkpoint:
-            assert checkpoint.files
-            for entry in checkpoint.files:
-                assert entry.nbytes == len(self.content(entry.path)), entry.path
-            assert checkpoint.nbytes == sum(entry.nbytes for entry in checkpoint.files)
-
-    def test_is_a_mapping(self, path: Path) -> None:
-        with open_checkpoint(self.place(path)) as checkpoint:
-            assert isinstance(checkpoint, Mapping)
-            names = list(checkpoint)
-            assert len(names) == len(set(names)) == len(checkpoint)
-            assert [checkpoint[name].name for name in names] == names
-            assert dict(checkpoint.items()) == dict(zip(names, checkpoint.values(), strict=True))
-            assert all(name in checkpoint for name in names)
-            assert "no such tensor" not in checkpoint
-            with pytest.raises(KeyError):
-                checkpoint["no such tensor"]
-
-    # What it holds ----------------------------------------------------------------------------------
-
-    def test_names_shapes_and_dtypes_are_the_frameworks(self, path: Path) -> None:
-        with open_checkpoint(self.place(path)) as checkpoint:
-            assert described(checkpoint) == self.expected(read_truth(path))
-
-    def test_values_are_the_frameworks(self, path: Path) -> None:
-        expected = expected_digests(read_truth(path))
-        with open_checkpoint(self.place(path)) as checkpoint:
-            digests = {tensor.path: digest(tensor) for tensor in checkpoint.tensors}
-            assert {path: digests[path] for path in expected} == expected
-
-    def test_shape_times_dtype_is_bytes(self, path: Path) -> None:
-        with open_checkpoint(self.place(path)) as checkpoint:
-            for tensor in checkpoint.tensors:
-                bits = tensor.dtype.bits
-                for length in tensor.shape:
-                    bits *= length
-                assert tensor.nbytes == (bits + 7) // 8, tensor.name
-                if tensor.values is not None:
-                    assert len(tensor.tobytes()) == tensor.nbytes, tensor.name
-                if tensor.extent is not None:
-                    assert tensor.extent.nbytes == tensor.nbytes, tensor.name
-
-    def test_extents_hold_the_values(self, path: Path) -> None:
-        """Read the bytes where a tensor says that it lies, past the code under test."""
-        with open_checkpoint(self.place(path)) as checkpoint:
-            stored = [(tensor, tensor.extent) for tensor in checkpoint.tensors if tensor.extent is not None]
-            contents = {file: self.content(file) for file in {extent.file for _, extent in stored}}
-            for tensor, extent in stored:
-                raw = contents[extent.file][extent.offset : extent.end]
-                assert in_little_endian(raw, tensor) == tensor.tobytes(), tensor.name
-
-    def test_ties(self, path: Path) -> None:
-        expected = {frozenset(map(tuple, group)) for group in read_truth(path).get("ties", ())}
-        groups: dict[str, list[tuple[str | int, ...]]] = defaultdict(list)
-        with open_checkpoint(self.place(path)) as checkpoint:
-            for tensor in checkpoint.tensors:
-                groups[tensor.shares_with or tensor.name].append(tensor.path)
-        assert {frozenset(group) for group in groups.values() if len(group) > 1} == expected
-
-    def test_other_values(self, path: Path) -> None:
-        expected = read_truth(path).get("values", {})
-        with open_checkpoint(self.place(path)) as checkpoint:
-            found = finite(checkpoint.metadata)
-        assert {key: found.get(key) for key in expected} == expected
-
-    def test_training_state(self, path: Path) -> None:
-        known = {field.name for field in fields(TrainingState)}
-        truth = read_truth(path).get("training", {})
-        expected = {key: value for key, value in truth.items() if key in known - {"metrics"}}
-        with open_checkpoint(self.place(path)) as checkpoint:
-            training = checkpoint.training
-        assert {key: getattr(training, key) for key in expected} == expected
-        metrics = truth.get("metrics", {})
-        # A metric that is stored in 32 bits is told with the digits that those have.
-        assert {key: training.metrics.get(key) for key in metrics} == pytest.approx(metrics, rel=1e-6)
-
-    def test_parameters_and_granularity(self, path: Path) -> None:
-        truth = read_truth(path)
-        with open_checkpoint(self.place(path)) as checkpoint:
-            if truth.get("parameters") is not None:
-                # Keras counts buffers among its parameters, and so do the expected values of all formats.
-                assert checkpoint.parameters + checkpoint.buffers == truth["parameters"]
-            if truth.get("granularity") is not None:
-                assert checkpoint.granularity.value == truth["granularity"]
-
-    # How it is read ---------------------------------------------------------------------------------
-
-    def test_opening_reads_no_values(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Recognising may look at the first and last bytes of any file; opening must not touch a value."""
-        probe = Probe(self.place(path))
+        Recognising may look at the first and last bytes of any file.
+        """
+        probe = Probe(place)
         found = detect(probe)
-        assert found is not None
+        assert found is not None, "no format recognises it"
         with recorded_reads(monkeypatch) as reads, found.open(probe) as checkpoint:
             # The parts of a set are recognised while it is opened, by their last bytes among others.
             sizes = {file: len(self.content(file)) for file in {read.file for read in reads}}
             at_open = [read for read in reads if read.offset < sizes[read.file] - FOOTER_BYTES]
-            stored = [tensor.storage or tensor.extent for tensor in checkpoint.tensors]
-            for extent in filter(None, stored):
-                assert not [read for read in at_open if lies_inside(read, extent)], extent
+            for extent in filter(None, (tensor.storage or tensor.extent for tensor in checkpoint.tensors)):
+                assert not [read for read in at_open if lies_inside(read, extent)], f"opening reads {extent}"
 
-    def test_blocks_of_any_size_make_the_same_bytes(self, path: Path) -> None:
-        with open_checkpoint(self.place(path)) as checkpoint:
-            for tensor in checkpoint.tensors:
-                whole = tensor.tobytes()
-                for limit in BLOCK_LIMITS if tensor.nbytes <= SMALL else BLOCK_LIMITS[-1:]:
-                    blocks = [bytes(block) for block in tensor.blocks(limit)]
-                    assert b"".join(blocks) == whole, (tensor.name, limit)
-                    assert all(len(block) <= max(limit, SMALLEST_BLOCK) for block in blocks), tensor.name
+    def _check_format(self, checkpoint: Checkpoint, truth: Truth) -> None:
+        assert (checkpoint.format, checkpoint.variant) == (self.format, truth.get("variant"))
+        assert checkpoint.format == truth["format"]
+        assert checkpoint.complete
 
-    def test_arrays_hold_the_values(self, path: Path) -> None:
-        with open_checkpoint(self.place(path)) as checkpoint:
-            for tensor in checkpoint.tensors:
-                if tensor.values is None or tensor.dtype.numpy is None or tensor.dtype.bits < 8:
-                    continue
-                array = tensor.array()
-                assert array.shape == tensor.shape, tensor.name
-                assert array.tobytes() == tensor.tobytes(), tensor.name
+    def _check_files(self, checkpoint: Checkpoint) -> None:
+        assert checkpoint.files
+        for entry in checkpoint.files:
+            assert entry.nbytes == len(self.content(entry.path)), entry.path
+        assert checkpoint.nbytes == sum(entry.nbytes for entry in checkpoint.files)
 
-    def test_spans_lie_in_the_files_and_in_order(self, path: Path) -> None:
-        with open_checkpoint(self.place(path)) as checkpoint:
-            sizes = {entry.path: entry.nbytes for entry in checkpoint.files}
-            ends: dict[str, int] = defaultdict(int)
-            for span in checkpoint.spans():
-                extent = span.extent
-                assert extent.offset >= ends[extent.file], f"{span.where} lies before the span before it"
-                assert extent.end <= sizes[extent.file], span.where
-                ends[extent.file] = extent.end
+    def _check_mapping(self, checkpoint: Checkpoint) -> None:
+        assert isinstance(checkpoint, Mapping)
+        names = list(checkpoint)
+        assert len(names) == len(set(names)) == len(checkpoint)
+        assert [checkpoint[name].name for name in names] == names
+        assert dict(checkpoint.items()) == dict(zip(names, checkpoint.values(), strict=True))
+        assert all(name in checkpoint for name in names)
+        assert "no such tensor" not in checkpoint
+        with pytest.raises(KeyError):
+            checkpoint["no such tensor"]
 
-    def test_closing_twice_is_allowed(self, path: Path) -> None:
-        with no_file_left_open():
-            checkpoint = open_checkpoint(self.place(path))
-            checkpoint.close()
-            checkpoint.close()
-            for tensor in checkpoint.tensors:
-                if tensor.extent is not None and tensor.nbytes:
-                    with pytest.raises(CheckpointError):
-                        tensor.tobytes()
+    def _check_metadata(self, checkpoint: Checkpoint, truth: Truth) -> None:
+        values, found = truth.get("values", {}), finite(checkpoint.metadata)
+        assert {key: found.get(key) for key in values} == values
+        training = checkpoint.training
+        known = {field.name for field in fields(TrainingState)} - {"metrics"}
+        state = {key: value for key, value in truth.get("training", {}).items() if key in known}
+        assert {key: getattr(training, key) for key in state} == state
+        metrics = truth.get("training", {}).get("metrics", {})
+        # A metric that is stored in 32 bits is told with the digits that those have.
+        assert {key: training.metrics.get(key) for key in metrics} == pytest.approx(metrics, rel=1e-6)
+        if truth.get("parameters") is not None:
+            # Keras counts buffers among its parameters, and so do the expected values of all formats.
+            assert checkpoint.parameters + checkpoint.buffers == truth["parameters"]
+        if truth.get("granularity") is not None:
+            assert checkpoint.granularity.value == truth["granularity"]
 
-    # What is said about it --------------------------------------------------------------------------
+    def _check_tensors(self, checkpoint: Checkpoint, truth: Truth) -> None:
+        """Dtypes, shapes and values are the framework's, in whatever way they are read."""
+        assert described(checkpoint) == self.expected(truth)
+        digests: dict[tuple[str | int, ...], str] = {}
+        contents: dict[str, bytes] = {}
+        for tensor in checkpoint.tensors:
+            elements = tensor.tobytes()
+            digests[tensor.path] = hashlib.sha256(elements).hexdigest()
+            assert tensor.nbytes == self.expected_nbytes(tensor), tensor.name
+            if tensor.values is not None:
+                assert len(elements) == tensor.nbytes, tensor.name
+                if tensor.dtype.numpy is not None and tensor.dtype.bits >= 8:
+                    array = tensor.array()
+                    assert array.shape == tensor.shape, tensor.name
+                    assert array.tobytes() == elements, tensor.name
+            if tensor.extent is not None:
+                # The bytes where it says that it lies are read past the code under test.
+                extent = tensor.extent
+                if extent.file not in contents:
+                    contents[extent.file] = self.content(extent.file)
+                raw = contents[extent.file][extent.offset : extent.end]
+                assert extent.nbytes == len(raw) == tensor.nbytes, tensor.name
+                assert in_little_endian(raw, tensor) == elements, tensor.name
+            for limit in BLOCK_LIMITS if tensor.nbytes <= SMALL else BLOCK_LIMITS[-1:]:
+                blocks = [bytes(block) for block in tensor.blocks(limit)]
+                assert b"".join(blocks) == elements, (tensor.name, limit)
+                assert all(len(block) <= max(limit, SMALLEST_BLOCK) for block in blocks), tensor.name
+        expected = expected_digests(truth)
+        assert {path: digests[path] for path in expected} == expected
 
-    def test_verify_passes(self, path: Path) -> None:
-        verification = verify(self.place(path), jobs=2)
+    def _check_ties(self, checkpoint: Checkpoint, truth: Truth) -> None:
+        expected = {frozenset(map(tuple, group)) for group in truth.get("ties", ())}
+        groups: dict[str, list[tuple[str | int, ...]]] = defaultdict(list)
+        for tensor in checkpoint.tensors:
+            groups[tensor.shares_with or tensor.name].append(tensor.path)
+        assert {frozenset(group) for group in groups.values() if len(group) > 1} == expected
+
+    def _check_spans(self, checkpoint: Checkpoint) -> None:
+        sizes = {entry.path: entry.nbytes for entry in checkpoint.files}
+        ends: dict[str, int] = defaultdict(int)
+        for span in checkpoint.spans():
+            extent = span.extent
+            assert extent.offset >= ends[extent.file], f"{span.where} lies before the span before it"
+            assert extent.end <= sizes[extent.file], span.where
+            ends[extent.file] = extent.end
+
+    def _check_closing(self, place: str) -> None:
+        checkpoint = open_checkpoint(place)
+        checkpoint.close()
+        checkpoint.close()
+        for tensor in checkpoint.tensors:
+            if tensor.extent is not None and tensor.nbytes:
+                with pytest.raises(CheckpointError):
+                    tensor.tobytes()
+
+    def _check_verdict(self, path: Path, place: str) -> None:
+        verification = verify(place, jobs=2)
         if path.name in self.invalid:
             assert not verification.is_valid
             assert self.invalid[path.name] in {finding.code for finding in verification.findings}
@@ -280,12 +254,34 @@ class FormatContract:
         expected = Safety.UNKNOWN if path.name in self.suspected else Safety.SAFE
         assert verification.safety is expected, verification.findings
 
-    def test_a_nan_is_found_in_any_tensor(self, path: Path, tmp_path: Path) -> None:
-        """The last element of each tensor that lies in one piece becomes a NaN, one tensor at a time."""
-        copy = copied(path, tmp_path)
+    def _check_json(self, place: str) -> None:
+        """What is written of it as JSON says the same when it is read again."""
+        document = inspect_document([inspect(place)])
+        text = dumps(document)
+        assert next(iter(document)) == "schema"
+        assert json.loads(text, parse_constant=refuse) == finite(document)
+        text.encode()
+
+    # Damage -----------------------------------------------------------------------------------------
+
+    def test_damage(self, path: Path, tmp_path: Path) -> None:
+        """A copy is damaged at one place at a time."""
+        copy, truth = copied(path, tmp_path), read_truth(path)
         with open_checkpoint(copy) as checkpoint:
-            places = [(tensor, tensor.extent) for tensor in checkpoint.tensors if tensor.extent is not None]
-        for tensor, extent in places[:: max(1, len(places) // min(NAN_SAMPLES, self.damages))]:
+            tensors = [(tensor, tensor.extent) for tensor in checkpoint.tensors if tensor.extent is not None]
+            extents = [span.extent for span in checkpoint.spans()]
+            covered = sorted(self.covered(checkpoint), key=lambda extent: extent.offset)
+        with no_file_left_open():
+            self._check_nans(copy, tensors)
+            for file, offsets in self._places(copy, extents):
+                self._check_truncation(copy, truth, file, offsets)
+                self._check_flipped_bits(
+                    copy, file, offsets, [extent for extent in covered if is_same(extent.file, file)]
+                )
+
+    def _check_nans(self, copy: Path, tensors: Sequence[tuple[Tensor, Extent]]) -> None:
+        """The last element of each tensor that lies in one piece becomes a NaN, one tensor at a time."""
+        for tensor, extent in tensors[:: max(1, len(tensors) // min(NAN_SAMPLES, self.damages))]:
             nan = nan_of(tensor)
             if nan is None or not tensor.size:
                 continue
@@ -294,44 +290,26 @@ class FormatContract:
             names = {finding.where for finding in found if finding.code == "nan"}
             assert tensor.name in names or tensor.shares_with in names, (tensor.name, found)
 
-    def test_json_says_the_same_when_read_again(self, path: Path) -> None:
-        document = inspect_document([inspect(self.place(path))])
-        text = dumps(document)
-        assert next(iter(document)) == "schema"
-        assert json.loads(text, parse_constant=refuse) == finite(document)
-        text.encode()
-
-    # Damage -----------------------------------------------------------------------------------------
-
-    def test_truncation_at_any_byte(self, path: Path, tmp_path: Path) -> None:
+    def _check_truncation(self, copy: Path, truth: Truth, file: Path, offsets: list[int]) -> None:
         """A cut file is an error, is invalid, or lacks nothing that matters."""
-        copy, truth = copied(path, tmp_path), read_truth(path)
-        with no_file_left_open():
-            for file, offsets in self._places(copy):
-                whole = file.read_bytes()
-                for nbytes in reversed(offsets):
-                    os.truncate(file, nbytes)
-                    damage = f"{file.name} cut to {nbytes} of {len(whole)} bytes"
-                    if is_valid(self._outcome(copy, damage)):
-                        assert self._holds(copy, truth), f"{damage} is valid, and holds something else"
-                file.write_bytes(whole)
+        whole = file.read_bytes()
+        for nbytes in reversed(offsets):
+            os.truncate(file, nbytes)
+            damage = f"{file.name} cut to {nbytes} of {len(whole)} bytes"
+            if is_valid(self._outcome(copy, damage)):
+                assert self._holds(copy, truth), f"{damage} is valid, and holds something else"
+        file.write_bytes(whole)
 
-    def test_flipped_bit_in_any_byte(self, path: Path, tmp_path: Path) -> None:
+    def _check_flipped_bits(self, copy: Path, file: Path, offsets: list[int], covered: list[Extent]) -> None:
         """Where a checksum stands for a byte, no flipped bit stays unseen; elsewhere nothing breaks."""
-        copy = copied(path, tmp_path)
-        with no_file_left_open():
-            for file, offsets in self._places(copy):
-                with open_checkpoint(copy) as checkpoint:
-                    covered = [extent for extent in self.covered(checkpoint) if is_same(extent.file, file)]
-                covered.sort(key=lambda extent: extent.offset)
-                chance = random.Random(file.name)
-                for offset in offsets:
-                    bit = chance.randrange(8)
-                    damage = f"{file.name} with bit {bit} of byte {offset} flipped"
-                    with flipped(file, offset, bit):
-                        outcome = self._outcome(copy, damage)
-                    if is_inside(offset, covered):
-                        assert not is_valid(outcome), f"{damage} is valid"
+        chance = random.Random(file.name)
+        for offset in offsets:
+            bit = chance.randrange(8)
+            damage = f"{file.name} with bit {bit} of byte {offset} flipped"
+            with flipped(file, offset, bit):
+                outcome = self._outcome(copy, damage)
+            if is_inside(offset, covered):
+                assert not is_valid(outcome), f"{damage} is valid"
 
     def _outcome(self, path: Path, damage: str) -> Outcome:
         return outcome_of(self.place(path), damage)
@@ -343,10 +321,8 @@ class FormatContract:
             digests = {tensor.path: digest(tensor) for tensor in checkpoint.tensors}
             return digests.items() >= expected.items() and described(checkpoint) == self.expected(truth)
 
-    def _places(self, path: Path) -> list[tuple[Path, list[int]]]:
+    def _places(self, path: Path, extents: Sequence[Extent]) -> list[tuple[Path, list[int]]]:
         """Return each file of a checkpoint with the offsets at which it is damaged."""
-        with open_checkpoint(path) as checkpoint:
-            extents = [span.extent for span in checkpoint.spans()]
         offsets, files = [], files_of(path)
         for file in files:
             edges = {

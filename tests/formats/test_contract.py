@@ -9,7 +9,8 @@ from zipfile import ZIP_STORED, ZipFile
 
 from ckpttool import Checkpoint, open_checkpoint
 from ckpttool.core.tensor import Extent
-from ckpttool.testing import Description, FormatContract, Truth, digest, read_truth
+from ckpttool.testing import Description, Truth, digest, read_truth
+from tests.support.contracts import Contract
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
 LOCAL_HEADER = 30
@@ -31,7 +32,7 @@ def stored_payloads(path: str) -> Iterator[Extent]:
                 yield Extent(path, start, record.compress_size)
 
 
-class ZipContract(FormatContract):
+class ZipContract(Contract):
     """No bit of a stored payload changes unnoticed, whatever the reader makes of the archive."""
 
     @staticmethod
@@ -46,18 +47,18 @@ class TestPytorchZip(ZipContract):
     suspected = frozenset({"module.pth", "nested.pth"})
 
 
-class TestPytorchLegacy(FormatContract):
+class TestPytorchLegacy(Contract):
     format = "pytorch"
     fixtures = tuple(sorted(FILES.glob("pytorch-legacy/*.pth")))
     suspected = frozenset({"module_legacy.pth"})
 
 
-class TestPytorchSharded(FormatContract):
+class TestPytorchSharded(Contract):
     format = "pytorch"
     fixtures = (FILES / "pytorch" / "pytorch-sharded",)
 
 
-class TestPytorchTrainer(FormatContract):
+class TestPytorchTrainer(Contract):
     format = "pytorch"
     fixtures = directories(FILES / "pytorch" / "trainer-bin")
 
@@ -70,7 +71,7 @@ class TestTorchScript(ZipContract):
     def expected(truth: Truth) -> Description:
         """Count the tensors that belong to the code, too."""
         constants = [{**told, "path": ["constants", at]} for at, told in enumerate(truth["constants"])]
-        return FormatContract.expected({"tensors": [*truth["tensors"], *constants]})
+        return Contract.expected({"tensors": [*truth["tensors"], *constants]})
 
     def test_constants_are_the_frameworks(self, path: Path) -> None:
         expected = [told["sha256"] for told in read_truth(path)["constants"]]
@@ -79,25 +80,25 @@ class TestTorchScript(ZipContract):
         assert found == expected
 
 
-class TestStableBaselines(FormatContract):
+class TestStableBaselines(Contract):
     format = "stable-baselines3"
     fixtures = tuple(sorted(FILES.glob("stable-baselines3/*.zip")))
     suspected = frozenset({"ppo.zip", "sac.zip"})  # spaces of gymnasium
 
 
-class TestPickle(FormatContract):
+class TestPickle(Contract):
     format = "pickle"
     fixtures = tuple(sorted(FILES.glob("pickle/*.pkl")))
 
 
-class TestSafetensors(FormatContract):
+class TestSafetensors(Contract):
     format = "safetensors"
     fixtures = tuple(sorted(FILES.glob("safetensors/*.safetensors")))
 
     @staticmethod
     def expected(truth: Truth) -> Description:
         """Count single 4-bit values, as the file does; PyTorch counts pairs of them."""
-        told = FormatContract.expected(truth)
+        told = Contract.expected(truth)
         return {path: _unpaired(*description) for path, description in told.items()}
 
 
@@ -106,11 +107,11 @@ def _unpaired(dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]
     return (dtype, shape) if name == dtype else (name, (*shape[:-1], shape[-1] * 2))
 
 
-class TestSafetensorsSharded(FormatContract):
+class TestSafetensorsSharded(Contract):
     format = "safetensors"
     fixtures = (FILES / "safetensors" / "sharded",)
 
 
-class TestSafetensorsTrainer(FormatContract):
+class TestSafetensorsTrainer(Contract):
     format = "safetensors"
     fixtures = directories(FILES / "safetensors" / "trainer")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ckpttool.testing import FormatContract
+from tests.support.contracts import Contract
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
 
@@ -18,12 +18,12 @@ def with_truth(directory: Path) -> tuple[Path, ...]:
     return tuple(sorted(path.with_name(path.name.removesuffix(ending)) for path in found))
 
 
-class TestFluid(FormatContract):
+class TestFluid(Contract):
     format = "fluid"
     fixtures = with_truth(FILES / "fluid")
 
 
-class TestPaddle(FormatContract):
+class TestPaddle(Contract):
     format = "paddle"
     # The suite copies and cuts files one by one: a pair is more, and of parameters without their program
     # nobody knows how many there should be. See test_paddle.
