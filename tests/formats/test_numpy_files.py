@@ -31,17 +31,16 @@ def opened_codes(path: Path) -> set[str]:
         return {finding.code for finding in opened.findings}
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
-def test_all_versions_of_the_header(version: int, tmp_path: Path) -> None:
-    path = tmp_path / "a.npy"
-    path.write_bytes(npy(header("'<i2'", "(2L,)"), b"\1\0\2\0", version))
-    with open_checkpoint(path) as opened:
-        assert opened["tensor"].array().tolist() == [1, 2]
+def test_all_versions_of_the_header(tmp_path: Path) -> None:
+    for version in [1, 2, 3]:
+        path = tmp_path / "a.npy"
+        path.write_bytes(npy(header("'<i2'", "(2L,)"), b"\1\0\2\0", version))
+        with open_checkpoint(path) as opened:
+            assert opened["tensor"].array().tolist() == [1, 2], version
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_headers_that_are_none(tmp_path: Path) -> None:
+    cases = [
         "",
         "{}",
         "[1]",
@@ -59,24 +58,22 @@ def test_all_versions_of_the_header(version: int, tmp_path: Path) -> None:
         header("'<f4'", "(2 3)"),
         "{'descr': '<f4'",
         "'\\\\8'",
-    ],
-)
-def test_headers_that_are_none(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "a.npy"
-    path.write_bytes(npy(text))
-    with pytest.raises(DamagedCheckpoint) as caught:
-        open_checkpoint(path)
-    assert caught.value.code == "npy-header"
+    ]
+    for text in cases:
+        path = tmp_path / "a.npy"
+        path.write_bytes(npy(text))
+        with pytest.raises(DamagedCheckpoint) as caught:
+            open_checkpoint(path)
+        assert caught.value.code == "npy-header", text
 
 
-@pytest.mark.parametrize(
-    "descr", ["'<q9z'", "'no'", "[('x',)]", "[3]", "('<f4', 'x')", "[('x', '<f4', (-1,))]"]
-)
-def test_types_that_are_none(descr: str, tmp_path: Path) -> None:
-    path = tmp_path / "a.npy"
-    path.write_bytes(npy(header(descr, "(2,)"), bytes(100)))
-    with pytest.raises(DamagedCheckpoint):
-        open_checkpoint(path)
+def test_types_that_are_none(tmp_path: Path) -> None:
+    cases = ["'<q9z'", "'no'", "[('x',)]", "[3]", "('<f4', 'x')", "[('x', '<f4', (-1,))]"]
+    for descr in cases:
+        path = tmp_path / "a.npy"
+        path.write_bytes(npy(header(descr, "(2,)"), bytes(100)))
+        with pytest.raises(DamagedCheckpoint):
+            open_checkpoint(path)
 
 
 def test_a_shape_that_overflows(tmp_path: Path) -> None:

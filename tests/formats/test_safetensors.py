@@ -44,50 +44,50 @@ def written(directory: Path, content: bytes, name: str = "m.safetensors") -> Pat
     return path
 
 
-@pytest.mark.parametrize("truth", TRUTHS, ids=lambda path: path.name.partition(".")[0])
-def test_reads_what_the_library_wrote(truth: Path) -> None:
-    expected = json.loads(truth.read_text(encoding="utf-8"))
-    with open_checkpoint(str(truth).removesuffix(".expected.json")) as opened:
-        assert (opened.format, opened.variant) == ("safetensors", None)
-        assert sorted(opened) == sorted(tensor["path"][0] for tensor in expected["tensors"])
-        for told in expected["tensors"]:
-            tensor = opened[told["path"][0]]
-            shape, dtype = list(told["shape"]), told["dtype"]
-            if dtype == "float4_e2m1fn_x2":  # PyTorch counts pairs of elements, the header elements
-                shape[-1] *= 2
-                dtype = "float4_e2m1fn"
-            assert (tensor.dtype.name, list(tensor.shape)) == (dtype, shape)
-            assert hashlib.sha256(tensor.tobytes()).hexdigest() == told["sha256"]
-        assert opened.metadata == expected["values"]
-        for field, value in expected["training"].items():
-            assert getattr(opened.training, field) == value
-        assert expected["parameters"] in (None, opened.parameters)
-        assert opened.granularity.value == expected["granularity"]
+def test_reads_what_the_library_wrote() -> None:
+    for truth in TRUTHS:
+        expected = json.loads(truth.read_text(encoding="utf-8"))
+        with open_checkpoint(str(truth).removesuffix(".expected.json")) as opened:
+            assert (opened.format, opened.variant) == ("safetensors", None), truth
+            assert sorted(opened) == sorted(tensor["path"][0] for tensor in expected["tensors"]), truth
+            for told in expected["tensors"]:
+                tensor = opened[told["path"][0]]
+                shape, dtype = list(told["shape"]), told["dtype"]
+                if dtype == "float4_e2m1fn_x2":  # PyTorch counts pairs of elements, the header elements
+                    shape[-1] *= 2
+                    dtype = "float4_e2m1fn"
+                assert (tensor.dtype.name, list(tensor.shape)) == (dtype, shape), truth
+                assert hashlib.sha256(tensor.tobytes()).hexdigest() == told["sha256"], truth
+            assert opened.metadata == expected["values"], truth
+            for field, value in expected["training"].items():
+                assert getattr(opened.training, field) == value, truth
+            assert expected["parameters"] in (None, opened.parameters), truth
+            assert opened.granularity.value == expected["granularity"], truth
 
 
-@pytest.mark.parametrize("path", ODD, ids=lambda path: path.stem)
-def test_judges_hostile_files_as_expected(path: Path) -> None:
-    verdict = EXPECTED[path.name]["expect"]["verdict"]
-    if verdict == "invalid":
-        with pytest.raises(DamagedCheckpoint):
-            open_checkpoint(path)
-    else:
-        with open_checkpoint(path) as opened:
-            assert [tensor.dtype.name for tensor in opened.tensors] == ["float32"]
-            assert all(finding.severity is Severity.WARNING for finding in opened.findings)
+def test_judges_hostile_files_as_expected() -> None:
+    for path in ODD:
+        verdict = EXPECTED[path.name]["expect"]["verdict"]
+        if verdict == "invalid":
+            with pytest.raises(DamagedCheckpoint):
+                open_checkpoint(path)
+        else:
+            with open_checkpoint(path) as opened:
+                assert [tensor.dtype.name for tensor in opened.tensors] == ["float32"], path
+                assert all(finding.severity is Severity.WARNING for finding in opened.findings), path
 
 
 @pytest.mark.framework
-@pytest.mark.parametrize("path", ODD, ids=lambda path: path.stem)
-def test_refuses_what_the_library_refuses(path: Path) -> None:
-    safetensors = pytest.importorskip("safetensors")
-    stricter = "duplicate_name" in path.name or "duplicate_escaped" in path.name
-    try:
-        safetensors.deserialize(path.read_bytes())
-        is_taken = not stricter
-    except safetensors.SafetensorError:
-        is_taken = False
-    assert opens(path) == is_taken
+def test_refuses_what_the_library_refuses() -> None:
+    for path in ODD:
+        safetensors = pytest.importorskip("safetensors")
+        stricter = "duplicate_name" in path.name or "duplicate_escaped" in path.name
+        try:
+            safetensors.deserialize(path.read_bytes())
+            is_taken = not stricter
+        except safetensors.SafetensorError:
+            is_taken = False
+        assert opens(path) == is_taken, path
 
 
 def opens(path: Path) -> bool:
@@ -158,27 +158,25 @@ REJECTED: dict[str, tuple[type[CheckpointError], str, bytes]] = {
 }
 
 
-@pytest.mark.parametrize("kind", REJECTED)
-def test_gives_each_rule_its_own_code(kind: str, tmp_path: Path) -> None:
-    error, code, content = REJECTED[kind]
-    with pytest.raises(CheckpointError) as raised:
-        open_checkpoint(written(tmp_path, content))
-    assert (type(raised.value), raised.value.code) == (error, code)
+def test_gives_each_rule_its_own_code(tmp_path: Path) -> None:
+    for kind in REJECTED:
+        error, code, content = REJECTED[kind]
+        with pytest.raises(CheckpointError) as raised:
+            open_checkpoint(written(tmp_path, content))
+        assert (type(raised.value), raised.value.code) == (error, code), kind
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_tells_truncated_from_trailing(tmp_path: Path) -> None:
+    cases = [
         (file_of({"x": GOOD}, bytes(9)), "truncated: 81 of 88 bytes"),
         (file_of({"x": GOOD}, bytes(17)), "trailing bytes behind the last tensor: 1 (88 in all)"),
         (file_of({"x": GOOD})[:40], "truncated: 40 bytes (72 for the header alone)"),
-    ],
-)
-def test_tells_truncated_from_trailing(content: bytes, message: str, tmp_path: Path) -> None:
-    path = written(tmp_path, content)
-    with pytest.raises(CheckpointError) as raised:
-        open_checkpoint(path)
-    assert str(raised.value) == f"{path}: {message}"
+    ]
+    for content, message in cases:
+        path = written(tmp_path, content)
+        with pytest.raises(CheckpointError) as raised:
+            open_checkpoint(path)
+        assert str(raised.value) == f"{path}: {message}"
 
 
 def test_names_the_tensor_in_the_message(tmp_path: Path) -> None:
@@ -188,19 +186,19 @@ def test_names_the_tensor_in_the_message(tmp_path: Path) -> None:
     assert str(raised.value) == f"{path}[fc.weight]: bytes 0..16 are 16 (20 for F32 [5])"
 
 
-@pytest.mark.parametrize(
-    ("content", "code"),
-    [
+def test_warns_of_what_the_library_takes(tmp_path: Path) -> None:
+    cases = [
         (file_of(b' {"x":' + json.dumps(GOOD).encode() + b"}"), "header-whitespace"),
         (file_of(b'{"x":' + json.dumps(GOOD).encode() + b"}\n"), "header-whitespace"),
         (file_of({"": GOOD}), "empty-name"),
         (file_of({"x": GOOD | {"more": 1}}), "unknown-field"),
         (file_of(b'{"__metadata__":{"a":"1","a":"2"}}', b""), "metadata-duplicate-key"),
-    ],
-)
-def test_warns_of_what_the_library_takes(content: bytes, code: str, tmp_path: Path) -> None:
-    with open_checkpoint(written(tmp_path, content)) as opened:
-        assert [(found.code, found.severity) for found in opened.findings] == [(code, Severity.WARNING)]
+    ]
+    for content, code in cases:
+        with open_checkpoint(written(tmp_path, content)) as opened:
+            assert [(found.code, found.severity) for found in opened.findings] == [
+                (code, Severity.WARNING)
+            ], content
 
 
 def test_lists_tensors_and_spans_in_the_order_of_the_file(tmp_path: Path) -> None:
@@ -218,19 +216,17 @@ def test_lists_tensors_and_spans_in_the_order_of_the_file(tmp_path: Path) -> Non
             assert (span.where, span.dtype, bytes(content)) == (tensor.name, tensor.dtype, tensor.tobytes())
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
+def test_does_not_claim_other_files(tmp_path: Path) -> None:
+    cases = [
         b"",
         b"\0" * 8,
         b'{"a": [{"b": 1}]}',
         b'{"abc":[{"d": {}}]}',
         b"PK\x03\x04\x14\0\0\0{\0",
         b"\x10" + bytes(7),
-    ],
-)
-def test_does_not_claim_other_files(content: bytes, tmp_path: Path) -> None:
-    assert format_class_of(written(tmp_path, content, "file")) != "Safetensors"
+    ]
+    for content in cases:
+        assert format_class_of(written(tmp_path, content, "file")) != "Safetensors", content
 
 
 def test_claims_a_truncated_file_whatever_its_name(tmp_path: Path) -> None:

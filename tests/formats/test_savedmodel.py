@@ -191,33 +191,35 @@ def test_chunked_model_is_only_reported(tmp_path: Path) -> None:
 # Its graph ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("node", "is_broken"),
-    [
+def test_inputs_are_there(tmp_path: Path) -> None:
+    cases = [
         (pb.node("b", "Relu") + pb.taking("a:activations:0", "x", "^a"), False),
         (pb.node("b", "Relu") + pb.taking("a:y:0"), True),
         (pb.node("b", "Relu") + pb.taking("lost:y:0"), True),
         (pb.node("b", "Relu") + pb.taking("^lost"), True),
         (pb.node("a2", "Mine") + pb.taking("x") + pb.part(7, b""), False),
         (pb.node("m", "Mine"), False),
-    ],
-)
-def test_inputs_are_there(tmp_path: Path, node: bytes, is_broken: bool) -> None:
-    signature = pb.part(1, pb.part(1, "f") + pb.part(2, pb.part(1, "x")))
-    relu = pb.node("a", "Relu") + pb.taking("x")
-    returned = pb.part(4, pb.part(1, "y") + pb.part(2, "a:activations:0"))
-    function = pb.part(3, node) + pb.part(3, relu) + signature + returned
-    path = pb.written(tmp_path / "m", pb.model(pb.meta_graph(pb.graph(functions=(function,)))))
-    assert ("graph-broken" in codes(path)) is is_broken
+    ]
+    for at, (node, is_broken) in enumerate(cases):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        signature = pb.part(1, pb.part(1, "f") + pb.part(2, pb.part(1, "x")))
+        relu = pb.node("a", "Relu") + pb.taking("x")
+        returned = pb.part(4, pb.part(1, "y") + pb.part(2, "a:activations:0"))
+        function = pb.part(3, node) + pb.part(3, relu) + signature + returned
+        path = pb.written(folder / "m", pb.model(pb.meta_graph(pb.graph(functions=(function,)))))
+        assert ("graph-broken" in codes(path)) is is_broken, node
 
 
-@pytest.mark.parametrize(("name", "is_broken"), [("x:0", False), ("y:0", True), ("", False)])
-def test_signatures_name_what_is_there(tmp_path: Path, name: str, is_broken: bool) -> None:
-    body = pb.graph(pb.node("x", "Placeholder"))
-    told = pb.part(1, pb.part(1, "in") + pb.part(2, pb.part(1, name)))
-    signature = pb.part(5, pb.part(1, "serve") + pb.part(2, told))
-    path = pb.written(tmp_path / "m", pb.model(pb.meta_graph(body, signature)))
-    assert ("graph-broken" in codes(path)) is is_broken
+def test_signatures_name_what_is_there(tmp_path: Path) -> None:
+    for at, (name, is_broken) in enumerate([("x:0", False), ("y:0", True), ("", False)]):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        body = pb.graph(pb.node("x", "Placeholder"))
+        told = pb.part(1, pb.part(1, "in") + pb.part(2, pb.part(1, name)))
+        signature = pb.part(5, pb.part(1, "serve") + pb.part(2, told))
+        path = pb.written(folder / "m", pb.model(pb.meta_graph(body, signature)))
+        assert ("graph-broken" in codes(path)) is is_broken, name
 
 
 def test_another_op_in_its_place_is_found(models: Path, tmp_path: Path) -> None:
@@ -325,10 +327,8 @@ def test_constant_of_another_function_is_none_of_this(tmp_path: Path) -> None:
     assert verify(pb.written(tmp_path / "m", pb.model(pb.meta_graph(body)))).safety is Safety.UNSAFE
 
 
-@pytest.mark.parametrize("place", SCANNED)
-@pytest.mark.parametrize(
-    ("op", "name", "value", "safety"),
-    [
+def test_ops_are_judged_by_their_attributes(tmp_path: Path) -> None:
+    attributes = [
         ("PrintV2", "output_stream", "log(info)", Safety.UNKNOWN),
         ("PrintV2", "output_stream", "file:///tmp/x", Safety.UNSAFE),
         ("FixedUnigramCandidateSampler", "vocab_file", "", Safety.SAFE),
@@ -337,37 +337,44 @@ def test_constant_of_another_function_is_none_of_this(tmp_path: Path) -> None:
         ("DecodeProtoV2", "descriptor_source", "bytes://\n", Safety.SAFE),
         ("EncodeProto", "descriptor_source", "local://x", Safety.UNSAFE),
         ("DecodeProtoV2", "descriptor_source", "/etc/passwd", Safety.UNSAFE),
-    ],
-)
-def test_ops_are_judged_by_their_attributes(
-    tmp_path: Path, place: str, op: str, name: str, value: str, safety: Safety
-) -> None:
-    node = pb.node("n", op)
-    assert judged(tmp_path, place, node + pb.attribute(name, pb.part(2, value))) is safety
-    if safety is not Safety.UNSAFE:
-        assert judged(tmp_path, place, node) is safety
-    twice = pb.attribute(name, pb.part(2, value)) + pb.attribute(name, pb.part(2, "/etc/passwd"))
-    assert judged(tmp_path, place, node + twice) is Safety.UNSAFE
-    assert judged(tmp_path, place, node + pb.attribute(name, pb.part(9, "of the caller"))) is Safety.UNSAFE
+    ]
+    for place in SCANNED:
+        for op, name, value, safety in attributes:
+            node = pb.node("n", op)
+            assert judged(tmp_path, place, node + pb.attribute(name, pb.part(2, value))) is safety
+            if safety is not Safety.UNSAFE:
+                assert judged(tmp_path, place, node) is safety
+            twice = pb.attribute(name, pb.part(2, value)) + pb.attribute(name, pb.part(2, "/etc/passwd"))
+            assert judged(tmp_path, place, node + twice) is Safety.UNSAFE
+            assert (
+                judged(tmp_path, place, node + pb.attribute(name, pb.part(9, "of the caller")))
+                is Safety.UNSAFE
+            )
 
 
 # Functions that nothing calls ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("op", ["PyFunc", "WriteFile", "CacheDatasetV2", "RestoreV2", "SaveV2", TABLE_V2])
-def test_function_that_nothing_calls_is_a_note(tmp_path: Path, op: str) -> None:
-    calling = pb.function("g", CALLING)
-    found = verify(written_with(tmp_path, calling, pb.function("f", pb.node("evil", op))))
-    assert found.safety is Safety.SAFE
-    (told,) = [one for one in found.findings if one.check == "safety"]
-    assert (told.code, told.severity.value, told.where) == ("uncalled-op", "note", "function f: evil")
-    assert op in told.message
+def test_function_that_nothing_calls_is_a_note(tmp_path: Path) -> None:
+    cases = ["PyFunc", "WriteFile", "CacheDatasetV2", "RestoreV2", "SaveV2", TABLE_V2]
+    for at, op in enumerate(cases):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        calling = pb.function("g", CALLING)
+        found = verify(written_with(folder, calling, pb.function("f", pb.node("evil", op))))
+        assert found.safety is Safety.SAFE, op
+        (told,) = [one for one in found.findings if one.check == "safety"]
+        assert (told.code, told.severity.value, told.where) == ("uncalled-op", "note", "function f: evil"), op
+        assert op in told.message, op
 
 
-@pytest.mark.parametrize("op", ["ReadFile", "MatchingFiles", "Abort", "DatasetFromGraph", TABLE_V2[:-2]])
-def test_op_that_runs_while_shapes_are_inferred_needs_no_call(tmp_path: Path, op: str) -> None:
-    found = verify(written_with(tmp_path, pb.function("f", pb.node("evil", op))))
-    assert found.safety is Safety.UNSAFE
+def test_op_that_runs_while_shapes_are_inferred_needs_no_call(tmp_path: Path) -> None:
+    cases = ["ReadFile", "MatchingFiles", "Abort", "DatasetFromGraph", TABLE_V2[:-2]]
+    for at, op in enumerate(cases):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        found = verify(written_with(folder, pb.function("f", pb.node("evil", op))))
+        assert found.safety is Safety.UNSAFE, op
 
 
 @pytest.mark.parametrize(
@@ -432,9 +439,8 @@ VARIABLE = (
 EXCHANGED = pb.part(5, pb.part(1, "api_implements") + pb.part(2, pb.part(2, "x")))
 
 
-@pytest.mark.parametrize(
-    ("content", "safety"),
-    [
+def test_names_of_files_are_followed_to_assets(tmp_path: Path) -> None:
+    cases = [
         (filling(calling("evil", "asset")), Safety.SAFE),
         (filling(calling("asset", "evil")), Safety.UNSAFE),
         (filling(calling("asset", "asset:1")), Safety.UNSAFE),
@@ -472,10 +478,11 @@ EXCHANGED = pb.part(5, pb.part(1, "api_implements") + pb.part(2, pb.part(2, "x")
             ),
             Safety.UNSAFE,
         ),
-    ],
-)
-def test_names_of_files_are_followed_to_assets(tmp_path: Path, content: bytes, safety: Safety) -> None:
-    assert verify(pb.written(tmp_path / "m", content)).safety is safety
+    ]
+    for at, (content, safety) in enumerate(cases):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        assert verify(pb.written(folder / "m", content)).safety is safety, content
 
 
 def test_names_that_pass_through_many_nodes_end(tmp_path: Path) -> None:
@@ -589,53 +596,57 @@ def test_unsafe_op_in_the_second_graph(tmp_path: Path) -> None:
 LAYER = {"class_name": "Sequential", "config": {"layers": [{"class_name": "Lambda", "config": {}}]}}
 
 
-@pytest.mark.parametrize(
-    "layer", [LAYER, {"model_config": json.dumps(LAYER)}, {"class_name": "keras.layers>Lambda"}]
-)
-def test_lambda_layers_are_unsafe(tmp_path: Path, layer: object) -> None:
-    path = pb.written(tmp_path / "m", pb.model(pb.meta_graph()))
-    node = pb.number(2, 0) + pb.part(3, "root") + pb.part(5, json.dumps(layer))
-    (path / "keras_metadata.pb").write_bytes(pb.part(1, node))
-    found = verify(path)
-    assert found.safety is Safety.UNSAFE
-    assert "keras-lambda" in {finding.code for finding in found.findings}
+def test_lambda_layers_are_unsafe(tmp_path: Path) -> None:
+    cases = [LAYER, {"model_config": json.dumps(LAYER)}, {"class_name": "keras.layers>Lambda"}]
+    for at, layer in enumerate(cases):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        path = pb.written(folder / "m", pb.model(pb.meta_graph()))
+        node = pb.number(2, 0) + pb.part(3, "root") + pb.part(5, json.dumps(layer))
+        (path / "keras_metadata.pb").write_bytes(pb.part(1, node))
+        found = verify(path)
+        assert found.safety is Safety.UNSAFE, layer
+        assert "keras-lambda" in {finding.code for finding in found.findings}, layer
 
 
-@pytest.mark.parametrize("more", [b"", pb.part(4, b""), pb.part(4, pb.number(2, 1))])
-def test_lambda_layers_of_older_keras_are_unsafe(tmp_path: Path, more: bytes) -> None:
+def test_lambda_layers_of_older_keras_are_unsafe(tmp_path: Path) -> None:
     """Readers of Protocol Buffers merge a message that stands twice: its second part hides nothing."""
-    layer = pb.part(1, "_tf_keras_sequential") + pb.part(3, json.dumps(LAYER))
-    objects = pb.part(7, pb.part(1, pb.part(4, layer) + more))
-    found = verify(pb.written(tmp_path / "m", pb.model(pb.meta_graph(b"", objects))))
-    assert found.safety is Safety.UNSAFE
-    assert "keras-lambda" in {finding.code for finding in found.findings}
+    for at, more in enumerate([b"", pb.part(4, b""), pb.part(4, pb.number(2, 1))]):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        layer = pb.part(1, "_tf_keras_sequential") + pb.part(3, json.dumps(LAYER))
+        objects = pb.part(7, pb.part(1, pb.part(4, layer) + more))
+        found = verify(pb.written(folder / "m", pb.model(pb.meta_graph(b"", objects))))
+        assert found.safety is Safety.UNSAFE, more
+        assert "keras-lambda" in {finding.code for finding in found.findings}, more
 
 
-@pytest.mark.parametrize(
-    ("own", "code"),
-    [({"units": 8}, set()), ({"units": 1 << 40}, {"keras-work"}), ({"unroll": True}, {"keras-work"})],
-)
-def test_sizes_of_layers_are_held_against_the_savedmodel(tmp_path: Path, own: dict, code: set[str]) -> None:
-    layer = {"class_name": "SimpleRNN", "config": {"name": "l", "units": 4, **own}}
-    path = pb.written(tmp_path / "m", pb.model(pb.meta_graph()))
-    node = pb.number(2, 0) + pb.part(3, "root.layer-0") + pb.part(5, json.dumps(layer))
-    (path / "keras_metadata.pb").write_bytes(pb.part(1, node))
-    assert {finding.code for finding in verify(path).findings if finding.check == "safety"} == code
+def test_sizes_of_layers_are_held_against_the_savedmodel(tmp_path: Path) -> None:
+    cases = [({"units": 8}, set()), ({"units": 1 << 40}, {"keras-work"}), ({"unroll": True}, {"keras-work"})]
+    for at, (own, code) in enumerate(cases):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        layer = {"class_name": "SimpleRNN", "config": {"name": "l", "units": 4, **own}}
+        path = pb.written(folder / "m", pb.model(pb.meta_graph()))
+        node = pb.number(2, 0) + pb.part(3, "root.layer-0") + pb.part(5, json.dumps(layer))
+        (path / "keras_metadata.pb").write_bytes(pb.part(1, node))
+        assert {finding.code for finding in verify(path).findings if finding.check == "safety"} == code, own
 
 
-@pytest.mark.parametrize("content", [b"\xff" * 9, pb.part(1, pb.part(5, "{no json"))])
-def test_keras_metadata_that_cant_be_read_is_not_clean(tmp_path: Path, content: bytes) -> None:
-    path = pb.written(tmp_path / "m", pb.model(pb.meta_graph()))
-    (path / "keras_metadata.pb").write_bytes(content)
-    assert verify(path).safety is Safety.UNKNOWN
+def test_keras_metadata_that_cant_be_read_is_not_clean(tmp_path: Path) -> None:
+    for at, content in enumerate([b"\xff" * 9, pb.part(1, pb.part(5, "{no json"))]):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        path = pb.written(folder / "m", pb.model(pb.meta_graph()))
+        (path / "keras_metadata.pb").write_bytes(content)
+        assert verify(path).safety is Safety.UNKNOWN, content
 
 
 # Hostile --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
+def test_what_is_no_message_is_damaged(tmp_path: Path) -> None:
+    cases = [
         b"",
         b"\x08\x01",
         b"\x08\x01\x12",
@@ -645,11 +656,12 @@ def test_keras_metadata_that_cant_be_read_is_not_clean(tmp_path: Path, content: 
         b"\x00\x00",
         b"\xff" * 100,
         b"hello",
-    ],
-)
-def test_what_is_no_message_is_damaged(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(DamagedCheckpoint):
-        open_checkpoint(pb.written(tmp_path / "m", content))
+    ]
+    for at, content in enumerate(cases):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        with pytest.raises(DamagedCheckpoint):
+            open_checkpoint(pb.written(folder / "m", content))
 
 
 def nested(depth: int) -> bytes:

@@ -63,38 +63,47 @@ def found(opened: Checkpoint) -> list[tuple[str, Severity, str | None]]:
     return [(finding.code, finding.severity, finding.where) for finding in opened.findings]
 
 
-@pytest.mark.parametrize("directory", REAL, ids=lambda path: path.name)
-@pytest.mark.parametrize("by_index", [False, True])
-def test_reads_real_sets(directory: Path, by_index: bool) -> None:
-    expected = json.loads(Path(f"{directory}.expected.json").read_text(encoding="utf-8"))
-    (index_path,) = directory.glob("*.index.json")
-    path = index_path if by_index else directory
-    with open_checkpoint(path) as opened:
-        assert opened.path == str(path)
-        assert (opened.format, opened.variant) == (expected["format"], "sharded")
-        assert (opened.findings, opened.safety, opened.complete) == ((), (), True)
-        assert {tensor.path for tensor in opened.tensors} == {tuple(t["path"]) for t in expected["tensors"]}
-        for truth in expected["tensors"]:
-            tensor = opened[truth["path"][0]]
-            assert (tensor.dtype.name, list(tensor.shape)) == (truth["dtype"], truth["shape"])
-            assert hashlib.sha256(tensor.tobytes()).hexdigest() == truth["sha256"]
-        assert (opened.parameters, opened.granularity.value) == (expected["parameters"], "partial")
-        shards = {os.path.basename(t.extent.file) for t in opened.tensors if t.extent}
-        assert {os.path.basename(entry.path) for entry in opened.files} == {index_path.name, *shards}
-        assert all(span.where.partition(": ")[0] in shards for span in opened.spans())
+def test_reads_real_sets() -> None:
+    for directory in REAL:
+        for by_index in [False, True]:
+            expected = json.loads(Path(f"{directory}.expected.json").read_text(encoding="utf-8"))
+            (index_path,) = directory.glob("*.index.json")
+            path = index_path if by_index else directory
+            with open_checkpoint(path) as opened:
+                assert opened.path == str(path), directory
+                assert (opened.format, opened.variant) == (expected["format"], "sharded"), directory
+                assert (opened.findings, opened.safety, opened.complete) == ((), (), True), directory
+                assert {tensor.path for tensor in opened.tensors} == {
+                    tuple(t["path"]) for t in expected["tensors"]
+                }, directory
+                for truth in expected["tensors"]:
+                    tensor = opened[truth["path"][0]]
+                    assert (tensor.dtype.name, list(tensor.shape)) == (truth["dtype"], truth["shape"]), (
+                        directory
+                    )
+                    assert hashlib.sha256(tensor.tobytes()).hexdigest() == truth["sha256"], directory
+                assert (opened.parameters, opened.granularity.value) == (expected["parameters"], "partial"), (
+                    directory
+                )
+                shards = {os.path.basename(t.extent.file) for t in opened.tensors if t.extent}
+                assert {os.path.basename(entry.path) for entry in opened.files} == {
+                    index_path.name,
+                    *shards,
+                }, directory
+                assert all(span.where.partition(": ")[0] in shards for span in opened.spans()), directory
 
 
-@pytest.mark.parametrize("path", HOSTILE, ids=lambda path: path.name)
-def test_judges_hostile_sets_as_expected(path: Path) -> None:
-    expected = EXPECTED[path.name]["expect"]
-    try:
-        with open_checkpoint(path) as opened:
-            is_invalid = any(finding.severity is Severity.ERROR for finding in opened.findings)
-            is_unsafe = any(finding.severity is Severity.ERROR for finding in opened.safety)
-    except DamagedCheckpoint:
-        is_invalid, is_unsafe = True, False
-    assert expected["verdict"] in (None, "invalid" if is_invalid else "valid")
-    assert expected["safety"] in (None, "unsafe" if is_unsafe else "safe")
+def test_judges_hostile_sets_as_expected() -> None:
+    for path in HOSTILE:
+        expected = EXPECTED[path.name]["expect"]
+        try:
+            with open_checkpoint(path) as opened:
+                is_invalid = any(finding.severity is Severity.ERROR for finding in opened.findings)
+                is_unsafe = any(finding.severity is Severity.ERROR for finding in opened.safety)
+        except DamagedCheckpoint:
+            is_invalid, is_unsafe = True, False
+        assert expected["verdict"] in (None, "invalid" if is_invalid else "valid"), path
+        assert expected["safety"] in (None, "unsafe" if is_unsafe else "safe"), path
 
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING

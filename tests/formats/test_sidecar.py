@@ -110,18 +110,16 @@ def test_conventions_and_layers_come_back() -> None:
     assert (untold.conventions, untold.layers) == ("safetensors", {})
 
 
-@pytest.mark.parametrize(
-    "document",
-    [
+def test_conventions_that_are_none_are_refused() -> None:
+    cases = [
         {"conventions": 1},
         {"conventions": ["keras"]},
         {"conventions": "keras", "layers": ["Dense"]},
         {"conventions": "keras", "layers": {"a": 1}},
         {"conventions": "keras", "layers": {"a": "D" * 1001}},
-    ],
-)
-def test_conventions_that_are_none_are_refused(document: dict[str, object]) -> None:
-    assert refused(written({}, **document)).endswith((" is none", " are none"))
+    ]
+    for document in cases:
+        assert refused(written({}, **document)).endswith((" is none", " are none"))
 
 
 def test_a_format_that_holds_the_tree_keeps_it() -> None:
@@ -244,9 +242,8 @@ def test_a_tree_may_be_deeper_than_json() -> None:
 # What does not fit -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("document", "why"),
-    [
+def test_a_document_that_does_not_fit_is_not_used() -> None:
+    cases = [
         (b"", "no JSON"),
         (b"\xff", "not UTF-8"),
         (b"[]", "does not say that it is"),
@@ -282,15 +279,13 @@ def test_a_tree_may_be_deeper_than_json() -> None:
         (written({}, shared={}), "in place of a list"),  # type: ignore[arg-type]
         (written({}).replace(b'"a":', b'"b":', 1), "a tensor twice"),
         (b"[" * 100_000, "nested over"),
-    ],
-)
-def test_a_document_that_does_not_fit_is_not_used(document: bytes, why: str) -> None:
-    assert why in refused(document)
+    ]
+    for document, why in cases:
+        assert why in refused(document), why
 
 
-@pytest.mark.parametrize(
-    ("form", "why"),
-    [
+def test_a_tree_that_makes_no_sense_is_not_used() -> None:
+    cases = [
         ({"$tensor": "c"}, "'c', which is not there"),
         ({"$tensor": ["a"]}, "in place of a str"),
         ({"$same": 0}, "does not come before it"),
@@ -322,10 +317,9 @@ def test_a_document_that_does_not_fit_is_not_used(document: bytes, why: str) -> 
         ({"$call": ["torch.Tensor", "requires_grad_"], "args": []}, "of what is no tensor"),
         ({"$call": ["torch", "Size"], "state": {"__array_interface__": 1}}, "not known to be harmless"),
         ({"$call": ["torch._utils", "_rebuild_sparse_tensor"], "args": [1, 2]}, "not known to be harmless"),
-    ],
-)
-def test_a_tree_that_makes_no_sense_is_not_used(form: object, why: str) -> None:
-    assert why in of_tree(form)
+    ]
+    for form, why in cases:
+        assert why in of_tree(form), why
 
 
 NAMES = [
@@ -337,15 +331,15 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize(("module", "name"), NAMES)
-def test_a_name_that_is_not_known_to_be_harmless_is_refused(module: str, name: str) -> None:
-    for form in (
-        {"$global": [module, name]},
-        {"$call": [module, name], "args": ["x"]},
-        {"x": [{"$call": ["collections", "deque"], "args": [{"$global": [module, name]}]}]},
-        {"$mapping": ["collections", "defaultdict"], "factory": {"$global": [module, name]}},
-    ):
-        assert f"{module}.{name}, which is not known to be harmless" in of_tree(form)
+def test_a_name_that_is_not_known_to_be_harmless_is_refused() -> None:
+    for module, name in NAMES:
+        for form in (
+            {"$global": [module, name]},
+            {"$call": [module, name], "args": ["x"]},
+            {"x": [{"$call": ["collections", "deque"], "args": [{"$global": [module, name]}]}]},
+            {"$mapping": ["collections", "defaultdict"], "factory": {"$global": [module, name]}},
+        ):
+            assert f"{module}.{name}, which is not known to be harmless" in of_tree(form), name
 
 
 def test_shared_parts_that_double_are_not_unfolded() -> None:

@@ -224,14 +224,13 @@ def test_exported_programs_that_make_a_file(tmp_path: Path) -> None:
 # Tokens -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_a_call_is_seen(call: str) -> None:
-    assert Severity.ERROR in {finding.severity for finding in judge_text(call.encode(), "code")}
+def test_a_call_is_seen() -> None:
+    for call in CALLS.values():
+        assert Severity.ERROR in {finding.severity for finding in judge_text(call.encode(), "code")}, call
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_what_is_named_without_harm() -> None:
+    cases = [
         b'y = torch.tensor("torch.save(x)")',
         b"# torch.save(x)\nops.prim.data(x)",
         b"'''torch.save(x)''' ",
@@ -244,15 +243,13 @@ def test_a_call_is_seen(call: str) -> None:
         b'"\\"torch.save(x)"',
         b"",
         b"\n \n",
-    ],
-)
-def test_what_is_named_without_harm(text: bytes) -> None:
-    assert list(judge_text(text, "code")) == []
+    ]
+    for text in cases:
+        assert list(judge_text(text, "code")) == [], text
 
 
-@pytest.mark.parametrize(
-    ("text", "code", "severity"),
-    [
+def test_what_is_told_of_a_text() -> None:
+    cases = [
         (b"ops.torchvision.nms(x)", "custom-ops", Severity.WARNING),
         (b"torch.newer(x)", "custom-ops", Severity.WARNING),
         (b"__torch__.torch.classes.mine.Reader('x')", "custom-ops", Severity.WARNING),
@@ -268,10 +265,9 @@ def test_what_is_named_without_harm(text: bytes) -> None:
         (b"t\xf6rch.save(x)", "not-scanned", Severity.WARNING),
         (b"'" + b"\\'" * 2000 + b"'", "not-scanned", Severity.WARNING),
         (b" " * (MAX_TEXT + 1), "not-scanned", Severity.WARNING),
-    ],
-)
-def test_what_is_told_of_a_text(text: bytes, code: str, severity: Severity) -> None:
-    assert [(one.code, one.severity) for one in judge_text(text, "code")] == [(code, severity)]
+    ]
+    for text, code, severity in cases:
+        assert [(one.code, one.severity) for one in judge_text(text, "code")] == [(code, severity)], text
 
 
 def test_a_path_of_any_length() -> None:
@@ -282,9 +278,8 @@ def test_a_path_of_any_length() -> None:
 LOOP = b"def spin(n: int) -> int:\n  while True:\n    pass\n"
 
 
-@pytest.mark.parametrize(
-    ("body", "looping"),
-    [
+def test_loops_that_loading_runs() -> None:
+    cases = [
         (b"while True:\n      pass", "a.py"),
         (b"for i in range(9):\n      pass", "a.py"),
         (b"_0 = (self).spin(n, )", "b.py"),
@@ -297,22 +292,20 @@ LOOP = b"def spin(n: int) -> int:\n  while True:\n    pass\n"
         (b"_0 = (p).unpack()", ""),
         (b"_0 = ops.quantized.linear_prepack(n, None)\n    self.n = torch.add(n, 1)", ""),
         (b"self.n = n", ""),
-    ],
-)
-def test_loops_that_loading_runs(body: bytes, looping: str) -> None:
-    text = b"class A(Module):\n  def  __setstate__(self, n: int) -> NoneType:\n    " + body
-    text += b"\n  def step(self, n: int):\n    return __torch__.spin(n)"
-    text += b"\n  def f(self):\n    for i in n:\n      pass"
-    called = b"class B(Module):\n  def forward(self, n: int):\n    while True:\n      pass\n"
-    texts = {"a.py": text, "b.py": LOOP, "c.py": called}
-    files = [(name, code_tokens(one)[0]) for name, one in texts.items()]
-    found = {finding.where for finding in judge_loops(files)}
-    assert (looping in found) if looping else not found
+    ]
+    for body, looping in cases:
+        text = b"class A(Module):\n  def  __setstate__(self, n: int) -> NoneType:\n    " + body
+        text += b"\n  def step(self, n: int):\n    return __torch__.spin(n)"
+        text += b"\n  def f(self):\n    for i in n:\n      pass"
+        called = b"class B(Module):\n  def forward(self, n: int):\n    while True:\n      pass\n"
+        texts = {"a.py": text, "b.py": LOOP, "c.py": called}
+        files = [(name, code_tokens(one)[0]) for name, one in texts.items()]
+        found = {finding.where for finding in judge_loops(files)}
+        assert (looping in found) if looping else not found, body
 
 
-@pytest.mark.parametrize(
-    ("body", "cast"),
-    [
+def test_casts() -> None:
+    cases = [
         ("b = unchecked_cast(Tuple[int, int], a)", ""),
         (
             "b : Optional[Tuple[int, int]] = a\n    b = a\n    if torch.__isnot__(b, None):\n"
@@ -334,27 +327,24 @@ def test_loops_that_loading_runs(body: bytes, looping: str) -> None:
         ),
         ("b = unchecked_cast\n    b(Tuple[int, int], a)", "a type that can't be read"),
         ("unchecked_cast(" + "List[" * 500, "a type that can't be read"),
-    ],
-)
-def test_casts(body: str, cast: str) -> None:
-    text = f"def f(a: Optional[Tuple[int, int]], n: int) -> int:\n    {body}\n    return 1\n"
-    found = [finding.message for finding in judge_text(text.encode(), "a.py")]
-    assert found == ([f"its code takes values for {cast} unchecked"] if cast else [])
+    ]
+    for body, cast in cases:
+        text = f"def f(a: Optional[Tuple[int, int]], n: int) -> int:\n    {body}\n    return 1\n"
+        found = [finding.message for finding in judge_text(text.encode(), "a.py")]
+        assert found == ([f"its code takes values for {cast} unchecked"] if cast else []), body
 
 
-@pytest.mark.parametrize(
-    ("texts", "codes"),
-    [
+def test_what_byte_code_names() -> None:
+    cases = [
         (["aten::linear", "Tensor", "__torch__.Net.forward", "__torch__", "torch"], []),
         (["aten::save"], ["unsafe-op"]),
         (["mine::read"], ["custom-ops"]),
         (["List[__torch__ . torch.classes.mine.Reader]"], ["custom-ops"]),
         (["__torch__ def", "__torch__.torch.classes.mine.Reader"], ["custom-ops"]),
-    ],
-)
-def test_what_byte_code_names(texts: list[str], codes: list[str]) -> None:
-    found = [finding.code for finding in judge_byte_code(texts, "bytecode.pkl")]
-    assert found == ["unchecked-ops", *codes]
+    ]
+    for texts, codes in cases:
+        found = [finding.code for finding in judge_byte_code(texts, "bytecode.pkl")]
+        assert found == ["unchecked-ops", *codes], texts
 
 
 # The lists --------------------------------------------------------------------------------------------

@@ -101,9 +101,8 @@ def test_guards_that_would_run_something(tmp_path: Path) -> None:
     assert "unsafe-expression" in codes(path)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_arithmetic_is_harmless() -> None:
+    cases = [
         "2*s0 + 1",
         "Symbol('s85', positive=True, integer=True)",
         "Max(1, FloorDiv(s0, 2))",
@@ -111,15 +110,13 @@ def test_guards_that_would_run_something(tmp_path: Path) -> None:
         "Eq(Mod(s0*s1, 8), 0)",
         "Float('0.5', precision=53)",
         "L['kwargs']['a key: 1/2 (b)'].size()[0] >= 2",
-    ],
-)
-def test_arithmetic_is_harmless(text: str) -> None:
-    assert objection(text) is None
+    ]
+    for text in cases:
+        assert objection(text) is None, text
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_all_else_is_not() -> None:
+    cases = [
         "eval('1')",
         "().__class__.__bases__",
         "lambda: 0",
@@ -151,30 +148,26 @@ def test_arithmetic_is_harmless(text: str) -> None:
         "(2**64)**64",
         "exp(exp(1))",
         "",
-    ],
-)
-def test_all_else_is_not(text: str) -> None:
-    assert objection(text) is not None
+    ]
+    for text in cases:
+        assert objection(text) is not None, text
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_arithmetic_that_may_not_end_soon() -> None:
+    cases = [
         "2**s0",
         "Max(" + "s0, " * 20 + "1)",
         "FloorDiv((a + b + c)**60, a)",
         "(a + b)*(a + c)*(a + d)*(a + e)*(a + f)*(a + g)*(a + h)*(a + i)",
         "a" + " + a" * 1000,
-    ],
-)
-def test_arithmetic_that_may_not_end_soon(text: str) -> None:
-    with pytest.raises(UnboundedError):
-        objection(text)
+    ]
+    for text in cases:
+        with pytest.raises(UnboundedError):
+            objection(text)
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
+def test_targets_that_are_no_overloads(tmp_path: Path) -> None:
+    cases = [
         "torch.ops.aten.add.__init__",
         "torch.ops.aten.__init__",
         "torch.ops.aten.add.overloads",
@@ -186,13 +179,13 @@ def test_arithmetic_that_may_not_end_soon(text: str) -> None:
         "torchscript.os.mkdir",
         "_operator.call",
         "mathematics.ceil",
-    ],
-)
-def test_targets_that_are_no_overloads(tmp_path: Path, target: str) -> None:
-    def change(program: Any) -> None:
-        _graph(program)["nodes"][-1]["target"] = target
+    ]
+    for target in cases:
 
-    assert verify(edited(tmp_path, MODEL, change)).safety is Safety.UNSAFE
+        def change(program: Any, target: str = target) -> None:
+            _graph(program)["nodes"][-1]["target"] = target
+
+        assert verify(edited(tmp_path, MODEL, change)).safety is Safety.UNSAFE, target
 
 
 def _graph(program: Any) -> Any:
@@ -264,9 +257,9 @@ def _factory(module: str, name: str) -> Any:
     return {"default_factory_module": module, "default_factory_name": name, "dict_context": []}
 
 
-@pytest.mark.parametrize(
-    ("context", "safety", "code"),
-    [
+def test_structures_that_import_a_module(tmp_path: Path) -> None:
+    """PyTorch imports what the contexts of its trees name, and takes a class or a function of it."""
+    cases = [
         (_enum("antigravity:A"), Safety.UNSAFE, "unsafe-import"),
         (_enum("os.path:A"), Safety.UNSAFE, "unsafe-import"),
         (json.dumps({"deep": [json.loads(_enum("antigravity:A"))]}), Safety.UNSAFE, "unsafe-import"),
@@ -279,21 +272,17 @@ def _factory(module: str, name: str) -> Any:
         ("[" * 100_000, Safety.UNKNOWN, "unknown-class"),
         (_enum("torch.nn.attention:SDPBackend"), Safety.SAFE, None),
         (_factory("builtins", "list"), Safety.SAFE, None),
-    ],
-)
-def test_structures_that_import_a_module(
-    tmp_path: Path, context: object, safety: Safety, code: str | None
-) -> None:
-    """PyTorch imports what the contexts of its trees name, and takes a class or a function of it."""
+    ]
+    for context, safety, code in cases:
 
-    def change(program: Any) -> None:
-        signature = program["graph_module"]["module_call_graph"][0]["signature"]
-        version, spec = json.loads(signature["in_spec"])
-        signature["in_spec"] = json.dumps([version, {**spec, "context": context}])
+        def change(program: Any, context: str = context) -> None:
+            signature = program["graph_module"]["module_call_graph"][0]["signature"]
+            version, spec = json.loads(signature["in_spec"])
+            signature["in_spec"] = json.dumps([version, {**spec, "context": context}])
 
-    path = edited(tmp_path, MODEL, change)
-    assert verify(path).safety is safety
-    assert code is None or code in codes(path)
+        path = edited(tmp_path, MODEL, change)
+        assert verify(path).safety is safety, context
+        assert code is None or code in codes(path), context
 
 
 def test_operators_of_others(tmp_path: Path) -> None:

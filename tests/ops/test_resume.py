@@ -30,9 +30,8 @@ def verdict_of(path: Path) -> ResumeVerdict:
         return resume_verdict(checkpoint)
 
 
-@pytest.mark.parametrize(
-    ("name", "level", "missing"),
-    [
+def test_files_of_frameworks() -> None:
+    cases = [
         ("safetensors/trainer/checkpoint-4", EXACT, ()),
         ("pytorch/trainer-bin/checkpoint-1", EXACT, ()),
         ("ranks/trainer-2/checkpoint-2", BOTH, (RNG, DATA)),
@@ -45,11 +44,10 @@ def verdict_of(path: Path) -> ResumeVerdict:
         ("tensorflow/keras3", BOTH, (RNG, DATA)),
         ("fluid/guide/checkpoint_0", BOTH, ("scheduler", RNG, DATA)),
         ("torch-dcp/two-ranks", BOTH, (RNG, DATA)),
-    ],
-)
-def test_files_of_frameworks(name: str, level: ResumeLevel, missing: tuple[str, ...]) -> None:
-    verdict = verdict_of(FILES / name)
-    assert (verdict.level, verdict.missing) == (level, missing)
+    ]
+    for name, level, missing in cases:
+        verdict = verdict_of(FILES / name)
+        assert (verdict.level, verdict.missing) == (level, missing), name
 
 
 # A training with everything ---------------------------------------------------------------------------
@@ -157,29 +155,28 @@ def test_without_a_scheduler_none_is_missing(tmp_path: Path) -> None:
     assert verdict_of(saved(tmp_path / "lost.pth", state)).missing == ("scheduler", RNG, DATA)
 
 
-@pytest.mark.parametrize(
-    ("settings_", "is_needed"),
-    [({"fp16": True}, True), ({"fp16": False}, False), ({"precision": "16-mixed"}, True), ({}, False)],
-)
-def test_float16_needs_its_scaler(settings_: dict[str, Any], is_needed: bool, tmp_path: Path) -> None:
-    state = Training.after(4).state() | {"args": settings_}
-    assert ("gradient scaler" in verdict_of(saved(tmp_path / "half.pth", state)).missing) is is_needed
-    state["scaler"] = {"scale": 65536.0, "growth_tracker": 3}
-    assert verdict_of(saved(tmp_path / "scaled.pth", state)).level is EXACT
+def test_float16_needs_its_scaler(tmp_path: Path) -> None:
+    cases = [({"fp16": True}, True), ({"fp16": False}, False), ({"precision": "16-mixed"}, True), ({}, False)]
+    for settings_, is_needed in cases:
+        state = Training.after(4).state() | {"args": settings_}
+        assert ("gradient scaler" in verdict_of(saved(tmp_path / "half.pth", state)).missing) is is_needed, (
+            settings_
+        )
+        state["scaler"] = {"scale": 65536.0, "growth_tracker": 3}
+        assert verdict_of(saved(tmp_path / "scaled.pth", state)).level is EXACT, settings_
 
 
-@pytest.mark.parametrize("empty", [None, {}, [], False])
-def test_an_empty_place_holds_no_state(empty: object, tmp_path: Path) -> None:
-    state = Training.after(5).state() | {"rng_state": empty}
-    assert verdict_of(saved(tmp_path / "empty.pth", state)).missing == (RNG,)
+def test_an_empty_place_holds_no_state(tmp_path: Path) -> None:
+    for empty in [None, {}, [], False]:
+        state = Training.after(5).state() | {"rng_state": empty}
+        assert verdict_of(saved(tmp_path / "empty.pth", state)).missing == (RNG,), empty
 
 
-@pytest.mark.parametrize(
-    "rng", [torch.empty(0, dtype=torch.uint8), {"cpu": torch.empty(0, dtype=torch.uint8), "cuda": []}]
-)
-def test_a_generator_without_bytes_holds_no_state(rng: object, tmp_path: Path) -> None:
-    state = Training.after(3).state() | {"rng_state": rng}
-    assert verdict_of(saved(tmp_path / "empty.pth", state)).missing == (RNG,)
+def test_a_generator_without_bytes_holds_no_state(tmp_path: Path) -> None:
+    cases = [torch.empty(0, dtype=torch.uint8), {"cpu": torch.empty(0, dtype=torch.uint8), "cuda": []}]
+    for rng in cases:
+        state = Training.after(3).state() | {"rng_state": rng}
+        assert verdict_of(saved(tmp_path / "empty.pth", state)).missing == (RNG,)
 
 
 _MODEL = torch.nn.Linear(2, 1)
@@ -195,10 +192,8 @@ def optimizer_state(make: Callable[..., torch.optim.Optimizer], *, steps: int) -
     return optimizer.state_dict()
 
 
-@pytest.mark.parametrize("key", ["optimizer", "optimizers", "adam", "trainer_d"])
-@pytest.mark.parametrize(
-    ("make", "steps", "epoch", "is_held"),
-    [
+def test_an_optimizer_is_one_by_its_state(tmp_path: Path) -> None:
+    optimizers = [
         (torch.optim.Adam, 2, 4, True),
         (torch.optim.Adam, 0, 4, False),  # its state was lost, or never saved
         (torch.optim.Adam, 0, 0, True),
@@ -210,38 +205,33 @@ def optimizer_state(make: Callable[..., torch.optim.Optimizer], *, steps: int) -
         (_SGD, 0, 4, True),
         (_MOMENTUM, 2, 4, True),
         (_MOMENTUM, 0, 4, False),
-    ],
-)
-def test_an_optimizer_is_one_by_its_state(
-    make: Callable[..., torch.optim.Optimizer],
-    steps: int,
-    epoch: int,
-    is_held: bool,
-    key: str,
-    tmp_path: Path,
-) -> None:
-    found = optimizer_state(make, steps=0 if make is torch.optim.LBFGS else steps)
-    held = [found] if key == "optimizers" else found
-    path = saved(tmp_path / "m.pth", {"epoch": epoch, "model": _MODEL.state_dict(), key: held})
-    assert ("optimizer" in verdict_of(path).found) is is_held
+    ]
+    for key in ["optimizer", "optimizers", "adam", "trainer_d"]:
+        for make, steps, epoch, is_held in optimizers:
+            found = optimizer_state(make, steps=0 if make is torch.optim.LBFGS else steps)
+            held = [found] if key == "optimizers" else found
+            path = saved(tmp_path / "m.pth", {"epoch": epoch, "model": _MODEL.state_dict(), key: held})
+            assert ("optimizer" in verdict_of(path).found) is is_held, (key, make)
 
 
-@pytest.mark.parametrize("lost", [{"state": {}}, {"state": {0: {"step": 2}}}, {"state": None}])
-@pytest.mark.parametrize("is_nested", [True, False])
-def test_of_two_optimizers_neither_may_lack_its_state(
-    is_nested: bool, lost: dict[str, Any], tmp_path: Path
-) -> None:
-    first = optimizer_state(torch.optim.Adam, steps=2)
-    both = [first, first | lost]
-    state = Training.after(3).state() | ({"optimizers": both} if is_nested else {"g": both[0], "d": both[1]})
-    verdict = verdict_of(saved(tmp_path / "gan.pth", state))
-    # The training's own AdamW has four.
-    assert str(verdict) == "with weights and optimizer; no optimizer state for 2 of 8 parameters"
+def test_of_two_optimizers_neither_may_lack_its_state(tmp_path: Path) -> None:
+    cases_lost = [{"state": {}}, {"state": {0: {"step": 2}}}, {"state": None}]
+    for lost in cases_lost:
+        for is_nested in [True, False]:
+            first = optimizer_state(torch.optim.Adam, steps=2)
+            both = [first, first | lost]
+            state = Training.after(3).state() | (
+                {"optimizers": both} if is_nested else {"g": both[0], "d": both[1]}
+            )
+            verdict = verdict_of(saved(tmp_path / "gan.pth", state))
+            # The training's own AdamW has four.
+            assert str(verdict) == "with weights and optimizer; no optimizer state for 2 of 8 parameters", (
+                lost
+            )
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
+def test_some_parameters_without_state_are_told(tmp_path: Path) -> None:
+    cases = [
         torch.optim.Adadelta,
         torch.optim.Adafactor,
         torch.optim.Adagrad,
@@ -253,17 +243,14 @@ def test_of_two_optimizers_neither_may_lack_its_state(
         torch.optim.RMSprop,
         torch.optim.Rprop,
         _MOMENTUM,
-    ],
-)
-def test_some_parameters_without_state_are_told(
-    make: Callable[..., torch.optim.Optimizer], tmp_path: Path
-) -> None:
-    state = Training.after(3).state() | {"optimizer_state_dict": optimizer_state(make, steps=2)}
-    del state["lr_scheduler"]
-    assert str(verdict_of(saved(tmp_path / "whole.pth", state))) == "exactly"
-    del state["optimizer_state_dict"]["state"][1]
-    words = "with weights and optimizer; no optimizer state for 1 of 2 parameters"
-    assert str(verdict_of(saved(tmp_path / "some.pth", state))) == words
+    ]
+    for make in cases:
+        state = Training.after(3).state() | {"optimizer_state_dict": optimizer_state(make, steps=2)}
+        del state["lr_scheduler"]
+        assert str(verdict_of(saved(tmp_path / "whole.pth", state))) == "exactly", make
+        del state["optimizer_state_dict"]["state"][1]
+        words = "with weights and optimizer; no optimizer state for 1 of 2 parameters"
+        assert str(verdict_of(saved(tmp_path / "some.pth", state))) == words, make
 
 
 def test_a_step_alone_is_no_state_of_a_parameter(tmp_path: Path) -> None:
@@ -311,31 +298,32 @@ _SETTINGS = {
 }
 
 
-@pytest.mark.parametrize(
-    "settings_",
-    [
+def test_settings_are_no_state(tmp_path: Path) -> None:
+    cases = [
         *({key: _SETTINGS} for key in ("config", "hyper_parameters", "args", "train_cfg", "training_args")),
         {"args": argparse.Namespace(**_SETTINGS)},
         {"opt": argparse.Namespace(**_SETTINGS)},
         {key: one for key, one in _SETTINGS.items() if not isinstance(one, dict)},
         {"trainer": {"config": _SETTINGS}},
-    ],
-)
-def test_settings_are_no_state(settings_: dict[str, Any], tmp_path: Path) -> None:
-    whole = Training.after(3).state()
-    state = {key: whole[key] for key in ("step", "model_state_dict", "optimizer_state_dict")} | settings_
-    verdict = verdict_of(saved(tmp_path / "m.pth", state))
-    assert verdict == (BOTH, ("weights", "optimizer", "step or epoch"), ("scheduler", RNG, DATA))
+    ]
+    for settings_ in cases:
+        whole = Training.after(3).state()
+        state = {key: whole[key] for key in ("step", "model_state_dict", "optimizer_state_dict")} | settings_
+        verdict = verdict_of(saved(tmp_path / "m.pth", state))
+        assert verdict == (BOTH, ("weights", "optimizer", "step or epoch"), ("scheduler", RNG, DATA)), (
+            settings_
+        )
 
 
-@pytest.mark.parametrize(
-    ("lost", "missing"), [("scheduler.pt", "scheduler"), ("rng_state.pth", RNG), ("training_args.bin", DATA)]
-)
-def test_a_trainers_directory_without_a_file(lost: str, missing: str, tmp_path: Path) -> None:
-    directory = tmp_path / "checkpoint-4"
-    shutil.copytree(FILES / "safetensors/trainer/checkpoint-4", directory)
-    (directory / lost).unlink()
-    assert verdict_of(directory).missing == (missing,)
+def test_a_trainers_directory_without_a_file(tmp_path: Path) -> None:
+    cases = [("scheduler.pt", "scheduler"), ("rng_state.pth", RNG), ("training_args.bin", DATA)]
+    for at, (lost, missing) in enumerate(cases):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        directory = folder / "checkpoint-4"
+        shutil.copytree(FILES / "safetensors/trainer/checkpoint-4", directory)
+        (directory / lost).unlink()
+        assert verdict_of(directory).missing == (missing,), lost
 
 
 def _of_schedule(make: Callable[[torch.optim.Optimizer], Any]) -> dict[str, Any]:
@@ -348,9 +336,8 @@ _GENERATOR = np.random.default_rng(1)
 _SCHEDULER, _SCALER = "scheduler", "gradient scaler"
 
 
-@pytest.mark.parametrize(
-    ("part", "key", "value"),
-    [
+def test_a_state_is_told_by_its_layout(tmp_path: Path) -> None:
+    cases = [
         (_SCHEDULER, "scheduler", _of_schedule(lambda one: _SCHEDULES.StepLR(one, 2))),
         (_SCHEDULER, "lr_sched", _of_schedule(lambda one: _SCHEDULES.LambdaLR(one, lambda _: 1.0))),
         (_SCHEDULER, "scheduler", _of_schedule(lambda one: _SCHEDULES.OneCycleLR(one, 1.0, 10))),
@@ -384,16 +371,14 @@ _SCHEDULER, _SCALER = "scheduler", "gradient scaler"
         (DATA, "sampler", torch.Generator().get_state()),
         (DATA, "consumed_train_samples", 64),
         (DATA, "args", argparse.Namespace(consumed_train_samples=64)),
-    ],
-)
-def test_a_state_is_told_by_its_layout(part: str, key: str, value: object, tmp_path: Path) -> None:
-    state = {"model": _MODEL.state_dict(), key: value}
-    assert verdict_of(saved(tmp_path / "m.pth", state)).found == ("weights", part)
+    ]
+    for part, key, value in cases:
+        state = {"model": _MODEL.state_dict(), key: value}
+        assert verdict_of(saved(tmp_path / "m.pth", state)).found == ("weights", part), (part, value)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
+def test_what_is_laid_out_otherwise_is_no_state(tmp_path: Path) -> None:
+    cases = [
         ("scheduler", {"type": "StepLR", "step_size": 3, "last_epoch": -1}),
         ("scheduler", [{}, None]),
         ("noise_scheduler", {"num_train_timesteps": 1000, "betas": [0.1, 0.2]}),
@@ -407,11 +392,10 @@ def test_a_state_is_told_by_its_layout(part: str, key: str, value: object, tmp_p
         ("sampler", "random"),
         ("sampler_net", {"weight": torch.ones(2, 2), "bn": {"num_batches_tracked": torch.tensor(3)}}),
         ("args", argparse.Namespace(consumed_train_samples=0)),
-    ],
-)
-def test_what_is_laid_out_otherwise_is_no_state(key: str, value: object, tmp_path: Path) -> None:
-    state = {"model": _MODEL.state_dict(), key: value}
-    assert verdict_of(saved(tmp_path / "m.pth", state)).found == ("weights",)
+    ]
+    for key, value in cases:
+        state = {"model": _MODEL.state_dict(), key: value}
+        assert verdict_of(saved(tmp_path / "m.pth", state)).found == ("weights",), (key, value)
 
 
 def test_a_step_in_the_name_alone_is_none(tmp_path: Path) -> None:
@@ -455,4 +439,5 @@ def test_a_terminal_is_told(run_of_two: Path, run: Run, monkeypatch: pytest.Monk
     monkeypatch.setattr("sys.stderr", screen)
     run("latest", run_of_two)
     words = "with weights and optimizer; no RNG state, no data loader state"
-    assert screen.getvalue() == f"ckpttool: {run_of_two / 'model_step_2.pth'} resumes {words}\n"
+    # Where reading takes long, its progress is shown before.
+    assert screen.getvalue().endswith(f"ckpttool: {run_of_two / 'model_step_2.pth'} resumes {words}\n")

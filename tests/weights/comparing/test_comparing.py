@@ -54,16 +54,18 @@ def randoms(*shape: int, seed: int = 0) -> Array:
 # What they lie in -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_every_checkpoint_equals_itself(files: Path, format: str) -> None:
-    seen = 0
-    for path in paths_in(files / format):
-        with open_checkpoint(path) as first, open_checkpoint(path) as second:
-            outcomes = compare_all(list(zip(first.tensors, second.tensors, strict=True)))
-        for tensor, outcome in zip(first.tensors, outcomes, strict=True):
-            assert outcome == Comparison(True) if tensor.values is not None else outcome != Comparison(True)
-            seen += 1
-    assert seen > 0
+def test_every_checkpoint_equals_itself(files: Path) -> None:
+    for format in FORMATS:
+        seen = 0
+        for path in paths_in(files / format):
+            with open_checkpoint(path) as first, open_checkpoint(path) as second:
+                outcomes = compare_all(list(zip(first.tensors, second.tensors, strict=True)))
+            for tensor, outcome in zip(first.tensors, outcomes, strict=True):
+                assert (
+                    outcome == Comparison(True) if tensor.values is not None else outcome != Comparison(True)
+                ), format
+                seen += 1
+        assert seen > 0, format
 
 
 def test_the_same_values_in_other_containers(tmp_path: Path) -> None:
@@ -201,17 +203,17 @@ def test_types_that_differ_are_compared_by_value() -> None:
     assert compared(tensor_of(a), tensor_of(a.astype(np.float32)), bitwise=True).equal
 
 
-@pytest.mark.parametrize("dtype", ["<f4", "<f8", "<i2", "<i8", "<c8", "<c16"])
-def test_byte_order_means_nothing(dtype: str) -> None:
-    a = (randoms(9000) * 100).astype(dtype)
-    b = a.copy()
-    b[8999] += 1
-    for big in (False, True):
-        for streamed in (False, True):
-            one = tensor_of(a, big=True, streamed=streamed)
-            assert compared(one, tensor_of(a, big=big)).equal
-            found = measured(one, tensor_of(b, big=big))
-            assert (found.count, found.where, found.at_b) == (1, (8999,), b[8999].item())
+def test_byte_order_means_nothing() -> None:
+    for dtype in ["<f4", "<f8", "<i2", "<i8", "<c8", "<c16"]:
+        a = (randoms(9000) * 100).astype(dtype)
+        b = a.copy()
+        b[8999] += 1
+        for big in (False, True):
+            for streamed in (False, True):
+                one = tensor_of(a, big=True, streamed=streamed)
+                assert compared(one, tensor_of(a, big=big)).equal, dtype
+                found = measured(one, tensor_of(b, big=big))
+                assert (found.count, found.where, found.at_b) == (1, (8999,), b[8999].item()), dtype
 
 
 # Strings --------------------------------------------------------------------------------------------
@@ -306,14 +308,14 @@ class Yielding:
         return self
 
 
-@pytest.mark.parametrize("given", [(), (b"1234",), (b"1" * 12, b"2" * 5), (b"1" * 17,)])
-def test_values_that_are_not_as_many_as_told_are_a_failure(given: tuple[bytes, ...]) -> None:
-    there = tensor_of(np.frombuffer(b"1" * 16, np.float32))
-    wrong = replace(there, values=Yielding(given))
-    first, second = compare_all([(wrong, there), (there, wrong)])
-    assert isinstance(first, Failure) and first.side is Side.A
-    assert isinstance(second, Failure) and second.side is Side.B
-    assert "16 bytes" in str(second.error)
+def test_values_that_are_not_as_many_as_told_are_a_failure() -> None:
+    for given in [(), (b"1234",), (b"1" * 12, b"2" * 5), (b"1" * 17,)]:
+        there = tensor_of(np.frombuffer(b"1" * 16, np.float32))
+        wrong = replace(there, values=Yielding(given))
+        first, second = compare_all([(wrong, there), (there, wrong)])
+        assert isinstance(first, Failure) and first.side is Side.A, given
+        assert isinstance(second, Failure) and second.side is Side.B, given
+        assert "16 bytes" in str(second.error), given
 
 
 @pytest.mark.parametrize("given", [(b"1" * 16,), (b"1" * 12, b"", b"1" * 4), (b"1",) * 16])

@@ -62,13 +62,11 @@ def test_dense() -> None:
     require({"a._kernel": numbers(4, 4)}, {"a.weight": numbers(4, 4).T})
 
 
-@pytest.mark.parametrize(
-    ("shape", "order"),
-    [((3, 4, 5), (2, 1, 0)), ((2, 3, 4, 5), (3, 2, 0, 1)), ((2, 3, 2, 4, 5), (4, 3, 0, 1, 2))],
-)
-def test_convolutions(shape: tuple[int, ...], order: tuple[int, ...]) -> None:
-    kernel, bias = numbers(*shape), numbers(shape[-1])
-    require({"c.kernel": kernel, "c.bias": bias}, {"c.weight": kernel.transpose(order), "c.bias": bias})
+def test_convolutions() -> None:
+    cases = [((3, 4, 5), (2, 1, 0)), ((2, 3, 4, 5), (3, 2, 0, 1)), ((2, 3, 2, 4, 5), (4, 3, 0, 1, 2))]
+    for shape, order in cases:
+        kernel, bias = numbers(*shape), numbers(shape[-1])
+        require({"c.kernel": kernel, "c.bias": bias}, {"c.weight": kernel.transpose(order), "c.bias": bias})
 
 
 def test_transposed_convolution() -> None:
@@ -107,18 +105,16 @@ def test_depthwise_and_separable() -> None:
     require({"d.depthwise_kernel": long}, {"d.weight": expected})
 
 
-@pytest.mark.parametrize(
-    ("lacking", "names"),
-    [
+def test_a_batch_norm_without_some_of_its_weights() -> None:
+    cases = [
         ("gamma", ("bias", "running_mean", "running_var")),
         ("beta", ("weight", "running_mean", "running_var")),
         ("gamma and beta", ("running_mean", "running_var")),
-    ],
-)
-def test_a_batch_norm_without_some_of_its_weights(lacking: str, names: tuple[str, ...]) -> None:
-    values = {f"b.{at}": numbers(7, start=at) for at in range(len(names))}
-    expected = {f"b.{name}": numbers(7, start=at) for at, name in enumerate(names)}
-    require(values, expected, layers={"b.0": f"BatchNormalization without {lacking}"})
+    ]
+    for lacking, names in cases:
+        values = {f"b.{at}": numbers(7, start=at) for at in range(len(names))}
+        expected = {f"b.{name}": numbers(7, start=at) for at, name in enumerate(names)}
+        require(values, expected, layers={"b.0": f"BatchNormalization without {lacking}"})
 
 
 def test_norms_and_embedding() -> None:
@@ -134,13 +130,13 @@ def test_norms_and_embedding() -> None:
     require({"r.0": numbers(7)}, {"r.weight": numbers(7)}, layers={"r.0": "RMSNormalization"})
 
 
-@pytest.mark.parametrize("cell", ["", ".cell", ".lstm_cell", ".lstm_cell_1"])
-def test_lstm(cell: str) -> None:
-    kernel, recurrent, bias = numbers(3, 8), numbers(2, 8), numbers(8)
-    stored = {f"l{cell}.kernel": kernel, f"l{cell}.recurrent_kernel": recurrent, f"l{cell}.bias": bias}
-    expected = {"l.weight_ih_l0": kernel.T, "l.weight_hh_l0": recurrent.T, "l.bias_l0": bias}
-    require(stored, expected)
-    require({f"l{cell}.{at}": array for at, array in enumerate(stored.values())}, expected)
+def test_lstm() -> None:
+    for cell in ["", ".cell", ".lstm_cell", ".lstm_cell_1"]:
+        kernel, recurrent, bias = numbers(3, 8), numbers(2, 8), numbers(8)
+        stored = {f"l{cell}.kernel": kernel, f"l{cell}.recurrent_kernel": recurrent, f"l{cell}.bias": bias}
+        expected = {"l.weight_ih_l0": kernel.T, "l.weight_hh_l0": recurrent.T, "l.bias_l0": bias}
+        require(stored, expected)
+        require({f"l{cell}.{at}": array for at, array in enumerate(stored.values())}, expected)
 
 
 def test_gru() -> None:
@@ -168,30 +164,32 @@ def test_simple_rnn_and_both_directions() -> None:
         )
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
+def test_attention() -> None:
+    cases = [
         ("query", "key", "value", "attention_output"),
         ("_query_dense", "_key_dense", "_value_dense", "_output_dense"),
-    ],
-)
-def test_attention(parts: tuple[str, ...]) -> None:
-    embedded, heads, width = 6, 2, 3
-    kernels = [numbers(embedded, heads, width, start=100 * at) for at in range(3)]
-    biases = [numbers(heads, width, start=100 * at) for at in range(3)]
-    out = numbers(heads, width, embedded)
-    stored = {f"m.{part}.kernel": kernel for part, kernel in zip(parts, [*kernels, out], strict=True)}
-    stored |= {f"m.{part}.bias": bias for part, bias in zip(parts, [*biases, numbers(6)], strict=True)}
-    items = torch_layout_items(checkpoint(stored, "keras"))
-    whole = np.concatenate([kernel.reshape(embedded, heads * width).T for kernel in kernels])
-    found = arrays_and_rules(
-        fuse_split_parameters(items, torch_layout_items(checkpoint({"m.in_proj_weight": whole})))
-    )
-    assert np.array_equal(found["m.in_proj_weight"][0], whole)
-    assert np.array_equal(found["m.in_proj_bias"][0], np.concatenate([bias.reshape(-1) for bias in biases]))
-    assert np.array_equal(found["m.out_proj.weight"][0], out.reshape(heads * width, embedded).T)
-    assert len(found) == 4
-    assert np.array_equal(arrays_and_rules(items)["m.k_proj.weight"][0], kernels[1].reshape(embedded, -1).T)
+    ]
+    for parts in cases:
+        embedded, heads, width = 6, 2, 3
+        kernels = [numbers(embedded, heads, width, start=100 * at) for at in range(3)]
+        biases = [numbers(heads, width, start=100 * at) for at in range(3)]
+        out = numbers(heads, width, embedded)
+        stored = {f"m.{part}.kernel": kernel for part, kernel in zip(parts, [*kernels, out], strict=True)}
+        stored |= {f"m.{part}.bias": bias for part, bias in zip(parts, [*biases, numbers(6)], strict=True)}
+        items = torch_layout_items(checkpoint(stored, "keras"))
+        whole = np.concatenate([kernel.reshape(embedded, heads * width).T for kernel in kernels])
+        found = arrays_and_rules(
+            fuse_split_parameters(items, torch_layout_items(checkpoint({"m.in_proj_weight": whole})))
+        )
+        assert np.array_equal(found["m.in_proj_weight"][0], whole)
+        assert np.array_equal(
+            found["m.in_proj_bias"][0], np.concatenate([bias.reshape(-1) for bias in biases])
+        )
+        assert np.array_equal(found["m.out_proj.weight"][0], out.reshape(heads * width, embedded).T)
+        assert len(found) == 4
+        assert np.array_equal(
+            arrays_and_rules(items)["m.k_proj.weight"][0], kernels[1].reshape(embedded, -1).T
+        )
 
 
 def test_dense_layers_that_are_called_as_the_parts_of_an_attention() -> None:
@@ -219,16 +217,15 @@ def test_the_kernel_of_a_dense_behind_a_flattened_sequence() -> None:
     require({"f.0": kernel}, {"f.weight": weight}, layers={"f.0": "Dense after Flatten (4, 6)"})
 
 
-@pytest.mark.parametrize(
-    "shape", ["*", "*, 0", "*, 7", "0, 4", "5, 5", "9" * 5000, "\u0663, 8", "-3, 8", "3, 8) "]
-)
-def test_a_flattened_shape_that_does_not_fit_turns_nothing_wrong(shape: str) -> None:
+def test_a_flattened_shape_that_does_not_fit_turns_nothing_wrong() -> None:
     """An entry may say anything."""
-    kernel = numbers(24, 5)
-    (item,) = torch_layout_items(
-        checkpoint({"f.0": kernel}, "keras", {"f.0": f"Dense after Flatten ({shape})"})
-    )
-    assert sorted(item.tensor.array().ravel()) == sorted(kernel.ravel())
+    cases = ["*", "*, 0", "*, 7", "0, 4", "5, 5", "9" * 5000, "\u0663, 8", "-3, 8", "3, 8) "]
+    for shape in cases:
+        kernel = numbers(24, 5)
+        (item,) = torch_layout_items(
+            checkpoint({"f.0": kernel}, "keras", {"f.0": f"Dense after Flatten ({shape})"})
+        )
+        assert sorted(item.tensor.array().ravel()) == sorted(kernel.ravel())
 
 
 def test_a_dense_behind_an_unknown_flatten_is_in_doubt() -> None:
@@ -238,9 +235,8 @@ def test_a_dense_behind_an_unknown_flatten_is_in_doubt() -> None:
     assert item.doubt.text == "it stands behind a Flatten of a shape that is not told"
 
 
-@pytest.mark.parametrize(
-    ("shapes", "leaves"),
-    [
+def test_numbered_variables_whose_shapes_tell_the_layer() -> None:
+    cases = [
         ([(3, 5), (5,)], ["weight", "bias"]),
         ([(4, 4), (4,)], ["weight", "bias"]),
         ([(3, 3, 2, 5), (5,)], ["weight", "bias"]),
@@ -248,18 +244,14 @@ def test_a_dense_behind_an_unknown_flatten_is_in_doubt() -> None:
         ([(4,), (4,), (4,), (4,)], ["weight", "bias", "running_mean", "running_var"]),
         ([(3, 8), (2, 8), (8,)], ["weight_ih_l0", "weight_hh_l0", "bias_l0"]),
         ([(3, 8), (2, 8)], ["weight_ih_l0", "weight_hh_l0"]),
-    ],
-)
-def test_numbered_variables_whose_shapes_tell_the_layer(
-    shapes: list[tuple[int, ...]], leaves: list[str]
-) -> None:
-    found = turned({f"x.{at}": numbers(*shape) for at, shape in enumerate(shapes)})
-    assert [name.removeprefix("x.") for name in found] == leaves
+    ]
+    for shapes, leaves in cases:
+        found = turned({f"x.{at}": numbers(*shape) for at, shape in enumerate(shapes)})
+        assert [name.removeprefix("x.") for name in found] == leaves, shapes
 
 
-@pytest.mark.parametrize(
-    "shapes",
-    [
+def test_numbered_variables_that_several_layers_could_have() -> None:
+    cases = [
         [(3, 5)],  # a Dense without bias, or an Embedding
         [(4, 4)],
         [(3, 3, 2, 5)],  # a convolution, maybe a depthwise one
@@ -270,10 +262,9 @@ def test_numbered_variables_whose_shapes_tell_the_layer(
         [(3, 3, 4, 1), (4,)],  # a depthwise convolution, or a transposed one
         [(3, 7), (2, 7), (7,)],
         [(3, 6), (2, 6), (6,)],
-    ],
-)
-def test_numbered_variables_that_several_layers_could_have(shapes: list[tuple[int, ...]]) -> None:
-    untouched({f"x.{at}": numbers(*shape) for at, shape in enumerate(shapes)})
+    ]
+    for shapes in cases:
+        untouched({f"x.{at}": numbers(*shape) for at, shape in enumerate(shapes)})
 
 
 def test_what_the_files_say_counts_more_than_shapes() -> None:
@@ -282,9 +273,9 @@ def test_what_the_files_say_counts_more_than_shapes() -> None:
     require({"x.0": numbers(3, 5)}, {"x.weight": numbers(3, 5)}, layers={"x.0": "Embedding"})
 
 
-@pytest.mark.parametrize("family", ["torch", "tensorflow"])
-def test_lists_of_tensors_are_no_numbered_variables(family: str) -> None:
-    untouched({"x.0": numbers(3, 5), "x.1": numbers(5)}, family=family)
+def test_lists_of_tensors_are_no_numbered_variables() -> None:
+    for family in ["torch", "tensorflow"]:
+        untouched({"x.0": numbers(3, 5), "x.1": numbers(5)}, family=family)
 
 
 def test_a_cell_of_tensorflow_1_holds_both_kernels_in_one() -> None:
@@ -375,9 +366,8 @@ def require_back(items: list[LayoutItem]) -> None:
             assert np.array_equal(made.array(), expected), (item.name, source.name)
 
 
-@pytest.mark.parametrize(
-    ("stored", "layers"),
-    [
+def test_what_a_rule_made_comes_back() -> None:
+    cases = [
         ({"d.kernel": numbers(3, 5)}, None),
         ({"c.kernel": numbers(2, 3, 4, 5), "c.bias": numbers(5)}, None),
         ({"c.kernel": numbers(3, 4, 5), "c.bias": numbers(5)}, None),
@@ -396,12 +386,11 @@ def require_back(items: list[LayoutItem]) -> None:
         ({"f.0": numbers(24, 5)}, {"f.0": "Dense after Flatten (3, 4, 2)"}),
         ({"f.0": numbers(24, 5)}, {"f.0": "Dense after Flatten (*, 2)"}),
         ({"f.0": numbers(24, 5)}, {"f.0": "Dense after Flatten (2, 3, 2, 2)"}),
-    ],
-)
-def test_what_a_rule_made_comes_back(stored: Arrays, layers: Mapping[str, str] | None) -> None:
-    items = torch_layout_items(checkpoint(stored, "keras", layers))
-    assert any(item.rule for item in items)
-    require_back(items)
+    ]
+    for stored, layers in cases:
+        items = torch_layout_items(checkpoint(stored, "keras", layers))
+        assert any(item.rule for item in items), layers
+        require_back(items)
 
 
 def test_what_was_put_together_comes_back() -> None:

@@ -96,15 +96,15 @@ def test_two_tensors_of_one_name_and_other_keys_pair_in_their_order() -> None:
     assert [pair.b.tensor.shape for pair in found.pairs] == [(2,), (3,)]
 
 
-@pytest.mark.parametrize("roles", [(Role.WEIGHTS, Role.WEIGHTS), (Role.OTHER, Role.WEIGHTS)])
-def test_the_name_of_another_tensor_is_no_second_name(roles: tuple[Role, Role]) -> None:
-    ours = [tensor(("0",), numbers(4), roles[0]), tensor((0,), numbers(4) + 1, roles[1])]
-    found = pair_up(of_tensors(ours), of_tensors(ours[:1]))
-    assert [item.tensor.path for item in found.removed] == [(0,)] and found.notes == ()
-    mapped = PairingOptions(mapping=TensorMap("map.toml", {"x": "y"}))
-    more = [tensor("x", numbers(9)), *ours], [tensor("y", numbers(9)), tensor("0", numbers(4))]
-    found = pair_up(*map(of_tensors, more), mapped)
-    assert [item.tensor.path for item in found.removed] == [(0,)]
+def test_the_name_of_another_tensor_is_no_second_name() -> None:
+    for roles in [(Role.WEIGHTS, Role.WEIGHTS), (Role.OTHER, Role.WEIGHTS)]:
+        ours = [tensor(("0",), numbers(4), roles[0]), tensor((0,), numbers(4) + 1, roles[1])]
+        found = pair_up(of_tensors(ours), of_tensors(ours[:1]))
+        assert [item.tensor.path for item in found.removed] == [(0,)] and found.notes == (), roles
+        mapped = PairingOptions(mapping=TensorMap("map.toml", {"x": "y"}))
+        more = [tensor("x", numbers(9)), *ours], [tensor("y", numbers(9)), tensor("0", numbers(4))]
+        found = pair_up(*map(of_tensors, more), mapped)
+        assert [item.tensor.path for item in found.removed] == [(0,)], roles
 
 
 def test_empty_checkpoints() -> None:
@@ -115,17 +115,18 @@ def test_empty_checkpoints() -> None:
 # Conventions ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "prefix", ["module.", "model.", "_orig_mod.", "_model.", "module._orig_mod.", "net."]
-)
-@pytest.mark.parametrize("is_first", [False, True])
-def test_a_wrapper_in_front_is_left_out_and_said(prefix: str, is_first: bool) -> None:
-    a, b = (under(prefix), MODEL) if is_first else (MODEL, under(prefix))
-    found = paired(a, b)
-    require(found, "convention", dict(zip(a, b, strict=True)))
-    (note,) = found.notes
-    assert re.fullmatch(rf"ignored the prefix '.+' in {'A' if is_first else 'B'} \(4 tensors\)", note)
-    assert all(step in note for step in prefix.split("."))
+def test_a_wrapper_in_front_is_left_out_and_said() -> None:
+    prefixes = ["module.", "model.", "_orig_mod.", "_model.", "module._orig_mod.", "net."]
+    for prefix in prefixes:
+        for is_first in [False, True]:
+            a, b = (under(prefix), MODEL) if is_first else (MODEL, under(prefix))
+            found = paired(a, b)
+            require(found, "convention", dict(zip(a, b, strict=True)))
+            (note,) = found.notes
+            assert re.fullmatch(
+                rf"ignored the prefix '.+' in {'A' if is_first else 'B'} \(4 tensors\)", note
+            ), prefix
+            assert all(step in note for step in prefix.split(".")), prefix
 
 
 def test_wrappers_of_both_sides_and_the_keys_of_state_dicts() -> None:
@@ -156,13 +157,15 @@ def test_one_more_module_around_all_is_left_out() -> None:
     assert found.notes == ("ignored the prefix 'backbone.' in B (4 tensors)",)
 
 
-@pytest.mark.parametrize("flipped", [False, True])
-def test_as_few_modules_as_do_are_left_out(flipped: bool) -> None:
-    inside = {"l.weight": numbers(2, 2), "l.bias": numbers(2)}
-    sides = inside, {f"student.{name}": array + 1 for name, array in inside.items()}
-    found = paired(*(sides[::-1] if flipped else sides))
-    assert {how for _, how in names(found).values()} == {"convention"} and len(found.pairs) == 2
-    assert found.notes == (f"ignored the prefix 'student.' in {'A' if flipped else 'B'} (2 tensors)",)
+def test_as_few_modules_as_do_are_left_out() -> None:
+    for flipped in [False, True]:
+        inside = {"l.weight": numbers(2, 2), "l.bias": numbers(2)}
+        sides = inside, {f"student.{name}": array + 1 for name, array in inside.items()}
+        found = paired(*(sides[::-1] if flipped else sides))
+        assert {how for _, how in names(found).values()} == {"convention"} and len(found.pairs) == 2, flipped
+        assert found.notes == (f"ignored the prefix 'student.' in {'A' if flipped else 'B'} (2 tensors)",), (
+            flipped
+        )
 
 
 def test_one_more_module_around_one_tensor_is_no_prefix() -> None:
@@ -271,18 +274,22 @@ def test_within_a_family_tensors_are_compared_as_stored() -> None:
         )
 
 
-@pytest.mark.parametrize(
-    "known",
-    [None, "Dense", "Dense after Flatten", "Dense after Flatten (2, 4, 3)", "Dense unlike PyTorch's: a"],
-)
-def test_what_is_flattened_does_not_count_within_a_family(known: str | None) -> None:
-    kernel = numbers(24, 5)
-    one = checkpoint({"f.kernel": kernel}, "keras", {"f.kernel": "Dense after Flatten (3, 4, 2)"})
-    other = checkpoint({"f.0": kernel}, "keras", {} if known is None else {"f.0": known})
-    for found in (paired(one, other), paired(other, one)):
-        (pair,) = found.pairs
-        assert {item.tensor.shape for item in (pair.a, pair.b)} == {(24, 5)}
-        assert np.array_equal(pair.a.tensor.array(), pair.b.tensor.array())
+def test_what_is_flattened_does_not_count_within_a_family() -> None:
+    cases = [
+        None,
+        "Dense",
+        "Dense after Flatten",
+        "Dense after Flatten (2, 4, 3)",
+        "Dense unlike PyTorch's: a",
+    ]
+    for known in cases:
+        kernel = numbers(24, 5)
+        one = checkpoint({"f.kernel": kernel}, "keras", {"f.kernel": "Dense after Flatten (3, 4, 2)"})
+        other = checkpoint({"f.0": kernel}, "keras", {} if known is None else {"f.0": known})
+        for found in (paired(one, other), paired(other, one)):
+            (pair,) = found.pairs
+            assert {item.tensor.shape for item in (pair.a, pair.b)} == {(24, 5)}, known
+            assert np.array_equal(pair.a.tensor.array(), pair.b.tensor.array()), known
 
 
 def test_keras_s_own_words_in_a_plain_container_are_compared_as_stored() -> None:
@@ -293,27 +300,27 @@ def test_keras_s_own_words_in_a_plain_container_are_compared_as_stored() -> None
     assert found.undecided == () and pair.a.tensor.shape == pair.b.tensor.shape == (24, 5)
 
 
-@pytest.mark.parametrize(
-    ("kind", "why"),
-    [
+def test_a_kernel_in_an_order_that_nothing_says_is_undecided() -> None:
+    cases = [
         (None, "nothing says whether it does"),
         ("Dense of unknown wiring", "nothing says whether it does"),
         ("Dense after Flatten", "of a shape that is not told"),
         ("Dense unlike PyTorch's: a Reshape takes what it gives", "a Reshape takes what it gives"),
-    ],
-)
-def test_a_kernel_in_an_order_that_nothing_says_is_undecided(kind: str | None, why: str) -> None:
-    kernel = numbers(24, 5)
-    layers = {} if kind is None else {"f.kernel": kind}
-    keras = checkpoint({"f.kernel": kernel, "f.bias": numbers(5)}, "keras", layers)
-    torch = checkpoint({"f.weight": kernel.T.copy(), "f.bias": numbers(5)})
-    for found in (paired(keras, torch), paired(torch, keras)):
-        (pair,) = found.undecided
-        assert pair.doubt is not None and why in pair.doubt.text
-        assert [pair.a.sources[0].name for pair in found.pairs] == ["f.bias"]
-    other = paired(checkpoint({"f.weight": numbers(6, 24)}), keras, rename=False)
-    assert [(pair.a.tensor.shape, pair.b.tensor.shape) for pair in other.pairs] == [((6, 24), (5, 24))]
-    assert paired(keras, torch, layout="as-is").undecided == ()
+    ]
+    for kind, why in cases:
+        kernel = numbers(24, 5)
+        layers = {} if kind is None else {"f.kernel": kind}
+        keras = checkpoint({"f.kernel": kernel, "f.bias": numbers(5)}, "keras", layers)
+        torch = checkpoint({"f.weight": kernel.T.copy(), "f.bias": numbers(5)})
+        for found in (paired(keras, torch), paired(torch, keras)):
+            (pair,) = found.undecided
+            assert pair.doubt is not None and why in pair.doubt.text, kind
+            assert [pair.a.sources[0].name for pair in found.pairs] == ["f.bias"], kind
+        other = paired(checkpoint({"f.weight": numbers(6, 24)}), keras, rename=False)
+        assert [(pair.a.tensor.shape, pair.b.tensor.shape) for pair in other.pairs] == [((6, 24), (5, 24))], (
+            kind
+        )
+        assert paired(keras, torch, layout="as-is").undecided == (), kind
 
 
 def test_matrices_of_unknown_layers_are_named() -> None:
@@ -323,25 +330,25 @@ def test_matrices_of_unknown_layers_are_named() -> None:
     assert paired({"q.weight": numbers(4, 4) + 1}, known).notes == ("weight = w_0 (1 tensor)",)
 
 
-@pytest.mark.parametrize("shape", [(4, 4), (3, 2, 3), (3, 3, 3, 3), (2, 2, 2, 2, 2)])
-@pytest.mark.parametrize("flipped", [False, True])
-@pytest.mark.parametrize("name", ["q.weight", "other.weight"])
-def test_what_may_lie_transposed_is_not_decided(shape: tuple[int, ...], flipped: bool, name: str) -> None:
-    sides = checkpoint({name: numbers(*shape)}), checkpoint({"q.w_0": numbers(*shape)}, "paddle")
-    found = paired(*(sides[::-1] if flipped else sides))
-    (pair,) = found.undecided
-    assert {pair.a.sources[0].name, pair.b.sources[0].name} == {name, "q.w_0"}
-    assert (found.pairs, found.removed, found.added) == ((), (), ())
-    as_is = paired(*sides, layout="as-is")
-    assert len(as_is.pairs) == 1 and as_is.undecided == ()
-    mapped = paired(*sides, mapping=TensorMap("map.toml", {name: "q.w_0"}))
-    assert len(mapped.pairs) == 1 and mapped.undecided == ()
+def test_what_may_lie_transposed_is_not_decided() -> None:
+    for shape in [(4, 4), (3, 2, 3), (3, 3, 3, 3), (2, 2, 2, 2, 2)]:
+        for flipped in [False, True]:
+            for name in ["q.weight", "other.weight"]:
+                sides = checkpoint({name: numbers(*shape)}), checkpoint({"q.w_0": numbers(*shape)}, "paddle")
+                found = paired(*(sides[::-1] if flipped else sides))
+                (pair,) = found.undecided
+                assert {pair.a.sources[0].name, pair.b.sources[0].name} == {name, "q.w_0"}, (shape, name)
+                assert (found.pairs, found.removed, found.added) == ((), (), ()), (shape, name)
+                as_is = paired(*sides, layout="as-is")
+                assert len(as_is.pairs) == 1 and as_is.undecided == (), (shape, name)
+                mapped = paired(*sides, mapping=TensorMap("map.toml", {name: "q.w_0"}))
+                assert len(mapped.pairs) == 1 and mapped.undecided == (), (shape, name)
 
 
-@pytest.mark.parametrize("shape", [(4,), (1, 1), (4, 3), (3, 3, 2, 2), (3, 2, 2, 3)])
-def test_what_has_another_shape_or_the_same_elements_transposed_is_compared(shape: tuple[int, ...]) -> None:
-    found = paired({"q.weight": numbers(*shape)}, checkpoint({"q.w_0": numbers(*shape)}, "paddle"))
-    assert len(found.pairs) == 1 and found.undecided == ()
+def test_what_has_another_shape_or_the_same_elements_transposed_is_compared() -> None:
+    for shape in [(4,), (1, 1), (4, 3), (3, 3, 2, 2), (3, 2, 2, 3)]:
+        found = paired({"q.weight": numbers(*shape)}, checkpoint({"q.w_0": numbers(*shape)}, "paddle"))
+        assert len(found.pairs) == 1 and found.undecided == (), shape
 
 
 def test_bookkeeping_without_a_twin() -> None:
@@ -494,18 +501,18 @@ def test_a_reordered_optimizer_is_not_mixed_with_weights() -> None:
 # Ties, and what is asked for ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kept", ["embed.weight", "head.weight"])
-def test_a_tie_that_one_side_dropped_is_not_removed(kept: str) -> None:
-    array = numbers(5, 2)
-    tied = of_tensors(
-        [tensor("embed.weight", array), tensor("head.weight", array, shares_with="embed.weight")]
-    )
-    dropped = ({"embed.weight", "head.weight"} - {kept}).pop()
-    found = paired(tied, {kept: array})
-    require(found, "name", {kept: kept})
-    assert found.notes == (f"ignored second names in A: {dropped} is {kept}",)
-    assert paired({kept: array}, tied).notes == (f"ignored second names in B: {dropped} is {kept}",)
-    assert len(paired(tied, {"head.weight": array, "embed.weight": array}).pairs) == 2
+def test_a_tie_that_one_side_dropped_is_not_removed() -> None:
+    for kept in ["embed.weight", "head.weight"]:
+        array = numbers(5, 2)
+        tied = of_tensors(
+            [tensor("embed.weight", array), tensor("head.weight", array, shares_with="embed.weight")]
+        )
+        dropped = ({"embed.weight", "head.weight"} - {kept}).pop()
+        found = paired(tied, {kept: array})
+        require(found, "name", {kept: kept})
+        assert found.notes == (f"ignored second names in A: {dropped} is {kept}",), kept
+        assert paired({kept: array}, tied).notes == (f"ignored second names in B: {dropped} is {kept}",), kept
+        assert len(paired(tied, {"head.weight": array, "embed.weight": array}).pairs) == 2, kept
 
 
 def test_a_tie_to_a_name_that_several_tensors_have_is_to_the_one_with_its_bytes() -> None:
