@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -113,9 +112,8 @@ def cut_short(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-40])
 
 
-@pytest.mark.parametrize(
-    ("change", "code", "where"),
-    [
+def test_what_is_missing_or_damaged_is_an_error(tmp_path: Path) -> None:
+    cases = [
         (lambda one: shutil.rmtree(one / "zero/fc.bias"), "part-missing", "zero/fc.bias/fp32.pt"),
         (lambda one: (one / "zero/fc.bias/fp32.pt").unlink(), "part-missing", "zero/fc.bias/fp32.pt"),
         (lambda one: cut_short(one / "zero/fc.weight/fp32.pt"), "part-damaged", "zero/fc.weight/fp32.pt"),
@@ -135,18 +133,17 @@ def cut_short(path: Path) -> None:
             "part-damaged",
             "zero/fc.bias/fp32.pt",
         ),
-    ],
-)
-def test_what_is_missing_or_damaged_is_an_error(
-    change: Callable[[Path], object], code: str, where: str, tmp_path: Path
-) -> None:
-    directory = universal(tmp_path)
-    change(directory)
-    verdict = verify(directory)
-    assert not verdict.is_valid
-    assert (code, where) in [(one.code, one.where) for one in verdict.findings]
-    with pytest.raises(CheckpointError):
-        merge([directory], tmp_path / "w.safetensors")
+    ]
+    for at, (change, code, where) in enumerate(cases):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        directory = universal(folder)
+        change(directory)
+        verdict = verify(directory)
+        assert not verdict.is_valid, code
+        assert (code, where) in [(one.code, one.where) for one in verdict.findings], code
+        with pytest.raises(CheckpointError):
+            merge([directory], folder / "w.safetensors")
 
 
 def test_a_parameter_without_its_own_step_is_a_warning(tmp_path: Path) -> None:
@@ -166,9 +163,8 @@ def without_shapes(directory: Path) -> None:
     shutil.rmtree(directory / "zero/fc.bias")
 
 
-@pytest.mark.parametrize(
-    ("change", "mp", "code", "where"),
-    [
+def test_what_contradicts_the_model_states_is_an_error(tmp_path: Path) -> None:
+    cases = [
         (without_shapes, 1, "part-missing", "zero/fc.bias/fp32.pt"),
         (lambda one: store(one, torch.ones(())), 1, "part-damaged", "zero/fc.weight/fp32.pt"),
         (lambda one: store(one, torch.ones(4, 4).long()), 1, "part-damaged", "zero/fc.weight/fp32.pt"),
@@ -208,42 +204,39 @@ def without_shapes(directory: Path) -> None:
             "part-missing",
             "zero/fc.bias/fp32.pt",
         ),
-    ],
-)
-def test_what_contradicts_the_model_states_is_an_error(
-    change: Callable[[Path], object], mp: int, code: str, where: str | None, tmp_path: Path
-) -> None:
-    directory = universal(tmp_path, mp=mp)
-    change(directory)
-    errors = [one for one in verify(directory).findings if one.severity == "error"]
-    assert (code, where) in [(one.code, one.where) for one in errors]
-    assert not any("optim_states" in (one.where or "") for one in errors)
-    with pytest.raises(CheckpointError):
-        merge([directory], tmp_path / "w.pt")
+    ]
+    for at, (change, mp, code, where) in enumerate(cases):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        directory = universal(folder, mp=mp)
+        change(directory)
+        errors = [one for one in verify(directory).findings if one.severity == "error"]
+        assert (code, where) in [(one.code, one.where) for one in errors], code
+        assert not any("optim_states" in (one.where or "") for one in errors), code
+        with pytest.raises(CheckpointError):
+            merge([directory], folder / "w.pt")
 
 
-@pytest.mark.parametrize(
-    ("change", "mp"),
-    [
+def test_a_parameter_may_be_what_ranks_had_slices_of(tmp_path: Path) -> None:
+    """As ``merge_tp_slices`` and ``_consolidate_zero3_autoep_expert_states`` of DeepSpeed join them."""
+    cases = [
         (lambda one: store(one, torch.rand(8, 4), cat_dim=0), 2),
         (lambda one: store(one, torch.rand(4, 8), cat_dim=1), 2),
         (lambda one: store(one, torch.rand(3, 4), cat_dim=0, vocab_tensor=True), 1),
         (lambda one: store(one, torch.rand(7, 4), cat_dim=0, vocab_tensor=True), 2),
         (lambda one: store(one, torch.rand(2, 2, 4), sub_param_shape=[2, 2, 4]), 1),
         (lambda one: store(one, torch.rand(6, 4), cat_dim=0, is_expert_param=True, ep_num_experts=6), 1),
-    ],
-)
-def test_a_parameter_may_be_what_ranks_had_slices_of(
-    change: Callable[[Path], object], mp: int, tmp_path: Path
-) -> None:
-    """As ``merge_tp_slices`` and ``_consolidate_zero3_autoep_expert_states`` of DeepSpeed join them."""
-    directory = universal(tmp_path, mp=mp)
-    for state in ("exp_avg", "exp_avg_sq"):
-        (directory / f"zero/fc.weight/{state}.pt").write_bytes(b"")
-    change(directory)
-    for state in ("exp_avg", "exp_avg_sq"):
-        shutil.copy(directory / "zero/fc.weight/fp32.pt", directory / f"zero/fc.weight/{state}.pt")
-    assert verify(directory).findings == ()
+    ]
+    for at, (change, mp) in enumerate(cases):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        directory = universal(folder, mp=mp)
+        for state in ("exp_avg", "exp_avg_sq"):
+            (directory / f"zero/fc.weight/{state}.pt").write_bytes(b"")
+        change(directory)
+        for state in ("exp_avg", "exp_avg_sq"):
+            shutil.copy(directory / "zero/fc.weight/fp32.pt", directory / f"zero/fc.weight/{state}.pt")
+        assert verify(directory).findings == ()
 
 
 def test_a_vocabulary_has_the_rows_that_the_model_states_tell(tmp_path: Path) -> None:

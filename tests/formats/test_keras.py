@@ -20,6 +20,7 @@ from ckpttool.formats.keras.config import judge
 from tests.support.checkpoints import codes
 from tests.support.commands import Run
 from tests.support.opening import checkpoints_in
+from tests.support.thorough import sampled
 
 Config = dict[str, object]
 
@@ -263,15 +264,16 @@ def test_members_that_lead_out(files: Path, tmp_path: Path) -> None:
 # Damage ---------------------------------------------------------------------------------------------
 
 
-def test_a_thousand_flips_in_members_are_found_by_name(files: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", sampled(range(5), 1))
+def test_flips_in_members_are_found_by_name(files: Path, tmp_path: Path, seed: int) -> None:
     copy = tmp_path / "copy.keras"
     data = bytearray((files / "keras" / "bfloat16.keras").read_bytes())
     copy.write_bytes(data)
     with open_checkpoint(copy) as checkpoint:
         spans = [(span.extent, span.where) for span in checkpoint.spans()]
-    chance = random.Random(0)
+    chance = random.Random(seed)
     with open(copy, "r+b", buffering=0) as file:
-        for _ in range(1000):
+        for _ in range(200):
             extent, name = chance.choice(spans)
             at = chance.randrange(extent.offset, extent.end)
             file.seek(at)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from ckpttool import Role, Tensor
 from ckpttool.core.dtypes import BY_NAME
 from ckpttool.formats.keras.kinds import kinds_by_group, kinds_by_name, kinds_in
@@ -48,9 +46,8 @@ def flatten(*lengths: int | None, **config: Any) -> dict[str, Any]:
     return node
 
 
-@pytest.mark.parametrize(
-    ("before", "kind"),
-    [
+def test_a_flatten_counts_where_it_comes_right_before() -> None:
+    cases = [
         ([flatten(4, 3, 2)], "Dense after Flatten (4, 3, 2)"),
         ([flatten(4, 3, 2), plain_layer("Dropout", "d")], "Dense after Flatten (4, 3, 2)"),
         ([flatten(None, 3, 2)], "Dense after Flatten"),
@@ -64,10 +61,9 @@ def flatten(*lengths: int | None, **config: Any) -> dict[str, Any]:
         ([dense("between")], "Dense"),
         ([flatten(4, 3, 2), plain_layer("BatchNormalization", "b")], "Dense after Flatten (4, 3, 2)"),
         ([], "Dense"),
-    ],
-)
-def test_a_flatten_counts_where_it_comes_right_before(before: list[dict[str, Any]], kind: str) -> None:
-    assert kinds_of(*before, dense("last"))["last"] == kind
+    ]
+    for before, kind in cases:
+        assert kinds_of(*before, dense("last"))["last"] == kind, before
 
 
 NORM = {
@@ -84,9 +80,8 @@ def conv(kind: str = "Conv2D", **config: Any) -> dict[str, Any]:
     return {"class_name": kind, "config": {"name": "image", "filters": 6, **config}}
 
 
-@pytest.mark.parametrize(
-    ("before", "kind"),
-    [
+def test_a_flatten_without_a_shape_has_the_channels_of_the_layer_before() -> None:
+    cases = [
         ([conv()], "Dense after Flatten (*, 6)"),
         ([conv("Conv3D"), plain_layer("MaxPooling3D", "p")], "Dense after Flatten (*, 6)"),
         (
@@ -96,17 +91,13 @@ def conv(kind: str = "Conv2D", **config: Any) -> dict[str, Any]:
         ([conv("Conv1D")], "Dense after Flatten (*, 6)"),
         ([conv("Conv1D"), plain_layer("MaxPooling1D", "p")], "Dense after Flatten (*, 6)"),
         ([conv(filters=None)], "Dense after Flatten"),
-    ],
-)
-def test_a_flatten_without_a_shape_has_the_channels_of_the_layer_before(
-    before: list[dict[str, Any]], kind: str
-) -> None:
-    assert kinds_of(*before, plain_layer("Flatten", "flatten"), dense("last"))["last"] == kind
+    ]
+    for before, kind in cases:
+        assert kinds_of(*before, plain_layer("Flatten", "flatten"), dense("last"))["last"] == kind, before
 
 
-@pytest.mark.parametrize(
-    ("before", "what"),
-    [
+def test_what_a_flatten_takes_is_not_guessed() -> None:
+    cases = [
         ([conv(data_format="channels_first")], "a Conv2D of channels first"),
         (
             [
@@ -119,11 +110,12 @@ def test_a_flatten_without_a_shape_has_the_channels_of_the_layer_before(
         ([{**conv(), "module": "own.layers"}], "a Conv2D"),
         ([conv(), reshape(4, 24)], "a Reshape"),
         ([conv(), dense("places", build_config={"input_shape": [None, 2, 2, 6]})], "a Flatten"),
-    ],
-)
-def test_what_a_flatten_takes_is_not_guessed(before: list[dict[str, Any]], what: str) -> None:
-    kind = kinds_of(*before, plain_layer("Flatten", "flatten"), dense("last"))["last"]
-    assert kind.startswith(f"Dense unlike PyTorch's: {what}") and kind.endswith(" stands before it")
+    ]
+    for before, what in cases:
+        kind = kinds_of(*before, plain_layer("Flatten", "flatten"), dense("last"))["last"]
+        assert kind.startswith(f"Dense unlike PyTorch's: {what}") and kind.endswith(" stands before it"), (
+            before
+        )
 
 
 GIVES = "unlike PyTorch's: a Reshape takes what it gives"
@@ -279,18 +271,24 @@ def test_a_group_is_believed_in_lists_of_layers_alone() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("scale", "center", "told"),
-    [
+def test_which_weights_a_norm_lacks() -> None:
+    cases_scale = [
         (True, True, ""),
         (False, True, " without gamma"),
         (True, False, " without beta"),
         (False, False, " without gamma and beta"),
-    ],
-)
-@pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize("name", ["BatchNormalization", "LayerNormalization"])
-def test_which_weights_a_norm_lacks(name: str, wrapped: bool, scale: bool, center: bool, told: str) -> None:
-    node = {"class_name": name, "config": {"name": "n", "axis": -1, "scale": scale, "center": center}}
-    around = {"class_name": "TimeDistributed", "config": {"name": "t", "layer": node}}
-    assert [*kinds_of(around if wrapped else node).values()] == [name + told]
+    ]
+    for scale, center, told in cases_scale:
+        for wrapped in [False, True]:
+            for name in ["BatchNormalization", "LayerNormalization"]:
+                node = {
+                    "class_name": name,
+                    "config": {"name": "n", "axis": -1, "scale": scale, "center": center},
+                }
+                around = {"class_name": "TimeDistributed", "config": {"name": "t", "layer": node}}
+                assert [*kinds_of(around if wrapped else node).values()] == [name + told], (
+                    name,
+                    wrapped,
+                    scale,
+                    center,
+                )

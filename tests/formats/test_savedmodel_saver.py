@@ -72,9 +72,8 @@ def _in_list(name: str) -> bytes:
     return bytes(pb.part(1, pb.part(9, inner)))
 
 
-@pytest.mark.parametrize(
-    "node",
-    [
+def test_function_that_something_else_calls_is_unsafe(tmp_path: Path) -> None:
+    cases = [
         call("evil", SAVE),
         call("evil", "merge"),
         call("save/evil", SAVE),
@@ -83,17 +82,17 @@ def _in_list(name: str) -> bytes:
         pb.node("evil", "StatelessIf") + pb.attribute("else_branch", referring("merge")),
         pb.node("evil", "Case") + pb.attribute("branches", pb.part(1, pb.part(9, pb.part(1, SAVE)))),
         pb.node("evil", "While") + pb.attribute("body", _in_list(SAVE)),
-    ],
-)
-def test_function_that_something_else_calls_is_unsafe(tmp_path: Path, node: bytes) -> None:
-    assert safety(tmp_path, node) is Safety.UNSAFE
-    assert safety(tmp_path, call("y", "f"), functions=(pb.function("f", node),)) is Safety.UNSAFE
-    assert safety(tmp_path, functions=(pb.function("f", node),)) is Safety.SAFE
+    ]
+    for at, node in enumerate(cases):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        assert safety(folder, node) is Safety.UNSAFE, node
+        assert safety(folder, call("y", "f"), functions=(pb.function("f", node),)) is Safety.UNSAFE, node
+        assert safety(folder, functions=(pb.function("f", node),)) is Safety.SAFE, node
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
+def test_function_that_can_be_asked_for_is_unsafe(tmp_path: Path) -> None:
+    cases = [
         signature(pb.part(1, "call:0")),
         signature(pb.part(1, "call:0"), name="__saved_model_init_op"),
         signature(pb.part(4, pb.part(2, "call_1:0"))),
@@ -106,10 +105,11 @@ def test_function_that_something_else_calls_is_unsafe(tmp_path: Path, node: byte
         pb.part(2, pb.part(2, pb.part(2, pb.part(1, "f") + pb.part(2, SAVE)))),
         pb.part(2, pb.part(2, pb.part(3, pb.part(1, SAVE) + pb.part(2, "Identity")))),
         pb.part(3, pb.part(2, "saver_filename:0")),
-    ],
-)
-def test_function_that_can_be_asked_for_is_unsafe(tmp_path: Path, more: bytes) -> None:
-    assert safety(tmp_path, more=bytes(more)) is Safety.UNSAFE
+    ]
+    for at, more in enumerate(cases):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        assert safety(folder, more=bytes(more)) is Safety.UNSAFE, more
 
 
 def test_function_that_is_called_like_a_savers_is_no_saver(tmp_path: Path) -> None:
@@ -118,27 +118,30 @@ def test_function_that_is_called_like_a_savers_is_no_saver(tmp_path: Path) -> No
     assert safety(tmp_path, call("y", name), functions=(function,)) is Safety.UNSAFE
 
 
-@pytest.mark.parametrize("name", ["MatMul", "merge"])
-def test_function_that_is_called_like_another_is_no_saver(tmp_path: Path, name: str) -> None:
-    functions = (
-        pb.function(name, pb.node("s", "SaveV2")),
-        pb.function("between", call("c", name)),
-    )
-    saving = call("call", "between")
-    body = pb.graph(saving, functions=(*functions, FUNCTIONS[2]))
-    path = pb.written(tmp_path / "m", pb.model(pb.meta_graph(body, SAVER)))
-    assert verify(path).safety is Safety.UNSAFE
+def test_function_that_is_called_like_another_is_no_saver(tmp_path: Path) -> None:
+    for at, name in enumerate(["MatMul", "merge"]):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        functions = (
+            pb.function(name, pb.node("s", "SaveV2")),
+            pb.function("between", call("c", name)),
+        )
+        saving = call("call", "between")
+        body = pb.graph(saving, functions=(*functions, FUNCTIONS[2]))
+        path = pb.written(folder / "m", pb.model(pb.meta_graph(body, SAVER)))
+        assert verify(path).safety is Safety.UNSAFE, name
 
 
-@pytest.mark.parametrize(
-    ("name", "is_broken"), [("lost", True), ("merge", False), ("MatMul", False), ("", False)]
-)
-def test_functions_that_are_called_are_there(tmp_path: Path, name: str, is_broken: bool) -> None:
-    body = pb.graph(call("y", name), functions=FUNCTIONS)
-    found = verify(pb.written(tmp_path / "m", pb.model(pb.meta_graph(body))))
-    told = [one.message for one in found.findings if one.code == "graph-broken"]
-    assert told == ["it calls the function 'lost', which isn't there"] * is_broken
-    assert found.is_valid is not is_broken
+def test_functions_that_are_called_are_there(tmp_path: Path) -> None:
+    cases = [("lost", True), ("merge", False), ("MatMul", False), ("", False)]
+    for at, (name, is_broken) in enumerate(cases):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        body = pb.graph(call("y", name), functions=FUNCTIONS)
+        found = verify(pb.written(folder / "m", pb.model(pb.meta_graph(body))))
+        told = [one.message for one in found.findings if one.code == "graph-broken"]
+        assert told == ["it calls the function 'lost', which isn't there"] * is_broken, name
+        assert found.is_valid is not is_broken, name
 
 
 def test_restoring_that_writes_is_unsafe(tmp_path: Path) -> None:
@@ -170,9 +173,8 @@ OLD_NODES = (
 )
 
 
-@pytest.mark.parametrize(
-    ("node", "expected"),
-    [
+def test_node_counts_where_nothing_else_depends_on_it(tmp_path: Path) -> None:
+    cases = [
         (pb.node("y", "Relu") + pb.taking("w"), Safety.SAFE),
         (pb.node("y", "Relu") + pb.taking("outer/s/RestoreV2"), Safety.UNSAFE),
         (pb.node("y", "Relu") + pb.taking("w", "^outer/s/restore_all"), Safety.UNSAFE),
@@ -180,13 +182,14 @@ OLD_NODES = (
         (pb.node("y", "SaveV2"), Safety.UNSAFE),
         (pb.node("y", "Relu") + pb.taking("save/RestoreV2"), Safety.UNSAFE),
         (pb.node("save/y", "Relu") + pb.taking("save/RestoreV2"), Safety.SAFE),
-    ],
-)
-def test_node_counts_where_nothing_else_depends_on_it(tmp_path: Path, node: bytes, expected: Safety) -> None:
-    older = pb.node("save/RestoreV2", "RestoreV2")
-    body = pb.graph(*OLD_NODES, older, node)
-    path = pb.written(tmp_path / "m", pb.model(pb.meta_graph(body, OLD_SAVER)))
-    assert verify(path).safety is expected
+    ]
+    for at, (node, expected) in enumerate(cases):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        older = pb.node("save/RestoreV2", "RestoreV2")
+        body = pb.graph(*OLD_NODES, older, node)
+        path = pb.written(folder / "m", pb.model(pb.meta_graph(body, OLD_SAVER)))
+        assert verify(path).safety is expected, node
 
 
 def _initialized_by(node: str) -> bytes:
@@ -194,9 +197,8 @@ def _initialized_by(node: str) -> bytes:
     return bytes(pb.part(4, pb.part(1, "variables") + pb.part(2, pb.part(2, pb.part(1, variable)))))
 
 
-@pytest.mark.parametrize(
-    ("node", "more", "expected"),
-    [
+def test_variable_that_is_initialized_from_a_file_is_unknown(tmp_path: Path) -> None:
+    cases = [
         (pb.node("init", "NoOp") + pb.taking("^assign"), b"", Safety.UNKNOWN),
         (pb.node("y", "Relu") + pb.taking("restored"), b"", Safety.UNSAFE),
         (pb.node("y", "Relu") + pb.taking("^assign"), b"", Safety.UNSAFE),
@@ -207,21 +209,20 @@ def _initialized_by(node: str) -> bytes:
             Safety.UNSAFE,
         ),
         (pb.node("init", "NoOp") + pb.taking("^assign"), pb.part(3, pb.part(3, "init")), Safety.UNSAFE),
-    ],
-)
-def test_variable_that_is_initialized_from_a_file_is_unknown(
-    tmp_path: Path, node: bytes, more: bytes, expected: Safety
-) -> None:
-    nodes = (
-        pb.node("restored", "RestoreV2"),
-        pb.node("kept", "Identity") + pb.taking("restored"),
-        pb.node("assign", "AssignVariableOp") + pb.taking("w", "kept"),
-        pb.node("w", "VarHandleOp"),
-        node,
-    )
-    for told, safety in ((_initialized_by("assign"), expected), (b"", Safety.UNSAFE)):
-        body = pb.meta_graph(pb.graph(*nodes), told, bytes(more))
-        assert verify(pb.written(tmp_path / "m", pb.model(body))).safety is safety
+    ]
+    for at, (node, more, expected) in enumerate(cases):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        nodes = (
+            pb.node("restored", "RestoreV2"),
+            pb.node("kept", "Identity") + pb.taking("restored"),
+            pb.node("assign", "AssignVariableOp") + pb.taking("w", "kept"),
+            pb.node("w", "VarHandleOp"),
+            node,
+        )
+        for told, safety in ((_initialized_by("assign"), expected), (b"", Safety.UNSAFE)):
+            body = pb.meta_graph(pb.graph(*nodes), told, bytes(more))
+            assert verify(pb.written(folder / "m", pb.model(body))).safety is safety, node
 
 
 def test_signature_that_leads_to_an_older_saver_is_unsafe(tmp_path: Path) -> None:

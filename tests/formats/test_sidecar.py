@@ -168,7 +168,8 @@ def test_a_long_integer_in_a_tree_is_described_in_the_metadata() -> None:
     assert found.tree["x"] == (1 << 80_000) - 1  # type: ignore[index]
 
 
-def test_metadata_that_double_are_not_unfolded() -> None:
+def test_metadata_that_double_are_not_unfolded(monkeypatch: pytest.MonkeyPatch) -> None:
+    lower_limits(monkeypatch, repeats=10_000)
     shared: list[object] = [[1], *([{"$same": at}, {"$same": at}] for at in range(40))]
     assert "repetitions" in refused(written({"metadata": {"x": {"$same": 40}}}, shared=shared))
     deep: list[object] = [[1], *([{"$same": at}] for at in range(1900))]
@@ -342,7 +343,8 @@ def test_a_name_that_is_not_known_to_be_harmless_is_refused() -> None:
             assert f"{module}.{name}, which is not known to be harmless" in of_tree(form), name
 
 
-def test_shared_parts_that_double_are_not_unfolded() -> None:
+def test_shared_parts_that_double_are_not_unfolded(monkeypatch: pytest.MonkeyPatch) -> None:
+    lower_limits(monkeypatch, repeats=10_000)
     shared: list[object] = [{"$tuple": [1]}]
     for at in range(60):
         shared.append({"$tuple": [{"$same": at}, {"$same": at}]})

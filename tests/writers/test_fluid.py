@@ -231,9 +231,8 @@ def test_it_comes_back_from_another_format(files: Path, tmp_path: Path, name: st
     sound(root)
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
+def test_what_the_trainer_knows(tmp_path: Path) -> None:
+    cases = [
         ({"metadata": {"epoch": 3, "global_step": 120}}, {"epoch_id": b"3", "step_id": b"120"}),
         ({"metadata": {"epoch": 2.0}}, {"epoch_id": b"2"}),
         ({"metadata": {"epoch": 2.5, "step": 7}}, {"step_id": b"7"}),
@@ -245,16 +244,17 @@ def test_it_comes_back_from_another_format(files: Path, tmp_path: Path, name: st
         ),
         ({"metadata": {"trainers": {"0": {"epoch": 5}}}}, {}),
         ({}, {}),
-    ],
-)
-def test_what_the_trainer_knows(
-    tmp_path: Path, content: Mapping[str, Any], expected: Mapping[str, bytes]
-) -> None:
-    root = written(tmp_path / "root", Content((made("w", "int8", (1,), b"1"),), **content))
-    found = files_of(root / "checkpoint_0")
-    trainer = {path.removeprefix("trainer_0/"): data for path, data in found.items() if "trainer_" in path}
-    assert trainer == expected
-    assert (root / "checkpoint_0" / "trainer_0" / "_SUCCESS").exists() == bool(expected)
+    ]
+    for at, (content, expected) in enumerate(cases):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        root = written(folder / "root", Content((made("w", "int8", (1,), b"1"),), **content))
+        found = files_of(root / "checkpoint_0")
+        trainer = {
+            path.removeprefix("trainer_0/"): data for path, data in found.items() if "trainer_" in path
+        }
+        assert trainer == expected, content
+        assert (root / "checkpoint_0" / "trainer_0" / "_SUCCESS").exists() == bool(expected), content
 
 
 def test_an_ordered_dictionary_is_looked_into(tmp_path: Path) -> None:
@@ -308,9 +308,8 @@ def test_more_variables_than_files_can_be_open(tmp_path: Path) -> None:
 # What can't be written --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
+def test_names_that_no_variable_s_file_can_have() -> None:
+    cases = [
         ("fc/weight", "a Fluid variable is a file, and its name can't have '/' (use --map)"),
         ("a\0b", "a Fluid variable is a file, and its name can't have NUL (use --map)"),
         ("", "a Fluid variable is a file, and needs a name (use --map)"),
@@ -324,21 +323,17 @@ def test_more_variables_than_files_can_be_open(tmp_path: Path) -> None:
         ("w@GRAD", "Paddle neither saves nor loads a variable with '@GRAD' in its name (use --map)"),
         ("w.trainer_0", "Paddle neither saves nor loads a variable with '.trainer_' in its name (use --map)"),
         ("w.block0", "Paddle neither saves nor loads a variable with '.block' in its name (use --map)"),
-    ],
-)
-def test_names_that_no_variable_s_file_can_have(name: str, why: str) -> None:
-    assert named("fc_0.w_0", name) == [f"{name}: {why}"]
+    ]
+    for name, why in cases:
+        assert named("fc_0.w_0", name) == [f"{name}: {why}"], name
 
 
-@pytest.mark.parametrize(
-    "pair",
-    [("fc.w", "FC.w"), ("é", "e\u0301"), ("straße", "STRASSE"), ("a", "A")],
-    ids=["case", "accent", "ss", "a"],
-)
-def test_names_that_some_file_systems_take_for_one(pair: tuple[str, str]) -> None:
-    first, second = pair
-    (told,) = named(first, second)
-    assert told == f"{second}: some file systems take its name for that of {first} (use --map)"
+def test_names_that_some_file_systems_take_for_one() -> None:
+    cases = [("fc.w", "FC.w"), ("é", "e\u0301"), ("straße", "STRASSE"), ("a", "A")]
+    for pair in cases:
+        first, second = pair
+        (told,) = named(first, second)
+        assert told == f"{second}: some file systems take its name for that of {first} (use --map)", pair
 
 
 def test_a_variable_s_directory_is_no_other_variable(tmp_path: Path) -> None:
@@ -409,17 +404,19 @@ def test_a_link_in_the_place_of_an_entry_is_not_followed(with_entry: Path) -> No
         assert "note" not in opened.metadata
 
 
-@pytest.mark.parametrize("heights", [b"", b"[]", b'{"t": -1}', b'{"t": "9"}', b'{"t": 1e400}', b"[" * 9000])
-def test_strange_heights_make_variables_of_rows_and_values(tmp_path: Path, heights: bytes) -> None:
-    rows = Tensor(("t", "rows"), BY_NAME["int64"], (1,), values=in_memory(bytes(8)))
-    values = Tensor(("t", "values"), BY_NAME["int8"], (1,), values=in_memory(b"1"))
-    root = written(tmp_path / "root", Content((rows, values), native={"fluid.heights": heights}))
-    assert {"t.rows", "t.values"} <= set(os.listdir(root / "checkpoint_0" / "__model__"))
+def test_strange_heights_make_variables_of_rows_and_values(tmp_path: Path) -> None:
+    cases = [b"", b"[]", b'{"t": -1}', b'{"t": "9"}', b'{"t": 1e400}', b"[" * 9000]
+    for at, heights in enumerate(cases):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        rows = Tensor(("t", "rows"), BY_NAME["int64"], (1,), values=in_memory(bytes(8)))
+        values = Tensor(("t", "values"), BY_NAME["int8"], (1,), values=in_memory(b"1"))
+        root = written(folder / "root", Content((rows, values), native={"fluid.heights": heights}))
+        assert {"t.rows", "t.values"} <= set(os.listdir(root / "checkpoint_0" / "__model__")), heights
 
 
-@pytest.mark.parametrize(
-    "trainers",
-    [
+def test_strange_trainers_write_no_strange_files(tmp_path: Path) -> None:
+    cases = [
         {"../0": {"epoch_id": 1}},
         {"0": {"../../x": 1}},
         {"0": {"_SUCCESS": "1"}},
@@ -428,15 +425,18 @@ def test_strange_heights_make_variables_of_rows_and_values(tmp_path: Path, heigh
         {"0": {"note": "x" * 5000}},
         {"0": 7},
         7,
-    ],
-)
-def test_strange_trainers_write_no_strange_files(tmp_path: Path, trainers: object) -> None:
-    one = made("w", "int8", (1,), b"1")
-    root = written(tmp_path / "root", Content((one,), metadata={"trainers": trainers}, source_format="fluid"))
-    assert os.listdir(tmp_path) == ["root"]
-    assert set(files_of(root)) == {"checkpoint_0/__model__/w", "checkpoint_0/ckpttool.content"}
-    with open_checkpoint(root) as opened:
-        assert opened.metadata == {"trainers": trainers}
+    ]
+    for at, trainers in enumerate(cases):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        one = made("w", "int8", (1,), b"1")
+        root = written(
+            folder / "root", Content((one,), metadata={"trainers": trainers}, source_format="fluid")
+        )
+        assert os.listdir(folder) == ["root"], trainers
+        assert set(files_of(root)) == {"checkpoint_0/__model__/w", "checkpoint_0/ckpttool.content"}, trainers
+        with open_checkpoint(root) as opened:
+            assert opened.metadata == {"trainers": trainers}, trainers
 
 
 def test_a_root_with_two_serials_is_no_checkpoint(with_entry: Path) -> None:

@@ -262,9 +262,8 @@ def keras_of(net: nn.Module, path: Path) -> dict[str, Array]:
         return arrays(to_layout(weights, opened, "keras")[0])
 
 
-@pytest.mark.parametrize(
-    ("net", "told"),
-    [
+def test_what_keras_has_no_twin_of(tmp_path: Path) -> None:
+    cases = [
         (
             nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 2)),
             r"2\.weight: it may stand behind a",
@@ -277,11 +276,12 @@ def keras_of(net: nn.Module, path: Path) -> dict[str, Array]:
         (nn.Sequential(nn.Bilinear(2, 3, 4)), r"0\.weight: there is no rule for Bilinear"),
         (nn.Sequential(nn.ConvTranspose2d(4, 4, 2, groups=2)), r"0\.weight: Keras has no transposed"),
         (nn.Sequential(nn.MultiheadAttention(4, 2, kdim=3)), r"0\.q_proj_weight: there is no rule"),
-    ],
-)
-def test_what_keras_has_no_twin_of(net: nn.Module, told: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=told):
-        keras_of(net, tmp_path)
+    ]
+    for at, (net, told) in enumerate(cases):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        with pytest.raises(UsageError, match=told):
+            keras_of(net, folder)
 
 
 def test_a_chain_of_linear_layers_says_how_they_are_connected(tmp_path: Path) -> None:

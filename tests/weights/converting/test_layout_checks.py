@@ -40,9 +40,8 @@ def wired(kind: str, weights: dict[str, Array], layers: dict[str, str]) -> dict[
 DENSE = {"a.kernel": numbers(36, 8), "a.bias": numbers(8)}
 
 
-@pytest.mark.parametrize(
-    ("kind", "why"),
-    [
+def test_a_configuration_says_how_layers_are_connected() -> None:
+    cases = [
         ("Dense", None),
         ("Dense of unknown wiring", UNWIRED.text),
         ("Dense after Flatten (3, 3, 4)", None),
@@ -50,12 +49,11 @@ DENSE = {"a.kernel": numbers(36, 8), "a.bias": numbers(8)}
         ("Dense after Flatten (1, 1, 36)", None),
         ("Dense after Flatten", "it stands behind a Flatten of a shape that is not told"),
         ("Dense unlike PyTorch's: a Permute stands before it", "a Permute stands before it"),
-    ],
-)
-def test_a_configuration_says_how_layers_are_connected(kind: str, why: str | None) -> None:
-    assert wired(kind, DENSE, {}) == ({} if why is None else {"a.kernel": why})
-    weights = {**DENSE, "strange.kernel": numbers(8, 8)}
-    assert wired(kind, weights, {}).keys() == {"strange.kernel", *(["a.kernel"] if why else [])}
+    ]
+    for kind, why in cases:
+        assert wired(kind, DENSE, {}) == ({} if why is None else {"a.kernel": why}), kind
+        weights = {**DENSE, "strange.kernel": numbers(8, 8)}
+        assert wired(kind, weights, {}).keys() == {"strange.kernel", *(["a.kernel"] if why else [])}, kind
 
 
 def test_vectors_may_be_in_another_order() -> None:

@@ -81,11 +81,11 @@ RULES = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "more", "shape", "expected"), RULES)
-def test_rules(rule: str, more: str, shape: tuple[int, ...], expected: Any) -> None:
-    held = numbers(*shape)
-    found = by_map({"a": held}, f'[[tensor]]\nfrom = "a"\nto = "b"\nrule = "{rule}"\n{more}\n')
-    assert np.array_equal(found["b"], expected(held))
+def test_rules() -> None:
+    for rule, more, shape, expected in RULES:
+        held = numbers(*shape)
+        found = by_map({"a": held}, f'[[tensor]]\nfrom = "a"\nto = "b"\nrule = "{rule}"\n{more}\n')
+        assert np.array_equal(found["b"], expected(held)), rule
 
 
 @given(st.lists(st.integers(1, 5), min_size=2, max_size=4), st.integers(1, 3))
@@ -207,9 +207,8 @@ def test_a_name_can_not_leave_its_dictionary(tmp_path: Path) -> None:
 TABLE = '[[tensor]]\nfrom = "a"\nto = "c"\n'
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
+def test_what_is_wrong() -> None:
+    cases = [
         ('[names]\nx = "y"\n', "map.toml[names.\"x\"]: no tensor is called 'x'"),
         ('[names]\na = "b"\n', "map.toml: b: 'a' and 'b' would both be called so"),
         ('[names]\n"*" = "*c"\na = "d"\n', "map.toml[names.\"a\"]: no other tensor is called 'a'"),
@@ -236,11 +235,10 @@ TABLE = '[[tensor]]\nfrom = "a"\nto = "c"\n'
             'map.toml[tensor 1]: inverse is True (true or false, with rule = "conv", "flatten", "permute")',
         ),
         (TABLE + '[names]\nz = "c"\n', "map.toml[names.\"z\"]: no tensor is called 'z'"),
-    ],
-)
-def test_what_is_wrong(text: str, told: str) -> None:
-    with pytest.raises(UsageError, match=f"^{re.escape(told)}"):
-        by_map({"a": numbers(4, 3), "b": numbers(2)}, text)
+    ]
+    for text, told in cases:
+        with pytest.raises(UsageError, match=f"^{re.escape(told)}"):
+            by_map({"a": numbers(4, 3), "b": numbers(2)}, text)
 
 
 def test_weights_beside_an_optimizer_are_renamed_and_not_changed() -> None:

@@ -93,9 +93,8 @@ def test_all_that_a_map_can_say(at: Path) -> None:
 ONE = '[[tensor]]\nfrom = "a"\nto = "b"\n'
 
 
-@pytest.mark.parametrize(
-    ("text", "wrong"),
-    [
+def test_what_is_wrong_is_said_with_its_place(at: Path) -> None:
+    cases = [
         ("", ": it maps nothing (there are [names], [[tensor]] and drop)"),
         ("[name]\n", ": unknown name (there are [names], [[tensor]] and drop)"),
         ("names = 3\n", "[names]: 3 (a table)"),
@@ -149,12 +148,11 @@ ONE = '[[tensor]]\nfrom = "a"\nto = "b"\n'
             "[tensor 1]: 2 to 2 (several to one, or one to several)",
         ),
         ('[[tensor]]\nfrom = "a"\nto = "b.*"\n', "[tensor 1]: 'b.*' has 1 star (0, as 'a' has)"),
-    ],
-)
-def test_what_is_wrong_is_said_with_its_place(at: Path, text: str, wrong: str) -> None:
-    with pytest.raises(UsageError) as failure:
-        map_from(at, text)
-    assert str(failure.value) == f"{at}{wrong}"
+    ]
+    for text, wrong in cases:
+        with pytest.raises(UsageError) as failure:
+            map_from(at, text)
+        assert str(failure.value) == f"{at}{wrong}", text
 
 
 def test_what_is_no_map(at: Path) -> None:
@@ -271,9 +269,8 @@ def test_mapped_tensors_are_compared_in_one_layout(at: Path) -> None:
     assert equal(decided) and len(decided.pairs) == 2 and decided.undecided == ()
 
 
-@pytest.mark.parametrize(
-    ("text", "wrong"),
-    [
+def test_a_rule_that_cannot_be_followed_is_an_error(at: Path) -> None:
+    cases = [
         ('[names]\n"x.*" = "y.*"\n', "[names.\"x.*\"]: nothing on the first side is called 'x.*'"),
         (
             '[names]\n"a.w" = "z.w"\n',
@@ -301,21 +298,19 @@ def test_mapped_tensors_are_compared_in_one_layout(at: Path) -> None:
             '[[tensor]]\nfrom = "a.w"\nto = ["a.w", "b.w"]\nsplit = 0\n',
             "[tensor 1]: a.w: shape [2, 3] for 2 + 2 rows (rule as-is)",
         ),
-    ],
-)
-def test_a_rule_that_cannot_be_followed_is_an_error(at: Path, text: str, wrong: str) -> None:
-    both = {"a.w": numbers(2, 3), "b.w": numbers(2, 3)}
-    with pytest.raises(UsageError) as failure:
-        paired_by_map(at, text, both, both)
-    assert str(failure.value) == f"{at}{wrong}"
+    ]
+    for text, wrong in cases:
+        both = {"a.w": numbers(2, 3), "b.w": numbers(2, 3)}
+        with pytest.raises(UsageError) as failure:
+            paired_by_map(at, text, both, both)
+        assert str(failure.value) == f"{at}{wrong}", text
 
 
 # Tensors ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("rule", "stored", "expected"),
-    [
+def test_rules_for_single_tensors(at: Path) -> None:
+    cases = [
         ('rule = "dense"', numbers(3, 5), numbers(3, 5).T),
         ('rule = "transpose"', numbers(2, 3, 4), numbers(2, 3, 4).T),
         ('rule = "permute"\naxes = [1, 2, 0]', numbers(2, 3, 4), numbers(2, 3, 4).transpose(1, 2, 0)),
@@ -326,18 +321,17 @@ def test_a_rule_that_cannot_be_followed_is_an_error(at: Path, text: str, wrong: 
             numbers(24, 5),
             numbers(24, 5).reshape(3, 4, 2, 5).transpose(3, 2, 0, 1).reshape(5, 24),
         ),
-    ],
-)
-def test_rules_for_single_tensors(at: Path, rule: str, stored: Array, expected: Array) -> None:
-    text = f'[[tensor]]\nfrom = "own.*"\nto = "other.*"\n{rule}\n'
-    keras = checkpoint({"own.w": stored}, "tensorflow")
-    found = paired_by_map(at, text, keras, {"other.w": np.ascontiguousarray(expected)})
-    assert names(found) == {"own.w": ("other.w", "map")} and equal(found)
-    if rule and "transpose" not in rule and "permute" not in rule:  # these lead from Keras to PyTorch
-        back = paired_by_map(
-            at, text, {"own.w": np.ascontiguousarray(expected)}, checkpoint({"other.w": stored}, "keras")
-        )
-        assert equal(back) and back.pairs[0].a.tensor.shape == stored.shape
+    ]
+    for rule, stored, expected in cases:
+        text = f'[[tensor]]\nfrom = "own.*"\nto = "other.*"\n{rule}\n'
+        keras = checkpoint({"own.w": stored}, "tensorflow")
+        found = paired_by_map(at, text, keras, {"other.w": np.ascontiguousarray(expected)})
+        assert names(found) == {"own.w": ("other.w", "map")} and equal(found), rule
+        if rule and "transpose" not in rule and "permute" not in rule:  # these lead from Keras to PyTorch
+            back = paired_by_map(
+                at, text, {"own.w": np.ascontiguousarray(expected)}, checkpoint({"other.w": stored}, "keras")
+            )
+            assert equal(back) and back.pairs[0].a.tensor.shape == stored.shape, rule
 
 
 def test_several_become_one_and_one_several(at: Path) -> None:
