@@ -9,7 +9,7 @@ import json
 import pickle
 import struct
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ckpttool.io.crc import crc32c, mask_crc
@@ -353,12 +353,12 @@ def _pins(path: Path) -> None:
     _one_tensor(path.with_name("model.safetensors"))
 
 
-def write_all(directory: Path) -> list[Path]:
-    """Write every bomb into a directory of its own below one; return the files that they are known by."""
+def write_all(directory: Path, names: Iterable[str]) -> list[Path]:
+    """Write bombs into a directory of its own each below one; return the files that they are known by."""
     paths = []
-    for name, write in BOMBS.items():
+    for name in names:
         path = directory / name.replace("/", "_").replace(".", "_") / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        write(path)
+        BOMBS[name](path)
         paths.append(path)
     return paths
