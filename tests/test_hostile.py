@@ -24,7 +24,6 @@ EXPECTED: dict[str, dict[str, Any]] = {
     name: case["expect"]
     for name, case in json.loads((HOSTILE / "hostile.expected.json").read_text("utf-8")).items()
 }
-CASES = pytest.mark.parametrize("name", EXPECTED)
 PAYLOAD = Path("/tmp/ckpttool-was-run")
 """What the commands in the hostile files would create."""
 SECONDS = 20.0
@@ -51,15 +50,37 @@ def assert_one_error_line(answer) -> None:
     assert "internal error" not in answer.err
 
 
-@pytest.fixture
-def few_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give up on what multiplies at a tenth of the limit, with which ``verify`` is tested as it is."""
+LONG = {"pickle_laughs_list.pth", "pickle_nested_200k.pth"}
+"""Files that are verified at the limit as it is by ``make thorough`` alone."""
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_every_command_answers_as_expected(name: str, run, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name not in LONG:
+        assert_verdict(EXPECTED[name], run, name)
+    # What multiplies is given up on at a tenth of the limit, with which it was verified as it is.
     lower_limits(monkeypatch, repeats=20_000)
+    if name in LONG:
+        assert_verdict(EXPECTED[name], run, name)
+    assert_quick_never_calls_it_safer(EXPECTED[name], run, name)
+    assert_terminal_safe(run, name)
+    with harmless():
+        answer = run("inspect", "--json", HOSTILE / name)
+    assert answer.status in (0, 1, 2)
+    if answer.status == 2:
+        assert_one_error_line(answer)
+    else:
+        assert json.loads(answer.out)["schema"] == "ckpttool.inspect/1"
+        assert "error" not in answer.err
+    with harmless():
+        try:
+            with open_checkpoint(HOSTILE / name) as checkpoint:
+                read_a_little(checkpoint)
+        except CheckpointError as error:
+            assert str(error)
 
 
-@CASES
-def test_verify_answers_as_expected(name: str, run) -> None:
-    expected = EXPECTED[name]
+def assert_verdict(expected: dict[str, Any], run, name: str) -> None:
     with harmless():
         answer = run("verify", "--json", HOSTILE / name)
     assert answer.status in (0, 1), answer.err
@@ -74,36 +95,19 @@ def test_verify_answers_as_expected(name: str, run) -> None:
     assert not expected["codes_any"] or codes & set(expected["codes_any"]), codes
 
 
-@CASES
-@pytest.mark.usefixtures("few_repeats")
-def test_quick_verify_never_calls_it_safer(name: str, run) -> None:
+def assert_quick_never_calls_it_safer(expected: dict[str, Any], run, name: str) -> None:
     """--quick skips checksums and values; what loading would run, it sees all the same."""
     with harmless():
         answer = run("verify", "--quick", "--json", HOSTILE / name)
     assert answer.status in (0, 1), answer.err
     for checkpoint in json.loads(answer.out)["checkpoints"]:
-        if EXPECTED[name]["safety"] == "unsafe":
+        if expected["safety"] == "unsafe":
             assert (answer.status, checkpoint["safety"]) == (1, "unsafe")
-        if EXPECTED[name]["safety"] == "unknown":
+        if expected["safety"] == "unknown":
             assert checkpoint["safety"] != "safe"
 
 
-@CASES
-@pytest.mark.usefixtures("few_repeats")
-def test_inspect_answers_or_says_why_not(name: str, run) -> None:
-    with harmless():
-        answer = run("inspect", "--json", HOSTILE / name)
-    assert answer.status in (0, 1, 2)
-    if answer.status == 2:
-        assert_one_error_line(answer)
-    else:
-        assert json.loads(answer.out)["schema"] == "ckpttool.inspect/1"
-        assert "error" not in answer.err
-
-
-@CASES
-@pytest.mark.usefixtures("few_repeats")
-def test_what_people_see_holds_no_terminal_control(name: str, run) -> None:
+def assert_terminal_safe(run, name: str) -> None:
     for command in ("inspect", "verify"):
         with harmless():
             answer = run(command, HOSTILE / name)
@@ -111,17 +115,6 @@ def test_what_people_see_holds_no_terminal_control(name: str, run) -> None:
         assert "internal error" not in answer.err
         if answer.status == 2:
             assert_one_error_line(answer)
-
-
-@CASES
-@pytest.mark.usefixtures("few_repeats")
-def test_the_library_opens_it_or_says_why_not(name: str) -> None:
-    with harmless():
-        try:
-            with open_checkpoint(HOSTILE / name) as checkpoint:
-                read_a_little(checkpoint)
-        except CheckpointError as error:
-            assert str(error)
 
 
 def read_a_little(checkpoint) -> None:
@@ -179,8 +172,15 @@ def run_with_little_memory(paths: list[Path]) -> Iterator[tuple[str, Path, int, 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems don't hold a process to RLIMIT_AS")
-def test_greedy_files_in_little_memory() -> None:
-    paths = [HOSTILE / name for name in EXPECTED if name.startswith(GREEDY)]
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param([name for name in EXPECTED if name.startswith(GREEDY) and name not in LONG], id="short"),
+        pytest.param(sorted(LONG), id="long", marks=pytest.mark.thorough),
+    ],
+)
+def test_greedy_files_in_little_memory(names: list[str]) -> None:
+    paths = [HOSTILE / name for name in names]
     answers = list(run_with_little_memory(paths))
     assert len(answers) == 2 * len(paths)
     for command, path, status, err in answers:

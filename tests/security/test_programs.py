@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import shutil
+import tarfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -13,31 +16,84 @@ from ckpttool.formats.torch.torch_operators import OPERATORS
 from tests.security.operator_sweep import KEPT, examples
 from tests.security.truth import ends_in, run
 
-HARMFUL = {"savedmodel_programs": 46, "paddle_programs": 44, "torch_programs": 130}
+PROGRAMS = Path(__file__).with_name("programs")
+HARM_OF_TORCH: dict[str, str] = json.loads((PROGRAMS / "torch.json").read_text("utf-8"))
+"""How the attacks of PyTorch that do harm ended, when they were proved last."""
+MODULES = {"savedmodel_programs": 46, "paddle_programs": 44, "torch_programs": 130}
 """How many programs of each module do harm, at least; all of the first two."""
 
 
+def assert_right(harmful: dict[Path, str], honest: Iterable[Path]) -> None:
+    """Require that what does harm isn't safe, nor merely unknown if it ran code, and what is honest is."""
+    verdicts = {path: verify(path).safety for path in harmful}
+    wrong = {path: verdict for path, verdict in verdicts.items() if verdict is not Safety.UNSAFE}
+    unknown = {path for path, verdict in wrong.items() if verdict is Safety.UNKNOWN}
+    assert wrong.keys() == unknown
+    assert [path for path in unknown if harmful[path] == "ran"] == []
+    assert [path for path in honest if verify(path).safety is not Safety.SAFE] == []
+
+
 @pytest.mark.framework
-@pytest.mark.parametrize("module", HARMFUL)
+@pytest.mark.parametrize(
+    "module",
+    [
+        "paddle_programs",
+        pytest.param("savedmodel_programs", marks=pytest.mark.thorough),
+        pytest.param("torch_programs", marks=pytest.mark.thorough),
+    ],
+)
 def test_no_program_that_does_harm_is_safe(module: str, tmp_path: Path) -> None:
     status, answers = run(module, str(tmp_path), cwd=tmp_path)
     assert status == 0
-    honest = {end for end in ends_in(answers) if end.name.startswith("honest")}
-    hostile = set(ends_in(answers)) - honest
-    harmful = {end for end in hostile if end.does_harm}
-    assert len(harmful) >= HARMFUL[module]
-    assert module == "torch_programs" or hostile == harmful
-    verdicts = {end: verify(end.path).safety for end in harmful | honest}
-    unknown = {end for end in harmful if verdicts[end] is Safety.UNKNOWN}
-    assert {end for end in harmful - unknown if verdicts[end] is not Safety.UNSAFE} == set()
-    assert {end for end in unknown if end.how == "ran"} == set()
-    assert {end for end in honest if end.how != "loaded" or verdicts[end] is not Safety.SAFE} == set()
+    ends = ends_in(answers)
+    honest = {end for end in ends if end.name.startswith("honest")}
+    harmful = {end for end in ends if end.does_harm}
+    assert {end.name for end in honest if end.how != "loaded"} == set()
+    assert len(harmful) >= MODULES[module]
+    if module == "torch_programs":
+        assert {end.name for end in harmful if end.how == "ran"} == {
+            name for name, how in HARM_OF_TORCH.items() if how == "ran"
+        }
+    else:
+        assert harmful == set(ends) - honest
+    if module == "savedmodel_programs":
+        assert {end.name for end in ends} == {path.name for path in savedmodels(tmp_path / "kept")}
+    assert_right({end.path: end.how for end in harmful}, [end.path for end in honest])
 
 
 @pytest.mark.framework
-def test_honest_programs_are_safe(tmp_path: Path) -> None:
-    _, answers = run("honest_programs", str(tmp_path / "honest"), cwd=tmp_path)
-    assert int(answers.splitlines()[-1]) >= 100
+def test_no_program_of_torch_that_did_harm_is_safe(tmp_path: Path) -> None:
+    status, answers = run("torch_programs", str(tmp_path), "--write", cwd=tmp_path)
+    assert status == 0
+    written = {end.name: end.path for end in ends_in(answers)}
+    assert len(HARM_OF_TORCH) >= MODULES["torch_programs"]
+    assert_right({written[name]: how for name, how in HARM_OF_TORCH.items()}, [])
+
+
+def savedmodels(directory: Path) -> list[Path]:
+    """Unpack what ``savedmodel_programs`` wrote, and return the models; all but the honest ones do harm."""
+    with tarfile.open(PROGRAMS / "savedmodels.tar.xz") as archive:
+        archive.extractall(directory, filter="fully_trusted")  # an asset is a link to a file outside
+    return sorted((directory / "models").iterdir())
+
+
+def test_no_savedmodel_that_did_harm_is_safe(tmp_path: Path) -> None:
+    models = savedmodels(tmp_path)
+    honest = [path for path in models if path.name.startswith("honest")]
+    harmful = [path for path in models if path not in honest]
+    assert len(harmful) >= MODULES["savedmodel_programs"] and len(honest) >= 8
+    assert_right(dict.fromkeys(harmful, "ran"), honest)
+
+
+@pytest.mark.framework
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [(("--few-exported",), 60), pytest.param((), 100, marks=pytest.mark.thorough)],
+    ids=["few exported", "all"],
+)
+def test_honest_programs_are_safe(options: tuple[str, ...], count: int, tmp_path: Path) -> None:
+    _, answers = run("honest_programs", str(tmp_path / "honest"), *options, cwd=tmp_path)
+    assert int(answers.splitlines()[-1]) >= count
     verdicts = {path: verify(path) for path in sorted((tmp_path / "honest").iterdir())}
     unchecked = {
         path: verdicts.pop(path)
@@ -67,7 +123,8 @@ def test_operators_accept_the_examples_of_the_sweep() -> None:
 @pytest.mark.skipif(
     platform.machine() != "x86_64" or not shutil.which("cc"), reason="guards need cc and x86-64"
 )
-@pytest.mark.parametrize("name", ["aten::_cdist_backward", "aten::_cummax_helper", "aten::as_strided_"])
-def test_the_sweep_finds_what_the_list_holds(name: str, tmp_path: Path) -> None:
-    assert f"{name}\t" in run("operator_sweep", "--dry", name, cwd=tmp_path)[1]
-    assert name in OPERATORS.unchecked
+def test_the_sweep_finds_what_the_list_holds(tmp_path: Path) -> None:
+    names = {"aten::_cdist_backward", "aten::_cummax_helper", "aten::as_strided_"}
+    found = run("operator_sweep", "--dry", *sorted(names), cwd=tmp_path)[1]
+    assert {name for name in names if f"{name}\t" not in found} == set()
+    assert names <= OPERATORS.unchecked

@@ -1,6 +1,7 @@
 """Attacks of TorchScript archives, lite ones, and exported programs, and what PyTorch does with them.
 
-``python -m tests.security.torch_programs DIRECTORY`` writes and proves them, each in a forked process.
+``python -m tests.security.torch_programs DIRECTORY`` writes and proves them, each in a forked process;
+with ``--write`` it only writes them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.security.truth import Attack, prove_all
+from tests.security.truth import Attack, prove_all, tell_all
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
 EXPORTED, SCRIPTED = FILES / "torch-export" / "program.pt2", FILES / "torchscript" / "scripted.pt"
@@ -480,4 +481,7 @@ def main(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve())
+    if "--write" in sys.argv:
+        tell_all(attacks(Path(sys.argv[1]).resolve()))
+    else:
+        main(Path(sys.argv[1]).resolve())

@@ -268,6 +268,12 @@ def prove_all(attacks: Iterable[Attack], *, seconds: int = SECONDS_OF_ONE) -> No
         print(json.dumps([attack.name, str(attack.path), "ran" if has_run else how]), file=answers)
 
 
+def tell_all(attacks: Iterable[Attack]) -> None:
+    """Print the attacks as `prove_all` does, without loading any."""
+    for attack in attacks:
+        print(json.dumps([attack.name, str(attack.path), "written"]))
+
+
 def _give_up(seconds: int, signum: int, frame: object) -> None:
     raise TimeoutError(f"more than {seconds} seconds")
 

@@ -20,6 +20,7 @@ from ckpttool.core.tensor import Tensor
 from ckpttool.formats.content.plain_data import KeyText, stable_order
 from ckpttool.formats.content.tree import NodeParts, fold
 from ckpttool.io.constructors import EXACT_ONLY, has_plain_attributes, is_constructor, is_plain
+from ckpttool.io.jsontext import Doubled
 from ckpttool.io.pickle_nodes import (
     MAPPINGS,
     NDARRAY,
@@ -189,6 +190,7 @@ _ENCODE: dict[type, Callable[[Any], object]] = {
     set: lambda node: NodeParts(stable_order(node), lambda done: {"$set": done}),
     frozenset: lambda node: NodeParts(stable_order(node), lambda done: {"$frozenset": done}),
     dict: _encode_dict,
+    Doubled: _encode_dict,  # what is wrong with it is found where it is read
     Mapped: _encode_mapping,
     Global: lambda node: {"$global": [node.module, node.name]},
     Call: _encode_call,
