@@ -239,12 +239,23 @@ def answered(run: Run, command: Sequence[str], path: Path) -> tuple[int, str]:
     return answer.status, answer.out + answer.err
 
 
-@pytest.mark.parametrize("levels", [100, 499, 1000, 100_000])
-def test_trees_of_many_levels(levels: int, tmp_path: Path, run: Run) -> None:
-    kinds = ("lists", "ordered") if levels == 100_000 else ("lists", "tuples", "dicts", "ordered")
-    for name, data in nested_pickles(levels).items():
-        if name not in kinds:
-            continue
+KINDS = ("lists", "tuples", "dicts", "ordered")
+
+
+@pytest.mark.parametrize(
+    ("levels", "kinds"),
+    [
+        (499, KINDS),
+        (1000, KINDS),
+        (100_000, ("lists",)),
+        pytest.param(100, KINDS, marks=pytest.mark.thorough),
+        pytest.param(100_000, ("ordered",), marks=pytest.mark.thorough),
+    ],
+)
+def test_trees_of_many_levels(levels: int, kinds: tuple[str, ...], tmp_path: Path, run: Run) -> None:
+    pickles = nested_pickles(levels)
+    for name in kinds:
+        data = pickles[name]
         (tmp_path / f"{name}.pkl").write_bytes(data)
         zipped(tmp_path / f"{name}.pth", {"a/data.pkl": data, "a/version": b"3\n"}, ZIP_STORED)
         for suffix in (".pkl", ".pth"):
@@ -287,7 +298,18 @@ def root(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["rm", "-rf", os.fspath(path)], check=True)
 
 
-def test_directories_of_many_levels(root: Path, run: Run) -> None:
+@pytest.mark.parametrize(
+    "commands",
+    [
+        (["verify"],),
+        pytest.param(
+            (["list"], ["latest"], ["prune", "-n", "--keep-last", "1"], ["diff"], ["undo"]),
+            marks=pytest.mark.thorough,
+        ),
+    ],
+    ids=["verify", "others"],
+)
+def test_directories_of_many_levels(commands: tuple[list[str], ...], root: Path, run: Run) -> None:
     """As deep as paths can be long; what lies deeper can't be named, and is told."""
     checkpoint = (
         struct.pack("<Q", 56) + b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}  ' + bytes(4)
@@ -305,14 +327,7 @@ def test_directories_of_many_levels(root: Path, run: Run) -> None:
             ) as file:
                 file.write(checkpoint)
     os.close(place)
-    for command in (
-        ["verify"],
-        ["list"],
-        ["latest"],
-        ["prune", "-n", "--keep-last", "1"],
-        ["diff"],
-        ["undo"],
-    ):
+    for command in commands:
         told = run(*command, root)
         assert "internal error" not in told.err, told.err
         if command[0] in ("verify", "list"):
