@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -46,6 +47,36 @@ def run_redirected(*arguments: object) -> Answer:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = run_here(*arguments)
     return Answer(status, out.getvalue(), err.getvalue())
+
+
+def transcript(run: Run, *commands: tuple[int, str]) -> str:
+    """Return command lines, each with what it printed and, behind ``!``, what it said on stderr.
+
+    Args:
+        run: What runs a command.
+        commands: The exit status that each must have, and its arguments as a shell takes them.
+    """
+    told: list[str] = []
+    for status, line in commands:
+        answer = run(*shlex.split(line))
+        assert answer.status == status, (line, answer)
+        told += [f"$ ckpttool {line}", *_lines(answer.out), *(f"! {one}" for one in _lines(answer.err)), ""]
+    return "\n".join(told)
+
+
+def refusals(run: Run, *lines: str) -> str:
+    """Return what is said of command lines that are wrong: one line each, and nothing is printed."""
+    told = []
+    for line in lines:
+        status, out, err = run(*shlex.split(line))
+        assert (status, out, err.count("\n"), err[-1:]) == (2, "", 1, "\n"), (line, status, out, err)
+        told.append(f"$ ckpttool {line}\n! {err}")
+    return "".join(told)
+
+
+def _lines(text: str) -> list[str]:
+    *lines, rest = text.split("\n")
+    return [*lines, f"{rest}(no line break)"] if rest else lines
 
 
 def python(*arguments: object, **options) -> subprocess.CompletedProcess[str]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 DIRECTORY = Path(__file__).parents[1] / "golden"
+FILES = Path(__file__).parents[2] / "fixtures" / "files"
 OPTION = "--write-golden"
 _HEADING = re.compile(r"^=== (.*) ===\n", re.MULTILINE)
 _written: dict[Path, dict[str, str]] = defaultdict(dict)
@@ -29,16 +31,22 @@ class Golden:
         self._writes = request.config.getoption(OPTION)
         self._count = 0
 
-    def __call__(self, text: str) -> None:
-        """Compare a text, in which the test's own folder is ``TMP``."""
+    def __call__(self, text: str | Mapping[str, object]) -> None:
+        """Compare a text, or several by their names; the test's own folder is ``TMP`` in it."""
+        if isinstance(text, Mapping):
+            text = "\n".join(_named(name, str(told)) for name, told in text.items())
         self._count += 1
         name = self._name if self._count == 1 else f"{self._name} #{self._count}"
-        text = text.replace(str(self._folder), "TMP").rstrip("\n") + "\n"
+        text = text.replace(str(self._folder), "TMP").replace(str(FILES), "FILES").rstrip("\n") + "\n"
         if self._writes:
             _written[self._path][name] = text
         else:
             expected = sections(self._path).get(name, "")
             assert text == expected, f"{self._path} expects another text; make golden rewrites it"
+
+
+def _named(name: str, text: str) -> str:
+    return f"# {name}\n{text}\n" if "\n" in text else f"{name}: {text}"
 
 
 def sections(path: Path) -> dict[str, str]:

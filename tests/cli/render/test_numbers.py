@@ -4,132 +4,49 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.cli.render.numbers import amount, file_size, number, share, two_values, utc_time
 from ckpttool.cli.render.text_list import age_words, metric_cells
+from tests.support.golden import Golden
 
 NAN, INF = float("nan"), float("inf")
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "shown"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1.0 kB"),
-        (9949, "9.9 kB"),
-        (9950, "10 kB"),
-        (999_499, "999 kB"),
-        (999_500, "1.0 MB"),
-        (1_073_741_824, "1.1 GB"),
-        (5 * 10**18, "5000 PB"),
-    ],
+SIZES = (0, 999, 1000, 9949, 9950, 999_499, 999_500, 1_073_741_824, 5 * 10**18)
+NUMBERS = (1200, 0.1 + 0.2, NAN, "a\n", 1e-9, True, None)
+AMOUNTS = (0, 1, 0.001, 0.00999, 0.01, 0.12345, 123.4, 999.9, 1234.5, 12345.0, -1e300, NAN, INF, -INF)
+SHARES = ((0, 5), (5, 5), (1, 3), (1, 10_000), (9_999, 10_000), (0, 0))
+PAIRS: tuple[tuple[object, object], ...] = (
+    *((0.125, 0.126), (1.0, 1.0 + 2**-52), (0.0, -0.0), (NAN, 1.0), (NAN, -INF), (3, 4)),
+    *((2**63, 2**63 + 1), (1 + 2j, 1 + 3j), ("a", "b"), (True, False)),
 )
-def test_sizes(nbytes: int, shown: str) -> None:
-    assert file_size(nbytes) == shown
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (1200, "1,200"),
-        (0.1 + 0.2, "0.3"),
-        (float("nan"), "nan"),
-        ("a\n", "a\\n"),
-        (1e-9, "1e-09"),
-        (True, "True"),
-        (None, "None"),
-    ],
+COLUMNS: tuple[list[float | None], ...] = (
+    *([0.5638, 0.06282, 0.0421], [9.5, 91.25, None, 100.0], [91.25, 91.251], [0.25, 0.75, 0.5]),
+    *([1.0, 2.0, 10.0], [-0.5, 12.25], [1e-9, 0.5], [3e12, 1.0], [NAN, 0.5, INF, -INF], [0.0, 0.0]),
+    *([None, None], []),
 )
-def test_numbers(value: object, shown: str) -> None:
-    assert number(value) == shown
 
 
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        (0, "0"),
-        (1, "1"),
-        (0.001, "1.0e-3"),
-        (0.00999, "1.0e-2"),
-        (0.01, "0.01"),
-        (0.12345, "0.123"),
-        (123.4, "123"),
-        (999.9, "1,000"),
-        (1234.5, "1,234"),
-        (12345.0, "1.2e4"),
-        (-1e300, "-1.0e300"),
-        (NAN, "NaN"),
-        (INF, "inf"),
-        (-INF, "-inf"),
-    ],
-)
-def test_amount(value: float, said: str) -> None:
-    assert amount(value) == said
+def test_words(golden: Golden) -> None:
+    golden(
+        {f"size {one}": file_size(one) for one in SIZES}
+        | {f"number {one!r}": number(one) for one in NUMBERS}
+        | {f"amount {one!r}": amount(one) for one in AMOUNTS}
+        | {f"share of {part} in {whole}": share(part, whole) for part, whole in SHARES}
+        | {f"two values {a!r}, {b!r}": two_values(a, b) for a, b in PAIRS}
+        | {f"age {seconds}": age_words(seconds) for seconds in (-5, 0, 59, 60, 7_200, 3 * 86_400)}
+        | {f"time {seconds:g}": utc_time(seconds) for seconds in (0, 10**30)}
+    )
 
 
-@pytest.mark.parametrize(
-    ("part", "whole", "said"),
-    [
-        (0, 5, "0%"),
-        (5, 5, "100%"),
-        (1, 3, "33.3%"),
-        (1, 10_000, "<0.1%"),
-        (9_999, 10_000, "99.9%"),
-        (0, 0, "0%"),
-    ],
-)
-def test_share(part: int, whole: int, said: str) -> None:
-    assert share(part, whole) == said
+def test_metrics_stand_below_one_another(golden: Golden) -> None:
+    golden({f"{values}": "|".join(metric_cells(values)) for values in COLUMNS})
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "said"),
-    [
-        (0.125, 0.126, "0.125 → 0.126"),
-        (1.0, 1.0 + 2**-52, "1 → 1.0000000000000002"),
-        (0.0, -0.0, "0 → -0"),
-        (NAN, 1.0, "NaN → 1"),
-        (NAN, -INF, "NaN → -inf"),
-        (3, 4, "3 → 4"),
-        (2**63, 2**63 + 1, "9,223,372,036,854,775,808 → 9,223,372,036,854,775,809"),
-        (1 + 2j, 1 + 3j, "1+2j → 1+3j"),
-        ("a", "b", "'a' → 'b'"),
-        (True, False, "True → False"),
-    ],
-)
-def test_two_values(a: object, b: object, said: str) -> None:
-    assert two_values(a, b) == said
+COLUMN = st.lists(st.none() | st.floats(width=32), max_size=8)
 
 
-@pytest.mark.parametrize(
-    ("values", "cells"),
-    [
-        ([0.5638, 0.06282, 0.0421], ["0.5638", "0.0628", "0.0421"]),
-        ([9.5, 91.25, None, 100.0], ["  9.50", " 91.25", "", "100.00"]),
-        ([91.25, 91.251], ["91.250", "91.251"]),
-        ([0.25, 0.75, 0.5], ["0.25", "0.75", "0.50"]),
-        ([1.0, 2.0, 10.0], [" 1", " 2", "10"]),
-        ([-0.5, 12.25], ["-0.50", "12.25"]),
-        ([1e-9, 0.5], ["1e-09", "0.5  "]),
-        ([3e12, 1.0], ["3e+12", "1    "]),
-        ([NAN, 0.5, INF, -INF], [" NaN  ", "   0.5", " inf  ", "-inf  "]),
-        ([0.0, 0.0], ["0", "0"]),
-        ([None, None], ["", ""]),
-        ([], []),
-    ],
-)
-def test_metrics_stand_below_one_another(values: list[float | None], cells: list[str]) -> None:
-    assert [cell.rstrip() for cell in metric_cells(values)] == [cell.rstrip() for cell in cells]
-
-
-NUMBERS = st.lists(st.none() | st.floats(width=32), max_size=8)
-
-
-@given(NUMBERS)
+@given(COLUMN)
 def test_columns_have_one_width_and_one_point(values: list[float | None]) -> None:
     cells = metric_cells(values)
     assert len({len(cell) for cell in cells if cell}) <= 1
@@ -151,22 +68,6 @@ def test_cells_say_the_values(values: list[float]) -> None:
 )
 def test_what_differs_is_told_apart(values: list[float]) -> None:
     assert len(set(metric_cells(values))) == len(values)
-
-
-def test_ages() -> None:
-    assert [age_words(seconds) for seconds in (-5, 0, 59, 60, 7_200, 3 * 86_400)] == [
-        "now",
-        "now",
-        "59 s",
-        "1 min",
-        "2 h",
-        "3 d",
-    ]
-
-
-def test_a_time_that_no_calendar_holds() -> None:
-    assert utc_time(0) == "1970-01-01T00:00:00Z"
-    assert utc_time(10**30) is None
 
 
 def test_each_series_has_decimals_of_its_own() -> None:

@@ -15,11 +15,11 @@ import pytest
 
 from ckpttool import AccessDenied, Verification
 from ckpttool.core.report import error, note
+from tests.support.golden import Golden
 from tests.support.rendering import escaped, limit_results, report_of
 
 Verified = Callable[..., Verification]
 sarif = partial(report_of, "sarif")
-SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 PUBLISHED = Path(__file__).parents[2] / "schemas" / "sarif-schema-2.1.0.json"
 
 
@@ -28,110 +28,6 @@ def schema() -> jsonschema.Draft7Validator:
     formats = jsonschema.FormatChecker()
     assert {"uri", "uri-reference"} <= formats.checkers.keys()
     return jsonschema.Draft7Validator(json.loads(PUBLISHED.read_text("utf-8")), format_checker=formats)
-
-
-def rule(code: str, check: str, level: str, meaning: str, remedy: str) -> dict[str, Any]:
-    properties: dict[str, Any] = {"tags": [check]}
-    if check == "safety":
-        properties = {"tags": [check, "security"], "security-severity": "9.0"}
-    advice = f"{remedy[0].upper()}{remedy[1:]}."
-    return {
-        "id": code,
-        "name": code.title().replace("-", ""),
-        "shortDescription": {"text": code.replace("-", " ")},
-        "fullDescription": {"text": f"{meaning.replace('`', '')}."},
-        "help": {
-            "text": f"{meaning.replace('`', '')}.\n\nWhat to do: {advice.replace('`', '')}",
-            "markdown": f"{meaning}.\n\n**What to do:** {advice}",
-        },
-        "defaultConfiguration": {"level": level},
-        "properties": properties,
-    }
-
-
-def artifact(uri: str, word: str, **odd: str) -> dict[str, Any]:
-    checks = {"structure": "passed", "values": "passed", "safety": "passed"} | odd
-    safety = "unsafe" if word == "unsafe" else "safe"
-    told = {"format": "pytorch", "verdict": word, "safety": safety, "checks": checks}
-    return {"location": {"uri": uri}, "roles": ["analysisTarget"], "properties": told}
-
-
-def result(
-    rule: tuple[int, str], level: str, text: str, at: tuple[int, str], where: str | None = None
-) -> dict[str, Any]:
-    spot = {"artifactLocation": {"uri": at[1], "index": at[0]}, "region": {"startLine": 1}}
-    place: dict[str, Any] = {"physicalLocation": spot}
-    if where:
-        place["logicalLocations"] = [{"fullyQualifiedName": where}]
-    digest = sha256(f"{rule[1]}\0{where or ''}".encode()).hexdigest()[:16]
-    return {
-        "ruleId": rule[1],
-        "ruleIndex": rule[0],
-        "level": level,
-        "message": {"text": text},
-        "locations": [place],
-        "partialFingerprints": {"primaryLocationLineHash": f"{digest}:1"},
-    }
-
-
-NOT_PREDICTED = (
-    "The prediction could not be made",
-    "read the message; `--model`, `--input-shape` or `--trust` may be missing",
-)
-DRIVER = {
-    "name": "ckpttool",
-    "version": "1.2.3",
-    "rules": [
-        rule(
-            *("infinity", "values", "warning", "A tensor holds infinities (warning)"),
-            "fine in masks; otherwise use an earlier checkpoint",
-        ),
-        rule(
-            *("nan", "values", "error", "A tensor holds NaN: training diverged"),
-            "go back to the checkpoint before",
-        ),
-        rule("not-predicted", "predict", "error", *NOT_PREDICTED),
-        rule(
-            *(
-                "unsafe-import",
-                "safety",
-                "error",
-                "The file names a function that has no place in a checkpoint",
-            ),
-            "don't load it; find out where it came from",
-        ),
-    ],
-}
-ARTIFACTS = [
-    artifact("run/good.pth", "valid"),
-    artifact("run/nan.pth", "invalid", values="failed"),
-    artifact("run/evil.pth", "unsafe", safety="failed"),
-    artifact("run/idle.pth", "not run", load="skipped", predict="skipped"),
-    artifact("run/known.pth", "valid"),
-]
-RESULTS = [
-    result((1, "nan"), "error", "3 NaN in 20 values [fc.weight]", (1, "run/nan.pth"), "fc.weight"),
-    result((3, "unsafe-import"), "error", "it names os.system [data.pkl]", (2, "run/evil.pth"), "data.pkl"),
-    result((2, "not-predicted"), "error", "no --model was given", (3, "run/idle.pth")),
-    result((0, "infinity"), "warning", "1 Inf in 2 values [fc.bias]", (1, "run/nan.pth"), "fc.bias"),
-    result((1, "nan"), "error", "1 NaN in 2 values [head.bias]", (4, "run/known.pth"), "head.bias")
-    | {"suppressions": [{"kind": "external", "justification": "a mask"}]},
-]
-
-
-def test_one_of_each_verdict(
-    several: list[Verification], schema: jsonschema.Draft7Validator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("importlib.metadata.metadata", lambda name: About())
-    text = sarif(several)
-    schema.validate(json.loads(text))
-    run = {
-        "tool": {"driver": DRIVER},
-        "invocations": [{"executionSuccessful": True}],
-        "artifacts": ARTIFACTS,
-        "results": RESULTS,
-    }
-    assert text == json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}) + "\n"
 
 
 class About(dict[str, str]):
@@ -152,6 +48,27 @@ def run_of(text: str) -> dict[str, Any]:
     return run
 
 
+def test_one_of_each_verdict(
+    golden: Golden,
+    several: list[Verification],
+    schema: jsonschema.Draft7Validator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.metadata.metadata", lambda name: About())
+    text = sarif(several, [AccessDenied("run/locked.pth", "permission denied")])
+    document = json.loads(text)
+    schema.validate(document)
+    assert text == json.dumps(document) + "\n"
+    golden(json.dumps(document, indent=1, ensure_ascii=False))
+    run = run_of(sarif(several))
+    assert run["invocations"] == [{"executionSuccessful": True}]
+    results = [(one["ruleId"], one["locations"][0].get("logicalLocations")) for one in run["results"]]
+    for (rule, place), result in zip(results, run["results"], strict=True):
+        where = place[0]["fullyQualifiedName"] if place else ""
+        digest = sha256(f"{rule}\0{where}".encode()).hexdigest()[:16]
+        assert result["partialFingerprints"] == {"primaryLocationLineHash": f"{digest}:1"}
+
+
 def test_links_come_from_the_package(
     several: list[Verification], schema: jsonschema.Draft7Validator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,43 +85,21 @@ def test_version_is_the_installed_one() -> None:
     assert run_of(sarif())["tool"]["driver"]["version"] == version("ckpttool")
 
 
-def test_what_was_not_read_fails_the_run(schema: jsonschema.Draft7Validator) -> None:
-    text = sarif([], [AccessDenied("run/locked.pth", "permission denied")])
-    schema.validate(json.loads(text))
-    assert run_of(text)["invocations"] == [
-        {
-            "executionSuccessful": False,
-            "toolExecutionNotifications": [
-                {
-                    "level": "error",
-                    "message": {"text": "run/locked.pth: permission denied"},
-                    "descriptor": {"id": "access-denied"},
-                    "locations": [{"physicalLocation": {"artifactLocation": {"uri": "run/locked.pth"}}}],
-                }
-            ],
-        }
-    ]
-
-
-@pytest.mark.parametrize(
-    ("path", "root", "location"),
-    [
-        ("m.pth", None, {"uri": "m.pth"}),
-        ("./a/../m 1.pth", None, {"uri": "m%201.pth"}),
-        ("a:b#c?d%e.pth", None, {"uri": "a%3Ab%23c%3Fd%25e.pth"}),
-        ("größe.pth", None, {"uri": "gr%C3%B6%C3%9Fe.pth"}),
-        ("\udcff.pth", None, {"uri": "%FF.pth"}),
-        ("\ud800.pth", None, {"uri": "%ED%A0%80.pth"}),
-        ("../m.pth", None, {"uri": "../m.pth"}),
-        ("/data/m 1.pth", None, {"uri": "file:///data/m%201.pth"}),
-        ("/src/run/m.pth", "/src", {"uri": "run/m.pth", "uriBaseId": "%SRCROOT%"}),
-        ("/src/run/m.pth", "/", {"uri": "src/run/m.pth", "uriBaseId": "%SRCROOT%"}),
-        ("/src/run/../../m.pth", "/src", {"uri": "file:///m.pth"}),
-        ("/srcs/m.pth", "/src", {"uri": "file:///srcs/m.pth"}),
-    ],
+PATHS = (
+    *(("m.pth", None), ("./a/../m 1.pth", None), ("a:b#c?d%e.pth", None), ("größe.pth", None)),
+    *(("\udcff.pth", None), ("\ud800.pth", None), ("../m.pth", None), ("/data/m 1.pth", None)),
+    *(("/src/run/m.pth", "/src"), ("/src/run/m.pth", "/"), ("/src/run/../../m.pth", "/src")),
+    ("/srcs/m.pth", "/src"),
 )
-def test_locations(verified: Verified, path: str, root: str | None, location: dict[str, str]) -> None:
-    assert run_of(sarif([verified(path)], root=root))["artifacts"][0]["location"] == location
+
+
+def test_locations(golden: Golden, verified: Verified) -> None:
+    golden(
+        {
+            ascii(f"{path} in {root}"): run_of(sarif([verified(path)], root=root))["artifacts"][0]["location"]
+            for path, root in PATHS
+        }
+    )
 
 
 def test_a_relative_path_is_named_from_the_root(
@@ -245,14 +140,17 @@ def test_too_many_results_lose_the_least(
     ]
 
 
-def test_hostile_names(verified: Verified, hostile: str, schema: jsonschema.Draft7Validator) -> None:
-    found = error("nan", hostile, hostile)._replace(check="values", ignored=hostile)
-    text = sarif([verified(hostile, found)], [AccessDenied(hostile, hostile)])
-    schema.validate(json.loads(text))
-    assert text.rstrip("\n").isprintable()
-    (one,) = run_of(text)["results"]
-    assert one["message"]["text"] == f"{escaped(hostile)} [{escaped(hostile)}]"
-    text.encode("utf-8")
+def test_hostile_names(
+    verified: Verified, hostile_names: list[str], schema: jsonschema.Draft7Validator
+) -> None:
+    for hostile in hostile_names:
+        found = error("nan", hostile, hostile)._replace(check="values", ignored=hostile)
+        text = sarif([verified(hostile, found)], [AccessDenied(hostile, hostile)])
+        schema.validate(json.loads(text))
+        assert text.rstrip("\n").isprintable()
+        (one,) = run_of(text)["results"]
+        assert one["message"]["text"] == f"{escaped(hostile)} [{escaped(hostile)}]"
+        text.encode("utf-8")
 
 
 def test_endless_names_are_cut(verified: Verified, endless: str, schema: jsonschema.Draft7Validator) -> None:

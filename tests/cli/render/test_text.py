@@ -56,43 +56,23 @@ def test_checkpoint_of_a_model(golden: Golden) -> None:
     golden(text_of(inspection(*GUIDE, training=lambda: training)))
 
 
-def test_checkpoint_without_tensors() -> None:
-    assert lines_of(inspection(variant=None, complete=False)) == [
-        "m.pth: pytorch, INCOMPLETE",
-        "  size           4.0 kB",
-        "  holds          lightweight: no tensors",
-    ]
-
-
-def test_one_tensor_is_one() -> None:
-    assert "  holds          partial: 1 tensor (1 weights)" in lines_of(inspection(GUIDE[0]))
-
-
-def test_several_files_and_their_producer() -> None:
+def test_other_checkpoints(golden: Golden) -> None:
     files = (FileEntry("a", 1), FileEntry("b", 2_000_000))
-    told = lines_of(inspection(files=files, producer=Producer("transformers", "4.57")))
-    assert told[1:3] == ["  size           2.0 MB in 2 files", "  written by     Transformers 4.57"]
-
-
-def test_findings_stand_below() -> None:
-    found = inspection(
-        findings=(error("zip-gap", "bytes lie there", "data/0"),), safety=(warning("unknown-class", "x"),)
+    weight, _, _, step = GUIDE
+    shown = {"model_state_dict.fc.weight": (20, 1, 0, 4, -0.25, 1.5, 0.125, 0.5)}
+    found = {
+        "findings": (error("zip-gap", "bytes lie there", "data/0"),),
+        "safety": (warning("unknown-class", "x"),),
+    }
+    golden(
+        {
+            "without tensors": text_of(inspection(variant=None, complete=False)),
+            "one tensor": text_of(inspection(weight)),
+            "several files": text_of(inspection(files=files, producer=Producer("transformers", "4.57"))),
+            "findings": text_of(inspection(**found)),
+            "statistics": text_of(inspection(weight, step, statistics=shown), width=120),
+        }
     )
-    assert lines_of(found)[-3:] == [
-        "",
-        "  error zip-gap [data/0]: bytes lie there",
-        "  warning unknown-class: x",
-    ]
-
-
-def test_statistics_stand_beside() -> None:
-    found = inspection(
-        GUIDE[0],
-        GUIDE[3],
-        statistics={"model_state_dict.fc.weight": (20, 1, 0, 4, -0.25, 1.5, 0.125, 0.5)},
-    )
-    told = [line.split() for line in lines_of(found, width=120) if "weight" in line]
-    assert told[-1] == ["weight", "float32", "2×10", "80", "B", "-0.25", "1.5", "0.125", "0.5", "4", "1", "0"]
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
@@ -161,28 +141,32 @@ def test_colour_only_where_it_is_wanted() -> None:
 # verify ---------------------------------------------------------------------------------------------
 
 
-def test_valid_checkpoint_is_one_line() -> None:
-    assert lines_of([verification()]) == ["✓ valid    m.pth  pytorch  4.0 kB  8 tensors"]
-
-
-def test_what_was_skipped_is_told() -> None:
-    found = verification(statuses={"checksum": Status.SKIPPED})
-    assert lines_of([found]) == ["✓ valid    m.pth  pytorch  4.0 kB  8 tensors, no checksums"]
-
-
-def test_invalid_checkpoint_shows_checks_and_findings() -> None:
-    found = verification(error("nan", "1 of 2 values are NaN", "w"), statuses={"values": Status.FAILED})
-    assert lines_of([found]) == [
-        "✗ INVALID  m.pth  pytorch  4.0 kB  values",
-        "    error nan [w]: 1 of 2 values are NaN",
-        "    → go back to the checkpoint before (ckpttool explain nan)",
+def test_verdicts(golden: Golden) -> None:
+    failed = {"values": Status.FAILED}
+    nan = verification(error("nan", "1 of 2 values are NaN", "w"), statuses=failed)
+    several = [
+        verification(),
+        verification(safety=Safety.UNKNOWN),
+        verification(safety=Safety.UNSAFE),
+        verification(statuses=failed),
+        verification(),
     ]
-    assert lines_of([found], verbose=True)[1:5] == [
-        "    structure  passed   1 file, 2 tensors",
-        "    checksum   passed   14 records",
-        "    values     failed   8 tensors",
-        "    safety     passed   nothing",
-    ]
+    damaged = {"structure": Status.FAILED}
+    golden(
+        {
+            "valid": text_of([verification()]),
+            "valid, in detail": text_of([verification()], verbose=True),
+            "skipped": text_of([verification(statuses={"checksum": Status.SKIPPED})]),
+            "invalid": text_of([nan]),
+            "invalid, in detail": text_of([nan], verbose=True),
+            "unknown": text_of([verification(safety=Safety.UNKNOWN)]),
+            "unsafe": text_of([verification(safety=Safety.UNSAFE)]),
+            "damaged": text_of([verification(statuses=damaged)]),
+            "damaged and unsafe": text_of([verification(statuses=damaged, safety=Safety.UNSAFE)]),
+            "several": text_of(several),
+            "several of unknown safety": text_of(several[1:2] * 2),
+        }
+    )
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
@@ -199,59 +183,20 @@ def test_verdicts_fit_the_terminal_and_break_no_word(width: int) -> None:
     assert len({line for line in told if "INVALID" in line}) == 3
 
 
-@pytest.mark.parametrize(
-    ("statuses", "safety", "word"),
-    [
-        ({}, Safety.SAFE, "✓ valid   "),
-        ({}, Safety.UNKNOWN, "? unknown "),
-        ({}, Safety.UNSAFE, "! UNSAFE  "),
-        ({"structure": Status.FAILED}, Safety.SAFE, "✗ INVALID "),
-        ({"structure": Status.FAILED}, Safety.UNSAFE, "✗ INVALID "),
-    ],
-)
-def test_word_of_the_verdict(statuses: dict[str, Status], safety: Safety, word: str) -> None:
-    assert text_of([verification(statuses=statuses, safety=safety)]).startswith(word)
-
-
-def test_verbose_shows_the_checks_of_valid_ones() -> None:
-    assert len(lines_of([verification()], verbose=True)) == 5
-
-
-def test_several_are_counted() -> None:
-    found = [
-        verification(),
-        verification(safety=Safety.UNKNOWN),
-        verification(safety=Safety.UNSAFE),
-        verification(statuses={"values": Status.FAILED}),
-        verification(),
-    ]
-    assert lines_of(found)[-1] == "5 checkpoints: 3 valid (1 of unknown safety), 1 invalid, 1 unsafe"
-    assert lines_of(found[1:2] * 2)[-1] == "2 checkpoints: 2 valid (2 of unknown safety)"
-
-
-def test_findings_of_one_code_in_one_place_are_one_line() -> None:
-    found = [warning("unknown-class", f"loading it creates a.C{at}", "data.pkl") for at in range(9)]
-    told = lines_of([verification(*found)])
-    assert told[1] == "    warning unknown-class 9 times [data.pkl]: the first: loading it creates a.C0"
-
-
-def test_findings_of_one_code_in_many_places_are_one_line() -> None:
-    found = [error("checksum-mismatch", f"CRC-32 is {at}", f"t{at}") for at in range(24)]
-    told = lines_of([verification(*found, note("n", "a note"))])
-    assert told[1:3] == [
-        "    error checksum-mismatch in 24 places [t0, t1, t2, t3, …]: the first: CRC-32 is 0",
-        "    note n: a note",
-    ]
+def test_findings_are_gathered_and_cut(golden: Golden) -> None:
+    one_place = [warning("unknown-class", f"loading it creates a.C{at}", "data.pkl") for at in range(9)]
+    many_places = [error("checksum-mismatch", f"CRC-32 is {at}", f"t{at}") for at in range(24)]
     alike = [error("missing", "there is no such file", f"f{at}") for at in range(5)]
-    assert lines_of([verification(*alike)])[1] == (
-        "    error missing in 5 places [f0, f1, f2, f3, …]: there is no such file"
+    golden(
+        {
+            "in one place": text_of([verification(*one_place)]),
+            "in many places": text_of([verification(*many_places, note("n", "a note"))]),
+            "alike": text_of([verification(*alike)]),
+        }
     )
-
-
-def test_many_findings_are_cut_and_counted() -> None:
-    found = [note("n", f"note {index}") for index in range(45)]
-    told = lines_of([verification(*found)])
-    assert (len(told), told[-1]) == (42, "    … and 5 more findings (--json has them all)")
+    told = lines_of([verification(*(note("n", f"note {index}") for index in range(45)))])
+    assert len(told) == 42
+    golden(told[-1])
 
 
 def test_what_files_say_is_escaped() -> None:
