@@ -1,12 +1,13 @@
 """Draws the pictures of the documentation: runs the real commands and exports what they print as SVG.
 
 python docs/pictures.py           writes docs/pictures/*.svg
-python docs/pictures.py --check   exits 1 if one of them is stale
+python docs/pictures.py --check   exits 1 if one of them is stale; with WIDTH, only of those widths
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import io
 import os
@@ -18,6 +19,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -94,7 +96,7 @@ def main() -> int:
             importlib.import_module(module.name)
     drawn = {f"{name}.svg": draw(name, commands) for name, commands in PICTURED.items()}
     drawn["session.svg"] = draw_session()
-    for columns in WIDTHS:
+    for columns in map(int, sys.argv[2:]) if sys.argv[2:] else WIDTHS:
         for name, command in SCREENS.items():
             drawn[f"screens/{name}-{columns}.svg"] = draw(name, [command], columns)
     if "--check" in sys.argv[1:]:
@@ -110,8 +112,7 @@ def main() -> int:
 def draw(name: str, commands: list[str], columns: int = COLUMNS) -> str:
     """Return the picture of some commands, each below its prompt."""
     lines: list[Text] = []
-    with tempfile.TemporaryDirectory() as folder:
-        prepare(Path(folder))
+    with prepared() as folder:
         for command in commands:
             lines += [prompt(command), *run(command, folder, columns)]
     svg = svg_of(lines, f"ckpttool-{name}-{columns}", columns)
@@ -122,8 +123,7 @@ def draw_session() -> str:
     """Return the moving picture: each command as it is typed, then with its answer, again and again."""
     lines: list[Text] = []
     frames: list[tuple[str, float]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        prepare(Path(folder))
+    with prepared() as folder:
         for command in SESSION:
             for more, seconds in (([prompt(command)], "typed"), (run(command, folder, COLUMNS), "answered")):
                 lines += more
@@ -165,6 +165,21 @@ def svg_of(lines: list[Text], identity: str, columns: int) -> str:
     for line in [*lines, Text()]:
         console.print(line)
     return console.export_svg(title="", unique_id=identity)
+
+
+@functools.cache
+def template() -> tempfile.TemporaryDirectory[str]:
+    """Return a prepared folder, which lasts as long as the program."""
+    folder = tempfile.TemporaryDirectory()
+    prepare(Path(folder.name))
+    return folder
+
+
+@contextlib.contextmanager
+def prepared() -> Iterator[str]:
+    """Lend a folder in which commands may change what they like."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield str(shutil.copytree(template().name, Path(folder, "work")))
 
 
 def prepare(folder: Path) -> None:

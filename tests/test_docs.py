@@ -7,6 +7,7 @@ import importlib.util
 import json
 import re
 import shlex
+import shutil
 import tempfile
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +18,7 @@ from ckpttool.cli.commands import COMMANDS
 from ckpttool.runs.retention.rules import RULES
 from tests.support.commands import Run, python
 from tests.support.frameworks import python_with_frameworks
+from tests.support.thorough import sampled
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -34,6 +36,14 @@ def pictures() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def prepared(pictures: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with what the examples speak of, to be copied."""
+    folder = tmp_path_factory.mktemp("prepared")
+    pictures.prepare(folder)
+    return folder
 
 
 def steps(page: Path) -> list[tuple[str, str]]:
@@ -57,10 +67,10 @@ def pattern(expected: str) -> str:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if steps(page)], ids=lambda page: page.stem)
 def test_examples_print_what_the_page_shows(
-    page: Path, tmp_path: Path, pictures: ModuleType, run: Run, monkeypatch: pytest.MonkeyPatch
+    page: Path, tmp_path: Path, prepared: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not any(command.startswith("python ") for command, _ in steps(page)):  # else it trains its own
-        pictures.prepare(tmp_path)
+        shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     for name, code in _MODULE.findall(page.read_text("utf-8")):
         (tmp_path / name).write_text(code)
     monkeypatch.chdir(tmp_path)
@@ -80,14 +90,13 @@ def test_examples_print_what_the_page_shows(
             assert re.fullmatch(pattern(expected), printed), f"$ {command}\n{printed}"
 
 
-@pytest.mark.parametrize(
-    "page", [ROOT / "README.md", ROOT / "docs" / "reference" / "library.md"], ids=lambda page: page.stem
-)
-def test_python_examples_run(page: Path, tmp_path: Path, pictures: ModuleType) -> None:
-    pictures.prepare(tmp_path)
-    code = "\n".join(re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE))
-    assert "import ckpttool" in code
-    python_with_frameworks("-c", code, cwd=tmp_path)
+def test_python_examples_run(tmp_path: Path, prepared: Path) -> None:
+    for page in (ROOT / "README.md", ROOT / "docs" / "reference" / "library.md"):
+        text = page.read_text("utf-8")
+        code = "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+        assert "import ckpttool" in code
+        place = shutil.copytree(prepared, tmp_path / page.stem)
+        python_with_frameworks("-c", code, cwd=place)
 
 
 _LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
@@ -100,12 +109,17 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_link_leads_somewhere(page: Path) -> None:
-    for target, anchor in _LINK.findall(page.read_text("utf-8")):
-        path = (page.parent / target).resolve() if target else page
-        assert path.exists(), target
-        assert not anchor or anchor in anchors(path), f"{target}#{anchor}"
+def test_every_link_leads_somewhere() -> None:
+    known: dict[Path, set[str]] = {}
+    broken = []
+    for page in PAGES:
+        for target, anchor in _LINK.findall(page.read_text("utf-8")):
+            path = (page.parent / target).resolve() if target else page
+            if anchor and path.exists() and path not in known:
+                known[path] = anchors(path)
+            if not path.exists() or (anchor and anchor not in known[path]):
+                broken.append(f"{page.name}: {target}#{anchor}")
+    assert broken == []
 
 
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,20 +140,21 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert shown[6] == "('epoch_4.pth', 'epoch_5.pth')"
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_option_stands_in_the_docs(command: str, run: Run) -> None:
-    shown = run(command, "--help").out
-    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", shown))
+def test_every_option_stands_in_the_docs(run: Run) -> None:
     everywhere = {"--help", "--color"}
-    assert everywhere <= options
-    page = (ROOT / "docs" / "reference" / f"{_PAGES.get(command, command)}.md").read_text("utf-8")
-    assert sorted(option for option in options - everywhere if option not in page) == []
+    lacking = []
+    for command in COMMANDS:
+        options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", run(command, "--help").out))
+        assert everywhere <= options, command
+        page = (ROOT / "docs" / "reference" / f"{_PAGES.get(command, command)}.md").read_text("utf-8")
+        lacking += [f"{command} {option}" for option in options - everywhere if option not in page]
+    assert lacking == []
 
 
-@pytest.mark.parametrize("flag", [rule.flags[-1] for rule in RULES.values()])
-def test_every_rule_stands_among_the_policies(flag: str) -> None:
+def test_every_rule_stands_among_the_policies() -> None:
     page = (ROOT / "docs" / "reference" / "policies.md").read_text("utf-8")
-    assert re.search(rf"{flag}(?![\w-])", page)
+    flags = [rule.flags[-1] for rule in RULES.values()]
+    assert [flag for flag in flags if not re.search(rf"{flag}(?![\w-])", page)] == []
 
 
 def test_every_command_has_a_page(run: Run) -> None:
@@ -163,7 +178,8 @@ def finding_codes() -> set[str]:
     return codes - {"error"}
 
 
-def test_pictures_are_what_the_commands_print() -> None:
+@pytest.mark.parametrize("widths", sampled([["80"], []], 1), ids=["80", "all"])
+def test_pictures_are_what_the_commands_print(widths: list[str]) -> None:
     """A program of its own may fork, which it does for each picture."""
-    done = python(ROOT / "docs" / "pictures.py", "--check", timeout=300)
+    done = python(ROOT / "docs" / "pictures.py", "--check", *widths, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

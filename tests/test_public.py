@@ -59,12 +59,12 @@ def test_star_import_gives_all() -> None:
     assert set(ckpttool.__all__) <= set(namespace)
 
 
-@pytest.mark.parametrize("name", ckpttool.__all__)
-def test_public_names_are_described(name: str) -> None:
-    described = getattr(ckpttool, name).__doc__
-    assert described and described.strip()
-    first = described.strip().splitlines()[0]
-    assert first[0].isupper() and first.endswith(".") and len(first) <= 110
+def test_public_names_are_described() -> None:
+    for name in ckpttool.__all__:
+        described = getattr(ckpttool, name).__doc__
+        assert described and described.strip(), name
+        first = described.strip().splitlines()[0]
+        assert first[0].isupper() and first.endswith(".") and len(first) <= 110, name
 
 
 def members(thing: object) -> list[tuple[str, object]]:
@@ -78,12 +78,10 @@ def members(thing: object) -> list[tuple[str, object]]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "member"),
-    [(thing.__name__, name, member) for thing in PUBLIC for name, member in members(thing)],
-)
-def test_public_methods_are_described(owner: str, name: str, member: object) -> None:
-    assert inspect.getdoc(member), f"{owner}.{name}"
+def test_public_methods_are_described() -> None:
+    every = [(thing, name, member) for thing in PUBLIC for name, member in members(thing)]
+    assert len(every) > 20
+    assert [f"{thing}.{name}" for thing, name, member in every if not inspect.getdoc(member)] == []
 
 
 def test_every_error_is_exported() -> None:
@@ -111,8 +109,13 @@ def test_codes_of_errors_tell_them_apart() -> None:
     assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", code) for code in codes)
 
 
-@pytest.mark.parametrize("kind", ERRORS)
-def test_error_says_where_what_and_what_was_expected(kind: type[CheckpointError]) -> None:
+def test_error_says_where_what_and_what_was_expected() -> None:
+    assert len(ERRORS) > 5
+    for kind in ERRORS:
+        check_error(kind)
+
+
+def check_error(kind: type[CheckpointError]) -> None:
     error = kind("m.safetensors", "bytes 96..160", expected="128 bytes", where="fc.weight", code="my-code")
     assert str(error) == "m.safetensors[fc.weight]: bytes 96..160 (128 bytes)"
     assert error.reason == "bytes 96..160 (128 bytes)"
@@ -173,10 +176,8 @@ def compare_with_itself(path: str) -> object:
     return ckpttool.diff(path, path)
 
 
-@pytest.mark.parametrize(
-    "function", [ckpttool.open_checkpoint, ckpttool.inspect, ckpttool.verify, compare_with_itself]
-)
-@pytest.mark.parametrize("path", ["no/such/file.pth", "a\0b.pth", ""])
-def test_path_to_nothing_is_an_error_of_ours(function, path: str) -> None:
-    with pytest.raises(CheckpointError):
-        function(path)
+def test_path_to_nothing_is_an_error_of_ours() -> None:
+    for function in (ckpttool.open_checkpoint, ckpttool.inspect, ckpttool.verify, compare_with_itself):
+        for path in ("no/such/file.pth", "a\0b.pth", ""):
+            with pytest.raises(CheckpointError):
+                function(path)
