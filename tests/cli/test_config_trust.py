@@ -7,7 +7,6 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -20,8 +19,9 @@ from ckpttool.cli.retention_config import read_retention
 from ckpttool.cli.verify_config import read_config
 from ckpttool.cli.watch_config import watch_settings
 from tests.cli.test_watch import Watched
-from tests.support.commands import Answer, Run
+from tests.support.commands import Answer, Run, refusals, transcript
 from tests.support.configs import trusted_config, write
+from tests.support.golden import Golden
 
 _POSIX = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="there are no such owners")
 
@@ -57,36 +57,26 @@ def configure(text: str, name: str = "ckpttool.toml") -> Path:
 # Each key -------------------------------------------------------------------------------------------
 
 
-class Attack(NamedTuple):
-    """What a stranger writes, the command that runs on it, and what is refused."""
-
-    text: str
-    command: str
-    why: str
-
-
-OUT = "leads out of the directory of this file (../precious)"
 PREDICT = '[[verify.rule]]\npath = "m/*"\n'
 ATTACKS = {
-    "verify.paths": Attack('[verify]\npaths = ["../precious"]', "verify", OUT),
-    "verify.rule.predict": Attack(f"{PREDICT}predict = true", "verify", "runs code"),
-    "verify.rule.model": Attack(f'{PREDICT}model = "a.py:B"', "verify", "runs code"),
-    "verify.rule.model-args": Attack(f"{PREDICT}model-args = {{a = 1}}", "verify", "runs code"),
-    "verify.rule.optimizer": Attack(f'{PREDICT}optimizer = "os:system"', "verify", "runs code"),
-    "verify.rule.optimizer-args": Attack(f"{PREDICT}optimizer-args = {{}}", "verify", "runs code"),
-    "verify.rule.resume-step": Attack(f"{PREDICT}resume-step = true", "verify", "runs code"),
-    "verify.rule.input": Attack(f'{PREDICT}input = "../precious"', "verify", OUT),
-    "verify.rule.expect": Attack(f'{PREDICT}expect = "../precious"', "verify", OUT),
-    "verify.rule.labels": Attack(f'{PREDICT}labels = "../precious"', "verify", OUT),
-    "retention.paths": Attack('[retention]\nkeep-last = 1\npaths = ["m", "../precious"]', "prune", OUT),
-    "retention.metrics": Attack('[retention]\nkeep-last = 1\nmetrics = ["../precious"]', "prune", OUT),
-    "retention.yes": Attack("[retention]\nkeep-last = 1\nyes = true", "prune", "answers for you"),
-    "watch.paths": Attack('[watch]\npaths = ["../precious"]', "watch --once", OUT),
-    "watch.copy-to": Attack('[watch]\ncopy-to = "out"', "watch --once", "names a place to write to"),
-    "watch.log-to": Attack(
-        '[watch]\nlog-to = "mlflow:a@http://h"', "watch --once", "names a place to write to"
-    ),
+    "verify.paths": ('[verify]\npaths = ["../precious"]', "verify"),
+    "verify.rule.predict": (f"{PREDICT}predict = true", "verify"),
+    "verify.rule.model": (f'{PREDICT}model = "a.py:B"', "verify"),
+    "verify.rule.model-args": (f"{PREDICT}model-args = {{a = 1}}", "verify"),
+    "verify.rule.optimizer": (f'{PREDICT}optimizer = "os:system"', "verify"),
+    "verify.rule.optimizer-args": (f"{PREDICT}optimizer-args = {{}}", "verify"),
+    "verify.rule.resume-step": (f"{PREDICT}resume-step = true", "verify"),
+    "verify.rule.input": (f'{PREDICT}input = "../precious"', "verify"),
+    "verify.rule.expect": (f'{PREDICT}expect = "../precious"', "verify"),
+    "verify.rule.labels": (f'{PREDICT}labels = "../precious"', "verify"),
+    "retention.paths": ('[retention]\nkeep-last = 1\npaths = ["m", "../precious"]', "prune"),
+    "retention.metrics": ('[retention]\nkeep-last = 1\nmetrics = ["../precious"]', "prune"),
+    "retention.yes": ("[retention]\nkeep-last = 1\nyes = true", "prune"),
+    "watch.paths": ('[watch]\npaths = ["../precious"]', "watch --once"),
+    "watch.copy-to": ('[watch]\ncopy-to = "out"', "watch --once"),
+    "watch.log-to": ('[watch]\nlog-to = "mlflow:a@http://h"', "watch --once"),
 }
+"""What a stranger writes, and the command that runs on it."""
 HARMLESS = {
     "verify": "exclude strict",
     "verify.rule": """path state-key input-shape signature batch-size seed rtol atol min-accuracy
@@ -121,26 +111,17 @@ def test_each_key_says_what_it_may_do() -> None:
     assert None not in keys().values()
 
 
-@pytest.mark.parametrize("key", ATTACKS)
-def test_a_key_that_reaches_further_is_refused(run: Run, key: str) -> None:
-    text, command, why = ATTACKS[key]
-    configure(text)
-    table, _, name = key.rpartition(".")
-    place = f"{table} 1" if table.endswith(".rule") else table
-    said = f"ckpttool.toml[{place}]: {name} {why}, and the file is not trusted ({HINT})"
-    assert run(*command.split()) == (2, "", f"ckpttool: error: {said}\n")
+def test_a_key_that_reaches_further_is_refused_until_the_file_is_trusted(run: Run, golden: Golden) -> None:
+    said = {}
+    for key, (text, command) in ATTACKS.items():
+        configure(text)
+        said[key] = refusals(run, command) + transcript(run, (0, "config --trust"))
+        document = read_document("ckpttool.toml")
+        assert document.trust_doubt() is None
+        assert document._replace(path="m/ckpttool.toml").trust_doubt() is not None
+        run("config", "--untrust")
+    golden(said)
     assert len(list(Path("m").iterdir())) == 3
-
-
-@pytest.mark.parametrize("key", ATTACKS)
-def test_it_is_not_once_the_file_is_trusted(run: Run, key: str) -> None:
-    configure(ATTACKS[key].text)
-    answer = run("config", "--trust")
-    shown = key.replace(".rule.", ".rule.1.")
-    assert answer == (0, f"trusted ckpttool.toml, with {shown}\n", "")
-    document = read_document("ckpttool.toml")
-    assert document.trust_doubt() is None
-    assert document._replace(path="m/ckpttool.toml").trust_doubt() is not None
 
 
 def test_the_page_lists_each_key_that_is_refused() -> None:
@@ -162,50 +143,32 @@ def test_a_key_that_says_nothing_is_refused() -> None:
 # Paths ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "path",
-    [".", "m", "m/", "./m/../m", "m/../m/./", "inner", "nowhere/yet", "../download/m"],
-)
-def test_what_lies_below_may_be_named(run: Run, path: str) -> None:
+def test_what_lies_below_may_be_named(run: Run, download: Path) -> None:
     Path("inner").symlink_to("m")
-    configure(f'[retention]\nkeep-last = 1\npaths = ["{path}"]\n')
-    assert read_retention(read_document("ckpttool.toml")) is not None
-
-
-def test_an_absolute_path_may_lie_below(run: Run, download: Path) -> None:
+    for path in (".", "m", "m/", "./m/../m", "m/../m/./", "inner", "nowhere/yet", "../download/m"):
+        configure(f'[retention]\nkeep-last = 1\npaths = ["{path}"]\n')
+        assert read_retention(read_document("ckpttool.toml")) is not None, path
     configure(f'[verify]\npaths = ["{download}/m"]\n')
     assert run("verify").status == 0
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "..",
-        "../precious",
-        "m/../../precious",
-        "/",
-        "outer",
-        "outer/..",
-        "m/outer",
-        "s3://bucket/runs",
-        "mlflow:digits@http://localhost:1",
-        "wandb:../precious",
-        "wandb:m",
-        "log.csv:epoch+1",
-        "S3://bucket/runs",
-        "../download-2",
-    ],
+OUTSIDE = (
+    *("..", "../precious", "m/../../precious", "/", "outer", "outer/..", "m/outer", "s3://bucket/runs"),
+    *("mlflow:digits@http://localhost:1", "wandb:../precious", "wandb:m", "log.csv:epoch+1"),
+    *("S3://bucket/runs", "../download-2"),
 )
-def test_what_does_not_may_not(path: str, precious: Path) -> None:
+
+
+def test_what_does_not_may_not(precious: Path) -> None:
     Path("outer").symlink_to("../precious")
     Path("m/outer").symlink_to(precious)
     Path("log.csv").symlink_to("../precious/log.csv")
-    for key in ("paths", "metrics"):
-        configure(f'[retention]\nkeep-last = 1\n{key} = ["{path}"]\n')
-        with pytest.raises(
-            UsageError, match=rf"^ckpttool.toml\[retention\]: {key} leads out of the directory"
-        ):
-            read_retention(read_document("ckpttool.toml"))
+    for path in OUTSIDE:
+        for key in ("paths", "metrics"):
+            configure(f'[retention]\nkeep-last = 1\n{key} = ["{path}"]\n')
+            why = rf"^ckpttool.toml\[retention\]: {key} leads out of the directory"
+            with pytest.raises(UsageError, match=why):
+                read_retention(read_document("ckpttool.toml"))
 
 
 def test_a_directory_may_have_a_colon_in_its_name(run: Run, download: Path) -> None:
@@ -237,31 +200,22 @@ def test_a_template_is_for_what_lies_below(run: Run) -> None:
     assert run("rename", "../precious", "--dry-run").status == 0
 
 
-@pytest.mark.parametrize("template", ["../../precious/{epoch}", "/tmp/{epoch}"])
-def test_a_template_is_no_path_even_if_the_file_is_trusted(run: Run, template: str) -> None:
-    trusted_config(f"[naming]\ntemplate = '{template}'\n")
-    assert "nothing is moved to another directory" in run("rename", "m").err
-    assert run("watch", "--once").status != 0
+def test_a_template_is_no_path_even_if_the_file_is_trusted(run: Run) -> None:
+    for template in ("../../precious/{epoch}", "/tmp/{epoch}"):
+        trusted_config(f"[naming]\ntemplate = '{template}'\n")
+        assert "nothing is moved to another directory" in run("rename", "m").err
+        assert run("watch", "--once").status != 0
     assert len(list(Path("m").glob("model_epoch_*.pth"))) == 3
 
 
 # Which commands -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "list",
-        "report -o m/r.html -q",
-        "prune -n",
-        "prune --check",
-        "prune --explain m/model_epoch_1.pth",
-        "prune -y",
-    ],
-)
-def test_a_key_that_a_command_does_not_use_is_in_nobodys_way(run: Run, command: str) -> None:
+def test_a_key_that_a_command_does_not_use_is_in_nobodys_way(run: Run) -> None:
     configure('[retention]\nkeep-last = 1\nyes = true\n[watch]\ncopy-to = "../precious"\n')
-    assert run(*command.split()).status in (0, 1)
+    commands = ("list", "report -o m/r.html -q", "prune -n", "prune --check")
+    for command in (*commands, "prune --explain m/model_epoch_1.pth", "prune -y"):
+        assert run(*command.split()).status in (0, 1), command
 
 
 def test_the_command_line_replaces_what_is_refused(run: Run) -> None:
@@ -294,7 +248,7 @@ def test_one_that_is_named_is_the_users_own_word(run: Run) -> None:
 
 
 def test_the_nearest_to_a_path_is_not_named(run: Run) -> None:
-    configure(ATTACKS["verify.rule.model"].text)
+    configure(ATTACKS["verify.rule.model"][0])
     Path(".git").mkdir()
     assert "model runs code, and the file is not trusted" in run("verify", "--config", "auto", "m").err
 

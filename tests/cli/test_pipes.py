@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import Run, refusals
+from tests.support.golden import Golden
+
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
 
 
@@ -64,111 +67,66 @@ PREDICTION = tuple(
 )
 
 
-@pytest.mark.parametrize("command", WRITTEN, ids=" ".join)
-def test_a_pipe_that_nobody_reads(run, runs: Path, command: tuple[str, ...]) -> None:
-    status, _, err = run(*command)
-    assert (status, err) == (2, f"ckpttool: error: {command[-1]}: a pipe that nobody reads\n")
+def test_a_pipe_to_be_written(run: Run, runs: Path) -> None:
+    for command in WRITTEN:
+        status, _, err = run(*command)
+        assert (status, err) == (2, f"ckpttool: error: {command[-1]}: a pipe that nobody reads\n"), command
+        reader = os.open(command[-1], os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            assert run(*command).status in (0, 1), command
+            assert os.read(reader, 1 << 16)[:5] in (b"<?xml", b'{"$sc', b"### c")
+        finally:
+            os.close(reader)
 
 
-@pytest.mark.parametrize("command", WRITTEN, ids=" ".join)
-def test_a_pipe_that_is_read(run, runs: Path, command: tuple[str, ...]) -> None:
-    reader = os.open(command[-1], os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        assert run(*command).status in (0, 1)
-        assert os.read(reader, 1 << 16)[:5] in (b"<?xml", b'{"$sc', b"### c")
-    finally:
-        os.close(reader)
-
-
-@pytest.mark.parametrize("option", ["--junit", "--sarif", "--summary"])
-def test_a_directory_is_told_before_anything_is_read(run, runs: Path, option: str) -> None:
-    status, out, err = run("verify", MODEL, option, runs)
-    assert (status, out, err) == (2, "", f"ckpttool: error: {option} runs: it is a directory\n")
-
-
-@pytest.mark.parametrize("command", READ, ids=lambda command: " ".join(map(str, command)))
-@pytest.mark.parametrize("what", ["pipe", "/dev/zero"])
-def test_a_pipe_or_a_device_to_be_read(run, runs: Path, command: tuple[object, ...], what: str) -> None:
-    status, out, err = run(*(what if one == "pipe" else one for one in command))
-    assert (status, out, err) == (2, "", f"ckpttool: error: {what}: not a regular file\n")
+def test_a_pipe_or_a_device_to_be_read(run: Run, runs: Path) -> None:
+    for command in READ:
+        for what in ("pipe", "/dev/zero"):
+            status, out, err = run(*(what if one == "pipe" else one for one in command))
+            told = f"ckpttool: error: {what}: not a regular file\n"
+            assert (status, out, err) == (2, "", told), command
     assert len(list(runs.iterdir())) == 3
 
 
-@pytest.mark.parametrize("command", PREDICTION, ids=" ".join)
-def test_a_pipe_for_a_prediction(run, runs: Path, command: tuple[str, ...]) -> None:
-    status, out, err = run(*command)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert "pipe: " in err
+def test_pipes_and_directories_are_told_before_anything_is_read(run: Run, runs: Path, golden: Golden) -> None:
+    reports = [f"verify {MODEL} {option} runs" for option in ("--junit", "--sarif", "--summary")]
+    golden(refusals(run, *reports, *map(" ".join, PREDICTION)))
 
 
 NAMES = [
-    "latest",
-    "last_checkpoint",
-    "latest_checkpointed_iteration.txt",
-    "checkpoint",
-    "best.json",
-    "best.txt",
-    "metrics.csv",
-    "trainer_state.json",
-    ".ckpttool-pins.toml",
-    "SHA256SUMS",
-    "model_epoch_1.pth.sha256",
-    "model_epoch_1.pth.digests.json",
-    "model_epoch_4.pth",
-    "model.pt",
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "optimizer.pt",
-    "x.pkl",
-    "x.h5",
-    "x.keras",
-    "x.npz",
-    "x.index",
-    "x.meta",
-    "x.data-00000-of-00001",
-    "saved_model.pb",
-    "keras_metadata.pb",
-    "__model__",
-    ".metadata",
-    "__0_0.distcp",
-    "config.json",
-    "training_args.bin",
-    "events.out.tfevents.1.a",
-    "model_epoch_1.pth.tmp",
-    "mp_rank_00_model_states.pt",
+    *("latest", "last_checkpoint", "latest_checkpointed_iteration.txt", "checkpoint"),
+    *("best.json", "best.txt", "metrics.csv", "trainer_state.json", ".ckpttool-pins.toml"),
+    *("SHA256SUMS", "model_epoch_1.pth.sha256", "model_epoch_1.pth.digests.json"),
+    *("model_epoch_4.pth", "model.pt", "model.safetensors", "model.safetensors.index.json"),
+    *("optimizer.pt", "x.pkl", "x.h5", "x.keras", "x.npz", "x.index", "x.meta"),
+    *("x.data-00000-of-00001", "saved_model.pb", "keras_metadata.pb", "__model__"),
+    *(".metadata", "__0_0.distcp", "config.json", "training_args.bin"),
+    *("events.out.tfevents.1.a", "model_epoch_1.pth.tmp", "mp_rank_00_model_states.pt"),
 ]
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("verify", "runs"),
-        ("list", "runs"),
-        ("latest", "runs"),
-        ("inspect", "runs"),
-        ("prune", "runs", "--keep", 1, "-n"),
-        ("rename", "runs", "{stem}-{epoch}", "-n"),
-        ("pin", MODEL),
-        ("undo", "runs"),
-    ],
-    ids=lambda command: command[0],
+COMMANDS = (
+    *("verify runs", "list runs", "latest runs", "inspect runs", "prune runs --keep 1 -n"),
+    *("rename runs {stem}-{epoch} -n", f"pin {MODEL}", "undo runs"),
 )
-def test_pipes_beside_checkpoints(run, runs: Path, command: tuple[object, ...]) -> None:
+
+
+def test_pipes_beside_checkpoints(run: Run, runs: Path) -> None:
     for name in NAMES:
         os.mkfifo(runs / name)
-    assert run(*command).status in (0, 1, 2)
+    for command in COMMANDS:
+        assert run(*command.split()).status in (0, 1, 2), command
     assert sorted(path.name for path in runs.iterdir() if path.is_fifo()) == sorted(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_each_pipe_alone(run, runs: Path, name: str) -> None:
-    os.mkfifo(runs / name)
-    assert run("latest", runs).status in (0, 1, 2)
-    assert run("list", runs).status in (0, 1)
-    assert run("prune", runs, "--keep", 1, "--dry-run").status in (0, 1, 2)
+def test_each_pipe_alone(run: Run, runs: Path) -> None:
+    for name in NAMES:
+        os.mkfifo(runs / name)
+        assert run("latest", runs).status in (0, 1, 2), name
+        assert run("list", runs).status in (0, 1), name
+        assert run("prune", runs, "--keep", 1, "--dry-run").status in (0, 1, 2), name
+        os.unlink(runs / name)
 
 
-def test_pipes_in_place_of_ckpttools_own_files(run, runs: Path) -> None:
+def test_pipes_in_place_of_ckpttools_own_files(run: Run, runs: Path) -> None:
     assert run("prune", runs, "--keep", 2, "--trash").status == 0
     own = [path for path in runs.rglob("*") if path.is_file() and "ckpttool" in str(path)]
     assert own

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
-import pytest
-
-from ckpttool import UsageError
 from ckpttool.cli.predict_options import flag_of, read_predict_options
 from ckpttool.core.options import options_of
 from ckpttool.predict.request import PredictionRequest
+from tests.support.commands import Run, refusals
+from tests.support.golden import Golden, refusal
 from tests.support.predictions import request
 
 
@@ -22,9 +21,9 @@ def test_nothing_given_is_no_option() -> None:
     assert read_predict_options({"paths": ["m.pth"]}) == {}
 
 
-@pytest.mark.parametrize("name", ["rtol", "atol", "seed", "min_accuracy", "max_error"])
-def test_zero_is_given(name: str) -> None:
-    assert read_predict_options({name: 0}) == {name: 0}
+def test_zero_is_given() -> None:
+    for name in ("rtol", "atol", "seed", "min_accuracy", "max_error"):
+        assert read_predict_options({name: 0}) == {name: 0}
 
 
 def test_the_root_of_the_file_is_given() -> None:
@@ -40,20 +39,11 @@ def test_texts_are_read() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "told"),
-    [
-        ("model_args", "{", "no JSON: '{' (Expecting property name enclosed in double quotes: line 1"),
-        ("model_args", "[" * 100_000, "no JSON: "),
-        ("optimizer_args", "[]", "'[]' is no JSON object (like {\"depth\": 18})"),
-        ("input_shapes", ["1x3"], "no input shape: '1x3'"),
-        ("memory", "much", "--memory is 'much' (a size like 512MB, 8GB or 8GiB)"),
-    ],
-)
-def test_what_can_not_be_read(name: str, value: object, told: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        read_predict_options({name: value})
-    assert str(refused.value).startswith(told)
+def test_what_can_not_be_read(golden: Golden) -> None:
+    values = ({"optimizer_args": "[]"}, {"input_shapes": ["1x3"]}, {"memory": "much"})
+    golden({f"{value}": refusal(read_predict_options, value) for value in values})
+    for text in ("{", "[" * 100_000):
+        assert refusal(read_predict_options, {"model_args": text}).startswith("no JSON: '")
 
 
 def test_options_have_their_own_names() -> None:
@@ -64,11 +54,6 @@ def test_options_have_their_own_names() -> None:
     ]
 
 
-def test_an_option_without_a_prediction_is_refused(run, files: Path) -> None:
+def test_an_option_without_a_prediction_is_refused(run: Run, files: Path, golden: Golden) -> None:
     guide = files / "pytorch" / "guide.pth"
-    for option, value in (("--seed", "0"), ("--rtol", "0")):
-        assert run("verify", guide, option, value) == (
-            2,
-            "",
-            f"ckpttool: error: {option} goes with --predict\n",
-        )
+    golden(refusals(run, f"verify {guide} --seed 0", f"verify {guide} --rtol 0"))

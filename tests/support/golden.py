@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+
+from ckpttool import UsageError
 
 DIRECTORY = Path(__file__).parents[1] / "golden"
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
@@ -46,6 +48,7 @@ class Golden:
 
 
 def _named(name: str, text: str) -> str:
+    text = text.rstrip("\n")
     return f"# {name}\n{text}\n" if "\n" in text else f"{name}: {text}"
 
 
@@ -53,6 +56,15 @@ def sections(path: Path) -> dict[str, str]:
     """Return the expected texts in a file by the names of their tests."""
     parts = _HEADING.split(path.read_text("utf-8"))[1:] if path.exists() else []
     return {name: f"{text.rstrip(chr(10))}\n" for name, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def refusal(function: Callable[..., object], *arguments: object) -> str:
+    """Return the one line that says what is wrong with arguments."""
+    with pytest.raises(UsageError) as refused:
+        function(*arguments)
+    said = str(refused.value)
+    assert "\n" not in said
+    return said
 
 
 @pytest.fixture
