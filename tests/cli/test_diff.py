@@ -12,7 +12,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ckpttool.core.extras import install_command
-from tests.support.commands import Run
+from tests.support.commands import Run, refusals, transcript
+from tests.support.golden import Golden
 
 EQUAL, DIFFERENT, FAILED = 0, 1, 2
 
@@ -37,33 +38,31 @@ def work(tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # Two ------------------------------------------------------------------------------------------------
 
 
-def test_equal(work: Path, run: Run) -> None:
+def test_two(work: Path, run: Run, golden: Golden) -> None:
     shutil.copy("a.pth", "copy.pth")
-    assert run("diff", "a.pth", "copy.pth") == (EQUAL, "equal: 8 tensors, 272 B compared\n", "")
-
-
-def test_a_path_against_itself_is_compared(work: Path, run: Run) -> None:
-    assert run("diff", "a.pth", "a.pth") == (EQUAL, "equal: 8 tensors, 272 B compared\n", "")
-
-
-def test_different(work: Path, run: Run) -> None:
-    status, out, err = run("diff", "one.safetensors", "two.safetensors")
-    assert (status, err) == (DIFFERENT, "")
-    assert out.splitlines() == [
-        "1 of 2 tensors changed, max |Δ| 0.5 in fc.weight",
-        "",
-        "  tensor             differ  max |Δ|  at      values     mean |Δ|  relative   L2    cosine",
-        "  fc.weight  1 of 20 (5.0%)      0.5  [1, 3]  13 → 13.5     0.025    0.0101  0.5  0.999953",
-    ]
-
-
-def test_epochs(work: Path, run: Run) -> None:
-    status, out, err = run("diff", "a.pth", "b.pth")
-    assert (status, err) == (DIFFERENT, "")
-    assert out.splitlines()[0] == (
-        "8 of 8 tensors changed, max |Δ| 0.0199 in model_state_dict.fc.bias; "
-        "epoch 1 → 2, loss 0.5638 → 0.4431"
+    pair = "one.safetensors two.safetensors"
+    golden(
+        transcript(
+            run,
+            (EQUAL, "diff a.pth copy.pth"),
+            (EQUAL, "diff a.pth a.pth"),
+            (DIFFERENT, f"diff {pair}"),
+            (DIFFERENT, "diff a.pth b.pth"),
+            (DIFFERENT, "diff --stat a.pth b.pth"),
+            (DIFFERENT, "diff --only weights a.pth b.pth"),
+            (DIFFERENT, f"diff --name-only {pair}"),
+            (EQUAL, "diff --name-only a.pth a.pth"),
+            (DIFFERENT, "diff a.pth /dev/null"),
+            (DIFFERENT, "diff /dev/null a.pth"),
+        )
     )
+    for options, status in (
+        ("", DIFFERENT),
+        ("--atol 0.5", EQUAL),
+        ("--rtol 0.01", DIFFERENT),
+        ("--ignore *.weight", EQUAL),
+    ):
+        assert run("diff", "-q", *options.split(), *pair.split()) == (status, "", ""), options
 
 
 def test_document(work: Path, run: Run) -> None:
@@ -79,11 +78,6 @@ def test_document(work: Path, run: Run) -> None:
     assert changed["max_rel"] == pytest.approx(0.5 / 13, rel=1e-12)
 
 
-@pytest.mark.parametrize(("option", "status"), [([], 1), (["--atol", "0.5"], 0), (["--rtol", "0.01"], 1)])
-def test_tolerance(work: Path, run: Run, option: list[str], status: int) -> None:
-    assert run("diff", "-q", *option, "one.safetensors", "two.safetensors") == (status, "", "")
-
-
 def test_bits(work: Path, run: Run) -> None:
     save_file({"w": np.zeros(2, np.float32)}, "plus.safetensors")
     save_file({"w": -np.zeros(2, np.float32)}, "minus.safetensors")
@@ -91,64 +85,23 @@ def test_bits(work: Path, run: Run) -> None:
     assert run("diff", "-q", "--bitwise", "plus.safetensors", "minus.safetensors").status == DIFFERENT
 
 
-def test_ignored_and_only(work: Path, run: Run) -> None:
-    assert run("diff", "-q", "--ignore", "*.weight", "one.safetensors", "two.safetensors").status == EQUAL
-    assert run("diff", "--only", "weights", "a.pth", "b.pth").out.startswith("2 of 2 tensors changed")
-
-
-def test_names_alone(work: Path, run: Run) -> None:
-    assert run("diff", "--name-only", "one.safetensors", "two.safetensors") == (1, "M\tfc.weight\n", "")
-    assert run("diff", "--name-only", "a.pth", "a.pth") == (0, "", "")
-
-
-def test_by_module(work: Path, run: Run) -> None:
-    out = run("diff", "--stat", "a.pth", "b.pth").out
-    assert [line.split()[0] for line in out.splitlines()[2:6]] == [
-        "module",
-        "model_state_dict.fc",
-        "optimizer_state_dict.state.0",
-        "optimizer_state_dict.state.1",
-    ]
-
-
-def test_rename(work: Path, run: Run) -> None:
+def test_rename(work: Path, run: Run, golden: Golden) -> None:
     weights = load_file("one.safetensors")
     renamed = {name.replace("fc", "head"): array for name, array in weights.items()}
     save_file(renamed, "renamed.safetensors")
-    assert run("diff", "one.safetensors", "renamed.safetensors").out.startswith("2 renamed (fc.* → head.*)")
-    out = run("diff", "--no-rename", "one.safetensors", "renamed.safetensors").out
-    assert out.startswith("no tensor in common, 2 removed (fc.*), 2 added (head.*)\n")
+    pair = "one.safetensors renamed.safetensors"
+    golden(transcript(run, (DIFFERENT, f"diff {pair}"), (DIFFERENT, f"diff --no-rename {pair}")))
 
 
 # What git hands over --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("sides", "verb"), [(0, "removed"), (1, "added")])
-def test_nothing_on_one_side(work: Path, run: Run, sides: int, verb: str) -> None:
-    paths = ["a.pth", "/dev/null"]
-    status, out, err = run("diff", *(paths[::-1] if sides else paths))
-    assert (status, err) == (DIFFERENT, "")
-    assert out.splitlines()[0] == f"8 {verb}; 3 values {verb}"
-
-
-def test_nothing_on_both_sides(run: Run) -> None:
-    status, out, err = run("diff", "/dev/null", "/dev/null")
-    assert (status, out) == (FAILED, "")
-    assert err.startswith("ckpttool: error: /dev/null: ")
-
-
 # Three or more --------------------------------------------------------------------------------------
 
 
-def test_series(work: Path, run: Run) -> None:
+def test_series(work: Path, run: Run, golden: Golden) -> None:
     paths = [f"runs/model_epoch_{epoch}.pth" for epoch in (1, 2, 3)]
-    status, out, err = run("diff", *paths)
-    assert (status, err) == (DIFFERENT, "")
-    lines = out.splitlines()
-    assert lines[0].startswith("3 checkpoints: changes at every step")
-    assert [line.split()[:2] for line in lines[3:6]] == [
-        [f"model_epoch_{epoch}.pth", str(epoch)] for epoch in (1, 2, 3)
-    ]
+    golden(transcript(run, (DIFFERENT, f"diff {' '.join(paths)}"), (EQUAL, "diff a.pth a.pth a.pth")))
     document = json.loads(run("diff", "--json", *paths).out)
     assert document["schema"] == "ckpttool.diff/1"
     assert [(step["a"], step["b"]) for step in document["steps"]] == [*itertools.pairwise(paths)]
@@ -159,24 +112,19 @@ TRAINED = [SORTED[0], *SORTED[2:], SORTED[1]]
 SAID = "compared in training order, not in the order of the names\n"
 
 
-@pytest.mark.parametrize(
-    ("paths", "compared", "said"),
-    [
+def test_names_that_a_shell_sorted_go_as_training_did(work: Path, run: Run) -> None:
+    for paths, compared, said in (
         (SORTED, TRAINED, SAID),
-        ([SORTED[1], SORTED[0], *SORTED[2:]], TRAINED, SAID),  # as some languages sort
+        ([SORTED[1], SORTED[0], *SORTED[2:]], TRAINED, SAID),
         (TRAINED, TRAINED, ""),
         (TRAINED[::-1], TRAINED[::-1], ""),
         ([SORTED[0], SORTED[3], SORTED[2]], [SORTED[0], SORTED[3], SORTED[2]], ""),
         ([*SORTED[:2], SORTED[1]], [*SORTED[:2], SORTED[1]], ""),
-    ],
-)
-def test_names_that_a_shell_sorted_go_as_training_did(
-    work: Path, run: Run, paths: list[str], compared: list[str], said: str
-) -> None:
-    status, out, err = run("diff", "--json", *paths)
-    assert (status, err) == (DIFFERENT, said)
-    assert [one["path"] for one in json.loads(out)["checkpoints"]] == compared
-    assert run("diff", "-q", *paths) == (DIFFERENT, "", "")
+    ):
+        status, out, err = run("diff", "--json", *paths)
+        assert (status, err) == (DIFFERENT, said)
+        assert [one["path"] for one in json.loads(out)["checkpoints"]] == compared
+        assert run("diff", "-q", *paths) == (DIFFERENT, "", "")
 
 
 def test_names_that_count_nothing_stay_in_the_order_given(work: Path, run: Run) -> None:
@@ -186,12 +134,6 @@ def test_names_that_count_nothing_stay_in_the_order_given(work: Path, run: Run) 
     status, out, err = run("diff", "--json", *paths)
     assert (status, err) == (DIFFERENT, "")
     assert [one["path"] for one in json.loads(out)["checkpoints"]] == paths
-
-
-def test_series_of_one_file(work: Path, run: Run) -> None:
-    status, out, err = run("diff", *["a.pth"] * 3)
-    assert (status, err) == (EQUAL, "")
-    assert out.startswith("all equal: 3 checkpoints\n")
 
 
 def test_directory_of_a_series_is_compared_in_training_order(work: Path, run: Run) -> None:
@@ -222,51 +164,48 @@ def test_a_damaged_one_of_the_series_is_an_error(work: Path, run: Run) -> None:
     assert err.startswith("ckpttool: error: runs/model_epoch_3.pth: ")
 
 
-def test_each_of_several_series_gets_a_line_to_copy(work: Path, run: Run) -> None:
+def test_each_of_several_series_gets_a_line_to_copy(work: Path, run: Run, golden: Golden) -> None:
     for name in ("it's 2", "1"):
         shutil.copytree("runs", work / "all" / name)
     shutil.copytree(work / "all" / "1", work / "all" / "mixed")
     for epoch in (1, 2):
         shutil.copy(f"runs/model_epoch_{epoch}.pth", work / "all" / "mixed" / f"other_epoch_{epoch}.pth")
-    status, out, err = run("diff", "all")
-    assert (status, out) == (FAILED, "")
-    *lines, last = err.splitlines()
-    assert lines[0] == "ckpttool: all holds several series; each can be compared:"
-    assert sorted(lines[1:]) == [
-        """  ckpttool diff 'all/it'"'"'s 2'""",
-        "  ckpttool diff all/1",
-        "  ckpttool diff all/mixed/model_epoch_*.pth",
-        "  ckpttool diff all/mixed/other_epoch_*.pth",
-    ]
-    assert last == "ckpttool: error: all: 4 series in it; expected one"
+    golden("\n".join(sorted(transcript(run, (FAILED, "diff all")).splitlines())))
 
 
 # What it refuses ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["a.pth"], "diff compares two checkpoints, or more"),
-        (["best"], "best: no series of checkpoints in it, and diff compares two or more"),
-        (["--stat", "runs"], "--stat needs exactly two checkpoints"),
-        (["saved"], "saved is one checkpoint; name a second one, or the directory of a series"),
-        (["--json", "--stat", "a.pth", "b.pth"], "--json and --stat exclude each other"),
-        (["--stat", "--name-only", "a.pth", "b.pth"], "--stat and --name-only exclude each other"),
-        (["--stat", "a.pth", "b.pth", "a.pth"], "--stat needs exactly two checkpoints"),
-        (["--bitwise", "--rtol", "1", "a.pth", "b.pth"], "--bitwise leaves no tolerance: leave --rtol out"),
-        (["--rtol", "nan", "a.pth", "b.pth"], "--rtol nan: everything would be equal"),
-        (["--atol", "inf", "a.pth", "b.pth"], "--atol inf: everything would be equal"),
-        (["a.pth", "none.pth"], "none.pth: no such file or directory"),
-        (["a.pth", "b.pth", "none.pth"], "none.pth: no such file or directory"),
-        (["--plot", "a.pdf", "a.pth", "b.pth"], "--plot a.pdf: a picture's name ends in .svg, .png or .html"),
-    ],
-)
-def test_refused(work: Path, run: Run, files: Path, arguments: list[str], said: str) -> None:
+WRONG = """
+a.pth
+best
+--stat runs
+saved
+--json --stat a.pth b.pth
+--stat --name-only a.pth b.pth
+--stat a.pth b.pth a.pth
+--bitwise --rtol 1 a.pth b.pth
+--rtol nan a.pth b.pth
+--atol inf a.pth b.pth
+a.pth none.pth
+a.pth b.pth none.pth
+--plot a.pdf a.pth b.pth
+--plot none/a.svg one.safetensors two.safetensors
+empty a.pth
+"""
+
+
+def test_refused(work: Path, run: Run, files: Path, golden: Golden) -> None:
     (work / "best").mkdir()
     shutil.copy("a.pth", "best")
+    (work / "empty").mkdir()
     shutil.copytree(files / "savedmodel" / "keras2", work / "saved")
-    assert run("diff", *arguments) == (FAILED, "", f"ckpttool: error: {said}\n")
+    golden(
+        refusals(
+            run, *(f"diff {arguments}" for arguments in WRONG.split("\n")[1:-1]), "diff /dev/null /dev/null"
+        )
+    )
+    assert run("diff", "best", "a.pth").status == EQUAL
 
 
 def test_directory_of_several_is_refused_with_candidates(work: Path, run: Run) -> None:
@@ -275,21 +214,6 @@ def test_directory_of_several_is_refused_with_candidates(work: Path, run: Run) -
     assert (status, out) == (FAILED, "")
     assert sorted(err.removesuffix(")\n").partition("name one: ")[2].split(", ")) == sorted(names.split(", "))
     assert err.startswith("ckpttool: error: runs: 10 checkpoints in it (name one: ")
-
-
-def test_directory_of_one_stands_for_it(work: Path, run: Run) -> None:
-    (work / "best").mkdir()
-    shutil.copy("a.pth", "best")
-    assert run("diff", "best", "a.pth").status == EQUAL
-
-
-def test_directory_of_none(work: Path, run: Run) -> None:
-    (work / "empty").mkdir()
-    assert run("diff", "empty", "a.pth") == (
-        FAILED,
-        "",
-        "ckpttool: error: empty: no checkpoint in this directory\n",
-    )
 
 
 # Damage ---------------------------------------------------------------------------------------------
@@ -351,36 +275,19 @@ def test_picture_of_a_series(work: Path, run: Run) -> None:
     assert "model_state_dict.fc.weight" in page and "<td>model_epoch_3.pth</td>" in page
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("a.svg", b"<svg/>", "the existing file is not such a report and is not replaced"),
-        (
-            "a.png",
-            b"\x89PNG\r\n\x1a\n somebody's photograph",
-            "the existing file is not such a report and is not replaced",
-        ),
-        ("a.html", b"<!doctype html><p>mine", "the existing file is not such a report and is not replaced"),
-    ],
-)
-def test_nothing_but_an_earlier_picture_is_replaced(
-    work: Path, run: Run, name: str, content: bytes, said: str
-) -> None:
-    Path(name).write_bytes(content)
-    assert run("diff", "--plot", name, "a.pth", "b.pth") == (
-        FAILED,
-        "",
-        f"ckpttool: error: --plot {name}: {said}\n",
-    )
-    assert Path(name).read_bytes() == content
-
-
-def test_checkpoint_is_never_replaced_by_a_picture(work: Path, run: Run) -> None:
-    shutil.copy("a.pth", "a.svg")
-    before = Path("a.svg").read_bytes()
-    status, out, err = run("diff", "--plot", "a.svg", "a.svg", "b.pth")
-    assert (status, out, err) == (FAILED, "", "ckpttool: error: --plot a.svg: that file is an input\n")
-    assert Path("a.svg").read_bytes() == before
+def test_nothing_but_an_earlier_picture_is_replaced(work: Path, run: Run, golden: Golden) -> None:
+    foreign = {
+        "a.svg": b"<svg/>",
+        "a.png": b"\x89PNG\r\n\x1a\n somebody's photograph",
+        "a.html": b"<!doctype html><p>mine",
+    }
+    for name, content in foreign.items():
+        Path(name).write_bytes(content)
+    golden(refusals(run, *(f"diff --plot {name} a.pth b.pth" for name in foreign)))
+    assert {name: Path(name).read_bytes() for name in foreign} == foreign
+    shutil.copy("a.pth", "b.svg")
+    golden(refusals(run, "diff --plot b.svg b.svg b.pth"))
+    assert Path("b.svg").read_bytes() == Path("a.pth").read_bytes()
 
 
 def test_picture_needs_matplotlib(work: Path, run: Run, without_matplotlib: None) -> None:
@@ -389,9 +296,3 @@ def test_picture_needs_matplotlib(work: Path, run: Run, without_matplotlib: None
         "",
         f"ckpttool: error: a.svg: a picture needs matplotlib ({install_command('plot')})\n",
     )
-
-
-def test_picture_that_cannot_be_written_is_an_error(work: Path, run: Run) -> None:
-    status, out, err = run("diff", "--plot", "none/a.svg", "one.safetensors", "two.safetensors")
-    assert (status, out) == (FAILED, "")
-    assert err == "ckpttool: error: none/a.svg: no such file or directory\n"
