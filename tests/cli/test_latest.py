@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from ckpttool import open_checkpoint
+from tests.support.commands import Run, refusals, transcript
+from tests.support.golden import Golden
 from tests.support.moments import names_read_in_full, refuse_opening
 
 
@@ -39,22 +41,8 @@ def test_the_newest(run, series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("latest") == (0, "model_epoch_10.pth\n", "")
 
 
-def test_json(run, series: Path) -> None:
-    status, out, err = run("latest", series, "--json")
-    assert (status, err) == (0, "")
-    assert json.loads(out) == {
-        "schema": "ckpttool.latest/1",
-        "path": "run/model_epoch_10.pth",
-        "epoch": 10,
-        "step": None,
-        "safety": "safe",
-        "resume": {
-            "level": "weights-and-optimizer",
-            "found": ["weights", "optimizer", "step or epoch"],
-            "missing": ["RNG state", "data loader state"],
-        },
-        "passed_over": [],
-    }
+def test_json(run: Run, series: Path, golden: Golden) -> None:
+    golden(transcript(run, (0, "latest run --json"), (0, "latest empty --missing-ok --json")))
 
 
 def test_null(run, series: Path) -> None:
@@ -175,14 +163,12 @@ def test_what_is_being_written_is_passed_over(run, series: Path) -> None:
     assert run("latest", series).out == "run/model_epoch_10.pth\n"
 
 
-def test_the_best(run, series: Path) -> None:
-    assert run("latest", series, "--best", "loss", "--mode", "max").out == "run/model_epoch_1.pth\n"
-    assert run("latest", series, "--best", "loss", "--mode", "min").out == "run/model_epoch_10.pth\n"
-
-
-def test_the_best_of_a_metric_that_nobody_has(run, series: Path) -> None:
-    answer = run("latest", series, "--best", "bleu", "--mode", "max")
-    assert answer == (1, "", "ckpttool: error: run: no checkpoint with a metric 'bleu' (there is loss)\n")
+def test_the_best(run: Run, series: Path, golden: Golden) -> None:
+    """The name of a metric says which values are good."""
+    modes = ("--best loss --mode max", "--best loss --mode min", "--best loss")
+    metrics = ("--best bleu --mode max", "--best lr")
+    told = [(0, f"latest run {one}") for one in modes] + [(1, f"latest run {one}") for one in metrics]
+    golden(transcript(run, *told, (1, "latest run --before 5")))
 
 
 def _save(series: Path, number: int, **more: object) -> None:
@@ -218,10 +204,13 @@ def test_a_round_step(run, steps: Path) -> None:
     assert run("latest", steps, "--before", "5e1").out == "steps/step_40.pt\n"
 
 
-@pytest.mark.parametrize("step", ["-5", "1.5", "soon", "inf", ""])
-def test_what_is_no_step(run, series: Path, step: str) -> None:
-    message = f"--before {step}: no step (a whole number from 0 on)"
-    assert run("latest", series, f"--before={step}") == (2, "", f"ckpttool: error: {message}\n")
+def test_usage(run: Run, series: Path, golden: Golden) -> None:
+    steps = (f"--before={step}" for step in ("-5", "1.5", "soon", "inf", ""))
+    waits = (f"--wait={time}" for time in ("soon", "-1", "1.5", ""))
+    logs = ("--metrics lost.csv --json", "--best accuracy --mode max --metrics lost.csv --json")
+    golden(refusals(run, *(f"latest run {one}" for one in (*steps, *waits, *logs, "--mode min"))))
+    for log in logs:
+        assert run("latest", series / "none", "--missing-ok", *log.split()).status == 0
 
 
 def test_a_name_that_a_shell_would_cut_is_told(run, series: Path) -> None:
@@ -244,15 +233,6 @@ def test_the_best_of_equal_ones_is_the_newest_and_what_is_no_number_comes_last(r
     assert (answer.status, answer.out) == (0, "steps/step_30.pt\n")
 
 
-def test_what_has_no_step_is_told(run, series: Path) -> None:
-    status, out, err = run("latest", series, "--before", 5)
-    assert (status, out) == (1, "")
-    assert err == (
-        "ckpttool: warning: run/model_epoch_10.pth: skipped: its step is unknown (and 9 more)\n"
-        "ckpttool: error: run: no intact checkpoint before step 5\n"
-    )
-
-
 @pytest.mark.framework
 def test_metrics_of_a_log(run, steps: Path) -> None:
     Path("log.csv").write_text("step,accuracy\n10,0.5\n20,0.875\n30,0.75\n")
@@ -268,34 +248,6 @@ def test_json_tells_how_good_the_best_is(run, series: Path) -> None:
     Path("empty").mkdir()
     answer = run("latest", "empty", "--best", "loss", "--mode", "max", "--json")
     assert json.loads(answer.out)["value"] is None
-
-
-@pytest.mark.parametrize("best", [(), ("--best", "accuracy", "--mode", "max")])
-def test_a_log_that_is_missing_says_nothing_of_checkpoints(run, series: Path, best: tuple[str, ...]) -> None:
-    answer = run("latest", series, *best, "--metrics", "lost.csv", "--json")
-    assert (answer.status, answer.out) == (2, "")
-    assert answer.err.startswith("ckpttool: error: lost.csv: no such file or directory")
-    assert run("latest", series / "none", "--missing-ok", *best, "--metrics", "lost.csv").status == 0
-
-
-@pytest.mark.parametrize("time", ["soon", "-1", "1.5", ""])
-def test_what_is_no_duration(run, series: Path, time: str) -> None:
-    answer = run("latest", series, f"--wait={time}")
-    assert (answer.status, answer.out) == (2, "")
-    assert f"no duration: {time!r}" in answer.err
-
-
-def test_a_mode_goes_with_a_metric(run, series: Path) -> None:
-    answer = run("latest", series, "--mode", "min")
-    assert answer == (2, "", "ckpttool: error: --mode goes with --best METRIC\n")
-
-
-def test_the_name_of_a_metric_says_which_values_are_good(run, series: Path) -> None:
-    given = run("latest", series, "--best", "loss", "--mode", "min")
-    told = "ckpttool: loss: lower is better (--mode max otherwise)\n"
-    assert run("latest", series, "--best", "loss") == (0, given.out, told)
-    missing = f"{series}: no checkpoint with a metric 'lr' (there is loss)"
-    assert run("latest", series, "--best", "lr") == (1, "", f"ckpttool: error: {missing}\n")
 
 
 def test_it_descends_unless_it_is_told_not_to(run, series: Path) -> None:
@@ -315,15 +267,12 @@ def test_a_path_that_is_one(run, series: Path, files: Path) -> None:
     assert run("latest", one) == (0, f"{one}\n", "")
 
 
-def test_nothing_there(run, tmp_path: Path) -> None:
-    assert run("latest", tmp_path) == (1, "", f"ckpttool: error: {tmp_path}: no checkpoint\n")
-    missing = tmp_path / "missing"
-    for place in (tmp_path, missing):
-        assert run("latest", place, "--missing-ok") == (0, "", f"ckpttool: {place}: no checkpoint yet\n")
-        assert run("latest", place, "--missing-ok", "-q") == (0, "", "")
-    hint = "--missing-ok takes that for a run without a checkpoint yet"
-    told = f"ckpttool: error: {missing}: no such directory ({hint})\n"
-    assert run("latest", missing) == run("latest", missing, "--json") == (2, "", told)
+def test_nothing_there(run: Run, tmp_path: Path, golden: Golden) -> None:
+    commands = [(1, f"latest {tmp_path}"), (1, f"latest -q {tmp_path}")]
+    missing = f"{tmp_path}/missing"
+    for place in (str(tmp_path), missing):
+        commands += [(0, f"latest {place} --missing-ok{quiet}") for quiet in ("", " -q")]
+    golden(transcript(run, *commands, (2, f"latest {missing}"), (2, f"latest {missing} --json")))
 
 
 def test_a_first_save_that_was_never_finished(run, series: Path) -> None:

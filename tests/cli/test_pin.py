@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import Run, refusals, transcript
+from tests.support.golden import Golden
 from tests.support.moments import refuse_opening
 
 NAME = "run/model_epoch_3.pth"
@@ -23,13 +25,10 @@ def series(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return Path("run")
 
 
-def test_pin_and_unpin(run, series: Path) -> None:
-    assert run("pin", NAME) == (0, f"pinned {NAME}\n", "")
-    assert run("pin", NAME) == (0, f"{NAME} is already pinned\n", "")
+def test_pin_and_unpin(run: Run, series: Path, golden: Golden) -> None:
+    commands = ("pin", "pin", "pin --json", "unpin", "unpin", "pin -q")
+    golden(transcript(run, (0, "pin --list"), *((0, f"{one} {NAME}") for one in commands)))
     assert "pinned" in run("list", series, "--json").out
-    assert run("unpin", NAME) == (0, f"unpinned {NAME}\n", "")
-    assert run("unpin", NAME) == (0, f"{NAME} is not pinned\n", "")
-    assert run("pin", "-q", NAME) == (0, "", "")
 
 
 OLD = '# of the paper\npinned = ["model_epoch_2.pth", "model_epoch_3.pth"]  # figure 2\n'
@@ -134,20 +133,17 @@ def test_what_can_not_be_read_is_told(run, series: Path, monkeypatch: pytest.Mon
     assert run("pin", "-l") == (2, f"{NAME}\n", "ckpttool: error: other: permission denied\n")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["pin"], "name a PATH"),
-        (["unpin"], "name a PATH"),
-        (["pin", "run/none.pth"], "run/none.pth: no such file or directory"),
-        (["unpin", "run/none.pth"], "run/none.pth: no such file or directory"),
-        (["pin", "run"], "run: holds 10 checkpoints, and is none itself (name one of them)"),
-        (["pin", "-l", "none"], "none: no such file or directory"),
-        (["pin", "-0", NAME], "-0 goes with --list"),
-    ],
-)
-def test_what_is_refused(run, series: Path, arguments: list[str], message: str) -> None:
-    assert run(*arguments) == (2, "", f"ckpttool: error: {message}\n")
+def test_what_is_refused(run: Run, series: Path, golden: Golden) -> None:
+    lines = (
+        "pin",
+        "unpin",
+        "pin run/none.pth",
+        "unpin run/none.pth",
+        "pin run",
+        "pin -l none",
+        f"pin -0 {NAME}",
+    )
+    golden(refusals(run, *lines))
 
 
 def test_a_directory_that_may_not_be_written(run, series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
