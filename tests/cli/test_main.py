@@ -18,7 +18,8 @@ import pytest
 
 from ckpttool import CheckpointError, NotFound
 from ckpttool.cli import inspect as inspect_command
-from tests.support.commands import TIMEOUT, Terminal, ckpttool, python, run_here
+from tests.support.commands import TIMEOUT, Run, Terminal, ckpttool, python, refusals, run_here
+from tests.support.golden import Golden
 from tests.support.moments import before_each_thread_scans, fail_inspecting, fail_reading
 from tests.support.stores import Answer, Asked, WebServer
 
@@ -31,63 +32,34 @@ def guide(files: Path) -> Path:
 # Options --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("option", ["--version", "-V"])
-def test_version(run, option: str) -> None:
-    assert run(option) == (0, f"ckpttool {version('ckpttool')}\n", "")
-
-
-def test_help_as_a_command(run) -> None:
-    assert run("help") == run("--help")
+def test_help_and_version(run: Run) -> None:
+    for option in ("--version", "-V"):
+        assert run(option) == (0, f"ckpttool {version('ckpttool')}\n", "")
+    for option in ("--help", "-h", "help"):
+        status, out, err = run(option)
+        assert (status, err, out[:7]) == (0, "", "Usage: ")
+        assert "inspect" in out and "verify" in out
     assert run("help", "verify") == run("verify", "--help")
 
 
-@pytest.mark.parametrize(
-    ("word", "hint"), [("inspct", "did you mean inspect?"), ("frobnicate", "see 'ckpttool --help'")]
-)
-def test_a_command_that_there_is_not(run, word: str, hint: str) -> None:
-    for arguments in ([word, "a.pth"], ["help", word]):
-        assert run(*arguments) == (2, "", f"ckpttool: error: no command {word!r} ({hint})\n")
+MISUSE = """
+inspect --no-such-option a.pth
+verify --no-such-option a.pth
+verify
+inspect
+no-such-command
+inspect --filter
+verify --jobs x a.pth
+--no-such-option
+inspct a.pth
+frobnicate a.pth
+help inspct
+help frobnicate
+"""
 
 
-@pytest.mark.parametrize("option", ["--help", "-h"])
-def test_help_lists_the_commands(run, option: str) -> None:
-    status, out, err = run(option)
-    assert (status, err) == (0, "")
-    assert out.startswith("Usage: ")
-    assert "inspect" in out and "verify" in out
-
-
-@pytest.mark.parametrize("command", ["inspect", "verify"])
-def test_help_of_a_command(run, command: str) -> None:
-    status, out, err = run(command, "--help")
-    assert (status, err) == (0, "")
-    assert "--json" in out
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("inspect", "--no-such-option", "a.pth"),
-        ("verify", "--no-such-option", "a.pth"),
-        ("verify",),
-        ("inspect",),
-        ("no-such-command",),
-        ("inspect", "--filter"),
-        ("verify", "--jobs", "x", "a.pth"),
-        ("--no-such-option",),
-    ],
-)
-def test_misuse_is_one_line_and_exit_2(run, arguments: tuple[str, ...]) -> None:
-    status, out, err = run(*arguments)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("ckpttool: error: ")
-
-
-def test_misuse_points_to_the_help_of_the_command(run) -> None:
-    assert run("inspect", "--no-such-option").err.endswith("inspect --help')\n")
-
-
-def test_no_command_is_misuse(run) -> None:
+def test_misuse_is_one_line_and_exit_2(run: Run, golden: Golden) -> None:
+    golden(refusals(run, *MISUSE.split("\n")[1:-1]))
     assert run().status == 2
 
 
@@ -116,29 +88,17 @@ def test_debug_in_a_shell(tmp_path: Path) -> None:
     assert done.returncode != 0 and "Traceback" in done.stderr
 
 
-@pytest.mark.parametrize("failure", [ValueError("surprise"), RecursionError("deep")])
-def test_bug_of_ours_is_one_line_too(
-    run, guide: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
-) -> None:
-    fail_inspecting(monkeypatch, failure)
-    status, out, err = run("inspect", guide)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"ckpttool: error: internal error: {type(failure).__name__}")
-    assert "CKPTTOOL_DEBUG=1" in err
-
-
-def test_lack_of_memory_is_no_bug(run, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_inspecting(monkeypatch, MemoryError())
-    assert run("inspect", guide) == (2, "", "ckpttool: error: there is not enough memory\n")
-
-
-def test_error_of_several_lines_is_one(run, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_inspecting(monkeypatch, CheckpointError("a\nb.pth", "line one\nline two\x1b[31m"))
-    assert run("inspect", guide) == (
-        2,
-        "",
-        "ckpttool: error: a\\nb.pth: line one\\nline two\\x1b[31m\n",
-    )
+def test_failures(run: Run, guide: Path, golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug of ours is one line, too, and lack of memory is none."""
+    for failure in (
+        ValueError("surprise"),
+        RecursionError("deep"),
+        MemoryError(),
+        CheckpointError("a\nb.pth", "line one\nline two\x1b[31m"),
+    ):
+        with monkeypatch.context() as patch:
+            fail_inspecting(patch, failure)
+            golden(refusals(run, f"inspect {guide}"))
 
 
 def test_ctrl_c_exits_130(run, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +163,7 @@ def test_ctrl_c_while_threads_scan(run, guide: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes break otherwise there")
-@pytest.mark.parametrize("command", [("inspect", "--all"), ("inspect", "--json"), ("verify", "--json")])
+@pytest.mark.parametrize("command", [("inspect", "--all"), ("verify", "--json")])
 def test_reader_that_has_seen_enough(files: Path, command: tuple[str, ...]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -215,37 +175,13 @@ def test_reader_that_has_seen_enough(files: Path, command: tuple[str, ...]) -> N
     assert (done.returncode, done.stderr) == (1, "")
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
-@pytest.mark.parametrize("command", ["inspect", "verify"])
-@pytest.mark.parametrize("name", ["pipe", "pipe.pth"])
-def test_named_pipe_does_not_hang(command: str, name: str, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / name)
-    done = ckpttool(command, tmp_path / name)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"ckpttool: error: {tmp_path}/{name}: not a regular file\n"
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
-def test_named_pipe_in_a_directory_is_no_checkpoint(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.pth")
-    done = ckpttool("verify", tmp_path)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-
-
-@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no endless device")
-@pytest.mark.parametrize("command", ["inspect", "verify"])
-def test_device_is_no_checkpoint(run, command: str) -> None:
-    status, out, err = run(command, "/dev/zero")
-    assert (status, out, err) == (2, "", "ckpttool: error: /dev/zero: not a regular file\n")
-
-
 # Colour and width -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", [("inspect",), ("verify",), ("verify", "-v"), ("inspect", "--stats")])
-def test_no_escape_codes_where_nobody_looks(run, files: Path, command: tuple[str, ...]) -> None:
-    for name in ("guide.pth", "nan.pth"):
-        assert "\x1b" not in "".join(run(*command, files / "pytorch" / name)[1:])
+def test_no_escape_codes_where_nobody_looks(run: Run, files: Path) -> None:
+    for command in ("inspect", "verify", "verify -v", "inspect --stats"):
+        for name in ("guide.pth", "nan.pth"):
+            assert "\x1b" not in "".join(run(*command.split(), files / "pytorch" / name)[1:])
 
 
 def answer_on_terminal(monkeypatch: pytest.MonkeyPatch, *arguments: object, term: str = "xterm") -> str:
@@ -259,30 +195,15 @@ def answer_on_terminal(monkeypatch: pytest.MonkeyPatch, *arguments: object, term
     return terminal.getvalue()
 
 
-@pytest.mark.parametrize("command", ["inspect", "verify"])
-def test_colour_on_a_terminal_only(command: str, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colour_on_a_terminal_only(guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert "\x1b[" in answer_on_terminal(monkeypatch, command, guide)
-
-
-@pytest.mark.parametrize("command", [("inspect",), ("verify",)])
-def test_no_colour_with_no_color(
-    command: tuple[str, ...], guide: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    for command in ("inspect", "verify"):
+        assert "\x1b[" in answer_on_terminal(monkeypatch, command, guide)
+        json.loads(answer_on_terminal(monkeypatch, command, "--json", guide))
+        assert "\x1b" not in answer_on_terminal(monkeypatch, command, guide, term="dumb")
     monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b" not in answer_on_terminal(monkeypatch, *command, guide)
-
-
-@pytest.mark.parametrize("command", ["inspect", "verify"])
-def test_no_colour_in_json(command: str, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    json.loads(answer_on_terminal(monkeypatch, command, "--json", guide))
-
-
-def test_no_colour_on_a_dumb_terminal(guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NO_COLOR", "FORCE_COLOR"):
-        monkeypatch.delenv(name, raising=False)
-    assert "\x1b" not in answer_on_terminal(monkeypatch, "inspect", guide, term="dumb")
+    for command in ("inspect", "verify"):
+        assert "\x1b" not in answer_on_terminal(monkeypatch, command, guide)
 
 
 def test_colour_does_not_change_the_words(run, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,13 +215,14 @@ def test_colour_does_not_change_the_words(run, guide: Path, monkeypatch: pytest.
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == run("verify", guide.name).out
 
 
-@pytest.mark.parametrize("before", [True, False])
-def test_colour_as_one_says(run, before: bool, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colour_as_one_says(run: Run, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
     def colour(choice: str, *arguments: object) -> bool:
         option, command = ["--color", choice], [str(one) for one in arguments]
-        return "\x1b[" in "".join(run(*(option + command if before else command + option))[1:])
+        both = {"\x1b[" in "".join(run(*line)[1:]) for line in (option + command, command + option)}
+        (is_coloured,) = both
+        return is_coloured
 
     assert colour("always", "verify", guide)
     assert colour("always", "verify", guide.with_name("none"))
@@ -353,28 +275,20 @@ LIGHT = (
 """What is read without NumPy, one of a kind."""
 
 
-@pytest.mark.parametrize("option", [(), ("--json",), ("--field", "training.epoch"), ("--all",)])
-def test_inspect_imports_no_framework_and_no_numpy(files: Path, option: tuple[str, ...]) -> None:
-    found = imported_by(*(("inspect", *option, files / name) for name in LIGHT))
-    for name, modules in zip(LIGHT, found, strict=True):
-        assert not modules & (FRAMEWORKS | NUMERIC), name
-
-
-@pytest.mark.parametrize("command", [("inspect", "--json"), ("verify", "--json"), ("verify",)])
-def test_rich_is_imported_for_tables_alone(files: Path, command: tuple[str, ...]) -> None:
-    assert "rich" not in imported(*command, files / "pytorch" / "guide.pth")
-
-
-def test_inspect_of_a_pickle_imports_no_framework(files: Path) -> None:
-    assert not imported("inspect", files / "pickle" / "protocol4.pkl") & FRAMEWORKS
-
-
-def test_verify_imports_no_framework(files: Path) -> None:
-    assert not imported("verify", files / "pytorch" / "dtypes.pth") & FRAMEWORKS
-
-
-def test_quick_verify_needs_no_numpy(files: Path) -> None:
-    assert not imported("verify", "--quick", files / "pytorch" / "guide.pth") & NUMERIC
+def test_what_is_imported(files: Path) -> None:
+    """In one process: what one command has imported stays imported for the next."""
+    guide, options = files / "pytorch" / "guide.pth", ("", "--json", "--field training.epoch", "--all")
+    light = [("inspect", *option.split(), files / name) for option in options for name in LIGHT]
+    light += [("verify", "--quick", guide)]
+    heavy = [
+        ("inspect", files / "pickle" / "protocol4.pkl"),
+        *(("verify", "--json", guide), ("verify", guide), ("verify", files / "pytorch" / "dtypes.pth")),
+    ]
+    found = imported_by(*light, *heavy)
+    for command, modules in zip((*light, *heavy), found, strict=True):
+        assert not modules & FRAMEWORKS, command
+    assert not found[len(light) - 1] & NUMERIC
+    assert "rich" not in imported("inspect", "--json", guide) | imported("verify", guide)
 
 
 def test_library_imports_no_command_line(files: Path) -> None:

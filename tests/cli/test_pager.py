@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import ckpttool_in_terminal
+from tests.support.thorough import sampled
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="terminals as POSIX has them")
 
@@ -26,7 +27,7 @@ def is_paged(shown: str) -> bool:
     return shown.startswith("paged:") and "\npaged:" in shown
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["prune", "--help"], ["help", "list"], []])
+@pytest.mark.parametrize("arguments", sampled([["--help"], ["prune", "--help"], ["help", "list"], []], 2))
 def test_long_help_is_paged(arguments: list[str]) -> None:
     status, shown = ckpttool_in_terminal(*arguments, env={"CKPTTOOL_PAGER": MARK, "PAGER": "false"})
     assert (status, is_paged(shown)) == (0 if arguments else 2, True)
@@ -43,18 +44,13 @@ def test_lines_that_the_screen_wraps_count(files: Path) -> None:
     assert shown.startswith("paged:")
 
 
-@pytest.mark.parametrize(
-    "env",
-    [
-        {"PAGER": ""},
-        {"PAGER": "cat"},
-        {"PAGER": MARK, "CKPTTOOL_PAGER": ""},
-        {"PAGER": "no-such-pager"},
-        {"PAGER": "less '"},
-        {"PAGER": MARK, "TERM": "dumb"},
-        {"PATH": "/nowhere"},
-    ],
+PLAIN = (
+    *({"PAGER": ""}, {"PAGER": "no-such-pager"}, {"PAGER": MARK, "CKPTTOOL_PAGER": ""}, {"PAGER": "cat"}),
+    *({"PAGER": "less '"}, {"PAGER": MARK, "TERM": "dumb"}, {"PATH": "/nowhere"}),
 )
+
+
+@pytest.mark.parametrize("env", sampled(PLAIN, 3))
 def test_without_a_pager_the_output_is_plain(env: dict[str, str]) -> None:
     status, shown = ckpttool_in_terminal("--help", env=env)
     assert (status, shown.splitlines()[0]) == (0, "Usage: ckpttool [OPTIONS] COMMAND [ARGS]...")

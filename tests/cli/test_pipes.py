@@ -51,6 +51,8 @@ WRITTEN = (
     ("diff", MODEL, "runs/model_epoch_2.pth", "--plot", "pipe.svg"),
 )
 READ = (
+    ("inspect", "pipe"),
+    ("verify", "pipe"),
     ("diff", MODEL, "runs/model_epoch_2.pth", "--map", "pipe"),
     ("convert", MODEL, "made.safetensors", "--map", "pipe"),
     ("latest", "runs", "--metrics", "pipe"),
@@ -86,6 +88,13 @@ def test_a_pipe_or_a_device_to_be_read(run: Run, runs: Path) -> None:
             told = f"ckpttool: error: {what}: not a regular file\n"
             assert (status, out, err) == (2, "", told), command
     assert len(list(runs.iterdir())) == 3
+    os.mkfifo("pipe.pth")
+    for command in ("inspect", "verify"):
+        told = "ckpttool: error: pipe.pth: not a regular file\n"
+        assert run(command, "pipe.pth") == (2, "", told)
+    Path("alone").mkdir()
+    os.mkfifo("alone/pipe.pth")
+    assert run("verify", "alone").status == 2
 
 
 def test_pipes_and_directories_are_told_before_anything_is_read(run: Run, runs: Path, golden: Golden) -> None:
