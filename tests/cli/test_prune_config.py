@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import Run, refusals, transcript
 from tests.support.configs import trusted_config, write
+from tests.support.golden import Golden
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -33,12 +35,10 @@ def epochs(directory: str) -> list[int]:
     return sorted(int(path.stem.rpartition("_")[2]) for path in Path("runs", directory).glob("*.pth"))
 
 
-def test_plain_prune_does_what_it_says(run, project: Path) -> None:
+def test_plain_prune_does_what_it_says(run: Run, project: Path, golden: Golden) -> None:
     configure("[retention]\npaths = ['runs/a', 'runs/b']\nkeep-last = 2\n")
-    status, out, err = run("prune")
-    assert (status, err, epochs("a"), epochs("b")) == (0, "", [9, 10], [9, 10])
-    assert out.endswith("\n\nremoved 16 of 20 checkpoints, 65 kB freed\n")
-    assert out.count("model_epoch_*.pth") == 2
+    golden(transcript(run, (0, "prune")))
+    assert (epochs("a"), epochs("b")) == ([9, 10], [9, 10])
 
 
 def test_it_is_found_from_below(run, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,12 +57,11 @@ def test_the_command_line_comes_last(run, project: Path) -> None:
     assert (epochs("a"), epochs("b")) == ([*range(1, 11)], [*range(1, 11)])
 
 
-@pytest.mark.parametrize("arguments", [["runs/a"], ["runs/a", "--yes"]])
-def test_with_a_directory_it_is_not_read(run, project: Path, arguments: list[str]) -> None:
+def test_with_a_directory_it_is_not_read(run: Run, project: Path, golden: Golden) -> None:
     configure("this is no TOML")
-    said = "ckpttool: error: no rule says which checkpoints to keep (--keep N keeps the newest N)\n"
-    assert run("prune", *arguments) == (2, "", said)
-    assert run("prune", *arguments, "--keep", "9").status == 0
+    golden(refusals(run, "prune runs/a", "prune runs/a --yes"))
+    for yes in ([], ["--yes"]):
+        assert run("prune", "runs/a", *yes, "--keep", "9").status == 0
 
 
 def test_with_a_rule_it_is_not_read(run, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,49 +72,30 @@ def test_with_a_rule_it_is_not_read(run, project: Path, monkeypatch: pytest.Monk
     assert len(list(Path().glob("*.pth"))) == 9
 
 
-def test_a_named_one_is_read(run, project: Path) -> None:
+def test_a_named_one_is_read(run: Run, project: Path, golden: Golden) -> None:
     write(Path("other.toml"), "[retention]\npaths = ['runs/a']\nkeep-last = 2\n")
     assert run("prune", "--config", "other.toml", "runs/b").status == 0
     assert (len(epochs("a")), epochs("b")) == (10, [9, 10])
-    said = "other.toml has rules, and so has the command line (leave out one of them)"
-    assert run("prune", "--config", "other.toml", "--keep", 1) == (2, "", f"ckpttool: error: {said}\n")
+    golden(refusals(run, "prune --config other.toml --keep 1"))
     write(Path("other.toml"), "[retention]\npaths = ['runs/a']\n")
     assert run("prune", "--config", "other.toml", "--keep", 1).status == 0
     assert epochs("a") == [10]
     write(Path("other.toml"), "[verify]\n")
-    said = "other.toml: nothing is set in [retention]"
-    assert run("prune", "--config", "other.toml") == (2, "", f"ckpttool: error: {said}\n")
+    golden(refusals(run, "prune --config other.toml"))
 
 
-def test_without_any_rule_nothing_goes(run, project: Path) -> None:
-    said = (
-        "ckpttool: error: no rule says which checkpoints to keep "
-        "(--keep N keeps the newest N; or write a ckpttool.toml with [retention])\n"
-    )
-    assert run("prune") == (2, "", said)
-    configure("[verify]\n")
-    assert run("prune") == (2, "", said)
-    configure("[retention]\nrecursive = true\n")
-    assert run("prune") == (
-        2,
-        "",
-        "ckpttool: error: no rule says which checkpoints to keep (--keep N keeps the newest N)\n",
-    )
+def test_without_any_rule_nothing_goes(run: Run, project: Path, golden: Golden) -> None:
+    golden(refusals(run, "prune"))
+    for text in ("[verify]\n", "[retention]\nrecursive = true\n"):
+        configure(text)
+        golden(refusals(run, "prune"))
     assert len(epochs("a") + epochs("b")) == 20
 
 
-def test_each_directory_is_pruned_for_itself(run, project: Path) -> None:
+def test_each_directory_is_pruned_for_itself(run: Run, project: Path, golden: Golden) -> None:
     configure("[retention]\npaths = ['runs/a', 'nowhere', 'runs/b']\nkeep-last = 2\n")
-    status, out, err = run("prune")
-    assert (status, epochs("a"), epochs("b")) == (2, [9, 10], [9, 10])
-    assert [line for line in out.splitlines() if line[:1] != " "] == [
-        "runs/a/model_epoch_*.pth",
-        "",
-        "runs/b/model_epoch_*.pth",
-        "",
-    ]  # the plans, which were there before anything went
-    told = "ckpttool: error: nowhere: no such file or directory\n"
-    assert err == told + "removed 16 of 20 checkpoints, 65 kB freed\n"
+    golden(transcript(run, (2, "prune")))
+    assert (epochs("a"), epochs("b")) == ([9, 10], [9, 10])
 
 
 def test_the_worst_status_counts(run, project: Path) -> None:
@@ -244,22 +224,13 @@ def test_what_was_not_asked_about_is_shown_all_the_same(
     )
 
 
-def test_where_no_series_has_a_rule_nothing_goes(run, project: Path) -> None:
+def test_where_no_series_has_a_rule_nothing_goes(run: Run, project: Path, golden: Golden) -> None:
     rule = "[[retention.rule]]\npath = 'runs/{}/**'\nkeep-last = 1\n".format
     configure(TWO + rule("b"))
     assert run("prune", "-n").err == ""
     configure(TWO + rule("b") + rule("c"))
-    place = "ckpttool.toml[retention.rule 2]"
-    message = "no series matches 'runs/c/**'; nothing was removed"
-    for option in ("-n", "-q", "--yes"):
-        assert run("prune", option) == (1, "", f"ckpttool: error: {place}: {message}\n")
-    status, out, _ = run("prune", "--json")
-    found = json.loads(out)
-    assert (status, found["errors"]) == (1, [{"path": place, "message": message}])
-    assert (found["schema"], found["groups"], found["freed_bytes"]) == ("ckpttool.prune/1", [], 0)
-    status, out, err = run("prune", "--explain", "runs/a/model_epoch_3.pth")
-    assert (status, out.splitlines()[0]) == (1, "runs/a/model_epoch_3.pth would be removed")
-    assert err == f"ckpttool: error: {place}: {message}\n"
+    options = ("-n", "-q", "--yes", "--json", "--explain runs/a/model_epoch_3.pth")
+    golden(transcript(run, *((1, f"prune {one}") for one in options)))
     assert len(epochs("a") + epochs("b")) == 20
 
 
@@ -319,49 +290,32 @@ def test_directories_that_overlap_count_once(run, project: Path) -> None:
     assert (epochs("a"), epochs("b")) == ([9, 10], [9, 10])
 
 
-def test_one_that_is_not_read_is_told(run, project: Path) -> None:
+def test_one_that_is_not_read_is_told(run: Run, project: Path, golden: Golden) -> None:
     configure("[retention]\nkeep-last = 1\n")
-    said = "ckpttool.toml is not read, since a directory or a rule was given (--config reads it)\n"
-    assert run("prune", "runs/a", "--keep", 9, "-n").err == said
+    said = run("prune", "runs/a", "--keep", 9, "-n").err
+    golden(said + refusals(run, "prune runs/a"))
     assert run("prune", "-r", "--keep", 9, "-n").err == said
-    assert run("prune", "runs/a", "--keep", 9, "-n", "-q").err == ""
     assert run("prune", "--explain", "runs/a/model_epoch_3.pth", "--keep", 9).err == said
-    unread = "ckpttool.toml is not read, since a directory was given: --config reads it"
-    told = (
-        f"ckpttool: error: no rule says which checkpoints to keep (--keep N keeps the newest N; {unread})\n"
-    )
-    assert run("prune", "runs/a") == (2, "", told)
+    assert run("prune", "runs/a", "--keep", 9, "-n", "-q").err == ""
     assert run("prune", "runs/a", "--config", "ckpttool.toml", "-n").err == ""
     configure("[verify]\n")
     assert run("prune", "runs/a", "--keep", 9, "-n").err == ""
 
 
-def test_one_command_has_one_trash(run, project: Path) -> None:
+def test_one_command_has_one_trash(run: Run, project: Path, golden: Golden) -> None:
     configure(f"{TWO}trash = true\n")
-    status, out, err = run("prune")
-    assert (status, err) == (0, "")
-    assert out.endswith(
-        "\nmoved 16 of 20 checkpoints to the trash (65 kB)\n"
-        "to restore them: ckpttool undo -r runs\n"
-        "to free the space: ckpttool prune --empty-trash -r runs\n"
-    )
+    golden(transcript(run, (0, "prune")))
     names = [os.listdir(Path("runs", name, ".ckpttool-trash")) for name in ("a", "b")]
     assert len(names[0]) == 1
     assert names[0] == names[1]
     assert run("undo", "-r", "runs", "-q").status == 0
     assert (len(epochs("a")), len(epochs("b"))) == (10, 10)
     assert run("prune", "-q").status == 0
-    gone = "removed 16 checkpoints from the trash, 65 kB freed\n"
-    assert run("prune", "--empty-trash") == (0, gone, "")
+    golden(transcript(run, (0, "prune --empty-trash")))
     assert (len(os.listdir("runs/a")), len(os.listdir("runs/b"))) == (2, 2)
 
 
-def test_a_trash_in_a_directory_that_is_gone(run, project: Path) -> None:
+def test_a_trash_in_a_directory_that_is_gone(run: Run, project: Path, golden: Golden) -> None:
     configure("[retention]\npaths = ['runs/a', 'nowhere']\nkeep-last = 2\ntrash = true\n")
     assert run("prune", "-q").status == 2
-    status, out, err = run("prune", "--empty-trash")
-    assert (status, out) == (2, "")
-    assert err == (
-        "ckpttool: error: nowhere: no such file or directory\n"
-        "removed 8 checkpoints from the trash, 33 kB freed\n"
-    )
+    golden(transcript(run, (2, "prune --empty-trash")))

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from ckpttool.core.report import error
+from tests.support.commands import Run, refusals, transcript
+from tests.support.golden import Golden
 from tests.support.predictions import answer_alike, stage
 
 
@@ -38,38 +40,18 @@ def configure(project: Path, text: str) -> None:
     path.chmod(0o644)
 
 
-def test_without_a_path_and_a_configuration_nothing_is_looked_at(run, project: Path) -> None:
-    assert run("verify") == (
-        2,
-        "",
-        "ckpttool: error: name a PATH, or write a ckpttool.toml that names some\n",
-    )
+def test_without_a_path_and_a_configuration_nothing_is_looked_at(
+    run: Run, project: Path, golden: Golden
+) -> None:
+    golden(refusals(run, "verify"))
 
 
-def test_what_is_ignored_fails_nothing_and_stays(run, project: Path) -> None:
+def test_what_is_ignored_fails_nothing_and_stays(run: Run, project: Path, golden: Golden) -> None:
     configure(project, '[verify]\npaths = ["models"]\nstrict = true\n' + MASK)
-    status, out, err = run("verify")
-    assert (status, err) == (0, "")
-    assert out.splitlines() == [
-        "✓ valid    models/guide.pth         pytorch      4.0 kB  8 tensors",
-        "✓ valid    models/mask.safetensors  safetensors    80 B  1 tensor, 1 ignored, no checksums",
-        "    warning infinity [mask]: 1 of 2 values are infinite (ignored: causal)",
-        "2 checkpoints: 2 valid",
-    ]
+    golden(transcript(run, (0, "verify")))
     status, out, err = run("verify", "--json")
     assert (status, err) == (0, "")
-    assert [one["findings"] for one in json.loads(out)["checkpoints"]] == [
-        [],
-        [
-            {
-                "code": "infinity",
-                "severity": "warning",
-                "message": "1 of 2 values are infinite",
-                "where": "mask",
-                "ignored": "causal",
-            }
-        ],
-    ]
+    golden(json.dumps([one["findings"] for one in json.loads(out)["checkpoints"]], indent=1))
 
 
 def test_with_a_path_no_configuration_is_read(run, project: Path) -> None:
@@ -83,86 +65,49 @@ def test_a_named_one_applies_to_given_paths(run, project: Path) -> None:
     assert run("verify", "--config", "ckpttool.toml", "-q", "models") == (0, "", "")
 
 
-def test_a_path_that_is_not_there_is_an_error(run, project: Path) -> None:
+def test_a_path_that_is_not_there_is_an_error(run: Run, project: Path, golden: Golden) -> None:
     configure(project, '[verify]\npaths = ["models", "nowhere"]\n')
-    status, out, err = run("verify")
-    assert (status, err) == (2, "ckpttool: error: nowhere: no such file or directory\n")
-    assert "✓ valid    models/guide.pth" in out
+    golden(transcript(run, (2, "verify")))
 
 
-def test_what_means_nothing_is_a_warning(run, project: Path) -> None:
+def test_what_means_nothing_is_a_warning(run: Run, project: Path, golden: Golden) -> None:
     configure(project, MASK.replace("infinity", "nan") + '[[verify.rule]]\npath = "*.pt"\n')
-    status, _, err = run("verify", "-q")
-    assert status == 0
-    assert err.splitlines() == [
-        "ckpttool: warning: ckpttool.toml[verify.rule 1]: ignore 1: there is no finding nan",
-        "ckpttool: warning: ckpttool.toml[verify.rule 2]: no checkpoint matches '*.pt'",
-    ]
-    assert run("verify", "-q", "--quick").err == ""
+    golden(transcript(run, (0, "verify -q"), (0, "verify -q --quick")))
 
 
-def test_dangerous_code_stays_unsafe(run, project: Path, files: Path) -> None:
+def test_dangerous_code_stays_unsafe(run: Run, project: Path, files: Path, golden: Golden) -> None:
     shutil.copy(files / "hostile" / "call_global.pth", project / "stranger.pth")
     (finding,) = json.loads(run("verify", "--json", "stranger.pth").out)["checkpoints"][0]["findings"]
-    code = finding["code"]
-    configure(
-        project,
-        f'[[verify.rule]]\npath = "stranger.pth"\nignore = [{{code = "{code}", reason = "ours"}}]\n',
-    )
-    status, out, err = run("verify")
-    assert status == 1
-    assert "UNSAFE   stranger.pth" in out
-    assert "ignored" not in out
-    assert err == (
-        "ckpttool: error: ckpttool.toml[verify.rule 1]: ignore 1: "
-        f"{code} in stranger.pth can't be ignored: "
-        "loading the file would run code that is known to be dangerous\n"
-    )
+    ignore = f'ignore = [{{code = "{finding["code"]}", reason = "ours"}}]'
+    configure(project, f'[[verify.rule]]\npath = "stranger.pth"\n{ignore}\n')
+    told = transcript(run, (1, "verify"))
+    assert "UNSAFE   stranger.pth" in told and "ignored" not in told.replace("can't be ignored", "")
+    golden(told)
 
 
-def test_what_is_ignored_keeps_nothing_from_being_run(
-    run, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer_alike(monkeypatch, stage("load", "Net, 1 key"), stage("predict", "output 1×2"))
-    rule = MASK + 'predict = true\nmodel = "nets:Net"\n'
-    configure(project, '[verify]\npaths = ["models/mask.safetensors"]\nstrict = true\n' + rule)
-    status, out, err = run("verify", "--config", "ckpttool.toml")
-    assert (status, err) == (0, "")
-    assert "load       passed   Net, 1 key" in out
-    assert "predict    passed   output 1×2" in out
-
-
-def test_what_can_not_be_loaded_stays_invalid(run, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predictions(run: Run, project: Path, golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is ignored keeps nothing from being run, and what can't be loaded stays invalid."""
+    predict = 'predict = true\nmodel = "nets:Net"\n'
+    head = '[verify]\npaths = ["models/mask.safetensors"]\nstrict = true\n'
+    with monkeypatch.context() as patch:
+        answer_alike(patch, stage("load", "Net, 1 key"), stage("predict", "output 1×2"))
+        configure(project, head + MASK + predict)
+        golden(transcript(run, (0, "verify --config ckpttool.toml")))
     finding = error("missing-key", "the model has it, the checkpoint doesn't", "fc.weight")
     failed = stage("load", "it has no fc.weight", finding)
     answer_alike(monkeypatch, failed, stage("predict", "it was not loaded", is_skipped=True))
-    rule = MASK.replace("infinity", "missing-key") + 'predict = true\nmodel = "nets:Net"\n'
-    configure(project, '[verify]\npaths = ["models/mask.safetensors"]\n' + rule)
-    status, out, err = run("verify", "--config", "ckpttool.toml")
-    assert (status, out.split()[:2]) == (1, ["✗", "FAILED"])
-    assert err == (
-        "ckpttool: error: ckpttool.toml[verify.rule 1]: ignore 1: missing-key in models/mask.safetensors "
-        "can't be ignored: the model could not be loaded, so it was not run\n"
+    configure(
+        project, head.replace("strict = true\n", "") + MASK.replace("infinity", "missing-key") + predict
     )
+    golden(transcript(run, (1, "verify --config ckpttool.toml")))
 
 
-def test_options_of_a_prediction_that_nothing_asks_for_are_refused(run, project: Path) -> None:
+def test_what_is_refused(run: Run, project: Path, golden: Golden) -> None:
+    """Options of a prediction that nothing asks for, and trust in a file."""
     configure(project, MASK)
-    assert run("verify", "--record", "golden.npz", "models/guide.pth", "--config", "ckpttool.toml") == (
-        2,
-        "",
-        "ckpttool: error: --record: no rule asks for a prediction (--predict does)\n",
-    )
-
-
-def test_trust_stands_in_no_file(run, project: Path) -> None:
+    golden(refusals(run, "verify --record golden.npz models/guide.pth --config ckpttool.toml"))
     configure(project, '[[verify.rule]]\npath = "*"\ntrust = true\n')
-    assert run("verify") == (
-        2,
-        "",
-        "ckpttool: error: ckpttool.toml[verify.rule 1]: "
-        "code in a checkpoint is only trusted on the command line: --trust\n",
-    )
+    golden(refusals(run, "verify"))
 
 
 # Paths and --config auto ----------------------------------------------------------------------------
@@ -171,12 +116,12 @@ STRICT = "[verify]\nstrict = true\n"
 UNREAD = "ckpttool: {} is not read when paths are named (--config auto reads it)\n"
 
 
-@pytest.mark.parametrize("path", ["models", "models/guide.pth", "./models/", "models/../models/guide.pth"])
-def test_a_configuration_that_is_not_read_is_named(run, project: Path, path: str) -> None:
+def test_a_configuration_that_is_not_read_is_named(run: Run, project: Path) -> None:
     configure(project, STRICT)
-    status, _, err = run("verify", path)
-    assert (status, err) == (0, UNREAD.format("ckpttool.toml"))
-    assert run("verify", "-q", path).err == ""
+    for path in ("models", "models/guide.pth", "./models/", "models/../models/guide.pth"):
+        status, _, err = run("verify", path)
+        assert (status, err) == (0, UNREAD.format("ckpttool.toml"))
+        assert run("verify", "-q", path).err == ""
 
 
 def test_the_nearest_is_named_once(run, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,32 +147,23 @@ def test_outside_of_a_repository_only_the_directory_counts(run, project: Path) -
     assert run("verify", "--config", "auto", "away") == (2, "", told)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_one_is_named_if_it_says_something_of_it(run: Run, project: Path) -> None:
+    silent = (
         "",
         "[verify]\n",
         "[verify]\n# strict = true\n\n[retention]\nkeep-last = 1\n",
         "[retention]\nkeep-last = 1\n",
         "#[verify]\n#strict = true\n",
-    ],
-)
-def test_one_that_says_nothing_of_it_is_not_named(run, project: Path, text: str) -> None:
-    configure(project, text)
-    assert run("verify", "models/guide.pth").err == ""
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
+    )
+    named = (
         "[verify] # all\r\n\r\n # more\r\n paths = ['a']\r\n",
         "[[verify.rule]]\npath='a'",
         "verify.strict=true",
-    ],
-)
-def test_one_that_says_something_of_it_is_named(run, project: Path, text: str) -> None:
-    configure(project, text)
-    assert run("verify", "models/guide.pth").err == UNREAD.format("ckpttool.toml")
+    )
+    for text in (*silent, *named):
+        configure(project, text)
+        said = UNREAD.format("ckpttool.toml") if text in named else ""
+        assert run("verify", "models/guide.pth").err == said, text
 
 
 def test_what_init_writes_is_not_named(run, project: Path) -> None:
