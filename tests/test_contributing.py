@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.thorough import sampled
+
 ROOT = Path(__file__).parents[1]
 GUIDE = (ROOT / "docs" / "background" / "contributing.md").read_text("utf-8")
 EXAMPLES = dict(
@@ -35,7 +37,7 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("title", EXAMPLES)
+@pytest.mark.parametrize("title", sampled(EXAMPLES, 1))
 def test_an_example_applies_and_passes_its_tests(title: str, copy: Path) -> None:
     diff = EXAMPLES[title]
     environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(copy.parent), "PYTHONPATH": str(copy)}

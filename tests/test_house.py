@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from ckpttool.formats import formats
@@ -29,6 +30,12 @@ SENTENCE = re.compile(r"[a-z]{2,} [a-z(]|[a-z]{2,}:? $|^ [a-z]{2,}")
 ALLOWED = {
     ("predict/interface.py", "Arguments received"): "Keras's words",
 }
+
+
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """Return what each file of the package says."""
+    return {path: ast.parse(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py")}
 
 
 def sentences_read(tree: ast.AST) -> Iterator[str]:
@@ -55,7 +62,7 @@ def imports_of_files() -> dict[str, set[str]]:
     imports: dict[str, set[str]] = {}
     for name, path in modules.items():
         called: set[str] = set()
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(trees()[path]):
             if isinstance(node, ast.ImportFrom) and node.module:
                 called |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
             elif isinstance(node, ast.Import):
@@ -85,8 +92,8 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 def test_no_sentence_of_ours_is_read_back() -> None:
     found = {
         (path.relative_to(PACKAGE).as_posix(), sentence)
-        for path in PACKAGE.rglob("*.py")
-        for sentence in sentences_read(ast.parse(path.read_text("utf-8")))
+        for path, tree in trees().items()
+        for sentence in sentences_read(tree)
     }
     assert found == set(ALLOWED)
 
@@ -131,9 +138,9 @@ def test_formats_are_told_apart_by_their_traits() -> None:
     names = {format.name for format in formats()} - {"pickle"}
     found = {
         (path.relative_to(PACKAGE).as_posix(), node.value)
-        for path in PACKAGE.rglob("*.py")
+        for path, tree in trees().items()
         if path.relative_to(PACKAGE).parts[0] not in OF_FORMATS
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and node.value in names
     }
     assert found == set(NAMED_FORMATS)

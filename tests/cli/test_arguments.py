@@ -11,11 +11,11 @@ import pytest
 
 from ckpttool.cli.commands import COMMANDS
 from tests.support.commands import Run
+from tests.support.thorough import sampled
 
 OPTION = re.compile(r"^  (?:-\w, )?(--[a-z-]+)(?:, --[a-z-]+)*( [A-Z|a-z,.:=\[\]]+)?(?=  |$)", re.MULTILINE)
 ELSEWHERE = {"--help", "--wait", "--predict", "--executor"}
 """Options that end at once, wait, or need another program."""
-COMMANDS_EACH = 60
 METRICS = ("loss", "val_loss", "quality")
 VALUES = {
     "N": ("1", "2", "3", "0", "-1", "1.5", "1" + "0" * 20),
@@ -58,14 +58,15 @@ def value_of(kind: str, chance: random.Random) -> str:
     return chance.choice(VALUES.get(kind) or kind.split("|"))
 
 
+@pytest.mark.parametrize("count", sampled([12, 120], 1))
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_arguments_are_an_internal_error(
-    command: str, here: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    command: str, count: int, here: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("select.select", lambda *_: ([], [], []))  # a watch looks twice
     options = [found for found in OPTION.findall(run(command, "--help").out) if found[0] not in ELSEWHERE]
     chance = random.Random(command)
-    for _ in range(COMMANDS_EACH):
+    for _ in range(count):
         arguments = ["--once"] if command == "watch" else []
         for name, kind in chance.choices(options, k=chance.randrange(4)):
             arguments += [name, *([value_of(kind.strip(), chance)] if kind else [])]

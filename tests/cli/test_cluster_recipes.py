@@ -67,6 +67,7 @@ def test_a_slurm_array(run: Run, place: Path) -> None:
     assert (merged.stdout, merged.stderr, merged.returncode) == (run("verify", "runs").out, "", 1)
 
 
+@pytest.mark.thorough
 def test_a_kubernetes_job(run: Run, place: Path) -> None:
     job = yaml.safe_load(block("A Kubernetes job", "yaml"))["spec"]
     (container,) = job["template"]["spec"]["containers"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 from ckpttool import open_checkpoint
 from tests.support.commands import Run
 from tests.support.moments import before_verifying
+from tests.support.thorough import sampled
 
 PARTS = 3
 Documents = Callable[..., list[Path]]
@@ -56,22 +58,19 @@ def documents(run: Run) -> Documents:
     return write
 
 
-@pytest.mark.parametrize("parts", [1, 2, 5, 40])
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("runs",),
-        ("runs/run_1", "runs", "--strict"),
-        ("runs/run_1/m_3.pth", "missing.pth", "runs", "--quick"),
-        ("runs/run_1/m_3.pth", "runs/run_1/m_3.pth"),
-    ],
-    ids=" ".join,
+ARGUMENTS = (
+    *("runs", "runs/run_1 runs --strict", "runs/run_1/m_3.pth missing.pth runs --quick"),
+    "runs/run_1/m_3.pth runs/run_1/m_3.pth",
 )
+
+
+@pytest.mark.parametrize(("arguments", "parts"), sampled(itertools.product(ARGUMENTS, (2, 40, 5, 1)), 4))
 def test_all_parts_make_the_document_of_one_run(
-    run: Run, runs: Path, documents: Documents, arguments: tuple[str, ...], parts: int
+    run: Run, runs: Path, documents: Documents, arguments: str, parts: int
 ) -> None:
-    alone = run("verify", *arguments, "--json")
-    merged = run("verify", "--merge", *reversed(documents(*arguments, parts=parts)), "--json")
+    given = arguments.split()
+    alone = run("verify", *given, "--json")
+    merged = run("verify", "--merge", *reversed(documents(*given, parts=parts)), "--json")
     assert json.loads(merged.out) == json.loads(alone.out)
     assert (merged.out, merged.status) == (alone.out, alone.status)
 
@@ -127,16 +126,17 @@ def lists(run: Run) -> Documents:
     return write
 
 
-@pytest.mark.parametrize("parts", [1, 3, 30])
-@pytest.mark.parametrize(
-    "arguments", [("runs",), ("runs", "--verify", "full"), ("runs/run_1", "runs")], ids=" ".join
-)
+LISTS = ("runs", "runs --verify full", "runs/run_1 runs")
+
+
+@pytest.mark.parametrize(("arguments", "parts"), sampled(itertools.product(LISTS, (3, 1, 30)), 3))
 def test_all_parts_of_a_list_make_the_document_of_one_run(
-    run: Run, runs: Path, lists: Documents, arguments: tuple[str, ...], parts: int
+    run: Run, runs: Path, lists: Documents, arguments: str, parts: int
 ) -> None:
+    given = arguments.split()
     flip(runs / "run_1" / "m_11.pth")  # the newest, as long as nobody reads it
-    alone = run("list", *arguments, "--json")
-    documents = lists(*arguments, parts=parts)
+    alone = run("list", *given, "--json")
+    documents = lists(*given, parts=parts)
     read = [row for path in documents for row in json.loads(path.read_text())["checkpoints"]]
     assert len(read) == len(json.loads(alone.out)["checkpoints"])
     merged = run("verify", "--merge", *reversed(documents), "--json")

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import Run
+from tests.support.thorough import sampled
+
 pytestmark = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full device")
 
 NO_SPACE = "ckpttool: error: stdout can't be written: no space left on device\n"
@@ -45,7 +48,7 @@ def test_an_encoding_that_lacks_a_sign_gets_another(series: Path) -> None:
         assert "~x" in done.stdout
 
 
-@pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-"])
+@pytest.mark.parametrize("stderr", sampled(["2>/dev/full", "2>&-"], 1))
 def test_what_can_not_be_said_changes_no_answer(series: Path, stderr: str) -> None:
     done = shell(f"latest run {stderr}")
     assert (done.returncode, done.stdout, done.stderr) == (0, "run/model_epoch_9.pth\n", "")
@@ -65,7 +68,7 @@ def test_a_reader_of_warnings_that_has_gone_changes_no_answer(series: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "command", ["latest run", "latest run --json", "list run", "pin run/model_epoch_9.pth"]
+    "command", sampled(["latest run", "latest run --json", "pin run/model_epoch_9.pth", "list run"], 1)
 )
 def test_an_answer_that_can_not_be_written_is_an_error(series: Path, command: str) -> None:
     done = shell(f"{command} >/dev/full")
@@ -106,11 +109,8 @@ def test_a_failure_before_the_first_line_is_none_of_the_answers() -> None:
     assert (done.returncode, "ModuleNotFoundError" in done.stderr) == (2, True)
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["latest", "list", "pin", "unpin", "rename --template x", "undo", "prune --keep 1", "verify", "inspect"],
-)
-def test_an_empty_argument_is_not_the_directory_here(run, series: Path, command: str) -> None:
-    answer = run(*command.split(), "")
+def test_an_empty_argument_is_not_the_directory_here(run: Run, series: Path) -> None:
     message = "an argument is empty, and names nothing (a variable that isn't set?)"
-    assert answer == (2, "", f"ckpttool: error: {message}\n")
+    commands = ("latest", "list", "pin", "unpin", "rename --template x", "undo", "prune --keep 1")
+    for command in (*commands, "verify", "inspect"):
+        assert run(*command.split(), "") == (2, "", f"ckpttool: error: {message}\n"), command

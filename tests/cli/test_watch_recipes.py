@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import TIMEOUT
+from tests.support.thorough import sampled
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how-to" / "watching.md"
@@ -76,7 +77,9 @@ def test_the_service(project: Path, tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize(("status", "is_cut", "expected"), [(0, False, 0), (3, False, 3), (0, True, 1)])
+@pytest.mark.parametrize(
+    ("status", "is_cut", "expected"), sampled([(0, False, 0), (3, False, 3), (0, True, 1)], 1)
+)
 def test_the_job(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, is_cut: bool, expected: int
 ) -> None:
