@@ -65,7 +65,17 @@ def pattern(expected: str) -> str:
     return "".join(lines)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if steps(page)], ids=lambda page: page.stem)
+def starts_frameworks(page: Path) -> bool:
+    """Tell whether an example on a page trains, or has a model predict."""
+    return any(command.startswith("python ") or "--predict" in command for command, _ in steps(page))
+
+
+EXAMPLES = [page for page in PAGES if steps(page)]
+LIGHT = [page for page in EXAMPLES if not starts_frameworks(page)]
+HEAVY = sampled([page for page in EXAMPLES if starts_frameworks(page)], 3)
+
+
+@pytest.mark.parametrize("page", [*LIGHT, *HEAVY], ids=lambda page: page.stem)
 def test_examples_print_what_the_page_shows(
     page: Path, tmp_path: Path, prepared: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

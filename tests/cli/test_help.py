@@ -47,8 +47,8 @@ def test_placeholders_have_one_style_and_all_fits_a_terminal_of_80_columns(helps
 # Examples -------------------------------------------------------------------------------------------
 
 _EXAMPLES = [(name, one.line) for name, closing in CLOSINGS.items() for one in closing.examples]
-_NEEDS_MORE = ("--model", "xargs", "s3:", "ckpttool watch", "config --trust")
-"""Parts of examples that need a framework, another program, a store, a file or a signal to end them."""
+_NEEDS_MORE = ("--model", "xargs", "s3:", "ckpttool watch", "config --trust", "mlflow:", "wandb:")
+"""Parts of examples that need a framework, a tracker, a program, a store, a file or a signal to end them."""
 
 
 def arguments_in(line: str) -> list[list[str]]:

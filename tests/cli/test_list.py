@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from ckpttool.cli import progress
 from tests.support.commands import Run, refusals, transcript
 from tests.support.configs import write
 from tests.support.golden import Golden
+from tests.support.thorough import sampled
 
 LEFT = (1, 2, 10)
 
@@ -500,13 +502,15 @@ POLICIES = {
 }
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_it_says_what_prune_would_do(run: Run, project, policy: str) -> None:
+OPTIONS = ("", "--config ckpttool.toml", "-r", "runs --keep 3 -r")
+
+
+@pytest.mark.parametrize(("options", "policy"), sampled(itertools.product(OPTIONS, POLICIES), 6))
+def test_it_says_what_prune_would_do(run: Run, project, options: str, policy: str) -> None:
     project(POLICIES[policy])
-    for options in ((), ("--config", "ckpttool.toml"), ("-r",), ("runs", "--keep", 3, "-r")):
-        listed, pruned = both(run, *options)
-        assert listed == pruned, options
-        assert bool(listed) != (policy == "no descending" and "-r" not in options)
+    listed, pruned = both(run, *options.split())
+    assert listed == pruned
+    assert bool(listed) != (policy == "no descending" and "-r" not in options.split())
 
 
 def test_a_named_directory_needs_no_configuration(run: Run, project, golden: Golden) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import Run, run_here
+from tests.support.commands import Run, refusals, run_here
+from tests.support.golden import Golden
 
 
 @pytest.fixture
@@ -20,67 +21,30 @@ def model(files: Path, tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("option", ["--junit", "--sarif", "--summary"])
-def test_no_report_replaces_what_is_looked_at(run, model: Path, option: str) -> None:
-    before = model.read_bytes()
-    status, out, err = run("verify", model, option, model)
-    assert (status, out) == (2, "")
-    assert err == f"ckpttool: error: {option} {model}: that file is an input\n"
-    assert model.read_bytes() == before
+REPORTS = ("--junit", "--sarif", "--summary")
 
 
-@pytest.mark.parametrize("option", ["--junit", "--sarif", "--summary"])
-def test_no_report_replaces_another_file(run, model: Path, tmp_path: Path, option: str) -> None:
-    other = tmp_path / "other.pth"
+def test_what_is_not_replaced(run: Run, model: Path, tmp_path: Path, golden: Golden) -> None:
+    """Neither what is looked at, nor a file that is no such report or no recording."""
+    other, recording = tmp_path / "other.pth", tmp_path / "golden.npz"
     other.write_bytes(model.read_bytes())
-    status, out, err = run("verify", model, option, other)
-    assert (status, out) == (2, "")
-    assert (
-        err
-        == f"ckpttool: error: {option} {other}: the existing file is not such a report and is not replaced\n"
-    )
-    assert other.read_bytes() == model.read_bytes()
-
-
-@pytest.mark.parametrize("option", ["--junit", "--sarif", "--summary"])
-def test_a_report_replaces_that_of_an_earlier_run(run, model: Path, tmp_path: Path, option: str) -> None:
-    report = tmp_path / "report"
-    for _ in range(2):
-        assert run("verify", model, option, report).status == 0
-    assert report.stat().st_size
-
-
-def test_two_reports_in_one_file(run, model: Path, tmp_path: Path) -> None:
-    status, out, err = run("verify", model, "--junit", tmp_path / "x", "--sarif", tmp_path / "x")
-    assert (status, out, err) == (2, "", "ckpttool: error: --junit and --sarif name the same file\n")
-
-
-PREDICTION = ("--predict", "--model", "models.py:Net")
-
-
-def test_a_recording_replaces_nothing(run, model: Path, tmp_path: Path) -> None:
-    golden = tmp_path / "golden.npz"
-    golden.write_bytes(b"mine")
-    status, _, err = run("verify", model, *PREDICTION, "--record", golden)
-    assert (status, err) == (
-        2,
-        f"ckpttool: error: --record {golden}: it already exists; --force replaces a recording\n",
-    )
-    status, _, err = run("verify", model, *PREDICTION, "--record", golden, "--force")
-    assert (status, err) == (
-        2,
-        f"ckpttool: error: --record {golden}: the existing file is not a recording and is not replaced\n",
-    )
-    assert golden.read_bytes() == b"mine"
-
-
-def test_a_recording_is_no_pipe(run, model: Path, tmp_path: Path) -> None:
+    recording.write_bytes(b"mine")
     os.mkfifo(tmp_path / "pipe")
-    status, _, err = run("verify", model, *PREDICTION, "--record", tmp_path / "pipe")
-    assert (status, err) == (
-        2,
-        f"ckpttool: error: --record {tmp_path / 'pipe'}: it exists and is not a regular file\n",
-    )
+    predict = f"verify {model} --predict --model models.py:Net --record"
+    lines = [f"verify {model} {option} {target}" for option in REPORTS for target in (model, other)]
+    lines += [f"verify {model} --junit {tmp_path}/x --sarif {tmp_path}/x"]
+    lines += [f"{predict} {recording}", f"{predict} {recording} --force", f"{predict} {tmp_path}/pipe"]
+    before = model.read_bytes()
+    golden(refusals(run, *lines))
+    assert (model.read_bytes(), other.read_bytes(), recording.read_bytes()) == (before, before, b"mine")
+
+
+def test_a_report_replaces_that_of_an_earlier_run(run: Run, model: Path, tmp_path: Path) -> None:
+    for option in REPORTS:
+        report = tmp_path / f"report{option}"
+        for _ in range(2):
+            assert run("verify", model, option, report).status == 0
+        assert report.stat().st_size
 
 
 def test_a_report_follows_a_link(run, model: Path, tmp_path: Path) -> None:
@@ -90,20 +54,16 @@ def test_a_report_follows_a_link(run, model: Path, tmp_path: Path) -> None:
     assert (tmp_path / "report.xml").read_bytes().startswith(b"<?xml")
 
 
-@pytest.mark.parametrize(
-    ("option", "begin"), [("--junit", "<?xml"), ("--sarif", "{"), ("--summary", "#")], ids=lambda one: one[:6]
-)
-def test_a_report_goes_to_stdout_alone(
-    option: str, begin: str, files: Path, tmp_path: Path, run: Run
-) -> None:
+def test_a_report_goes_to_stdout_alone(files: Path, tmp_path: Path, run: Run) -> None:
     path = files / "pytorch" / "guide.pth"
-    written = run("verify", path, option, tmp_path / "report")
-    answer = run("verify", path, option, "-")
-    assert (answer.status, answer.err) == (written.status, written.err)
-    report = (tmp_path / "report").read_text()
-    assert answer.out.startswith(begin) and len(answer.out) == len(report)
-    assert not Path("-").exists()
-    assert run("verify", path, option, "-", "--json").status == 2
+    for option, begin in (("--junit", "<?xml"), ("--sarif", "{"), ("--summary", "#")):
+        target = tmp_path / f"report{option}"
+        written = run("verify", path, option, target)
+        answer = run("verify", path, option, "-")
+        assert (answer.status, answer.err) == (written.status, written.err)
+        assert answer.out.startswith(begin) and len(answer.out) == len(target.read_text())
+        assert not Path("-").exists()
+        assert run("verify", path, option, "-", "--json").status == 2
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -38,8 +39,9 @@ from ckpttool.runs.watching import (
     WatchEvent,
     WatchRequest,
 )
-from tests.support.commands import TIMEOUT, Run
+from tests.support.commands import TIMEOUT, Run, refusals, transcript
 from tests.support.configs import trusted_config
+from tests.support.golden import Golden
 
 SERIES = Path(__file__).parents[2] / "fixtures" / "files" / "series"
 
@@ -421,23 +423,21 @@ def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("home", "no_wait")
-def test_a_directory_alone_is_only_verified(run: Run, tmp_path: Path, run_directory: Path) -> None:
+def test_a_directory_alone_is_only_verified(
+    run: Run, tmp_path: Path, run_directory: Path, golden: Golden
+) -> None:
     Path("ckpttool.toml").write_text("[retention]\nkeep-last = 1\n")
     for epoch in (1, 2):
         land(run_directory, epoch)
     damage(land(run_directory, 3))
-    answer = run("watch", "runs", "--once")
-    assert answer.status == 1
-    assert [line[8:] for line in answer.out.splitlines()] == [
-        f"  {name(epoch)}  valid, safe, 4.1 kB" for epoch in (1, 2)
-    ]
-    first, error, last = answer.err.splitlines()
-    assert first == "watching runs once: verify only (--config FILE sets more steps)"
-    assert error.startswith(f"ckpttool: error: runs/{name(3)}: invalid: ")
-    assert last == "ended: 2 valid, 1 failed"
-    assert run("watch", "runs", "--once", "-q").err == f"{error}\n"
+    golden(timeless(transcript(run, (1, "watch runs --once"), (1, "watch runs --once -q"))))
     (run_directory / name(3)).unlink()
-    assert run("watch", "runs", "--once") == (0, "", f"{first}\nended: nothing new\n")
+    golden(timeless(transcript(run, (0, "watch runs --once"))))
+
+
+def timeless(text: str) -> str:
+    """Return what was said, without when."""
+    return re.sub(r"^\d\d:\d\d:\d\d", "TIME", text, flags=re.MULTILINE)
 
 
 CONFIG = """
@@ -456,83 +456,44 @@ interval = "1min"
 
 
 @pytest.mark.usefixtures("home", "no_wait")
-def test_a_configuration_says_what_follows(run: Run, run_directory: Path) -> None:
+def test_a_configuration_says_what_follows(run: Run, run_directory: Path, golden: Golden) -> None:
     trusted_config(CONFIG)
     for epoch in (1, 2):
         land(run_directory, epoch)
-    answer = run("watch", "--once")
-    assert (answer.status, answer.err.splitlines()) == (
-        0,
-        [
-            "watching runs once: verify, rename, copy, prune",
-            "ended: 2 valid, 2 renamed, 2 copied, 1 trashed",
-        ],
-    )
-    assert [line[8:] for line in answer.out.splitlines()] == [
-        f"  {name(1)}  valid, safe, 4.1 kB",
-        f"  {name(2)}  valid, safe, 4.1 kB",
-        f"  {name(1)}  renamed to e0001.pth",
-        f"  {name(2)}  renamed to e0002.pth",
-        "  e0001.pth          copied to backup/e0001.pth",
-        "  e0002.pth          copied to backup/e0002.pth",
-        "  e0001.pth          moved to the trash, 4.1 kB",
-    ]
+    golden(timeless(transcript(run, (0, "watch --once"))))
     assert run("undo", "runs").status == 0
     assert sorted(path.name for path in run_directory.glob("*.pth")) == ["e0001.pth", "e0002.pth"]
 
 
 @pytest.mark.usefixtures("home", "no_wait")
-def test_a_line_of_json_for_each_event(run: Run, run_directory: Path) -> None:
+def test_a_line_of_json_for_each_event(run: Run, run_directory: Path, golden: Golden) -> None:
     land(run_directory, 1)
     land(run_directory, 2, 1000)
     answer = run("watch", "runs", "--once", "--json")
-    failed, valid = map(json.loads, answer.out.splitlines())
-    assert (answer.status, failed.pop("time")[:2], valid.pop("time")[:2]) == (1, "20", "20")
-    assert valid == {
-        "schema": "ckpttool.watch/1",
-        "directory": "runs",
-        "path": f"runs/{name(1)}",
-        "step": "verify",
-        "status": "valid",
-        "to": None,
-        "bytes": 4065,
-        "safety": "safe",
-        "reason": None,
-    }
-    assert (failed["status"], failed["reason"][:11]) == ("failed", "incomplete:")
+    events = [json.loads(line) for line in answer.out.splitlines()]
+    assert (answer.status, [one.pop("time")[:2] for one in events]) == (1, ["20", "20"])
+    golden("\n".join(json.dumps(one, indent=1) for one in events))
 
 
 @pytest.mark.usefixtures("home", "no_wait")
-@pytest.mark.parametrize(
-    ("table", "problem"),
-    [
-        ('steps = ["prune"]', "verify is always one of them"),
-        ('steps = ["verify", "copy"]', "steps: copy needs copy-to"),
-        ('steps = ["verify", "prune"]', "steps: prune needs a rule in [retention]"),
-        ('steps = ["verify", "rename"]', "steps: rename needs a template in [naming]"),
-        ('copy-to = "backup"\n[retention]\nfull = 1', "copy-to goes with no full in [retention]"),
-        ('interval = "0s"', "a time of at least 1s"),
-        ('interval = "soon"', "a time such as 10s or 5min"),
-        ('directories = ["runs"]', "unknown key directories"),
-    ],
-)
-def test_a_wrong_configuration(run: Run, run_directory: Path, table: str, problem: str) -> None:
-    trusted_config(f"[watch]\n{table}\n")
-    answer = run("watch", "--once")
-    assert (answer.status, answer.out) == (2, "")
-    assert problem in answer.err
-    assert answer.err.startswith("ckpttool: error: ckpttool.toml[watch]: ")
-
-
-@pytest.mark.usefixtures("home", "no_wait")
-def test_what_can_not_be_watched(run: Run, run_directory: Path) -> None:
+def test_what_is_refused(run: Run, run_directory: Path, golden: Golden) -> None:
     path = land(run_directory, 1)
-    assert run("watch", "nowhere", "--once").status == 2
-    assert run("watch", path, "--once").status == 2
-    assert run("watch", "s3://bucket/runs", "--once").err == (
-        "ckpttool: error: s3://bucket/runs: only directories of this machine can be watched\n"
-    )
-    assert run("watch", "runs", "--interval", "0s").err.startswith("ckpttool: error: --interval is '0s'")
+    places = ("nowhere --once", f"{path} --once", "s3://bucket/runs --once", "runs --interval 0s")
+    golden(refusals(run, *(f"watch {place}" for place in places)))
+    said = {}
+    for table in (
+        'steps = ["prune"]',
+        'steps = ["verify", "copy"]',
+        'steps = ["verify", "prune"]',
+        'steps = ["verify", "rename"]',
+        'copy-to = "backup"\n[retention]\nfull = 1',
+        'interval = "0s"',
+        'interval = "soon"',
+        'directories = ["runs"]',
+    ):
+        trusted_config(f"[watch]\n{table}\n")
+        said[repr(table)] = refusals(run, "watch --once").splitlines()[1]
+    golden(said)
 
 
 @pytest.mark.usefixtures("home", "no_wait")
