@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,40 +65,38 @@ def test_any_path_has_a_role(path: tuple[str | int, ...], is_scalar: bool) -> No
     assert isinstance(role_of(path, () if is_scalar else (2, 2)), Role)
 
 
-@pytest.mark.parametrize(
-    ("tree", "field", "value", "origin"),
-    [
-        ({"epoch": 10}, "epoch", 10, "key epoch"),
-        ({"epoch": "7"}, "epoch", 7, "key epoch"),
-        ({"epoch": 0}, "epoch", 0, "key epoch"),
-        ({"epoch": 1.5}, "epoch", 1.5, "key epoch"),
-        ({"epoch": True}, "epoch", None, None),
-        ({"epoch": "soon"}, "epoch", None, None),
-        ({"epoch": None}, "epoch", None, None),
-        ({"global_step": 4}, "step", 4, "key global_step"),
-        ({"step": 4.0}, "step", 4, "key step"),
-        ({"step": float("inf")}, "step", None, None),
-        ({"iteration": 9, "global_step": 8}, "step", 8, "key global_step"),
-        ({"loss": 0.25}, "loss", 0.25, "key loss"),
-        ({"train_loss": 0.25}, "loss", 0.25, "key train_loss"),
-        ({"lr": 0.1}, "learning_rate", 0.1, "key lr"),
-        ({"seed": 42}, "seed", 42, "key seed"),
-        (
-            {"optimizer": {"param_groups": [{"lr": 0.01}]}},
-            "learning_rate",
-            0.01,
-            "key optimizer.param_groups[0].lr",
-        ),
-        ({"best_acc": 0.9}, "best", 0.9, "key best_acc"),
-        ({"meta": {"epoch": 3}}, "epoch", 3, "key meta.epoch"),
-        ({"epoch": 2, "meta": {"epoch": 3}}, "epoch", 2, "key epoch"),
-    ],
-)
-def test_fields_and_where_they_come_from(
-    tree: dict[str, Any], field: str, value: object, origin: str | None
-) -> None:
-    state = training_state(tree, {}, "model.pth")
-    assert (getattr(state, field), state.origin.get(field)) == (value, origin)
+FIELDS: list[tuple[dict[str, Any], str, object, str | None]] = [
+    ({"epoch": 10}, "epoch", 10, "key epoch"),
+    ({"epoch": "7"}, "epoch", 7, "key epoch"),
+    ({"epoch": 0}, "epoch", 0, "key epoch"),
+    ({"epoch": 1.5}, "epoch", 1.5, "key epoch"),
+    ({"epoch": True}, "epoch", None, None),
+    ({"epoch": "soon"}, "epoch", None, None),
+    ({"epoch": None}, "epoch", None, None),
+    ({"global_step": 4}, "step", 4, "key global_step"),
+    ({"step": 4.0}, "step", 4, "key step"),
+    ({"step": float("inf")}, "step", None, None),
+    ({"iteration": 9, "global_step": 8}, "step", 8, "key global_step"),
+    ({"loss": 0.25}, "loss", 0.25, "key loss"),
+    ({"train_loss": 0.25}, "loss", 0.25, "key train_loss"),
+    ({"lr": 0.1}, "learning_rate", 0.1, "key lr"),
+    ({"seed": 42}, "seed", 42, "key seed"),
+    (
+        {"optimizer": {"param_groups": [{"lr": 0.01}]}},
+        "learning_rate",
+        0.01,
+        "key optimizer.param_groups[0].lr",
+    ),
+    ({"best_acc": 0.9}, "best", 0.9, "key best_acc"),
+    ({"meta": {"epoch": 3}}, "epoch", 3, "key meta.epoch"),
+    ({"epoch": 2, "meta": {"epoch": 3}}, "epoch", 2, "key epoch"),
+]
+
+
+def test_fields_and_where_they_come_from() -> None:
+    for tree, field, value, origin in FIELDS:
+        state = training_state(tree, {}, "model.pth")
+        assert (getattr(state, field), state.origin.get(field)) == (value, origin), tree
 
 
 def test_nothing_is_known_of_nothing() -> None:
@@ -123,23 +120,23 @@ def test_scalar_tensor_is_read_when_no_value_has_the_name() -> None:
     assert (state.epoch, state.origin["epoch"]) == (5, "tensor epoch")
 
 
-@pytest.mark.parametrize(
-    ("paths", "step"),
-    [
-        ([("app", "train_state", "step")], 0),
-        ([("run", "progress", "deep", "step")], 0),
-        ([("run", "step"), ("run", "global_step")], 1),
-        ([("run", "step"), ("other", "step")], None),
-        ([("run", "step"), ("ema", "step"), ("lr_scheduler", "step")], 0),
-        ([("optimizer", "state", "step")], None),
-        ([("anything", 0, "step")], None),
-        ([("run", "n_step")], None),
-    ],
-)
-def test_step_is_that_of_the_only_tensor_called_so(paths: list[Any], step: int | None) -> None:
-    state = training_state({}, {path: (lambda at=at: at) for at, path in enumerate(paths)}, "m.pth")
-    origin = None if step is None else f"tensor {'.'.join(paths[step])}"
-    assert (state.step, state.origin.get("step")) == (step, origin)
+STEPS: list[tuple[list[Any], int | None]] = [
+    ([("app", "train_state", "step")], 0),
+    ([("run", "progress", "deep", "step")], 0),
+    ([("run", "step"), ("run", "global_step")], 1),
+    ([("run", "step"), ("other", "step")], None),
+    ([("run", "step"), ("ema", "step"), ("lr_scheduler", "step")], 0),
+    ([("optimizer", "state", "step")], None),
+    ([("anything", 0, "step")], None),
+    ([("run", "n_step")], None),
+]
+
+
+def test_step_is_that_of_the_only_tensor_called_so() -> None:
+    for paths, step in STEPS:
+        state = training_state({}, {path: (lambda at=at: at) for at, path in enumerate(paths)}, "m.pth")
+        origin = None if step is None else f"tensor {'.'.join(paths[step])}"
+        assert (state.step, state.origin.get("step")) == (step, origin), paths
 
 
 def test_step_that_is_a_plain_setting_is_not_taken() -> None:
@@ -164,22 +161,21 @@ def test_metrics_are_gathered() -> None:
     assert dict(state.metrics) == {"val_loss": 0.5, "accuracy": 0.9}
 
 
-@pytest.mark.parametrize(
-    ("path", "role"),
-    [
-        (("model_state_dict", "fc.weight"), Role.WEIGHTS),
-        (("state_dict", "optimizer_net.weight"), Role.WEIGHTS),
-        (("optimizer_state_dict", "state", 0, "exp_avg"), Role.OPTIMIZER),
-        (("optimizer_states", 0, "state", 0, "exp_avg"), Role.OPTIMIZER),
-        (("rng_state",), Role.TRAINING),
-        (("lr_schedulers", 0, "best"), Role.TRAINING),
-        (("generator", "conv.weight"), Role.WEIGHTS),
-        (("train_state", "params", "kernel"), Role.WEIGHTS),
-        (("train_state", "opt_state", "mu"), Role.OPTIMIZER),
-        (("app", "train_state", "step"), Role.TRAINING),
-        (("state", "kernel"), Role.WEIGHTS),
-        (("opt_g", "state", 0, "exp_avg"), Role.OPTIMIZER),
-    ],
-)
-def test_roles(path: tuple[str | int, ...], role: Role) -> None:
-    assert role_of(path, (2, 2)) is role
+ROLES = {
+    ("model_state_dict", "fc.weight"): Role.WEIGHTS,
+    ("state_dict", "optimizer_net.weight"): Role.WEIGHTS,
+    ("optimizer_state_dict", "state", 0, "exp_avg"): Role.OPTIMIZER,
+    ("optimizer_states", 0, "state", 0, "exp_avg"): Role.OPTIMIZER,
+    ("rng_state",): Role.TRAINING,
+    ("lr_schedulers", 0, "best"): Role.TRAINING,
+    ("generator", "conv.weight"): Role.WEIGHTS,
+    ("train_state", "params", "kernel"): Role.WEIGHTS,
+    ("train_state", "opt_state", "mu"): Role.OPTIMIZER,
+    ("app", "train_state", "step"): Role.TRAINING,
+    ("state", "kernel"): Role.WEIGHTS,
+    ("opt_g", "state", 0, "exp_avg"): Role.OPTIMIZER,
+}
+
+
+def test_roles() -> None:
+    assert {path: role_of(path, (2, 2)) for path in ROLES} == ROLES

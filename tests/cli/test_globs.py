@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import Run
 from tests.support.configs import write
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -28,55 +29,38 @@ def _gone(out: str) -> list[str]:
     return [entry["path"] for group in json.loads(out)["groups"] for entry in group["remove"]]
 
 
-@pytest.mark.parametrize("glob", ["b/", "runs/b", "./b", "{0}/runs/b"])
-def test_what_to_exclude(run, runs: Path, glob: str) -> None:
-    status, out, err = run(
-        "prune", "runs", "-r", "--keep", "1", "--exclude", glob.format(runs), "-n", "--json"
-    )
-    assert (status, err, len(_gone(out))) == (0, "", 4)
-    assert all(path.startswith("runs/a/") for path in _gone(out))
+def test_what_to_exclude(run: Run, runs: Path) -> None:
+    for glob in ("b/", "runs/b", "./b", f"{runs}/runs/b"):
+        status, out, err = run("prune", "runs", "-r", "--keep", "1", "--exclude", glob, "-n", "--json")
+        assert (status, err, len(_gone(out))) == (0, "", 4), glob
+        assert all(path.startswith("runs/a/") for path in _gone(out))
 
 
-@pytest.mark.parametrize(
-    ("glob", "kept"),
-    [
+def test_what_to_keep(run: Run, runs: Path) -> None:
+    for glob, kept in (
         ("b/model_epoch_2.pth", ["b"]),
         ("runs/b/model_epoch_2.pth", ["b"]),
-        ("{0}/runs/b/model_epoch_2.pth", ["b"]),
+        (f"{runs}/runs/b/model_epoch_2.pth", ["b"]),
         ("./model_epoch_2.pth", ["a", "b"]),
         ("*/model_epoch_2.pth", ["a", "b"]),
-    ],
-)
-def test_what_to_keep(run, runs: Path, glob: str, kept: list[str]) -> None:
-    status, out, err = run(
-        "prune", "runs", "-r", "--keep", "1", "--keep-name", glob.format(runs), "-n", "--json"
-    )
-    left = {"runs/a/model_epoch_2.pth", "runs/b/model_epoch_2.pth"} - set(_gone(out))
-    assert (status, err, left) == (0, "", {f"runs/{name}/model_epoch_2.pth" for name in kept})
+    ):
+        status, out, err = run("prune", "runs", "-r", "--keep", "1", "--keep-name", glob, "-n", "--json")
+        left = {"runs/a/model_epoch_2.pth", "runs/b/model_epoch_2.pth"} - set(_gone(out))
+        assert (status, err, left) == (0, "", {f"runs/{name}/model_epoch_2.pth" for name in kept}), glob
 
 
-@pytest.mark.parametrize("flag", ["--exclude", "--keep-name", "--series"])
-@pytest.mark.parametrize("extra", [[], ["--json"]])
-def test_prune_says_what_matched_nothing(run, runs: Path, flag: str, extra: list[str]) -> None:
-    status, _, err = run("prune", "runs", "-r", "--keep", "1", flag, "papr_*", "-n", *extra)
-    assert (status, err) == (0, f"ckpttool: warning: {flag} 'papr_*' matched nothing\n")
-    assert run("prune", "runs", "-r", "--keep", "1", flag, "papr_*", "-n", "-q") == (0, "", "")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["list", "runs"],
-        ["latest", "runs/a"],
-        ["rename", "runs/a", "--template", "e{epoch}", "-n"],
-        ["verify", "runs"],
-        ["verify", "runs/a", "runs/b"],
-    ],
-)
-def test_others_say_it_too(run, runs: Path, arguments: list[str]) -> None:
-    status, _, err = run(*arguments, "--exclude", "papr_*")
-    assert (status, err) == (0, "ckpttool: warning: --exclude 'papr_*' matched nothing\n")
-    assert run(*arguments, "--exclude", "*_1.pth")[2] == ""
+def test_what_matched_nothing_is_said(run: Run, runs: Path) -> None:
+    prune = "prune runs -r --keep 1 -n"
+    for flag in ("--exclude", "--keep-name", "--series"):
+        for extra in ([], ["--json"]):
+            status, _, err = run(*prune.split(), flag, "papr_*", *extra)
+            assert (status, err) == (0, f"ckpttool: warning: {flag} 'papr_*' matched nothing\n")
+        assert run(*prune.split(), flag, "papr_*", "-q") == (0, "", "")
+    others = ("list runs", "latest runs/a", "rename runs/a --template e{epoch} -n", "verify runs")
+    for command in (*others, "verify runs/a runs/b"):
+        status, _, err = run(*command.split(), "--exclude", "papr_*")
+        assert (status, err) == (0, "ckpttool: warning: --exclude 'papr_*' matched nothing\n"), command
+        assert run(*command.split(), "--exclude", "*_1.pth")[2] == ""
 
 
 def test_of_several_directories_all_have_to_lack_it(run, runs: Path) -> None:
