@@ -88,6 +88,7 @@ def test_difference_is_told(git: Git, repository: Path) -> None:
     ]
 
 
+@pytest.mark.thorough
 def test_several_files_are_told(git: Git, repository: Path) -> None:
     save(repository / "model.safetensors", 4)
     save(repository / "new.safetensors", 1)
@@ -97,6 +98,7 @@ def test_several_files_are_told(git: Git, repository: Path) -> None:
     assert "new.safetensors: 2 added (fc.*); 1 value added" in told
 
 
+@pytest.mark.thorough
 def test_deleted_file_is_told(git: Git, repository: Path) -> None:
     (repository / "model.safetensors").unlink()
     assert git("diff").stdout.splitlines()[0] == "model.safetensors: 2 removed (fc.*); 1 value removed"
@@ -137,6 +139,7 @@ def test_conflict_is_told_side_by_side(git: Git, repository: Path) -> None:
     assert "model.safetensors: 1 of 2 tensors changed, max |Δ| 0.25 in fc.weight; epoch 4 → 5" in told
 
 
+@pytest.mark.thorough
 def test_change_of_mode_alone_is_equal(git: Git, repository: Path) -> None:
     (repository / "model.safetensors").chmod(0o755)
     assert git("diff").stdout == "model.safetensors: equal: 2 tensors, 88 B compared\n"

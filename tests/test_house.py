@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -33,14 +33,14 @@ ALLOWED = {
 
 
 @cache
-def trees() -> dict[Path, ast.Module]:
-    """Return what each file of the package says."""
-    return {path: ast.parse(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py")}
+def nodes() -> dict[Path, list[ast.AST]]:
+    """Return all that each file of the package says."""
+    return {path: [*ast.walk(ast.parse(path.read_text("utf-8")))] for path in PACKAGE.rglob("*.py")}
 
 
-def sentences_read(tree: ast.AST) -> Iterator[str]:
+def sentences_read(said: Iterable[ast.AST]) -> Iterator[str]:
     """Yield the constants that look like sentences, where code takes a text apart by them."""
-    for node in ast.walk(tree):
+    for node in said:
         match node:
             case ast.Call(func=ast.Attribute(attr=method), args=[ast.Constant(value=str(text)), *_]):
                 if method in READS and SENTENCE.search(text):
@@ -49,7 +49,7 @@ def sentences_read(tree: ast.AST) -> Iterator[str]:
 
 def test_the_search_sees_sentences() -> None:
     code = 'a.startswith("last ")\nb.partition(" in ")\nc.replace("goes with it", "")\nd.startswith("key.")\n'
-    assert list(sentences_read(ast.parse(code))) == ["last ", " in ", "goes with it"]
+    assert list(sentences_read(ast.walk(ast.parse(code)))) == ["last ", " in ", "goes with it"]
 
 
 def imports_of_files() -> dict[str, set[str]]:
@@ -62,7 +62,7 @@ def imports_of_files() -> dict[str, set[str]]:
     imports: dict[str, set[str]] = {}
     for name, path in modules.items():
         called: set[str] = set()
-        for node in ast.walk(trees()[path]):
+        for node in nodes()[path]:
             if isinstance(node, ast.ImportFrom) and node.module:
                 called |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
             elif isinstance(node, ast.Import):
@@ -92,8 +92,8 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 def test_no_sentence_of_ours_is_read_back() -> None:
     found = {
         (path.relative_to(PACKAGE).as_posix(), sentence)
-        for path, tree in trees().items()
-        for sentence in sentences_read(tree)
+        for path, said in nodes().items()
+        for sentence in sentences_read(said)
     }
     assert found == set(ALLOWED)
 
@@ -138,9 +138,9 @@ def test_formats_are_told_apart_by_their_traits() -> None:
     names = {format.name for format in formats()} - {"pickle"}
     found = {
         (path.relative_to(PACKAGE).as_posix(), node.value)
-        for path, tree in trees().items()
+        for path, said in nodes().items()
         if path.relative_to(PACKAGE).parts[0] not in OF_FORMATS
-        for node in ast.walk(tree)
+        for node in said
         if isinstance(node, ast.Constant) and node.value in names
     }
     assert found == set(NAMED_FORMATS)

@@ -324,10 +324,10 @@ def test_hostile_names_take_linear_time() -> None:
         "-_",
     )
     for part in parts:
-        name = (part * (1 << 16))[: 1 << 16]
+        name = (part * (1 << 14))[: 1 << 14]
         before = time.process_time()
         parse_name(name + "1")
-        assert time.process_time() - before < 5, part  # a catastrophic expression takes hours
+        assert time.process_time() - before < 2, part  # a catastrophic expression takes hours
 
 
 def test_metric_that_is_no_number_is_told_as_such() -> None:

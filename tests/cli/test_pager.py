@@ -27,12 +27,13 @@ def is_paged(shown: str) -> bool:
     return shown.startswith("paged:") and "\npaged:" in shown
 
 
-@pytest.mark.parametrize("arguments", sampled([["--help"], ["prune", "--help"], ["help", "list"], []], 2))
+@pytest.mark.parametrize("arguments", sampled([["--help"], ["prune", "--help"], ["help", "list"], []], 1))
 def test_long_help_is_paged(arguments: list[str]) -> None:
     status, shown = ckpttool_in_terminal(*arguments, env={"CKPTTOOL_PAGER": MARK, "PAGER": "false"})
     assert (status, is_paged(shown)) == (0 if arguments else 2, True)
 
 
+@pytest.mark.thorough
 def test_short_output_starts_no_pager() -> None:
     size = (80, 300)
     assert not is_paged(ckpttool_in_terminal("--help", size=size, env={"PAGER": MARK})[1])
@@ -50,7 +51,7 @@ PLAIN = (
 )
 
 
-@pytest.mark.parametrize("env", sampled(PLAIN, 3))
+@pytest.mark.parametrize("env", sampled(PLAIN, 2))
 def test_without_a_pager_the_output_is_plain(env: dict[str, str]) -> None:
     status, shown = ckpttool_in_terminal("--help", env=env)
     assert (status, shown.splitlines()[0]) == (0, "Usage: ckpttool [OPTIONS] COMMAND [ARGS]...")
@@ -68,11 +69,13 @@ def test_a_command_that_removes_is_not_paged(series: Path) -> None:
     assert status == 0 and shown.count("\n") > 3 and "paged:" not in shown
 
 
+@pytest.mark.thorough
 def test_bytes_are_not_paged(series: Path) -> None:
     shown = ckpttool_in_terminal("list", "-0", series, size=(80, 2), env={"PAGER": MARK})[1]
     assert "model_epoch_1.pth\0" in shown and "paged:" not in shown
 
 
+@pytest.mark.thorough
 def test_without_somebody_at_the_keyboard_nothing_is_paged() -> None:
     shown = ckpttool_in_terminal("--help", env={"PAGER": MARK}, stdin=subprocess.DEVNULL)[1]
     assert not is_paged(shown)
@@ -92,12 +95,14 @@ def test_warnings_stand_above_the_pager_and_colour_passes(series: Path) -> None:
     assert "damaged.pth: incomplete" in above and "\x1b[" in paged
 
 
+@pytest.mark.thorough
 def test_less_is_told_to_let_colours_pass() -> None:
     pager = "sh -c 'echo LESS=$LESS'"
     assert ckpttool_in_terminal("--help", env={"PAGER": pager}) == (0, "LESS=FRX\n")
     assert ckpttool_in_terminal("--help", env={"PAGER": pager, "LESS": "S"}) == (0, "LESS=S\n")
 
 
+@pytest.mark.thorough
 def test_ctrl_c_is_the_pagers() -> None:
     pager = "sh -c 'trap : INT; kill -INT 0; cat'"
     status, shown = ckpttool_in_terminal("--help", env={"PAGER": pager})

@@ -78,6 +78,7 @@ def test_an_answer_that_can_not_be_written_is_an_error(series: Path, command: st
     assert done.stderr.endswith("ckpttool: error: stdout can't be written: bad file descriptor\n")
 
 
+@pytest.mark.thorough
 def test_where_nothing_is_answered_stdout_may_be_closed(series: Path) -> None:
     assert shell("latest run -q >&-").returncode == 0
     assert shell("latest none --missing-ok -q >&-").returncode == 0
@@ -92,6 +93,7 @@ def test_nobody_who_reads_the_answer_is_not_that_there_is_none(series: Path) -> 
     assert done.returncode == 2
 
 
+@pytest.mark.thorough
 def test_a_working_directory_that_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")

@@ -382,7 +382,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=settings.default.max_examples // 5)
+@settings(max_examples=settings.default.max_examples // 8)
 @given(actions=ACTIONS, count=st.integers(1, 3))
 def test_each_is_verified_once_and_nothing_goes_that_prune_would_keep(
     actions: list[tuple[str, int]], count: int
