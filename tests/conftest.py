@@ -73,29 +73,32 @@ def s3_endpoint() -> Iterator[str]:
 
 
 @pytest.fixture
-def bucket() -> Iterator[MemoryBucket]:
+def bucket(nothing_received: None) -> Iterator[MemoryBucket]:
     """Return an empty bucket in memory."""
     with memory_stores():
         yield MemoryBucket()
 
 
 @pytest.fixture
-def s3(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> S3Bucket:
-    """Return an empty bucket, which ckpttool is led to by the environment."""
-    from ckpttool.io import remote
+def nothing_received(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget what stores said and sent in other tests: objects there may have the same names and versions."""
+    from ckpttool.io import remote, remote_source
 
+    monkeypatch.setattr(remote_source, "_windows", remote_source._Windows())
+    remote.forget()
+
+
+@pytest.fixture
+def s3(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch, nothing_received: None) -> S3Bucket:
+    """Return an empty bucket, which ckpttool is led to by the environment."""
     for name, value in environment(s3_endpoint).items():
         monkeypatch.setenv(name, value)
-    remote.forget()
     return S3Bucket(client_of(s3_endpoint))
 
 
 @pytest.fixture
-def web() -> Iterator[WebServer]:
+def web(nothing_received: None) -> Iterator[WebServer]:
     """Return a server of files by ranges, of which nothing is remembered."""
-    from ckpttool.io import remote
-
-    remote.forget()
     with web_server() as server:
         yield server
 
