@@ -16,6 +16,7 @@ import h5py
 import pytest
 
 from ckpttool import Role, Safety, Status, open_checkpoint, verify
+from ckpttool.core.report import Severity
 from ckpttool.formats.keras.config import judge
 from tests.support.checkpoints import codes
 from tests.support.commands import Run
@@ -186,6 +187,8 @@ def test_what_a_config_could_run(files: Path, tmp_path: Path, config: Config, co
     with open_checkpoint(path) as checkpoint:
         assert {finding.code for finding in checkpoint.safety} == (set() if code is None else {code})
         assert all("config.json.config.layers[1]" in (one.where or "") for one in checkpoint.safety)
+        runs_code = {"keras-lambda", "keras-gadget", "keras-unsafe-layer"}
+        assert {one.severity for one in checkpoint.safety if one.code in runs_code} <= {Severity.ERROR}
 
 
 def test_a_deep_config_with_many_elements_keeps_no_text_for_each() -> None:
