@@ -39,6 +39,7 @@ def groups(scale: Scale) -> list[MakeGroup]:
     large = [] if scale.times is None else [large_file]
     compared = differences.GROUPS if scale.times is not None else differences.GROUPS[:1]
     converted = conversions.GROUPS if scale.times is not None else conversions.GROUPS[:3]
+    predicted = predictions.GROUPS if scale.times is not None else predictions.GROUPS[:1]
     return [
         one_file,
         *large,
@@ -46,7 +47,7 @@ def groups(scale: Scale) -> list[MakeGroup]:
         *frameworks.GROUPS,
         *compared,
         *converted,
-        *predictions.GROUPS,
+        *predicted,
         directory,
         *retention.GROUPS,
         *deletions.GROUPS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from functools import partial
@@ -31,6 +32,8 @@ request = planning.PruneRequest(directory=sys.argv[1], policy=policy, recursive=
 planned = planning.make_plan(request, known=found)
 assert len(planned.plan.groups) == int(sys.argv[2]), planned
 """
+
+_HOUR = 3600
 
 
 def retention(folder: Path, scale: Scale) -> Group:
@@ -94,10 +97,15 @@ def _trash(source: Path, tree: Path) -> None:
 
 
 def _write_runs(tree: Path, runs: int, epochs: int) -> None:
+    """Write runs an hour apart: of checkpoints of different runs the time says which is newer."""
     tree.mkdir()
     data.write_series(tree / "run-000", epochs)
     for number in range(1, runs):
-        shutil.copytree(tree / "run-000", tree / f"run-{number:03}")
+        run = tree / f"run-{number:03}"
+        shutil.copytree(tree / "run-000", run)
+        for path in run.iterdir():
+            saved = path.stat().st_mtime - _HOUR * (runs - number)
+            os.utime(path, (saved, saved))
 
 
 GROUPS: list[MakeGroup] = [retention, growth]
