@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.claims import Claim, Group
+from tests.benchmarks.claims import PYTHON, Claim, Group
 from tests.benchmarks.earlier import against
 from tests.benchmarks.frameworks import DCP, FLUID, KERAS, TENSORFLOW, Listing, lacking
 from tests.benchmarks.measure import Command, Measurement, Ratio, Run, measure_in_turn, ratio_of
@@ -65,6 +65,15 @@ def test_a_command_is_measured_beside_its_earlier_self(tmp_path: Path) -> None:
     (told,) = (row(claim, both) for claim in pair.claims)
     assert (told.job, told.bars) == ("inspect it", ("≤ 1 ×",))
     assert told.is_met is not None
+
+
+@pytest.mark.parametrize("start", [("-c", "import ckpttool"), ("-m", "ckpttool")])
+def test_what_is_measured_is_the_earlier_package(start: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "ckpttool").mkdir()
+    (tmp_path / "ckpttool" / "__init__.py").write_text("raise SystemExit('earlier')")
+    group = Group((Command("inspect", (PYTHON, *start)),), (CLAIM,))
+    _, earlier = against(group, tmp_path).commands
+    assert measure_in_turn([earlier], rounds=1)[earlier.name].failure == "exit 1: earlier"
 
 
 def test_processor_time_is_not_wall_time() -> None:

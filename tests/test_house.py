@@ -12,8 +12,10 @@ from functools import cache
 from pathlib import Path
 
 from ckpttool.formats import formats
+from tests.support import golden
 
-PACKAGE = Path(__file__).parents[1] / "ckpttool"
+TESTS = Path(__file__).parent
+PACKAGE = TESTS.parent / "ckpttool"
 READS = {
     "startswith",
     "endswith",
@@ -144,3 +146,11 @@ def test_formats_are_told_apart_by_their_traits() -> None:
         if isinstance(node, ast.Constant) and node.value in names
     }
     assert found == set(NAMED_FORMATS)
+
+
+def test_each_golden_text_has_its_test() -> None:
+    for path in golden.DIRECTORY.rglob("*.txt"):
+        module = TESTS / path.relative_to(golden.DIRECTORY).with_name(f"test_{path.stem}.py")
+        code = module.read_text("utf-8")
+        names = {re.split(r"\[| #", name)[0] for name in golden.sections(path)}
+        assert sorted(name for name in names if f"def {name}(" not in code) == [], path

@@ -81,7 +81,7 @@ class Reports(NamedTuple):
 
     @property
     def takes_stdout(self) -> bool:
-        """Whether a report goes to stdout, which then has no verdicts."""
+        """Whether a report is written to stdout in place of the verdicts."""
         return STDOUT in (self.junit, self.sarif, self.summary)
 
 
@@ -121,7 +121,7 @@ def _is_stdout(option: str, path: str) -> bool:
 
 
 def write_report(option: str, path: str, content: bytes) -> None:
-    """Write a report or a picture, atomically if it goes to a regular file.
+    """Write a report or a picture; a regular file is replaced atomically.
 
     A summary is appended to what is there.
     """

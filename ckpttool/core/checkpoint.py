@@ -297,7 +297,7 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
 
     @cached_property
     def config(self) -> Mapping[str, object]:
-        """Contents of ``config.json`` beside the weights; empty if there is none."""
+        """Parsed ``config.json`` from the directory of the weights; empty without one."""
         return self._parts.get("config", dict)()
 
     @cached_property
@@ -329,7 +329,7 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
 
     @property
     def packed(self) -> int:
-        """Return the number of words that hold an unknown number of parameters."""
+        """Return the number of packed words whose parameters can't be counted."""
         return self.elements.packed.total()
 
     @property

@@ -1,8 +1,8 @@
-"""How many parameters the words of quantized layers hold: ``LAYOUTS`` has a row for each way of packing.
+"""Counts the parameters in packed weights of quantized layers; ``LAYOUTS`` has a row for each packing.
 
-The words are the tensor that holds the weights of a layer; scales, zero points and indices lie beside it. The
-shapes of these say how many weights there are, without what fills the last word. If they don't,
-``config.json`` beside the weights or Keras's policy of the layer may have the bits of each.
+A quantized layer stores its weights as words of one tensor, with scales, zero points and indices in others.
+The shapes of those give the number of weights without the padding of the last word. Where they don't, the
+bits of a weight come from ``config.json`` or from the layer's policy in a Keras configuration.
 
 Sources: AutoGPTQ ``qlinear_cuda.py``; AutoAWQ ``gemm.py``; mlx ``nn/layers/quantized.py``; bitsandbytes
 ``nn/modules.py``; compressed-tensors ``pack_quantized.py``; Transformers ``integrations/mxfp4.py``; HQQ
@@ -26,11 +26,11 @@ _TRAINED_BESIDE = re.compile("bias|lora_.+")
 _MOST_BITS = 8
 """Bits of the largest quantized weight."""
 _DEEPEST = 4
-"""Levels below a layer at which something of it lies: ``weight.quant_state.bitsandbytes__nf4``."""
+"""Maximum depth of a name below its layer, as in ``weight.quant_state.bitsandbytes__nf4``."""
 
 
 class Contents(NamedTuple):
-    """Parameters in a tensor of a quantized layer, and their type; None of both if nothing says how many."""
+    """Type and number of the parameters in a tensor of a quantized layer; the number is None if unknown."""
 
     type: str
     parameters: int | None
@@ -43,12 +43,12 @@ class Layout(NamedTuple):
     """One way of packing weights into words.
 
     Attributes:
-        words: End of the words' name, behind that of the layer.
-        beside: End of the name of a tensor that must lie beside them.
-        number: Number of weights in words, by the tensor beside them; None if that doesn't fit. Without it,
-            configuration has the bits of each.
+        words: Suffix of the name of the packed tensor.
+        beside: Suffix of the name of another tensor that the layer must have.
+        number: Counts the weights, given both tensors; returns None if their shapes don't fit. Without it,
+            the configuration has the bits of a weight.
         any_type: Whether words may have a type that plain weights have.
-        is_dense: Whether weights cross from one word into the next; else words end with unused bits.
+        is_dense: Whether a weight may be split between words; else words end with unused bits.
     """
 
     words: str
@@ -59,7 +59,7 @@ class Layout(NamedTuple):
 
 
 def _along(axis: int, other: int) -> Callable[[Tensor, Tensor], int | None]:
-    """Return the rule for words packed along an axis: an axis of the tensor beside them has its length."""
+    """Return a count for words packed along one axis, whose unpacked length is an axis of another tensor."""
 
     def number(words: Tensor, beside: Tensor) -> int | None:
         if words.dtype.kind != "integer" or not words.size or len(words.shape) < 2 or not beside.shape:
@@ -88,7 +88,7 @@ def _blocks(words: Tensor, scales: Tensor) -> int | None:
 
 
 def _decoded(codes: Tensor, codebooks: Tensor) -> int | None:
-    """Return how many weights the sums of entries of codebooks make."""
+    """Count the weights that entries of additive codebooks stand for."""
     if len(codebooks.shape) != 4 or codes.shape[2:] != codebooks.shape[:1]:
         return None
     return math.prod(codes.shape[:2]) * math.prod(codebooks.shape[2:])
@@ -118,6 +118,7 @@ LAYOUTS = (
     Layout(".reverse_embeddings", ".reverse_embeddings_scale"),
 )
 
+_NUMBER = re.compile("/vars/([0-9]+)$")
 _KERNEL, _EMBEDDINGS = ("kernel", "kernel_scale"), ("embeddings", "embeddings_scale")
 _REVERSE = ("reverse_embeddings", "reverse_embeddings_scale")
 _NUMBERED = {
@@ -132,10 +133,10 @@ _NUMBERED = {
         for more, names in {"f": ("g_idx",), "ff": ("awq_scales", "g_idx")}.items()
     },
 }
-"""What Keras calls the variables that it numbers in a quantized layer.
+"""Names of the numbered variables in Keras's quantized layers, by their types.
 
-The keys are their types: i and u signed and unsigned integers, f floats, z an integer for each element of the
-float before it. Unsigned ones are those of GPTQ and AWQ.
+In a key, i and u are signed and unsigned integers, f floats, and z zero points: integers in the shape of the
+floats before them. GPTQ and AWQ have unsigned words.
 """
 _NUMBERED_BY_ROW = {
     "if": _EMBEDDINGS,
@@ -143,7 +144,7 @@ _NUMBERED_BY_ROW = {
     "ifzf": (*_EMBEDDINGS, "embeddings_zero", "g_idx"),
     "ifzfiff": (*_EMBEDDINGS, "embeddings_zero", "g_idx", *_REVERSE, "reverse_embeddings_zero"),
 }
-"""The same of layers that scale each row of the first variable."""
+"""The same for layers with one scale per row."""
 
 
 # Layers ---------------------------------------------------------------------------------------------
@@ -153,7 +154,7 @@ _ENDS = tuple({layout.words for layout in LAYOUTS})
 
 
 class PackedWeights:
-    """The layers of which one tensor has the weights in few bits; those beside it, but the bias, say how."""
+    """The quantized layers among some weights."""
 
     def __init__(
         self, weights: Sequence[Tensor], metadata: Mapping[str, object], config: Mapping[str, object]
@@ -176,7 +177,7 @@ class PackedWeights:
         self._starts_beside = {*self._beside.values()}
 
     def contents_of(self, tensor: Tensor) -> Contents | None:
-        """Return the parameters in a tensor of such a layer; None of any other."""
+        """Return what a tensor of a quantized layer holds, or None for any other tensor."""
         name = self._names[tensor.name]
         if (layouts := self._layouts.get(name)) is None:
             return Contents(tensor.dtype.name, 0) if name in self._beside else None
@@ -196,7 +197,7 @@ class PackedWeights:
         return Contents(tensor.dtype.name, tensor.size if is_alone or is_whole else None)
 
     def _layouts_of(self, name: str, tensor: Tensor) -> Iterator[Layout]:
-        """Yield the layouts whose words a tensor may be."""
+        """Yield the layouts that fit a tensor as packed words."""
         for layout in LAYOUTS:
             if not name.endswith(layout.words):
                 continue
@@ -210,7 +211,7 @@ class PackedWeights:
         return layout.number(words, self._tensors[layer + layout.beside]) if layout.number else None
 
     def _start_of(self, name: str) -> str | None:
-        """Return the start of the names of a quantized layer, of a tensor beside its words."""
+        """Return the name prefix of the quantized layer to which a scale, zero point or index belongs."""
         for start in _starts(name) if self._starts else ():
             if (inner := self._starts.get(start)) is not None:
                 rest = name.removeprefix(start)
@@ -220,7 +221,7 @@ class PackedWeights:
         return None
 
     def _bits_in(self, layer: str) -> int:
-        """Return the bits of a layer's weights as its configuration has them, 0 if it doesn't."""
+        """Return the configured bits of a layer's weights; 0 if unknown."""
         own = self._settings.get(layer.removeprefix("."))
         for settings in (own if isinstance(own, Mapping) else {}, self._settings):
             for key in ("bits", "w_bit", "num_bits"):
@@ -238,7 +239,7 @@ def _layer_of(name: str, layouts: Sequence[Layout]) -> str:
 
 
 def _starts(name: str) -> Iterator[str]:
-    """Yield the starts of a name that a layer may have, with the mark that follows it."""
+    """Yield the prefixes of a name that may be a layer's, with their separator."""
     layer, mark, _ = name.rpartition("_")
     yield layer + mark
     layer = name
@@ -255,8 +256,15 @@ def _type_of_each(words: Tensor, number: int) -> str:
 # Configuration --------------------------------------------------------------------------------------
 
 
+_GROUPS = (
+    ("config_groups", "weights", "num_bits"),
+    ("quant_config", "weight_quant_params", "nbits"),
+)
+"""Keys of the bits per group of layers in compressed-tensors and HQQ; HQQ may have one group for all."""
+
+
 def _quantization_settings(config: Mapping[str, object]) -> Mapping[str, Any]:
-    """Return the settings of GPTQ, AWQ, HQQ, compressed-tensors or MLX in a configuration."""
+    """Return the quantization settings in ``config.json``."""
     settings = config.get("quantization_config") or config.get("quantization")
     if not isinstance(settings, Mapping):
         return {}
@@ -275,15 +283,8 @@ def _bits_of_groups(settings: Mapping[str, Any]) -> Iterator[int]:
                 yield bits
 
 
-_GROUPS = (
-    ("config_groups", "weights", "num_bits"),
-    ("quant_config", "weight_quant_params", "nbits"),
-)
-"""Where compressed-tensors and HQQ have the bits of groups of layers; HQQ may have one for all."""
-
-
 def _keras_policies(model: object) -> Iterator[tuple[str, int]]:
-    """Yield the bits of each quantized layer in a configuration of Keras, by the layer's name."""
+    """Yield the names of the quantized layers in a Keras configuration, with their bits."""
     nodes = [model]
     while nodes:
         node = nodes.pop()
@@ -299,7 +300,7 @@ def _keras_policies(model: object) -> Iterator[tuple[str, int]]:
 
 
 def _keras_names(weights: Sequence[Tensor]) -> Iterator[tuple[str, str]]:
-    """Yield the names of numbered variables of quantized layers, with what Keras calls them."""
+    """Yield the names of numbered Keras variables, with their attribute names in the layer."""
     keys = ((one, _NUMBER.search(one.key or "/" + "/".join(map(str, one.path)))) for one in weights)
     numbered = [(one.name.rpartition(".")[0], int(number[1]), one) for one, number in keys if number]
     for layer, group in groupby(numbered, itemgetter(0)):
@@ -315,6 +316,3 @@ def _letter(variable: Tensor, before: Tensor | None) -> str:
     if variable.dtype.kind == "integer" and before is not None and variable.shape == before.shape:
         return "z"
     return "u" if variable.dtype.name.startswith("u") else variable.dtype.kind[0]
-
-
-_NUMBER = re.compile("/vars/([0-9]+)$")

@@ -24,7 +24,7 @@ _BUFFER = re.compile(
 """Names of floating buffers and of counters in the layers of PyTorch, Transformers, Keras and Paddle."""
 _PARAMETRIZED_BUFFER = re.compile(r"(?:^|\.)parametrizations\.[^.]+\.[0-9]+\._[uv]$")
 _REPARAMETRIZATION_BUFFER = re.compile(r"(.+)_(?:u|v|mask)$")
-"""Buffers of spectral normalization and pruning beside ``weight_orig``."""
+"""Buffers that spectral normalization and pruning add to a layer with ``weight_orig``."""
 _NOT_TRAINED = ("integer", "boolean", "bits", "string")
 """Kinds of types of which PyTorch trains none."""
 

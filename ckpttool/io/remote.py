@@ -38,7 +38,7 @@ STORES: Mapping[str, Callable[[str], Store]] = {
     **dict.fromkeys(("gs", "az", "azure", "abfs", "abfss", "adl"), BucketStore),
     **dict.fromkeys(("http", "https"), WebStore),
 }
-"""What makes the store of a root, by its scheme; fsspec makes those of all other schemes."""
+"""Store constructors by URL scheme; fsspec serves all other schemes."""
 _NEVER = -REMEMBERED_SECONDS, None
 _FILE, _DIRECTORY = stat.S_IFREG | 0o444, stat.S_IFDIR | 0o555
 

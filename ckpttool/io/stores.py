@@ -68,11 +68,11 @@ class Listing(NamedTuple):
 
 
 class ObjectVersions(NamedTuple):
-    """An object's newest version, and what hides it.
+    """An object's newest version and its delete marker.
 
     Attributes:
-        newest: What is said of it; None if the bucket keeps none.
-        marker: The version of the marker that stands for its removal; None if nothing hides it.
+        newest: Status of the newest version; None if the bucket keeps none.
+        marker: Version of the delete marker; None if the object isn't deleted.
     """
 
     newest: ObjectStatus | None
@@ -80,13 +80,13 @@ class ObjectVersions(NamedTuple):
 
 
 class OlderVersions(Protocol):
-    """What a bucket keeps of removed objects; all raise ``OSError``."""
+    """Older versions of the objects in a bucket. All methods raise ``OSError``."""
 
     def versions(self, prefix: str) -> Mapping[str, ObjectVersions]:
-        """Return the objects whose names begin with a prefix, hidden ones included."""
+        """Return the objects whose names begin with a prefix, deleted ones included."""
 
     def uncover(self, name: str, marker: str) -> None:
-        """Take away the marker that hides an object's newest version."""
+        """Remove a delete marker, which restores the object."""
 
 
 class Store(ABC):
@@ -178,10 +178,11 @@ class Store(ABC):
         return False
 
     def older_versions(self) -> OlderVersions:
-        """Return what tells of versions that stayed, and brings them back.
+        """Return access to older versions.
 
         Raises:
-            MissingPackage: What is needed for that isn't installed.
+            MissingPackage: The package that lists versions isn't installed.
+            OSError: The store can't list versions.
         """
         raise OSError(errno.ENOTSUP, "no older versions can be listed there", self.root)
 
@@ -407,7 +408,7 @@ def _aws_profile() -> dict[str, str]:
 
 def _object_status(found: Mapping[str, Any]) -> ObjectStatus:
     modified: datetime = found["last_modified"]
-    seconds = int(modified.timestamp())  # listings state fractions of them, which HTTP headers lack
+    seconds = int(modified.timestamp())  # listings have fractions of a second, HTTP headers none
     version = found.get("version") or found.get("e_tag") or ""
     return ObjectStatus(found["size"], seconds * 1_000_000_000, found.get("e_tag") or version)
 

@@ -38,7 +38,8 @@ COPIES = "0"
 """The directory in a command's place in the trash that the copies lie in."""
 _PREFIX, _SUFFIX = ".ckpttool-prune-", ".json"
 REQUESTS_AT_ONCE = 16
-_BLOCK = 1 << 23
+_COMPARED_AT_ONCE = 1 << 23
+"""Bytes of an object that are read at once to be compared."""
 _CHANGED = "it has changed since the plan was made"
 _FIRST = re.compile(
     r"\.metadata|.*\.index(?:\.json)?|commit_success\.txt|_CHECKPOINT_METADATA|_METADATA|saved_model\.pb"
@@ -145,14 +146,16 @@ class StoreDirectory:
         return self.store.read(self.key(name), 0, status.size, status) if status.size else b"", status
 
     def is_same(self, name: str, of: ObjectStatus, other: str, of_other: ObjectStatus) -> bool:
-        """Tell whether two objects hold the same bytes; they are read if the store gives each its own tag."""
-        if of.size != of_other.size or (of.version and of.version == of_other.version):
-            return of.size == of_other.size
+        """Compare two objects by size and version, or byte by byte if the versions differ."""
+        if of.size != of_other.size:
+            return False
+        if of.version and of.version == of_other.version:
+            return True
         return all(
             self.store.read(self.key(name), begin, end, of)
             == self.store.read(self.key(other), begin, end, of_other)
-            for begin in range(0, of.size, _BLOCK)
-            if (end := min(begin + _BLOCK, of.size))
+            for begin in range(0, of.size, _COMPARED_AT_ONCE)
+            if (end := min(begin + _COMPARED_AT_ONCE, of.size))
         )
 
     def remove(self, name: str, of: ObjectStatus) -> None:

@@ -128,6 +128,7 @@ def _run(command: Command) -> Run:
         subprocess.run(
             launch,
             env={**environment(), **command.variables},
+            cwd=tempfile.gettempdir(),  # python -m and -c would import the package of the working directory
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,

@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from email.utils import formatdate
 from hashlib import md5
-from http.server import BaseHTTPRequestHandler
 from itertools import count
 from threading import Lock
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-from tests.support.stores import Bucket, QuietServer, running
+from tests.support.stores import Bucket, answering
 
 _PAGE = 3
 """Rows of a listing that come at once."""
@@ -148,34 +147,15 @@ def google_server() -> Iterator[GoogleServer]:
     """Run such a server."""
     served = GoogleServer()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(
+        method: str, path: str, headers: Mapping[str, str], body: bytes
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        parts = urlsplit(path)
+        query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        asked = "GET" if method == "HEAD" else method
+        return served.answer(asked, unquote(parts.path).strip("/"), query, headers, body)
 
-        def answer(self) -> None:
-            parts = urlsplit(self.path)
-            query = {
-                name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()
-            }
-            headers = {name.lower(): value for name, value in self.headers.items()}
-            body = self.rfile.read(int(headers.get("content-length", 0)))
-            path = unquote(parts.path).strip("/")
-            status, answered, content = served.answer(
-                "GET" if self.command == "HEAD" else self.command, path, query, headers, body
-            )
-            self.send_response(status)
-            for name, value in {**answered, "Content-Length": str(len(content))}.items():
-                if status != 204 or name != "Content-Length":
-                    self.send_header(name, value)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(content)
-
-        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = answer  # noqa: N815 - http.server's names
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            pass
-
-    with running(QuietServer(("127.0.0.1", 0), Handler)) as served.url:
+    with answering(answer) as served.url:
         yield served
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
+
+from tests.support.stores import answering
 
 _CODES = {403: "AccessDenied", 500: "InternalError", 501: "NotImplemented", 503: "SlowDown"}
 
@@ -25,7 +25,7 @@ class Refusals:
         requests: All requests so far, the refused ones included.
     """
 
-    url: str
+    url: str = ""
     pattern: str | None = None
     status: int = 503
     requests: list[str] = field(default_factory=list)
@@ -42,52 +42,30 @@ class Refusals:
 @contextmanager
 def refusing(endpoint: str) -> Iterator[Refusals]:
     """Run a server that hands on to another what it doesn't refuse."""
+    refusals = Refusals()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(
+        method: str, path: str, headers: Mapping[str, str], body: bytes
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        request = f"{method} {path}{' If-Match' if 'if-match' in headers else ''}"
+        refusals.requests.append(request)
+        if refusals.matches(request):
+            code = _CODES[refusals.status]
+            return refusals.status, {}, f"<Error><Code>{code}</Code></Error>".encode()
+        sent = {"content-type": "application/octet-stream"}  # else urllib says that it is a form
+        sent |= {name: value for name, value in headers.items() if name != "host"}
+        try:
+            with urlopen(Request(endpoint + path, body or None, sent, method=method)) as found:
+                return found.status, _handed_on(method, found.headers), found.read()
+        except HTTPError as error:
+            with error:
+                return error.code, _handed_on(method, error.headers), error.read()
 
-        def answer(self) -> None:
-            length = int(self.headers.get("Content-Length") or 0)
-            body = self.rfile.read(length) if length else None
-            condition = " If-Match" if "If-Match" in self.headers else ""
-            request = f"{self.command} {self.path}{condition}"
-            refusals.requests.append(request)
-            if refusals.matches(request):
-                code = _CODES[refusals.status]
-                return self.reply(refusals.status, {}, f"<Error><Code>{code}</Code></Error>".encode())
-            headers = {"Content-type": "application/octet-stream"}  # else urllib says that it is a form
-            headers |= {name: value for name, value in self.headers.items() if name.lower() != "host"}
-            onward = Request(endpoint + self.path, body, headers, method=self.command)
-            try:
-                with urlopen(onward) as answer:
-                    return self.reply(answer.status, answer.headers, answer.read())
-            except HTTPError as error:
-                with error:
-                    return self.reply(error.code, error.headers, error.read())
+    with answering(answer) as refusals.url:
+        yield refusals
 
-        def reply(self, status: int, headers, body: bytes) -> None:
-            self.send_response_only(status)
-            own = ("content-length", "connection", "transfer-encoding")
-            for name, value in headers.items():
-                if name.lower() not in own:
-                    self.send_header(name, value)
-            length = headers.get("Content-Length", "0") if self.command == "HEAD" else str(len(body))
-            if status != 204:
-                self.send_header("Content-Length", length)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
 
-        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = answer  # noqa: N815 - http.server's names
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    refusals = Refusals(f"http://127.0.0.1:{server.server_port}")
-    thread = Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield refusals
-    server.shutdown()
-    server.server_close()
-    thread.join()
+def _handed_on(method: str, headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers of an answer but those of its connection; a HEAD states the length of a GET."""
+    own = {"connection", "transfer-encoding", *(() if method == "HEAD" else ("content-length",))}
+    return {name: value for name, value in headers.items() if name.lower() not in own}

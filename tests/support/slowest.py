@@ -10,6 +10,7 @@ import pytest
 
 COUNT = 10
 PROPERTY = "processor-seconds"
+_BEGAN = pytest.StashKey[float]()
 
 _seconds: Counter[str] = Counter()
 _tests: Counter[str] = Counter()
@@ -22,9 +23,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     return (yield)
 
 
-_BEGAN = pytest.StashKey[float]()
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
@@ -32,7 +30,8 @@ def pytest_runtest_makereport(
     """Send along what a test took; with workers, the report alone reaches the one who prints."""
     report = yield
     if call.when == "teardown":
-        report.user_properties = [(PROPERTY, sum(os.times()[:4]) - item.stash[_BEGAN])]
+        seconds = sum(os.times()[:4]) - item.stash[_BEGAN]
+        report.user_properties = [*report.user_properties, (PROPERTY, seconds)]
     return report
 
 

@@ -132,6 +132,38 @@ def running(server: HTTPServer) -> Iterator[str]:
         server.server_close()
 
 
+AnswerRequest = Callable[[str, str, Mapping[str, str], bytes], tuple[int, Mapping[str, str], bytes]]
+"""Makes status, headers and body of a method, a path, headers by their lower names and a body."""
+
+
+@contextmanager
+def answering(answer: AnswerRequest) -> Iterator[str]:
+    """Run a server of one function, and yield its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def reply(self) -> None:
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            body = self.rfile.read(int(headers.get("content-length", 0)))
+            status, answered, content = answer(self.command, self.path, headers, body)
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(content)), **answered}.items():
+                if status != 204 or name != "Content-Length":
+                    self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(content)
+
+        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = reply  # noqa: N815 - http.server's names
+
+        def log_message(self, format: str, *values: object) -> None:
+            """Keep silent."""
+
+    with running(QuietServer(("127.0.0.1", 0), Handler)) as url:
+        yield url
+
+
 @contextmanager
 def serve() -> Iterator[str]:
     """Run a server that answers as Amazon S3 does, and yield its URL."""

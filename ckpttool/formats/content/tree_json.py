@@ -190,7 +190,7 @@ _ENCODE: dict[type, Callable[[Any], object]] = {
     set: lambda node: NodeParts(stable_order(node), lambda done: {"$set": done}),
     frozenset: lambda node: NodeParts(stable_order(node), lambda done: {"$frozenset": done}),
     dict: _encode_dict,
-    Doubled: _encode_dict,  # what is wrong with it is found where it is read
+    Doubled: _encode_dict,  # its reader reports the repeated key
     Mapped: _encode_mapping,
     Global: lambda node: {"$global": [node.module, node.name]},
     Call: _encode_call,

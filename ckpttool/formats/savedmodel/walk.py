@@ -106,7 +106,7 @@ class Message(NamedTuple):
                 yield key >> 3, value
 
     def fields(self) -> Iterator[tuple[int, int | None, Message | None]]:
-        """Yield number, varint and message or string of each field; None for what it isn't."""
+        """Yield each field's number, varint value and length-delimited content; the other is None."""
         for key, value, part in self._walk():
             kind = key & 7
             yield key >> 3, value if kind == VARINT else None, part if kind == BYTES else None

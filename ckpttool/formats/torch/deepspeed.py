@@ -201,7 +201,7 @@ def _note_other_ranks(
 def _expected_rank_files(
     files: list[_StateFile], stage: int | None, world: int, models: int
 ) -> Iterator[str]:
-    """Yield the names of the files that the ranks of such a job write."""
+    """Yield the model and optimizer files that the ranks of a job write."""
     # The names of optimizer states begin with their precision.
     prefixes = (match[1] for file in files if (match := OPTIMIZER_STATES.fullmatch(file.name)))
     prefix = next(prefixes, None) or ""
@@ -216,7 +216,7 @@ def _expected_rank_files(
 
 
 def _expected_layer_and_expert_files(files: list[_StateFile]) -> Iterator[str]:
-    """Yield the names of the files of layers of a pipeline, and of experts, as far as model states tell."""
+    """Yield the layer and expert files that the model states imply."""
     states = [file.part.metadata for file in files if file.kind == "model"]
     yield from _expected_layer_files(files, states)
     counts = states[0].get("num_experts")  # of each layer with experts
