@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 from ckpttool.core.checkpoint import TrainingState
-from ckpttool.core.tensor import Tensor
-from ckpttool.formats.traits import TRAITS
+from ckpttool.core.tensor import Path, Span, Tensor
+from ckpttool.formats.traits import TRAITS, traits_of
 from ckpttool.io.sink import Sink
+from ckpttool.io.work import Advance
 
 T = TypeVar("T")
 
@@ -102,6 +103,47 @@ class Target(Protocol):
         """
 
 
+class Rewritten(NamedTuple):
+    """Files of a directory that were written anew; names are relative to it.
+
+    Attributes:
+        files: New names by old ones, the same for a file that is replaced.
+        replaced: Names of the old files, of which some have no successor.
+        spans: What was copied, with the checksums that the bytes had when they were read.
+    """
+
+    files: Mapping[str, str]
+    replaced: frozenset[str]
+    spans: tuple[Span, ...]
+
+
+class Trim(ABC):
+    """A directory that loses some entries of its state dict, and keeps all others as they are.
+
+    Attributes:
+        lost: Names of the entries.
+    """
+
+    lost: frozenset[str]
+
+    @abstractmethod
+    def __init__(self, path: str, gone: Collection[Path]) -> None:
+        """Find the entries below some keys, which are paths in the state dict.
+
+        Raises:
+            CheckpointError: The directory can't be read, or has what can't be written again.
+        """
+
+    @abstractmethod
+    def write(self, target: Target, advance: Advance) -> Rewritten:
+        """Write the files that change into a target; ``advance`` is told the bytes that were copied.
+
+        Raises:
+            CheckpointError: The directory can't be read, or has what can't be written again.
+            OSError: The target can't be written.
+        """
+
+
 class Writer(ABC):
     """One format, as it is written.
 
@@ -176,6 +218,17 @@ def format_of(name: str, *, has_architecture: bool) -> str | None:
 
 def writer_of(name: str) -> Writer:
     """Return the writer of a format, which is one of ``WRITABLE``."""
-    module, _, kind = TRAITS[name].writer.partition(":")
-    made: Writer = getattr(import_module(f"ckpttool.formats.{module}"), kind)()
+    made: Writer = _named(TRAITS[name].writer)()
     return made
+
+
+def trim_of(name: str) -> type[Trim] | None:
+    """Return what takes entries out of directories of a format; None where nothing does."""
+    kind: type[Trim] | None = _named(trim) if (trim := traits_of(name).trim) else None
+    return kind
+
+
+def _named(place: str) -> Any:
+    """Return what a row of ``traits.py`` names as ``module:attribute``."""
+    module, _, kind = place.partition(":")
+    return getattr(import_module(f"ckpttool.formats.{module}"), kind)

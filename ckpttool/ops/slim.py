@@ -12,11 +12,13 @@ from collections.abc import Callable, Sequence
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, UsageError, from_os_error
 from ckpttool.core.report import Severity
+from ckpttool.core.tensor import Span
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.traits import traits_of
-from ckpttool.formats.writer import WriteOptions, writer_of
+from ckpttool.formats.writer import Rewritten, Trim, WriteOptions, trim_of, writer_of
 from ckpttool.io import fs
-from ckpttool.io.work import Advance, no_advance
+from ckpttool.io.scan import scan
+from ckpttool.io.work import Advance, Progress, default_jobs, no_advance, no_progress
 from ckpttool.ops.conversion import Converted, ConvertOptions
 from ckpttool.ops.conversion_plan import (
     ConversionPlan,
@@ -27,10 +29,15 @@ from ckpttool.ops.conversion_plan import (
 )
 from ckpttool.ops.convert import carry_out
 from ckpttool.ops.manifest import has_digests, manifests_of
+from ckpttool.ops.scan_findings import checksum_findings
 from ckpttool.ops.target_path import check_space
 from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.weights.converting.content_view import state_conventions
-from ckpttool.weights.converting.training_state import is_state_tensor, without_training_state
+from ckpttool.weights.converting.training_state import (
+    is_state_tensor,
+    training_state_paths,
+    without_training_state,
+)
 
 
 class NotSlim(Exception):
@@ -105,6 +112,77 @@ def write_slim_file(
     if not written.verified:
         raise NotSlim(f"what was written is not what was to be written: {written.mismatches[0]}")
     return written
+
+
+def plan_trim(checkpoint: Checkpoint) -> Trim:
+    """Return how a directory loses the entries with the state of its training; no value is read.
+
+    Raises:
+        NotSlim: Nothing takes them out of the files that they share with others, or none is proven to be one.
+    """
+    kind = trim_of(checkpoint.format)
+    if kind is None:
+        raise NotSlim("its training state has no files of its own")
+    try:
+        require_intact(checkpoint)
+        trim = kind(checkpoint.path, training_state_paths(content_of(checkpoint)))
+    except (CheckpointError, UsageError) as error:
+        raise NotSlim(str(error).removeprefix(f"{checkpoint.path}: ")) from error
+    if not trim.lost:
+        rest = next(filter(is_state_tensor, checkpoint.tensors))
+        raise NotSlim(f"nothing proves that {rest.name} is training state alone")
+    return trim
+
+
+def write_trimmed(
+    path: str,
+    place: Callable[[StagedOutput, Rewritten], None],
+    jobs: int | None = None,
+    progress: Progress = no_progress,
+) -> None:
+    """Write the files of a directory that change when it loses its training state, and have them placed.
+
+    Args:
+        path: The directory.
+        place: Brings what was written, which is as good a checkpoint of the same weights, to its place.
+        jobs: Number of threads.
+        progress: Told what is read.
+
+    Raises:
+        NotSlim: It would be another checkpoint, or no smaller.
+        CheckpointError: It is damaged, or the new files can't be written.
+    """
+    with open_checkpoint(path) as whole:
+        trim = plan_trim(whole)
+        stays = [os.path.relpath(entry.path, path) for entry in whole.files]
+        sizes = {name: fs.getsize(os.path.join(path, name)) for name in stays}
+        check_space(path, sum(tensor.nbytes for tensor in whole.tensors if not is_state_tensor(tensor)))
+        try:
+            label = os.path.basename(path)
+            with progress(label, 2 * whole.nbytes) as advance, StagedOutput(path, "directory") as staged:
+                new = trim.write(staged, advance)
+                staged.settle()
+                staged.link_in(path, [name for name in stays if name not in new.replaced])
+                with open_checkpoint(staged.path) as rest:
+                    _require_same(whole, rest)
+                    _require_sums(new.spans, rest, jobs or default_jobs(), advance)
+                written = sum(fs.getsize(os.path.join(staged.path, name)) for name in new.files.values())
+                if written >= sum(sizes[name] for name in new.replaced):
+                    raise NotSlim("it would be no smaller")
+                staged.require_in_place()
+                place(staged, new)
+        except OSError as error:
+            raise from_os_error(error, path) from error
+
+
+def _require_sums(copied: Sequence[Span], rest: Checkpoint, jobs: int, advance: Advance) -> None:
+    """Require that what was copied can be read back, and that all has the checksums that it states."""
+    for one in scan(copied, jobs=jobs, values=False, advance=advance):
+        if one.failure is not None or not one.matches:
+            raise NotSlim(f"what was written to {one.span.where} is read back as something else")
+    scanned = scan(rest.spans(), jobs=jobs, values=False, advance=advance)
+    for finding in checksum_findings(scanned):
+        raise NotSlim(f"{finding.where}: {finding.message}")
 
 
 def require_slim_directory(path: str, without: Sequence[str]) -> None:

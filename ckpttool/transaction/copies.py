@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ckpttool.io import fs
 from ckpttool.transaction.files import Contents, Fingerprint, fingerprint_at, opened
-from ckpttool.transaction.journal import Move, Moves, Removal, Successor, contents_at_target
+from ckpttool.transaction.journal import Moves, Removal, Successor, contents_at_target
 from ckpttool.transaction.move_steps import is_replaced, open_move_dirs
 
 COPIED = "it was copied; the files here have the sizes and times that were noted, and other inodes"
@@ -59,7 +59,9 @@ def inodes_of_moves(directory: str, moves: Moves) -> InodeMap:
                     (
                         file,
                         [
-                            None if is_replaced(dirs, move) else fingerprint_at(file.path, dirs.source),
+                            None
+                            if is_replaced(dirs, move, file.path)
+                            else fingerprint_at(file.path, dirs.source),
                             fingerprint_at(there.path, dirs.target),
                         ],
                     )
@@ -118,7 +120,7 @@ def moves_of_copy(directory: str, moves: Moves) -> tuple[Moves, str | None]:
         copies = tuple(
             replace(
                 move,
-                successor=_successor_here(directory, move),
+                successors=tuple(_successor_here(directory, one) for one in move.successors),
                 contents=replace(
                     move.contents, files=tuple(now.get(file, file) for file in move.contents.files)
                 ),
@@ -131,17 +133,15 @@ def moves_of_copy(directory: str, moves: Moves) -> tuple[Moves, str | None]:
     return moves, LOST_TIMES if has_lost_times else None
 
 
-def _successor_here(directory: str, move: Move) -> Successor | None:
-    """Return the successor of a checkpoint as it lies in a copy; as it was noted if it doesn't lie there."""
-    if move.successor is None:
-        return None
+def _successor_here(directory: str, successor: Successor) -> Successor:
+    """Return a successor as it lies in a copy; as it was noted if it doesn't lie there."""
     try:
         with opened(directory) as place:
-            here = fingerprint_at(move.successor.file.path, place)
+            here = fingerprint_at(successor.file.path, place)
     except OSError:  # whoever makes the moves is told the same
-        return move.successor
-    is_there = here is not None and _is_copied(move.successor.file, here)
-    return move.successor._replace(file=here) if here is not None and is_there else move.successor
+        return successor
+    is_there = here is not None and _is_copied(successor.file, here)
+    return successor._replace(file=here) if here is not None and is_there else successor
 
 
 def _is_copied(noted: Fingerprint, here: Fingerprint) -> bool:

@@ -234,7 +234,7 @@ def inverse(done: Moves, target: int) -> Moves:
         if any(file.path in rewritten for file in there.files):  # a pointer in it says something else now
             there = contents(target, [new for _, new in move.members])
         back = tuple((new, old) for old, new in move.members)
-        moves.append(Move(move.path, back, there, move.successor))
+        moves.append(Move(move.path, back, there, move.successors))
     return Moves(
         kind="restore",
         identity=done.identity,

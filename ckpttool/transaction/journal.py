@@ -12,7 +12,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -33,9 +33,11 @@ SCHEMA = "ckpttool.journal/1"
 """Of a journal of removals."""
 MOVES_SCHEMA = "ckpttool.moves/1"
 CHAINED = "ckpttool.moves-in-a-row/1"
-SWAPS_SCHEMA = "ckpttool.swaps/1"
-"""Of moves by themselves, of such as others go before, or follow, and of such as have a successor."""
-MOVES_SCHEMAS = frozenset({MOVES_SCHEMA, CHAINED, SWAPS_SCHEMA})
+SWAPS_SCHEMA = "ckpttool.swaps/2"
+"""Of moves by themselves, of such as others go before, or follow, and of such as have successors."""
+_SWAPS_OF_FILES = "ckpttool.swaps/1"
+"""Of moves of files that have one successor each, as they were written earlier."""
+MOVES_SCHEMAS = frozenset({MOVES_SCHEMA, CHAINED, SWAPS_SCHEMA, _SWAPS_OF_FILES})
 
 IDENTITY = re.compile(r"\d{8}T\d{6}\.\d{6}Z-[0-9a-f]{8}")
 _STAGE = re.compile(rf"{re.escape(STAGE_PREFIX)}[0-9a-f]{{8}}")
@@ -82,7 +84,9 @@ class Removals(NamedTuple):
 
 
 class Successor(NamedTuple):
-    """The file that takes the name of one that goes to the trash, and gives way to it when that comes back.
+    """A file that comes when a checkpoint goes to the trash, and goes when that comes back.
+
+    It takes the name of a member, or one that nothing has.
 
     Attributes:
         waits: Its path relative to the directory until it takes the name.
@@ -102,13 +106,28 @@ class Move:
         members: Its old and new names, relative to ``Moves.source`` and ``Moves.target``, in the order in
             which they leave: an index first, data after it. They come the other way round.
         contents: Its files as they were when the plan was made, relative to the source.
-        successor: What has its old name afterwards, if it is one file and not to leave a gap.
+        successors: What comes in its place. First those with names of their own, then those that take the
+            name of a member, which is never free.
     """
 
     path: str
     members: tuple[tuple[str, str], ...]
     contents: Contents = field(repr=False)
-    successor: Successor | None = None
+    successors: tuple[Successor, ...] = ()
+
+    @property
+    def added(self) -> tuple[Successor, ...]:
+        """Return the successors that have names of their own."""
+        return tuple(one for one in self.successors if one.file.path not in self._names)
+
+    @property
+    def replacing(self) -> tuple[Successor, ...]:
+        """Return the successors that take the name of a member."""
+        return tuple(one for one in self.successors if one.file.path in self._names)
+
+    @property
+    def _names(self) -> frozenset[str]:
+        return frozenset(name for pair in self.members for name in pair)
 
 
 class Rewrite(NamedTuple):
@@ -266,7 +285,7 @@ def removals_of(document: Mapping[str, Any]) -> Removals:
 
 def moves_document(moves: Moves, directory: str) -> dict[str, Any]:
     """Return moves as plain data; see ``moves_of``."""
-    has_swaps = any(move.successor is not None for move in moves.moves)
+    has_swaps = any(move.successors for move in moves.moves)
     schema = SWAPS_SCHEMA if has_swaps else MOVES_SCHEMA
     result: dict[str, Any] = {
         "schema": schema if moves.chain is None else CHAINED,
@@ -279,7 +298,7 @@ def moves_document(moves: Moves, directory: str) -> dict[str, Any]:
                 "path": move.path,
                 "members": move.members,
                 **contents_document(move.contents),
-                **successor_document(move.successor),
+                **successors_document(move.successors),
             }
             for move in moves.moves
         ],
@@ -343,24 +362,36 @@ def _move_of(document: Mapping[str, Any], source: str, target: str) -> Move:
     if not 0 < len(members) == len({old for old, _ in members}) == len({new for _, new in members}):
         raise ValueError("no member, or two of one name")
     contents = contents_of(document, [old for old, _ in members])
-    successor = None
-    if "successor" in document:
-        successor = _successor_of(document["successor"], members[0][0 if source == "directory" else 1])
-    return Move(text_of(document["path"]), members, contents, successor)
+    return Move(text_of(document["path"]), members, contents, _successors_of(document, members, source))
 
 
-def _successor_of(document: Mapping[str, Any], name: str) -> Successor:
-    numbers = (count_of(number) for number in document["file"])
-    return Successor(path_of(document["waits"]), Fingerprint(name, *numbers))
+def _successors_of(
+    document: Mapping[str, Any], members: Sequence[tuple[str, str]], source: str
+) -> tuple[Successor, ...]:
+    old = document.get("successor")
+    if old is not None:  # the one of a file
+        name = members[0][0 if source == "directory" else 1]
+        return (Successor(path_of(old["waits"]), Fingerprint(name, *map(count_of, old["file"]))),)
+    return tuple(
+        Successor(path_of(one["waits"]), Fingerprint(path_of(one["name"]), *map(count_of, one["file"])))
+        for one in document.get("successors", ())
+    )
 
 
-def successor_document(successor: Successor | None) -> dict[str, Any]:
-    """Return a successor as an entry of the plain data of a move; nothing if there is none."""
-    if successor is None:
+def successors_document(successors: Sequence[Successor]) -> dict[str, Any]:
+    """Return successors as an entry of the plain data of a move; nothing if there are none."""
+    if not successors:
         return {}
-    file = successor.file
-    numbers = (file.device, file.inode, file.size, file.mtime_ns)
-    return {"successor": {"waits": successor.waits, "file": numbers}}
+    return {
+        "successors": [
+            {
+                "name": one.file.path,
+                "waits": one.waits,
+                "file": (one.file.device, one.file.inode, one.file.size, one.file.mtime_ns),
+            }
+            for one in successors
+        ]
+    }
 
 
 def _member(value: object, place: str) -> str:

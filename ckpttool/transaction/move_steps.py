@@ -29,7 +29,7 @@ from ckpttool.transaction.files import (
     status_at,
     status_of,
 )
-from ckpttool.transaction.journal import Move, Moves, old_name
+from ckpttool.transaction.journal import Move, Moves, Successor, old_name
 from ckpttool.transaction.mounts import require_unmounted
 from ckpttool.transaction.state_dir import require_own_status
 
@@ -115,6 +115,9 @@ def require_movable(dirs: MoveDirs, move: Move) -> None:
 def link_new(dirs: MoveDirs, move: Move) -> None:
     """Give a checkpoint its new names, its index last: what has no index yet is taken for no checkpoint."""
     require_unmounted(dirs.source, (old for old, _ in move.members))
+    if not dirs.is_return:
+        for one in move.added:
+            _add(dirs, one)
     for old, new in reversed(move.members):
         there = _state_of_new(dirs, move, old, new)
         if there is EntryState.SAME:
@@ -136,21 +139,38 @@ def link_new(dirs: MoveDirs, move: Move) -> None:
             raise StalePlan("it has changed", since_plan=True)
 
 
-def place_successor(dirs: MoveDirs, move: Move) -> None:
-    """Let the successor of a checkpoint that has its new name take the old one, which is never free."""
-    if move.successor is None or dirs.is_return or _is_successor(move, dirs.source, move.members[0][0]):
+def _add(dirs: MoveDirs, added: Successor) -> None:
+    """Bring what comes under a name of its own to its place, before anything says that name."""
+    name = added.file.path
+    if _lies_at(added, dirs.source, name):
         return
-    ((old, new),) = move.members
-    if not is_same_file(old, dirs.source, new, dirs.target) and status_at(old, dirs.source) is not None:
-        raise StalePlan("it has changed", since_plan=True)
-    if not _is_successor(move, dirs.source, move.successor.waits):
+    if not _lies_at(added, dirs.source, added.waits):
         raise StalePlan("what was to take its place has gone")
-    _replace(move.successor.waits, dirs.source, old, dirs.source)
+    if status_at(name, dirs.source) is not None:
+        raise StalePlan(f"{os.path.basename(name)} already exists")
+    _link_or_rename(MoveDirs(dirs.source, dirs.source), added.waits, name)
+
+
+def place_successors(dirs: MoveDirs, move: Move) -> None:
+    """Let successors take the old names of a checkpoint that has its new ones; no name is ever free."""
+    new_names = dict(move.members)
+    for one in () if dirs.is_return else move.replacing:
+        old = one.file.path
+        if _lies_at(one, dirs.source, old):
+            continue
+        there = status_at(old, dirs.source)
+        if there is not None and not is_same_file(old, dirs.source, new_names[old], dirs.target):
+            raise StalePlan("it has changed", since_plan=True)
+        if not _lies_at(one, dirs.source, one.waits):
+            raise StalePlan("what was to take its place has gone")
+        _replace(one.waits, dirs.source, old, dirs.source)
 
 
 def unlink_old(dirs: MoveDirs, move: Move) -> None:
     """Take a checkpoint's old names away, its index first. What has come to stand there since stays."""
     _unlink_side(dirs.source, dirs.target, move, 0)
+    if dirs.is_return:
+        _remove_added(dirs.target, move)
 
 
 def relink_old(dirs: MoveDirs, move: Move) -> None:
@@ -164,7 +184,7 @@ def relink_old(dirs: MoveDirs, move: Move) -> None:
             continue
         if is_same_file(old, dirs.source, new, dirs.target) and not _is_variant(dirs, new, old):
             continue
-        if _is_successor(move, dirs.source, old):
+        if is_replaced(dirs, move, old):
             _replace(new, dirs.target, old, dirs.source)
             continue
         if _is_taken(back, new, old):
@@ -175,11 +195,13 @@ def relink_old(dirs: MoveDirs, move: Move) -> None:
 def unlink_new(dirs: MoveDirs, move: Move) -> None:
     """Take a checkpoint's new names away, its index first, where it has the old ones.
 
-    What has replaced its successor keeps its name: nothing else has it any more.
+    What has replaced a successor keeps its names: nothing else has them any more.
     """
-    if dirs.is_return and move.successor is not None:
+    if dirs.is_return and not all(_lies_at(one, dirs.target, one.file.path) for one in move.replacing):
         return
     _unlink_side(dirs.target, dirs.source, move, 1)
+    if not dirs.is_return:
+        _remove_added(dirs.source, move)
 
 
 def _link_or_rename(dirs: MoveDirs, old: str, new: str) -> bool:
@@ -205,15 +227,29 @@ def _replace(name: str, place: int, target: str, target_place: int) -> None:
         retry_while_busy(partial(os.replace, own, other, src_dir_fd=here, dst_dir_fd=there))
 
 
+def _lies_at(successor: Successor, place: int, path: str) -> bool:
+    """Tell whether a successor lies at a path."""
+    status = status_at(path, place)
+    return status is not None and successor.file.is_of(status)
+
+
 def _is_successor(move: Move, place: int, path: str) -> bool:
-    """Tell whether the successor of a checkpoint lies at a path."""
-    status = None if move.successor is None else status_at(path, place)
-    return move.successor is not None and status is not None and move.successor.file.is_of(status)
+    """Tell whether the successor of the member with a path lies there."""
+    return any(one.file.path == path and _lies_at(one, place, path) for one in move.replacing)
 
 
-def is_replaced(dirs: MoveDirs, move: Move) -> bool:
-    """Tell whether the successor of a checkpoint that leaves has its name already."""
-    return not dirs.is_return and _is_successor(move, dirs.source, move.members[0][0])
+def _remove_added(place: int, move: Move) -> None:
+    """Take away what came under names of its own; whatever else has them stays."""
+    for one in move.added:
+        with suppress(FileNotFoundError), opened_parent(one.file.path, place) as (directory, name):
+            status = status_of(name, directory)
+            if status is not None and one.file.is_of(status):
+                retry_while_busy(partial(os.unlink, name, dir_fd=directory))
+
+
+def is_replaced(dirs: MoveDirs, move: Move, old: str) -> bool:
+    """Tell whether the successor of a member that leaves has its name already."""
+    return not dirs.is_return and _is_successor(move, dirs.source, old)
 
 
 def _undo_link(dirs: MoveDirs, old: str, new: str, *, is_link: bool) -> None:

@@ -50,7 +50,7 @@ from ckpttool.transaction.move_steps import (
     link_new,
     open_move_dirs,
     part_names,
-    place_successor,
+    place_successors,
     relink_old,
     require_movable,
     unlink_new,
@@ -191,7 +191,7 @@ class MoveTransaction:
         with open_move_dirs(self.directory, moves) as dirs:
             come = [move for move in moves.moves if self._try_step(link_new, dirs, move, failures)]
             self._sync()  # the new names are on the disk before anything says them
-            come = [move for move in come if self._try_step(place_successor, dirs, move, failures)]
+            come = [move for move in come if self._try_step(place_successors, dirs, move, failures)]
             rewrite_pointers(self.directory, moves, self.stage, is_late=self.is_late)
             done = [move for move in come if self._try_step(unlink_old, dirs, move, failures)]
             self._sync()

@@ -21,7 +21,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import Literal, NamedTuple
@@ -180,30 +180,43 @@ class StagedOutput:
         old = [name for name in (self._replaces or ()) if self._directory.has(name)]
         is_over_file = not self._directory.holds_directory(self._name)
         if names == old == [self._name] and self.shape == "file" and is_over_file:
-            _keep_mode(self._content, self._directory, self._name)
+            _keep_mode(self._content, self._name, self._directory, self._name)
             self._content.replace(self._name, self._directory, self._name)
         else:
             self._swap(names, old)
         self._directory.sync()
         self.discard()
 
-    def hand_over(self) -> str:
-        """Return where the file waits that is to replace the one at the target, relative to its directory.
+    def hand_over(self, alike: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Return where files wait that are to replace others, relative to the target's directory.
 
-        It is durable, and has mode, owner and times of the other; it must be moved before this output ends.
+        They are durable, and have mode, owner and times of the others; they must be moved before this output
+        ends.
+
+        Args:
+            alike: Of a target that is a directory, which file in the old one each new file takes after, by
+                their names; None for a target that is a file.
         """
         self._syncing.settle()
         self._sinks.clear()
         self.require_in_place()
-        _keep_mode(self._content, self._directory, self._name)
-        old = self._directory.status(self._name)
-        if old is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.target)
-        place = self._content.descriptor
-        times = old.st_atime_ns, old.st_mtime_ns
-        os.utime(self._content.at(self._name), ns=times, dir_fd=place, follow_symlinks=False)
+        waits = {}
+        with ExitStack() as opened:
+            content, directory = self._content, self._directory
+            if alike is not None:
+                content, directory = (
+                    opened.enter_context(one.open(self._name)) for one in (content, directory)
+                )
+            for name, old in ({self._name: self._name} if alike is None else alike).items():
+                _keep_mode(content, name, directory, old)
+                status = directory.status(old)
+                if status is None:
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory.join(old))
+                times = status.st_atime_ns, status.st_mtime_ns
+                os.utime(content.at(name), ns=times, dir_fd=content.descriptor, follow_symlinks=False)
+                waits[name] = os.path.relpath(content.join(name), self._directory.path)
         self._content.sync_tree()
-        return os.path.relpath(self.path, self._directory.path)
+        return waits
 
     def link_in(self, directory: str, names: Iterable[str]) -> None:
         """Give files of a directory second names in the target, which is one."""
@@ -235,7 +248,7 @@ class StagedOutput:
         area = self._area
         assert area is not None  # it is not discarded
         for name in set(names) & set(old):
-            _keep_mode(self._content, self._directory, name)
+            _keep_mode(self._content, name, self._directory, name)
         # The index of a TensorFlow checkpoint leaves first and comes last: without it there is none.
         old = sorted(old, key=lambda name: not name.endswith(".index"))
         # One new name is there or not. Of more, a kill may leave some: the plan says how to take them back.
@@ -298,11 +311,17 @@ def clear_beside(target: str) -> tuple[str, ...]:
 
 def clear_areas(directory: str) -> tuple[str, ...]:
     """Clear a directory of what kills left that were writing there; see ``clear_beside``."""
+    return clear_beside(os.path.join(directory, CONTENT)) if has_leftovers(directory) else ()
+
+
+def has_leftovers(directory: str) -> bool:
+    """Tell whether kills left something in a directory on a disk that commands clear."""
+    if fs.is_remote(directory):
+        return False
     try:
-        has_some = any(map(is_leftover_name, fs.listdir(directory)))
+        return any(map(is_leftover_name, fs.listdir(directory)))
     except OSError:  # what can't be listed holds nothing that we could clear
-        return ()
-    return clear_beside(os.path.join(directory, CONTENT)) if has_some else ()
+        return False
 
 
 def _recover(directory: OpenDirectory, *, is_alone: bool) -> tuple[str, ...]:
@@ -334,9 +353,9 @@ def _may_have(descriptor: int) -> bool:
         return True
 
 
-def _keep_mode(content: OpenDirectory, directory: OpenDirectory, name: str) -> None:
-    """Give a file the mode and the owner of the one that gives way to it, and a directory the mode."""
-    new, old = content.status(name), directory.status(name)
+def _keep_mode(content: OpenDirectory, name: str, directory: OpenDirectory, other: str) -> None:
+    """Give a file the mode and the owner of one that gives way to it, and a directory the mode."""
+    new, old = content.status(name), directory.status(other)
     if new is None or old is None:
         return
     if stat.S_ISDIR(new.st_mode) and stat.S_ISDIR(old.st_mode):
@@ -345,7 +364,7 @@ def _keep_mode(content: OpenDirectory, directory: OpenDirectory, name: str) -> N
     elif stat.S_ISREG(new.st_mode):
         descriptor = os.open(content.at(name), os.O_RDWR | FOLLOWS_NOTHING, dir_fd=content.descriptor)
         try:
-            adopt_mode(descriptor, directory.at(name), directory.descriptor)
+            adopt_mode(descriptor, directory.at(other), directory.descriptor)
         finally:
             os.close(descriptor)
 

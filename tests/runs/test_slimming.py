@@ -468,15 +468,6 @@ def test_a_steps_directory_keeps_its_series(tmp_path: Path, files: Path) -> None
     assert (len(again.plan.groups), again.plan.changes) == (1, False)
 
 
-def test_a_directory_whose_state_lies_with_the_weights_stays_whole(tmp_path: Path, files: Path) -> None:
-    for step in (1, 2):
-        shutil.copytree(files / "torch-dcp" / "two-ranks", tmp_path / f"checkpoint-{step}")
-    before = file_bytes(tmp_path)
-    done = prune(tmp_path, full=1, series=["*"])
-    assert not done.plan.slimmed
-    assert file_bytes(tmp_path) == before
-
-
 # Frameworks -----------------------------------------------------------------------------------------
 
 TORCH = """

@@ -324,8 +324,10 @@ def _failure_words(pruned: Pruned, removed: int) -> str:
     slimmed = len(pruned.plan.slimmed)
     verb = "moved to the trash" if is_trash else "removed"
     freed = "" if is_trash else f", {file_size(pruned.freed_bytes)} freed"
-    slimming = f"slimmed {slimmed:,} and " if slimmed else ""
-    line = f"{slimming}{verb} {removed:,} of {removed + slimmed + len(pruned.failed):,}{freed}"
+    whole = {path for group in pruned.plan.groups for path in group.whole}
+    parts = [] if pruned.failed.keys() <= whole and not removed else [f"{verb} {removed:,}"]
+    parts = [f"slimmed {slimmed:,}", *parts] if slimmed or not parts else parts
+    line = f"{' and '.join(parts)} of {removed + slimmed + len(pruned.failed):,}{freed}"
     return f"{line}; {len(pruned.failed):,} failed: {printable(why)}"
 
 

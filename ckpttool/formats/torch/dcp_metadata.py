@@ -106,6 +106,12 @@ class Metadata:
             self.findings.append(error("pickle-trailing", "something lies behind the pickle's STOP", name))
 
 
+def metadata_fields(path: str) -> Mapping[str, Any]:
+    """Return the fields of a ``.metadata`` that was read before, as inert nodes."""
+    with fs.open_source(path) as source:
+        return _fields(read_pickles(source, 0, source.size).pickles[0].root, (_MODULE, "Metadata"))
+
+
 class _MetadataReader:
     """Adds what one ``.metadata`` says to the metadata of all."""
 

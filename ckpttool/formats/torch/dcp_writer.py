@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar
@@ -220,15 +220,12 @@ def write_metadata(write: Callable[[bytes], object], stored: Sequence[StoredItem
     def state_dict_metadata() -> Iterator[tuple[str, object]]:
         for item in stored:
             if item.tensor is None:
-                yield item.fqn, _PickledObject(_BYTES, {})
+                yield item.fqn, _new(_BYTES, {})
                 continue
             shape, dtype = item.tensor.shape, Global("torch", item.tensor.dtype.name)
-            properties = _PickledObject(
-                _PROPERTIES, (dtype, _STRIDED, item.requires_grad, _CONTIGUOUS, False)
-            )
-            chunk = _PickledObject(_CHUNK, {"offsets": size((0,) * len(shape)), "sizes": size(shape)})
-            state = {"properties": properties, "size": size(shape), "chunks": [chunk]}
-            yield item.fqn, _PickledObject(_TENSOR, state)
+            properties = _new(_PROPERTIES, (dtype, _STRIDED, item.requires_grad, _CONTIGUOUS, False))
+            chunk = _new(_CHUNK, {"offsets": size((0,) * len(shape)), "sizes": size(shape)})
+            yield item.fqn, _new(_TENSOR, {"properties": properties, "size": size(shape), "chunks": [chunk]})
 
     def storage_data() -> Iterator[tuple[object, object]]:
         for item in stored:
@@ -236,33 +233,41 @@ def write_metadata(write: Callable[[bytes], object], stored: Sequence[StoredItem
             if item.tensor is not None:
                 index |= {"offset": size((0,) * len(item.tensor.shape)), "index": 0}
             place = {"relative_path": item.file, "offset": item.offset, "length": item.nbytes}
-            yield _PickledObject(_INDEX, index), _PickledObject(_PLACE, place)
+            yield _new(_INDEX, index), _new(_PLACE, place)
 
+    fields = {
+        "state_dict_metadata": state_dict_metadata(),
+        "planner_data": ((item.fqn, item.path) for item in stored),
+        "storage_data": storage_data(),
+        "storage_meta": None,
+        "version": _VERSION,
+    }
+    write_fields(write, fields)
+
+
+def write_fields(write: Callable[[bytes], object], fields: Mapping[str, object]) -> None:
+    """Write a ``Metadata`` with these fields; an iterator gives the entries of a dictionary.
+
+    Raises:
+        TypeError: One holds what no metadata of PyTorch's holds.
+    """
     pickle = _MetadataPickler(write)
     write(b"\x80\x02")
     pickle.put(_METADATA)
     write(b")\x81}")
-    for field, pairs in (
-        ("state_dict_metadata", state_dict_metadata()),
-        ("planner_data", ((item.fqn, item.path) for item in stored)),
-        ("storage_data", storage_data()),
-    ):
+    for field, value in fields.items():
         pickle.put(field)
-        pickle.put_mapping(pairs)
-        write(b"s")
-    for field, value in (("storage_meta", None), ("version", _VERSION)):
-        pickle.put(field)
-        pickle.put(value)
+        if isinstance(value, Iterator):
+            pickle.put_mapping(value)
+        else:
+            pickle.put(value)
         write(b"s")
     write(b"b.")
 
 
-@dataclass(frozen=True, slots=True)
-class _PickledObject:
-    """An object that is made without arguments, and then given its state."""
-
-    kind: Global
-    state: object
+def _new(kind: Global, state: object) -> Call:
+    """Return an object that is made without arguments, and then given its state."""
+    return Call(kind, (), state=state, is_new=True)
 
 
 class _MetadataPickler:
@@ -301,13 +306,10 @@ class _MetadataPickler:
             for item in value:
                 self.put(item)
             self._write(b"t" if isinstance(value, tuple) else b"e")
-        elif isinstance(value, Call):
+        elif isinstance(value, Call) and not (value.kwargs or value.items or value.pairs):
             self.put(value.function)
             self.put(value.args)
-            self._write(b"R")
-        elif isinstance(value, _PickledObject):
-            self.put(value.kind)
-            self._write(b")\x81")
+            self._write(b"\x81" if value.is_new else b"R")
             if value.state:
                 self.put(value.state)
                 self._write(b"b")

@@ -27,7 +27,8 @@ def state_part(unit: Unit, files: Contents, checkpoint: Checkpoint) -> StatePart
         return StatePart()
     if sizes:
         return StatePart(sum(sizes.values()), tuple(sizes))
-    floats = [one for one in others if one.dtype.kind == "float" and one.shares_with is None]
+    is_file = len(files.files) == 1  # of a directory, the other tensors keep their types
+    floats = [one for one in others if is_file and one.dtype.kind == "float" and one.shares_with is None]
     return StatePart(_nbytes(state), (), sum(one.nbytes - 2 * one.size for one in floats))
 
 

@@ -24,6 +24,7 @@ from ckpttool.runs.pruning.request import PruneRequest
 from ckpttool.runs.reasons import Code, Reason
 from ckpttool.runs.retention.plan import GroupPlan, KeptEntry, RetentionPlan
 from ckpttool.runs.retention.rules import Policy
+from ckpttool.runs.surveying.survey import Survey
 from ckpttool.transaction.files import Contents
 from ckpttool.transaction.journal import Recovery, Removal, Removals, new_identity
 from ckpttool.transaction.lock import BUSY, clear_stale, lock_directory
@@ -32,7 +33,7 @@ from ckpttool.transaction.pending_journals import directory_of_journal, pending_
 from ckpttool.transaction.pointer_files import state_without
 from ckpttool.transaction.recovery import recover_directory
 from ckpttool.transaction.removal import RemovalOutcome, remove
-from ckpttool.transaction.staged_output import clear_areas, is_leftover_name
+from ckpttool.transaction.staged_output import clear_areas, has_leftovers, is_leftover_name
 from ckpttool.transaction.store_removal import Way, in_order, keeps_versions, remove_from_store
 from ckpttool.transaction.trash import put_aside
 
@@ -130,8 +131,11 @@ def prune(
         survey = survey_series(root, request, progress)
         owners = dict.fromkeys(map(directory_of_journal, survey.journals))
         below = [path for path in owners if fs.isdir(path) and not fs.samefile(path, root)]
-        if below:  # what was interrupted there is part of what is planned with
-            recoveries += [_recover(directory, locks.refusal(directory)) for directory in below]
+        recoveries += [_recover(directory, locks.refusal(directory)) for directory in below]
+        inside = {path for entry in survey.entries for path in _littered_directories(entry)}
+        littered = [path for path in sorted({root, *_directories_of(survey), *inside}) if has_leftovers(path)]
+        left = [why for path in littered for why in clear_areas(path)]
+        if below or littered:  # what was interrupted there is part of what is planned with
             survey = survey_series(root, request, progress)
         planned = make_plan(request, progress, survey, reader)
         result = _result(planned)
@@ -151,15 +155,7 @@ def prune(
             result = _carry_out(locks, root, planned, identity, way)
             if planned.plan.slimmed:
                 result = _slim(locks, result, identity, request.jobs, progress)
-        directories = {entry.directory for entry in survey.entries}
-        inside = {path for entry in survey.entries for path in _littered_directories(entry)}
-        left = [
-            why
-            for one in sorted({root, *directories, *inside})
-            if not fs.is_remote(one)
-            for why in clear_areas(one)
-        ]
-        clear_stale(locks.not_held(directories))
+        clear_stale(locks.not_held(_directories_of(survey)))
     problems = [Problem(path, why) for recovery in recoveries for path, why in recovery.failed.items()]
     return replace(
         result,
@@ -237,6 +233,10 @@ class _Locks:
                 raise
             return refusal
         return None
+
+
+def _directories_of(survey: Survey) -> set[str]:
+    return {entry.directory for entry in survey.entries}
 
 
 def _recover(directory: str, refusal: AccessDenied | None) -> Recovery:

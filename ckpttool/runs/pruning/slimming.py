@@ -8,20 +8,23 @@ back, as all moves to the trash are.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
 from ckpttool.core.errors import CheckpointError, UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.interface import SIDECARS
+from ckpttool.formats.writer import Rewritten
 from ckpttool.io import fs
 from ckpttool.ops.slim import (
     NotSlim,
     manifest_of,
     plan_slim_file,
+    plan_trim,
     require_slim_directory,
     write_slim_file,
+    write_trimmed,
 )
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import Progress
@@ -46,21 +49,25 @@ def obstacle_to_slimming(entry: Entry, dtype: str | None) -> str | None:
         return "other checkpoints lie in it"
     if any(name.endswith(SIDECARS) for name in entry.unit.members):
         return "a manifest beside it tells of it as it is"
-    if not entry.state.files and len(entry.contents.files) > 1:
-        return "its training state has no files of its own"
     try:
         with open_checkpoint(entry.unit.path) as checkpoint:
             if (manifest := manifest_of(checkpoint)) is not None:
                 return f"{manifest} tells of it as it is"
-            if not entry.state.files:
+            if _is_one_file(entry):
                 plan_slim_file(checkpoint, dtype)
+            elif not entry.state.files:
+                plan_trim(checkpoint)
     except (NotSlim, CheckpointError) as failure:
         return str(failure)
     return None
 
 
+def _is_one_file(entry: Entry) -> bool:
+    return not entry.state.files and len(entry.contents.files) == 1
+
+
 def _files_that_go(entry: Entry) -> tuple[Fingerprint, ...]:
-    """Return the files with the state of a checkpoint: some of a directory, or the only one."""
+    """Return the files that may go with the state of a checkpoint: some of a directory, or all."""
     if not entry.state.files:
         return entry.contents.files
     names = {os.path.join(entry.name, name) for name in entry.state.files}
@@ -98,8 +105,10 @@ class Slimming:
         try:
             if entry.state.files:
                 self._slim_directory(entry)
-            else:
+            elif _is_one_file(entry):
                 self._slim_file(entry, None if group.policy is None else group.policy.dtype)
+            else:
+                self._trim_directory(entry)
         except (NotSlim, CheckpointError, UsageError) as failure:
             self.outcome.failed[entry.path] = str(failure).removeprefix(f"{entry.unit.path}: ")
 
@@ -107,11 +116,8 @@ class Slimming:
         name = entry.name
 
         def place(staged: StagedOutput) -> None:
-            waits = staged.hand_over()
-            file = fingerprint(name, fs.lstat(os.path.join(entry.directory, waits)))
-            successor = Successor(waits, file)
-            self._move(entry, [(name, os.path.join(PLACE, name))], entry.contents, successor)
-            self.outcome.freed -= file.size
+            successors = _successors(entry, staged.hand_over(), "")
+            self._move(entry, [(name, os.path.join(PLACE, name))], entry.contents, successors)
 
         with open_checkpoint(entry.unit.path) as checkpoint:
             plan = plan_slim_file(checkpoint, dtype, self.jobs)
@@ -121,32 +127,60 @@ class Slimming:
     def _slim_directory(self, entry: Entry) -> None:
         require_slim_directory(entry.unit.path, entry.state.files)
         contents = Contents(_files_that_go(entry))
+        self._move(entry, self._trash_names(contents), contents)
+
+    def _trim_directory(self, entry: Entry) -> None:
+        def place(staged: StagedOutput, new: Rewritten) -> None:
+            alike = {now: old for old, now in new.files.items()}
+            successors = _successors(entry, staged.hand_over(alike), entry.name)
+            names = {os.path.join(entry.name, name) for name in new.replaced}
+            files = (file for file in entry.contents.files if file.path in names)
+            contents = Contents(tuple(sorted(files, key=lambda file: file.path != successors[-1].file.path)))
+            self._move(entry, self._trash_names(contents), contents, successors)
+
+        write_trimmed(entry.unit.path, place, self.jobs, self.progress)
+
+    def _trash_names(self, contents: Contents) -> list[tuple[str, str]]:
+        """Return where each file goes in the trash, by its path."""
         names = [file.path for file in contents.files]
-        members = [(one, os.path.join(str(next(self._numbers)), os.path.basename(one))) for one in names]
-        self._move(entry, members, contents)
+        return [(one, os.path.join(str(next(self._numbers)), os.path.basename(one))) for one in names]
 
     def _move(
         self,
         entry: Entry,
         members: Sequence[tuple[str, str]],
         contents: Contents,
-        successor: Successor | None = None,
+        successors: tuple[Successor, ...] = (),
     ) -> None:
-        """Move what was into the trash, and let its successor take its place; empty the trash of it then."""
+        """Move what was into the trash, and let successors take its place; empty the trash of it then."""
         identity = self.identity or new_identity()
         moves = Moves(
             kind="trash",
             identity=identity,
-            moves=(Move(entry.path, tuple(members), contents, successor),),
+            moves=(Move(entry.path, tuple(members), contents, successors),),
             source=entry.directory,
             target=state_dir_of(entry.directory).trash_place(identity),
         )
         moved = apply_moves(entry.directory, moves)
         if entry.path not in moved.moved:
             raise NotSlim(moved.failed.get(entry.path, "it has vanished"))
-        self.outcome.freed += contents.nbytes
+        self.outcome.freed += contents.nbytes - sum(one.file.size for one in successors)
         if self.identity is None:
             self.outcome.problems += empty_command(entry.directory, identity).problems
+
+
+def _successors(entry: Entry, waits: Mapping[str, str], below: str) -> tuple[Successor, ...]:
+    """Return the files that wait to come to a checkpoint, in the order in which they come.
+
+    Args:
+        entry: The checkpoint.
+        waits: Where they wait, by their names; the one that says the names of the others is the last.
+        below: The directory that they come to, relative to the checkpoint's own.
+    """
+    return tuple(
+        Successor(path, fingerprint(os.path.join(below, name), fs.lstat(os.path.join(entry.directory, path))))
+        for name, path in waits.items()
+    )
 
 
 def without_failures(groups: Sequence[GroupPlan], failed: dict[str, str]) -> tuple[GroupPlan, ...]:

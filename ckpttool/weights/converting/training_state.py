@@ -50,15 +50,10 @@ def is_state_tensor(tensor: Tensor) -> bool:
 
 def without_training_state(content: Content) -> Content:
     """Return a content without the state of its training, under the names that it has."""
-    if content.tree is None:
-        knows_optimizer = traits_of(content.source_format).holds_layers
-        kept = [
-            one
-            for one in content.tensors
-            if not (is_state_tensor(one) and (knows_optimizer or _is_flat(one)))
-        ]
-        return replace(content, tensors=_tied(kept))
     gone: set[Path] = set()
+    if content.tree is None:
+        gone = training_state_paths(content)
+        return replace(content, tensors=_tied(one for one in content.tensors if one.path not in gone))
     tree = _without_state(content.tree, (), gone)
     kept = [one for one in content.tensors if not any(one.path[:end] in gone for end in range(_DEEPEST + 1))]
     tied = _tied(kept)
@@ -67,6 +62,17 @@ def without_training_state(content: Content) -> Content:
     by_values = {id(tensor.values): tensor for tensor in reversed(tied)}
     objects = {id(one): now.get(id(one)) or by_values.get(id(one.values), one) for one in tensors_in(tree)}
     return replace(content, tensors=tied, tree=replace_tensors(tree, objects))
+
+
+def training_state_paths(content: Content) -> set[Path]:
+    """Return the keys below which nothing but state of the training lies, each as a path."""
+    gone: set[Path] = set()
+    if content.tree is not None:
+        _without_state(content.tree, (), gone)
+        return gone
+    knows_optimizer = traits_of(content.source_format).holds_layers
+    state = filter(is_state_tensor, content.tensors)
+    return {one.path for one in state if knows_optimizer or _is_flat(one)}
 
 
 def _tied(kept: Iterable[Tensor]) -> tuple[Tensor, ...]:

@@ -1,0 +1,297 @@
+"""``--full N`` of distributed checkpoints: items of optimizers go out of files that hold weights, too."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+
+from ckpttool import AccessDenied, open_checkpoint, prune, undo, verify
+from ckpttool.transaction.files import fingerprint
+from ckpttool.transaction.journal import Moves, Successor
+from ckpttool.transaction.move_transaction import apply_moves
+from ckpttool.transaction.recovery import recover_directory
+from ckpttool.transaction.state_dir import state_dir_of
+from tests.support.changes import file_bytes
+from tests.support.faults import dies_at, fill_disk, is_killed_at
+from tests.support.thorough import sampled
+from tests.support.transactions import IDENTITY, move
+
+CONFIG = {
+    "sharded_backend": "torch_dist",
+    "sharded_backend_version": 1,
+    "common_backend": "torch",
+    "common_backend_version": 1,
+}
+WEIGHTS = [f"decoder.layers.{number}.linear.weight" for number in range(3)]
+
+
+def _save(directory: Path, state: Mapping[str, Any], files: int = 1) -> Path:
+    writer = FileSystemWriter(directory, single_file_per_rank=files == 1, thread_count=files)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(dict(state), storage_writer=writer, no_dist=True)
+    return directory
+
+
+def _megatron(directory: Path, step: int, files: int = 1) -> Path:
+    """Save what Megatron's distributed optimizer saves: flat names, and what is not sharded beside."""
+    torch.manual_seed(step)
+    state = {name: torch.randn(16, 16) for name in WEIGHTS}
+    for moment in ("exp_avg", "exp_avg_sq", "fp32_param"):
+        state |= {f"optimizer.state.{moment}.{name}": torch.randn(16, 16) for name in WEIGHTS}
+    _save(directory, state, files)
+    torch.save({"iteration": step, "args": {"lr": 0.5}}, directory / "common.pt")
+    (directory / "metadata.json").write_text(json.dumps(CONFIG), "utf-8")
+    return directory
+
+
+def _fsdp(directory: Path, step: int, files: int = 1) -> Path:
+    """Save a model and its optimizer under a key each, as PyTorch's guide does."""
+    torch.manual_seed(step)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.BatchNorm1d(16))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(4, 16)).sum().backward()
+    optimizer.step()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": step}
+    return _save(directory, state | {"ema": {"scale": torch.ones(3)}}, files)
+
+
+Save = Callable[[Path, int, int], Path]
+KINDS = pytest.mark.parametrize(("save", "files"), [(_megatron, 1), (_megatron, 4), (_fsdp, 1), (_fsdp, 4)])
+
+
+@pytest.fixture
+def run_of(tmp_path: Path) -> Callable[..., Path]:
+    """Return what saves two steps into a directory."""
+
+    def make(save: Save, files: int = 1) -> Path:
+        directory = tmp_path / "run"
+        for step in (1, 2):
+            save(directory / f"iter_000000{step}", step, files)
+        return directory
+
+    return make
+
+
+def _loaded(directory: Path) -> dict[str, torch.Tensor]:
+    """Return all tensors that PyTorch itself finds in a checkpoint, by name."""
+    described = FileSystemReader(directory).read_metadata().state_dict_metadata
+    state = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in described.items()
+        if hasattr(entry, "size")
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.load(state, checkpoint_id=directory, no_dist=True)
+    return state
+
+
+@KINDS
+def test_pytorch_loads_all_but_the_optimizers_states(run_of, save: Save, files: int) -> None:
+    run = run_of(save, files)
+    old, before = run / "iter_0000001", file_bytes(run)
+    expected = {name: value for name, value in _loaded(old).items() if not name.startswith("optimizer")}
+    times = {path.name: path.stat().st_mtime_ns for path in old.iterdir()}
+    done = prune(run, full=1, trash=True)
+    assert ([one.name for one in done.plan.slimmed], done.problems) == (["iter_0000001"], ())
+    found = _loaded(old)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    report = verify(old)
+    assert report.is_valid and not report.findings
+    kept = {name: data for name, data in before.items() if name in file_bytes(run)}
+    stays = {f"iter_0000001/{name}" for name in ("common.pt", "metadata.json")} & before.keys()
+    assert stays <= kept.keys()
+    assert (old / ".metadata").stat().st_mtime_ns == times[".metadata"]
+    assert not prune(run, full=1).plan.changes
+    restored = undo(run)
+    assert (len(restored.restored), restored.problems) == (1, ())
+    assert file_bytes(run) == before
+    assert {path.name: path.stat().st_mtime_ns for path in old.iterdir()} == times
+
+
+def test_files_that_hold_no_state_are_not_written_again(run_of) -> None:
+    run = run_of(_megatron, 12)
+    old = run / "iter_0000001"
+    before = {path.name: path.stat() for path in old.glob("*.distcp")}
+    assert len(before) == 12
+    prune(run, full=1)
+    after = {path.name: path.stat() for path in old.glob("*.distcp")}
+    assert len(after) == len(WEIGHTS)
+    assert {name: one.st_ino for name, one in after.items()}.items() <= {
+        name: one.st_ino for name, one in before.items()
+    }.items()
+
+
+def test_what_is_freed_is_what_the_disk_gains(run_of) -> None:
+    run = run_of(_fsdp)
+    before = sum(map(len, file_bytes(run).values()))
+    done = prune(run, full=1)
+    assert done.freed_bytes == before - sum(map(len, file_bytes(run).values())) > 0
+
+
+def test_weights_keep_their_type(run_of) -> None:
+    run = run_of(_megatron)
+    planned = prune(run, full=1, dtype="bfloat16", dry_run=True)
+    assert planned.plan.freed_bytes == 3 * 3 * 16 * 16 * 4
+    prune(run, full=1, dtype="bfloat16")
+    with open_checkpoint(run / "iter_0000001") as slim:
+        assert {tensor.dtype.name for tensor in slim.tensors} == {"float32"}
+
+
+# What can't be done ---------------------------------------------------------------------------------
+
+
+def test_a_damaged_weight_is_not_copied(run_of) -> None:
+    run = run_of(_megatron)
+    path = run / "iter_0000001" / "__0_0.distcp"
+    with open_checkpoint(run / "iter_0000001") as checkpoint:
+        extent = checkpoint[WEIGHTS[1]].extent
+    data = bytearray(path.read_bytes())
+    data[extent.offset + 5] ^= 1
+    path.write_bytes(data)
+    before = file_bytes(run)
+    done = prune(run, full=1, depth="quick")
+    (problem,) = done.problems
+    assert f"not slimmed: {WEIGHTS[1]}" in problem.message and "CRC-32" in problem.message
+    assert file_bytes(run) == before
+
+
+def test_names_that_prove_nothing_stay(tmp_path: Path, run) -> None:
+    for step in (1, 2):
+        state = {"model": {"layer": torch.ones(16, 16)}, "optimizer": {"table": torch.ones(64, 64)}}
+        _save(tmp_path / f"iter_000000{step}", state)
+    before = file_bytes(tmp_path)
+    status, out, _ = run("prune", tmp_path, "--full", "1", "--yes", "-v")
+    assert (status, "nothing proves that optimizer.table is training state alone" in out) == (0, True)
+    assert file_bytes(tmp_path) == before
+
+
+def test_metadata_of_each_rank_stay(tmp_path: Path, files: Path, run) -> None:
+    for step in (1, 2):
+        shutil.copytree(files / "torch-dcp" / "rank-metadata", tmp_path / f"iter_000000{step}")
+    before = file_bytes(tmp_path)
+    assert not prune(tmp_path, full=1).plan.slimmed
+    assert file_bytes(tmp_path) == before
+
+
+def test_on_a_full_disk_nothing_is_lost(run_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of(_megatron)
+    before = file_bytes(run)
+    with monkeypatch.context() as patch:
+        fill_disk(patch)
+        try:
+            done = prune(run, full=1)
+        except AccessDenied as refusal:
+            assert "no space left" in str(refusal)
+        else:
+            assert "not slimmed" in done.problems[0].message
+    assert file_bytes(run) == before
+
+
+def test_undo_leaves_a_file_that_was_written_since(run_of) -> None:
+    run = run_of(_megatron)
+    prune(run, full=1, trash=True)
+    (new,) = (run / "iter_0000001").glob("*.distcp")
+    new.write_bytes(b"another")
+    undo(run)
+    assert new.read_bytes() == b"another"
+
+
+# Kills ----------------------------------------------------------------------------------------------
+
+OLD = {".metadata": b"of a", "a.distcp": b"weights, states", "common.pt": b"stays"}
+NEW = {".metadata": b"of b", "b.distcp": b"weights", "common.pt": b"stays"}
+
+
+def _plant(root: Path) -> Moves:
+    """Write a checkpoint, and files that wait to take the place of some of it; return what moves them."""
+    directory, waiting = root / "run" / "iter_1", root / "run" / "waiting"
+    for place, files in ((directory, OLD), (waiting, NEW)):
+        place.mkdir(parents=True)
+        for name, data in files.items():
+            (place / name).write_bytes(data)
+    names = {f"iter_1/{name}": f"{at}/{name}" for at, name in enumerate((".metadata", "a.distcp"), 1)}
+    successors = tuple(
+        Successor(f"waiting/{name}", fingerprint(f"iter_1/{name}", os.lstat(waiting / name)))
+        for name in ("b.distcp", ".metadata")
+    )
+    run = directory.parent
+    one = replace(move(run, names, directory), successors=successors)
+    return Moves(
+        kind="trash",
+        identity=IDENTITY,
+        moves=(one,),
+        source=str(run),
+        target=state_dir_of(str(run)).trash_place(IDENTITY),
+    )
+
+
+def _whole_in(run: Path) -> Mapping[str, bytes]:
+    """Return which of the two checkpoints a reader finds whole, which starts at the metadata."""
+    found = {path.name: path.read_bytes() for path in (run / "iter_1").iterdir()}
+    expected = OLD if found[".metadata"] == OLD[".metadata"] else NEW
+    assert found.items() >= expected.items()
+    return expected
+
+
+@pytest.mark.parametrize("is_undone", [False, True])
+@pytest.mark.parametrize("is_double", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_a_kill_at_any_call_and_at_any_of_its_recovery(
+    tmp_path: Path, is_undone: bool, is_double: bool
+) -> None:
+    seen = []
+    for number in count(1):
+        for again in count(0) if is_double else (0,):
+            root = tmp_path / f"{number}-{again}"
+            planned = _plant(root)
+            run = root / "run"
+            if is_undone:
+                assert apply_moves(str(run), planned).moved
+            act = partial(undo, run) if is_undone else partial(apply_moves, str(run), planned)
+            was_hit = dies_at(number, act)
+            _whole_in(run)
+            was_hit_again = again > 0 and dies_at(again, partial(recover_directory, str(run)))
+            _whole_in(run)
+            assert not recover_directory(str(run)).failed
+            whole = _whole_in(run)
+            seen.append(whole)
+            assert {path.name for path in (run / "iter_1").iterdir()} == whole.keys()
+            if whole is NEW:
+                assert undo(run).problems == ()
+                assert {path.name: path.read_bytes() for path in (run / "iter_1").iterdir()} == OLD
+            shutil.rmtree(root)
+            if again and not was_hit_again:
+                break
+        if not was_hit:
+            break
+    assert OLD in seen and NEW in seen
+
+
+@pytest.mark.parametrize("number", sampled(range(1, 190), 6))
+def test_a_command_that_is_killed_leaves_what_pytorch_loads(run_of, number: int) -> None:
+    run = run_of(_megatron, 2)
+    whole, old = file_bytes(run), run / "iter_0000001"
+    expected = {name: value for name, value in _loaded(old).items() if name in WEIGHTS}
+    is_killed_at(number, partial(prune, run, full=1, trash=True))
+    found = _loaded(old)  # before anything recovers
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert prune(run, full=1, trash=True).problems == ()
+    assert _loaded(old).keys() == expected.keys()
+    while any(old.parent.glob(".ckpttool-trash/*")):
+        assert undo(run).problems == ()
+    assert {name: data for name, data in file_bytes(run).items() if name[0] != "."} == whole
