@@ -127,7 +127,7 @@ def plan_trim(checkpoint: Checkpoint) -> Trim:
         require_intact(checkpoint)
         trim = kind(checkpoint.path, training_state_paths(content_of(checkpoint)))
     except (CheckpointError, UsageError) as error:
-        raise NotSlim(str(error).removeprefix(f"{checkpoint.path}: ")) from error
+        raise NotSlim(str(error).removeprefix(checkpoint.path).removeprefix(": ")) from error
     if not trim.lost:
         rest = next(filter(is_state_tensor, checkpoint.tensors))
         raise NotSlim(f"nothing proves that {rest.name} is training state alone")

@@ -302,6 +302,19 @@ def test_undo_works_in_a_copy_of_the_directory(epochs: Path, tmp_path: Path) -> 
     assert (len(restored.restored), restored.problems, file_bytes(copy)) == (1, (), before)
 
 
+def test_a_record_of_an_earlier_version_is_undone(epochs: Path) -> None:
+    before = file_bytes(epochs)
+    prune(epochs, full=9, trash=True)
+    (record,) = epochs.glob(".ckpttool-trash/*/record.json")
+    told = json.loads(record.read_text())
+    (moved,) = told["steps"][0]["undoing"]["moves"]
+    (successor,) = moved.pop("successors")
+    del successor["name"]
+    moved["successor"] = successor
+    record.write_text(json.dumps(told).replace("ckpttool.swaps/2", "ckpttool.swaps/1"))
+    assert (undo(epochs).problems, file_bytes(epochs)) == ((), before)
+
+
 def test_each_of_two_commands_can_be_undone(epochs: Path) -> None:
     before = file_bytes(epochs)
     prune(epochs, full=9, trash=True)

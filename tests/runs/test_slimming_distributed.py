@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
@@ -142,6 +143,34 @@ def test_what_is_freed_is_what_the_disk_gains(run_of) -> None:
     before = sum(map(len, file_bytes(run).values()))
     done = prune(run, full=1)
     assert done.freed_bytes == before - sum(map(len, file_bytes(run).values())) > 0
+
+
+def _change_metadata(directory: Path, change: Callable[[Any], object]) -> None:
+    path = directory / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    change(metadata)
+    path.write_bytes(pickle.dumps(metadata))
+
+
+def test_what_megatron_adds_to_the_metadata_follows_their_entries(run_of) -> None:
+    run = run_of(_megatron)
+    old = run / "iter_0000001"
+    known = {"nd_reformulated_orig_global_shape": (16, 16), "scale": 0.5}
+    _change_metadata(
+        old, lambda one: one.__dict__.update(mcore_data=dict.fromkeys(one.state_dict_metadata, known))
+    )
+    prune(run, full=1)
+    metadata = pickle.loads((old / ".metadata").read_bytes())
+    assert metadata.mcore_data == dict.fromkeys(WEIGHTS, known)
+    assert set(metadata.planner_data) == set(WEIGHTS)
+
+
+def test_metadata_that_runs_code_is_not_written_again(run_of) -> None:
+    run = run_of(_megatron)
+    _change_metadata(run / "iter_0000001", lambda one: one.__dict__.update(storage_meta=os.system))
+    before = file_bytes(run)
+    assert not prune(run, full=1).plan.slimmed
+    assert file_bytes(run) == before
 
 
 def test_weights_keep_their_type(run_of) -> None:

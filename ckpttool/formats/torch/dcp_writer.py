@@ -294,6 +294,8 @@ class _MetadataPickler:
             self._write(_WORDS[value])
         elif isinstance(value, int):
             self._write_integer(value)
+        elif isinstance(value, float):
+            self._write(b"G" + struct.pack(">d", value))
         elif isinstance(value, str):
             text = value.encode("utf-8", "surrogatepass")
             self._write(b"X" + struct.pack("<I", len(text)) + text)

@@ -110,7 +110,7 @@ class Slimming:
             else:
                 self._trim_directory(entry)
         except (NotSlim, CheckpointError, UsageError) as failure:
-            self.outcome.failed[entry.path] = str(failure).removeprefix(f"{entry.unit.path}: ")
+            self.outcome.failed[entry.path] = str(failure).removeprefix(entry.unit.path).removeprefix(": ")
 
     def _slim_file(self, entry: Entry, dtype: str | None) -> None:
         name = entry.name
