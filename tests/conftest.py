@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import gc
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,18 @@ settings.load_profile("quick")
 wait_for_no_disk()
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "files"
+
+
+def pytest_collection() -> None:
+    """Collect no garbage while thousands of tests are made, none of which goes."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Leave out of all collections what stays until the end."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.secrets import without_signatures
 
@@ -62,12 +62,23 @@ class CheckpointError(Exception):
         code: str | None = None,
     ) -> None:
         self.path = os.fspath(path)
-        self.found = found = without_signatures(found)
         self.expected = expected
         self.where = where
         if code is not None:
             self.code = code
-        super().__init__(path, found)
+        self._found = found
+        super().__init__(self.path)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self._found), self.__dict__
+
+    @property
+    def found(self) -> str:
+        """Say what was found. Credentials are searched for here: most errors are caught and never shown."""
+        return without_signatures(self._found)
 
     @property
     def reason(self) -> str:
@@ -76,7 +87,8 @@ class CheckpointError(Exception):
 
     def __str__(self) -> str:
         place = "" if self.where is None else f"[{self.where}]"
-        return without_signatures(f"{self.path}{place}: {self.reason}")
+        expected = "" if self.expected is None else f" ({self.expected})"
+        return without_signatures(f"{self.path}{place}: {self._found}{expected}")
 
 
 class NotFound(CheckpointError):

@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import ClassVar
 
 from ckpttool.core.errors import AccessDenied, DamagedCheckpoint, Truncated, from_os_error
@@ -39,9 +39,9 @@ class _Descriptor:
         except ValueError as error:
             raise AccessDenied(path, str(error)) from error
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at exit, names are gone
         if self.number >= 0:
-            os.close(self.number)
+            close(self.number)
 
 
 _kept: dict[int, _Descriptor] = {}
@@ -92,8 +92,8 @@ class Source(Readable):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        self.close()
+    def __del__(self, kept: dict[int, _Descriptor] = _kept) -> None:  # at exit, names are gone
+        kept.pop(id(self), None)
 
     def read_into(self, offset: int, buffer: memoryview, where: str | None = None) -> None:
         descriptor = _kept.get(id(self)) or self._reopen(where)
