@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from safetensors.torch import load_file
@@ -122,43 +122,37 @@ def test_each_type_is_rounded_once_to_the_nearest(name: str, tmp_path: Path) -> 
     assert np.array_equal(np.abs(result - exact), nearest)
 
 
-@settings(deadline=None)
-@given(
-    data=st.data(),
-    array=hnp.arrays(np.float32, st.integers(1, 9), elements=st.floats(-(2.0**90), 2.0**90, width=32)),
-    count=st.integers(2, 5),
-)
-def test_the_average_of_equals_is_the_same(
-    data: st.DataObject, array: np.ndarray[Any, Any], count: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("equal")
-    sources = [saved(folder / f"{at}.pt", w=torch.from_numpy(array)) for at in range(count)]
-    weights = data.draw(st.one_of(st.none(), st.lists(st.floats(0.1, 10), min_size=count, max_size=count)))
-    got = averaged(sources, folder / "average.pt", weights=weights)["w"].numpy()
-    assert np.array_equal(got.view(np.uint32), (array + np.float32(0)).view(np.uint32))
-
-
-@settings(deadline=None)
 @given(
     arrays=st.lists(
         hnp.arrays(np.float32, 4, elements=st.floats(-(2.0**20), 2.0**20, width=32)), min_size=2, max_size=4
     ),
     weights=st.lists(st.integers(1, 9), min_size=4, max_size=4),
     scale=st.sampled_from([2.0, 0.5, 8.0]),
+    shares=st.none() | st.lists(st.floats(0.1, 10), min_size=4, max_size=4),
+    same=hnp.arrays(np.float32, st.integers(1, 9), elements=st.floats(-(2.0**90), 2.0**90, width=32)),
 )
-def test_only_ratios_of_weights_matter_and_numpy_agrees(
+def test_any_average_is_numpy_s_by_ratios_of_weights_and_that_of_equals_is_the_same(
     arrays: list[np.ndarray[Any, Any]],
     weights: list[int],
     scale: float,
+    shares: list[float] | None,
+    same: np.ndarray[Any, Any],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    folder, weights = tmp_path_factory.mktemp("weighted"), weights[: len(arrays)]
-    sources = [saved(folder / f"{at}.pt", w=torch.from_numpy(one)) for at, one in enumerate(arrays)]
-    got = averaged(sources, folder / "a.pt", weights=weights)["w"].numpy()
-    other = averaged(sources, folder / "b.pt", weights=[scale * one for one in weights])["w"].numpy()
-    expected = np.average(np.stack(arrays).astype(np.float64), axis=0, weights=weights)
-    np.testing.assert_allclose(got, expected.astype(np.float32), rtol=2e-7, atol=1e-12)
-    assert np.array_equal(got, other)
+    folder, count = tmp_path_factory.mktemp("weighted"), len(arrays)
+    sources = [
+        saved(folder / f"{at}.pt", w=torch.from_numpy(one), same=torch.from_numpy(same))
+        for at, one in enumerate(arrays)
+    ]
+    ways = (weights[:count], [scale * one for one in weights[:count]], shares and shares[:count])
+    by_ratio, scaled, by_share = (
+        averaged(sources, folder / f"average{at}.pt", weights=way) for at, way in enumerate(ways)
+    )
+    expected = np.average(np.stack(arrays).astype(np.float64), axis=0, weights=ways[0])
+    np.testing.assert_allclose(by_ratio["w"], expected.astype(np.float32), rtol=2e-7, atol=1e-12)
+    assert torch.equal(by_ratio["w"], scaled["w"])
+    for got in (by_ratio, scaled, by_share):
+        assert np.array_equal(got["same"].numpy().view(np.uint32), (same + np.float32(0)).view(np.uint32))
 
 
 def test_large_tensors_take_many_blocks(tmp_path: Path) -> None:
@@ -254,49 +248,43 @@ def test_what_would_spoil_the_average_is_refused(tmp_path: Path) -> None:
 _MOST = float(np.finfo(np.float64).max)
 
 
-@pytest.mark.parametrize(
-    "how", [{}, {"weights": "1"}, {"weights": "1e308"}, {"weights": "1e-320"}, {"ema": 0.5}]
-)
-@pytest.mark.parametrize(
-    "columns",
-    [
-        (_MOST, _MOST),
-        (-_MOST, -_MOST, -_MOST),
-        (_MOST, _MOST, 1.0),
-        (_MOST, _MOST, _MOST, -_MOST),
-        (1e308, 1.7e308, 1.1e308, 1.2e308, 1.3e308),
-        (1.5e308, 1e-300),
-        (5e-324, _MOST, _MOST),
-        (1e308 + 1e308j, 1.5e308 - 1.5e308j, 1e308 + 0j),
-    ],
-)
-def test_finite_numbers_have_a_finite_average(
-    columns: tuple[complex, ...], how: dict[str, Any], tmp_path: Path
-) -> None:
+COLUMNS = [
+    [(_MOST, _MOST), (1.5e308, 1e-300)],
+    [(-_MOST, -_MOST, -_MOST), (_MOST, _MOST, 1.0), (5e-324, _MOST, _MOST)],
+    [(_MOST, _MOST, _MOST, -_MOST)],
+    [(1e308, 1.7e308, 1.1e308, 1.2e308, 1.3e308)],
+    [(1e308 + 1e308j, 1.5e308 - 1.5e308j, 1e308 + 0j)],
+]
+"""By the number of sources: what they hold of one element."""
+
+
+@pytest.mark.parametrize("columns", COLUMNS, ids=str)
+def test_finite_numbers_have_a_finite_average(columns: list[tuple[complex, ...]], tmp_path: Path) -> None:
     """Fractions have no largest number."""
-    count = len(columns)
-    options = dict(how)
-    shares = [Fraction(1)] * count
-    if "weights" in how:
-        options["weights"] = [float(how["weights"]) * (1 + at / 8) for at in range(count)]
-        shares = [Fraction(one) for one in options["weights"]]
-    elif "ema" in how:
-        shares = [Fraction(1, 2 ** (count - 1)), *(Fraction(1, 2 ** (count - at)) for at in range(1, count))]
-    dtype = torch.complex128 if any(isinstance(one, complex) for one in columns) else torch.float64
+    count = len(columns[0])
+    dtype = torch.complex128 if isinstance(columns[0][0], complex) else torch.float64
     sources = [
-        saved(tmp_path / f"{at}.pt", w=torch.tensor([one, 0.25], dtype=dtype))
-        for at, one in enumerate(columns)
+        saved(tmp_path / f"{at}.pt", w=torch.tensor([*row, 0.25], dtype=dtype))
+        for at, row in enumerate(zip(*columns, strict=True))
     ]
-    average(sources, tmp_path / "out.pt", **options)
-    (found, quarter) = torch.load(tmp_path / "out.pt")["w"].tolist()
-    assert quarter == 0.25
+    decayed = [Fraction(1, 2 ** (count - 1)), *(Fraction(1, 2 ** (count - at)) for at in range(1, count))]
+    ways: list[tuple[dict[str, Any], list[Fraction]]] = [({}, [Fraction(1)] * count), ({"ema": 0.5}, decayed)]
+    for largest in (1.0, 1e308, 1e-320):
+        weights = [largest * (1 + at / 8) for at in range(count)]
+        ways.append(({"weights": weights}, [Fraction(one) for one in weights]))
 
-    def expected(parts: Sequence[float]) -> float:
-        pairs = zip(shares, parts, strict=True)
-        return float(sum(share * Fraction(part) for share, part in pairs) / sum(shares))
-
-    exact = expected([complex(one).real for one in columns]), expected([complex(one).imag for one in columns])
-    assert (complex(found).real, complex(found).imag) == pytest.approx(exact, rel=1e-15)
+    for way, (options, shares) in enumerate(ways):
+        average(sources, tmp_path / f"out-{way}.pt", **options)
+        *found, quarter = torch.load(tmp_path / f"out-{way}.pt")["w"].tolist()
+        assert quarter == 0.25
+        for got, column in zip(found, columns, strict=True):
+            exact = [
+                float(
+                    sum(share * Fraction(one) for share, one in zip(shares, part, strict=True)) / sum(shares)
+                )
+                for part in ([complex(one).real for one in column], [complex(one).imag for one in column])
+            ]
+            assert [complex(got).real, complex(got).imag] == pytest.approx(exact, rel=1e-15), options
 
 
 def test_a_number_too_large_is_found_beside_a_mask(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.support.clusters import Deadly, Elsewhere, local_cluster
 from tests.support.commands import Run
 from tests.support.stores import S3Bucket
 
-COUNT = 30
+COUNT = 9
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_any_executor_will_do(runs: Path, kind: str) -> None:
 
 
 def executor_of(kind: str) -> Executor:
-    return ThreadPoolExecutor(2) if kind == "threads" else ProcessPoolExecutor(2, get_context("spawn"))
+    return ThreadPoolExecutor(2) if kind == "threads" else ProcessPoolExecutor(2, get_context("fork"))
 
 
 def test_a_lost_worker_is_an_error_of_its_checkpoint(cluster: str, runs: Path) -> None:

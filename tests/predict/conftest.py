@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.frameworks import python_with_frameworks
-from tests.support.predictions import Do, Predict, Told, done_here, job_of, one_process
+from tests.support.predictions import Predict, Start, Told, Watched, done_here, job_of
 
 
 @pytest.fixture
@@ -31,18 +32,38 @@ def keras_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def keras_process() -> Iterator[Do]:
-    """Return what does jobs as the child does, one after the other."""
-    with one_process("keras") as done:
-        yield done
+def start() -> Iterator[Start]:
+    """Return what starts a process for a family of frameworks, each just once."""
+    running: dict[str, Watched] = {}
+
+    def started(family: str) -> Watched:
+        if find_spec(family) is None:
+            pytest.skip(f"{family} is not installed")
+        if family not in running:
+            running[family] = Watched(family)
+        return running[family]
+
+    yield started
+    for process in running.values():
+        process.end()
+
+
+@pytest.fixture(scope="session")
+def paddle_files(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory of Paddle's models, and recordings of what Paddle predicts with them."""
+    directory = tmp_path_factory.mktemp("paddle")
+    write = "import runpy; sys.argv[1:] = [str(path)]; runpy.run_path(str(script), run_name='__main__')"
+    script = Path(__file__).parent / "write_paddle.py"
+    assert start("paddle").run(write, path=directory, script=script) is None
+    return directory
 
 
 @pytest.fixture
-def predict_apart(keras_process: Do, keras_files: Path) -> Predict:
+def predict_apart(start: Start, keras_files: Path) -> Predict:
     """Return what does a job on a file of ``keras_files`` apart: ``predict_apart("m.keras", …)``."""
 
     def told(name: str, **options: Any) -> Told:
         options |= {key: keras_files / options[key] for key in ("expect", "input") if key in options}
-        return keras_process(job_of(keras_files / name, **options))
+        return start("tensorflow").do(job_of(keras_files / name, **options))
 
     return told

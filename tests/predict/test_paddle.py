@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 
 from ckpttool import open_checkpoint
-from tests.support.predictions import Stage, done_in_a_child, job_of, one_process, refusal_of
+from tests.support.predictions import Stage, Start, done_in_a_child, job_of, refusal_of
 
 HERE = Path(__file__).parent
 WRITER = HERE / "write_paddle.py"
@@ -30,24 +28,20 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a directory of models, and recordings of what Paddle predicts with them."""
-    directory = tmp_path_factory.mktemp("paddle")
-    subprocess.run([sys.executable, str(WRITER), str(directory)], check=True, capture_output=True)
-    return directory
+@pytest.fixture
+def models(paddle_files: Path) -> Path:
+    return paddle_files
 
 
-@pytest.fixture(scope="module")
-def ask() -> Iterator[Ask]:
+@pytest.fixture
+def ask(start: Start) -> Ask:
     """Return what loads and runs a model, and tells of both: what was done, or the findings."""
-    with one_process("paddle") as done:
 
-        def words(path: Path, **options: Any) -> tuple[str, str]:
-            told = done(_job(path, **options))
-            return _words(told.load), _words(told.predict)
+    def words(path: Path, **options: Any) -> tuple[str, str]:
+        told = start("paddle").do(_job(path, **options))
+        return _words(told.load), _words(told.predict)
 
-        yield words
+    return words
 
 
 def _job(path: Path, **options: Any) -> Any:

@@ -21,6 +21,8 @@ from ckpttool.core.report import note
 from ckpttool.predict.processes import family
 from ckpttool.predict.request import PredictionJob, PredictionRequest
 from ckpttool.predict.run import FRAMEWORKS, Answer, Framework, PredictionChild, StageResult
+from tests.support.predictions import done_here
+from tests.support.thorough import sampled
 
 HERE = Path(__file__).parent
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone")
@@ -114,14 +116,7 @@ def test_a_model_is_loaded_and_run() -> None:
         ),
         ("segfault", "child-crashed", "the process was killed by SIGSEGV while loading it"),
         ("os-exit", "child-crashed", "the process ended by itself with status 0 while loading it"),
-        ("sys-exit", "load-failed", "SystemExit: 3"),
-        ("memory-error", "child-out-of-memory", "there was no memory left"),
         ("raise", "load-failed", "ValueError: two lines \x1b[31m?"),
-        ("raise-huge", "load-failed", "ValueError: " + "x" * 500),
-        ("raise-hostile", "load-failed", "Hostile: (its text raises RuntimeError)"),
-        ("raise-interrupt", "load-failed", "KeyboardInterrupt"),
-        ("raise-generator-exit", "load-failed", "GeneratorExit"),
-        ("raise-last", "load-failed", "Last: gone"),
     ],
 )
 def test_what_a_child_dies_of_is_told(act: str, code: str, told: str) -> None:
@@ -135,18 +130,33 @@ def test_what_a_child_dies_of_is_told(act: str, code: str, told: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("act", "code", "told"),
+    ("act", "code", "message"),
     [
-        ("segfault", "child-crashed", "the process was killed by SIGSEGV while running it"),
-        ("sys-exit", "predict-failed", "SystemExit: 3"),
-        ("raise-last", "predict-failed", "Last: gone"),
+        ("sys-exit", "load-failed", "SystemExit: 3"),
+        ("memory-error", "child-out-of-memory", "there was no memory left"),
+        ("raise-huge", "load-failed", "ValueError: " + "x" * 500),
+        ("raise-hostile", "load-failed", "Hostile: (its text raises RuntimeError)"),
+        ("raise-interrupt", "load-failed", "KeyboardInterrupt"),
+        ("raise-generator-exit", "load-failed", "GeneratorExit"),
+        ("raise-last", "load-failed", "Last: gone"),
     ],
 )
-def test_what_a_prediction_dies_of_is_told(act: str, code: str, told: str) -> None:
-    answer = ask(act, "predict")
+def test_whatever_code_raises_is_told(act: str, code: str, message: str) -> None:
+    load, predict = done_here(job(act))
+    assert [(one[0], one[2]) for one in load.findings] == [(code, message)]
+    assert (predict.is_skipped, predict.detail) == (True, "it was not loaded")
+
+    load, predict = done_here(job(act, "predict"))
+    assert load.findings == []
+    assert [(one[0], one[2]) for one in predict.findings] == [(code.replace("load", "predict"), message)]
+
+
+def test_what_a_prediction_dies_of_is_told() -> None:
+    answer = ask("segfault", "predict")
 
     assert answer.load.findings == ()
-    assert [(one.code, one.message) for one in answer.predict.findings] == [(code, told)]
+    told = "the process was killed by SIGSEGV while running it"
+    assert [(one.code, one.message) for one in answer.predict.findings] == [("child-crashed", told)]
 
 
 @pytest.mark.parametrize(("act", "when"), [("hang", "load"), ("hang-in-c", "predict")])
@@ -330,8 +340,17 @@ with PredictionChild("m", "fake") as child:
 
 
 @LINUX
-@pytest.mark.parametrize("act", ["tell-pid", "leave-a-daemon-and-hang", "leave-a-daemon-and-hang-in-c"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "act"),
+    sampled(
+        [
+            (number, act)
+            for act in ("leave-a-daemon-and-hang-in-c", "leave-a-daemon-and-hang", "tell-pid")
+            for number in (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
+        ],
+        4,
+    ),
+)
 def test_nothing_outlives_the_parent(number: int, act: str, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     arguments = [str(HERE), str(HERE.parents[1]), str(pids), act]

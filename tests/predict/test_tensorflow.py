@@ -190,12 +190,12 @@ with v1.Session() as session:
 """
 
 
-def test_a_table_is_filled_from_the_models_own_asset(keras_process, tmp_path: Path) -> None:
+def test_a_table_is_filled_from_the_models_own_asset(start, tmp_path: Path) -> None:
     """And not from the file that was copied there, whose path the graph holds."""
     words, model = tmp_path / "words.txt", tmp_path / "model"
     words.write_text("seven..\n")
     python_with_frameworks("-c", OLD_TABLE, model, words)
     words.write_text("changed since\n")
     np.savez(tmp_path / "expected.npz", **{"input/x": np.zeros(1, "int64"), "output/y": np.float32([8])})
-    told = keras_process(job_of(model, expect=tmp_path / "expected.npz"))
+    told = start("tensorflow").do(job_of(model, expect=tmp_path / "expected.npz"))
     assert told.codes == []

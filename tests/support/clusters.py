@@ -14,12 +14,21 @@ SCHEME = "dask://"
 
 @contextmanager
 def local_cluster() -> Iterator[str]:
-    """Yield the address of a cluster, as ``--executor`` takes it."""
+    """Yield the address of a cluster, as ``--executor`` takes it, which gives a task to one worker only."""
+    from dask import config
     from distributed import LocalCluster
 
-    with LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", host="127.0.0.1", silence_logs=50
-    ) as cluster:
+    # Each worker that a task kills is started anew, which takes seconds.
+    with (
+        config.set({"distributed.scheduler.allowed-failures": 0}),
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            dashboard_address="127.0.0.1:0",
+            host="127.0.0.1",
+            silence_logs=50,
+        ) as cluster,
+    ):
         yield SCHEME + cluster.scheduler_address.removeprefix("tcp://")
 
 

@@ -8,8 +8,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,7 +49,6 @@ class Told(NamedTuple):
         return [*self.load.codes, *self.predict.codes]
 
 
-Do = Callable[[PredictionJob], Told]
 Predict = Callable[..., Told]
 
 
@@ -91,11 +89,11 @@ def done_here(job: PredictionJob) -> Told:
         warnings.simplefilter("ignore")  # a child's go to its stderr
         module = import_module(FRAMEWORKS[job.framework].module)
         child.answer(module, job, answers)
-    return _read(answers.getvalue().splitlines())
+    return _read(map(json.loads, answers.getvalue().splitlines()))
 
 
-def _read(lines: Sequence[str | bytes]) -> Told:
-    stages = {one.pop("stage"): Stage(**one) for one in map(json.loads, lines)}
+def _read(answers: Iterable[dict[str, Any]]) -> Told:
+    stages = {one.pop("stage"): Stage(**one) for one in answers}
     return Told(stages["load"], stages["predict"])
 
 
@@ -113,46 +111,56 @@ def done_after(path: Path, change: Callable[[], object], **options: Any) -> Answ
         return asked.answer(has_failed=False)
 
 
-_ANSWER_ALL = """
-import json, os, sys
-answers = os.fdopen(os.dup(1), "wb")
-os.dup2(2, 1)
-sys.path[:0] = json.loads(sys.argv[1])
-from importlib import import_module
-from ckpttool.predict.child import answer
-from ckpttool.predict.run import FRAMEWORKS
-from ckpttool.predict.request import from_json
-for line in sys.stdin:
-    job = from_json(json.loads(line))
-    module = import_module(FRAMEWORKS[job.framework].module)
-    if job.framework == "paddle":
-        module.paddle.disable_static()
-    answer(module, job, answers)
-"""
-"""What the child does with a job, with one more after it: importing a framework takes longest."""
+_WATCHED = Path(__file__).parents[1] / "predict" / "watched_child.py"
 
 
-@contextmanager
-def one_process(framework: str) -> Iterator[Do]:
-    """Return what does jobs as the child does, one after the other."""
-    command = [sys.executable, "-c", _ANSWER_ALL, json.dumps(sys.path)]
-    environment = environment_of(framework)
-    pipes: dict[str, Any] = {
-        "stdin": subprocess.PIPE,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.DEVNULL,
-    }
-    with subprocess.Popen(command, text=True, env=environment, **pipes) as process:
-        assert process.stdin is not None and process.stdout is not None
-        orders, answers = process.stdin, process.stdout
+class Watched:
+    """A process that does jobs as the child does, one after the other: importing a framework takes longest.
 
-        def done(job: PredictionJob) -> Told:
-            orders.write(json.dumps(to_json(job)) + "\n")
-            orders.flush()
-            return _read([answers.readline() for _ in range(2)])
+    Attributes:
+        asked: What was unpickled while it did the last job.
+    """
 
-        yield done
-        orders.close()
+    def __init__(self, family: str) -> None:
+        self.asked: list[str] = []
+        pipes: dict[str, Any] = {
+            "stdin": subprocess.PIPE,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.DEVNULL,
+        }
+        command = [sys.executable, str(_WATCHED), json.dumps(sys.path)]
+        environment = environment_of(family, "transformers")
+        self._process = subprocess.Popen(command, text=True, env=environment, **pipes)
+
+    def do(self, job: PredictionJob) -> Told:
+        """Do a job."""
+        answer = self._answer({"job": to_json(job)})
+        self.asked = answer["asked"]
+        return _read(answer["stages"])
+
+    def adapters(self, frameworks: list[str]) -> set[tuple[str, str, str | None]]:
+        """Return all loaders of some frameworks, with the reader where they have several."""
+        return {tuple(one) for one in self._answer({"adapters": frameworks})}
+
+    def run(self, code: str, **names: Path) -> str | None:
+        """Run code that knows some paths and ``Evil``; return what it raised."""
+        order = {"run": code, "names": {name: str(path) for name, path in names.items()}}
+        raised: str | None = self._answer(order)["raised"]
+        return raised
+
+    def end(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+    def _answer(self, order: dict[str, Any]) -> Any:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+
+Start = Callable[[str], Watched]
+"""Returns the process for a family of frameworks."""
 
 
 def environment_of(*frameworks: str) -> dict[str, str]:
