@@ -72,7 +72,7 @@ def starts_frameworks(page: Path) -> bool:
 
 EXAMPLES = [page for page in PAGES if steps(page)]
 LIGHT = [page for page in EXAMPLES if not starts_frameworks(page)]
-HEAVY = sampled([page for page in EXAMPLES if starts_frameworks(page)], 3)
+HEAVY = sampled([page for page in EXAMPLES if starts_frameworks(page)], 2)
 
 
 @pytest.mark.parametrize("page", [*LIGHT, *HEAVY], ids=lambda page: page.stem)

@@ -51,17 +51,24 @@ def assert_one_error_line(answer) -> None:
 
 
 LONG = {"pickle_laughs_list.pth", "pickle_nested_200k.pth"}
-"""Files that are verified at the limit as it is by ``make thorough`` alone."""
+"""Files of which ``make thorough`` alone asks every command, and that it verifies at the limit as it is."""
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", sorted(LONG))
+def test_what_takes_long_is_verified(name: str, run, monkeypatch: pytest.MonkeyPatch) -> None:
+    lower_limits(monkeypatch, repeats=20_000)
+    assert_verdict(EXPECTED[name], run, name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.thorough if name in LONG else ()) for name in EXPECTED],
+)
 def test_every_command_answers_as_expected(name: str, run, monkeypatch: pytest.MonkeyPatch) -> None:
     if name not in LONG:
         assert_verdict(EXPECTED[name], run, name)
     # What multiplies is given up on at a tenth of the limit, with which it was verified as it is.
     lower_limits(monkeypatch, repeats=20_000)
-    if name in LONG:
-        assert_verdict(EXPECTED[name], run, name)
     assert_quick_never_calls_it_safer(EXPECTED[name], run, name)
     assert_terminal_safe(run, name)
     with harmless():

@@ -315,7 +315,7 @@ def test_every_flipped_byte_of_the_digests_is_bearable(guide: Path) -> None:
     sealed = seal(guide)
     os.unlink(sealed.files[0])
     path, data = Path(sealed.files[1]), Path(sealed.files[1]).read_bytes()
-    for at in range(0, len(data), 7):
+    for at in range(0, len(data), 23):
         path.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
         verify(guide, only=("manifest",))
         path.write_bytes(data[:at])

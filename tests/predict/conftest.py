@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.frameworks import python_with_frameworks
-from tests.support.predictions import Predict, Start, Told, Watched, done_here, job_of
+from tests.support.predictions import Predict, Start, Told, Watched, done_here, job_of, watched
 
 
 @pytest.fixture
@@ -34,18 +36,15 @@ def keras_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def start() -> Iterator[Start]:
     """Return what starts a process for a family of frameworks, each just once."""
-    running: dict[str, Watched] = {}
+    with ExitStack() as running:
 
-    def started(family: str) -> Watched:
-        if find_spec(family) is None:
-            pytest.skip(f"{family} is not installed")
-        if family not in running:
-            running[family] = Watched(family)
-        return running[family]
+        @cache
+        def started(family: str) -> Watched:
+            if find_spec(family) is None:
+                pytest.skip(f"{family} is not installed")
+            return running.enter_context(watched(family))
 
-    yield started
-    for process in running.values():
-        process.end()
+        yield started
 
 
 @pytest.fixture(scope="session")

@@ -12,12 +12,15 @@ import runpy
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
+from typing import TextIO
 from unittest.mock import patch
 
 TIMEOUT = 300
@@ -49,15 +52,42 @@ def python_with_frameworks(
         streams = {name: Path(directory, name) for name in STREAMS}
         for name, stream in streams.items():
             stream.write_text(stdin if name == "stdin" else "")
-        environment = {**os.environ, **(env or {})}
-        given = list(map(str, program)), list(streams.values()), cwd or Path.cwd(), environment
-        process = _forks().Process(target=_run, args=given)
-        process.start()
-        process.join(TIMEOUT)
-        process.kill()  # where it took longer
-        process.join()
+        process = _started(program, streams, cwd or Path.cwd(), env or {})
+        _ended(process)
         assert process.exitcode == 0, streams["stderr"].read_text()[-3000:]
         return streams["stdout"].read_text()
+
+
+@contextmanager
+def conversation_with_frameworks(
+    *program: object, env: Mapping[str, str] | None = None
+) -> Iterator[tuple[TextIO, TextIO]]:
+    """Run a program that reads lines until there are no more; yield its stdin and its stdout."""
+    with tempfile.TemporaryDirectory() as directory:
+        streams = {name: Path(directory, name) for name in STREAMS}
+        for name in ("stdin", "stdout"):
+            os.mkfifo(streams[name])
+        streams["stderr"].touch()
+        process = _started(program, streams, Path.cwd(), env or {})
+        with open(streams["stdin"], "w") as orders, open(streams["stdout"]) as answers:
+            yield orders, answers
+            orders.close()
+            _ended(process)
+
+
+def _started(
+    program: Sequence[object], streams: Mapping[str, Path], directory: Path, env: Mapping[str, str]
+) -> BaseProcess:
+    given = list(map(str, program)), list(streams.values()), directory, {**os.environ, **env}
+    process = _forks().Process(target=_run, args=given)
+    process.start()
+    return process
+
+
+def _ended(process: BaseProcess) -> None:
+    process.join(TIMEOUT)
+    process.kill()  # where it took longer
+    process.join()
 
 
 def _run(program: list[str], streams: list[Path], directory: Path, environment: Mapping[str, str]) -> None:

@@ -8,10 +8,11 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import pytest
 
@@ -22,6 +23,7 @@ from ckpttool.predict.guard import resolve
 from ckpttool.predict.jobs import NotPredictable, job_for
 from ckpttool.predict.request import PredictionJob, PredictionRequest, parse_input, to_json
 from ckpttool.predict.run import FRAMEWORKS, Answer, PredictionChild, StageResult
+from tests.support.frameworks import conversation_with_frameworks
 
 
 class Stage(NamedTuple):
@@ -121,16 +123,9 @@ class Watched:
         asked: What was unpickled while it did the last job.
     """
 
-    def __init__(self, family: str) -> None:
+    def __init__(self, orders: TextIO, answers: TextIO) -> None:
         self.asked: list[str] = []
-        pipes: dict[str, Any] = {
-            "stdin": subprocess.PIPE,
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.DEVNULL,
-        }
-        command = [sys.executable, str(_WATCHED), json.dumps(sys.path)]
-        environment = environment_of(family, "transformers")
-        self._process = subprocess.Popen(command, text=True, env=environment, **pipes)
+        self._orders, self._answers = orders, answers
 
     def do(self, job: PredictionJob) -> Told:
         """Do a job."""
@@ -148,15 +143,28 @@ class Watched:
         raised: str | None = self._answer(order)["raised"]
         return raised
 
-    def end(self) -> None:
-        """End the process."""
-        self._process.communicate()
-
     def _answer(self, order: dict[str, Any]) -> Any:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
+        self._orders.write(json.dumps(order) + "\n")
+        self._orders.flush()
+        return json.loads(self._answers.readline())
+
+
+@contextmanager
+def watched(family: str) -> Iterator[Watched]:
+    """Return a process for a family of frameworks."""
+    program, environment = (_WATCHED, json.dumps(sys.path)), environment_of(family, "transformers")
+    if family != "paddle":
+        with conversation_with_frameworks(*program, env=environment) as (orders, answers):
+            yield Watched(orders, answers)
+        return
+    pipe = subprocess.PIPE  # beside PyTorch it crashes
+    command = [sys.executable, *map(str, program)]
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=environment
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        yield Watched(process.stdin, process.stdout)
+        process.stdin.close()
 
 
 Start = Callable[[str], Watched]

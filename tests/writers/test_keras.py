@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,6 +17,7 @@ from ckpttool import Role, Tensor, UsageError, convert, open_checkpoint, verify
 from ckpttool.formats.sidecar import ENTRY
 from ckpttool.formats.writer import Content, WriteOptions, Writer, writer_of
 from ckpttool.transaction.staged_output import StagedOutput
+from tests.support.frameworks import conversation_with_frameworks
 from tests.support.writing import content_of, tensor
 from tests.support.writing import write as written
 
@@ -76,20 +75,16 @@ class Keras(NamedTuple):
 @pytest.fixture(scope="session")
 def keras(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keras]:
     place = tmp_path_factory.mktemp("keras")
-    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("keras_oracle.py")), str(place)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        assert process.stdin is not None and process.stdout is not None
-        lines = (line.removeprefix(ANSWER) for line in process.stdout if line.startswith(ANSWER))
+    oracle = Path(__file__).with_name("keras_oracle.py")
+    with conversation_with_frameworks(oracle, place, env={"CUDA_VISIBLE_DEVICES": ""}) as (orders, told):
+        lines = (line.removeprefix(ANSWER) for line in told if line.startswith(ANSWER))
 
         def ask(files: list[str]) -> dict[str, dict[str, Any]]:
-            print(json.dumps(files), file=process.stdin, flush=True)
+            print(json.dumps(files), file=orders, flush=True)
             found: dict[str, dict[str, Any]] = json.loads(next(lines))
             return found
 
         yield Keras(place, json.loads(next(lines)), ask)
-        process.stdin.close()
 
 
 @pytest.fixture(scope="session")

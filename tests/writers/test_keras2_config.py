@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +11,14 @@ import pytest
 from ckpttool import ConvertOptions, UsageError, convert, open_checkpoint
 from ckpttool.formats.keras.config_writer import as_keras_3
 from ckpttool.formats.keras.variable_order import KerasRefusal
+from tests.support.frameworks import python_with_frameworks
 
 
 @pytest.mark.framework
 def test_keras_3_predicts_what_keras_2_does(tmp_path: Path) -> None:
     script = Path(__file__).with_name("keras2_oracle.py")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": ""}
-    ran = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)], check=True, capture_output=True, env=environment
-    )
-    apart = json.loads(ran.stdout.splitlines()[-1])
+    ran = python_with_frameworks(script, tmp_path, env={"CUDA_VISIBLE_DEVICES": ""})
+    apart = json.loads(ran.splitlines()[-1])
     assert apart.keys() == {"images", "sequences", "nested"}
     assert max(apart.values()) < 1e-4
 

@@ -172,12 +172,12 @@ def test_what_lies_otherwise_in_the_source(files: Path, tmp_path: Path, name: st
 
 
 @pytest.mark.framework
-def test_thirty_thousand_tensors(tmp_path: Path) -> None:
-    tensors = tuple(made(f"layer.{n}.w", "float32", (1,), n.to_bytes(4, "little")) for n in range(30_000))
+def test_ten_thousand_tensors(tmp_path: Path) -> None:
+    tensors = tuple(made(f"layer.{n}.w", "float32", (1,), n.to_bytes(4, "little")) for n in range(10_000))
     path = written(tmp_path / "m.safetensors", Content(tensors))
     with safetensors.safe_open(path, "pt") as found:
-        assert len(found.keys()) == 30_000
-        assert found.get_tensor("layer.29999.w").view(torch.int32).item() == 29_999
+        assert len(found.keys()) == 10_000
+        assert found.get_tensor("layer.9999.w").view(torch.int32).item() == 9_999
 
 
 # What can't be written --------------------------------------------------------------------------------

@@ -328,12 +328,12 @@ def test_a_damaged_entry_is_told(files: Path, tmp_path: Path) -> None:
 
 
 def test_many_tensors(tmp_path: Path) -> None:
-    names = [f"block.{at // 8}.part{at % 8}.weight" for at in range(2_000)]
+    names = [f"block.{at // 8}.part{at % 8}.weight" for at in range(600)]
     random.Random(1).shuffle(names)
     content = Content(tuple(tensor(name, np.array([at])) for at, name in enumerate(names)))
     target = write(TensorFlowWriter(), content, tmp_path / "c")
     with open_checkpoint(target) as opened:
-        assert (opened.findings, opened.complete, len(opened.tensors)) == ((), True, 2_000)
+        assert (opened.findings, opened.complete, len(opened.tensors)) == ((), True, 600)
         assert all(opened[name].tobytes() == at.to_bytes(8, "little") for at, name in enumerate(names))
 
 
