@@ -21,14 +21,17 @@ Each says in one line where it is, what was found there, and what was expected:
 from __future__ import annotations
 
 import errno
+import gc
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.secrets import without_signatures
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from ckpttool.core.report import Finding
 
 
@@ -180,6 +183,14 @@ def system_text(error: OSError) -> str:
     return text.lower() if error.errno is not None and text == os.strerror(error.errno) else text
 
 
+def _clear_frames(traceback: TracebackType | None) -> None:
+    """As ``traceback.clear_frames`` does; to import that takes memory, of which there is none."""
+    while traceback is not None:
+        with suppress(RuntimeError):  # it is still running
+            traceback.tb_frame.clear()
+        traceback = traceback.tb_next
+
+
 @contextmanager
 def memory_checked(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turn a lack of memory, also for a child process, into an ``OutOfMemory`` of the path being read.
@@ -191,9 +202,6 @@ def memory_checked(path: str | os.PathLike[str]) -> Iterator[None]:
     except (MemoryError, OSError) as failure:
         if isinstance(failure, OSError) and failure.errno != errno.ENOMEM:
             raise
-        import gc
-        from traceback import clear_frames
-
-        clear_frames(failure.__traceback__)
+        _clear_frames(failure.__traceback__)
         gc.collect()
         raise OutOfMemory(path, "reading it takes more memory than there is") from failure
