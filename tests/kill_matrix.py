@@ -2,7 +2,7 @@
 
 Usage: ``python -m tests.kill_matrix [NAME …]`` plays all ways whose names contain one of these, at every
 call, and prints how many there were. With ``--few``, which ``tests/test_kill_matrix.py`` calls, some thirty
-ways are killed and fail, once each.
+ways are killed once, and a call fails in every other one.
 
 A way is a command on a run, or on targets. It is killed, or a call fails: once, for want of room, of a right
 or of a working disk, or from then on, as on a disk that is mounted read-only meanwhile. Then the next command
@@ -15,6 +15,7 @@ It forks for each, which only a program without threads may do; so it is a progr
 from __future__ import annotations
 
 import errno
+import gc
 import importlib
 import os
 import pkgutil
@@ -449,6 +450,7 @@ def prepare() -> None:
     directories.RETRY_SECONDS = 0
     select.select = lambda *_: ([], [], [])  # a watch looks twice
     wait_for_no_disk()
+    gc.disable()  # to look for garbage copies the pages that a child shares
 
 
 def few() -> list[str]:
@@ -464,6 +466,11 @@ def few() -> list[str]:
     return chosen
 
 
+def few_faults(number: int) -> list[str]:
+    """Return how one of ``few`` is interrupted: all are killed, and a call fails in every other one."""
+    return ["kill"] if number % 2 else ["kill", FAULTS[1 + number // 2 % (len(FAULTS) - 1)]]
+
+
 def main(names: Sequence[str]) -> int:
     """Play all ways whose names contain one of some at every call, or few of them; return the exit status."""
     status = 0
@@ -473,7 +480,7 @@ def main(names: Sequence[str]) -> int:
         theatre = Stage(Path(place))
         for number, name in enumerate(few() if is_brief else known):
             if is_brief or not names or any(one in name for one in names):
-                faults = ["kill", FAULTS[1 + number % (len(FAULTS) - 1)]] if is_brief else None
+                faults = few_faults(number) if is_brief else None
                 try:
                     print(f"{theatre.play(name, known[name], faults):6}  {name}", flush=True)
                 except AssertionError as failure:

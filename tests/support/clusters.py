@@ -1,4 +1,4 @@
-"""A Dask cluster of two processes on this machine, and executors that lose a worker."""
+"""A Dask cluster of one worker on this machine, and executors that lose a worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCHEME = "dask://"
 
 @contextmanager
 def local_cluster() -> Iterator[str]:
-    """Yield the address of a cluster, as ``--executor`` takes it, which gives a task to one worker only."""
+    """Yield the address of a cluster, as ``--executor`` takes it, that gives up a lost worker's task."""
     from dask import config
     from distributed import LocalCluster
 
@@ -22,7 +22,7 @@ def local_cluster() -> Iterator[str]:
     with (
         config.set({"distributed.scheduler.allowed-failures": 0}),
         LocalCluster(
-            n_workers=2,
+            n_workers=1,
             threads_per_worker=1,
             dashboard_address="127.0.0.1:0",
             host="127.0.0.1",
