@@ -27,6 +27,13 @@ settings.register_profile("thorough", _ALWAYS, max_examples=1000)
 settings.load_profile("quick")
 wait_for_no_disk()
 
+
+def pytest_collection_finish() -> None:
+    """Have no collection of garbage look again at all that the modules of tests and frameworks made."""
+    gc.collect()
+    gc.freeze()
+
+
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "files"
 
 

@@ -379,8 +379,13 @@ def test_progress_adds_up(is_equal: bool) -> None:
 @pytest.mark.parametrize("jobs", [1, 2, 4])
 @pytest.mark.parametrize("is_equal", [True, False])
 def test_an_interrupt_ends_all_threads(jobs: int, is_equal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, size in (("_RANGE_BYTES", 1 << 18), ("_RANGE_ELEMENTS", 1 << 15), ("_REPORTED_BYTES", 1 << 16)):
-        monkeypatch.setattr(f"ckpttool.weights.comparing.workers.{name}", size)
+    for name, size in (
+        ("weights.comparing.workers._RANGE_BYTES", 1 << 18),
+        ("weights.comparing.workers._RANGE_ELEMENTS", 1 << 15),
+        ("weights.comparing.workers._REPORTED_BYTES", 1 << 16),
+        ("io.work._BATCH_BYTES", 1 << 16),
+    ):
+        monkeypatch.setattr(f"ckpttool.{name}", size)
     a = randoms(190_000)  # several ranges
     b = a if is_equal else a + 1
     seen = []
