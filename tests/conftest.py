@@ -28,12 +28,6 @@ settings.load_profile("quick")
 wait_for_no_disk()
 
 
-def pytest_collection_finish() -> None:
-    """Have no collection of garbage look again at all that the modules of tests and frameworks made."""
-    gc.collect()
-    gc.freeze()
-
-
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "files"
 
 
