@@ -43,9 +43,11 @@ def hidden_texts() -> dict[str, str]:
 
     Of URLs, as of proxies, that is what stands between ``://`` and ``@``, also as HTTP sends it.
     """
-    values = {part for name in VARIABLES for part in os.environ.get(name, "").split()}
-    users = {user[0].removesuffix("@") for value in os.environ.values() for user in _USER.finditer(value)}
-    names = {unquote(user) for user in users} | {":".join(os.environ.get(name, "") for name in _NAME)}
+    environment = dict(os.environ)  # once: each look into os.environ encodes and decodes, and errors are many
+    values = {part for name in VARIABLES for part in environment.get(name, "").split()}
+    urls = (value for value in environment.values() if "://" in value)
+    users = {user[0].removesuffix("@") for value in urls for user in _USER.finditer(value)}
+    names = {unquote(user) for user in users} | {":".join(environment.get(name, "") for name in _NAME)}
     values |= {b64encode(name.encode("utf-8", "surrogateescape")).decode() for name in names}
     texts = {value: _HIDDEN for value in values if len(value) >= _SHORTEST}
     texts |= {f"://{user}@": f"://{_HIDDEN}@" for user in users}
