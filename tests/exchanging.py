@@ -124,6 +124,7 @@ def exchanges(
     work: Callable[[Path], object],
     *,
     may_gain: bool = False,
+    first: int = 1,
     step: int = 1,
 ) -> Iterator[tuple[Path, Exception | None]]:
     """Do some work once for each call of the system that it makes, with an exchange before that call.
@@ -134,13 +135,14 @@ def exchanges(
         lay_out: Writes what lies in the directory.
         work: What is done in it.
         may_gain: Whether a directory that is brought there may have something put into it.
+        first: The call before which the first exchange comes.
         step: Of how many calls one is tried.
 
     Yields:
         The directory that it was done in, and how it failed; nobody else's was touched meanwhile.
     """
     bystander = Bystander(tmp_path / "bystander")
-    for number in itertools.count(1, step):
+    for number in itertools.count(first, step):
         place = tmp_path / f"place-{number}"
         place.mkdir()
         lay_out(place)

@@ -58,8 +58,8 @@ def test_without_a_pager_the_output_is_plain(env: dict[str, str]) -> None:
     assert shown.endswith("Documentation: docs/index.md\n")
 
 
-def test_json_is_not_paged(files: Path) -> None:
-    shown = ckpttool_in_terminal("list", "--json", files, size=(80, 5), env={"PAGER": MARK})[1]
+def test_json_is_not_paged(series: Path) -> None:
+    shown = ckpttool_in_terminal("list", "--json", series, size=(80, 5), env={"PAGER": MARK})[1]
     assert '"ckpttool.list/' in shown and "paged:" not in shown
 
 

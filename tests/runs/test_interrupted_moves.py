@@ -44,7 +44,7 @@ MISHAPS += [("kill", again) for again in range(1, 24, 3)]
 
 
 @pytest.mark.parametrize(("number", "kind", "action"), [(at, *case) for at, case in enumerate(CASES)])
-@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.thorough)])
 def test_whatever_interrupts_it_loses_nothing(
     number: int, kind: str, action: str, step: int, tmp_path: Path
 ) -> None:
