@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -107,7 +108,7 @@ def test_examples_run(
     for number, example in enumerate(CLOSINGS[command].examples):
         if any(part in example.line for part in _NEEDS_MORE):
             continue
-        place = shutil.copytree(folder, tmp_path / f"{number}", symlinks=True)
+        place = shutil.copytree(folder, tmp_path / f"{number}", symlinks=True, copy_function=os.link)
         monkeypatch.chdir(place)
         (words,) = arguments_in(example.line)
         globs = {one for one in words if "*" in one and f"'{one}'" not in example.line}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -32,116 +33,129 @@ def runs(tmp_path: Path) -> Path:
 THIRD = "model_epoch_3.pth"
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("best.txt", THIRD.encode("utf-16")),
-        ("best.txt", b"\xef\xbb\xbf" + THIRD.encode() + b"\r\n"),
-        ("best.txt", b'"model_epoch_3.pth"\n'),
-        ("best.txt", b"model_epoch_3.pth\n# val_loss 0.3\n"),
-        ("best.txt", b"model_epoch_3.pth  val_loss=0.3"),
-        ("best.txt", b"The best one is model_epoch_3.pth."),
-        ("best.txt", b"model_epoch_3\n"),
-        ("README.md", b"Take **model_epoch_3.pth**, not the last."),
-        ("README.md", b"- _model_epoch_3.pth_: figure 2"),
-        ("README.md", b"**model_epoch_3.pth is the best.**"),
-        ("README.md", b"The paper has ***runs/model_epoch_3.pth.***"),
-        ("README.md", b"best: **`model_epoch_3.pth`**"),
-        ("README.md", b"~~model_epoch_3.pth~~"),
-        ("best.txt", b"./model_epoch_3.pth"),
-        ("best.json", b'{"best": "model_epoch_3.pth", "loss": 0.3}'),
-        ("best.json", b'{"best":{"path":"/elsewhere/run/model_epoch_3.pth"}}'),
-        ("best.yaml", b"path: model_epoch_3.pth\nloss: 0.3"),
-        ("best.yaml", b"path:model_epoch_3.pth"),
-        ("best.ini", b"[best]\nname=model_epoch_3"),
-        ("best", b"C:\\runs\\model_epoch_3.pth"),
-        ("eval.yaml", b"run: python eval.py --weights=model_epoch_3.pth --batch 3"),
-        ("best.txt", b"model_epoch_30.pth/model_epoch_3.pth"),
-        ("best.txt", b"/old/place/run/model_epoch_3.pth"),
-        ("resume.json", b'{"schema": "ckpttool.latest/1", "path": "run/model_epoch_3.pth"}'),
-        ("todo.txt", b"- keep  model_epoch_3.pth  (figure 2)"),
-        ("todo.txt", b"  best  ->  model_epoch_3.pth"),
-        ("todo.txt", b"12:31:05  model_epoch_3.pth  is the best"),
-        ("blog", b"model_epoch_3.pth"),
-        ("outcome.txt", b"model_epoch_3.pth"),
-    ],
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    """Return a directory of three epochs."""
+    return make_run(tmp_path / "run", 3, 7, 10)
+
+
+NOTES = (
+    ("best.txt", THIRD.encode("utf-16")),
+    ("best.txt", b"\xef\xbb\xbf" + THIRD.encode() + b"\r\n"),
+    ("best.txt", b'"model_epoch_3.pth"\n'),
+    ("best.txt", b"model_epoch_3.pth\n# val_loss 0.3\n"),
+    ("best.txt", b"model_epoch_3.pth  val_loss=0.3"),
+    ("best.txt", b"The best one is model_epoch_3.pth."),
+    ("best.txt", b"model_epoch_3\n"),
+    ("README.md", b"Take **model_epoch_3.pth**, not the last."),
+    ("README.md", b"- _model_epoch_3.pth_: figure 2"),
+    ("README.md", b"**model_epoch_3.pth is the best.**"),
+    ("README.md", b"The paper has ***runs/model_epoch_3.pth.***"),
+    ("README.md", b"best: **`model_epoch_3.pth`**"),
+    ("README.md", b"~~model_epoch_3.pth~~"),
+    ("best.txt", b"./model_epoch_3.pth"),
+    ("best.json", b'{"best": "model_epoch_3.pth", "loss": 0.3}'),
+    ("best.json", b'{"best":{"path":"/elsewhere/run/model_epoch_3.pth"}}'),
+    ("best.yaml", b"path: model_epoch_3.pth\nloss: 0.3"),
+    ("best.yaml", b"path:model_epoch_3.pth"),
+    ("best.ini", b"[best]\nname=model_epoch_3"),
+    ("best", b"C:\\runs\\model_epoch_3.pth"),
+    ("eval.yaml", b"run: python eval.py --weights=model_epoch_3.pth --batch 3"),
+    ("best.txt", b"model_epoch_30.pth/model_epoch_3.pth"),
+    ("best.txt", b"/old/place/run/model_epoch_3.pth"),
+    ("resume.json", b'{"schema": "ckpttool.latest/1", "path": "run/model_epoch_3.pth"}'),
+    ("todo.txt", b"- keep  model_epoch_3.pth  (figure 2)"),
+    ("todo.txt", b"  best  ->  model_epoch_3.pth"),
+    ("todo.txt", b"12:31:05  model_epoch_3.pth  is the best"),
+    ("blog", b"model_epoch_3.pth"),
+    ("outcome.txt", b"model_epoch_3.pth"),
 )
-def test_however_it_is_written(series: Path, name: str, content: bytes) -> None:
-    (series / name).write_bytes(content)
-    assert _reasons(series) == {THIRD: [name]}
 
 
-def test_a_list_of_the_best(series: Path) -> None:
-    (series / "top_k.txt").write_text("model_epoch_3.pth\nmodel_epoch_7.pth\n")
-    assert _reasons(series) == {THIRD: ["top_k.txt"], "model_epoch_7.pth": ["top_k.txt"]}
+def test_however_it_is_written(few: Path) -> None:
+    assert _misread(few, NOTES, {THIRD}) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("train.log", b"saved model_epoch_3.pth"),
-        ("train.py", b'torch.save(state, "model_epoch_3.pth")'),
-        *(
-            (name, b"saved model_epoch_3.pth")
-            for name in (
-                *(
-                    "log",
-                    "log.txt",
-                    "train_log.txt",
-                    "train.log.1",
-                    "stdout",
-                    "stdout.txt",
-                    "stderr",
-                    "out",
-                    "output.txt",
-                ),
-                *(
-                    "nohup.out",
-                    "slurm-123.out",
-                    "job.o1234",
-                    "job.e1234",
-                    "job.o1234.5",
-                    "job.o1234-5",
-                    "train.err",
-                ),
-                *("cron.mail", "metrics.csv", "console", "logs"),
-            )
-        ),
-        *(
-            (name, b"python eval.py --weights=model_epoch_3.pth")
-            for name in (
-                *(
-                    "eval.sh",
-                    "job.sbatch",
-                    "job.slurm",
-                    "train.pbs",
-                    "eval.bat",
-                    "eval.ps1",
-                    "plot.R",
-                    "Makefile",
-                ),
-                *("Dockerfile", "Snakefile", "rules.mk", "eval.PY"),
-            )
-        ),
-        ("evaluate", b"#!/bin/sh\npython eval.py model_epoch_3.pth"),
-        ("Look.ipynb", b'{"source": ["load(\\"model_epoch_3.pth\\")"]}'),
-        ("log.csv", b"epoch,path\n3,model_epoch_3.pth"),
-        ("SHA256SUMS", b"00 model_epoch_3.pth"),
-        ("MD5SUMS", b"00  model_epoch_3.pth"),
-        ("sums.txt", b"MD5 (model_epoch_3.pth) = 00"),
-        ("model_epoch_3.json", b'{"weights": "model_epoch_3.pth"}'),
-        ("model_epoch_3_config.json", b'{"weights": "model_epoch_3.pth"}'),
-        ("notes.txt", b"xmodel_epoch_3.pth model_epoch_3.pth.old"),
-        ("notes.txt", b"**\n___\n* _ *\n"),
-        ("notes.txt", b"other/place/model_epoch_33.pth"),
-        ("notes.bin", b"\xff\xfemodel_epoch_3.pth\x00"),
-        ("notes.txt", b"model_epoch_3.pth" + b" " * 5000),
-        ("notes.txt", b"\x00 model_epoch_3.pth"),
-    ],
+def _misread(run: Path, cases: Iterable[tuple[str, bytes]], named: set[str]) -> list[tuple[str, bytes]]:
+    """Return the files, each alone in a run, by which other checkpoints are named than are to be."""
+    wrong = []
+    for name, content in cases:
+        (run / name).write_bytes(content)
+        if _reasons(run) != {path: [name] for path in named}:
+            wrong.append((name, content))
+        (run / name).unlink()
+    return wrong
+
+
+def test_a_list_of_the_best(few: Path) -> None:
+    (few / "top_k.txt").write_text("model_epoch_3.pth\nmodel_epoch_7.pth\n")
+    assert _reasons(few) == {THIRD: ["top_k.txt"], "model_epoch_7.pth": ["top_k.txt"]}
+
+
+NO_NOTES = (
+    ("train.log", b"saved model_epoch_3.pth"),
+    ("train.py", b'torch.save(state, "model_epoch_3.pth")'),
+    *(
+        (name, b"saved model_epoch_3.pth")
+        for name in (
+            *(
+                "log",
+                "log.txt",
+                "train_log.txt",
+                "train.log.1",
+                "stdout",
+                "stdout.txt",
+                "stderr",
+                "out",
+                "output.txt",
+            ),
+            *(
+                "nohup.out",
+                "slurm-123.out",
+                "job.o1234",
+                "job.e1234",
+                "job.o1234.5",
+                "job.o1234-5",
+                "train.err",
+            ),
+            *("cron.mail", "metrics.csv", "console", "logs"),
+        )
+    ),
+    *(
+        (name, b"python eval.py --weights=model_epoch_3.pth")
+        for name in (
+            *(
+                "eval.sh",
+                "job.sbatch",
+                "job.slurm",
+                "train.pbs",
+                "eval.bat",
+                "eval.ps1",
+                "plot.R",
+                "Makefile",
+            ),
+            *("Dockerfile", "Snakefile", "rules.mk", "eval.PY"),
+        )
+    ),
+    ("evaluate", b"#!/bin/sh\npython eval.py model_epoch_3.pth"),
+    ("Look.ipynb", b'{"source": ["load(\\"model_epoch_3.pth\\")"]}'),
+    ("log.csv", b"epoch,path\n3,model_epoch_3.pth"),
+    ("SHA256SUMS", b"00 model_epoch_3.pth"),
+    ("MD5SUMS", b"00  model_epoch_3.pth"),
+    ("sums.txt", b"MD5 (model_epoch_3.pth) = 00"),
+    ("model_epoch_3.json", b'{"weights": "model_epoch_3.pth"}'),
+    ("model_epoch_3_config.json", b'{"weights": "model_epoch_3.pth"}'),
+    ("notes.txt", b"xmodel_epoch_3.pth model_epoch_3.pth.old"),
+    ("notes.txt", b"**\n___\n* _ *\n"),
+    ("notes.txt", b"other/place/model_epoch_33.pth"),
+    ("notes.bin", b"\xff\xfemodel_epoch_3.pth\x00"),
+    ("notes.txt", b"model_epoch_3.pth" + b" " * 5000),
+    ("notes.txt", b"\x00 model_epoch_3.pth"),
 )
-def test_what_is_no_note(series: Path, name: str, content: bytes) -> None:
-    (series / name).write_bytes(content)
-    assert _reasons(series) == {}
+
+
+def test_what_is_no_note(few: Path) -> None:
+    assert _misread(few, NO_NOTES, set()) == []
 
 
 def test_the_reference_has_all_that_protects_and_what_does_not() -> None:
@@ -150,42 +164,33 @@ def test_the_reference_has_all_that_protects_and_what_does_not() -> None:
     assert [one for one in SILENT if f"| {one.what} | {one.why} |\n" not in page] == []
 
 
-@pytest.mark.parametrize("where", ["", ".."])
 @pytest.mark.parametrize(
     "command",
     [
-        *(
-            ("verify",),
-            ("verify", "--json"),
-            ("prune", "--keep", "2", "-n"),
-            ("prune", "--keep", "2", "-n", "--json"),
-        ),
-        *(("prune", "--keep-name", "model_epoch_3.pth", "-n"), ("list", "--json"), ("watch", "--once")),
-        *(("watch", "--once", "--json"), ("copy", "../other")),
+        *("verify", "verify --json", "prune --keep 2 -n", "prune --keep 2 -n --json", "list --json"),
+        *("prune --keep-name model_epoch_3.pth -n", "watch --once", "watch --once --json", "copy ../other"),
     ],
-    ids=" ".join,
 )
-def test_own_output_is_no_note(series: Path, run: Run, command: tuple[str, ...], where: str) -> None:
-    name, *options = command
-    for epoch in (1, 2, 4, 5, 6, 7, 8):
-        (series / f"model_epoch_{epoch}.pth").unlink()
-    if name == "copy":
-        options = [str(series.parent / "other")]
-    _, out, err = run(name, series, *options)
+def test_own_output_is_no_note(few: Path, run: Run, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(few)
+    name, *options = command.split()
+    _, out, err = run(name, few, *options)
     assert "model_epoch_3.pth" in out
     assert len(out + err) <= 4096
-    (series / where / "files.txt").write_text(out + err)
-    assert _reasons(series) == {}
-    (series / where / "files.txt").write_text(f"{out}{err}The best is model_epoch_3.pth.\n")
-    assert _reasons(series) == {THIRD: ["files.txt"]}
+    for where in (few, few.parent):
+        (where / "files.txt").write_text(out + err)
+        assert _reasons(few) == {}
+        (where / "files.txt").write_text(f"{out}{err}The best is model_epoch_3.pth.\n")
+        assert _reasons(few) == {THIRD: ["files.txt"]}
+        (where / "files.txt").unlink()
 
 
-def test_what_latest_says_is_a_note(series: Path, run: Run) -> None:
-    (series / "model_epoch_10.pth").rename(series.parent / "model_epoch_10.pth")
+def test_what_latest_says_is_a_note(few: Path, run: Run) -> None:
+    (few / "model_epoch_10.pth").rename(few.parent / "model_epoch_10.pth")
     for options in ([], ["--json"]):
-        out = run("latest", series, *options).out
-        (series / "resume_from").write_text(out)
-        assert _reasons(series) == {"model_epoch_9.pth": ["resume_from"]}
+        out = run("latest", few, *options).out
+        (few / "resume_from").write_text(out)
+        assert _reasons(few) == {"model_epoch_7.pth": ["resume_from"]}
 
 
 @pytest.mark.parametrize("name", ["best.txt", "plot.yaml", "README.md"])

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.commands import Run
 from tests.support.old_transactions import cases, tree, unpack
+from tests.support.thorough import sampled
 
 pytestmark = pytest.mark.skipif("sys.platform == 'win32'", reason="needs a POSIX system")
 
@@ -28,7 +29,7 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.mark.parametrize("name", cases())
+@pytest.mark.parametrize("name", sampled(cases(), 33))
 def test_it_is_settled_and_taken_back(
     name: str, unpacked: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -42,7 +43,7 @@ def test_it_is_settled_and_taken_back(
     assert not [path for path in ours if "-trash" not in str(path)]
 
 
-@pytest.mark.parametrize("name", cases())
+@pytest.mark.parametrize("name", sampled(cases(), 22))
 def test_in_a_copy_it_is_settled_or_told(
     name: str, copied: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -201,16 +201,17 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), Killed()], ids=["fault", "kill"])
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.thorough)])
 def test_a_fault_at_any_call_loses_nothing(
-    series: Path, fault: Fault, tmp_path: Path, error: BaseException
+    short: Path, fault: Fault, tmp_path: Path, error: BaseException, step: int
 ) -> None:
-    number = 0
+    number = int(isinstance(error, Killed))
     while True:
-        number += 1
+        number += step
         run = tmp_path / f"run{number}"
         run.mkdir()
         for epoch in (9, 10):
-            os.link(series / f"model_epoch_{epoch}.pth", run / f"model_epoch_{epoch}.pth")
+            os.link(short / f"model_epoch_{epoch}.pth", run / f"model_epoch_{epoch}.pth")
         (run / "last").symlink_to("model_epoch_10.pth")
         (run / "best.txt").write_text("model_epoch_9.pth\n")
         whole = _sums(run)
@@ -233,14 +234,15 @@ def test_a_fault_at_any_call_loses_nothing(
     assert number > 15
 
 
-def test_a_kill_between_two_waves_is_made_good(fault: Fault, tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.thorough)])
+def test_a_kill_between_two_waves_is_made_good(fault: Fault, tmp_path: Path, step: int) -> None:
     source = tmp_path / "source"
     source.mkdir()
     for number, epoch in {1: 2, 2: 1}.items():
         make_run(source, epoch, name=f"model_{number}.pt")
     number = 0
     while True:
-        number += 3
+        number += step
         run = Path(shutil.copytree(source, tmp_path / f"run{number}"))
         (run / "latest").write_text("model_1.pt")
         fault.at(number, Killed())

@@ -22,7 +22,7 @@ SEED, JOBS = 7, 8
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> str:
-    with forking(tmp_path_factory.mktemp("server")) as address:
+    with forking(tmp_path_factory.mktemp("server"), "lightning.pytorch.callbacks") as address:
         yield address
 
 
@@ -98,15 +98,14 @@ batches = held_back = DataLoader(TensorDataset(torch.ones(32, 4)), batch_size=1)
 """
 
 
-def test_lightning_ends_in_time_and_goes_on_within_its_epoch(tmp_path: Path) -> None:
-    with forking(tmp_path, "lightning.pytorch.callbacks") as address:
-        (tmp_path / "lightning").mkdir()
-        jobs = Queue(tmp_path / "lightning", address, LIGHTNING)
-        for fault, is_requeued in (("signal:5", True), ("step:60", True), ("", False)):
-            expected = jobs.newest()
-            job = jobs.job(fault)
-            assert (job.status, job.resumed, job.was_requeued) == (0, expected, is_requeued), job.said
-            assert "Traceback" not in job.said, job.said
+def test_lightning_ends_in_time_and_goes_on_within_its_epoch(tmp_path: Path, server: str) -> None:
+    (tmp_path / "lightning").mkdir()
+    jobs = Queue(tmp_path / "lightning", server, LIGHTNING)
+    for ending, is_requeued in (("signal:5", True), ("step:60", True), ("", False)):
+        expected = jobs.newest()
+        job = jobs.job(ending)
+        assert (job.status, job.resumed, job.was_requeued) == (0, expected, is_requeued), job.said
+        assert "Traceback" not in job.said, job.said
     seen = [
         tuple(map(int, line.split())) for line in (jobs.directory / "batches.log").read_text().splitlines()
     ]

@@ -76,7 +76,7 @@ FAMILIES = (
 
 
 @pytest.mark.parametrize("number", range(len(FAMILIES)))
-@pytest.mark.parametrize("of", [3, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("of", [5, pytest.param(1, marks=pytest.mark.thorough)])
 def test_each_is_one_of_one_series(tmp_path: Path, number: int, of: int) -> None:
     """Grouped in every way, of which each family is planned in some."""
     form, names = FAMILIES[number]
@@ -372,7 +372,7 @@ _POLICIES = st.fixed_dictionaries(
 ).filter(lambda told: bool(told.keys() - {"incomplete"}))
 
 
-@settings(max_examples=30)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(trials=_TRIALS, told=_REQUESTS, rules=_POLICIES)
 def test_no_save_is_ever_split_and_the_newest_of_each_trial_stays(
     tmp_path_factory: pytest.TempPathFactory, trials, told, rules

@@ -64,7 +64,7 @@ def documents(run: Run, bucket: MemoryBucket, tmp_path: Path, *options: str) -> 
     return json.loads(there.out), json.loads(here.out.replace(str(tmp_path), bucket.url()))
 
 
-@pytest.mark.parametrize("kind", sampled(KINDS, 7))
+@pytest.mark.parametrize("kind", sampled(KINDS, 5))
 def test_it_does_in_a_store_what_it_does_on_the_disk(
     bucket: MemoryBucket, run: Run, tmp_path: Path, kind: str
 ) -> None:
@@ -93,7 +93,7 @@ def test_it_plans_in_a_store_what_it_plans_on_the_disk(
         product(
             ("PyTorch", "TensorFlow", "safetensors, sharded", "DCP", "Trainer"), ("trash", "versions", "both")
         ),
-        8,
+        5,
     ),
 )
 def test_undo_restores_all(bucket: MemoryBucket, run: Run, tmp_path: Path, kind: str, way: str) -> None:
@@ -322,7 +322,8 @@ def test_a_kill_at_any_call_loses_nothing(
     expected, count = objects(bucket), changes()
     assert count > 5
     kept = {key: data for key, data in expected.items() if not key.endswith("/checkpoint")}
-    for number in range(1, count + 1, 3 if command == "prune --trash" else 1):  # which makes many calls
+    step = 7 if command == "prune --trash" else 3  # which makes many calls
+    for number in range(1 + len(kind) % 2, count + 1, step):
         bucket.restore(begin)
         bucket.kill_at(number)
         with pytest.raises(Killed):

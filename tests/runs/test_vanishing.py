@@ -77,14 +77,14 @@ def test_a_checkpoint_that_goes_before_it_is_looked_into(
 
 
 @pytest.fixture
-def renamed_partly(series: Path) -> Path:
-    """Return ten epochs, of which the first five have the names already that the others get."""
-    for path in sorted(series.iterdir()):
+def renamed_partly(short: Path) -> Path:
+    """Return four epochs, of which the first two have the names already that the others get."""
+    for path in sorted(short.iterdir()):
         epoch = int(path.stem.rpartition("_")[2])
         os.utime(path, (START + 60 * epoch,) * 2)
-        if epoch <= 5:
-            path.rename(series / f"run-e{epoch:04d}.pth")
-    return series
+        if epoch <= 8:
+            path.rename(short / f"run-e{epoch:04d}.pth")
+    return short
 
 
 @pytest.mark.parametrize("options", [{}, {"depth": "quick"}, {"best": "loss"}], ids=str)
@@ -101,7 +101,7 @@ def test_the_answer_is_the_newest_under_its_old_name_or_its_new_one(
     answers = Counter[str]()
     numbers = range(len(options) + 1, calls + 1, 6)
     for number in numbers:
-        run = shutil.copytree(renamed_partly, tmp_path / str(number) / "run")
+        run = shutil.copytree(renamed_partly, tmp_path / str(number) / "run", copy_function=os.link)
         with monkeypatch.context() as patch:
             hit_call(number, partial(rename_all, run, patch), LOOKS, patch.setattr)
             found = latest(run, **options)

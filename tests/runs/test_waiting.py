@@ -17,6 +17,7 @@ from ckpttool.runs.members import full_read
 from ckpttool.runs.resuming import latest as resuming
 from ckpttool.runs.resuming import writers
 from tests.support.commands import run_here
+from tests.support.runs import make_run
 
 START = 1_700_000_000.0
 LONG_AGO = START - 7200
@@ -141,9 +142,12 @@ def test_the_answer_is_read_in_full_once_and_after_it_was_waited_for(
     assert (name, when > 5) == (path.name, True)
 
 
-def test_no_part_of_a_file_is_ever_the_answer(run: Path, clock: Time, new: bytes) -> None:
+@pytest.mark.parametrize("step", [97, pytest.param(1, marks=pytest.mark.thorough)])
+def test_no_part_of_a_file_is_ever_the_answer(tmp_path: Path, step: int) -> None:
+    run = make_run(tmp_path, 9, 10)
     path = run / "model_epoch_10.pth"
-    for cut in (*range(0, len(new), 61), len(new) - 1):
+    new = path.read_bytes()
+    for cut in (*range(0, len(new), step), len(new) - 1):
         path.write_bytes(new[:cut])
         assert latest(run).path == str(run / "model_epoch_9.pth"), cut
     path.write_bytes(new)
