@@ -108,7 +108,8 @@ def test_examples_run(
     for number, example in enumerate(CLOSINGS[command].examples):
         if any(part in example.line for part in _NEEDS_MORE):
             continue
-        place = shutil.copytree(folder, tmp_path / f"{number}", symlinks=True, copy_function=os.link)
+        place = tmp_path / f"{number}"
+        shutil.copytree(folder, place, symlinks=True, copy_function=os.link)
         monkeypatch.chdir(place)
         (words,) = arguments_in(example.line)
         globs = {one for one in words if "*" in one and f"'{one}'" not in example.line}

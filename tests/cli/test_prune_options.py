@@ -156,12 +156,12 @@ def test_rules_from_the_shell(run: Run, files: Path, tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TZ", "UTC")
     Path("losses.csv").write_text(LOSSES)
-    place = Path("run")
+    whole, place = shutil.copytree(files / "series", Path("whole")), Path("run")
+    for epoch in range(1, 11):  # hourly, and the first of them on the day before
+        when = 1_760_054_400 + epoch * 3600 - (epoch == 1) * 86_400
+        os.utime(whole / f"model_epoch_{epoch}.pth", (when, when))
     for options, kept in RULES:
-        shutil.copytree(files / "series", place)
-        for epoch in range(1, 11):  # hourly, and the first of them on the day before
-            when = 1_760_054_400 + epoch * 3600 - (epoch == 1) * 86_400
-            os.utime(place / f"model_epoch_{epoch}.pth", (when, when))
+        shutil.copytree(whole, place, copy_function=os.link)
         answer = run("prune", place, *options.split())
         assert (answer.status, answer.err, _epochs(place)) == (0, "", kept), options
         shutil.rmtree(place)

@@ -22,7 +22,7 @@ from tests.support.stores import Answer, Asked, S3Bucket, WebServer
 from tests.support.thorough import sampled
 
 LARGE = "large.safetensors"
-NBYTES = 20 << 20
+NBYTES = 17 << 20
 MB = 1 << 20
 
 
@@ -312,7 +312,7 @@ def test_a_copy_on_this_machine(large: Path, run: Run, tmp_path: Path) -> None:
     assert copy_check(run, large, "--against", copy) == ("passed", "1 file by SHA-256 (manifest, read)")
     assert run("verify", large, "--against", copy) == (
         0,
-        f"✓ valid    {large}  safetensors  21 MB  1 tensor, no checksums, manifest ok, copy ok\n",
+        f"✓ valid    {large}  safetensors  18 MB  1 tensor, no checksums, manifest ok, copy ok\n",
         "",
     )
     seal(copy)
@@ -325,7 +325,7 @@ def test_a_copy_on_this_machine(large: Path, run: Run, tmp_path: Path) -> None:
     is_, was = (hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in (copy, large))
     assert (status, err) == (1, "")
     assert out.splitlines()[:2] == [
-        f"✗ DIFFERS  {large}  safetensors  21 MB  copy",
+        f"✗ DIFFERS  {large}  safetensors  18 MB  copy",
         f"    error copy-mismatch [{copy}]: the manifest's SHA-256 is {was}… instead of {is_}…",
     ]
 
@@ -419,7 +419,7 @@ def test_a_store_that_tells_nothing(
     assert (status, out.splitlines()[:2]) == (
         1,
         [
-            f"✗ NOT RUN  {large}  safetensors  21 MB  not checked as asked",
+            f"✗ NOT RUN  {large}  safetensors  18 MB  not checked as asked",
             f"    error copy-unproven: {reason}",
         ],
     )

@@ -360,7 +360,10 @@ def test_a_wandb_file_that_is_cut(offline: Path, tmp_path: Path, left: int) -> N
 
 
 @given(at=st.integers(0, 100_000), value=st.integers(0, 255))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=settings.default.max_examples // 4,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_a_wandb_file_with_a_wrong_byte(offline: Path, tmp_path: Path, at: int, value: int) -> None:
     """It is read as it is, or there is a clear error: every byte of a record is covered by its checksum."""
     data = bytearray(log_file(offline).read_bytes())

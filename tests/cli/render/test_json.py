@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpttool import Check, Finding, Inspection, Role, Safety, Status, Tensor, TrainingState, Verification
@@ -29,6 +29,7 @@ def refuse(constant: str) -> None:
     raise AssertionError(f"{constant} is no JSON")
 
 
+@settings(max_examples=settings.default.max_examples // 2)
 @given(st.dictionaries(st.text(), PLAIN, max_size=4))
 def test_document_is_json_and_says_the_same(document: dict[str, Any]) -> None:
     text = json_text(document)
