@@ -17,6 +17,7 @@ import pytest
 
 from ckpttool import undo, verify
 from tests.runs.renamings import content, is_valid, names, renamed, seal
+from tests.support.frameworks import python_with_frameworks
 from tests.support.opening import checkpoint_at, checkpoints_in
 from tests.support.runs import make_run
 from tests.support.state_files import CheckpointState, read_state, write_state
@@ -225,29 +226,36 @@ def test_a_state_file_that_cannot_be_read_keeps_the_names(managed: Path) -> None
     }
 
 
+TENSORFLOW = """
+import os, sys
+import tensorflow as tf
+from ckpttool import rename
+
+run = sys.argv[1]
+value, step = tf.Variable(0.0), tf.Variable(0, dtype=tf.int64)
+checkpoint = tf.train.Checkpoint(value=value, step=step)
+manager = tf.train.CheckpointManager(checkpoint, run, 3, step_counter=step)
+for number in range(1, 5):
+    value.assign(number / 4)
+    step.assign(number * 10)
+    manager.save()
+rename(run, template="{run}-s{step:08d}")
+latest = tf.train.latest_checkpoint(run)
+assert latest == os.path.join(run, "ckpt-s00000040")
+value.assign(-1)
+checkpoint.restore(latest).assert_consumed()
+assert (value.numpy(), step.numpy()) == (1.0, 40)
+again = tf.train.CheckpointManager(checkpoint, run, 3, step_counter=step)
+assert [os.path.basename(path) for path in again.checkpoints] == [f"ckpt-s000000{n}0" for n in (2, 3, 4)]
+again.save()
+assert not os.path.exists(os.path.join(run, "ckpt-s00000020.index"))
+assert tf.train.latest_checkpoint(run) == again.latest_checkpoint
+"""
+
+
 @pytest.mark.framework
 def test_tensorflow_restores_what_it_calls_the_latest(tmp_path: Path) -> None:
-    import tensorflow as tf
-
-    value, step = tf.Variable(0.0), tf.Variable(0, dtype=tf.int64)
-    checkpoint = tf.train.Checkpoint(value=value, step=step)
-    run = tmp_path / "run"
-    manager = tf.train.CheckpointManager(checkpoint, str(run), 3, step_counter=step)
-    for number in range(1, 5):
-        value.assign(number / 4)
-        step.assign(number * 10)
-        manager.save()
-    renamed(run, "{run}-s{step:08d}")
-    latest = tf.train.latest_checkpoint(str(run))
-    assert latest == str(run / "ckpt-s00000040")
-    value.assign(-1)
-    checkpoint.restore(latest).assert_consumed()
-    assert (value.numpy(), step.numpy()) == (1.0, 40)
-    again = tf.train.CheckpointManager(checkpoint, str(run), 3, step_counter=step)
-    assert [os.path.basename(path) for path in again.checkpoints] == [f"ckpt-s000000{n}0" for n in (2, 3, 4)]
-    again.save()
-    assert "ckpt-s00000020.index" not in names(run)
-    assert tf.train.latest_checkpoint(str(run)) == again.latest_checkpoint
+    python_with_frameworks("-c", TENSORFLOW, tmp_path / "run")
 
 
 @pytest.mark.framework
