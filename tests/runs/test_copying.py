@@ -80,12 +80,12 @@ def new_destination(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[
     return lambda number: bucket.url(f"copies-{number}")
 
 
-MOST_INTERRUPTIONS = 6
+MOST_INTERRUPTIONS = 4
 
 
 @pytest.mark.parametrize(
     ("kind", "new_destination"),
-    sampled(product(KINDS, ("disk", "store")), 9),
+    sampled(product(KINDS, ("disk", "store")), 5),
     indirect=["new_destination"],
 )
 def test_interrupted_copy_is_no_other_checkpoint(

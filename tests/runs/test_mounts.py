@@ -44,8 +44,9 @@ def _prune(directory: Path, **told: object):
     return prune(directory, keep_last=2, depth="quick", **{"confirm": lambda planned: True, **told})
 
 
-@pytest.mark.parametrize("place", ["sub dir", "config.json", "."])
-@pytest.mark.parametrize("trash", [False, True])
+@pytest.mark.parametrize(
+    ("place", "trash"), [("sub dir", False), ("sub dir", True), ("config.json", False), (".", True)]
+)
 def test_it_is_a_reason_to_stay(run: Path, mount: Mount, place: str, trash: bool) -> None:
     before = file_bytes(run / OLDEST)
     mount(run / OLDEST / place)

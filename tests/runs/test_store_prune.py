@@ -356,20 +356,21 @@ def test_a_prune_that_was_taken_for_killed_removes_nothing(in_store: MemoryBucke
 # What the store refuses -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("status", [403, 503])
 @pytest.mark.parametrize(
-    ("call", "expected", "why"),
+    ("status", "call", "expected", "why"),
     [
-        ("read runs/latest", 1, "the store answered"),
-        (r"read runs/best\.json", 1, "the store answered"),
-        ("listing runs$", 2, "the store answered"),
-        ("listing runs/sub", 1, "the store answered"),
-        (r"read runs/\.ckpttool-pins", 1, "pinned can't be read"),
-        ("read runs/model_epoch_10", 1, "the store answered"),
+        (403, "read runs/latest", 1, "the store answered"),
+        (503, "read runs/latest", 1, "the store answered"),
+        (403, r"read runs/best\.json", 1, "the store answered"),
+        (403, "listing runs$", 2, "the store answered"),
+        (503, "listing runs$", 2, "the store answered"),
+        (503, "listing runs/sub", 1, "the store answered"),
+        (403, r"read runs/\.ckpttool-pins", 1, "pinned can't be read"),
+        (503, "read runs/model_epoch_10", 1, "the store answered"),
     ],
 )
 def test_nothing_goes_where_a_store_does_not_answer(
-    in_store: MemoryBucket, run: Run, call: str, expected: int, why: str, status: int
+    in_store: MemoryBucket, run: Run, status: int, call: str, expected: int, why: str
 ) -> None:
     """Whether something points there, is pinned, or what the newest says of the best is not known then."""
     in_store.put("runs/latest", "model_epoch_1.pth")

@@ -78,7 +78,7 @@ def renamed(place: Path) -> None:
 def test_nothing_outside_is_touched_and_nothing_is_lost_that_was_to_stay(
     work: Callable[[Path], None], way: Way, step: int, tmp_path: Path
 ) -> None:
-    """The two ways come at different calls, so that together they come at every third or fourth."""
+    """The two ways come at different calls, so that together they come at more of them."""
     # A directory of this user's own that lies where the trash lay is the trash: it may gain, not lose.
     outcomes = set()
     before, first = lay_out_trashed if work is undone else lay_out, 1 + step // 2 * WAYS.index(way)
