@@ -10,28 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import open_checkpoint
 from tests.support.commands import Run, refusals, transcript
 from tests.support.golden import Golden
 from tests.support.moments import names_read_in_full, refuse_opening
-
-
-@pytest.fixture
-def series(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a directory of ten epochs, below the working directory."""
-    shutil.copytree(files / "series", tmp_path / "run")
-    monkeypatch.chdir(tmp_path)
-    return Path("run")
-
-
-def _flip(path: Path) -> None:
-    """Change a byte of a tensor: only its checksum tells."""
-    with open_checkpoint(path) as checkpoint:
-        storage = checkpoint.tensors[0].storage
-    assert storage is not None
-    content = bytearray(path.read_bytes())
-    content[storage.offset] ^= 1
-    path.write_bytes(content)
+from tests.support.runs import flip_value
 
 
 def test_the_newest(run, series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +99,7 @@ def test_what_to_pass_over(run, series: Path) -> None:
 
 def test_the_answer_is_read_in_full_and_no_other(run, series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = names_read_in_full(monkeypatch)
-    _flip(series / "model_epoch_10.pth")
+    flip_value(series / "model_epoch_10.pth")
     status, out, err = run("latest", series)
     assert (status, out) == (0, "run/model_epoch_9.pth\n")
     assert err.startswith("ckpttool: warning: run/model_epoch_10.pth: skipped: damaged: ")

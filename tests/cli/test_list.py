@@ -26,14 +26,12 @@ LEFT = (1, 2, 10)
 
 
 @pytest.fixture
-def series(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a directory of ten epochs, below the working directory."""
-    shutil.copytree(files / "series", tmp_path / "run")
-    for path in (tmp_path / "run").iterdir():
+def series(series: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a directory of ten epochs of two hours ago, below the working directory."""
+    for path in series.iterdir():
         os.utime(path, (1_700_000_000, 1_700_000_000))
     monkeypatch.setattr(time, "time", lambda: 1_700_000_000 + 7_200.0)
-    monkeypatch.chdir(tmp_path)
-    return Path("run")
+    return series
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from ckpttool import open_checkpoint
 from tests.support.commands import Run
 from tests.support.moments import before_verifying
+from tests.support.runs import flip_value
 from tests.support.thorough import sampled
 
 PARTS = 3
@@ -31,16 +31,6 @@ def runs(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (directory / "torn.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
     monkeypatch.chdir(tmp_path)
     return Path("runs")
-
-
-def flip(path: Path) -> None:
-    """Flip a bit of a value, which only a full read notices."""
-    with open_checkpoint(path) as checkpoint:
-        extent = checkpoint.tensors[0].extent
-    assert extent is not None
-    data = bytearray(path.read_bytes())
-    data[extent.offset] ^= 1
-    path.write_bytes(data)
 
 
 @pytest.fixture
@@ -76,7 +66,7 @@ def test_all_parts_make_the_document_of_one_run(
 
 
 def test_text_and_reports_are_those_of_one_run(run: Run, runs: Path, documents: Documents) -> None:
-    flip(runs / "run_1" / "m_3.pth")
+    flip_value(runs / "run_1" / "m_3.pth")
     alone = run("verify", runs, "--sarif", "alone.sarif", "--summary", "alone.md")
     parts = documents(runs)
     shutil.rmtree(runs)  # what is below these paths here is nobody's business
@@ -134,7 +124,7 @@ def test_all_parts_of_a_list_make_the_document_of_one_run(
     run: Run, runs: Path, lists: Documents, arguments: str, parts: int
 ) -> None:
     given = arguments.split()
-    flip(runs / "run_1" / "m_11.pth")  # the newest, as long as nobody reads it
+    flip_value(runs / "run_1" / "m_11.pth")  # the newest, as long as nobody reads it
     alone = run("list", *given, "--json")
     documents = lists(*given, parts=parts)
     read = [row for path in documents for row in json.loads(path.read_text())["checkpoints"]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,6 @@ from tests.support.golden import Golden
 from tests.support.moments import refuse_opening
 
 NAME = "run/model_epoch_3.pth"
-
-
-@pytest.fixture
-def series(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a directory of ten epochs, below the working directory."""
-    shutil.copytree(files / "series", tmp_path / "run")
-    monkeypatch.chdir(tmp_path)
-    return Path("run")
 
 
 def test_pin_and_unpin(run: Run, series: Path, golden: Golden) -> None:

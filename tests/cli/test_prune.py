@@ -11,31 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import open_checkpoint
 from ckpttool.runs.pruning.protections import foreign_files
 from tests.support.commands import Run, Terminal, refusals, run_here, transcript
 from tests.support.directories import survey
 from tests.support.faults import is_killed_at
 from tests.support.golden import Golden
 from tests.support.moments import wait_for_no_answer
-
-
-@pytest.fixture
-def series(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a directory of ten epochs, below the working directory."""
-    shutil.copytree(files / "series", tmp_path / "run")
-    monkeypatch.chdir(tmp_path)
-    return Path("run")
-
-
-def _flip(path: Path) -> None:
-    """Change a byte of a tensor: only its checksum tells."""
-    with open_checkpoint(path) as checkpoint:
-        storage = checkpoint.tensors[0].storage
-    assert storage is not None
-    content = bytearray(path.read_bytes())
-    content[storage.offset] ^= 1
-    path.write_bytes(content)
+from tests.support.runs import flip_value
 
 
 def _cut(path: Path) -> None:
@@ -59,7 +41,7 @@ def test_json(run: Run, series: Path, golden: Golden) -> None:
     golden(json.dumps(documents[1], indent=1))
 
 
-@pytest.mark.parametrize(("harm", "word"), [(_cut, "incomplete"), (_flip, "damaged")])
+@pytest.mark.parametrize(("harm", "word"), [(_cut, "incomplete"), (flip_value, "damaged")])
 def test_a_damaged_newest_one_is_kept_told_and_replaced(run, series: Path, harm, word: str) -> None:
     harm(series / "model_epoch_10.pth")
     before = sum(path.stat().st_size for path in series.iterdir())
@@ -77,7 +59,7 @@ def test_a_damaged_newest_one_is_kept_told_and_replaced(run, series: Path, harm,
 
 
 def test_quick_looks_at_the_structure_alone(run, series: Path) -> None:
-    _flip(series / "model_epoch_10.pth")
+    flip_value(series / "model_epoch_10.pth")
     assert run("prune", series, "--keep", 3, "--verify", "quick").status == 0
     assert _epochs(series) == [8, 9, 10]
 

@@ -33,13 +33,9 @@ CARRIED_OUT = {"trash", "yes"}
 COMMAND_LINE_ALONE = {"color", "context", "directory", "config", "empty_trash", *SHOWN}
 
 
-@pytest.fixture
-def series(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a directory of ten epochs, below the working directory."""
-    shutil.copytree(files / "series", tmp_path / "run")
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "UTC")
-    return Path("run")
 
 
 def _epochs(directory: Path) -> list[int]:

@@ -31,14 +31,6 @@ def long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return run
 
 
-@pytest.fixture
-def series(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a directory of ten epochs, below the working directory."""
-    shutil.copytree(files / "series", tmp_path / "run")
-    monkeypatch.chdir(tmp_path)
-    return Path("run")
-
-
 def test_of_a_long_series_the_first_few_are_shown(run: Run, long: Path, golden: Golden) -> None:
     """Of what stays for one reason, and of what goes."""
     golden(transcript(run, (0, "prune run --keep 2 -n")))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import open_checkpoint
 from tests.support.commands import Run
+from tests.support.runs import flip_value
 
 COUNT = 10
 DAY = 86_400
@@ -24,16 +24,6 @@ def runs(files: Path, tmp_path: Path) -> Path:
     for number in range(COUNT):
         shutil.copy(files / "pytorch" / "guide.pth", directory / f"m_{number}.pth")
     return directory
-
-
-def flip(path: Path) -> None:
-    """Flip a bit of a value, which only a full read notices."""
-    with open_checkpoint(path) as checkpoint:
-        extent = checkpoint.tensors[0].extent
-    assert extent is not None
-    data = bytearray(path.read_bytes())
-    data[extent.offset] ^= 1
-    path.write_bytes(data)
 
 
 def read_in_full(document: str) -> set[str]:
@@ -50,7 +40,7 @@ def sampled(run: Run, runs: Path, text: str, patch: pytest.MonkeyPatch, day: int
 
 def test_what_is_sampled_out_is_not_called_valid(run: Run, runs: Path) -> None:
     run("verify", runs, "--write-manifest")
-    flip(runs / "m_9.pth")
+    flip_value(runs / "m_9.pth")
     status, out, _ = run("verify", runs, "--sample", "30%")
     lines = out.splitlines()
     assert (status, len(lines)) == (0, COUNT + 1)
@@ -108,7 +98,7 @@ def test_what_is_damaged_is_read_again_each_time(
     run: Run, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run("verify", runs, "--write-manifest")
-    flip(runs / "m_0.pth")
+    flip_value(runs / "m_0.pth")
     for day in range(3):
         assert "m_0.pth" in sampled(run, runs, "20%", monkeypatch, day)
     assert run("verify", runs, "--sample", "20%").status == 1

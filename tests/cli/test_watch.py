@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -42,6 +41,7 @@ from ckpttool.runs.watching import (
 from tests.support.commands import TIMEOUT, Run, refusals, transcript
 from tests.support.configs import trusted_config
 from tests.support.golden import Golden
+from tests.support.runs import flip_value
 
 SERIES = Path(__file__).parents[2] / "fixtures" / "files" / "series"
 
@@ -55,17 +55,6 @@ def land(run: Path, epoch: int, nbytes: int | None = None) -> Path:
     path = run / name(epoch)
     path.write_bytes((SERIES / name(epoch)).read_bytes()[:nbytes])
     return path
-
-
-def damage(path: Path) -> None:
-    """Change one byte of a tensor, as only its checksum tells."""
-    content = bytearray(path.read_bytes())
-    with zipfile.ZipFile(path) as file:
-        record = next(one for one in file.infolist() if one.filename.endswith("data/0"))
-    at = record.header_offset
-    start = at + 30 + int.from_bytes(content[at + 26 : at + 28], "little")
-    content[start + int.from_bytes(content[at + 28 : at + 30], "little")] ^= 1
-    path.write_bytes(content)
 
 
 class Clock:
@@ -182,7 +171,7 @@ def test_the_last_look_says_what_was_not_verified(run_directory: Path) -> None:
 def test_a_new_watch_reads_only_what_has_changed(run_directory: Path) -> None:
     for epoch in (1, 2):
         land(run_directory, epoch)
-    damage(land(run_directory, 3))
+    flip_value(land(run_directory, 3))
     with Watched(run_directory) as watched:
         assert sorted(watched.look(2)) == [f"{name(1)} valid", f"{name(2)} valid", f"{name(3)} failed"]
     land(run_directory, 2)
@@ -229,9 +218,9 @@ def test_the_last_good_one_stays_whatever_is_damaged_and_however_prune_verifies(
     with Watched(run_directory, prune=keep_last(1)) as watched:
         land(run_directory, 1)
         assert watched.look(2) == [f"{name(1)} valid"]
-        damage(land(run_directory, 2))
+        flip_value(land(run_directory, 2))
         assert watched.look(2) == [f"{name(2)} failed"]
-        damage(land(run_directory, 3))
+        flip_value(land(run_directory, 3))
         assert watched.look(2) == [f"{name(3)} failed"]
         assert sorted(path.name for path in run_directory.glob("*.pth")) == [name(1), name(2), name(3)]
         land(run_directory, 4)
@@ -240,7 +229,7 @@ def test_the_last_good_one_stays_whatever_is_damaged_and_however_prune_verifies(
 
 
 def test_damage_that_was_seen_is_not_forgotten(run_directory: Path) -> None:
-    damage(land(run_directory, 1))
+    flip_value(land(run_directory, 1))
     with Watched(run_directory) as watched:
         watched.look(2)
         (run_directory / name(1)).unlink()
@@ -400,7 +389,7 @@ def test_each_is_verified_once_and_nothing_goes_that_prune_would_keep(
                     land(root, epoch, 900 if action == "part" else None)
                     landed[path.name] += action != "part"
                 if action == "damaged":
-                    damage(path)
+                    flip_value(path)
                 watched.look()
                 kept = prune_would_keep(root, count)
                 watched.look()
@@ -429,7 +418,7 @@ def test_a_directory_alone_is_only_verified(
     Path("ckpttool.toml").write_text("[retention]\nkeep-last = 1\n")
     for epoch in (1, 2):
         land(run_directory, epoch)
-    damage(land(run_directory, 3))
+    flip_value(land(run_directory, 3))
     golden(timeless(transcript(run, (1, "watch runs --once"), (1, "watch runs --once -q"))))
     (run_directory / name(3)).unlink()
     golden(timeless(transcript(run, (0, "watch runs --once"))))

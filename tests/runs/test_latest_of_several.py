@@ -9,19 +9,12 @@ import pytest
 
 from tests.support.commands import Run
 from tests.support.memory import MemoryBucket
-from tests.support.runs import make_run
+from tests.support.runs import flip_value, make_run
 
 
 @pytest.fixture
 def place(tmp_path: Path):
     return lambda name, *epochs: make_run(tmp_path / name, *epochs)
-
-
-def damage(path: Path) -> None:
-    """Change the bytes of a tensor, so that only who reads it all sees it."""
-    data = bytearray(path.read_bytes())
-    data[data.index(b"/data/0") + 80] ^= 1
-    path.write_bytes(data)
 
 
 def test_newest_of_all(run: Run, place, bucket: MemoryBucket) -> None:
@@ -37,7 +30,7 @@ def test_newest_of_all(run: Run, place, bucket: MemoryBucket) -> None:
 
 def test_damaged_newest_gives_way_to_another_place(run: Run, place) -> None:
     a, b = place("a", 1, 4), place("b", 3)
-    damage(a / "model_epoch_4.pth")
+    flip_value(a / "model_epoch_4.pth")
     answer = run("latest", a, b)
     assert answer.out == f"{b}/model_epoch_3.pth\n" and "model_epoch_4.pth: skipped" in answer.err
     assert run("latest", a, b, "--verify", "quick").out == f"{a}/model_epoch_4.pth\n"

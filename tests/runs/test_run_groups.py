@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from ckpttool.runs.retention.plan import Protections, RetentionPlan, plan
 from tests.support.commands import run_redirected
 from tests.support.directories import Entry, make_entry
 from tests.support.retention import dry_run, removed_names
+from tests.support.runs import flip_value
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
 SEARCH = FILES / "runs" / "lightning" / "search"
@@ -44,16 +44,6 @@ def verl_runs(root: Path, **losses: float) -> Path:
         rows = "".join(f'{{"step": {step}, "val_loss": {loss}}}\n' for step in (10, 20))
         (root / name / "metrics.jsonl").write_text(rows)
     return root
-
-
-def flip_bit_of_values(path: Path) -> None:
-    """Flip a bit of the first values in a checkpoint of PyTorch's."""
-    with zipfile.ZipFile(path) as archive:
-        record = next(one for one in archive.infolist() if one.filename.endswith("/data/0"))
-        value = archive.read(record)
-    data = bytearray(path.read_bytes())
-    data[data.index(value, record.header_offset)] ^= 1
-    path.write_bytes(data)
 
 
 # Which directory is a run ---------------------------------------------------------------------------
@@ -213,7 +203,7 @@ def test_a_search_by_ray(ray: Path) -> None:
 
 def test_damage_of_the_best_run_is_found_before_another_goes(search: Path) -> None:
     for path in (search / "version_0").rglob("*.ckpt"):
-        flip_bit_of_values(path)
+        flip_value(path)
     pruned = prune(str(search), policy=Policy(keep_best_runs=1, metric="val_loss"))
     assert not pruned.plan.removals
     assert len(list(search.rglob("*.ckpt"))) == 8

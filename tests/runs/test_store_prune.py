@@ -64,7 +64,14 @@ def documents(run: Run, bucket: MemoryBucket, tmp_path: Path, *options: str) -> 
     return json.loads(there.out), json.loads(here.out.replace(str(tmp_path), bucket.url()))
 
 
-@pytest.mark.parametrize("kind", sampled(KINDS, 5))
+PLAYED = ("PyTorch", "safetensors, sharded", "TensorFlow 1", "DCP", "Trainer")
+"""A file, files behind an index, a state file, a directory, and a directory that names another."""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [*PLAYED, *(pytest.param(kind, marks=pytest.mark.thorough) for kind in KINDS if kind not in PLAYED)],
+)
 def test_it_does_in_a_store_what_it_does_on_the_disk(
     bucket: MemoryBucket, run: Run, tmp_path: Path, kind: str
 ) -> None:

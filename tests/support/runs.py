@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ckpttool import open_checkpoint
+
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
 
 Numbers = Sequence[int]
@@ -43,6 +45,16 @@ def make_run(
     if latest is not None:
         (place / "latest").write_text(name.format(latest))
     return place
+
+
+def flip_value(path: Path) -> None:
+    """Flip a bit of a tensor in a file: only who reads its values notices."""
+    with open_checkpoint(path) as checkpoint:
+        extent = checkpoint.tensors[0].extent
+    assert extent is not None
+    data = bytearray(path.read_bytes())
+    data[extent.offset] ^= 1
+    path.write_bytes(data)
 
 
 def files(run: Path, numbers: Numbers) -> None:
