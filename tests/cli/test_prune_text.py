@@ -17,18 +17,23 @@ from tests.support.golden import Golden
 LONG = "resnet50_imagenet_finetuned_epoch={:03d}.npz"
 
 
-@pytest.fixture
-def long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a directory of a hundred epochs, a day apart."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TZ", "UTC")
-    run = Path("run")
-    run.mkdir()
+@pytest.fixture(scope="module")
+def hundred(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory of a hundred epochs, a day apart, to be copied."""
+    place = tmp_path_factory.mktemp("hundred")
     for epoch in range(1, 101):
-        path = run / LONG.format(epoch)
+        path = place / LONG.format(epoch)
         np.savez(path, weight=np.full(4, float(epoch), np.float32))
         os.utime(path, (1_760_000_000 + epoch * 86_400,) * 2)
-    return run
+    return place
+
+
+@pytest.fixture
+def long(hundred: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a copy of it, below the working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TZ", "UTC")
+    return Path(shutil.copytree(hundred, "run"))
 
 
 def test_of_a_long_series_the_first_few_are_shown(run: Run, long: Path, golden: Golden) -> None:
