@@ -14,6 +14,7 @@ from ckpttool import Policy, PruneRequest, prune
 from ckpttool.runs.scope import Scope
 from ckpttool.runs.surveying.survey import survey_directory
 from tests.support.directories import pointers_in, survey
+from tests.support.runs import make_run
 
 
 def _reasons(directory: Path, recursive: bool = False) -> dict[str, list[str]]:
@@ -31,6 +32,12 @@ def _skipped(directory: Path) -> dict[str, str]:
 def _kept(directory: Path, keep: int) -> set[str]:
     made = prune(directory, keep_last=keep, depth="quick", dry_run=True)
     return {kept.entry.name for one in made.plan.groups for kept in one.keep}
+
+
+@pytest.fixture
+def series(tmp_path: Path) -> Path:
+    """Return a directory of six epochs."""
+    return make_run(tmp_path / "run", 1, 2, 3, 4, 5, 10)
 
 
 # Symlinks -------------------------------------------------------------------------------------------
@@ -82,7 +89,7 @@ def test_a_dangling_symlink_that_may_have_meant_the_series(series: Path) -> None
     (series / "best.pth").symlink_to("model_epoch_11.pth")
     (why,) = _skipped(series).values()
     assert why.endswith("best.pth: leads to model_epoch_11.pth, which doesn't exist")
-    assert len(_kept(series, 2)) == 10
+    assert len(_kept(series, 2)) == 6
 
 
 def test_a_dangling_symlink_that_can_not_have(series: Path) -> None:
@@ -121,9 +128,8 @@ def test_a_small_text_that_is_nothing_but_a_name(series: Path, name: str) -> Non
 
 
 def test_a_link_to_what_is_gone_means_the_run_of_its_setting(series: Path) -> None:
-    for epoch in range(1, 11):
-        name = f"llama_acc{2 + 2 * (epoch > 5)}_epoch_{epoch - 5 * (epoch > 5)}.pth"
-        (series / f"model_epoch_{epoch}.pth").rename(series / name)
+    for at, path in enumerate(sorted(series.iterdir())):
+        path.rename(series / f"llama_acc{2 + 2 * (at % 2)}_epoch_{at // 2}.pth")
     (series / "current").symlink_to("llama_acc4_epoch_9.pth")
     (key,) = _skipped(series)
     assert key.endswith("llama_acc4_epoch_*.pth")
@@ -239,7 +245,7 @@ def test_a_run_that_is_a_checkpoint_too_stays(trainer: Path, files: Path) -> Non
 
 def test_min_age(series: Path) -> None:
     os.utime(series / "model_epoch_2.pth", ns=(0, 2**62))
-    for epoch in (1, 3, 4, 5, 6, 7, 8, 9, 10):
+    for epoch in (1, 3, 4, 5, 10):
         os.utime(series / f"model_epoch_{epoch}.pth", ns=(0, epoch))
     request = PruneRequest(directory=str(series), policy=Policy(keep_last=1), min_age=60, depth="quick")
     (one,) = prune(request, dry_run=True).plan.groups
