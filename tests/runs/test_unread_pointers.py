@@ -112,22 +112,27 @@ def _pruned(directory: Path) -> tuple[set[str], int]:
     return {entry.name for entry in result.plan.removals}, left
 
 
+_FAULTS = [(pointer, call) for pointer in POINTERS for call in pointer.calls]
+
+
 @pytest.mark.parametrize(
-    ("pointer", "call"),
+    ("pointer", "call", "numbers"),
     [
-        pytest.param(pointer, call, id=f"{call}-{pointer.name}")
-        for pointer in POINTERS
-        for call in pointer.calls
-    ],
+        pytest.param(*fault, NUMBERS[at % 3 : at % 3 + 1], id=f"{fault[1]}-{fault[0].name}")
+        for at, fault in enumerate(_FAULTS)
+    ]
+    + [pytest.param(*fault, NUMBERS, marks=pytest.mark.thorough) for fault in _FAULTS],
 )
-def test_what_it_could_name_stays(tmp_path: Path, pointer: Pointer, call: str) -> None:
+def test_what_it_could_name_stays(
+    tmp_path: Path, pointer: Pointer, call: str, numbers: Collection[int]
+) -> None:
     series = make_run(tmp_path / "run", pointer.epoch, 10)
     named = f"model_epoch_{pointer.epoch}.pth"
     assert named in _pruned(series)[0]
     path = Path(os.path.normpath(series / pointer.name))
     pointer.make(path, named)
     assert named not in _pruned(series)[0]
-    for number in NUMBERS:
+    for number in numbers:
         with _failing(call, path, number):
             assert _pruned(series) == (set(), 1)
 
@@ -141,9 +146,13 @@ def test_a_directory_around_or_below_that_can_not_be_listed(short: Path, place: 
         assert _pruned(short) == (set(), 1)
 
 
-@pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize(
-    ("call", "name"), [("open", "trainer_state.json"), ("read", "trainer_state.json"), ("scandir", "")]
+    ("call", "name", "number"),
+    [
+        *(("open", "trainer_state.json", number) for number in NUMBERS),
+        ("read", "trainer_state.json", errno.EIO),
+        ("scandir", "", errno.EACCES),
+    ],
 )
 def test_the_newest_that_says_which_is_the_best(trainer: Path, call: str, name: str, number: int) -> None:
     """The one before it says so, too, and may be out of date: a series is left alone with its newest."""
@@ -216,9 +225,6 @@ def test_what_has_just_gone_names_nothing(short: Path) -> None:
     (short / "best.txt").write_text("model_epoch_8.pth")
     with _failing("open", short / "best.txt", errno.ENOENT):
         assert len(_pruned(short)[0]) == 3
-
-
-_FAULTS = [(pointer, call) for pointer in POINTERS for call in pointer.calls]
 
 
 @settings(max_examples=settings.default.max_examples // 4)
