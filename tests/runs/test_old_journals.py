@@ -13,19 +13,25 @@ from tests.support.thorough import sampled
 pytestmark = pytest.mark.skipif("sys.platform == 'win32'", reason="needs a POSIX system")
 
 
+def played(request: pytest.FixtureRequest) -> set[str]:
+    """Return the names of the cases that are played with a fixture."""
+    items = (item for item in request.session.items if request.fixturename in item.fixturenames)
+    return {item.callspec.params["name"] for item in items}
+
+
 @pytest.fixture(scope="module")
-def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the directory of all cases, where each journal names the files that lie there."""
+def unpacked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of the cases, where each journal names the files that lie there."""
     place = tmp_path_factory.mktemp("unpacked")
-    unpack(place)
+    unpack(place, played(request))
     return place
 
 
 @pytest.fixture(scope="module")
-def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the directory of all cases as a copy of the disk, where no file is the one that was noted."""
+def copied(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of the cases as a copy of the disk, where no file is the one that was noted."""
     place = tmp_path_factory.mktemp("copied")
-    unpack(place, is_copy=True)
+    unpack(place, played(request), is_copy=True)
     return place
 
 

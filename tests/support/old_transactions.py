@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import tarfile
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,8 @@ def cases() -> dict[str, Any]:
     return {name: case | {"known": document["trees"]} for name, case in document["cases"].items()}
 
 
-def unpack(place: Path, *, is_copy: bool = False) -> None:
-    """Write all cases below a directory, as they lay on the disk on which they were made.
+def unpack(place: Path, names: Collection[str], *, is_copy: bool = False) -> None:
+    """Write cases of some names below a directory, as they lay on the disk on which they were made.
 
     Devices and inodes in journals and records become those of the files that are written here, unless it is
     to be a copy: then none of the files is the one that was noted, and none has a second name.
@@ -38,11 +39,13 @@ def unpack(place: Path, *, is_copy: bool = False) -> None:
     times: list[tuple[Path, int]] = []
     with tarfile.open(HERE / "cases.tar.xz") as archive:
         for entry in archive:
-            path = place / entry.name
+            path, case = place / entry.name, entry.name.split("/")[0]
+            if case not in names:
+                continue
             _write(archive, entry, path, place, is_copy)
             _, inode, modified = map(int, entry.pax_headers[NUMBERS].split())
             times.append((path, modified))
-            inodes.setdefault(entry.name.split("/")[0], {})[inode] = path.lstat().st_ino
+            inodes.setdefault(case, {})[inode] = path.lstat().st_ino
     for path in sorted(place.rglob("*")):
         if path.name in OURS and ".ckpttool-" in str(path.parent.relative_to(place)):
             known = {} if is_copy else inodes[path.relative_to(place).parts[0]]
