@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,11 @@ class Case:
     def has_run(self) -> bool:
         return any(self.marker.parent.iterdir())
 
+    def forget(self) -> None:
+        """Remove what shows that it has run."""
+        shutil.rmtree(self.marker.parent)
+        self.marker.parent.mkdir()
+
 
 @dataclass
 class Corpus:
@@ -115,7 +121,8 @@ class Corpus:
         directory = Path(place.directory)
         for name, data in place.files.items():
             path = directory / name
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if "/" in name:
+                path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
         path, marker = directory / target, Path(place.marker)
         judged = directory / target.partition("/")[0]

@@ -20,15 +20,16 @@ OBJECTS = {"module", "modules", "optimizers", "schedulers", "scaler", "attribute
 
 @pytest.mark.framework
 def test_no_honest_file_raises_an_alarm(tmp_path: Path) -> None:
-    wrong = []
-    paths = list(write(tmp_path / "honest"))
+    paths = {str(path): path.name.partition("-")[0] in OBJECTS for path in write(tmp_path / "honest")}
     assert len(paths) >= 300
-    for path in paths:
-        _, out, err = run_redirected("verify", "--json", path)
-        found = json.loads(out)["checkpoints"] if out else [err]
-        expected = "unknown" if path.name.partition("-")[0] in OBJECTS else "safe"
-        if [one["safety"] for one in found if isinstance(one, dict)] != [expected]:
-            wrong.append(f"{path.name}: {found}"[:300])
+    _, out, err = run_redirected("verify", "--json", *paths)
+    found = json.loads(out)["checkpoints"]
+    assert ([one["path"] for one in found], err) == (list(paths), "")
+    wrong = [
+        f"{one['path']}: {one['findings']}"[:300]
+        for one in found
+        if one["safety"] != ("unknown" if paths[one["path"]] else "safe")
+    ]
     assert not wrong, lines(wrong)
 
 

@@ -24,53 +24,45 @@ def lines(names: Iterable[str]) -> str:
     return "\n".join(["", *names])
 
 
-def safety_of(path: Path) -> str:
-    """Return what verify says a checkpoint is: its worst safety, or the error that it ends with."""
-    status, out, err = run_redirected("verify", "--json", path)
-    assert "internal error" not in err
-    if not out:
-        return f"refused: {err.strip()}"
-    found = {checkpoint["safety"] for checkpoint in json.loads(out)["checkpoints"]}
-    worst = next((word for word in ("unsafe", "unknown", "safe") if word in found), "nothing looked at")
-    assert worst != "unsafe" or status == 1
-    return worst
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """Return what writes the cases."""
+    return Corpus(tmp_path_factory.mktemp("corpus"))
 
 
-@pytest.mark.framework
-@pytest.mark.parametrize(
-    ("groups", "step"),
-    [(("torch",), 12), pytest.param(tuple(GROUPS), 1, marks=pytest.mark.thorough)],
-    ids=["some of torch", "all"],
-)
-def test_every_attack_runs_in_its_framework(groups: tuple[str, ...], step: int, tmp_path: Path) -> None:
-    corpus = Corpus(tmp_path)
-    loaders = {loader for group in groups for loader in GROUPS[group]}
-    provable = [case for case in corpus.all(every=EVERY) if case.is_provable and case.loader in loaders]
-    cases = provable[::step]
-    ends = load_all([case.order for case in cases], corpus.modules)
-    idle = [f"{case.name}: {end}" for case, end in zip(cases, ends, strict=True) if not case.has_run]
-    assert not idle, lines(idle)
-
-
-@pytest.fixture
-def cases(tmp_path: Path) -> list[Case]:
+@pytest.fixture(scope="module")
+def cases(corpus: Corpus) -> list[Case]:
     """Return the hostile files, none of which was loaded."""
-    return list(Corpus(tmp_path).all(every=EVERY))
+    return list(corpus.all(every=EVERY))
 
 
-@pytest.mark.parametrize("step", [8, pytest.param(1, marks=pytest.mark.thorough)])
+def worst_safeties(cases: Iterable[Case]) -> dict[Path, str]:
+    """Return what one verification of all cases says that the worst of each checkpoint is."""
+    found: dict[Path, set[str]] = {case.judged: set() for case in cases}
+    status, out, err = run_redirected("verify", "--json", *found)
+    assert (status, "internal error" in err) == (1, False), err[-500:]
+    for one in json.loads(out)["checkpoints"]:
+        path = Path(one["path"])
+        found[next(place for place in (path, *path.parents) if place in found)].add(one["safety"])
+    words = ("unsafe", "unknown", "safe")
+    return {
+        path: next((word for word in words if word in said), "nothing looked at")
+        for path, said in found.items()
+    }
+
+
+@pytest.mark.parametrize("step", [24, pytest.param(1, marks=pytest.mark.thorough)])
 def test_no_attack_is_called_safe_by_any_command_nor_run(
     step: int, cases: list[Case], tmp_path: Path
 ) -> None:
-    """Each is verified; those of each step are given to the other commands, too."""
+    """All are verified; those of each step are given to the other commands, too."""
     wrong = []
-    for case in cases:
-        said = safety_of(case.judged)
+    for case, said in zip(cases, worst_safeties(cases).values(), strict=True):
         if said != "unsafe" and not (case.may_be_unknown and said == "unknown"):
             wrong.append(f"{case.name}: {said}")
     for case in cases[::step]:
         wrong += [f"{case.name}: {sentence}" for sentence in _other_commands(case, tmp_path / "out")]
-    directories = sorted((tmp_path / "cases").iterdir())
+    directories = sorted({case.judged.parent for case in cases})
     status, out, err = run_redirected("list", "--json", *directories[::step])
     assert status in (0, 1, 2) and (out or err)
     ran = [f"{case.name} has run" for case in cases if case.has_run]
@@ -81,6 +73,7 @@ def test_no_attack_is_called_safe_by_any_command_nor_run(
 def _other_commands(case: Case, target: Path) -> Iterable[str]:
     """Run the commands that open a checkpoint; yield what they should not say."""
     commands = (
+        ("verify", case.judged),
         ("inspect", "--json", case.judged),
         ("diff", "--json", case.judged, case.judged),
         ("convert", "--to", "safetensors", "--force", "--json", case.judged, target),
@@ -111,17 +104,32 @@ SUBTLE = [
 
 
 @pytest.mark.framework
-def test_a_prediction_without_trust_runs_no_attack(
-    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("groups", "step"),
+    [(("torch",), 12), pytest.param(tuple(GROUPS), 1, marks=pytest.mark.thorough)],
+    ids=["some of torch", "all"],
+)
+def test_every_attack_runs_in_its_framework_and_in_no_prediction_without_trust(
+    groups: tuple[str, ...],
+    step: int,
+    corpus: Corpus,
+    cases: list[Case],
+    files: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    corpus = Corpus(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{corpus.modules}")
-    cases = [corpus.whole(*subtle, files / name, *WHOLE[name]) for subtle in SUBTLE for name in WHOLE]
-    options = ("--json", "--predict", "--model", NET, "--input-shape", "1,4")
-    for case in cases:
+    whole = [corpus.whole(*subtle, files / name, *WHOLE[name]) for subtle in SUBTLE for name in WHOLE]
+    for case in whole:
+        options = ("--json", "--predict", "--model", NET, "--input-shape", "1,4")
         status, out, err = run_redirected("verify", *options, case.judged)
         assert "internal error" not in out + err
         assert not case.has_run, case.name
         assert status == 1, out
-    load_all([case.order for case in cases], corpus.modules)
-    assert [case.name for case in cases if not case.has_run] == []
+    loaders = {loader for group in groups for loader in GROUPS[group]}
+    provable = [case for case in cases if case.is_provable and case.loader in loaders]
+    loaded = [*provable[::step], *whole]
+    ends = load_all([case.order for case in loaded], corpus.modules)
+    idle = [f"{case.name}: {end}" for case, end in zip(loaded, ends, strict=True) if not case.has_run]
+    assert not idle, lines(idle)
+    for case in loaded:
+        case.forget()
