@@ -16,7 +16,7 @@ from ckpttool import list_checkpoints, verify
 from ckpttool.formats import sharded
 from tests.support.opening import checkpoints_in, only_checkpoint
 
-FEW = 16
+FEW = 8
 """Enough for what grows with the square to be seen, as what is counted depends on nothing else."""
 GROWTH = 2.2
 

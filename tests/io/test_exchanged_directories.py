@@ -28,7 +28,7 @@ def found(place: Path) -> dict[str, bytes]:
 SHAPES = {"file": [""], "directory": ["a", "b/c"], "prefix": [".index", ".data"]}
 
 
-@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_whenever_it_is_exchanged_the_old_or_the_new_stands_there(
@@ -61,7 +61,7 @@ def test_whenever_it_is_exchanged_the_old_or_the_new_stands_there(
     assert len(ends) > 2
 
 
-@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("step", [23, pytest.param(1, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_conversion_in_which_it_is_exchanged_at_any_call(
     way: Way, step: int, files: Path, tmp_path: Path

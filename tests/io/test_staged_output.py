@@ -139,10 +139,15 @@ JOBS = {
     ),
 }
 _HARDEST = [
-    *("a file over a file", "a file over a directory", "a prefix over a prefix", "a new prefix"),
-    *("a directory over a directory", "a directory over a file", "a new directory", "a new file"),
+    *("a prefix over a prefix", "a file over a file", "a new prefix", "a new file"),
+    *(
+        "a directory over a directory",
+        "a file over a directory",
+        "a directory over a file",
+        "a new directory",
+    ),
 ]
-"""What is interrupted in all its calls: of each two, the first has more to lose."""
+"""What is interrupted in all its calls; `make test` does so in the first of each four."""
 every_job = pytest.mark.parametrize("job", JOBS.values(), ids=JOBS.keys())
 
 
@@ -175,7 +180,7 @@ CALLS = ("open", "mkdir", "rename", "replace", "link", "unlink", "rmdir", "chmod
 """Those that change what lies in directories."""
 
 
-@pytest.mark.parametrize("name", sampled(_HARDEST, 4))
+@pytest.mark.parametrize("name", sampled(_HARDEST, 2))
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new(name: str, tmp_path: Path, large: Tensor) -> None:
     job = JOBS[name]
     old, new = job.outcomes(tmp_path, large)
@@ -199,7 +204,7 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new(name: str, tmp_path: Pat
     assert {*ends} == {False, True}
 
 
-@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.thorough)])
 def test_a_kill_while_a_kill_is_made_good_changes_nothing(step: int, tmp_path: Path, large: Tensor) -> None:
     job = JOBS["a prefix over a prefix"]
     old, new = job.outcomes(tmp_path, large)
@@ -629,7 +634,7 @@ class Faults:
         return call
 
 
-@pytest.mark.parametrize("name", sampled(_HARDEST, 4))
+@pytest.mark.parametrize("name", sampled(_HARDEST[1:] + _HARDEST[:1], 2))
 def test_whatever_call_fails_the_old_or_the_new_stands_there(
     name: str, tmp_path: Path, large: Tensor
 ) -> None:
