@@ -17,6 +17,7 @@ import pytest
 from ckpttool import CheckpointError, Role, Safety, Status, Truncated, open_checkpoint, verify
 from ckpttool.formats.hdf5 import tensors as h5_tensors
 from tests.support.opening import kinds_of
+from tests.support.thorough import sampled, spread
 
 HOSTILE = {
     "external_link.h5": ("hdf5-external-link", "unsafe", True),
@@ -77,7 +78,7 @@ def test_every_flip_in_checksummed_data_is_found(files: Path, tmp_path: Path) ->
         extents = [span.extent for span in checkpoint.spans()]
     chance = random.Random(0)
     assert extents
-    for _ in range(100):
+    for _ in spread(range(100), 30):
         extent = chance.choice(extents)
         at = chance.randrange(extent.offset, extent.end)
         copy.write_bytes(data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :])
@@ -301,7 +302,7 @@ def test_inspect_imports_neither_numpy_nor_h5py(files: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", sampled(range(3), 1))
 def test_noise_in_metadata_never_breaks_anything(files: Path, tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     copy = tmp_path / "copy.h5"

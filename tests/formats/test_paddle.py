@@ -18,6 +18,7 @@ from ckpttool.testing import described, digest, expected_digests, is_valid, outc
 from tests.formats.paddle_programs import field, operator, program
 from tests.support.limits import lower_limits
 from tests.support.opening import only_checkpoint
+from tests.support.thorough import spread
 
 NAMES = "StructuredToParameterName@@"
 
@@ -93,7 +94,7 @@ def test_a_pair_cut_anywhere(pair: Path, ending: str) -> None:
 def test_a_pair_with_a_flipped_bit(pair: Path, ending: str) -> None:
     file, chance = pair.with_suffix(ending), random.Random(ending)
     whole = file.read_bytes()
-    for _ in range(300):
+    for _ in spread(range(300), 60):
         at, bit = chance.randrange(len(whole)), chance.randrange(8)
         file.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
         outcome_of(pair, f"{ending} with bit {bit} of byte {at} flipped")

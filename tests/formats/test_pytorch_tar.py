@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool import CheckpointError, DamagedCheckpoint, Truncated, open_checkpoint
+from tests.support.thorough import spread
 
 Members = list[tuple[tarfile.TarInfo, bytes]]
 BLOCK = 512
@@ -110,7 +111,7 @@ def test_bytes_behind_what_a_member_holds(rebuilt) -> None:
 def test_every_truncation_of_a_member(rebuilt, honest: bytes, index: int) -> None:
     with tarfile.open(fileobj=io.BytesIO(honest)) as archive:
         length = archive.getmembers()[index].size
-    for kept in range(length):
+    for kept in spread(range(length), 50):
 
         def change(members: Members, kept: int = kept) -> None:
             members[index] = (members[index][0], members[index][1][:kept])
@@ -159,7 +160,7 @@ def test_any_flipped_byte_is_answered(honest: bytes, path: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(honest)) as archive:
         contents = [range(member.offset_data, member.offset_data + member.size) for member in archive]
     changed = bytearray(honest)
-    for at in (offset for content in contents for offset in content):
+    for at in spread([offset for content in contents for offset in content], 100):
         changed[at] ^= 1 << at % 8
         path.write_bytes(changed)
         changed[at] ^= 1 << at % 8

@@ -25,9 +25,10 @@ from tests.support.commands import Run
 from tests.support.frameworks import python_with_frameworks
 from tests.support.opening import checkpoint_at, checkpoints_in, only_checkpoint, open_found, paths_in
 from tests.support.state_files import read_state, write_state
+from tests.support.thorough import spread
 
 DATA = "data-00000-of-00001"
-FLIPS = 1000
+FLIPS = len(spread(range(1000), 150))
 
 
 @pytest.fixture
@@ -379,7 +380,7 @@ def test_every_flipped_byte_of_the_first_version_is_found(files: Path, tmp_path:
     path = tmp_path / "model.ckpt-12"
     whole = (files / "tensorflow" / "v1" / "model.ckpt-12").read_bytes()
     chance = random.Random(9)
-    for _ in range(200):
+    for _ in spread(range(200), 60):
         broken = bytearray(whole)
         broken[chance.randrange(len(whole))] ^= chance.randrange(1, 256)
         path.write_bytes(broken)

@@ -19,6 +19,7 @@ from tests.support.checkpoints import codes
 from tests.support.commands import Run
 from tests.support.faults import close_link
 from tests.support.opening import paths_in
+from tests.support.thorough import spread
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files" / "torch-dcp"
 STEP = 11
@@ -472,7 +473,7 @@ def test_items_that_are_compared_are_judged_like_those_that_are_looked_through(
         assert {name: opened[name].tobytes() for name in "abc"} == {
             name: tensor.numpy().tobytes() for name, tensor in state.items()
         }
-    for at in range(len(data) - nbytes, len(data), STEP):
+    for at in spread(range(len(data) - nbytes, len(data), STEP), 80):
         if at in values:
             continue
         data[at] ^= 0x40
@@ -527,7 +528,7 @@ def test_bits_of_the_metadata_that_change_what_torch_loads(tmp_path: Path) -> No
         for at in range(2 + len(name))
     }
     silent = []
-    for bit in range(0, 8 * len(whole), BIT_STEP):
+    for bit in spread(range(0, 8 * len(whole), BIT_STEP), 120):
         offset = bit // 8
         data = bytearray(whole)
         data[offset] ^= 1 << bit % 8

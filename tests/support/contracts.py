@@ -20,7 +20,7 @@ FILES = settings().max_examples // 10
 class Contract(FormatContract):
     """A fixture is damaged at few places, and in ``make thorough`` at all that the suite has."""
 
-    damages: ClassVar[int] = min(DAMAGES, settings().max_examples // 4)
+    damages: ClassVar[int] = min(DAMAGES, settings().max_examples // 8)
 
     def _places(self, path: Path, extents: Sequence[Extent]) -> list[tuple[Path, list[int]]]:
         places = super()._places(path, extents)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 import pytest
+from hypothesis import settings
+
+_Place = TypeVar("_Place")
+IS_THOROUGH = settings().max_examples >= 1000
 
 
 def sampled(cases: Iterable[Any], count: int) -> list[Any]:
@@ -18,6 +22,18 @@ def sampled(cases: Iterable[Any], count: int) -> list[Any]:
     every = list(cases)
     stays = {index * len(every) // count for index in range(count)}
     return [case if index in stays else _thorough(case) for index, case in enumerate(every)]
+
+
+def spread(places: Sequence[_Place], count: int) -> Sequence[_Place]:
+    """Return all places in ``make thorough``, otherwise so many, spread evenly from first to last.
+
+    Args:
+        places: Of a file, at which it is cut or a bit of it is flipped.
+        count: How many of them ``make test`` plays, at least 2.
+    """
+    if IS_THOROUGH or len(places) <= count:
+        return places
+    return [places[index * (len(places) - 1) // (count - 1)] for index in range(count)]
 
 
 def _thorough(case: Any) -> Any:
