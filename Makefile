@@ -17,11 +17,11 @@ demo: $(VENV)/.base      ## inspect, verify and prune shipped checkpoints
 # Hundreds of tests start a process, which imports compiled modules four times as fast as sources.
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.test      ## the whole suite, frameworks included
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+	TMPDIR=$$(sh tests/tmpdir.sh) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 thorough: export PYTHONDONTWRITEBYTECODE =
 thorough: $(VENV)/.test  ## all of it: full matrices, thousands of examples, kills, ten minutes of mutations
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m '' --hypothesis-profile thorough $(ARGS)
+	TMPDIR=$$(sh tests/tmpdir.sh) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m '' --hypothesis-profile thorough $(ARGS)
 	$(BIN)/python -m tests.security.fuzz --seconds 600
 	$(MAKE) kills
 
