@@ -299,7 +299,7 @@ def test_a_training_checkpoint_is_told_like_the_original(tmp_path: Path) -> None
 
 @pytest.fixture
 def limited_files() -> Iterator[None]:
-    with few_files(60):
+    with few_files(90):
         yield
 
 
