@@ -170,3 +170,12 @@ def test_batches_hold_all_in_order(sizes: list[int]) -> None:
     parts = list(batches(sizes, lambda nbytes: nbytes))
     assert [size for part in parts for size in part] == sizes
     assert all(part and sum(part[:-1]) < 1 << 22 for part in parts)
+
+
+def test_an_interrupt_before_a_thread_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt), Pool[int]() as pool:
+        pool.start(lambda task: None)

@@ -140,7 +140,8 @@ class Pool(Generic[T]):
         """Stop, and wait for the threads."""
         self.stop()
         for thread in self._threads:
-            thread.join()
+            if thread.ident is not None:  # Ctrl-C may come before it is started
+                thread.join()
 
     def _raise_error(self) -> None:
         if self._error is not None:
