@@ -12,19 +12,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 
-import typer
-import typer.main
+import click
 
 from ckpttool.cli.commands import Commands
-from ckpttool.cli.options import ColourChoice
 from ckpttool.cli.output import (
+    COMPLETE_VARIABLE,
     COULD_NOT,
     FOUND_SOMETHING,
     INTERRUPTED,
     TERMINATED,
-    Colour,
     choose_colour,
     paged,
     say_error,
@@ -32,49 +29,11 @@ from ckpttool.cli.output import (
 from ckpttool.cli.streams import Unwritable, discard, streams
 from ckpttool.core.errors import CheckpointError, UsageError
 
-_CLICK_ERROR: type[Exception] = next(
-    base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
-)
-
-app = typer.Typer(
-    name="ckpttool",
-    cls=Commands,
-    help="Inspect, verify, compare, convert and prune machine-learning checkpoints.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-def _print_version(context: typer.Context, wanted: bool) -> None:
-    if wanted and not context.resilient_parsing:
-        from importlib.metadata import version
-
-        print(f"ckpttool {version('ckpttool')}")
-        raise typer.Exit()
-
-
-@app.callback()
-def _ckpttool(
-    version: bool = typer.Option(
-        False, "--version", "-V", callback=_print_version, is_eager=True, help="Print the version."
-    ),
-    color: ColourChoice = None,
-) -> None:
-    pass
-
-
-@cache
-def _command() -> Callable[..., object]:
-    """Return what parses the command line: to make it takes longer than most commands do."""
-    return typer.main.get_command(app)
-
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; whether stderr can be written has no say in it."""
     # During completion, output would end up in the command line being typed.
-    is_completing = os.environ.get("_CKPTTOOL_COMPLETE", "").startswith("complete_")
+    is_completing = COMPLETE_VARIABLE in os.environ
     with streams(is_silent=is_completing), _interrupted_by_sigterm() as has_come:
         status = _run(arguments)
     return TERMINATED if status == INTERRUPTED and has_come() else status
@@ -106,17 +65,14 @@ def _interrupted_by_sigterm() -> Iterator[Callable[[], bool]]:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    choose_colour(Colour.AUTO)
+    choose_colour("auto")
     try:
-        given = None if arguments is None else [*arguments]
-        status = _command()(args=given, prog_name="ckpttool", standalone_mode=False)
+        status = _carry_out(sys.argv[1:] if arguments is None else [*arguments])
         sys.stdout.flush()
-        if status == INTERRUPTED:  # what Typer makes of Ctrl-C
-            raise KeyboardInterrupt
         return status if isinstance(status, int) else 0
     except (CheckpointError, UsageError) as error:
         return _failed(error)
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, click.Abort):
         say_error("interrupted")
         return INTERRUPTED
     except Unwritable as error:
@@ -126,12 +82,26 @@ def _run(arguments: Sequence[str] | None) -> int:
         # Whoever read our output has seen enough; nothing may be written when Python closes it.
         discard(sys.stdout)
         return FOUND_SOMETHING
-    except _CLICK_ERROR as error:
+    except click.ClickException as error:
         return _misused(error)
     except MemoryError as error:
         return _failed(error, "there is not enough memory")
     except Exception as error:  # noqa: BLE001 - the last resort: a bug of ours is one line too
         return _failed(error, _unforeseen_text(error))
+
+
+def _carry_out(arguments: list[str]) -> object:
+    """Parse the command line and run its command; click's own ``main`` prints and exits by itself."""
+    commands = Commands()
+    if instruction := os.environ.get(COMPLETE_VARIABLE):
+        from click.shell_completion import shell_complete
+
+        return shell_complete(commands, {}, "ckpttool", COMPLETE_VARIABLE, instruction)
+    try:
+        with commands.make_context("ckpttool", arguments) as context:
+            return commands.invoke(context)
+    except click.exceptions.Exit as ending:
+        return ending.exit_code
 
 
 def _failed(error: Exception, text: str | None = None) -> int:
@@ -150,13 +120,17 @@ def _unforeseen_text(error: Exception) -> str:
     return f"internal error: {type(error).__name__}: {error} (CKPTTOOL_DEBUG=1 shows where)"
 
 
-def _misused(error: Exception) -> int:
+def _misused(error: click.ClickException) -> int:
     context = getattr(error, "ctx", None)
-    message: str = error.format_message()  # type: ignore[attr-defined]  # every ClickException has it
-    if context is not None and type(error).__name__ == "NoArgsIsHelpError":
+    message = error.format_message()
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
         with paged():
             print(message)
         return COULD_NOT
     hint = f" (see '{context.command_path} --help')" if context is not None else ""
+    if isinstance(error, click.NoSuchOption):
+        meant = next(iter(error.possibilities or ()), None)
+        message = f"no option {error.option_name}"
+        hint = hint if meant is None else f" (did you mean {meant}?)"
     say_error(f"{message.rstrip('.')}{hint}")
     return COULD_NOT

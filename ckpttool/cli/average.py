@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from ckpttool.cli.convert import Target, plan_and_convert
-from ckpttool.cli.options import (
-    Given,
-    Jobs,
-    Json,
-    Mode,
-    OptionsOf,
-    PathText,
-    Quiet,
-    path_argument,
-    typer_option,
-)
+from ckpttool.cli.convert import plan_and_convert, target_argument
+from ckpttool.cli.options import Mode, json_option, mode_option, quiet_option
 from ckpttool.core.errors import UsageError
-from ckpttool.core.options import SELECTION_PANEL
+from ckpttool.core.options import SELECTION_PANEL, argument, group, jobs_option, option
 from ckpttool.ops.conversion import ConvertOptions
 from ckpttool.runs.scope import Scope
 
@@ -35,69 +27,44 @@ _WRITING = (
     "strict",
 )
 
-Weights = Annotated[
-    str | None,
-    typer_option(
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AverageOptions:
+    """The options of ``average``."""
+
+    sources: Sequence[str] = argument("SRC...", "Checkpoints, the oldest first; or a directory of a series.")
+    target: str = target_argument()
+    weights: str | None = option(
         "--weights", metavar="W,W,...", help="Let each SRC count so much: 1,2,1.", panel=AVERAGE_PANEL
-    ),
-]
-Ema = Annotated[
-    float | None,
-    typer_option(
+    )
+    ema: float | None = option(
         "--ema",
         metavar="DECAY",
         help="Take an exponential moving average over SRC..., the oldest first.",
         panel=AVERAGE_PANEL,
-    ),
-]
-Last = Annotated[
-    int | None,
-    typer_option(
+    )
+    last: int | None = option(
         "--last", metavar="N", help="Average the N newest intact checkpoints of SRC.", panel=SELECTION_PANEL
-    ),
-]
-Best = Annotated[
-    int | None,
-    typer_option("--best", metavar="N", help="Average the N best by --metric of SRC.", panel=SELECTION_PANEL),
-]
-Metric = Annotated[
-    str | None,
-    typer_option(
+    )
+    best: int | None = option(
+        "--best", metavar="N", help="Average the N best by --metric of SRC.", panel=SELECTION_PANEL
+    )
+    metric: str | None = option(
         "--metric",
         metavar="NAME",
         complete="metric",
         help="Compare by this metric for --best.",
         panel=SELECTION_PANEL,
-    ),
-]
-BestMode = Annotated[
-    Mode | None,
-    typer_option(
-        "--mode",
-        help="Take the lowest or the highest value as the best. [default: by the name]",
-        panel=SELECTION_PANEL,
-    ),
-]
+    )
+    mode: Mode | None = mode_option(SELECTION_PANEL)
+    scope: Mapping[str, Any] = group(Scope, ("series", "metrics"))
+    writing: Mapping[str, Any] = group(ConvertOptions, _WRITING)
+    jobs: int | None = jobs_option()
+    json: bool = json_option()
+    quiet: bool = quiet_option()
 
 
-def average(
-    sources: Annotated[
-        list[PathText], path_argument("SRC...", "Checkpoints, the oldest first; or a directory of a series.")
-    ],
-    target: Target,
-    *,
-    weights: Weights = None,
-    ema: Ema = None,
-    last: Last = None,
-    best: Best = None,
-    metric: Metric = None,
-    mode: BestMode = None,
-    scope: Annotated[Given, OptionsOf(Scope, names=("series", "metrics"))],
-    given: Annotated[Given, OptionsOf(ConvertOptions, names=_WRITING)],
-    jobs: Jobs = None,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> int:
+def average(options: AverageOptions) -> int:
     """Average the weights of several checkpoints into one and compare the result.
 
     Sums are made in float64 and rounded once. Whole numbers, such as counters, are those of the last SRC. DST
@@ -106,52 +73,46 @@ def average(
     from ckpttool.cli.paths import single_checkpoint
     from ckpttool.ops.average import open_average, plan_average, shares_of
 
-    options = ConvertOptions(**given, jobs=jobs)
-    paths = [str(path) for path in sources]
-    if last is not None or best is not None:
-        paths = _of_series(paths, last, best, metric, mode, Scope(**scope), jobs)
-    elif metric is not None or mode is not None or scope:
+    how = ConvertOptions(**options.writing, jobs=options.jobs)
+    if options.last is not None or options.best is not None:
+        paths = _of_series(options)
+    elif options.metric is not None or options.mode is not None or options.scope:
         raise UsageError("--metric, --mode, --metrics and --series go with --last N or --best N")
     else:
-        paths = [single_checkpoint(path) for path in paths]
-    shares = shares_of(len(paths), None if weights is None else _numbers(weights), ema)
-    with open_average(paths, shares) as averaged:
+        paths = [*map(single_checkpoint, options.sources)]
+    weights = None if options.weights is None else _numbers(options.weights)
+    with open_average(paths, shares_of(len(paths), weights, options.ema)) as averaged:
         return plan_and_convert(
-            lambda path, model: plan_average(averaged, path, options, model),
-            str(target),
-            options,
-            json=json,
-            quiet=quiet,
+            lambda path, model: plan_average(averaged, path, how, model),
+            options.target,
+            how,
+            json=options.json,
+            quiet=options.quiet,
         )
 
 
-def _of_series(
-    paths: list[str],
-    last: int | None,
-    best: int | None,
-    metric: str | None,
-    mode: Mode | None,
-    scope: Scope,
-    jobs: int | None,
-) -> list[str]:
+def _of_series(options: AverageOptions) -> list[str]:
     """Return the checkpoints that ``--last`` or ``--best`` chooses in a directory."""
     from ckpttool.cli.paths import say_inferred_mode
     from ckpttool.cli.progress import ProgressLines
     from ckpttool.runs.average_sources import best_checkpoints, newest_checkpoints
 
-    if len(paths) != 1:
+    scope, metric, mode = Scope(**options.scope), options.metric, options.mode
+    if len(options.sources) != 1:
         raise UsageError("--last and --best take one directory")
-    if (last is None) == (best is None):
+    (directory,) = options.sources
+    if (options.last is None) == (options.best is None):
         raise UsageError("--last and --best exclude each other")
-    if last is not None:
+    if options.last is not None:
         if metric is not None or mode is not None:
             raise UsageError("--metric and --mode go with --best N")
-        return newest_checkpoints(paths[0], last, scope, jobs=jobs, progress=ProgressLines())
-    if metric is None or best is None:
+        return newest_checkpoints(directory, options.last, scope, jobs=options.jobs, progress=ProgressLines())
+    if metric is None or options.best is None:
         raise UsageError("--best needs --metric NAME, such as val_loss")
-    chosen_mode = None if mode is None else mode.value
-    found = best_checkpoints(paths[0], best, metric, chosen_mode, scope, jobs=jobs, progress=ProgressLines())
-    say_inferred_mode(metric, chosen_mode)
+    found = best_checkpoints(
+        directory, options.best, metric, mode, scope, jobs=options.jobs, progress=ProgressLines()
+    )
+    say_inferred_mode(metric, mode)
     return found
 
 

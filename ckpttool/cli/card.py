@@ -2,64 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from ckpttool.cli.options import Json, PathText, path_argument, typer_option
+from ckpttool.cli.options import in_output, json_option
 from ckpttool.cli.output import print_json, say_warning
 from ckpttool.cli.progress import progress
 from ckpttool.core.errors import UsageError
-from ckpttool.core.options import OUTPUT_PANEL
+from ckpttool.core.options import argument, option
 from ckpttool.io import fs
 
 REMARK_PANEL = "Notes"
 
-Note = Annotated[
-    str | None,
-    typer_option(
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardOptions:
+    """The options of ``card``."""
+
+    path: str = argument("PATH", "The checkpoint.")
+    output: str | None = in_output(
+        *("--output", "-o"), metavar="FILE", help="Write to this file: .md or .json.", is_output=True
+    )
+    force: bool = in_output("--force", "-f", help="Replace an existing FILE.", default=False)
+    verify: bool = in_output("--verify", help="Verify PATH, too, and say what was checked.", default=False)
+    note: str | None = option(
         "--note", metavar="TEXT", help="Note this of PATH; an empty TEXT removes it.", panel=REMARK_PANEL
-    ),
-]
-Facts = Annotated[
-    list[str] | None,
-    typer_option(
+    )
+    facts: Sequence[str] = option(
         "--set",
         metavar="KEY=TEXT",
-        help="Note a fact of PATH, such as data=CIFAR-10 or license=mit. May be repeated.",
+        help="Note a fact of PATH, such as data=CIFAR-10 or license=mit.",
         panel=REMARK_PANEL,
-    ),
-]
-Sources = Annotated[
-    list[str] | None,
-    typer_option(
+        default=(),
+    )
+    sources: Sequence[str] = option(
         "--from",
         metavar="SRC",
-        help="Note that PATH was made from SRC, with its SHA-256. May be repeated.",
+        help="Note that PATH was made from SRC, with its SHA-256.",
         panel=REMARK_PANEL,
-    ),
-]
-Output = Annotated[
-    str | None,
-    typer_option(
-        *("--output", "-o"), metavar="FILE", help="Write to this file: .md or .json.", panel=OUTPUT_PANEL
-    ),
-]
-Force = Annotated[bool, typer_option("--force", "-f", help="Replace an existing FILE.", panel=OUTPUT_PANEL)]
-Verify = Annotated[
-    bool, typer_option("--verify", help="Verify PATH, too, and say what was checked.", panel=OUTPUT_PANEL)
-]
+        default=(),
+    )
+    json: bool = json_option()
 
 
-def card(
-    path: Annotated[PathText, path_argument("PATH", "The checkpoint.")],
-    *,
-    output: Output = None,
-    force: Force = False,
-    verify: Verify = False,
-    note: Note = None,
-    facts: Facts = None,
-    sources: Sources = None,
-    json: Json = False,
-) -> int:
+def card(options: CardOptions) -> int:
     """Write a card of a checkpoint in Markdown: what it is, its digests and metrics, and how to load it.
 
     With --note, --set and --from, note what people should know of it; this is kept beside it, as pins are,
@@ -68,23 +54,24 @@ def card(
     from ckpttool.cli.paths import single_checkpoint
     from ckpttool.runs.card import card as make_card
 
-    place = single_checkpoint(str(path))
-    as_json = json or (output is not None and output.lower().endswith(".json"))
+    output, note = options.output, options.note
+    place = single_checkpoint(options.path)
+    as_json = options.json or (output is not None and output.lower().endswith(".json"))
     if output is not None:
-        _check_output(output, as_json=as_json, force=force)
-    if note is not None or facts or sources:
+        _check_output(output, as_json=as_json, force=options.force)
+    if note is not None or options.facts or options.sources:
         from ckpttool.runs.card import source_text
         from ckpttool.runs.pointers.pins import remark
         from ckpttool.runs.pointers.remarks import parse_facts
 
-        told = dict(map(_fact, facts or ()))
-        if sources:
-            told["source"] = "; ".join(map(source_text, sources))
+        told = dict(map(_fact, options.facts))
+        if options.sources:
+            told["source"] = "; ".join(map(source_text, options.sources))
         done = remark([place], note=note, facts=parse_facts(told))
         for message in done.recovered:
             say_warning(message)
     with progress("reading", 0) as advance:
-        made = make_card(place, verify=verify, advance=advance)
+        made = make_card(place, verify=options.verify, advance=advance)
     if output is None and as_json:
         print_json(made.to_dict())
         return 0

@@ -1,4 +1,4 @@
-"""The table of commands, and how Typer parses them and draws their help.
+"""The table of commands, and the group that finds one.
 
 Only the command that is asked for is imported: the others would slow down the start. Help is plain text for
 the same reason: importing Rich takes longer.
@@ -6,25 +6,16 @@ the same reason: importing Rich takes longer.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-import typer
-import typer.main
-from typer.core import TyperCommand, TyperGroup
+import click
 
-from ckpttool.cli.options import PathText, expand_options
 from ckpttool.cli.output import paged
+from ckpttool.cli.parser import Command, colour_option, help_option
 from ckpttool.core.errors import UsageError
-from ckpttool.core.options import RULE_PANEL
 from ckpttool.core.suggest import did_you_mean
-from ckpttool.io.held import holding
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from typing import Any
 
 
 class CommandEntry(NamedTuple):
@@ -71,152 +62,126 @@ _CHANGING = frozenset(COMMANDS) - _PAGED - {"latest", "watch"}
 """Commands that write into the directories they are given; ``watch`` opens its own at each look."""
 _CHANGES = ("write_manifest", "sample")
 """Options that make ``verify`` write there as well."""
-_OUTPUTS = frozenset({"output", "plot", "junit", "sarif", "summary", "record"})
-"""Options that name an output file."""
 
 
-class Commands(TyperGroup):
+class Commands(click.Group):
     """The group of all commands, which lists them without importing any."""
 
+    def __init__(self) -> None:
+        listed = {name: click.Command(name, short_help=text) for name, text in self.summaries.items()}
+        super().__init__(
+            "ckpttool",
+            commands=listed,
+            params=[
+                _version_option(),
+                colour_option(),
+                _shell_option(
+                    "--install-completion", "Install completion for the current shell.", "install_completion"
+                ),
+                _shell_option(
+                    "--show-completion",
+                    "Show the completion script of the current shell.",
+                    "completion_script",
+                ),
+                help_option(),
+            ],
+            help="Inspect, verify, compare, convert and prune machine-learning checkpoints.",
+            no_args_is_help=True,
+            add_help_option=False,
+        )
+
     @property
-    def summaries(self) -> Mapping[str, str]:
+    def summaries(self) -> dict[str, str]:
         """Return the line of each command in the help."""
-        return {name: entry.summary for name, entry in COMMANDS.items()}
+        return {name: one.summary for name, one in COMMANDS.items()}
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args[:2] == ["help", "--man"] and not ctx.resilient_parsing:
-            self._write_manual(ctx, args[2:])
-        elif args[:1] == ["help"]:
-            args = [*args[1:2], "--help"]
-        return super().parse_args(ctx, args)
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*COMMANDS]
 
-    def _write_manual(self, ctx: Any, directories: list[str]) -> None:
-        from ckpttool.cli.manual import write_pages
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, *rest = args
+        if name == "help":
+            return name, _help, rest
+        if name in COMMANDS:
+            return name, command_named(name), rest
+        hint = did_you_mean(name, COMMANDS) or "see 'ckpttool --help'"
+        raise UsageError(f"no command {name!r} ({hint})")
 
-        if len(directories) != 1:
-            raise UsageError("help --man takes one DIR, for the manual pages")
-        print("\n".join(write_pages(self, ctx, directories[0])))
-        ctx.exit(0)
-
-    def make_context(self, *arguments: Any, **options: Any) -> Any:
-        with paged():  # of the help
-            return super().make_context(*arguments, **options)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] not in COMMANDS and not args[0].startswith("-"):
-            hint = did_you_mean(args[0], COMMANDS) or "see 'ckpttool --help'"
-            raise UsageError(f"no command {args[0]!r} ({hint})")
-        return super().resolve_command(ctx, args)
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([*self.summaries.items()])
 
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from ckpttool.cli.help import write_closing
 
         write_closing(None, formatter)
 
-    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        items = super().shell_complete(ctx, incomplete)
-        for item in items:
-            item.help = self.summaries.get(item.value, item.help)
-        return items
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return _load_command(cmd_name) if cmd_name in COMMANDS else None
-
 
 @cache
-def _load_command(name: str) -> Any:
+def command_named(name: str) -> Command:
+    """Return a command."""
     entry = COMMANDS[name]
-    alone = typer.Typer(
-        add_completion=False,
-        rich_markup_mode=None,
-        context_settings={"help_option_names": ["-h", "--help"]},
+    run = getattr(import_module(f"ckpttool.cli.{entry.module}"), entry.function)
+    changes = _CHANGES if name == "verify" else name in _CHANGING
+    return Command(name, run, is_paged=name in _PAGED, changes=changes)
+
+
+def _version_option() -> click.Option:
+    def show(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+        if wanted and not context.resilient_parsing:
+            from importlib.metadata import version
+
+            print(f"ckpttool {version('ckpttool')}")
+            context.exit()
+
+    return click.Option(
+        ["--version", "-V"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=show,
+        help="Print the version.",
     )
-    function = getattr(import_module(f"ckpttool.cli.{entry.module}"), entry.function)
-    alone.command(name, cls=Command)(expand_options(function))
-    return typer.main.get_command(alone)
 
 
-class Command(TyperCommand):
-    """A command that refuses an empty argument, which as a path would mean the working directory, and a
-    rule with one value that is given twice.
-    """
+def _shell_option(flag: str, help: str, answer: str) -> click.Option:
+    def carry_out(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+        if wanted and not context.resilient_parsing:
+            from ckpttool.cli import shells
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not ctx.resilient_parsing:  # a shell that completes a line has no use for errors
-            self._require_sense(ctx, args)
-        return super().parse_args(ctx, args)
+            print(getattr(shells, answer)(context.command))
+            context.exit()
 
-    def _require_sense(self, ctx: Any, args: list[str]) -> None:
-        given, _, order = self.make_parser(ctx).parse_args(args=[*args])
-        for parameter in self.get_params(ctx):
-            value = given.get(parameter.name or "") if parameter.param_type_name == "argument" else None
-            if value == "" or (isinstance(value, list | tuple) and "" in value):
-                raise UsageError("an argument is empty, and names nothing (a variable that isn't set?)")
-        self._require_last_argument(ctx, given)
-        panels = [(option, getattr(option, "rich_help_panel", None)) for option in order]
-        rules = [option for option, panel in panels if panel == RULE_PANEL and not option.multiple]
-        for at, option in enumerate(rules):
-            if option in rules[:at]:
-                raise UsageError(f"{option.opts[0]} was given twice (give it once)")
+    return click.Option(
+        [flag], is_flag=True, is_eager=True, expose_value=False, callback=carry_out, help=help
+    )
 
-    def _require_last_argument(self, ctx: Any, given: Mapping[str, Any]) -> None:
-        """Raise an error that names DST if only one path is given, which click assigns to DST."""
-        arguments = [one for one in self.get_params(ctx) if one.param_type_name == "argument"]
-        if len(arguments) < 2 or arguments[0].nargs != -1 or not arguments[0].required or given.get("help"):
-            return
-        first, last = arguments[0], arguments[-1]
-        if not given.get(first.name or "") and given.get(last.name or ""):
-            name = last.make_metavar(ctx)
-            raise UsageError(f"Missing argument '{name}' (see '{ctx.command_path} --help')")
 
-    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        from ckpttool.cli.completion import brief
+@click.command("help", add_help_option=False)
+@click.argument("command", required=False)
+@click.option("--man", metavar="DIR", help="Write the manual pages into this directory.")
+@click.pass_context
+def _help(context: click.Context, command: str | None, man: str | None) -> None:
+    """Show the help of a command, or write the manual pages."""
+    group, above = _group_of(context)
+    if man is not None and command is not None:
+        raise UsageError("--man goes without a COMMAND")
+    if man is not None:
+        from ckpttool.cli.manual import write_pages
 
-        items = super().shell_complete(ctx, incomplete)
-        for item in items:
-            item.help = brief(item.help or "")
-        return items
+        print("\n".join(write_pages(group, above, man)))
+        return
+    if command is not None:
+        _, found, _ = group.resolve_command(above, [command])
+        assert found is not None  # else that is an error
+        above = found.make_context(command, [], parent=above, resilient_parsing=True)
+    with paged():
+        print(above.get_help())
 
-    def complete_values(self, kind: str, ctx: Any, incomplete: str) -> list[tuple[str, str]]:
-        """Return what a shell completes for a value of a kind, and its meanings."""
-        from ckpttool.cli.completion import complete
 
-        return complete(kind, ctx, incomplete)
-
-    def make_context(self, *arguments: Any, **options: Any) -> Any:
-        with paged():  # of the help
-            return super().make_context(*arguments, **options)
-
-    def invoke(self, ctx: Any) -> Any:
-        is_paged = self.name in _PAGED and not ctx.params.get("json")
-        with paged() if is_paged else nullcontext(), holding(*self._held_paths(ctx.params)):
-            return super().invoke(ctx)
-
-    def _held_paths(self, given: Mapping[str, Any]) -> Iterator[str]:
-        """Yield the paths whose directories the command keeps open: what it changes, and its outputs."""
-        changes = self.name in _CHANGING or any(map(given.get, _CHANGES))
-        for name, value in given.items():
-            for one in value if isinstance(value, list | tuple) else (value,):
-                if (name in _OUTPUTS and isinstance(one, str)) or (changes and isinstance(one, PathText)):
-                    yield one
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        arguments = [one for one in self.params if one.param_type_name == "argument"]
-        return ["[OPTIONS]", *(one.make_metavar(ctx) for one in arguments)]
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        from ckpttool.cli.help import write_options
-
-        write_options(self, ctx, formatter)
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        from ckpttool.cli.help import write_closing
-
-        write_closing(self.name, formatter)
+def _group_of(context: click.Context) -> tuple[Commands, click.Context]:
+    above = context.parent
+    assert above is not None and isinstance(above.command, Commands)
+    return above.command, above

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from ckpttool.cli.options import Given, Jobs, Json, OptionsOf, PathText, Quiet, path_argument
+from ckpttool.cli.options import json_option, quiet_option
 from ckpttool.cli.output import has_colour, print_json, say_error, say_warning
 from ckpttool.cli.progress import progress
 from ckpttool.core.errors import CheckpointError
+from ckpttool.core.options import argument
 from ckpttool.core.urls import is_remote
 from ckpttool.io import fs
 from ckpttool.ops.conversion import ConvertOptions
@@ -22,19 +23,31 @@ if TYPE_CHECKING:
     from ckpttool.ops.conversion_plan import ConversionPlan
 
 
-Target = Annotated[PathText, path_argument("DST", "The path to write.")]
-Options = Annotated[Given, OptionsOf(ConvertOptions)]
+def target_argument() -> Any:
+    return argument("DST", "The path to write.")
 
 
-def convert(
-    source: Annotated[PathText, path_argument("SRC", "The checkpoint to convert.")],
-    target: Target,
-    *,
-    given: Options,
-    jobs: Jobs = None,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvertCommand(ConvertOptions):
+    """The options of ``convert``."""
+
+    source: str = argument("SRC", "The checkpoint to convert.")
+    target: str = target_argument()
+    json: bool = json_option()
+    quiet: bool = quiet_option()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeCommand(ConvertOptions):
+    """The options of ``merge``."""
+
+    sources: Sequence[str] = argument("SRC...", "The parts: files, directories, an index or a prefix.")
+    target: str = target_argument()
+    json: bool = json_option()
+    quiet: bool = quiet_option()
+
+
+def convert(options: ConvertCommand) -> int:
     """Convert a checkpoint to another format and compare every bit.
 
     DST is written completely or not at all. Epoch, optimizer groups, containers and other metadata are
@@ -44,28 +57,17 @@ def convert(
     from ckpttool.formats import open_checkpoint
     from ckpttool.ops.conversion_plan import plan_conversion
 
-    options = ConvertOptions(**given, jobs=jobs)
-    with open_checkpoint(single_checkpoint(str(source))) as checkpoint:
+    with open_checkpoint(single_checkpoint(options.source)) as checkpoint:
         return plan_and_convert(
             lambda path, following: plan_conversion(checkpoint, path, options, following),
-            str(target),
+            options.target,
             options,
-            json=json,
-            quiet=quiet,
+            json=options.json,
+            quiet=options.quiet,
         )
 
 
-def merge(
-    sources: Annotated[
-        list[PathText], path_argument("SRC...", "The parts: files, directories, an index or a prefix.")
-    ],
-    target: Target,
-    *,
-    given: Options,
-    jobs: Jobs = None,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> int:
+def merge(options: MergeCommand) -> int:
     """Merge the parts that a distributed job wrote into one checkpoint.
 
     Missing parts, duplicates and parts of another save are errors. DST is written completely or not at all.
@@ -73,14 +75,13 @@ def merge(
     from ckpttool.cli.paths import single_checkpoint
     from ckpttool.ops.merge import open_parts, plan_merge
 
-    options = ConvertOptions(**given, jobs=jobs)
-    with open_parts([single_checkpoint(str(path)) for path in sources]) as whole:
+    with open_parts([*map(single_checkpoint, options.sources)]) as whole:
         return plan_and_convert(
             lambda path, following: plan_merge(whole, path, options, following),
-            str(target),
+            options.target,
             options,
-            json=json,
-            quiet=quiet,
+            json=options.json,
+            quiet=options.quiet,
         )
 
 

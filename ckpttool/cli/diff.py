@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import enum
 import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
-from ckpttool.cli.options import Jobs, Json, PathText, Quiet, TensorSelection, path_argument, typer_option
+from ckpttool.cli.options import in_output, json_option, quiet_option
 from ckpttool.cli.output import COULD_NOT, has_colour, print_json, say, say_error, width
 from ckpttool.cli.paths import single_checkpoint
 from ckpttool.cli.progress import progress
 from ckpttool.cli.render.terminal import printable
 from ckpttool.cli.reports import check_plot, write_report
-from ckpttool.core.options import COMPARISON_PANEL, EXECUTION_PANEL, OUTPUT_PANEL
+from ckpttool.core.options import COMPARISON_PANEL, EXECUTION_PANEL, argument, jobs_option, option
 from ckpttool.io import fs
 
 if TYPE_CHECKING:
@@ -34,90 +34,55 @@ _UNSORTED = re.compile(r"[^0-9a-z]")
 """Characters that a shell ignores when it sorts names by the rules of a language."""
 
 
-class ComparedLayout(str, enum.Enum):
-    """In which layout tensors are compared."""
-
-    AUTO = "auto"
-    AS_IS = "as-is"
+_comparison = partial(option, panel=COMPARISON_PANEL)
 
 
-class DiffOutput(NamedTuple):
-    """How the differences are output."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffCommand:
+    """The options of ``diff``."""
 
-    json: bool
-    all: bool
-    stat: bool
-    name_only: bool
-    quiet: bool
-    plot: str | None
-
-
-Paths = Annotated[
-    list[PathText],
-    path_argument("A B [C...]", "Two checkpoints, or more; or one directory with a series."),
-]
-_comparison = partial(typer_option, panel=COMPARISON_PANEL)
-_output = partial(typer_option, panel=OUTPUT_PANEL)
-Rtol = Annotated[
-    float | None, _comparison("--rtol", metavar="X", min=0, help="Allow values to differ by X times A's.")
-]
-Atol = Annotated[float | None, _comparison("--atol", metavar="X", min=0, help="Allow values to differ by X.")]
-Bitwise = Annotated[
-    bool, _comparison("--bitwise", help="Compare bits: +0 differs from -0, and one NaN from another.")
-]
-Layout = Annotated[
-    ComparedLayout,
-    _comparison(
-        "--layout",
-        help="Convert both to one layout if rules say how, or compare as stored.",
-        show_default=True,
-    ),
-]
-Map = Annotated[
-    str | None, _comparison("--map", metavar="FILE", help="Read from a TOML file which tensor is which.")
-]
-NoRename = Annotated[bool, _comparison("--no-rename", help="Don't look for renamed tensors.")]
-Only = Annotated[
-    TensorSelection,
-    _comparison("--only", help="Compare only the model's weights, or everything.", show_default=True),
-]
-Ignore = Annotated[
-    list[str], _comparison("--ignore", metavar="GLOB", help="Ignore what matches. May be repeated.")
-]
-KeepGoing = Annotated[
-    bool,
-    typer_option("--keep-going", help="If something can't be read, compare the rest.", panel=EXECUTION_PANEL),
-]
-All = Annotated[bool, _output("--all", help="Show all rows, not just the first 40.")]
-Stat = Annotated[bool, _output("--stat", help="Count changes by module; list no tensors.")]
-NameOnly = Annotated[
-    bool, _output("--name-only", help="Print only names: M changed, R renamed, D removed, A added.")
-]
-Plot = Annotated[
-    str | None,
-    _output("--plot", metavar="FILE", help="Plot how far each layer moved: .svg, .png or .html."),
-]
+    paths: Sequence[str] = argument("A B [C...]", "Two checkpoints, or more; or one directory with a series.")
+    rtol: float | None = _comparison(
+        "--rtol", metavar="X", minimum=0, help="Allow values to differ by X times A's."
+    )
+    atol: float | None = _comparison("--atol", metavar="X", minimum=0, help="Allow values to differ by X.")
+    bitwise: bool = _comparison(
+        "--bitwise", help="Compare bits: +0 differs from -0, and one NaN from another.", default=False
+    )
+    layout: Literal["auto", "as-is"] = _comparison(
+        "--layout", help="Convert both to one layout if rules say how, or compare as stored.", default="auto"
+    )
+    map: str | None = _comparison(
+        "--map", metavar="FILE", help="Read from a TOML file which tensor is which."
+    )
+    no_rename: bool = _comparison("--no-rename", help="Don't look for renamed tensors.", default=False)
+    only: Literal["weights", "all"] = _comparison(
+        "--only", help="Compare only the model's weights, or everything.", default="all"
+    )
+    ignore: Sequence[str] = _comparison("--ignore", metavar="GLOB", help="Ignore what matches.", default=())
+    keep_going: bool = option(
+        "--keep-going",
+        help="If something can't be read, compare the rest.",
+        panel=EXECUTION_PANEL,
+        default=False,
+    )
+    jobs: int | None = jobs_option()
+    all: bool = in_output("--all", help="Show all rows, not just the first 40.", default=False)
+    stat: bool = in_output("--stat", help="Count changes by module; list no tensors.", default=False)
+    name_only: bool = in_output(
+        "--name-only", help="Print only names: M changed, R renamed, D removed, A added.", default=False
+    )
+    plot: str | None = in_output(
+        "--plot",
+        metavar="FILE",
+        help="Plot how far each layer moved: .svg, .png or .html.",
+        is_output=True,
+    )
+    json: bool = json_option()
+    quiet: bool = quiet_option()
 
 
-def diff(
-    paths: Paths,
-    rtol: Rtol = None,
-    atol: Atol = None,
-    bitwise: Bitwise = False,
-    layout: Layout = ComparedLayout.AUTO,
-    map: Map = None,
-    no_rename: NoRename = False,
-    only: Only = TensorSelection.ALL,
-    ignore: Ignore = [],  # noqa: B006 - Typer copies it
-    keep_going: KeepGoing = False,
-    jobs: Jobs = None,
-    all: All = False,
-    stat: Stat = False,
-    name_only: NameOnly = False,
-    plot: Plot = None,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> int:
+def diff(options: DiffCommand) -> int:
     """Show how checkpoints differ, whatever their formats.
 
     Tensors are paired by name, convention or content; epoch, step, loss and settings are compared, too. With
@@ -125,41 +90,38 @@ def diff(
     """
     from ckpttool.ops.diff import DiffOptions
 
-    given = [str(path) for path in paths] if len(paths) > 1 else _paths_in_series(str(paths[0]))
-    output = DiffOutput(json, all, stat, name_only, quiet, plot)
-    _check_options(given, output, {"--rtol": rtol, "--atol": atol}, bitwise=bitwise)
-    if plot is not None:
-        check_plot(plot, [*given, *([map] if map is not None else [])])
-    options = DiffOptions(
-        rtol=rtol or 0.0,
-        atol=atol or 0.0,
-        bitwise=bitwise,
-        layout="as-is" if layout is ComparedLayout.AS_IS else "auto",
-        mapping=map,
-        rename=not no_rename,
-        only="weights" if only is TensorSelection.WEIGHTS else "all",
-        ignore=tuple(ignore),
-        keep_going=keep_going,
-        jobs=jobs,
+    paths = options.paths if len(options.paths) > 1 else _paths_in_series(options.paths[0])
+    _check_options(paths, options)
+    if options.plot is not None:
+        check_plot(options.plot, [*paths, *filter(None, [options.map])])
+    how = DiffOptions(
+        rtol=options.rtol or 0.0,
+        atol=options.atol or 0.0,
+        bitwise=options.bitwise,
+        layout=options.layout,
+        mapping=options.map,
+        rename=not options.no_rename,
+        only=options.only,
+        ignore=tuple(options.ignore),
+        keep_going=options.keep_going,
+        jobs=options.jobs,
     )
-    compare = compare_two if len(given) == 2 else compare_series
-    return compare([single_checkpoint(path) for path in given], options, output)
+    compare = compare_two if len(paths) == 2 else compare_series
+    return compare([*map(single_checkpoint, paths)], how, options)
 
 
-def _check_options(
-    paths: Sequence[str], output: DiffOutput, limits: Mapping[str, float | None], *, bitwise: bool
-) -> None:
+def _check_options(paths: Sequence[str], options: DiffCommand) -> None:
     """Require one view, and a tolerance that leaves something to compare, or none if bits are compared."""
     from ckpttool.core.errors import UsageError
 
-    views = [flag for flag in ("json", "stat", "name_only") if getattr(output, flag)]
+    views = [flag for flag in ("json", "stat", "name_only") if getattr(options, flag)]
     flags = [f"--{view.replace('_', '-')}" for view in views]
     if len(flags) > 1:
         raise UsageError(f"{flags[0]} and {flags[1]} exclude each other")
-    if len(paths) > 2 and views and not output.json:
+    if len(paths) > 2 and views and not options.json:
         raise UsageError(f"{flags[0]} needs exactly two checkpoints")
-    for flag, value in limits.items():
-        if value is not None and bitwise:
+    for flag, value in (("--rtol", options.rtol), ("--atol", options.atol)):
+        if value is not None and options.bitwise:
             raise UsageError(f"--bitwise leaves no tolerance: leave {flag} out")
         if value is not None and not math.isfinite(value):
             raise UsageError(f"{flag} {value}: everything would be equal")
@@ -168,7 +130,7 @@ def _check_options(
 # Two checkpoints ------------------------------------------------------------------------------------
 
 
-def compare_two(paths: Sequence[str], options: DiffOptions, output: DiffOutput) -> int:
+def compare_two(paths: Sequence[str], options: DiffOptions, output: DiffCommand) -> int:
     """Compare two checkpoints, print how they differ, and return the exit status."""
     from ckpttool.ops.diff import diff_checkpoints
 
@@ -213,7 +175,7 @@ def _open_both(a: str, b: str) -> Iterator[tuple[Checkpoint, Checkpoint]]:
             yield stack.enter_context(open_checkpoint(a)), stack.enter_context(open_checkpoint(b))
 
 
-def _print_difference(difference: Difference, output: DiffOutput) -> None:
+def _print_difference(difference: Difference, output: DiffCommand) -> None:
     if output.json:
         from ckpttool.cli.render.json import diff_document
 
@@ -233,7 +195,7 @@ def _print_difference(difference: Difference, output: DiffOutput) -> None:
 # Three or more --------------------------------------------------------------------------------------
 
 
-def compare_series(paths: Sequence[str], options: DiffOptions, output: DiffOutput) -> int:
+def compare_series(paths: Sequence[str], options: DiffOptions, output: DiffCommand) -> int:
     """Compare each checkpoint with the one before, print it, and return the exit status."""
     from ckpttool.formats import open_checkpoint
     from ckpttool.ops.drift import drift

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from dataclasses import dataclass
 
-import typer
-
-from ckpttool.cli.options import completes
 from ckpttool.core.errors import UsageError
+from ckpttool.core.options import argument
 from ckpttool.core.suggest import did_you_mean
 
 
-def explain(
-    code: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[CODE]",
-            show_default=False,
-            help="A finding's code. [default: list all]",
-            autocompletion=completes("finding"),
-        ),
-    ] = None,
-) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainOptions:
+    """The options of ``explain``."""
+
+    code: str | None = argument(
+        "[CODE]", "A finding's code. [default: list all]", default=None, complete="finding"
+    )
+
+
+def explain(options: ExplainOptions) -> int:
     """Explain a finding of verify: what it means, and what to do about it."""
     from ckpttool.cli.explanations import as_sentence, explanations, plain
     from ckpttool.cli.output import has_colour, width
     from ckpttool.cli.render.tables import hanging_lines
     from ckpttool.cli.render.terminal import Style, styled
 
-    rows = explanations()
+    code, rows = options.code, explanations()
     colour, room = has_colour(sys.stdout), min(width(sys.stdout), 100)
     if code is None:
         for section in dict.fromkeys(row.section for row in rows.values()):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from ckpttool.cli.examples import CLOSINGS, ROOT
-from ckpttool.core.options import OUTPUT_PANEL
 
 if TYPE_CHECKING:
     from typing import Any
@@ -15,21 +13,18 @@ ARGUMENTS = "Arguments"
 _OTHERS = "Options"
 _WIDEST = 26
 """Columns of an option whose help begins beside it."""
-_NOTE = re.compile(r"\s*\[(?:required|[^\[\]]*[<>]=?[^\[\]]*)\]$")
-"""Typer's notes that an argument is required, which the usage says, and of the range of a number."""
 
 
 def panels_of(command: Any, context: Any) -> dict[str, list[tuple[str, str]]]:
     """Return the arguments and options of a command by their headings: each as it is given, and its help."""
     panels: dict[str, list[tuple[str, str]]] = {}
-    for parameter in command.get_params(context):
-        if parameter.metavar is None and (choices := getattr(parameter.type, "choices", ())):
-            parameter.metavar = "|".join(choices)
-        record = parameter.get_help_record(context)
-        if record is not None:
-            given, help = record
-            help = _NOTE.sub("", help).replace("  [", " [")
-            panels.setdefault(_panel_of(parameter), []).append((given, help))
+    parameters = sorted(command.params, key=lambda one: one.param_type_name != "argument")
+    for one in parameters:
+        if one.param_type_name == "argument":
+            panels.setdefault(ARGUMENTS, []).append((one.make_metavar(context), one.described))
+        else:
+            given, _ = one.get_help_record(context)
+            panels.setdefault(getattr(one, "panel", None) or _OTHERS, []).append((given, one.help))
     return panels
 
 
@@ -47,14 +42,6 @@ def write_closing(name: str | None, formatter: Any) -> None:
         with formatter.section("Environment"):
             formatter.write_dl([*closing.environment.items()])
     formatter.write(f"\nDocumentation: {closing.page}\n")
-
-
-def _panel_of(parameter: Any) -> str:
-    if parameter.param_type_name == "argument":
-        return ARGUMENTS
-    if parameter.name == "help":
-        return OUTPUT_PANEL
-    return getattr(parameter, "rich_help_panel", None) or _OTHERS
 
 
 def write_options(command: Any, context: Any, formatter: Any) -> None:

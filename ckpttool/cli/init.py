@@ -4,33 +4,35 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import Annotated
+from dataclasses import dataclass
 
-import typer
-
-from ckpttool.cli.options import Quiet
+from ckpttool.cli.options import quiet_option
 from ckpttool.cli.output import say_warning
 from ckpttool.cli.render.terminal import printable
 from ckpttool.core.errors import CheckpointError, NotFound, UsageError, from_os_error
+from ckpttool.core.options import argument
 from ckpttool.io import fs
 from ckpttool.io.held import open_file
 
-Directory = Annotated[
-    str,
-    typer.Argument(
-        metavar="[DIR]", readable=False, help="Directory of the project. [default: .]", show_default=False
-    ),
-]
 _MODE = 0o644
 """Others may not write to a configuration, or it is not trusted."""
 
 
-def init(directory: Directory = os.curdir, quiet: Quiet = False) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitOptions:
+    """The options of ``init``."""
+
+    directory: str = argument("[DIR]", "Directory of the project. [default: .]", default=os.curdir)
+    quiet: bool = quiet_option()
+
+
+def init(options: InitOptions) -> int:
     """Write a ckpttool.toml in which every key is commented out, with its default or an example."""
     from ckpttool.cli.config import NAME, find_config, read_document
     from ckpttool.cli.config_tables import config_template
     from ckpttool.cli.config_trust import confirm_trust
 
+    directory, quiet = options.directory, options.quiet
     other = find_config(directory)
     path = os.path.normpath(os.path.join(directory, NAME))
     if other is not None and os.path.dirname(other) == os.path.dirname(path):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from ckpttool.cli.options import Json, PathText, Quiet, path_argument, typer_option
+from ckpttool.cli.options import in_output, json_option, quiet_option
 from ckpttool.cli.output import has_colour, say, width
 from ckpttool.cli.progress import progress
 from ckpttool.cli.render.terminal import printable
 from ckpttool.core.name_patterns import PIN_LISTS
-from ckpttool.core.options import OUTPUT_PANEL
+from ckpttool.core.options import argument
 from ckpttool.core.urls import is_remote
 from ckpttool.io import fs
 
@@ -21,46 +22,25 @@ if TYPE_CHECKING:
     from ckpttool.ops.inspect import Inspection
     from ckpttool.runs.pointers.remarks import Remark
 
-Paths = Annotated[
-    list[PathText],
-    path_argument("PATH...", "Files, directories or indexes."),
-]
-All = Annotated[
-    bool, typer_option("--all", help="Show all tensors, not just the first 40.", panel=OUTPUT_PANEL)
-]
-Filter = Annotated[
-    str | None,
-    typer_option(
-        "--filter", metavar="GLOB", help="Show only tensors with matching names.", panel=OUTPUT_PANEL
-    ),
-]
-Stats = Annotated[
-    bool,
-    typer_option(
-        "--stats", help="Read the values; show min, max, mean, std, zeros, NaN, Inf.", panel=OUTPUT_PANEL
-    ),
-]
-Field = Annotated[
-    str | None,
-    typer_option(
-        "--field",
-        metavar="KEY",
-        help="Print one value, such as training.epoch.",
-        panel=OUTPUT_PANEL,
-        complete="field",
-    ),
-]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectOptions:
+    """The options of ``inspect``."""
+
+    paths: Sequence[str] = argument("PATH...", "Files, directories or indexes.")
+    all: bool = in_output("--all", help="Show all tensors, not just the first 40.", default=False)
+    filter: str | None = in_output("--filter", metavar="GLOB", help="Show only tensors with matching names.")
+    stats: bool = in_output(
+        "--stats", help="Read the values; show min, max, mean, std, zeros, NaN, Inf.", default=False
+    )
+    field: str | None = in_output(
+        "--field", metavar="KEY", help="Print one value, such as training.epoch.", complete="field"
+    )
+    json: bool = json_option()
+    quiet: bool = quiet_option()
 
 
-def inspect(
-    paths: Paths,
-    all: All = False,
-    filter: Filter = None,
-    stats: Stats = False,
-    field: Field = None,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> int:
+def inspect(options: InspectOptions) -> int:
     """Show what a checkpoint contains.
 
     Format, size, epoch, step, loss, parameters, and tensors by module. No framework is imported, and no code
@@ -68,9 +48,10 @@ def inspect(
     """
     from ckpttool.core.report import has_errors
 
-    inspections = [_inspect(str(path), filter, stats) for path in paths]
+    filter, quiet = options.filter, options.quiet
+    inspections = [_inspect(path, filter, options.stats) for path in options.paths]
     if not quiet:
-        _print(inspections, field, json, all)
+        _print(inspections, options)
     unmatched = [one for one in inspections if filter is not None and not one.tensors]
     if not quiet:
         for one in unmatched:
@@ -113,10 +94,11 @@ def _no_match(inspection: Inspection, filter: str) -> str:
     return printable(f"no tensor matches {filter!r}" + (f" ({hint})" if hint else ""))
 
 
-def _print(inspections: list[Inspection], field: str | None, json: bool, all_tensors: bool) -> None:
+def _print(inspections: list[Inspection], options: InspectOptions) -> None:
+    field = options.field
     if field is not None:
         print("\n".join(_field(inspection, field) for inspection in inspections))
-    elif json:
+    elif options.json:
         from ckpttool.cli.output import print_json
         from ckpttool.cli.render.json import inspect_document
 
@@ -127,7 +109,7 @@ def _print(inspections: list[Inspection], field: str | None, json: bool, all_ten
         shown = (
             inspect_text(
                 one,
-                all_tensors=all_tensors,
+                all_tensors=options.all,
                 colour=has_colour(sys.stdout),
                 width=width(sys.stdout),
                 remark=_remark_on(one.checkpoint.path),

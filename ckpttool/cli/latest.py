@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.options import (
-    HERE,
     Depth,
-    Given,
-    Jobs,
-    Json,
     Mode,
-    Null,
-    OptionsOf,
-    PathText,
-    Quiet,
-    path_argument,
-    typer_option,
+    json_option,
+    mode_option,
+    null_option,
+    quiet_option,
 )
 from ckpttool.cli.output import COULD_NOT, grouped_messages, print_json, say, say_error, say_warning
 from ckpttool.cli.paths import print_paths, say_inferred_mode, say_journals
@@ -25,7 +22,7 @@ from ckpttool.cli.progress import ProgressLines
 from ckpttool.cli.render.terminal import printable
 from ckpttool.cli.streams import discard
 from ckpttool.core.errors import UsageError
-from ckpttool.core.options import EXECUTION_PANEL, SELECTION_PANEL
+from ckpttool.core.options import EXECUTION_PANEL, SELECTION_PANEL, argument, group, jobs_option, option
 from ckpttool.runs.scope import Scope
 
 if TYPE_CHECKING:
@@ -33,92 +30,63 @@ if TYPE_CHECKING:
 
 _MAX_NAMED = 3
 
-Directories = Annotated[
-    list[PathText] | None, path_argument("[DIR...]", "Directories of checkpoints. [default: .]")
-]
-Verify = Annotated[
-    Depth,
-    typer_option(
-        "--verify",
-        help="Check only the structure of the result, or every byte. [default: full]",
-        panel=EXECUTION_PANEL,
-    ),
-]
-Best = Annotated[
-    str | None,
-    typer_option(
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatestOptions:
+    """The options of ``latest``."""
+
+    directories: Sequence[str] = argument(
+        "[DIR...]", "Directories of checkpoints. [default: .]", default=(os.curdir,)
+    )
+    best: str | None = option(
         "--best",
         metavar="METRIC",
         complete="metric",
         help="Print the checkpoint with the best METRIC instead.",
         panel=SELECTION_PANEL,
-    ),
-]
-BestMode = Annotated[
-    Mode | None,
-    typer_option(
-        "--mode",
-        help="Take the lowest or the highest value as the best. [default: by the name]",
-        panel=SELECTION_PANEL,
-    ),
-]
-Before = Annotated[
-    str | None,
-    typer_option(
+    )
+    mode: Mode | None = mode_option(SELECTION_PANEL)
+    scope: Mapping[str, Any] = group(Scope, ("metrics", "recursive", "exclude", "max_depth"))
+    before: str | None = option(
         "--before", metavar="STEP", help="Print the newest saved before this step.", panel=SELECTION_PANEL
-    ),
-]
-AllowUnsafe = Annotated[
-    bool,
-    typer_option(
-        "--allow-unsafe", help="Also accept a checkpoint that runs code when loaded.", panel=SELECTION_PANEL
-    ),
-]
-ResumeExact = Annotated[
-    bool,
-    typer_option(
+    )
+    allow_unsafe: bool = option(
+        "--allow-unsafe",
+        help="Also accept a checkpoint that runs code when loaded.",
+        panel=SELECTION_PANEL,
+        default=False,
+    )
+    resume_exact: bool = option(
         "--resume-exact",
         help="Accept only checkpoints from which a training resumes exactly.",
         panel=SELECTION_PANEL,
-    ),
-]
-MissingOk = Annotated[
-    bool,
-    typer_option(
-        "--missing-ok",
-        help="If there is no checkpoint yet, print nothing and exit with 0.",
+        default=False,
+    )
+    verify: Depth = option(
+        "--verify",
+        help="Check only the structure of the result, or every byte. [default: full]",
         panel=EXECUTION_PANEL,
-    ),
-]
-Wait = Annotated[
-    str,
-    typer_option(
+        default="full",
+    )
+    wait: str | None = option(
         "--wait",
         metavar="TIME",
         help="Wait up to TIME (60 seconds, or 2m) until the newest is written.",
         panel=EXECUTION_PANEL,
-    ),
-]
+    )
+    missing_ok: bool = option(
+        "--missing-ok",
+        help="If there is no checkpoint yet, print nothing and exit with 0.",
+        panel=EXECUTION_PANEL,
+        default=False,
+    )
+    jobs: int | None = jobs_option()
+    json: bool = json_option()
+    null: bool = null_option()
+    quiet: bool = quiet_option()
 
 
-def latest(
-    directories: Directories = None,
-    *,
-    best: Best = None,
-    mode: BestMode = None,
-    logs: Annotated[Given, OptionsOf(Scope, ("metrics",))],
-    before: Before = None,
-    allow_unsafe: AllowUnsafe = False,
-    resume_exact: ResumeExact = False,
-    scope: Annotated[Given, OptionsOf(Scope, ("recursive", "exclude", "max_depth"))],
-    verify: Verify = Depth.FULL,
-    wait: Wait = "0",
-    missing_ok: MissingOk = False,
-    jobs: Jobs = None,
-    json: Json = False,
-    null: Null = False,
-    quiet: Quiet = False,
-) -> int:
+def latest(options: LatestOptions) -> int:
     """Print the path of the newest intact checkpoint.
 
     Of several directories, such as a disk and its copy in a store, the newest of all.
@@ -127,25 +95,24 @@ def latest(
     from ckpttool.runs.members.full_read import no_progress
     from ckpttool.runs.resuming.several_places import latest_of
 
-    places = [str(directory) for directory in directories or (HERE,)]
+    places, quiet = options.directories, options.quiet
     found = latest_of(
         places,
-        **scope,
-        **logs,
-        depth=verify.value,
-        best=best,
-        mode=None if mode is None else mode.value,
-        before=_parse_step(before),
-        allow_unsafe=allow_unsafe,
-        resume_exact=resume_exact,
-        missing_ok=missing_ok,
-        wait=seconds(wait, is_lenient=True),
+        **options.scope,
+        depth=options.verify,
+        best=options.best,
+        mode=options.mode,
+        before=_parse_step(options.before),
+        allow_unsafe=options.allow_unsafe,
+        resume_exact=options.resume_exact,
+        missing_ok=options.missing_ok,
+        wait=0.0 if options.wait is None else seconds(options.wait, is_lenient=True),
         tell=(lambda text: None) if quiet else _tell,
-        jobs=jobs,
+        jobs=options.jobs,
         progress=no_progress if quiet else ProgressLines(),
     )
     if not quiet:
-        say_inferred_mode(best, mode)
+        say_inferred_mode(options.best, options.mode)
         if found.waited_for:
             names = ", ".join(found.waited_for[:_MAX_NAMED])
             more = ", …" if len(found.waited_for) > _MAX_NAMED else ""
@@ -158,12 +125,12 @@ def latest(
         if found.entry is not None and found.resume is not None and sys.stderr.isatty():
             _tell(f"{found.entry.path} resumes {found.resume}")
     try:
-        _print(found, json=json, null=null, quiet=quiet)
+        _print(found, json=options.json, null=options.null, quiet=quiet)
         sys.stdout.flush()
     except BrokenPipeError:  # elsewhere that is 1, which means here that there is none
         discard(sys.stdout)
         return COULD_NOT
-    if found.entry is None and missing_ok and found.none_yet:
+    if found.entry is None and options.missing_ok and found.none_yet:
         if not quiet:
             _tell(f"{', '.join(places)}: no checkpoint yet")
         return 0

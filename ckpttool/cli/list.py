@@ -6,21 +6,17 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.options import (
     Depth,
-    Given,
-    Jobs,
-    Json,
     Mode,
-    Null,
-    OptionsOf,
-    PathText,
-    Quiet,
-    path_argument,
-    typer_option,
+    in_output,
+    json_option,
+    mode_option,
+    null_option,
+    quiet_option,
 )
 from ckpttool.cli.output import (
     COULD_NOT,
@@ -42,7 +38,15 @@ from ckpttool.cli.paths import (
 from ckpttool.cli.progress import ProgressLines
 from ckpttool.cli.render.terminal import printable
 from ckpttool.core.errors import CheckpointError, UsageError
-from ckpttool.core.options import OUTPUT_PANEL, RULE_PANEL, SELECTION_PANEL
+from ckpttool.core.options import (
+    OUTPUT_PANEL,
+    RULE_PANEL,
+    SELECTION_PANEL,
+    argument,
+    group,
+    jobs_option,
+    option,
+)
 from ckpttool.io.executors import executor_at
 from ckpttool.ops.workload import Workload
 from ckpttool.runs.retention.rules import Policy
@@ -57,157 +61,114 @@ if TYPE_CHECKING:
     from ckpttool.runs.members.full_read import Progress
     from ckpttool.transaction.paths import Problem
 
-Directories = Annotated[
-    list[PathText] | None,
-    path_argument("[DIR...]", "Directories of checkpoints. [default: paths in ckpttool.toml, or .]"),
-]
-Sort = Annotated[
-    str | None,
-    typer_option(
-        "--sort",
-        metavar="KEY",
-        complete="sort key",
-        help="Sort by epoch, step, age, size, name or a metric, the smallest first.",
-        panel=OUTPUT_PANEL,
-    ),
-]
-Reverse = Annotated[bool, typer_option("--reverse", help="Reverse the order.", panel=OUTPUT_PANEL)]
-Best = Annotated[
-    str | None,
-    typer_option(
+_SCOPE = ("recursive", "metrics", "group_by", "series", "exclude", "max_depth")
+
+
+def best_option() -> Any:
+    return in_output(
         *("--best", "--metric"),
         metavar="METRIC",
         complete="metric",
         help="Mark the best of each series by this metric.",
-        panel=OUTPUT_PANEL,
-    ),
-]
-BestMode = Annotated[
-    Mode | None,
-    typer_option(
-        "--mode",
-        help="Take the lowest or the highest value as the best. [default: by the name]",
-        panel=OUTPUT_PANEL,
-    ),
-]
-Flat = Annotated[
-    bool | None,
-    typer_option(
-        "--flat/--grouped",
-        help="Show one table, or one for each series. [default: grouped on a terminal, flat elsewhere]",
-        panel=OUTPUT_PANEL,
-    ),
-]
-Long = Annotated[
-    bool,
-    typer_option(*("--long", "-l", "--verbose", "-v"), help="Show all details, in full.", panel=OUTPUT_PANEL),
-]
-Plot = Annotated[
-    str | None,
-    typer_option(
-        "--plot",
-        metavar="FILE",
-        help="Plot a metric of all runs in one panel: .svg or .png.",
-        panel=OUTPUT_PANEL,
-    ),
-]
-CadenceFlag = Annotated[
-    bool,
-    typer_option(
-        "--cadence",
-        help="Show how often each series is saved, and what that costs.",
-        panel=OUTPUT_PANEL,
-    ),
-]
-Mtbf = Annotated[
-    str | None,
-    typer_option(
-        "--mtbf",
-        metavar="TIME",
-        help="With --cadence: the best interval if a failure comes every TIME (24h).",
-        panel=OUTPUT_PANEL,
-    ),
-]
-SaveTime = Annotated[
-    str | None,
-    typer_option(
-        "--save-time",
-        metavar="TIME",
-        help="With --cadence: how long a save takes (12s). [default: as far as files tell]",
-        panel=OUTPUT_PANEL,
-    ),
-]
-Verify = Annotated[
-    Depth,
-    typer_option(
+    )
+
+
+def verify_option() -> Any:
+    return option(
         "--verify",
         help="Check only the structure, or read every byte.",
         panel=SELECTION_PANEL,
-        show_default=True,
-    ),
-]
-Config = Annotated[
-    str | None,
-    typer_option(
-        "--config",
-        metavar="FILE",
-        help="Show what prune would do with this configuration.",
-        panel=RULE_PANEL,
-    ),
-]
-Rules = Annotated[
-    Given,
-    OptionsOf(
+        default="quick",
+    )
+
+
+def rules_group() -> Any:
+    """Return the rules of prune, as far as they choose what is kept."""
+    return group(
         Policy,
         help={
             "keep_best": "Keep the N best by --best.",
             "keep_best_runs": "Remove all runs but the N best by --best; other rules hold within these.",
             "older_than": "Remove only checkpoints saved more than TIME (30d) ago.",
         },
-    ),
-]
+    )
+
+
+def config_option() -> Any:
+    return option(
+        "--config",
+        metavar="FILE",
+        help="Show what prune would do with this configuration.",
+        panel=RULE_PANEL,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListCommand:
+    """The options of ``list``."""
+
+    directories: Sequence[str] = argument(
+        "[DIR...]", "Directories of checkpoints. [default: paths in ckpttool.toml, or .]", default=()
+    )
+    sort: str | None = in_output(
+        "--sort",
+        metavar="KEY",
+        complete="sort key",
+        help="Sort by epoch, step, age, size, name or a metric, the smallest first.",
+    )
+    reverse: bool = in_output("--reverse", help="Reverse the order.", default=False)
+    metric: str | None = best_option()
+    mode: Mode | None = mode_option(OUTPUT_PANEL)
+    flat: bool | None = in_output(
+        "--flat",
+        negation="--grouped",
+        help="Show one table, or one for each series. [default: grouped on a terminal, flat elsewhere]",
+    )
+    long: bool = in_output(
+        *("--long", "-l", "--verbose", "-v"), help="Show all details, in full.", default=False
+    )
+    plot: str | None = in_output(
+        "--plot", metavar="FILE", help="Plot a metric of all runs in one panel: .svg or .png.", is_output=True
+    )
+    cadence: bool = in_output(
+        "--cadence", help="Show how often each series is saved, and what that costs.", default=False
+    )
+    mtbf: str | None = in_output(
+        "--mtbf",
+        metavar="TIME",
+        help="With --cadence: the best interval if a failure comes every TIME (24h).",
+    )
+    save_time: str | None = in_output(
+        "--save-time",
+        metavar="TIME",
+        help="With --cadence: how long a save takes (12s). [default: as far as files tell]",
+    )
+    json: bool = json_option()
+    null: bool = null_option()
+    quiet: bool = quiet_option()
+    verify: Depth = verify_option()
+    scope: Mapping[str, Any] = group(Scope, _SCOPE)
+    jobs: int | None = jobs_option()
+    workload: Mapping[str, Any] = group(Workload, ("part", "executor"))
+    rules: Mapping[str, Any] = rules_group()
+    config: str | None = config_option()
+
+
 _MOST_PROBLEMS = 10
 """More than that push the list itself off the screen."""
 
 
-def list_(
-    directories: Directories = None,
-    sort: Sort = None,
-    reverse: Reverse = False,
-    metric: Best = None,
-    mode: BestMode = None,
-    flat: Flat = None,
-    long: Long = False,
-    plot: Plot = None,
-    cadence: CadenceFlag = False,
-    mtbf: Mtbf = None,
-    save_time: SaveTime = None,
-    json: Json = False,
-    null: Null = False,
-    quiet: Quiet = False,
-    verify: Verify = Depth.QUICK,
-    *,
-    scope: Annotated[
-        Given,
-        OptionsOf(
-            Scope,
-            ("recursive", "metrics", "group_by", "series", "exclude", "max_depth"),
-        ),
-    ],
-    jobs: Jobs = None,
-    workload: Annotated[Given, OptionsOf(Workload, ("part", "executor"))],
-    rules: Rules,
-    config: Config = None,
-) -> int:
+def list_(command: ListCommand) -> int:
     """List the checkpoints in directory trees, series by series, the oldest first.
 
     With rules of prune, show what they would keep and remove. Without DIR and rules, [retention] in
     ckpttool.toml sets both, as it does for prune. Nothing on disk is changed.
     """
-    if (mtbf or save_time) and not cadence:
+    metric, mode, plot, quiet = command.metric, command.mode, command.plot, command.quiet
+    if (command.mtbf or command.save_time) and not command.cadence:
         raise UsageError("--mtbf and --save-time go with --cadence")
-    given = {**scope, **rules, **({} if jobs is None else {"jobs": jobs})}
-    options = list_options(directories or (), given, metric, mode, config)
+    given = {**command.scope, **command.rules, **({} if command.jobs is None else {"jobs": command.jobs})}
+    options = list_options(command.directories, given, metric, mode, command.config)
     paths = options.directories()
     if plot is not None:
         from ckpttool.cli.reports import check_plot
@@ -215,23 +176,30 @@ def list_(
         if plot.lower().endswith(".html"):
             raise UsageError(f"--plot {plot}: ckpttool report writes a page (-o {plot})")
         check_plot(plot, [*paths, *options.request_options.get("metrics", ())])
-    part, address = workload.get("part"), workload.get("executor")
-    has_order = sort or reverse or metric or plot or cadence
-    if part is not None and (not json or has_order or rules or options.config is not None):
+    part, address = command.workload.get("part"), command.workload.get("executor")
+    has_order = command.sort or command.reverse or metric or plot or command.cadence
+    if part is not None and (not command.json or has_order or command.rules or options.config is not None):
         raise UsageError(
             "--part goes with --json, and without an order, --best, --plot, --cadence, rules or "
             "a configuration"
         )
     with executor_at(address) if address else nullcontext() as executor:
         places, listing = read_listing(
-            options, metric, mode, verify, sort=sort, reverse=reverse, executor=executor, part=part
+            options,
+            metric,
+            mode,
+            command.verify,
+            sort=command.sort,
+            reverse=command.reverse,
+            executor=executor,
+            part=part,
         )
     if not quiet:
         say_inferred_mode(metric, mode)
-        if options.config is not None and config is None:
+        if options.config is not None and command.config is None:
             hint = "ckpttool list . lists everything here"
             say(f"{printable(options.config)} selects what is listed, as it does for prune ({hint})")
-        warn(listing, everything=long or not sys.stderr.isatty(), verbose=long)
+        warn(listing, everything=command.long or not sys.stderr.isatty(), verbose=command.long)
     if plot is not None and listing.checkpoints:
         from ckpttool.cli.render.plot import kind_of
         from ckpttool.cli.render.plot_results import series_picture
@@ -242,13 +210,11 @@ def list_(
     if part is not None:
         from ckpttool.cli.part_documents import list_part_document
 
-        print_json(list_part_document(listing, part, verify.value))
-        return status_of(places, listing)
-    if cadence and listing.checkpoints:
-        _show_cadence(listing, _span(mtbf, "--mtbf"), _span(save_time, "--save-time"), json=json, quiet=quiet)
-        return status_of(places, listing)
-    output = ListOutput(json=json, null=null, quiet=quiet, flat=flat, long=long, wanted=(metric, sort))
-    _show(listing, [place for place, is_read in places if is_read], output)
+        print_json(list_part_document(listing, part, command.verify))
+    elif command.cadence and listing.checkpoints:
+        _show_cadence(listing, command)
+    else:
+        _show(listing, [place for place, is_read in places if is_read], command)
     return status_of(places, listing)
 
 
@@ -263,27 +229,26 @@ def _span(text: str | None, flag: str) -> float | None:
     return value
 
 
-def _show_cadence(
-    listing: Listing, mtbf: float | None, save_time: float | None, *, json: bool, quiet: bool
-) -> None:
+def _show_cadence(listing: Listing, command: ListCommand) -> None:
     """Print how often the series that have several checkpoints are saved."""
     from ckpttool.runs.cadence import cadence_of
 
+    mtbf, save_time = _span(command.mtbf, "--mtbf"), _span(command.save_time, "--save-time")
     cadences = [
         (series.key, cadence_of(series.in_order, mtbf=mtbf, save_time=save_time))
         for series in listing.series
         if len(series.checkpoints) > 1
     ]
-    if json:
+    if command.json:
         from ckpttool.cli.render.json import list_document
 
         print_json(list_document(listing, dict(cadences)))
-    elif not quiet and cadences:
+    elif not command.quiet and cadences:
         from ckpttool.cli.render.text_cadence import cadence_text
 
         columns = width(sys.stdout) if sys.stdout.isatty() else None
         print(cadence_text(cadences, mtbf=mtbf, width=columns, colour=has_colour(sys.stdout)))
-    elif not quiet:
+    elif not command.quiet:
         say("no series of several checkpoints")
 
 
@@ -298,12 +263,12 @@ def list_options(
     from ckpttool.cli.prune_options import read_prune_options
 
     if given.keys() & {"keep_best", "keep_best_runs"}:
-        own = {"metric": metric, "mode": None if mode is None else mode.value}
+        own = {"metric": metric, "mode": mode}
         given = {**given, **{name: value for name, value in own.items() if value is not None}}
     return read_prune_options(
-        [str(directory) for directory in directories],
-        {**given, "yes": True},
-        config,  # nobody is asked
+        directories,
+        {**given, "yes": True},  # nobody is asked
+        config,
     )
 
 
@@ -329,8 +294,8 @@ def read_listing(
         sort=sort,
         reverse=reverse,
         best=metric,
-        mode=None if mode is None else mode.value,
-        depth=verify.value,
+        mode=mode,
+        depth=verify,
         jobs=options.request_options.get("jobs"),
         progress=progress,
         executor=executor,
@@ -345,17 +310,6 @@ def read_listing(
 def status_of(places: Sequence[tuple[ListedDirectory, bool]], listing: Listing) -> int:
     """Return the exit status: 2 if a directory could not be read, 1 if something needs attention."""
     return int(bool(listing.problems)) if all(is_read for _, is_read in places) else COULD_NOT
-
-
-class ListOutput(NamedTuple):
-    """How the list is output."""
-
-    json: bool
-    null: bool
-    quiet: bool
-    flat: bool | None
-    long: bool
-    wanted: tuple[str | None, ...]
 
 
 def _places_to_list(options: PruneOptions, depth: Depth) -> tuple[list[ListedDirectory], list[Problem]]:
@@ -407,40 +361,40 @@ def warn(listing: Listing, *, everything: bool, verbose: bool = False) -> None:
     say_unread(listing.unread, "not listed", everything=verbose)
 
 
-def _show(listing: Listing, places: Sequence[ListedDirectory], output: ListOutput) -> None:
-    if output.json:
+def _show(listing: Listing, places: Sequence[ListedDirectory], command: ListCommand) -> None:
+    if command.json:
         from ckpttool.cli.render.json import list_document
 
         print_json(list_document(listing))
-    elif output.quiet:
+    elif command.quiet:
         pass
     elif not listing.checkpoints:
         for place in places:
             say_empty(place.directory, recursive=place.scope.recursive)
-    elif output.null:
+    elif command.null:
         print_paths([one.entry.path for one in listing.checkpoints], null=True)
     else:
-        _print(listing, output)
+        _print(listing, command)
 
 
-def _print(listing: Listing, output: ListOutput) -> None:
+def _print(listing: Listing, command: ListCommand) -> None:
     """Print tables on a terminal, or if they are asked for; elsewhere a line of fields a checkpoint."""
     import time
 
     from ckpttool.cli.render.text_list import ListStyle, flat_text, list_text, tab_separated_text
 
     is_terminal = sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
-    if output.flat is None and not is_terminal:
+    if command.flat is None and not is_terminal:
         print(tab_separated_text(listing, time.time()))
         return
     style = ListStyle(
         now=time.time(),
         width=width(sys.stdout) if is_terminal else None,
-        long=output.long,
+        long=command.long,
         colour=has_colour(sys.stdout),
-        wanted=tuple(name for name in output.wanted if name is not None),
+        wanted=tuple(name for name in (command.metric, command.sort) if name is not None),
     )
-    if output.flat:
+    if command.flat:
         print(flat_text(listing, style))
     else:
         from ckpttool.cli.render.text_runs import runs_text

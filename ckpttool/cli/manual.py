@@ -44,7 +44,7 @@ def manual_page(group: Any, context: Any, name: str | None) -> str:
     """Return the page of a command, or of the program."""
     command, closing, summary = group, ROOT, "tool for machine-learning checkpoints"
     if name is not None:
-        command, closing = group.get_command(context, name), CLOSINGS[name]
+        command, closing = group.resolve_command(context, [name])[1], CLOSINGS[name]
         context = command.make_context(name, [], parent=context, resilient_parsing=True)
         summary = group.summaries[name].rstrip(".")
     usage = " ".join(command.collect_usage_pieces(context))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,18 +17,15 @@ if TYPE_CHECKING:
     from ckpttool.transaction.paths import Problem
 
 
-class Colour(str, enum.Enum):
-    """When output is coloured."""
+COMPLETE_VARIABLE = "_CKPTTOOL_COMPLETE"
+"""Environment variable by which a shell asks for completions."""
+COLOURS = ("auto", "always", "never")
+"""When output is coloured."""
 
-    AUTO = "auto"
-    ALWAYS = "always"
-    NEVER = "never"
-
-
-_chosen = Colour.AUTO
+_chosen = "auto"
 
 
-def choose_colour(choice: Colour | None) -> None:
+def choose_colour(choice: str | None) -> None:
     """Take what ``--color`` says, if it is given, until the next choice."""
     global _chosen
     _chosen = choice or _chosen
@@ -56,8 +52,8 @@ def _label(word: str, style: str) -> str:
 
 def has_colour(stream: TextIO) -> bool:
     """Tell whether colour may be written: by --color, NO_COLOR, FORCE_COLOR, or else to terminals."""
-    if _chosen is not Colour.AUTO:
-        return _chosen is Colour.ALWAYS
+    if _chosen != "auto":
+        return _chosen == "always"
     if os.environ.get("NO_COLOR"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")

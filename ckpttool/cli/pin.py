@@ -2,81 +2,81 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from ckpttool.cli.options import HERE, Json, Null, PathText, Quiet, path_argument, typer_option
+from ckpttool.cli.options import in_output, json_option, null_option, quiet_option
 from ckpttool.cli.output import COULD_NOT, print_json, say_error, say_warning
 from ckpttool.cli.paths import print_paths
 from ckpttool.cli.render.terminal import printable
 from ckpttool.core.errors import UsageError
-from ckpttool.core.options import OUTPUT_PANEL
+from ckpttool.core.options import argument
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ckpttool.core.errors import CheckpointError
     from ckpttool.runs.pointers.pins import Pinning
 
-Paths = Annotated[
-    list[PathText] | None,
-    path_argument("[PATH...]", "Checkpoints: a file, directory, prefix, index or shard, or a link to one."),
-]
-List = Annotated[
-    bool,
-    typer_option("--list", "-l", help="List the pinned checkpoints below PATH instead.", panel=OUTPUT_PANEL),
-]
+
+def _paths_argument() -> Any:
+    help = "Checkpoints: a file, directory, prefix, index or shard, or a link to one."
+    return argument("[PATH...]", help, default=())
 
 
-Message = Annotated[
-    str | None,
-    typer_option("--message", "-m", metavar="TEXT", help='Note why: "figure 2".', panel=OUTPUT_PANEL),
-]
-Until = Annotated[
-    str | None,
-    typer_option(
-        "--until",
-        metavar="DATE",
-        help="Let the pin end after this day: 2027-01-01, or 90d from now.",
-        panel=OUTPUT_PANEL,
-    ),
-]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinOptions:
+    """The options of ``pin``."""
+
+    paths: Sequence[str] = _paths_argument()
+    list: bool = in_output(
+        "--list", "-l", help="List the pinned checkpoints below PATH instead.", default=False
+    )
+    message: str | None = in_output("--message", "-m", metavar="TEXT", help='Note why: "figure 2".')
+    until: str | None = in_output(
+        "--until", metavar="DATE", help="Let the pin end after this day: 2027-01-01, or 90d from now."
+    )
+    json: bool = json_option()
+    null: bool = null_option()
+    quiet: bool = quiet_option()
 
 
-def pin(
-    paths: Paths = None,
-    list_: List = False,
-    message: Message = None,
-    until: Until = None,
-    json: Json = False,
-    null: Null = False,
-    quiet: Quiet = False,
-) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnpinOptions:
+    """The options of ``unpin``."""
+
+    paths: Sequence[str] = _paths_argument()
+    json: bool = json_option()
+    quiet: bool = quiet_option()
+
+
+def pin(options: PinOptions) -> int:
     """Pin checkpoints, so that no policy removes them."""
     from ckpttool.runs.pointers.pins import pin as carry_out
     from ckpttool.runs.pointers.remarks import parse_until
 
-    if list_ and (message is not None or until is not None):
+    if options.list and (options.message is not None or options.until is not None):
         raise UsageError("-m and --until go without --list")
-    if list_:
-        return _list(paths or [HERE], json=json, null=null, quiet=quiet)
-    if null:
+    if options.list:
+        return _list(options)
+    if options.null:
         raise UsageError("-0 goes with --list")
-    day = None if until is None else parse_until(until)
-    done = carry_out(_require_paths(paths), note=message, until=day)
-    _print(done, "pinned", "is already pinned", json=json, quiet=quiet)
+    day = None if options.until is None else parse_until(options.until)
+    done = carry_out(_require_paths(options.paths), note=options.message, until=day)
+    _print(done, "pinned", "is already pinned", json=options.json, quiet=options.quiet)
     return 0
 
 
-def unpin(paths: Paths = None, json: Json = False, quiet: Quiet = False) -> int:
+def unpin(options: UnpinOptions) -> int:
     """Unpin checkpoints, even those that no longer exist."""
     from ckpttool.runs.pointers.pins import unpin as carry_out
 
-    done = carry_out(_require_paths(paths))
-    _print(done, "unpinned", "is not pinned", json=json, quiet=quiet)
+    done = carry_out(_require_paths(options.paths))
+    _print(done, "unpinned", "is not pinned", json=options.json, quiet=options.quiet)
     return 0
 
 
-def _require_paths(paths: Sequence[str] | None) -> Sequence[str]:
+def _require_paths(paths: Sequence[str]) -> Sequence[str]:
     if not paths:
         raise UsageError("name a PATH")
     return paths
@@ -96,23 +96,24 @@ def _print(done: Pinning, did: str, was: str, *, json: bool, quiet: bool) -> Non
             print(f"{printable(path)} {was}")
 
 
-def _list(paths: Sequence[str], *, json: bool, null: bool, quiet: bool) -> int:
+def _list(options: PinOptions) -> int:
     from ckpttool.runs.pointers.pin_lists import absence_message, pin_fault
     from ckpttool.runs.pointers.pins import pins_below
     from ckpttool.transaction.paths import shown
 
     errors: list[CheckpointError] = []
+    paths, quiet = options.paths or (os.curdir,), options.quiet
     listed = {(one.path, one.name): one for path in paths for one in pins_below(path, errors.append)}
     gone = [one for one in listed.values() if one.name and not one.is_there]
     faults = [(one, fault) for one in listed.values() if one not in gone and (fault := pin_fault(one))]
     void = {(one.path, one.name) for one, _ in faults}
     pins = {one.path: one for key, one in listed.items() if key not in void}
-    if json:
+    if options.json:
         from ckpttool.cli.render.json import pin_document
 
         print_json(pin_document([*pins.values()], void=faults))
     elif pins and not quiet:
-        print_paths([pinned.path for pinned in pins.values()], null=null)
+        print_paths([pinned.path for pinned in pins.values()], null=options.null)
     for pinned in pins.values() if not quiet else ():
         if pinned.remark.has_ended:
             say_warning(f"{pinned.path}: its pin ended on {pinned.remark.until}, and protects no more")

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from ckpttool.cli.options import Given, typer_option
 from ckpttool.core.errors import UsageError
-from ckpttool.core.options import PREDICTION_PANEL, options_of
+from ckpttool.core.options import PREDICTION_PANEL, option, options_of
 from ckpttool.predict.request import PredictionRequest, parse_input
 
-Predict = Annotated[
-    bool,
-    typer_option(
+
+def predict_option() -> Any:
+    return option(
         "--predict",
         help="Load and run each checkpoint with its framework, in a process of its own.",
         panel=PREDICTION_PANEL,
-    ),
-]
+        default=False,
+    )
 
 
-def read_predict_options(given: Given) -> dict[str, Any]:
+def read_predict_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes of a ``PredictionRequest`` that the command line gave, in their order.
 
     Raises:

@@ -2,99 +2,76 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from ckpttool.cli.options import (
-    Given,
-    Jobs,
-    Json,
-    OptionsOf,
-    PathText,
-    Quiet,
-    Verbose,
-    Yes,
-    path_argument,
-    typer_option,
+    dry_run_option,
+    in_output,
+    json_option,
+    quiet_option,
+    verbose_option,
+    yes_option,
 )
 from ckpttool.cli.paths import say_inferred_mode
-from ckpttool.core.options import EXECUTION_PANEL, OUTPUT_PANEL, SELECTION_PANEL
+from ckpttool.core.options import EXECUTION_PANEL, SELECTION_PANEL, argument, group, jobs_option, option
 from ckpttool.runs.pruning.request import PruneRequest
 from ckpttool.runs.retention.rules import Policy
 
-Directory = Annotated[
-    PathText | None,
-    path_argument("[DIR]", "Directory of checkpoints. [default: paths in ckpttool.toml, or .]"),
-]
-Config = Annotated[
-    str | None,
-    typer_option(
-        "--config", metavar="FILE", help="Read paths and rules from this file.", panel=SELECTION_PANEL
-    ),
-]
-Trash = Annotated[
-    bool,
-    typer_option(
-        "--trash",
-        help="Move checkpoints to the trash, from which undo restores them.",
-        panel=EXECUTION_PANEL,
-    ),
-]
-EmptyTrash = Annotated[
-    bool,
-    typer_option(
-        "--empty-trash", help="Delete what is in the trash, and nothing else.", panel=EXECUTION_PANEL
-    ),
-]
-RequireCopy = Annotated[
-    str | None,
-    typer_option(
+
+def directory_or_paths() -> Any:
+    return argument(
+        "[DIR]", "Directory of checkpoints. [default: paths in ckpttool.toml, or .]", default=None
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneCommand:
+    """The options of ``prune``."""
+
+    directory: str | None = directory_or_paths()
+    rules: Mapping[str, Any] = group(Policy)
+    request: Mapping[str, Any] = group(PruneRequest)
+    require_copy: str | None = option(
         "--require-copy",
         metavar="LOCATION",
         help="Keep what LOCATION is not proven to have, byte for byte.",
         panel=EXECUTION_PANEL,
-    ),
-]
-DryRun = Annotated[
-    bool,
-    typer_option(
-        "--dry-run", "-n", help="Show what would be removed; remove nothing.", panel=EXECUTION_PANEL
-    ),
-]
-Check = Annotated[
-    bool,
-    typer_option(
-        "--check", help="Remove nothing; exit with 1 if something would be removed.", panel=EXECUTION_PANEL
-    ),
-]
-Explain = Annotated[
-    str | None,
-    typer_option(
-        "--explain",
-        metavar="PATH",
-        help="Explain why PATH is kept or removed; remove nothing.",
-        panel=OUTPUT_PANEL,
-    ),
-]
+    )
+    config: str | None = option(
+        "--config", metavar="FILE", help="Read paths and rules from this file.", panel=SELECTION_PANEL
+    )
+    dry_run: bool = dry_run_option("Show what would be removed; remove nothing.")
+    check: bool = option(
+        "--check",
+        help="Remove nothing; exit with 1 if something would be removed.",
+        panel=EXECUTION_PANEL,
+        default=False,
+    )
+    yes: bool = yes_option()
+    trash: bool = option(
+        "--trash",
+        help="Move checkpoints to the trash, from which undo restores them.",
+        panel=EXECUTION_PANEL,
+        default=False,
+    )
+    empty_trash: bool = option(
+        "--empty-trash",
+        help="Delete what is in the trash, and nothing else.",
+        panel=EXECUTION_PANEL,
+        default=False,
+    )
+    jobs: int | None = jobs_option()
+    explain: str | None = in_output(
+        "--explain", metavar="PATH", help="Explain why PATH is kept or removed; remove nothing."
+    )
+    json: bool = json_option()
+    quiet: bool = quiet_option()
+    verbose: bool = verbose_option()
 
 
-def prune(
-    directory: Directory = None,
-    *,
-    rules: Annotated[Given, OptionsOf(Policy)],
-    request: Annotated[Given, OptionsOf(PruneRequest)],
-    require_copy: RequireCopy = None,
-    config: Config = None,
-    dry_run: DryRun = False,
-    check: Check = False,
-    yes: Yes = False,
-    trash: Trash = False,
-    empty_trash: EmptyTrash = False,
-    jobs: Jobs = None,
-    explain: Explain = None,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> int:
+def prune(command: PruneCommand) -> int:
     """Remove old checkpoints, series by series; what is kept is verified first.
 
     Without DIR and rules, [retention] in ckpttool.toml sets both. The newest intact checkpoint of each series
@@ -104,25 +81,33 @@ def prune(
     from ckpttool.cli.prune_actions import OutputOptions, empty_trashes, explain_checkpoint, prune_directories
     from ckpttool.cli.prune_options import read_prune_options
 
-    is_dry = dry_run or check
-    own: dict[str, object] = {"trash": trash, "empty_trash": empty_trash, "jobs": jobs}
-    own["yes"] = yes or is_dry or explain is not None  # then nobody is asked
-    own |= {"explain": explain, "require_copy": require_copy}
-    given = {**rules, **request, **{name: one for name, one in own.items() if one not in (None, False)}}
+    is_dry, explain = command.dry_run or command.check, command.explain
+    own = {
+        name: getattr(command, name) for name in ("trash", "empty_trash", "jobs", "explain", "require_copy")
+    }
+    own["yes"] = command.yes or is_dry or explain is not None  # then nobody is asked
+    given = {
+        **command.rules,
+        **command.request,
+        **{name: one for name, one in own.items() if one not in (None, False)},
+    }
     options = read_prune_options(
-        [] if directory is None else [str(directory)], given, config, tells_unread=not empty_trash
+        [] if command.directory is None else [command.directory],
+        given,
+        command.config,
+        tells_unread=not command.empty_trash,
     )
-    if not quiet and "metric" in rules:
-        say_inferred_mode(rules["metric"], rules.get("mode"))
+    if not command.quiet and "metric" in command.rules:
+        say_inferred_mode(command.rules["metric"], command.rules.get("mode"))
     output = OutputOptions(
         consent=Consent(is_given=options.yes),
         dry_run=is_dry,
-        check=check,
-        json=json,
-        quiet=quiet,
-        verbose=verbose,
+        check=command.check,
+        json=command.json,
+        quiet=command.quiet,
+        verbose=command.verbose,
     )
-    if empty_trash:
+    if command.empty_trash:
         return empty_trashes(options, output)
     if explain is not None:
         return explain_checkpoint(options, explain, output)

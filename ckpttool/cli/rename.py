@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, TextIO
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ckpttool.cli.consent import Consent
-from ckpttool.cli.options import HERE, Directory, Given, Json, OptionsOf, Quiet, Yes, typer_option
+from ckpttool.cli.options import (
+    directory_argument,
+    dry_run_option,
+    json_option,
+    quiet_option,
+    yes_option,
+)
 from ckpttool.cli.output import (
     COULD_NOT,
     grouped_messages,
@@ -20,7 +27,7 @@ from ckpttool.cli.output import (
 )
 from ckpttool.cli.paths import say_empty, say_journals
 from ckpttool.core.errors import UsageError
-from ckpttool.core.options import EXECUTION_PANEL, NAMING_PANEL
+from ckpttool.core.options import EXECUTION_PANEL, NAMING_PANEL, group, option
 from ckpttool.runs.scope import Scope
 
 if TYPE_CHECKING:
@@ -28,45 +35,35 @@ if TYPE_CHECKING:
     from ckpttool.runs.renaming.rename import RenameResult
     from ckpttool.transaction.paths import Problem
 
-TemplateText = Annotated[
-    str | None,
-    typer_option(
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenameOptions:
+    """The options of ``rename``."""
+
+    directory: str = directory_argument()
+    template: str | None = option(
         *("--template", "-t"),
         metavar="T",
         help="Use this template: '{run}-epoch-{epoch}-step-{step}'. [default: template in [naming]]",
         panel=NAMING_PANEL,
-    ),
-]
-Config = Annotated[
-    str | None,
-    typer_option("--config", metavar="FILE", help="Read [naming] from this file.", panel=NAMING_PANEL),
-]
-DryRun = Annotated[
-    bool,
-    typer_option(
-        "--dry-run", "-n", help="Show what would be renamed; rename nothing.", panel=EXECUTION_PANEL
-    ),
-]
-Check = Annotated[
-    bool,
-    typer_option(
-        "--check", help="Rename nothing; exit with 1 if a name would change.", panel=EXECUTION_PANEL
-    ),
-]
+    )
+    config: str | None = option(
+        "--config", metavar="FILE", help="Read [naming] from this file.", panel=NAMING_PANEL
+    )
+    scope: Mapping[str, Any] = group(Scope, ("recursive", "exclude", "max_depth", "series", "metrics"))
+    dry_run: bool = dry_run_option("Show what would be renamed; rename nothing.")
+    check: bool = option(
+        "--check",
+        help="Rename nothing; exit with 1 if a name would change.",
+        panel=EXECUTION_PANEL,
+        default=False,
+    )
+    yes: bool = yes_option()
+    json: bool = json_option()
+    quiet: bool = quiet_option()
 
 
-def rename(
-    directory: Directory = HERE,
-    template: TemplateText = None,
-    config: Config = None,
-    *,
-    scope: Annotated[Given, OptionsOf(Scope, ("recursive", "exclude", "max_depth", "series", "metrics"))],
-    dry_run: DryRun = False,
-    check: Check = False,
-    yes: Yes = False,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> int:
+def rename(options: RenameOptions) -> int:
     """Rename checkpoints by a template, and update what points at them.
 
     Fields are run, name, format, epoch, step, number, date, time, and any metric. {field?} is left out, with
@@ -78,11 +75,10 @@ def rename(
     from ckpttool.runs.renaming.plan import RenameRequest
     from ckpttool.runs.renaming.rename import rename as carry_out
 
-    request = RenameRequest(
-        directory=str(directory), template=_template(template, config, directory), **scope
-    )
-    is_dry = dry_run or check
-    consent = Consent(is_given=yes or is_dry)
+    directory, json, quiet = options.directory, options.json, options.quiet
+    request = RenameRequest(directory=directory, template=_template(options), **options.scope)
+    is_dry = options.dry_run or options.check
+    consent = Consent(is_given=options.yes or is_dry)
     is_shown = consent.asks or not (json or quiet)
     was_shown = False
 
@@ -110,13 +106,13 @@ def rename(
         text = rename_text(renamed, width=columns, colour=colour)
         print(rename_total_line(renamed) if was_shown else text)
     is_void = not renamed.planned.plan.count and say_empty(
-        str(directory), recursive=request.recursive, quiet=quiet or json, checks=check
+        directory, recursive=request.recursive, quiet=quiet or json, checks=options.check
     )
-    is_off = check and bool(renamed.planned.plan.renamings)
+    is_off = options.check and bool(renamed.planned.plan.renamings)
     return int(bool(renamed.problems) or is_off or is_void or renamed.declined)
 
 
-def _template(given: str | None, config: str | None, directory: str) -> str:
+def _template(options: RenameOptions) -> str:
     """Return the template of the command line, else of a configuration.
 
     Raises:
@@ -125,10 +121,11 @@ def _template(given: str | None, config: str | None, directory: str) -> str:
     """
     from ckpttool.cli.config import find_config, is_below, naming_template, read_document
 
-    if given is not None:
+    directory, config = options.directory, options.config
+    if options.template is not None:
         if config is not None:
             raise UsageError("--template and --config both say what the names are (leave out one of them)")
-        return given
+        return options.template
     path = config or find_config()
     template = None
     if path is not None:

@@ -3,53 +3,53 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from ckpttool.cli.list import (
-    Best,
-    BestMode,
-    Config,
-    Rules,
-    Verify,
+    best_option,
+    config_option,
     list_options,
     read_listing,
+    rules_group,
     status_of,
+    verify_option,
     warn,
 )
-from ckpttool.cli.options import Depth, Given, Jobs, OptionsOf, Quiet, typer_option
+from ckpttool.cli.options import Depth, Mode, in_output, mode_option, quiet_option
 from ckpttool.cli.output import say
 from ckpttool.cli.paths import directory_name, say_inferred_mode
-from ckpttool.cli.prune import Directory
-from ckpttool.core.options import OUTPUT_PANEL
+from ckpttool.cli.prune import directory_or_paths
+from ckpttool.core.options import OUTPUT_PANEL, group, jobs_option
 from ckpttool.runs.scope import Scope
 
-Output = Annotated[
-    str,
-    typer_option(
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions:
+    """The options of ``report``."""
+
+    directory: str | None = directory_or_paths()
+    output: str = in_output(
         *("--output", "-o"),
         metavar="FILE",
         help="Write the page to this file.",
-        panel=OUTPUT_PANEL,
-        show_default=True,
-    ),
-]
+        default="report.html",
+        is_output=True,
+    )
+    metric: str | None = best_option()
+    mode: Mode | None = mode_option(OUTPUT_PANEL)
+    verify: Depth = verify_option()
+    quiet: bool = quiet_option()
+    scope: Mapping[str, Any] = group(
+        Scope, ("recursive", "metrics", "group_by", "series", "exclude", "max_depth")
+    )
+    jobs: int | None = jobs_option()
+    rules: Mapping[str, Any] = rules_group()
+    config: str | None = config_option()
 
 
-def report(
-    directory: Directory = None,
-    output: Output = "report.html",
-    metric: Best = None,
-    mode: BestMode = None,
-    verify: Verify = Depth.QUICK,
-    quiet: Quiet = False,
-    *,
-    scope: Annotated[
-        Given, OptionsOf(Scope, ("recursive", "metrics", "group_by", "series", "exclude", "max_depth"))
-    ],
-    jobs: Jobs = None,
-    rules: Rules,
-    config: Config = None,
-) -> int:
+def report(command: ReportOptions) -> int:
     """Write one HTML page: curves of all runs, sizes, verdicts, and tables to sort and filter.
 
     With rules of prune, it shows what they would keep and free. The page needs no network.
@@ -59,15 +59,17 @@ def report(
     from ckpttool.cli.render.report import report_page
     from ckpttool.cli.reports import check_targets, write_report
 
-    given = {**scope, **rules, **({} if jobs is None else {"jobs": jobs})}
-    options = list_options([] if directory is None else [directory], given, metric, mode, config)
+    metric, mode, output, quiet = command.metric, command.mode, command.output, command.quiet
+    given = {**command.scope, **command.rules, **({} if command.jobs is None else {"jobs": command.jobs})}
+    named = [] if command.directory is None else [command.directory]
+    options = list_options(named, given, metric, mode, command.config)
     paths = options.directories()
     check_targets({"--output": output}, [*paths, *options.request_options.get("metrics", ())])
-    places, listing = read_listing(options, metric, mode, verify)
+    places, listing = read_listing(options, metric, mode, command.verify)
     if not quiet:
         say_inferred_mode(metric, mode)
         warn(listing, everything=not sys.stderr.isatty())
-    depth = "every byte was read" if verify is Depth.FULL else "only the structure was read"
+    depth = "every byte was read" if command.verify == "full" else "only the structure was read"
     subtitle = f"{time.strftime('%Y-%m-%d %H:%M %Z')}; {depth}"
     write_report("--output", output, report_page(", ".join(map(directory_name, paths)), subtitle, listing))
     if not quiet:

@@ -6,13 +6,14 @@ import errno
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING
 
-from ckpttool.cli.options import typer_option
 from ckpttool.cli.output import say
 from ckpttool.core.errors import AccessDenied, UsageError, from_os_error
-from ckpttool.core.options import REPORT_PANEL
+from ckpttool.core.options import REPORT_PANEL, option
 from ckpttool.io import fs
 from ckpttool.io.atomic import write_atomically
 from ckpttool.io.held import open_file
@@ -30,54 +31,27 @@ _APPEND = (
     | getattr(os, "O_NONBLOCK", 0)
 )
 
-Junit = Annotated[
-    str | None,
-    typer_option(
-        "--junit",
-        metavar="FILE",
-        help="Write a JUnit report to this file, or - for stdout.",
-        panel=REPORT_PANEL,
-    ),
-]
-Sarif = Annotated[
-    str | None,
-    typer_option(
-        "--sarif",
-        metavar="FILE",
-        help="Write a SARIF 2.1.0 report to this file, or - for stdout.",
-        panel=REPORT_PANEL,
-    ),
-]
-Github = Annotated[
-    bool | None,
-    typer_option(
-        "--github/--no-github",
-        help="Write GitHub annotations. [default: in GitHub Actions]",
-        panel=REPORT_PANEL,
-    ),
-]
-Summary = Annotated[
-    str | None,
-    typer_option(
-        "--summary",
-        metavar="FILE",
-        help="Append a Markdown summary to this file, or - for stdout.",
-        panel=REPORT_PANEL,
-    ),
-]
-
+_report = partial(option, panel=REPORT_PANEL)
+_written = partial(_report, metavar="FILE", is_output=True)
 
 STDOUT = "-"
 """File name that sends a report to stdout instead of the verdicts."""
 
 
-class Reports(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reports:
     """Where each report is written."""
 
-    junit: str | None
-    sarif: str | None
-    github: bool | None
-    summary: str | None
+    junit: str | None = _written("--junit", help="Write a JUnit report to this file, or - for stdout.")
+    sarif: str | None = _written("--sarif", help="Write a SARIF 2.1.0 report to this file, or - for stdout.")
+    github: bool | None = _report(
+        "--github",
+        negation="--no-github",
+        help="Write GitHub annotations. [default: in GitHub Actions]",
+    )
+    summary: str | None = _written(
+        "--summary", help="Append a Markdown summary to this file, or - for stdout."
+    )
 
     @property
     def takes_stdout(self) -> bool:
@@ -182,19 +156,19 @@ def check_targets(written: Mapping[str, str | None], read: Sequence[str], *, for
         force: Whether a recording may be replaced.
     """
     places: dict[str, str] = {}
-    for option, path in written.items():
+    for flag, path in written.items():
         if path is None:
             continue
-        is_stdout = _is_stdout(option, path)
+        is_stdout = _is_stdout(flag, path)
         place = path if is_stdout else fs.realpath(path)
         if place in places:
-            raise UsageError(f"{places[place]} and {option} name the same file")
-        places[place] = option
+            raise UsageError(f"{places[place]} and {flag} name the same file")
+        places[place] = flag
         if is_stdout:
             continue
         if fs.exists(path) and any(fs.exists(one) and fs.samefile(one, path) for one in read):
-            raise UsageError(f"{option} {path}: that file is an input")
-        _check_is_ours(option, path, force)
+            raise UsageError(f"{flag} {path}: that file is an input")
+        _check_is_ours(flag, path, force)
 
 
 def check_plot(path: str, read: Sequence[str]) -> None:

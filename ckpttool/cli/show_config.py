@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ckpttool.cli.options import Json, PathText, path_argument, typer_option
+from ckpttool.cli.options import in_output, json_option
 from ckpttool.cli.output import print_json
 from ckpttool.cli.render.terminal import printable
 from ckpttool.core.errors import NotFound, UsageError
-from ckpttool.core.options import EXECUTION_PANEL, OUTPUT_PANEL
+from ckpttool.core.options import EXECUTION_PANEL, argument, option
 
 if TYPE_CHECKING:
     from ckpttool.cli.config import ConfigDocument
@@ -18,34 +19,30 @@ if TYPE_CHECKING:
 
 _NOTHING = "there is no configuration (`ckpttool init` writes one)"
 
-Place = Annotated[
-    PathText | None,
-    path_argument("[PATH]", "Directory in which a command would run, or a configuration. [default: .]"),
-]
-Trust = Annotated[
-    bool,
-    typer_option(
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigOptions:
+    """The options of ``config``."""
+
+    place: str | None = argument(
+        "[PATH]", "Directory in which a command would run, or a configuration. [default: .]", default=None
+    )
+    trust: bool = option(
         "--trust",
         help="Trust the configuration as it is now: let it write elsewhere, run code, and say yes.",
         panel=EXECUTION_PANEL,
-    ),
-]
-Untrust = Annotated[
-    bool, typer_option("--untrust", help="Trust the configuration no longer.", panel=EXECUTION_PANEL)
-]
-Schema = Annotated[
-    bool,
-    typer_option("--schema", help="Print the JSON schema of ckpttool.toml, for editors.", panel=OUTPUT_PANEL),
-]
+        default=False,
+    )
+    untrust: bool = option(
+        "--untrust", help="Trust the configuration no longer.", panel=EXECUTION_PANEL, default=False
+    )
+    schema: bool = in_output(
+        "--schema", help="Print the JSON schema of ckpttool.toml, for editors.", default=False
+    )
+    json: bool = json_option()
 
 
-def config(
-    place: Place = None,
-    trust: Trust = False,
-    untrust: Untrust = False,
-    schema: Schema = False,
-    json: Json = False,
-) -> int:
+def config(options: ConfigOptions) -> int:
     """Show which configuration is in force: each key, its value, and whether the file sets it.
 
     A configuration that was found may only speak of what lies below it, until you have read it and trust it.
@@ -53,14 +50,15 @@ def config(
     from ckpttool.cli.config import read_document
     from ckpttool.cli.config_tables import config_entries, config_schema
 
-    if schema:
+    place, trust, untrust, json = options.place, options.trust, options.untrust, options.json
+    if options.schema:
         if place is not None or json or trust or untrust:
             raise UsageError("--schema prints a JSON document (leave everything else out)")
         _print_schema(config_schema())
         return 0
     if (trust or untrust) and (json or trust == untrust):
         raise UsageError("--trust, --untrust and --json exclude each other")
-    path = _path_of(os.curdir if place is None else str(place), may_be_missing=untrust)
+    path = _path_of(os.curdir if place is None else place, may_be_missing=untrust)
     if untrust:
         return _untrust(path)
     document = None if path is None else read_document(path)

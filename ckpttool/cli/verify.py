@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TextIO
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ckpttool.cli import predict_options as predicting
-from ckpttool.cli import reports
-from ckpttool.cli.options import Given, Jobs, Json, OptionsOf, PathText, path_argument, typer_option
+from ckpttool.cli.options import json_option, quiet_option, verbose_option
 from ckpttool.cli.output import COULD_NOT, has_colour, say, say_error, say_warning
-from ckpttool.core.options import CHECK_PANEL, OUTPUT_PANEL, SELECTION_PANEL
+from ckpttool.cli.reports import Reports, write_reports
+from ckpttool.core.options import CHECK_PANEL, SELECTION_PANEL, argument, group, jobs_option, option
 from ckpttool.ops.workload import Workload
 from ckpttool.predict.request import PredictionRequest
 from ckpttool.runs.scope import Scope
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection
 
     from ckpttool.cli.part_documents import PartDocument
     from ckpttool.cli.verdicts import VerifyOutcome
@@ -24,93 +27,65 @@ if TYPE_CHECKING:
     from ckpttool.ops.manifest_seal import SealResult
 
 
-Paths = Annotated[
-    list[PathText] | None,
-    path_argument("[PATH...]", "Files, or directories of checkpoints. [default: paths in ckpttool.toml]"),
-]
-Quick = Annotated[
-    bool, typer_option("--quick", help="Check only structure and safety; read no values.", panel=CHECK_PANEL)
-]
-Only = Annotated[
-    str | None,
-    typer_option(
+_check = partial(option, panel=CHECK_PANEL)
+_AUTO = "auto"
+"""What ``--config`` takes for the configuration nearest to the paths."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyCommand:
+    """The options of ``verify``."""
+
+    paths: Sequence[str] = argument(
+        "[PATH...]",
+        "Files, or directories of checkpoints. [default: paths in ckpttool.toml]",
+        default=(),
+    )
+    quick: bool = _check("--quick", help="Check only structure and safety; read no values.", default=False)
+    only: str | None = _check(
         "--only",
         metavar="NAME,...",
         complete="check",
         help="Run only these checks: structure, checksum, values, safety, manifest, load, predict.",
-        panel=CHECK_PANEL,
-    ),
-]
-Strict = Annotated[bool, typer_option("--strict", help="Treat warnings as failures.", panel=CHECK_PANEL)]
-Against = Annotated[
-    str | None,
-    typer_option(
-        "--against",
-        metavar="COPY",
-        help="Check that every file is in this copy, too, byte for byte.",
-        panel=CHECK_PANEL,
-    ),
-]
-WriteManifest = Annotated[
-    bool,
-    typer_option(
+    )
+    strict: bool = _check("--strict", help="Treat warnings as failures.", default=False)
+    against: str | None = _check(
+        "--against", metavar="COPY", help="Check that every file is in this copy, too, byte for byte."
+    )
+    write_manifest: bool = _check(
         "--write-manifest",
         help="Write NAME.sha256 and NAME.digests.json for each valid checkpoint.",
-        panel=CHECK_PANEL,
-    ),
-]
-Merge = Annotated[
-    bool,
-    typer_option(
-        "--merge",
-        help="Combine the JSON documents of all parts, which PATHs name, into the result of one run.",
-        panel=SELECTION_PANEL,
-    ),
-]
-Force = Annotated[
-    bool, typer_option("--force", help="Replace an existing manifest or recording.", panel=CHECK_PANEL)
-]
-Config = Annotated[
-    str | None,
-    typer_option(
+        default=False,
+    )
+    force: bool = _check("--force", help="Replace an existing manifest or recording.", default=False)
+    predict: bool = predicting.predict_option()
+    prediction: Mapping[str, Any] = group(PredictionRequest)
+    reports: Mapping[str, Any] = group(Reports)
+    config: str | None = option(
         "--config",
         metavar="FILE",
         help="Read the rules from this file; auto: from the one nearest to PATH.",
         panel=SELECTION_PANEL,
-    ),
-]
-_AUTO = "auto"
-"""What ``--config`` takes for the configuration nearest to the paths."""
-EveryCheck = Annotated[
-    bool, typer_option("--verbose", "-v", help="Show every check of each checkpoint.", panel=OUTPUT_PANEL)
-]
-ProblemsOnly = Annotated[bool, typer_option("--quiet", "-q", help="Print problems only.", panel=OUTPUT_PANEL)]
+    )
+    scope: Mapping[str, Any] = group(Scope, ("exclude", "max_depth"))
+    jobs: int | None = jobs_option()
+    workload: Mapping[str, Any] = group(Workload)
+    merge: bool = option(
+        "--merge",
+        help="Combine the JSON documents of all parts, which PATHs name, into the result of one run.",
+        panel=SELECTION_PANEL,
+        default=False,
+    )
+    json: bool = json_option()
+    quiet: bool = quiet_option("Print problems only.")
+    verbose: bool = verbose_option("Show every check of each checkpoint.")
 
 
-def verify(
-    paths: Paths = None,
-    quick: Quick = False,
-    only: Only = None,
-    strict: Strict = False,
-    against: Against = None,
-    write_manifest: WriteManifest = False,
-    force: Force = False,
-    predict: predicting.Predict = False,
-    *,
-    prediction: Annotated[Given, OptionsOf(PredictionRequest)],
-    junit: reports.Junit = None,
-    sarif: reports.Sarif = None,
-    github: reports.Github = None,
-    summary: reports.Summary = None,
-    config: Config = None,
-    scope: Annotated[Given, OptionsOf(Scope, ("exclude", "max_depth"))],
-    jobs: Jobs = None,
-    workload: Annotated[Given, OptionsOf(Workload)],
-    merge: Merge = False,
-    json: Json = False,
-    quiet: ProblemsOnly = False,
-    verbose: EveryCheck = False,
-) -> int:
+_WITH_MERGE = frozenset({"paths", "strict", "reports", "merge", "json", "quiet", "verbose"})
+"""Options that go with ``--merge``."""
+
+
+def verify(command: VerifyCommand) -> int:
     """Check that checkpoints are intact, sane and safe, and with --predict that they still predict.
 
     The checks cover structure, every checksum, NaN and infinities, code that loading would run, and the
@@ -120,80 +95,65 @@ def verify(
     from ckpttool.cli.verdicts import VerifyOptions, verify_all_with
     from ckpttool.core.errors import UsageError
 
-    work = Workload(**workload)
-    wanted = reports.Reports(junit, sarif, github, summary)
-    if wanted.takes_stdout and json:
+    work, wanted = Workload(**command.workload), Reports(**command.reports)
+    if wanted.takes_stdout and command.json:
         raise UsageError("--json and a report on stdout (-): give one of them")
-    shown = _Shown(json=json, verbose=verbose, quiet=quiet)
-    if merge:
-        others = (
-            quick,
-            only,
-            against,
-            write_manifest,
-            force,
-            predict,
-            prediction,
-            config,
-            scope,
-            jobs,
-            workload,
-        )
-        if not paths or any(others):
+    if command.merge:
+        others = (getattr(command, one.name) for one in fields(command) if one.name not in _WITH_MERGE)
+        if not command.paths or any(others):
             raise UsageError(
                 "--merge takes the JSON documents of --part, and only options of output and reports"
             )
-        return _show_merged(paths, wanted, shown)
-    given = {*prediction, *(["predict"] if predict else [])}
-    settings = _configuration(config, [*map(str, paths or ())], given, quiet=quiet)
-    checks, names_prediction = _checks_to_run(quick, only)
-    prediction_options = predicting.read_predict_options(prediction)
+        return _show_merged(command, wanted)
+    given = {*command.prediction, *(["predict"] if command.predict else [])}
+    settings = _configuration(command.config, command.paths, given, quiet=command.quiet)
+    checks, names_prediction = _checks_to_run(command.quick, command.only)
+    prediction_options = predicting.read_predict_options(command.prediction)
     predict = (
-        predict
+        command.predict
         or names_prediction
         or (settings is None and predicting.implies_prediction(prediction_options))
     )
     may_predict = predict or settings is not None
-    is_complete = not quick and only is None
+    is_complete = not command.quick and command.only is None
     _check_prediction_files(prediction_options, may_predict=may_predict)
-    _require_compatible(work, seals=write_manifest, is_complete=is_complete, may_predict=may_predict)
-    if against is not None and (write_manifest or len(paths or ()) != 1):
+    _require_compatible(work, seals=command.write_manifest, is_complete=is_complete, may_predict=may_predict)
+    if command.against is not None and (command.write_manifest or len(command.paths) != 1):
         raise UsageError("--against takes one PATH, and no --write-manifest")
-    if force and not write_manifest and "record" not in prediction_options:
+    if command.force and not command.write_manifest and "record" not in prediction_options:
         raise UsageError("--force goes with --write-manifest or --record")
-    places = [*map(str, paths or (settings.paths if settings else ()))]
+    places = [*(command.paths or (settings.paths if settings else ()))]
     check_targets(
-        {
-            "--record": prediction_options.get("record"),
-            "--junit": junit,
-            "--sarif": sarif,
-            "--summary": summary,
-        },
+        {"--record": prediction_options.get("record"), **_report_files(wanted)},
         files_read(places, prediction_options),
-        force=force,
+        force=command.force,
     )
     options = VerifyOptions(
         checks=checks,
-        against=against,
-        strict=strict or (settings is not None and settings.strict),
-        jobs=jobs,
-        exclude=[*scope.get("exclude", ()), *(settings.exclude if settings else ())],
-        max_depth=scope.get("max_depth"),
+        against=command.against,
+        strict=command.strict or (settings is not None and settings.strict),
+        jobs=command.jobs,
+        exclude=[*command.scope.get("exclude", ()), *(settings.exclude if settings else ())],
+        max_depth=command.scope.get("max_depth"),
         predict=predict,
         prediction_options=prediction_options,
         config=settings,
-        seal=write_manifest,
-        force=force,
+        seal=command.write_manifest,
+        force=command.force,
         part=work.part,
         sample=work.sample,
     )
     outcome = verify_all_with(work.executor, places, options)
-    if settings is not None and not paths and is_complete and not outcome.failures:
+    if settings is not None and not command.paths and is_complete and not outcome.failures:
         _warn_unused_rules(settings, outcome)
     for path, sealed in outcome.sealed.items():
         if sealed.refused is not None:
             say_error(f"{path}: no manifest written: {sealed.refused}")
-    return _report(outcome, wanted, shown)
+    return _report(outcome, wanted, command)
+
+
+def _report_files(wanted: Reports) -> dict[str, str | None]:
+    return {"--junit": wanted.junit, "--sarif": wanted.sarif, "--summary": wanted.summary}
 
 
 def _require_compatible(work: Workload, *, seals: bool, is_complete: bool, may_predict: bool) -> None:
@@ -212,15 +172,7 @@ def _require_compatible(work: Workload, *, seals: bool, is_complete: bool, may_p
         raise UsageError("--executor takes a PATH, and neither --predict nor a configuration")
 
 
-class _Shown(NamedTuple):
-    """How verdicts are shown."""
-
-    json: bool
-    verbose: bool
-    quiet: bool
-
-
-def _report(outcome: VerifyOutcome, wanted: reports.Reports, shown: _Shown) -> int:
+def _report(outcome: VerifyOutcome, wanted: Reports, shown: VerifyCommand) -> int:
     """Write the reports, print the warnings and the verdicts, and return the exit status."""
     from ckpttool.cli.paths import say_unread
     from ckpttool.core.errors import NotACheckpoint
@@ -231,7 +183,7 @@ def _report(outcome: VerifyOutcome, wanted: reports.Reports, shown: _Shown) -> i
         say_unread(outcome.unread, "not verified, safety unknown", everything=shown.verbose)
     unread = outcome.unread if outcome.strict else {}
     failures = [*outcome.failures, *(NotACheckpoint(path, why) for path, why in unread.items())]
-    reports.write_reports(wanted, outcome.verifications, failures, outcome.seconds, strict=outcome.strict)
+    write_reports(wanted, outcome.verifications, failures, outcome.seconds, strict=outcome.strict)
     is_owed = bool(outcome.verifications) or not outcome.failures or outcome.share is not None
     if not (shown.json and shown.quiet) and is_owed and not wanted.takes_stdout:
         _print_verdicts(outcome, shown)
@@ -240,23 +192,22 @@ def _report(outcome: VerifyOutcome, wanted: reports.Reports, shown: _Shown) -> i
     return int(not outcome.passed)
 
 
-def _show_merged(paths: Sequence[str], wanted: reports.Reports, shown: _Shown) -> int:
+def _show_merged(shown: VerifyCommand, wanted: Reports) -> int:
     """Show what the documents of all parts come to; each of them knows whether warnings fail."""
     from ckpttool.cli.part_documents import LIST_SCHEMA, merge_verdicts, read_parts
     from ckpttool.cli.reports import check_targets
 
-    written = {"--junit": wanted.junit, "--sarif": wanted.sarif, "--summary": wanted.summary}
-    check_targets(written, paths)
-    documents = read_parts(paths)
+    check_targets(_report_files(wanted), shown.paths)
+    documents = read_parts(shown.paths)
     if documents[0].schema == LIST_SCHEMA:
-        return _show_merged_list(documents, shown, has_reports=any(wanted))
+        return _show_merged_list(documents, shown, has_reports=bool(shown.reports))
     outcome = merge_verdicts(documents)
     for failure in outcome.failures:
         say_error(str(failure))
     return _report(outcome, wanted, shown)
 
 
-def _show_merged_list(documents: Sequence[PartDocument], shown: _Shown, *, has_reports: bool) -> int:
+def _show_merged_list(documents: Sequence[PartDocument], shown: VerifyCommand, *, has_reports: bool) -> int:
     from ckpttool.cli.output import print_json
     from ckpttool.cli.part_documents import merge_lists
     from ckpttool.cli.paths import say_unread
@@ -361,7 +312,7 @@ def _warn_unused_rules(config: VerifyConfig, outcome: VerifyOutcome) -> None:
         say_warning(sentence)
 
 
-def _print_verdicts(outcome: VerifyOutcome, shown: _Shown) -> None:
+def _print_verdicts(outcome: VerifyOutcome, shown: VerifyCommand) -> None:
     if shown.json:
         from ckpttool.cli.output import print_json
         from ckpttool.cli.part_documents import add_share

@@ -8,15 +8,16 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from ckpttool.cli.options import Given, Jobs, OptionsOf, PathText, path_argument, typer_option
+from ckpttool.cli.options import json_option, quiet_option
 from ckpttool.cli.output import print_json, say, say_error, say_warning
 from ckpttool.cli.render.terminal import printable
 from ckpttool.core.errors import UsageError
-from ckpttool.core.options import EXECUTION_PANEL, OUTPUT_PANEL, SELECTION_PANEL
+from ckpttool.core.options import EXECUTION_PANEL, SELECTION_PANEL, argument, group, jobs_option, option
 from ckpttool.io import fs
 from ckpttool.runs.scope import Scope
 
@@ -26,48 +27,35 @@ if TYPE_CHECKING:
     from ckpttool.runs.members.full_read import Progress
     from ckpttool.runs.watching import Judgement, WatchEvent, WatchRequest
 
-Directories = Annotated[
-    list[PathText] | None,
-    path_argument("[DIR...]", "Directories of checkpoints. [default: paths in ckpttool.toml, or .]"),
-]
-Interval = Annotated[
-    str | None,
-    typer_option(
-        "--interval", metavar="TIME", help="Look every TIME (30s). [default: 10s]", panel=EXECUTION_PANEL
-    ),
-]
-Once = Annotated[
-    bool,
-    typer_option("--once", help="Do what is to be done now, and end.", panel=EXECUTION_PANEL),
-]
-Config = Annotated[
-    str | None,
-    typer_option(
-        "--config", metavar="FILE", help="Read steps and rules from this file.", panel=SELECTION_PANEL
-    ),
-]
-FailuresOnly = Annotated[
-    bool, typer_option("--quiet", "-q", help="Print only what fails.", panel=OUTPUT_PANEL)
-]
-Lines = Annotated[
-    bool, typer_option("--json", help="Print a line of JSON for each event.", panel=OUTPUT_PANEL)
-]
-
 _FAILED = "failed"
 _ON_STDERR = (_FAILED, "warning")
 
 
-def watch(
-    directories: Directories = None,
-    *,
-    config: Config = None,
-    interval: Interval = None,
-    once: Once = False,
-    scope: Annotated[Given, OptionsOf(Scope, ("exclude", "max_depth"))],
-    jobs: Jobs = None,
-    json: Lines = False,
-    quiet: FailuresOnly = False,
-) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchOptions:
+    """The options of ``watch``."""
+
+    directories: Sequence[str] = argument(
+        "[DIR...]",
+        "Directories of checkpoints. [default: paths in ckpttool.toml, or .]",
+        default=(),
+    )
+    config: str | None = option(
+        "--config", metavar="FILE", help="Read steps and rules from this file.", panel=SELECTION_PANEL
+    )
+    interval: str | None = option(
+        "--interval", metavar="TIME", help="Look every TIME (30s). [default: 10s]", panel=EXECUTION_PANEL
+    )
+    once: bool = option(
+        "--once", help="Do what is to be done now, and end.", panel=EXECUTION_PANEL, default=False
+    )
+    scope: Mapping[str, Any] = group(Scope, ("exclude", "max_depth"))
+    jobs: int | None = jobs_option()
+    json: bool = json_option("Print a line of JSON for each event.")
+    quiet: bool = quiet_option("Print only what fails.")
+
+
+def watch(options: WatchOptions) -> int:
     """Verify checkpoints as they land, and do what ckpttool.toml asks for: rename, copy, prune and log.
 
     A checkpoint has landed when it is complete and has not changed between two looks. Each is verified once.
@@ -78,13 +66,15 @@ def watch(
     from ckpttool.runs.watching import DirectoryWatch
     from ckpttool.runs.watching import watch as watch_all
 
-    named = [str(one) for one in directories or ()]
-    settings = watch_settings(named, config, scope.get("exclude", ()), jobs)
+    scope, jobs, quiet = options.scope, options.jobs, options.quiet
+    settings = watch_settings(options.directories, options.config, scope.get("exclude", ()), jobs)
     places = list({fs.realpath(one): one for one in settings.directories}.values())
     if remote := next(filter(fs.is_remote, places), None):
         raise UsageError(f"{remote}: only directories of this machine can be watched")
-    seconds = settings.interval if interval is None else _seconds(interval, read_interval)
-    lines = _EventLines(json=json, quiet=quiet, is_one=len(places) == 1)
+    seconds = settings.interval
+    if options.interval is not None:
+        seconds = _seconds(options.interval, read_interval)
+    lines = _EventLines(json=options.json, quiet=quiet, is_one=len(places) == 1)
     with ExitStack() as stack:
         wait, is_ending = stack.enter_context(_ending_by_signals())
         watches = [
@@ -101,9 +91,9 @@ def watch(
             steps = ", ".join(["verify", *settings.steps])
             if settings.config is None:
                 steps = "verify only (--config FILE sets more steps)"
-            again = "once" if once else f"every {seconds} s"
+            again = "once" if options.once else f"every {seconds} s"
             say(f"watching {', '.join(map(printable, places))} {again}: {steps}")
-        watch_all(watches, wait, interval=seconds, once=once)
+        watch_all(watches, wait, interval=seconds, once=options.once)
     if not quiet:
         say(lines.summary)
     return int(any(one.has_problems for one in watches))

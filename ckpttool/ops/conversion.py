@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from ckpttool.core.amounts import nbytes
 from ckpttool.core.errors import UsageError
-from ckpttool.core.options import CONVERSION_PANEL, EXECUTION_PANEL, option
+from ckpttool.core.options import CONVERSION_PANEL, EXECUTION_PANEL, jobs_option, option
 from ckpttool.core.report import Finding, counted
 from ckpttool.core.result import Result
 from ckpttool.formats.traits import TRAITS
@@ -79,7 +79,7 @@ class ConvertOptions:
         help="Fail if anything can't be carried over, or PyTorch needs weights_only=False.",
         default=False,
     )
-    jobs: int | None = None
+    jobs: int | None = jobs_option()
 
 
 class Dropped(NamedTuple):

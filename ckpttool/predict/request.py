@@ -174,7 +174,11 @@ class PredictionRequest:
         "--seed", metavar="N", help="Seed the generated inputs with N. [default: 0]", minimum=0, default=0
     )
     record: str | None = _expectation(
-        "--record", metavar="FILE", is_path=True, help="Record inputs and outputs in this .npz file."
+        "--record",
+        metavar="FILE",
+        is_path=True,
+        is_output=True,
+        help="Record inputs and outputs in this .npz file.",
     )
     expect: str | None = _expectation(
         "--expect",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.cli.commands import COMMANDS, Commands
+from ckpttool.cli.commands import COMMANDS, command_named
 from ckpttool.cli.examples import CLOSINGS, ROOT
 from tests.support.commands import Run, refusals, run_redirected
 from tests.support.golden import Golden
@@ -65,20 +65,18 @@ def test_every_command_has_examples() -> None:
 
 
 def test_examples_are_valid_command_lines() -> None:
-    group = Commands(name="ckpttool")
     assert len(_EXAMPLES) > 40
     for _, line in _EXAMPLES:
         for name, *rest in arguments_in(line):
-            assert group.get_command(None, name).make_context(name, rest).params, line
+            assert command_named(name).make_context(name, rest).params, line
 
 
 def test_each_practice_is_a_valid_command_line() -> None:
     page = Path(__file__).parents[2] / "docs" / "how-to" / "practices.md"
     commands = re.findall(r"`(ckpttool [^`]+)`", page.read_text("utf-8"))
     assert len(commands) > 20
-    group = Commands(name="ckpttool")
     for name, *rest in (shlex.split(command)[1:] for command in commands):
-        assert group.get_command(None, name).make_context(name, rest).params
+        assert command_named(name).make_context(name, rest).params
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import json
 import os
@@ -14,22 +13,19 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
-import typer
-import typer.main
 
 from ckpttool import Policy, PruneRequest
-from ckpttool.cli.options import expand_options, given_values
-from ckpttool.cli.prune import prune
+from ckpttool.cli.commands import command_named
+from ckpttool.cli.prune import PruneCommand
 from ckpttool.cli.prune_options import PruneOptions, read_prune_options
 from ckpttool.cli.retention_config import KEYS
-from ckpttool.core.options import options_of
 from tests.support.commands import Run, refusals
 from tests.support.golden import Golden
 from tests.support.retention import policies
 
 SHOWN = {"dry_run", "check", "explain", "json", "quiet", "verbose"}
 CARRIED_OUT = {"trash", "yes"}
-COMMAND_LINE_ALONE = {"color", "context", "directory", "config", "empty_trash", *SHOWN}
+COMMAND_LINE_ALONE = {"directory", "config", "empty_trash", *SHOWN}
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +43,7 @@ def test_every_attribute_has_an_option_and_a_key() -> None:
         "policy",
         "policies",
     }
-    options = set(inspect.signature(expand_options(prune)).parameters) - COMMAND_LINE_ALONE - CARRIED_OUT
+    options = set(command_named("prune").rows) - COMMAND_LINE_ALONE - CARRIED_OUT
     assert options == asked
     keys = {key.replace("-", "_") for key in KEYS} - CARRIED_OUT - {"paths"}
     named = {"keep_name": "keep_names", "verify": "depth"}
@@ -87,14 +83,13 @@ def test_what_was_not_given_is_left_to_the_defaults() -> None:
 
 def options_from(arguments: str) -> tuple[PruneOptions, dict[str, Any]]:
     """Return the options of a command line, and the values of all its parameters."""
-    alone = typer.Typer(rich_markup_mode=None)
-    alone.command()(expand_options(prune))
-    context = typer.main.get_command(alone).make_context("prune", shlex.split(arguments))
+    command = command_named("prune")
+    context = command.make_context("prune", shlex.split(arguments))
     values = context.params
     own = {name: values[name] for name in ("trash", "empty_trash", "yes") if values[name]}
-    given = given_values(context, {**options_of(Policy), **options_of(PruneRequest)})
-    directories = [] if values["directory"] is None else [str(values["directory"])]
-    return read_prune_options(directories, {**given, **own}), values
+    taken: PruneCommand = command.record_of(context)
+    directories = [] if taken.directory is None else [taken.directory]
+    return read_prune_options(directories, {**taken.rules, **taken.request, **own}), values
 
 
 def test_what_is_given_counts_even_if_it_is_the_default(

@@ -1,0 +1,274 @@
+"""Makes click commands of records: a parameter for each field that carries an option, in their order."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import click
+from click.core import ParameterSource
+from click.shell_completion import CompletionItem
+
+from ckpttool.cli.output import COLOURS, choose_colour, paged
+from ckpttool.core.errors import UsageError
+from ckpttool.core.options import OUTPUT_PANEL, RULE_PANEL, Group, Option, options_of, value_types
+from ckpttool.core.urls import is_remote
+from ckpttool.io.held import holding
+
+
+class PathType(click.Path):
+    """A path, or the URL of something in a store; an empty text would mean the working directory."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value == "":
+            raise UsageError("an argument is empty, and names nothing (a variable that isn't set?)")
+        return value if is_remote(value) else str(Path(value))
+
+
+class Command(click.Command):
+    """A command that takes a record.
+
+    Attributes:
+        rows: The options and arguments of its parameters, by their names.
+    """
+
+    def __init__(
+        self, name: str, run: Callable[[Any], int], *, is_paged: bool, changes: bool | tuple[str, ...]
+    ) -> None:
+        """Make a command.
+
+        Args:
+            name: Its name on the command line.
+            run: Takes the record that its first annotation names, and returns the exit status; its docstring
+                is the help.
+            is_paged: Whether its text goes through a pager.
+            changes: Whether it changes what its arguments name, or the options that make it do so.
+        """
+        (self._record, *_) = get_type_hints(run).values()
+        self._run, self._is_paged, self._changes = run, is_paged, changes
+        self.rows: dict[str, Option] = {}
+        self._lists: set[str] = set()
+        parameters = [*self._parameters()]
+        super().__init__(
+            name,
+            params=[*parameters, colour_option(), help_option()],
+            callback=self._call,
+            help=inspect.getdoc(run),
+            add_help_option=False,
+        )
+
+    def _parameters(self) -> Iterator[click.Parameter]:
+        for one in fields(self._record):
+            if "option" in one.metadata:
+                yield self._parameter(one.metadata["option"], self._record, one.name)
+            elif "group" in one.metadata:
+                group: Group = one.metadata["group"]
+                for name in self._names_in(group):
+                    yield self._parameter(group.row(name), group.record, name)
+
+    def _names_in(self, group: Group) -> list[str]:
+        """Return the attributes of a group that the record has no option of its own for."""
+        own = {one.name for one in fields(self._record) if "option" in one.metadata}
+        return [name for name in group.names or options_of(group.record) if name not in own]
+
+    def _parameter(self, row: Option, record: type, name: str) -> click.Parameter:
+        self.rows[name] = row
+        type_ = value_types(record)[name]
+        default = next(one.default for one in fields(record) if one.name == name)
+        if type_ == list[str] and not row.is_text:
+            self._lists.add(name)
+        return _parameter(name, row, type_, default)
+
+    @property
+    def arguments(self) -> list[click.Argument]:
+        """Return the parameters that are given by their places."""
+        return [one for one in self.params if isinstance(one, click.Argument)]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = [*args]
+        try:
+            return super().parse_args(ctx, args)
+        except click.MissingParameter as error:
+            last = self.arguments[-1]
+            found = self.make_parser(ctx).parse_args(given)[0].get(last.name or "")
+            if error.param is not last and isinstance(found, str):
+                # Of one path alone, click takes the last argument to be there, and the first to be missing.
+                error.param = last
+            raise
+
+    def _call(self, **values: Any) -> int:
+        context = click.get_current_context()
+        given, record = self._given(context), self.record_of(context)
+        is_paged = self._is_paged and not values.get("json")
+        with paged() if is_paged else nullcontext(), holding(*self._held_paths(given)):
+            return self._run(record)
+
+    def record_of(self, context: click.Context) -> Any:
+        """Return the record that a parsed command line makes."""
+        return self._record(**self._attributes(self._given(context)))
+
+    def _given(self, context: click.Context) -> dict[str, Any]:
+        """Return what was given, in the order of the command line: its first mistake counts."""
+        return {
+            name: _value_of(value, self.rows[name], is_list=name in self._lists)
+            for name, value in context.params.items()
+            if name in self.rows and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        }
+
+    def _attributes(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        attributes: dict[str, Any] = {}
+        for one in fields(self._record):
+            if "option" in one.metadata and one.name in given:
+                attributes[one.name] = given[one.name]
+            elif "group" in one.metadata:
+                names = self._names_in(one.metadata["group"])
+                attributes[one.name] = {name: given[name] for name in given if name in names}
+        return attributes
+
+    def _held_paths(self, given: Mapping[str, Any]) -> Iterator[str]:
+        """Yield the paths whose directories the command keeps open: what it changes, and its outputs."""
+        changes = self._changes if isinstance(self._changes, bool) else any(map(given.get, self._changes))
+        for name, value in given.items():
+            row = self.rows[name]
+            if row.is_output or (changes and not row.flags):
+                yield from value if isinstance(value, tuple) else (value,)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from ckpttool.cli.help import write_options
+
+        write_options(self, ctx, formatter)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from ckpttool.cli.help import write_closing
+
+        write_closing(self.name, formatter)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from ckpttool.cli.completion import brief
+
+        items = super().shell_complete(ctx, incomplete)
+        for item in items:
+            item.help = brief(item.help or "")
+        return items
+
+
+# Parameters -----------------------------------------------------------------------------------------
+
+
+def colour_option() -> click.Option:
+    """Return the option that may stand before the name of a command, and after."""
+    option = click.Option(
+        ["--color"],
+        type=click.Choice(COLOURS),
+        metavar="WHEN",
+        help="Use colour: auto (on a terminal), always or never.",
+        expose_value=False,
+        callback=lambda context, parameter, value: choose_colour(value),
+    )
+    return _under(OUTPUT_PANEL, option)
+
+
+def help_option() -> click.Option:
+    """Return the option that shows the help, through a pager if it is long."""
+
+    def show(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+        if wanted and not context.resilient_parsing:
+            with paged():
+                print(context.get_help())
+            context.exit()
+
+    option = click.Option(
+        ["-h", "--help"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=show,
+        help="Show this message and exit.",
+    )
+    return _under(OUTPUT_PANEL, option)
+
+
+def _under(panel: str | None, option: click.Option) -> click.Option:
+    option.panel = panel  # type: ignore[attr-defined]  # what our help reads
+    return option
+
+
+def _parameter(name: str, row: Option, type_: Any, default: Any) -> click.Parameter:
+    is_list = type_ == list[str] and not row.is_text
+    completes = None if row.complete is None else _completion(row.complete)
+    if not row.flags:
+        argument = click.Argument(
+            [name],
+            nargs=-1 if is_list else 1,
+            required=default is MISSING,
+            type=str if row.complete else PathType(),
+            metavar=row.metavar,
+            shell_complete=completes,
+        )
+        argument.described = row.help  # type: ignore[attr-defined]  # what our help reads
+        return argument
+    flags, help = (
+        [*row.flags],
+        row.help + (" May be repeated." if is_list else "") + _default_text(row, default),
+    )
+    if row.negation is not None:
+        flags[0] += f"/{row.negation}"
+    if type_ is bool:
+        off = None if default is None else False
+        option = click.Option([name, *flags], is_flag=True, default=default or off, help=help)
+    else:
+        is_text = row.is_text or row.parse is not None or is_list
+        option = click.Option(
+            [name, *flags],
+            type=click.STRING if is_text else _click_type(type_, row),
+            multiple=is_list or row.panel == RULE_PANEL,
+            metavar=row.metavar or "|".join(get_args(type_)),
+            help=help,
+            shell_complete=completes,
+        )
+    return _under(row.panel, option)
+
+
+def _click_type(type_: Any, row: Option) -> click.ParamType[Any]:
+    if get_origin(type_) is Literal:
+        return click.Choice(get_args(type_))
+    if type_ is int:
+        return click.IntRange(row.minimum, row.maximum)
+    if type_ is float:
+        return click.FloatRange(row.minimum, row.maximum)
+    return click.STRING
+
+
+def _default_text(row: Option, default: Any) -> str:
+    if "[default:" in row.help or default in (None, False, (), MISSING) or row.parse is not None:
+        return ""
+    return f" [default: {row.flags[0].removeprefix('--') if default is True else default}]"
+
+
+def _value_of(value: Any, row: Option, *, is_list: bool) -> Any:
+    if isinstance(value, tuple) and row.flags and not is_list:  # a rule
+        if len(value) > 1:
+            raise UsageError(f"{row.flags[0]} was given twice (give it once)")
+        (value,) = value
+    if row.parse is None:
+        return value
+    try:
+        return row.parse(value)
+    except UsageError as failure:
+        flag = row.flags[0]
+        raise UsageError(f"{failure}" if flag in str(failure) else f"{flag}: {failure}") from failure
+
+
+def _completion(
+    kind: str,
+) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from ckpttool.cli.completion import complete
+
+        return [CompletionItem(value, help=help) for value, help in complete(kind, context, incomplete)]
+
+    return complete
