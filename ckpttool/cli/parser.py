@@ -101,10 +101,9 @@ class Command(click.Command):
             raise
 
     def _call(self, **values: Any) -> int:
-        context = click.get_current_context()
-        given, record = self._given(context), self.record_of(context)
+        record = self.record_of(click.get_current_context())
         is_paged = self._is_paged and not values.get("json")
-        with paged() if is_paged else nullcontext(), holding(*self._held_paths(given)):
+        with paged() if is_paged else nullcontext(), holding(*self._held_paths(record)):
             return self._run(record)
 
     def record_of(self, context: click.Context) -> Any:
@@ -129,12 +128,15 @@ class Command(click.Command):
                 attributes[one.name] = {name: given[name] for name in given if name in names}
         return attributes
 
-    def _held_paths(self, given: Mapping[str, Any]) -> Iterator[str]:
+    def _held_paths(self, record: Any) -> Iterator[str]:
         """Yield the paths whose directories the command keeps open: what it changes, and its outputs."""
-        changes = self._changes if isinstance(self._changes, bool) else any(map(given.get, self._changes))
-        for name, value in given.items():
-            row = self.rows[name]
-            if row.is_output or (changes and not row.flags):
+        values: dict[str, Any] = {}
+        for one in fields(record):
+            value = getattr(record, one.name)
+            values |= value if "group" in one.metadata else {one.name: value}
+        changes = self._changes if isinstance(self._changes, bool) else any(map(values.get, self._changes))
+        for name, row in self.rows.items():
+            if (row.is_output or (changes and not row.flags)) and (value := values.get(name)) is not None:
                 yield from value if isinstance(value, tuple) else (value,)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
