@@ -16,9 +16,9 @@ from ckpttool.cli.options import in_output, json_option, quiet_option
 from ckpttool.cli.output import COULD_NOT, has_colour, print_json, say, say_error, width
 from ckpttool.cli.paths import single_checkpoint
 from ckpttool.cli.progress import progress
-from ckpttool.cli.render.terminal import printable
 from ckpttool.cli.reports import check_plot, write_report
 from ckpttool.core.options import COMPARISON_PANEL, EXECUTION_PANEL, argument, jobs_option, option
+from ckpttool.core.printable import printable
 from ckpttool.io import fs
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from ckpttool.cli.options import quiet_option
 from ckpttool.cli.output import say_warning
-from ckpttool.cli.render.terminal import printable
 from ckpttool.core.errors import CheckpointError, NotFound, UsageError, from_os_error
 from ckpttool.core.options import argument
+from ckpttool.core.printable import printable
 from ckpttool.io import fs
 from ckpttool.io.held import open_file
 

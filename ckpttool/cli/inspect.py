@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.cli.options import in_output, json_option, quiet_option
 from ckpttool.cli.output import has_colour, say, width
 from ckpttool.cli.progress import progress
-from ckpttool.cli.render.terminal import printable
 from ckpttool.core.name_patterns import PIN_LISTS
 from ckpttool.core.options import argument
+from ckpttool.core.printable import printable
 from ckpttool.core.urls import is_remote
 from ckpttool.io import fs
 

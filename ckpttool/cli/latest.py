@@ -19,10 +19,10 @@ from ckpttool.cli.options import (
 from ckpttool.cli.output import COULD_NOT, grouped_messages, print_json, say, say_error, say_warning
 from ckpttool.cli.paths import print_paths, say_inferred_mode, say_journals
 from ckpttool.cli.progress import ProgressLines
-from ckpttool.cli.render.terminal import printable
 from ckpttool.cli.streams import discard
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import EXECUTION_PANEL, SELECTION_PANEL, argument, group, jobs_option, option
+from ckpttool.core.printable import printable
 from ckpttool.runs.scope import Scope
 
 if TYPE_CHECKING:

@@ -36,7 +36,6 @@ from ckpttool.cli.paths import (
     with_directory,
 )
 from ckpttool.cli.progress import ProgressLines
-from ckpttool.cli.render.terminal import printable
 from ckpttool.core.errors import CheckpointError, UsageError
 from ckpttool.core.options import (
     OUTPUT_PANEL,
@@ -47,6 +46,7 @@ from ckpttool.core.options import (
     jobs_option,
     option,
 )
+from ckpttool.core.printable import printable
 from ckpttool.io.executors import executor_at
 from ckpttool.ops.workload import Workload
 from ckpttool.runs.retention.rules import Policy

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.cli.options import in_output, json_option, null_option, quiet_option
 from ckpttool.cli.output import COULD_NOT, print_json, say_error, say_warning
 from ckpttool.cli.paths import print_paths
-from ckpttool.cli.render.terminal import printable
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import argument
+from ckpttool.core.printable import printable
 
 if TYPE_CHECKING:
     from ckpttool.core.errors import CheckpointError

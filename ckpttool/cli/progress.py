@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.cli.render.terminal import printable, shorten
+from ckpttool.cli.render.terminal import shorten
+from ckpttool.core.printable import printable
 
 if TYPE_CHECKING:
     from ckpttool.io.work import Advance

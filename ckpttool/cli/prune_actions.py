@@ -22,8 +22,8 @@ from ckpttool.cli.output import (
 from ckpttool.cli.paths import directory_name, say_journals, with_directory
 from ckpttool.cli.progress import ProgressLines
 from ckpttool.cli.prune_options import unmatched_rules
-from ckpttool.cli.render.terminal import printable
 from ckpttool.core.errors import CheckpointError, UsageError
+from ckpttool.core.printable import printable
 from ckpttool.io import fs
 from ckpttool.runs.reasons import Code, code_of, true_of_all
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from ckpttool.cli.options import in_output, json_option
 from ckpttool.cli.output import print_json
-from ckpttool.cli.render.terminal import printable
 from ckpttool.core.errors import NotFound, UsageError
 from ckpttool.core.options import EXECUTION_PANEL, argument, option
+from ckpttool.core.printable import printable
 
 if TYPE_CHECKING:
     from ckpttool.cli.config import ConfigDocument

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.options import json_option, quiet_option
 from ckpttool.cli.output import print_json, say, say_error, say_warning
-from ckpttool.cli.render.terminal import printable
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import EXECUTION_PANEL, SELECTION_PANEL, argument, group, jobs_option, option
+from ckpttool.core.printable import printable
 from ckpttool.io import fs
 from ckpttool.runs.scope import Scope
 
@@ -225,7 +225,7 @@ class _EventLines:
 
 
 def _text(event: WatchEvent) -> str:
-    from ckpttool.cli.render.numbers import file_size
+    from ckpttool.core.numbers import file_size
 
     size = "" if event.nbytes is None else file_size(event.nbytes)
     to = "" if event.to is None else printable(event.to)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 import ckpttool
-from ckpttool.cli.render.card import escaped
+from ckpttool.runs.card import escaped
 from tests.support.commands import Run
 from tests.support.frameworks import python_with_frameworks
 

@@ -10,13 +10,14 @@ from typing import Any, Literal
 import pytest
 
 from ckpttool import CheckpointError, Difference, Inspection, Verification
-from ckpttool.cli.render import github, junit, plot_results, sarif, terminal
+from ckpttool.cli.render import github, junit, plot_results, sarif
 from ckpttool.cli.render import json as documents
 from ckpttool.cli.render.plot import Numbers
 from ckpttool.cli.render.text_changes import undo_text
 from ckpttool.cli.render.text_diff import diff_text, drift_text, name_only_text
 from ckpttool.cli.render.text_inspect import inspect_text
 from ckpttool.cli.render.verdicts import VerifyStyle, verify_text
+from ckpttool.core.printable import printable
 from ckpttool.ops.drift import Drift
 from ckpttool.runs.listing import Listing
 from ckpttool.runs.undo import Undone
@@ -93,7 +94,7 @@ def limit_results(patch: pytest.MonkeyPatch, count: int) -> None:
 
 def escaped(text: str) -> str:
     """Return a text out of a file as a terminal is given it."""
-    return terminal.printable(text)
+    return printable(text)
 
 
 def picture_of(result: Difference | Drift | Listing, kind: str = "svg", title: str = "run") -> bytes:

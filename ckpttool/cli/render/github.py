@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckpttool.cli.render.terminal import printable_cut
 from ckpttool.cli.render.verdicts import (
     VERDICTS,
     count_verdicts,
@@ -21,6 +20,7 @@ from ckpttool.cli.render.verdicts import (
     rank_findings,
     verdict_word,
 )
+from ckpttool.core.printable import printable_cut
 from ckpttool.core.report import Severity, counted
 from ckpttool.ops.verdict import Check, Status, Verification
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.cli.render.terminal import is_printable
+from ckpttool.core.printable import is_printable
 from ckpttool.core.tensor import Role
 from ckpttool.ops.verdict import safety_of
 
@@ -524,7 +524,7 @@ def list_document(listing: Listing, cadences: Mapping[str, Cadence] = MappingPro
 
 
 def _list_row(listed: ListedCheckpoint) -> dict[str, Any]:
-    from ckpttool.cli.render.numbers import utc_time
+    from ckpttool.core.numbers import utc_time
 
     entry = listed.entry
     about = {} if listed.remark.is_empty else {"about": _remark(listed.remark)}

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckpttool.cli.render.terminal import printable_cut
 from ckpttool.cli.render.verdicts import (
     SEVERITIES,
     finding_sentence,
@@ -18,6 +17,7 @@ from ckpttool.cli.render.verdicts import (
     is_open,
     is_undone,
 )
+from ckpttool.core.printable import printable_cut
 from ckpttool.core.report import Finding, Severity, counted
 from ckpttool.ops.verdict import Check, Status, Verification
 

@@ -17,10 +17,11 @@ from html import escape
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.cli.render.numbers import amount
-from ckpttool.cli.render.terminal import printable, shorten
+from ckpttool.cli.render.terminal import shorten
 from ckpttool.core.errors import MissingPackage, UsageError
 from ckpttool.core.extras import install_command
+from ckpttool.core.numbers import amount
+from ckpttool.core.printable import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,6 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from ckpttool.cli.render.numbers import file_size, number
 from ckpttool.cli.render.plot import Bars, Drawing, Heat, Lines, Numbers, label, picture
 from ckpttool.cli.render.text_diff import (
     DRIFT_HEADINGS,
@@ -21,6 +20,7 @@ from ckpttool.cli.render.text_diff import (
     summary_line,
 )
 from ckpttool.cli.render.text_list import ListStyle, metric_of, shown_metrics
+from ckpttool.core.numbers import file_size, number
 from ckpttool.core.report import counted
 from ckpttool.core.tensor import Role
 from ckpttool.ops.difference import Change, Difference, distances

@@ -10,7 +10,7 @@ from html import escape
 from importlib.resources import files
 
 from ckpttool.cli.render.json import dumps, list_document
-from ckpttool.cli.render.terminal import printable
+from ckpttool.core.printable import printable
 from ckpttool.runs.listing import Listing
 
 

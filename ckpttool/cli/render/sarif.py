@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.explanations import as_sentence, explanations, plain
 from ckpttool.cli.render.json import dumps
-from ckpttool.cli.render.terminal import LONGEST, printable_cut
 from ckpttool.cli.render.verdicts import (
     SEVERITIES,
     is_open,
@@ -21,6 +20,7 @@ from ckpttool.cli.render.verdicts import (
     path_from_root,
     verdict_word,
 )
+from ckpttool.core.printable import LONGEST, printable_cut
 from ckpttool.core.report import Finding, Severity, counted
 from ckpttool.ops.verdict import Verification
 

@@ -8,7 +8,8 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from ckpttool.cli.render.terminal import ELLIPSIS, Style, display_width, fit, pad, shorten, styled
+from ckpttool.cli.render.terminal import Style, display_width, fit, pad, shorten, styled
+from ckpttool.core.printable import ELLIPSIS
 
 GAP = 2
 _NARROWEST_NAME = 40

@@ -1,35 +1,10 @@
-"""Text made fit for a terminal: names from files spelled out, styles, and how many columns a text takes."""
+"""Text on a terminal: styles, and how many columns it takes."""
 
 from __future__ import annotations
 
-import unicodedata
 from enum import IntEnum
 
-ELLIPSIS = "…"
-LONGEST = 4096
-"""Characters of one name or sentence: the longest path that Linux opens. A file may hold longer names."""
-_SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-# Control, format (bidirectional marks, zero-width), surrogate, private use, unassigned, line separators.
-_UNFIT = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-
-
-def printable(text: str) -> str:
-    """Return the text with everything that could move a cursor or hide something spelled out."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(one if is_printable(one) else _escape(one) for one in text)
-
-
-def _escape(character: str) -> str:
-    if character in _SHORT:
-        return _SHORT[character]
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
-def is_printable(character: str) -> bool:
-    """Tell whether a character shows as itself, and moves nothing else."""
-    return unicodedata.category(character) not in _UNFIT
+from ckpttool.core.printable import ELLIPSIS
 
 
 class Style(IntEnum):
@@ -42,16 +17,6 @@ class Style(IntEnum):
 def styled(text: str, style: Style, colour: bool) -> str:
     """Return the text in a style if colour is wanted."""
     return f"\x1b[{style.value}m{text}\x1b[0m" if colour and text else text
-
-
-def cut(text: str, room: int) -> str:
-    """Return a text without its end if it has more characters than there is room."""
-    return text if len(text) <= room else f"{text[: room - 1]}{ELLIPSIS}"
-
-
-def printable_cut(text: str, longest: int = LONGEST) -> str:
-    """Return a text out of a file, spelled out where it isn't printable and cut where it is endless."""
-    return cut(printable(text[: longest + 1]), longest)
 
 
 def fit(text: str, room: int) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ckpttool.cli.render.numbers import file_size, number
 from ckpttool.cli.render.tables import hanging_lines, shorten_names
-from ckpttool.cli.render.terminal import Style, printable, styled
+from ckpttool.cli.render.terminal import Style, styled
+from ckpttool.core.numbers import file_size, number
+from ckpttool.core.printable import printable
 from ckpttool.core.report import counted
 from ckpttool.runs.cadence import Cadence
 

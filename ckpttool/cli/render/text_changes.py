@@ -12,7 +12,6 @@ from itertools import groupby
 from shlex import quote
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckpttool.cli.render.numbers import file_size
 from ckpttool.cli.render.tables import (
     NARROWEST_TEXT,
     aligned_numbers,
@@ -20,8 +19,10 @@ from ckpttool.cli.render.tables import (
     hanging_lines,
     shorten_names,
 )
-from ckpttool.cli.render.terminal import ELLIPSIS, Style, display_width, pad, printable, styled
+from ckpttool.cli.render.terminal import Style, display_width, pad, styled
 from ckpttool.cli.render.verdicts import finding_lines, survival_text
+from ckpttool.core.numbers import file_size
+from ckpttool.core.printable import ELLIPSIS, printable
 from ckpttool.core.report import counted
 from ckpttool.formats.interface import natural_path
 from ckpttool.io import fs

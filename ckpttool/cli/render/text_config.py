@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ckpttool.cli.render.terminal import display_width, pad, printable
+from ckpttool.cli.render.terminal import display_width, pad
+from ckpttool.core.printable import printable
 from ckpttool.io.toml import as_toml
 
 if TYPE_CHECKING:

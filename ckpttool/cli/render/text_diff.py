@@ -13,7 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ckpttool.cli.render.numbers import (
+from ckpttool.cli.render.tables import TextTable, aligned_pairs, more_line, text_table
+from ckpttool.cli.render.terminal import Style, styled
+from ckpttool.core.numbers import (
     LONGEST_VALUE,
     amount,
     file_size,
@@ -23,8 +25,7 @@ from ckpttool.cli.render.numbers import (
     share,
     two_values,
 )
-from ckpttool.cli.render.tables import TextTable, aligned_pairs, more_line, text_table
-from ckpttool.cli.render.terminal import Style, printable, printable_cut, styled
+from ckpttool.core.printable import printable, printable_cut
 from ckpttool.core.report import counted
 from ckpttool.core.tensor import Role
 from ckpttool.ops.difference import ABSENT, Change, Difference, Facts, ValueChange, distances

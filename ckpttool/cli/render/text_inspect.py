@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from ckpttool.cli.render.numbers import file_size, number, shape_text
 from ckpttool.cli.render.tables import GAP, columns_that_fit, hanging_lines
-from ckpttool.cli.render.terminal import Style, display_width, pad, printable, printable_cut, shorten, styled
+from ckpttool.cli.render.terminal import Style, display_width, pad, shorten, styled
 from ckpttool.core.checkpoint import TrainingState
+from ckpttool.core.numbers import file_size, number, shape_text
+from ckpttool.core.printable import printable, printable_cut
 from ckpttool.core.report import counted
 from ckpttool.core.roles import FLAT_OPTIMIZER
 from ckpttool.core.tensor import Role, Tensor

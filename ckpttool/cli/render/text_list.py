@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ckpttool.cli.render.numbers import file_size, number
 from ckpttool.cli.render.tables import aligned_numbers, hanging_lines, is_number, shorten_names, text_table
-from ckpttool.cli.render.terminal import Style, display_width, fit, printable, styled
+from ckpttool.cli.render.terminal import Style, display_width, fit, styled
+from ckpttool.core.numbers import file_size, number
+from ckpttool.core.printable import printable
 from ckpttool.core.report import counted
 from ckpttool.io import fs
 from ckpttool.runs.listing import ListedCheckpoint, ListedSeries, Listing, known_metrics, total_bytes

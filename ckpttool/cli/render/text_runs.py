@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
-from ckpttool.cli.render.numbers import file_size
 from ckpttool.cli.render.tables import aligned_numbers, hanging_lines, text_table
-from ckpttool.cli.render.terminal import Style, fit, printable, styled
+from ckpttool.cli.render.terminal import Style, fit, styled
 from ckpttool.cli.render.text_list import (
     ANY_WIDTH,
     INDENT,
@@ -17,6 +16,8 @@ from ckpttool.cli.render.text_list import (
     metric_cells,
     metric_of,
 )
+from ckpttool.core.numbers import file_size
+from ckpttool.core.printable import printable
 from ckpttool.core.report import counted
 from ckpttool.io import fs
 from ckpttool.runs.listing import ListedRun, Listing, differing_parameters

@@ -8,17 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ckpttool.cli.render.numbers import file_size
 from ckpttool.cli.render.tables import hanging_lines, shorten_names
-from ckpttool.cli.render.terminal import (
-    Style,
-    display_width,
-    fit,
-    pad,
-    printable,
-    printable_cut,
-    styled,
-)
+from ckpttool.cli.render.terminal import Style, display_width, fit, pad, styled
+from ckpttool.core.numbers import file_size
+from ckpttool.core.printable import printable, printable_cut
 from ckpttool.core.report import Finding, Severity, counted, first_names
 from ckpttool.ops.survival import Survival
 from ckpttool.ops.verdict import (

@@ -7,8 +7,8 @@ from decimal import Decimal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.cli.render.numbers import amount, file_size, number, share, two_values, utc_time
 from ckpttool.cli.render.text_list import age_words, metric_cells
+from ckpttool.core.numbers import amount, file_size, number, share, two_values, utc_time
 from tests.support.golden import Golden
 
 NAN, INF = float("nan"), float("inf")

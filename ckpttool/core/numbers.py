@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ckpttool.cli.render.terminal import printable, printable_cut
+from ckpttool.core.printable import printable, printable_cut
 
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
 _SMALL, _LARGE = 0.01, 10_000.0
