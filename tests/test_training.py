@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import Role
-from ckpttool.cli.render.json import dumps, training_document
+from ckpttool.core.documents import document_of, dumps
 from ckpttool.core.roles import role_of
 from ckpttool.core.training import training_state
 
@@ -48,7 +48,7 @@ def test_any_tree_gives_a_state_that_json_can_hold(
 ) -> None:
     readers = {path: (lambda value=value: value) for path, value in scalars.items()}
     state = training_state(tree, readers, name)
-    document = json.loads(dumps(training_document(state)))
+    document = json.loads(dumps(document_of(state)))
     assert all(
         value is None or isinstance(value, int | float | str)
         for value in (document["epoch"], document["loss"])

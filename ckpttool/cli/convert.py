@@ -140,9 +140,7 @@ def plan_and_convert(
         place = f"{target}[{finding.where}]" if finding.where else target
         say_warning(f"{place}: {finding.message}")
     if json:
-        from ckpttool.cli.render.json import convert_document
-
-        print_json(convert_document(converted))
+        print_json(converted.document())
     elif quiet:
         for value in converted.dropped:
             say_warning(f"{value.path} is not preserved: {value.why}")

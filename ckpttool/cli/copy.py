@@ -117,9 +117,7 @@ def _report(copied: Copied, *, json: bool, quiet: bool) -> int:
     for problem in (*copied.problems, *(pruned.problems if pruned else ())):
         say_error(f"{problem.path}: {problem.message}")
     if json:
-        from ckpttool.cli.render.json import copy_document
-
-        print_json(copy_document(copied))
+        print_json(copied.document())
     elif pruned is not None and not quiet:
         from ckpttool.cli.render.text_changes import total_line
 

@@ -177,9 +177,7 @@ def _open_both(a: str, b: str) -> Iterator[tuple[Checkpoint, Checkpoint]]:
 
 def _print_difference(difference: Difference, output: DiffCommand) -> None:
     if output.json:
-        from ckpttool.cli.render.json import diff_document
-
-        print_json(diff_document(difference))
+        print_json(difference.document())
     elif output.name_only:
         from ckpttool.cli.render.text_diff import name_only_text
 
@@ -216,9 +214,7 @@ def compare_series(paths: Sequence[str], options: DiffOptions, output: DiffComma
 
         write_report("--plot", output.plot, drift_picture(kind_of(output.plot), series))
     if output.json and not output.quiet:
-        from ckpttool.cli.render.json import drift_document
-
-        print_json(drift_document(series))
+        print_json(series.document())
     elif not output.quiet:
         from ckpttool.cli.render.text_diff import drift_text
 

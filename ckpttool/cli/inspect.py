@@ -100,9 +100,9 @@ def _print(inspections: list[Inspection], options: InspectOptions) -> None:
         print("\n".join(_field(inspection, field) for inspection in inspections))
     elif options.json:
         from ckpttool.cli.output import print_json
-        from ckpttool.cli.render.json import inspect_document
+        from ckpttool.ops.inspect import SCHEMA
 
-        print_json(inspect_document(inspections, [_remark_on(one.checkpoint.path) for one in inspections]))
+        print_json({"schema": SCHEMA, "checkpoints": [*map(_row, inspections)]})
     else:
         from ckpttool.cli.render.text_inspect import inspect_text
 
@@ -117,6 +117,13 @@ def _print(inspections: list[Inspection], options: InspectOptions) -> None:
             for one in inspections
         )
         print("\n\n".join(shown))
+
+
+def _row(inspection: Inspection) -> dict[str, Any]:
+    """Return the document of a checkpoint, with its note."""
+    remark = _remark_on(inspection.checkpoint.path)
+    about = {} if remark is None or remark.is_empty else {"about": remark.document()}
+    return {**inspection.row(), **about}
 
 
 def _newest_in(path: str) -> str:
@@ -141,12 +148,11 @@ def _field(inspection: Inspection, key: str) -> str:
     Raises:
         UsageError: There is no such key.
     """
-    from ckpttool.cli.render.json import dumps, inspect_document
+    from ckpttool.core.documents import dumps
     from ckpttool.core.errors import UsageError
     from ckpttool.core.suggest import did_you_mean
 
-    (document,) = inspect_document([inspection], [_remark_on(inspection.checkpoint.path)])["checkpoints"]
-    value = document
+    value = document = _row(inspection)
     for part in key.split("."):
         if isinstance(value, list) and part.isdigit() and int(part) < len(value):
             value = value[int(part)]
@@ -160,10 +166,7 @@ def _field(inspection: Inspection, key: str) -> str:
 
 def fields_of(path: str) -> list[str]:
     """Return the dotted keys of the values that ``--field`` prints of a checkpoint."""
-    from ckpttool.cli.render.json import inspect_document
-
-    (document,) = inspect_document([_inspect(path, None, False)])["checkpoints"]
-    return [*_keys_in(document)]
+    return [*_keys_in(_inspect(path, None, False).row())]
 
 
 def _keys_in(document: Mapping[str, Any], above: str = "") -> Iterator[str]:

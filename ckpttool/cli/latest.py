@@ -163,9 +163,7 @@ def _tell(text: str) -> None:
 
 def _print(found: Latest, *, json: bool, null: bool, quiet: bool) -> None:
     if json:
-        from ckpttool.cli.render.json import latest_document
-
-        print_json(latest_document(found))
+        print_json(found.document())
     elif found.entry is not None and not quiet:
         if found.entry.path.endswith("\n") and not null:
             say_warning(f"{found.entry.path}: its name ends in a line break, which $(…) takes off (-0 helps)")

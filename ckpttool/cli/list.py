@@ -240,9 +240,11 @@ def _show_cadence(listing: Listing, command: ListCommand) -> None:
         if len(series.checkpoints) > 1
     ]
     if command.json:
-        from ckpttool.cli.render.json import list_document
-
-        print_json(list_document(listing, dict(cadences)))
+        document, known = listing.document(), dict(cadences)
+        for row in document["series"]:
+            if row["key"] in known:
+                row["cadence"] = known[row["key"]].document()
+        print_json(document)
     elif not command.quiet and cadences:
         from ckpttool.cli.render.text_cadence import cadence_text
 
@@ -363,9 +365,7 @@ def warn(listing: Listing, *, everything: bool, verbose: bool = False) -> None:
 
 def _show(listing: Listing, places: Sequence[ListedDirectory], command: ListCommand) -> None:
     if command.json:
-        from ckpttool.cli.render.json import list_document
-
-        print_json(list_document(listing))
+        print_json(listing.document())
     elif command.quiet:
         pass
     elif not listing.checkpoints:

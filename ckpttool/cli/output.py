@@ -84,7 +84,7 @@ def paged() -> AbstractContextManager[None]:
 
 def print_json(document: Mapping[str, Any]) -> None:
     """Print a document."""
-    from ckpttool.cli.render.json import dumps
+    from ckpttool.core.documents import dumps
 
     print(dumps(document))
 

@@ -7,58 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from ckpttool.cli.render.json import list_document, unread_rows
 from ckpttool.cli.verdicts import VerifyOutcome
+from ckpttool.core.documents import messages, plain, record_of
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, UsageError
-from ckpttool.core.report import Finding, Severity, counted
-from ckpttool.core.tensor import Role
+from ckpttool.core.report import counted
 from ckpttool.io import fs
 from ckpttool.io.jsontext import parse_json
 from ckpttool.ops.manifest_seal import SealResult
-from ckpttool.ops.survival import Amount, Survival
-from ckpttool.ops.verdict import Check, Safety, Status, Verification
+from ckpttool.ops.verdict import VERIFY_SCHEMA, Verification
 from ckpttool.ops.workload import Part, digest_of_work
-
-if TYPE_CHECKING:
-    from ckpttool.runs.listing import Listing
+from ckpttool.runs.listing import LIST_SCHEMA, Listing
 
 T = TypeVar("T")
-VERIFY_SCHEMA, LIST_SCHEMA = "ckpttool.verify/1", "ckpttool.list/1"
 _EXPECTED = "a document of --part --json"
 _MOST_NAMED = 10
 
 
-def add_share(document: dict[str, Any], outcome: VerifyOutcome) -> dict[str, Any]:
-    """Return the document of ``verify`` with what it says of a part, and of a sample."""
-    if outcome.read_in_full is not None:
-        document["sampled"] = {"full": outcome.read_in_full, "of": len(outcome.verifications)}
-    share = outcome.share
-    if share is None:
-        return document
-    places = {path: iter(positions) for path, positions in share.positions.items()}
-    for row, verification in zip(document["checkpoints"], outcome.verifications, strict=True):
-        row["position"] = next(places.get(verification.path, iter(())), share.found)
-        for finding, found in zip(row["findings"], verification.findings, strict=True):
-            finding["check"] = found.check
-    for row in document.get("errors", ()):
-        row["position"] = next(places.get(row["path"], iter(())), -1)
-    begin = {"schema": document.pop("schema"), "part": share.part.number, "of": share.part.of}
-    gone = sorted(position for left in places.values() for position in left)
-    return {
-        **begin,
-        "found": share.found,
-        "gone": gone,
-        "split": share.digest,
-        "strict": outcome.strict,
-        **document,
-    }
-
-
 def list_part_document(listing: Listing, part: Part, depth: str) -> dict[str, Any]:
     """Return the document of ``list`` with the rows of a part; the series are those of all checkpoints."""
-    document = list_document(listing)
+    document = listing.document()
     rows = []
     for position, (row, listed) in enumerate(zip(document["checkpoints"], listing.checkpoints, strict=True)):
         if listed.part == part.number:
@@ -74,7 +43,7 @@ def list_part_document(listing: Listing, part: Part, depth: str) -> dict[str, An
         "split": digest_of_work(sizes, (depth,)),
         **document,
         "checkpoints": rows,
-        "problems": [{"path": one.path, "message": str(one.message)} for one in problems],
+        "problems": plain(problems),
     }
 
 
@@ -165,9 +134,11 @@ def merge_lists(documents: Sequence[PartDocument]) -> MergedList:
             row["newest"] = row["path"] == one_series["newest"]
         begin += one_series["count"]
     runs = documents[0].parsed(lambda body: [*body["runs"]])
-    document = {"schema": LIST_SCHEMA, "checkpoints": ordered, "series": series, "runs": runs}
+    document: dict[str, Any] = {"schema": LIST_SCHEMA, "checkpoints": ordered, "series": series, "runs": runs}
     unread = {path: why for one in documents for path, why in one.parsed(_unread_of).items()}
-    return MergedList({**document, **unread_rows(unread)}, [*problems], unread)
+    if unread:
+        document["unread"] = messages(unread)
+    return MergedList(document, [*problems], unread)
 
 
 def _without_newest(series: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -248,46 +219,12 @@ def _read(path: str) -> PartDocument:
 
 
 def _verdict_row(row: Mapping[str, Any]) -> _Row:
-    verification = Verification(
-        str(row["path"]),
-        row["format"],
-        row["variant"],
-        Safety(row["safety"]),
-        tuple(Check(one["name"], Status(one["status"]), one["detail"]) for one in row["checks"]),
-        tuple(
-            Finding(
-                one["code"],
-                Severity(one["severity"]),
-                one["message"],
-                one["where"],
-                check=one["check"],
-                ignored=one.get("ignored"),
-                tensors=tuple(one.get("tensors", ())),
-            )
-            for one in row["findings"]
-        ),
-        int(row["bytes"]),
-        survival=_survival_of(row["survival"]) if "survival" in row else None,
-    )
-    if (row["verdict"] == "valid") is not verification.is_valid:
+    verification = record_of(Verification, row)
+    if row["verdict"] != verification.verdict:
         raise ValueError("a verdict that its checks don't give")
-    sealed = None
-    if (manifest := row.get("manifest")) is not None:
-        files = tuple(manifest["files"])
-        sealed = SealResult(files, manifest["refused"], bool(files) and not manifest["written"])
+    manifest = row.get("manifest")
+    sealed = None if manifest is None else record_of(SealResult, manifest)
     return _Row(int(row["position"]), verification, sealed)
-
-
-def _survival_of(document: Mapping[str, Any]) -> Survival:
-    amounts = {
-        role.value: Amount(int(document[role.value]["saved"]), int(document[role.value]["of"]))
-        for role in Role
-    }
-    return Survival(
-        **amounts,
-        rng_state_lost=bool(document["rng_state_lost"]),
-        names_all=bool(document["names_all"]),
-    )
 
 
 def _error_row(row: Mapping[str, Any]) -> _Row:

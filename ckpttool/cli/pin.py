@@ -86,9 +86,7 @@ def _print(done: Pinning, did: str, was: str, *, json: bool, quiet: bool) -> Non
     for message in done.recovered if not quiet else ():
         say_warning(message)
     if json:
-        from ckpttool.cli.render.json import pin_document
-
-        print_json(pin_document(done.pins, done.changed))
+        print_json(done.document())
     elif not quiet:
         for path in done.changed:
             print(f"{did} {printable(path)}")
@@ -98,7 +96,7 @@ def _print(done: Pinning, did: str, was: str, *, json: bool, quiet: bool) -> Non
 
 def _list(options: PinOptions) -> int:
     from ckpttool.runs.pointers.pin_lists import absence_message, pin_fault
-    from ckpttool.runs.pointers.pins import pins_below
+    from ckpttool.runs.pointers.pins import pin_document, pins_below
     from ckpttool.transaction.paths import shown
 
     errors: list[CheckpointError] = []
@@ -109,8 +107,6 @@ def _list(options: PinOptions) -> int:
     void = {(one.path, one.name) for one, _ in faults}
     pins = {one.path: one for key, one in listed.items() if key not in void}
     if options.json:
-        from ckpttool.cli.render.json import pin_document
-
         print_json(pin_document([*pins.values()], void=faults))
     elif pins and not quiet:
         print_paths([pinned.path for pinned in pins.values()], null=options.null)

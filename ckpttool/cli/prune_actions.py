@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ckpttool.cli.consent import Consent
 from ckpttool.cli.output import (
@@ -159,9 +159,7 @@ def _report_wrong_rules(options: PruneOptions, problems: Sequence[Problem], outp
     outcome = Pruned(plan, 0, dry_run=output.dry_run, problems=tuple(problems))
     _say(outcome, quiet=output.quiet)
     if output.json:
-        from ckpttool.cli.render.json import prune_document
-
-        print_json(prune_document(outcome))
+        print_json(outcome.document())
     return 1
 
 
@@ -236,9 +234,7 @@ def _report(outcomes: Sequence[Pruned], output: OutputOptions, *, failed: bool) 
         _print(outcomes, output, sys.stderr)
         return COULD_NOT
     if output.json:
-        from ckpttool.cli.render.json import prune_document
-
-        print_json(prune_document(outcome))
+        print_json(outcome.document())
     else:
         _print(outcomes, output, sys.stdout)
     would_go = output.check and outcome.plan.changes
@@ -309,6 +305,7 @@ def explain_checkpoint(options: PruneOptions, path: str, output: OutputOptions) 
     """Print why one checkpoint is kept or removed, and return the exit status; nothing is changed."""
     from ckpttool.runs.pruning.explanation import explain
     from ckpttool.runs.pruning.planning import make_plan
+    from ckpttool.runs.pruning.prune import Pruned
 
     request = _request_around(options, path)
     _say_unread(options, output)
@@ -316,9 +313,8 @@ def explain_checkpoint(options: PruneOptions, path: str, output: OutputOptions) 
     planned = make_plan(request, ProgressLines())
     explanation = explain(planned, path)
     if output.json:
-        from ckpttool.cli.render.json import explain_document
-
-        print_json(explain_document(planned, explanation))
+        preview = Pruned(planned.plan, planned.plan.freed_bytes, dry_run=True, problems=planned.problems)
+        print_json({**preview.document(), "explained": explanation.document()})
     elif not output.quiet:
         from ckpttool.cli.render.text_changes import explain_text
 
@@ -393,14 +389,27 @@ def _empty_each(options: PruneOptions, *, dry_run: bool) -> tuple[list[EmptiedTr
     return emptied, failures
 
 
+def _emptied_document(emptied: Sequence[EmptiedTrash]) -> dict[str, Any]:
+    from ckpttool.runs.pruning.prune import SCHEMA
+
+    return {
+        "schema": SCHEMA,
+        "dry_run": any(one.dry_run for one in emptied),
+        "policy": {},
+        "freed_bytes": sum(one.freed_bytes for one in emptied),
+        "groups": [],
+        "errors": [problem.document() for one in emptied for problem in one.problems],
+        "emptied": [path for one in emptied for path in one.removed],
+    }
+
+
 def _agrees_to_empty(preview: Sequence[EmptiedTrash], output: OutputOptions) -> bool:
     """Ask; whoever declines elsewhere than on a terminal is told what would have been removed."""
-    from ckpttool.cli.render.json import empty_document
     from ckpttool.cli.render.text_changes import empty_question, empty_text
 
     agrees = output.consent.to(empty_question(preview))
     if not agrees and output.json:
-        print_json(empty_document(preview))
+        print_json(_emptied_document(preview))
     elif not (agrees or output.quiet or output.consent.asks):
         print(empty_text(preview))
     return agrees
@@ -414,9 +423,7 @@ def _report_emptied(emptied: Sequence[EmptiedTrash], output: OutputOptions, *, f
     for problem in problems:
         say_error(f"{problem.path}: {problem.message}")
     if output.json and not failed:
-        from ckpttool.cli.render.json import empty_document
-
-        print_json(empty_document(emptied))
+        print_json(_emptied_document(emptied))
     elif not output.quiet:
         from ckpttool.cli.render.text_changes import empty_text
 

@@ -98,9 +98,7 @@ def rename(options: RenameOptions) -> int:
         say_error(f"{directory}: nothing was renamed (--exclude skips checkpoints that can't be named)")
         return COULD_NOT
     if json:
-        from ckpttool.cli.render.json import rename_document
-
-        print_json(rename_document(renamed))
+        print_json(renamed.document())
     elif not quiet and renamed.planned.plan.count:
         columns, colour = terminal_width(sys.stdout), has_colour(sys.stdout)
         text = rename_text(renamed, width=columns, colour=colour)

@@ -49,9 +49,7 @@ def salvage(options: SalvageOptions) -> int:
     for warning in done.converted.warnings:
         say_warning(warning)
     if options.json:
-        from ckpttool.cli.render.json import salvage_document
-
-        print_json(salvage_document(done))
+        print_json(done.document())
     elif not options.quiet and not done.converted.mismatches:
         from ckpttool.cli.render.text_changes import salvage_text
 

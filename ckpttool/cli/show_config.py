@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.options import in_output, json_option
 from ckpttool.cli.output import print_json
+from ckpttool.core.documents import document_of
 from ckpttool.core.errors import NotFound, UsageError
 from ckpttool.core.options import EXECUTION_PANEL, argument, option
 from ckpttool.core.printable import printable
@@ -66,14 +67,26 @@ def config(options: ConfigOptions) -> int:
     if trust:
         return _trust(document, entries)
     if json:
-        from ckpttool.cli.render.json import config_document
-
-        print_json(config_document(document, entries))
+        print_json(_document(document, entries))
     else:
         from ckpttool.cli.render.text_config import config_text
 
         print(config_text(document, entries))
     return 0
+
+
+def _document(document: ConfigDocument | None, entries: Sequence[ConfigEntry]) -> dict[str, Any]:
+    is_trusted = None if document is None else document.trust_doubt() is None
+    values = [
+        {
+            **document_of(one, "table", "rule", "key", "value"),
+            "source": "file" if one.is_from_file else "default",
+            "refused": one.needs_trust and not is_trusted,
+        }
+        for one in entries
+    ]
+    path = None if document is None else document.path
+    return {"schema": "ckpttool.config/1", "path": path, "trusted": is_trusted, "values": values}
 
 
 def _path_of(place: str, *, may_be_missing: bool) -> str | None:

@@ -38,9 +38,7 @@ def undo(options: UndoOptions) -> int:
     for problem in done.problems:
         say_error(f"{problem.path}: {problem.message}")
     if options.json:
-        from ckpttool.cli.render.json import undo_document
-
-        print_json(undo_document(done))
+        print_json(done.document())
     elif done.identity is None:
         if not options.quiet:
             subdirectories = (

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckpttool.cli.output import say_error, say_warning
 from ckpttool.cli.predict_options import flag_of
 from ckpttool.cli.progress import ProgressLines
+from ckpttool.core.documents import messages
 from ckpttool.core.errors import CheckpointError, MissingPackage, NotFound, UsageError
 from ckpttool.formats.interface import SIDECARS, Unit
 from ckpttool.io import fs
-from ckpttool.ops.verdict import OPTIONAL, Verification
+from ckpttool.ops.verdict import OPTIONAL, Verification, verify_document
 from ckpttool.ops.verify import unreadable
 from ckpttool.ops.verify_all import TaskResult, VerifyTask, require_any, size_of, verify_tasks
 from ckpttool.transaction.pending_journals import current_unit
@@ -115,6 +116,31 @@ class VerifyOutcome:
             return False
         is_all_read = not (self.strict and self.unread)
         return is_all_read and all(one.passes(strict=self.strict) for one in self.verifications)
+
+    def document(self) -> dict[str, Any]:
+        """Return its document: of a part, with the place of each checkpoint among all."""
+        document = verify_document(self.verifications, self.failures, passed=self.passed)
+        for row in document["checkpoints"]:
+            if (sealed := self.sealed.get(row["path"])) is not None:
+                row["manifest"] = sealed.document()
+        if self.unread:
+            document["unread"] = messages(self.unread, severity="error" if self.strict else "warning")
+        if self.read_in_full is not None:
+            document["sampled"] = {"full": self.read_in_full, "of": len(self.verifications)}
+        return document if self.share is None else self._with_places(document, self.share)
+
+    def _with_places(self, document: dict[str, Any], share: Share) -> dict[str, Any]:
+        places = {path: iter(positions) for path, positions in share.positions.items()}
+        for row, verification in zip(document["checkpoints"], self.verifications, strict=True):
+            row["position"] = next(places.get(verification.path, iter(())), share.found)
+            for finding, found in zip(row["findings"], verification.findings, strict=True):
+                finding["check"] = found.check
+        for row in document.get("errors", ()):
+            row["position"] = next(places.get(row["path"], iter(())), -1)
+        gone = sorted(position for left in places.values() for position in left)
+        begin = {"schema": document.pop("schema"), "part": share.part.number, "of": share.part.of}
+        whole = {"found": share.found, "gone": gone, "split": share.digest, "strict": self.strict}
+        return {**begin, **whole, **document}
 
 
 def verify_all_with(address: str | None, paths: Sequence[str], options: VerifyOptions) -> VerifyOutcome:

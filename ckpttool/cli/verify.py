@@ -194,8 +194,9 @@ def _report(outcome: VerifyOutcome, wanted: Reports, shown: VerifyCommand) -> in
 
 def _show_merged(shown: VerifyCommand, wanted: Reports) -> int:
     """Show what the documents of all parts come to; each of them knows whether warnings fail."""
-    from ckpttool.cli.part_documents import LIST_SCHEMA, merge_verdicts, read_parts
+    from ckpttool.cli.part_documents import merge_verdicts, read_parts
     from ckpttool.cli.reports import check_targets
+    from ckpttool.runs.listing import LIST_SCHEMA
 
     check_targets(_report_files(wanted), shown.paths)
     documents = read_parts(shown.paths)
@@ -315,14 +316,8 @@ def _warn_unused_rules(config: VerifyConfig, outcome: VerifyOutcome) -> None:
 def _print_verdicts(outcome: VerifyOutcome, shown: VerifyCommand) -> None:
     if shown.json:
         from ckpttool.cli.output import print_json
-        from ckpttool.cli.part_documents import add_share
-        from ckpttool.cli.render.json import unread_rows, verify_document
 
-        document = verify_document(
-            outcome.verifications, outcome.sealed, outcome.failures, passed=outcome.passed
-        )
-        severity = "error" if outcome.strict else "warning"
-        print_json(add_share({**document, **unread_rows(outcome.unread, severity=severity)}, outcome))
+        print_json(outcome.document())
         return
     from ckpttool.cli.output import width
     from ckpttool.cli.render.verdicts import VerifyStyle, verify_text
@@ -349,5 +344,5 @@ def _print_manifests(sealed: Mapping[str, SealResult], stream: TextIO) -> None:
 
     for one in sealed.values():
         if one.files:
-            verb = "already there" if one.was_there else "wrote"
+            verb = "wrote" if one.written else "already there"
             print(f"{verb}: {', '.join(map(printable, one.files))}", file=stream)

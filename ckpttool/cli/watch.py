@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.options import json_option, quiet_option
 from ckpttool.cli.output import print_json, say, say_error, say_warning
+from ckpttool.core.documents import document_of
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import EXECUTION_PANEL, SELECTION_PANEL, argument, group, jobs_option, option
 from ckpttool.core.printable import printable
@@ -201,8 +202,6 @@ class _EventLines:
 
     def print(self, event: WatchEvent) -> None:
         """Print what happened to stdout, and what failed to stderr."""
-        from ckpttool.cli.render.json import watch_document
-
         status = event.status.value
         self._counts[status] += 1
         if status == _FAILED:
@@ -211,7 +210,8 @@ class _EventLines:
         elif status == "warning" and not self._quiet:
             say_warning(f"{event.step}: {event.reason}")
         if self._json and not (self._quiet and status != _FAILED):
-            print_json(watch_document(event, time.strftime("%Y-%m-%dT%H:%M:%S%z")))
+            moment = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+            print_json({"schema": "ckpttool.watch/1", "time": moment, **document_of(event)})
         elif not (self._quiet or self._json or status in _ON_STDERR):
             name = printable(os.path.relpath(event.path, event.directory) if self._is_one else event.path)
             self._width = max(self._width, len(name))

@@ -65,6 +65,10 @@ class DType(NamedTuple):
     def __str__(self) -> str:
         return self.name
 
+    def document(self) -> str:
+        """Return its name."""
+        return self.name
+
 
 def _ieee(word_bytes: int, exponent: int, mantissa: int) -> FloatCode:
     mask = (1 << (exponent + mantissa)) - 1

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from ckpttool.core.documents import document_of
 
 
 class Severity(str, enum.Enum):
@@ -35,6 +37,10 @@ class Finding(NamedTuple):
     check: str | None = None
     ignored: str | None = None
     tensors: tuple[str, ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        """Return it as documents have it."""
+        return document_of(self, *("code", "severity", "message", "where"), optional=("tensors", "ignored"))
 
 
 def error(code: str, message: str, where: str | None = None) -> Finding:

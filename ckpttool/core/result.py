@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from importlib import import_module
 from typing import Any, ClassVar
 
+from ckpttool.core.documents import dumps
 from ckpttool.core.errors import MissingPackage
-
-_DOCUMENTS = "ckpttool.cli.render.json"
-"""Makes the documents of all commands; imported by name, since it knows all results, and none knows it."""
 
 
 class Result(ABC):
@@ -25,12 +24,16 @@ class Result(ABC):
     def summary(self) -> str:
         """Return it in a few words."""
 
+    @abstractmethod
+    def document(self) -> dict[str, Any]:
+        """Return its JSON document; NaN and the infinities are still floats."""
+
     def to_dict(self) -> dict[str, Any]:
         """Return the document that the command line prints with ``--json``, as plain data.
 
         NaN and the infinities are strings, as they are there.
         """
-        document: dict[str, Any] = import_module(_DOCUMENTS).document_of(self)
+        document: dict[str, Any] = json.loads(dumps(self.document()))
         return document
 
 

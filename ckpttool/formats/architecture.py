@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint, FileEntry
+from ckpttool.core.documents import document_of
 from ckpttool.core.errors import CheckpointError
 
 _HUB_CONFIG = "config.json"
@@ -49,6 +50,14 @@ class Architecture:
     layers: Mapping[str, str] = field(default_factory=dict)
     weights: Mapping[str, str] = field(default_factory=dict)
     signatures: tuple[Signature, ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "class": self.model or None,
+            "family": self.family or None,
+            "layers": self.layers,
+            "signatures": {one.name: document_of(one, "inputs", "outputs") for one in self.signatures},
+        }
 
 
 UNKNOWN = Architecture()

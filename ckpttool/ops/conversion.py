@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ckpttool.core.amounts import nbytes
+from ckpttool.core.documents import document_of
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import CONVERSION_PANEL, EXECUTION_PANEL, jobs_option, option
 from ckpttool.core.report import Finding, counted
@@ -128,3 +129,12 @@ class Converted(Result):
         """Return it in a few words."""
         state = ", dry run" if self.dry_run else ", verified" if self.verified else ", not verified"
         return f"{self.target}: {self.format}, {counted(self.tensors, 'tensor')}{state}"
+
+    def document(self) -> dict[str, Any]:
+        keys = ("target", "format", "tensors", "bytes", "verified", "dry_run")
+        source, *others = self.sources
+        return {
+            "schema": "ckpttool.convert/1",
+            "source": [source, *others] if others else source,
+            **document_of(self, *keys, "dropped", "notes", "mismatches", "safety", optional=("shares",)),
+        }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
+from ckpttool.core.documents import document_of, plain
 from ckpttool.core.dtypes import DType
 from ckpttool.core.result import Table
 from ckpttool.core.tensor import Role
@@ -14,6 +15,19 @@ from ckpttool.weights.comparing.compare import EXACT, Side, Statistics, Toleranc
 Kind = Literal["values", "shape", "dtype"]
 How = Literal["name", "convention", "map", "content", "shape"]
 """What told that two tensors are one: see ``weights.pairing.pairs``."""
+SCHEMA = "ckpttool.diff/1"
+_COUNTING = ("integer", "boolean")
+_NUMBERS = {
+    **{name: f"distance.{name}" for name in ("max_abs", "max_rel", "l2", "cosine")},
+    **{name: f"statistics.{name}" for name in ("count", "size")},
+    **{name: f"distance.{name}" for name in ("mean_abs", "relative")},
+    "non_finite": "statistics.non_finite",
+    "norms": "distance.norms",
+    **{name: f"statistics.{name}" for name in ("where", "at")},
+}
+"""Numbers of a change in its document, by their keys."""
+_ZEROS = ("max_abs", "max_rel", "l2", "count", "mean_abs", "relative", "non_finite")
+"""Numbers that are 0 where the values are equal."""
 
 
 class Absent:
@@ -60,6 +74,20 @@ class Change:
         """Return its name on the first side."""
         return self.a.name
 
+    @property
+    def distance(self) -> Statistics | None:
+        """Return how far values lie apart; None where that means nothing: strings, counters, indices."""
+        is_count = self.a.dtype.kind in _COUNTING and self.b.dtype.kind in _COUNTING
+        found = self.statistics
+        return None if found is None or is_count or isinstance(found.at_a, str) else found
+
+    def document(self) -> dict[str, Any]:
+        """Return its document: with the numbers of equal values if only the type differs."""
+        document = document_of(self, "name", "kind", *_NUMBERS, "how", "a", "b", names=_NUMBERS)
+        if self.statistics is None and self.kind == "dtype":
+            document |= dict.fromkeys(_ZEROS, 0)
+        return document
+
 
 @dataclass(frozen=True, slots=True)
 class ValueChange:
@@ -72,6 +100,13 @@ class ValueChange:
     a: object
     b: object
     of_weights: bool = field(default=False, kw_only=True)
+
+    def document(self) -> dict[str, Any]:
+        """Return its document; a side without the value is null, and named under ``absent``."""
+        sides = {"a": self.a, "b": self.b}
+        missing = [name for name, side in sides.items() if side is ABSENT]
+        document = {"path": self.path, **sides, **dict.fromkeys(missing)}
+        return {**document, "absent": missing[0]} if missing else document
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +150,9 @@ class Described:
     tensors: int
     parameters: int
     state: tuple[str, ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        return document_of(self, *("path", "format", "variant", "producer", "bytes", "tensors", "parameters"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -175,6 +213,22 @@ class Difference(Table):
         words = "equal" if self.equal else words or "not equal"
         return f"{self.a.path}, {self.b.path}: {words}"
 
+    def document(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, **self.row()}
+
+    def row(self) -> dict[str, Any]:
+        """Return the part of a document that is about these two checkpoints."""
+        names = {"a": "a.path", "b": "b.path", "compared_bytes": "compared_nbytes"}
+        return {
+            **document_of(self, "equal", "a", "b", *("compared", "compared_bytes", "unchanged"), names=names),
+            "added": [one.name for one in self.added],
+            "removed": [one.name for one in self.removed],
+            **document_of(self, *("renamed", "changed", "values", "reported", "rules", "notes", "broken")),
+            "not_compared": [*self.not_compared, *(one.text for one in self.undecided)],
+            "tolerance": plain(self.tolerance),
+            "sides": {"a": self.a.document(), "b": self.b.document()},
+        }
+
     def __bool__(self) -> bool:
         return self.equal
 
@@ -199,13 +253,3 @@ class Difference(Table):
             return False
         is_alone = any(facts.role is Role.WEIGHTS for facts in alone)
         return not is_alone and not any(one.of_weights for one in (*self.values, *self.reported))
-
-
-_COUNTING = ("integer", "boolean")
-
-
-def distances(change: Change) -> Statistics | None:
-    """Return how far values lie apart; None where a distance means nothing: of strings, counters, indices."""
-    found = change.statistics
-    is_count = change.a.dtype.kind in _COUNTING and change.b.dtype.kind in _COUNTING
-    return None if found is None or is_count or isinstance(found.at_a, str) else found

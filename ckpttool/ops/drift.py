@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.documents import document_of
 from ckpttool.core.dtypes import numpy_dtype
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.core.values import stored_once
 from ckpttool.formats import open_checkpoint
 from ckpttool.io.work import Advance, no_advance
 from ckpttool.ops.diff import DiffOptions, diff_checkpoints
-from ckpttool.ops.difference import Change, Difference, distances
+from ckpttool.ops.difference import SCHEMA, Change, Difference
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,6 +64,10 @@ class DriftStep:
     max_abs: float | None
     largest: str | None
 
+    def document(self) -> dict[str, Any]:
+        numbers = document_of(self, "l2", "relative", "max_abs", "largest", "cosine")
+        return {**numbers, **self.difference.row()}
+
 
 @dataclass(frozen=True, slots=True)
 class Drift:
@@ -78,6 +83,10 @@ class Drift:
     def equal(self) -> bool:
         """Tell whether all are the same."""
         return all(step.difference.equal for step in self.steps)
+
+    def document(self) -> dict[str, Any]:
+        points = {"checkpoints": "points"}
+        return {"schema": SCHEMA, **document_of(self, "equal", "checkpoints", "steps", names=points)}
 
 
 def drift(paths: Sequence[str], options: DiffOptions, *, advance: Advance = no_advance) -> Drift:
@@ -117,7 +126,7 @@ def _step(difference: Difference, before: Checkpoint, squares: Mapping[str, floa
         for change in difference.changed
         if change.a.name not in tied and (change.a.role is Role.WEIGHTS or not squares)
     ]
-    moved = [change for change in changed if change.statistics is None or distances(change) is not None]
+    moved = [change for change in changed if change.statistics is None or change.distance is not None]
     has_distance = any(one.kind == "dtype" or one.statistics is not None for one in moved)
     if not difference.compared or (changed and not has_distance):
         return DriftStep(difference, l2=None, relative=None, cosine=None, max_abs=None, largest=None)

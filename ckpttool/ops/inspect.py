@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.documents import document_of, plain
 from ckpttool.core.dtypes import numpy_dtype
 from ckpttool.core.report import Finding, counted
 from ckpttool.core.result import Table
@@ -21,9 +22,12 @@ from ckpttool.formats.architecture import Architecture, architecture_of
 from ckpttool.io.work import Advance, no_advance
 from ckpttool.io.zip_reader import by_directory
 from ckpttool.ops.resume import ResumeVerdict, resume_verdict
+from ckpttool.ops.verdict import safety_of
 
 if TYPE_CHECKING:
     import numpy as np
+
+SCHEMA = "ckpttool.inspect/1"
 
 Progress = Callable[[int], "AbstractContextManager[Advance]"]
 """Takes how many bytes are about to be read, and gives what is told of those that were."""
@@ -44,6 +48,10 @@ class ValueStatistics:
     maximum: float | None
     mean: float | None
     std: float | None
+
+    def document(self) -> dict[str, Any]:
+        names = {"min": "minimum", "max": "maximum", "inf": "infinite"}
+        return document_of(self, "min", "max", "mean", "std", "zeros", "nan", "inf", names=names)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -81,6 +89,29 @@ class Inspection(Table):
     def findings(self) -> tuple[Finding, ...]:
         """Return what is wrong or remarkable, in structure and in safety."""
         return self.checkpoint.findings + self.checkpoint.safety
+
+    def document(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, "checkpoints": [self.row()]}
+
+    def row(self) -> dict[str, Any]:
+        """Return the part of a document that is about this checkpoint."""
+        return {
+            **document_of(self.checkpoint, *("path", "format", "variant", "complete", "granularity")),
+            **document_of(self.checkpoint, "bytes", "files", "producer", "training"),
+            "resume": plain(self.resume),
+            **document_of(self.checkpoint, *("parameters", "buffers", "packed")),
+            "model": self.architecture.document(),
+            "tensors": [self._tensor_row(tensor) for tensor in self.tensors],
+            "values": self.checkpoint.metadata,
+            "findings": plain(self.findings),
+            "safety": safety_of(self.checkpoint.safety).value,
+        }
+
+    def _tensor_row(self, tensor: Tensor) -> dict[str, Any]:
+        document = tensor.document()
+        if self.statistics is not None and tensor.name in self.statistics:
+            document["stats"] = self.statistics[tensor.name].document()
+        return document
 
 
 def open_to_inspect(path: str | os.PathLike[str], *, stats: bool = False) -> Checkpoint:

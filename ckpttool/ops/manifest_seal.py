@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.documents import document_of
 from ckpttool.core.errors import CheckpointError, Unsupported, from_os_error
 from ckpttool.formats.interface import Unit
 from ckpttool.formats.opening import open_unit
@@ -34,14 +35,17 @@ class SealResult:
     Attributes:
         files: The manifest and the digests of the tensors, where they are there now.
         refused: Why nothing was written; None where both files are there.
-        was_there: Whether a manifest that says the same was there before; nothing was written.
+        written: Whether they were written; if not, a manifest that says the same was there before.
         failed: Whether it was refused by the system: something could not be read or written.
     """
 
     files: tuple[str, ...] = ()
     refused: str | None = None
-    was_there: bool = False
+    written: bool = False
     failed: bool = False
+
+    def document(self) -> dict[str, Any]:
+        return document_of(self, "written", "files", "refused")
 
 
 def verify_and_seal(
@@ -138,7 +142,7 @@ def _write_manifest(
             write_atomically(document.path, document.text)
         except OSError as error:
             raise from_os_error(error, document.path) from error
-    return SealResult((manifest, digests), was_there=not to_write)
+    return SealResult((manifest, digests), written=bool(to_write))
 
 
 def _require_read(found: T | CheckpointError) -> T:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint, TrainingState
+from ckpttool.core.documents import document_of
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, UsageError
 from ckpttool.core.keywords import shows_keywords, with_keywords
 from ckpttool.core.losses import losses_allowed
@@ -93,6 +94,14 @@ class Salvaged(Result):
     def summary(self) -> str:
         """Return it in a few words."""
         return f"{self.amount} salvaged"
+
+    def document(self) -> dict[str, Any]:
+        """Return its document: that of the conversion, with what is lost."""
+        return {
+            **self.converted.document(),
+            "schema": "ckpttool.salvage/1",
+            **document_of(self, "source", "proven", "unproven", "names_all", "damage", "survival", "lost"),
+        }
 
 
 @shows_keywords(ConvertOptions)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from ckpttool.core.documents import document_of
+from ckpttool.core.errors import CheckpointError
 from ckpttool.core.report import Finding, Severity, has_errors, is_safe
 from ckpttool.core.result import Result
 from ckpttool.ops.survival import Survival
 
+VERIFY_SCHEMA = "ckpttool.verify/1"
 CHECKS = ("structure", "checksum", "values", "safety", "manifest")
 OPTIONAL = "manifest"
 """The check that stands in the answer only where there is something to compare with, or it was asked for."""
@@ -72,6 +76,10 @@ class Check:
     detail: str
     unfailed: Check | None = field(default=None, compare=False, repr=False, kw_only=True)
 
+    def document(self) -> dict[str, Any]:
+        """Return it as documents have it."""
+        return document_of(self, "name", "status", "detail")
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Verification(Result):
@@ -95,7 +103,20 @@ class Verification(Result):
     @property
     def summary(self) -> str:
         """Return it in a few words."""
-        return f"{self.path}: {'valid' if self.is_valid else 'invalid'}, {self.safety.value}"
+        return f"{self.path}: {self.verdict}, {self.safety.value}"
+
+    def document(self) -> dict[str, Any]:
+        return verify_document([self], passed=self.passes(strict=False))
+
+    def row(self) -> dict[str, Any]:
+        """Return the part of a document that is about this checkpoint."""
+        keys = ("path", "format", "variant", "verdict", "safety", "bytes", "checks", "findings")
+        return document_of(self, *keys, optional=("survival",))
+
+    @property
+    def verdict(self) -> str:
+        """Return ``valid`` or ``invalid``."""
+        return "valid" if self.is_valid else "invalid"
 
     @property
     def is_valid(self) -> bool:
@@ -134,6 +155,20 @@ class Verification(Result):
         """Tell whether it is fine, and if warnings fail, whether its safety is known, too."""
         fails_safety = any(one.name == "safety" and one.status is Status.FAILED for one in self.checks)
         return self.is_fine and not (strict and fails_safety)
+
+
+def verify_document(
+    verifications: Sequence[Verification], failures: Sequence[CheckpointError] = (), *, passed: bool
+) -> dict[str, Any]:
+    """Return the document of verdicts; ``passed``: whether the exit status is 0."""
+    errors = [{"path": one.path, "message": one.reason} for one in failures]
+    return {
+        "schema": VERIFY_SCHEMA,
+        "verdict": "valid" if all(one.is_valid for one in verifications) else "invalid",
+        "passed": passed,
+        "checkpoints": [one.row() for one in verifications],
+        **({"errors": errors} if errors else {}),
+    }
 
 
 def fatal(*, strict: bool) -> tuple[Severity, ...]:

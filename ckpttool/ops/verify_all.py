@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.report import counted
@@ -24,7 +24,14 @@ from ckpttool.formats.interface import SIDECARS, Probe, Unit, natural_path
 from ckpttool.io import fs
 from ckpttool.io.executors import answer_of, not_the_same, not_visible, path_everywhere
 from ckpttool.io.work import Advance, Progress, no_progress, submitted
-from ckpttool.ops.verdict import CHECKS, NOT_ASKED_FOR, QUICK_CHECKS, SAMPLED_OUT, Verification
+from ckpttool.ops.verdict import (
+    CHECKS,
+    NOT_ASKED_FOR,
+    QUICK_CHECKS,
+    SAMPLED_OUT,
+    Verification,
+    verify_document,
+)
 from ckpttool.transaction.paths import shown
 from ckpttool.transaction.pending_journals import current_unit, unaffected_units
 
@@ -278,6 +285,9 @@ class Verifications(Table):
     def passes(self, *, strict: bool) -> bool:
         """Tell whether all were verified and are fine, and if warnings fail, their safety is known, too."""
         return not self.errors and all(one.passes(strict=strict) for one in self.checkpoints)
+
+    def document(self) -> dict[str, Any]:
+        return verify_document(self.checkpoints, self.errors, passed=self.passes(strict=False))
 
 
 def verify_all(

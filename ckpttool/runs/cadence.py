@@ -13,7 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
+from typing import Any
 
+from ckpttool.core.documents import document_of
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
@@ -70,11 +72,29 @@ class Cadence:
             return None
         return min(1.0, self.save_time / self.interval)
 
-    def best_count(self, between: float | None) -> float | None:
-        """Return how many of ``steps``, or ``epochs``, the best interval is."""
+    @property
+    def best_steps(self) -> float | None:
+        """Return how many steps the best interval is."""
+        return self._best_count(self.steps)
+
+    @property
+    def best_epochs(self) -> float | None:
+        """Return how many epochs the best interval is."""
+        return self._best_count(self.epochs)
+
+    def _best_count(self, between: float | None) -> float | None:
         if between is None or self.best_interval is None or not self.interval:
             return None
         return between * self.best_interval / self.interval
+
+    def document(self) -> dict[str, Any]:
+        return document_of(
+            self,
+            *("interval", "steps", "epochs", "pauses", "bytes", "bytes_a_day", "free_bytes"),
+            *("seconds_until_full", "save_time", "share_of_time"),
+            *("best_interval", "best_steps", "best_epochs"),
+            names={"bytes_a_day": "daily_bytes"},
+        )
 
 
 def best_interval(save_time: float, mtbf: float) -> float:

@@ -7,8 +7,10 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ckpttool.core.checkpoint import Checkpoint, TrainingState
+from ckpttool.core.documents import document_of, plain
 from ckpttool.core.numbers import file_size, number
 from ckpttool.core.printable import printable
 from ckpttool.core.result import Result
@@ -39,6 +41,9 @@ class CardFile:
     name: str
     nbytes: int
     sha256: str
+
+    def document(self) -> dict[str, Any]:
+        return document_of(self, names={"path": "name"})
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -73,6 +78,29 @@ class Card(Result):
         if "config" in checkpoint.metadata or self.inspection.architecture.family:
             return "transformers"
         return traits_of(checkpoint.format).library or None
+
+    def document(self) -> dict[str, Any]:
+        checkpoint, found = self.inspection.checkpoint, self.verification
+        return {
+            "schema": "ckpttool.card/1",
+            "name": self.name,
+            **document_of(checkpoint, "format", "variant", "producer"),
+            "library": self.library,
+            "bytes": checkpoint.nbytes,
+            "files": plain(self.files),
+            **document_of(checkpoint, "parameters", "buffers", "packed"),
+            "model": self.inspection.architecture.document(),
+            "training": plain(checkpoint.training),
+            "resume": plain(self.inspection.resume),
+            "about": self.remark.document(),
+            "verified": None
+            if found is None
+            else {
+                "valid": found.is_valid,
+                "safety": found.safety.value,
+                "checks": {one.name: one.status.value for one in found.checks},
+            },
+        }
 
     def to_markdown(self) -> str:
         """Return it as Markdown, with the front matter of Hugging Face's model cards."""

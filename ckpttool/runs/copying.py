@@ -16,6 +16,7 @@ from functools import partial
 from glob import escape
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ckpttool.core.documents import document_of
 from ckpttool.core.errors import (
     CheckpointError,
     DamagedCheckpoint,
@@ -97,6 +98,9 @@ class CheckpointCopy:
         """Tell whether the destination has it, byte for byte; of a dry run, whether it would."""
         return self.status in (CopyStatus.COPIED, CopyStatus.PRESENT)
 
+    def document(self) -> dict[str, Any]:
+        return document_of(self, names={"reason": "why"})
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Copied(Table):
@@ -121,6 +125,10 @@ class Copied(Table):
     warnings: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     pruned: Pruned | None = None
+
+    def document(self) -> dict[str, Any]:
+        keys = ("destination", "dry_run", "complete", "checkpoints", "left_out", "pruned", "errors")
+        return {"schema": "ckpttool.copy/1", **document_of(self, *keys, names={"complete": "is_complete"})}
 
     @property
     def is_complete(self) -> bool:

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckpttool.core.documents import document_of, messages, plain
 from ckpttool.core.errors import UsageError
+from ckpttool.core.numbers import utc_time
 from ckpttool.core.report import counted
 from ckpttool.core.result import Table
 from ckpttool.formats.interface import SIDECARS, natural_path
@@ -36,6 +38,7 @@ from ckpttool.transaction.paths import Problem, shown
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+LIST_SCHEMA = "ckpttool.list/1"
 SortKey = Callable[[Entry], Any]
 """Tells what comes first, the least; None where nobody knows."""
 
@@ -119,6 +122,26 @@ class ListedCheckpoint(NamedTuple):
             return self.entry.fault.code.value
         return "intact" if self.is_read else "readable"
 
+    def document(self) -> dict[str, Any]:
+        entry, names = self.entry, {"fault": "entry.fault", "newest": "is_newest", "best": "is_best"}
+        document = {
+            **document_of(entry, "path", "format", "group", "run"),
+            "complete": entry.is_complete,
+            **document_of(entry, "epoch", "step", "loss", "metrics", "bytes"),
+            "modified": utc_time(entry.modified_ns),
+            **document_of(self, "protected", "fault", "state", names=names),
+            **document_of(entry, "safety", "danger"),
+            **document_of(self, "newest", "best", names=names),
+            **document_of(entry, "granularity", "files"),
+            "kept": plain(self.kept),
+            "slims": self.is_slimmed,
+        }
+        if entry.parts:
+            document["parts"] = [part.path for part in entry.parts]
+        if not self.remark.is_empty:
+            document["about"] = self.remark.document()
+        return document
+
 
 class ListedSeries(NamedTuple):
     """One series, in the order that was asked for."""
@@ -162,6 +185,14 @@ class ListedSeries(NamedTuple):
         """Return the best by the metric that was asked for."""
         return next((one for one in self.checkpoints if one.is_best), None)
 
+    def document(self) -> dict[str, Any]:
+        names = {"newest": "newest.entry.path", "best": "best.entry.path"}
+        return {
+            **document_of(self, "key", "format"),
+            "count": len(self.checkpoints),
+            **document_of(self, *("bytes", "epochs", "steps", "newest", "best"), names=names),
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class ListedRun:
@@ -188,6 +219,15 @@ class ListedRun:
     def modified_ns(self) -> int:
         """Return when its newest file was changed, in nanoseconds since 1970."""
         return max(one.entry.modified_ns for one in self.checkpoints)
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "path": self.path,
+            "count": len(self.checkpoints),
+            "bytes": self.nbytes,
+            "series": [*dict.fromkeys(one.entry.group for one in self.checkpoints)],
+            **document_of(self, "best", "hyper_parameters", names={"best": "best.entry.path"}),
+        }
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -216,6 +256,11 @@ class Listing(Table):
     def summary(self) -> str:
         """Return it in a few words."""
         return f"{counted(len(self.checkpoints), 'checkpoint')} in {len(self.series):,} series"
+
+    def document(self) -> dict[str, Any]:
+        rows = document_of(self, "checkpoints", "series", "runs")
+        unread = {"unread": messages(self.unread)} if self.unread else {}
+        return {"schema": LIST_SCHEMA, **rows, **unread}
 
 
 def list_checkpoints(

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ckpttool.core.documents import document_of, messages
 from ckpttool.core.errors import CheckpointError, NotFound, UsageError, from_os_error
 from ckpttool.core.report import counted
 from ckpttool.core.result import Table
@@ -60,6 +61,9 @@ class LoggedCheckpoint:
     passes: bool
     is_new: bool = True
 
+    def document(self) -> dict[str, Any]:
+        return {**document_of(self, "path", "name", "recorded", names={"recorded": "is_new"}), **self.facts}
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Logged(Table):
@@ -78,6 +82,10 @@ class Logged(Table):
         there = len(self.checkpoints) - new
         parts = [f"{counted(new, 'checkpoint')} recorded in {self.target}"] if new or not there else []
         return ", ".join([*parts, *([f"{there:,} already in {self.target}"] if there else [])])
+
+    def document(self) -> dict[str, Any]:
+        document = document_of(self, "target", "checkpoints")
+        return {"schema": "ckpttool.log/1", **document, "errors": messages(self.errors)}
 
 
 Record = Callable[[LoggedCheckpoint], bool]

@@ -7,8 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from ckpttool.core.documents import document_of
 from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
 from ckpttool.core.result import Result
 from ckpttool.formats.discovery import OWN_PREFIX
@@ -87,6 +88,18 @@ class Undone(Result):
     def summary(self) -> str:
         """Return it in a few words."""
         return f"{len(self.restored):,} {'to restore' if self.dry_run else 'restored'}"
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "schema": "ckpttool.undo/1",
+            **document_of(self, "dry_run", "id", "command", names={"id": "identity"}),
+            **document_of(self, "restored", "pointers", "errors"),
+        }
+
+    @property
+    def command(self) -> str | None:
+        """Return the command that was taken back."""
+        return "prune" if self.kind == "trash" else self.kind
 
 
 @holds("directory")

@@ -74,20 +74,20 @@ class WatchEvent:
         directory: The directory that is watched.
         path: What it is about: a checkpoint, or a directory.
         step: ``look``, ``verify``, or the name of another step.
-        reason: Why it failed, or what is doubtful.
-        safety: What loading it could run, once it was verified.
         to: Its new path, that of its copy, or the tracker that has it.
         nbytes: The bytes that were verified, sent or freed.
+        safety: What loading it could run, once it was verified.
+        reason: Why it failed, or what is doubtful.
     """
 
     directory: str
     path: str
     step: str
     status: EventStatus
-    reason: str | None = None
-    safety: str | None = None
     to: str | None = None
     nbytes: int | None = None
+    safety: str | None = None
+    reason: str | None = None
 
 
 Emit = Callable[[WatchEvent], object]

@@ -15,8 +15,8 @@ from typing import ClassVar
 
 import pytest
 
-from ckpttool.cli.render.json import dumps, finite, inspect_document
 from ckpttool.core.checkpoint import Checkpoint, TrainingState
+from ckpttool.core.documents import dumps, finite
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.tensor import Extent, Tensor
 from ckpttool.formats import detect, open_checkpoint
@@ -256,7 +256,7 @@ class FormatContract:
 
     def _check_json(self, place: str) -> None:
         """What is written of it as JSON says the same when it is read again."""
-        document = inspect_document([inspect(place)])
+        document = inspect(place).document()
         text = dumps(document)
         assert next(iter(document)) == "schema"
         assert json.loads(text, parse_constant=refuse) == finite(document)

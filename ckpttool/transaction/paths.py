@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
+from ckpttool.core.documents import document_of
 from ckpttool.core.errors import UsageError, from_os_error
 from ckpttool.io import fs
 
@@ -44,6 +46,9 @@ class Problem:
 
     path: str
     message: str
+
+    def document(self) -> dict[str, Any]:
+        return document_of(self, "path", "message")
 
 
 @dataclass(frozen=True, slots=True)

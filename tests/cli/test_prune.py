@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.runs.pruning.protections import foreign_files
 from tests.support.commands import Run, Terminal, refusals, run_here, transcript
 from tests.support.directories import survey
 from tests.support.faults import is_killed_at
@@ -224,7 +223,7 @@ def test_what_frameworks_wrote_is_their_own(files: Path) -> None:
     ):
         for entry in survey(files / place).entries:
             if entry.contents.directories:
-                found[entry.path] = foreign_files(entry)
+                found[entry.path] = entry.foreign_files
     assert len(found) > 20
     assert set(found.values()) == {()}, found
 

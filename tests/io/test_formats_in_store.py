@@ -14,7 +14,6 @@ from random import Random
 import pytest
 
 from ckpttool import CheckpointError, inspect, open_checkpoint
-from ckpttool.cli.render.json import inspect_document
 from ckpttool.io import remote
 from ckpttool.testing import copied, described, digest, files_of, flipped, outcome_of, read_truth
 from tests.support.memory import MemoryBucket
@@ -55,7 +54,7 @@ def content_of(place: str) -> tuple[object, ...]:
         tensors = [(digest(tensor), tensor.tobytes()) for tensor in checkpoint.tensors]
         spans = [(span.where, str(span.extent).replace(above, ""), span.crc32) for span in checkpoint.spans()]
         found = described(checkpoint)
-    document = json.dumps(inspect_document([inspect(place)])).replace(above, "PLACE")
+    document = json.dumps(inspect(place).document()).replace(above, "PLACE")
     return tensors, spans, found, document
 
 

@@ -11,14 +11,16 @@ import pytest
 
 from ckpttool import CheckpointError, Difference, Inspection, Verification
 from ckpttool.cli.render import github, junit, plot_results, sarif
-from ckpttool.cli.render import json as documents
 from ckpttool.cli.render.plot import Numbers
 from ckpttool.cli.render.text_changes import undo_text
 from ckpttool.cli.render.text_diff import diff_text, drift_text, name_only_text
 from ckpttool.cli.render.text_inspect import inspect_text
 from ckpttool.cli.render.verdicts import VerifyStyle, verify_text
+from ckpttool.core.documents import dumps
 from ckpttool.core.printable import printable
 from ckpttool.ops.drift import Drift
+from ckpttool.ops.inspect import SCHEMA
+from ckpttool.ops.verdict import verify_document
 from ckpttool.runs.listing import Listing
 from ckpttool.runs.undo import Undone
 
@@ -46,23 +48,24 @@ def lines_of(result: Any, **options: Any) -> list[str]:
 
 def json_text(document: object) -> str:
     """Return a document as it is printed."""
-    return documents.dumps(document)
+    return dumps(document)
 
 
 def inspect_json(*inspections: Inspection) -> dict[str, Any]:
     """Return what a script reads of what checkpoints are."""
-    return _read(documents.inspect_document(list(inspections)))
+    return _read({"schema": SCHEMA, "checkpoints": [one.row() for one in inspections]})
 
 
 def verify_json(*verifications: Verification) -> dict[str, Any]:
     """Return what a script reads of verdicts."""
-    return _read(documents.verify_document(list(verifications)))
+    return _read(
+        verify_document(verifications, passed=all(one.passes(strict=False) for one in verifications))
+    )
 
 
 def diff_json(result: Difference | Drift) -> dict[str, Any]:
     """Return what a script reads of a difference, or of a series of them."""
-    draw = documents.drift_document if isinstance(result, Drift) else documents.diff_document
-    return _read(draw(result))
+    return _read(result.document())
 
 
 def _read(document: dict[str, Any]) -> dict[str, Any]:

@@ -23,10 +23,9 @@ from ckpttool.cli.render.text_list import ListStyle, metric_of, shown_metrics
 from ckpttool.core.numbers import file_size, number
 from ckpttool.core.report import counted
 from ckpttool.core.tensor import Role
-from ckpttool.ops.difference import Change, Difference, distances
+from ckpttool.ops.difference import Change, Difference
 from ckpttool.ops.drift import Drift
 from ckpttool.runs.listing import ListedCheckpoint, ListedSeries, Listing, total_bytes
-from ckpttool.weights.comparing.statistics import relative_change
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,9 +76,7 @@ def _relative_changes(changed: Sequence[Change]) -> dict[str, float]:
     """Return the relative change of each weight, or of each tensor if no weight changed."""
     weights = [one for one in changed if one.a.role is Role.WEIGHTS]
     return {
-        one.name: relative_change(measured)
-        for one in weights or changed
-        if (measured := distances(one)) is not None
+        one.name: measured.relative for one in weights or changed if (measured := one.distance) is not None
     }
 
 

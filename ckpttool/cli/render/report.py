@@ -9,7 +9,7 @@ import re
 from html import escape
 from importlib.resources import files
 
-from ckpttool.cli.render.json import dumps, list_document
+from ckpttool.core.documents import dumps
 from ckpttool.core.printable import printable
 from ckpttool.runs.listing import Listing
 
@@ -22,7 +22,7 @@ def report_page(title: str, subtitle: str, listing: Listing) -> bytes:
         subtitle: When and how.
         listing: With what a policy would keep, if one was given.
     """
-    document = list_document(listing)
+    document = listing.document()
     document["problems"] = [{"path": one.path, "problem": one.message} for one in listing.problems]
     parts = {
         "title": escape(printable(title)),

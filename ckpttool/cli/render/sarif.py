@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.explanations import as_sentence, explanations, plain
-from ckpttool.cli.render.json import dumps
 from ckpttool.cli.render.verdicts import (
     SEVERITIES,
     is_open,
@@ -20,6 +19,7 @@ from ckpttool.cli.render.verdicts import (
     path_from_root,
     verdict_word,
 )
+from ckpttool.core.documents import dumps
 from ckpttool.core.printable import LONGEST, printable_cut
 from ckpttool.core.report import Finding, Severity, counted
 from ckpttool.ops.verdict import Verification

@@ -58,9 +58,7 @@ def _facts(cadence: Cadence, mtbf: float | None) -> Iterator[tuple[str, str]]:
         part = "" if share is None else f", {100 * share:.2g} % of the time"
         yield "a save takes", f"{span(cadence.save_time)}{part}"
     if mtbf is not None and cadence.best_interval is not None:
-        best = _with_counts(
-            cadence.best_interval, cadence.best_count(cadence.steps), cadence.best_count(cadence.epochs)
-        )
+        best = _with_counts(cadence.best_interval, cadence.best_steps, cadence.best_epochs)
         yield "best", f"every {best}, for a failure every {span(mtbf)}"
 
 

@@ -158,8 +158,6 @@ def _group_lines(group: GroupPlan, width: int | None, colour: bool, verbose: boo
 
 
 def _rows(group: GroupPlan, verbose: bool) -> list[_PlanRow]:
-    from ckpttool.runs.pruning.protections import foreign_files
-
     is_long = len(group.keep) > _MOST and not verbose
     rows: list[_PlanRow] = []
     entries = [*(kept.entry for kept in group.keep), *group.remove]
@@ -177,7 +175,7 @@ def _rows(group: GroupPlan, verbose: bool) -> list[_PlanRow]:
         notes = [f"frees {_about(group, one)}; {words}" if is_slim else words for one in stays]
         rows += _fold_alike("slim" if is_slim else "keep", stays, notes, is_long, is_spread)
     is_long = len(group.remove) > _MOST and not verbose
-    for has_foreign_files, alike in groupby(group.remove, lambda entry: bool(foreign_files(entry))):
+    for has_foreign_files, alike in groupby(group.remove, lambda entry: bool(entry.foreign_files)):
         goes = list(alike)
         facts = [(file_size(one.contents.nbytes), _foreign_words(one), *_unsafe_note(one)) for one in goes]
         notes = [", ".join(filter(None, one)) for one in facts]
@@ -192,9 +190,7 @@ def _about(group: GroupPlan, entry: Entry) -> str:
 
 def _foreign_words(entry: Entry) -> str:
     """Return which files go with a checkpoint that aren't its own: nobody may have another copy of them."""
-    from ckpttool.runs.pruning.protections import foreign_files
-
-    names = foreign_files(entry)
+    names = entry.foreign_files
     if not names:
         return ""
     first = names[:_MOST_FOREIGN_FILES]

@@ -28,9 +28,9 @@ from ckpttool.core.numbers import (
 from ckpttool.core.printable import printable, printable_cut
 from ckpttool.core.report import counted
 from ckpttool.core.tensor import Role
-from ckpttool.ops.difference import ABSENT, Change, Difference, Facts, ValueChange, distances
+from ckpttool.ops.difference import ABSENT, Change, Difference, Facts, ValueChange
 from ckpttool.ops.training_parts import part_of
-from ckpttool.weights.comparing.statistics import Tolerance, relative_change, relative_norm
+from ckpttool.weights.comparing.statistics import Tolerance, relative_norm
 
 if TYPE_CHECKING:
     from ckpttool.ops.drift import Drift, DriftStep
@@ -210,7 +210,7 @@ def _change_words(difference: Difference) -> Iterator[str]:
 
 def _largest_change(changed: Iterable[Change]) -> Change | None:
     """Return the change of the largest finite |Δ|, of a weight where one changed, or None."""
-    finite = [(one, measured.max_abs) for one in changed if (measured := distances(one)) is not None]
+    finite = [(one, measured.max_abs) for one in changed if (measured := one.distance) is not None]
     moved = [(one, most) for one, most in finite if most > 0]
     weights = [(one, most) for one, most in moved if one.a.role is Role.WEIGHTS]
     return max(weights or moved, key=lambda pair: pair[1], default=(None, 0.0))[0]
@@ -400,7 +400,7 @@ def value_text(value: object) -> str:
     if value is ABSENT:
         return "absent"
     if isinstance(value, Mapping | list):
-        from ckpttool.cli.render.json import dumps
+        from ckpttool.core.documents import dumps
 
         return printable_cut(dumps(value), LONGEST_VALUE)
     return printable_cut(number(value), LONGEST_VALUE) or "''"
@@ -424,8 +424,8 @@ def _sorted_changes(changed: Iterable[Change]) -> list[Change]:
 
     def rank(change: Change) -> tuple[int, bool, float]:
         distance = 0.0
-        if (statistics := distances(change)) is not None:
-            relative = relative_change(statistics)
+        if (statistics := change.distance) is not None:
+            relative = statistics.relative
             distance = math.inf if statistics.non_finite or relative != relative else relative
         return _KINDS.index(change.kind), change.a.role is not Role.WEIGHTS, -distance
 
@@ -454,7 +454,7 @@ def _change_row(change: Change) -> tuple[str, ...]:
     statistics = change.statistics
     if statistics is None:
         return (name, _kind_words(change), *("",) * (len(_HEADINGS) - 2))
-    is_far = distances(change) is not None
+    is_far = change.distance is not None
     return (
         name,
         _kind_words(change),
@@ -463,7 +463,7 @@ def _change_row(change: Change) -> tuple[str, ...]:
         index_text(statistics.where),
         two_values(statistics.at_a, statistics.at_b),
         amount(statistics.mean_abs) if is_far else "",
-        amount(relative_change(statistics)) if is_far else "",
+        amount(statistics.relative) if is_far else "",
         amount(statistics.l2) if is_far else "",
         f"{statistics.cosine:.6f}" if is_far and not math.isnan(statistics.cosine) else "",
     )
@@ -507,7 +507,7 @@ class _ModuleChanges:
         if change.statistics is not None:
             self.count += change.statistics.count
             self.size += change.statistics.size
-        if (statistics := distances(change)) is not None:
+        if (statistics := change.distance) is not None:
             self.measured += 1
             self.max_abs = max(self.max_abs, statistics.max_abs)  # in this order NaN loses
             self.squares += statistics.l2**2
@@ -641,7 +641,7 @@ def short_names(drift: Drift) -> list[str]:
 def _step_cells(step: DriftStep) -> tuple[str, ...]:
     changed = step.difference.changed
     count = f"{len(changed):,} of {step.difference.compared:,}"
-    if step.l2 is None or step.max_abs is None or all(distances(one) is None for one in changed):
+    if step.l2 is None or step.max_abs is None or all(one.distance is None for one in changed):
         return (count, "", "", "", "", "")
     return (
         count,

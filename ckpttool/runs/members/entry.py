@@ -12,9 +12,31 @@ from ckpttool.core.checkpoint import Granularity
 from ckpttool.core.naming import NameFields
 from ckpttool.formats.interface import SIDECARS, Unit
 from ckpttool.formats.step_directory import StepDirectory
+from ckpttool.ops.manifest import SHARED
 from ckpttool.ops.verdict import Safety
 from ckpttool.runs.reasons import Code, Reason
 from ckpttool.transaction.files import Contents, contents
+
+_RESULTS = (
+    *(
+        ".csv",
+        ".tsv",
+        ".xlsx",
+        ".parquet",
+        ".ipynb",
+        ".html",
+        ".pdf",
+        ".tex",
+        ".png",
+        ".jpg",
+        ".jpeg",
+        ".gif",
+    ),
+    *(".svg", ".mp4", ".wav"),
+)
+"""Endings of what no format of checkpoints consists of."""
+_ASSETS = f"assets{os.sep}"
+"""What a SavedModel reads, whatever it is."""
 
 Number = int | float
 
@@ -168,6 +190,27 @@ class Entry:
     def is_link(self) -> bool:
         """Tell whether a part of it is a symlink: its bytes lie elsewhere."""
         return not self.contents.symlinks.isdisjoint(self.unit.members)
+
+    @property
+    def foreign_files(self) -> tuple[str, ...]:
+        """Return what goes with a checkpoint and isn't its own, by its names in the checkpoint's directory.
+
+        A directory ends with a slash, and stands for all that lies in it. Of formats that allow whatever
+        name, only results can be told.
+        """
+        if self.unit.format is None:
+            return ()
+        written, names = self.unit.format.written, set()
+        for path in (file.path.partition(os.sep)[2] for file in self.contents.files):
+            first, slash, _ = path.partition(os.sep)
+            name = first + slash
+            if written is None:
+                is_own = name == _ASSETS or not path.lower().endswith(_RESULTS)
+            else:
+                is_own = written.fullmatch(name) is not None
+            if first and not (is_own or name.endswith(SIDECARS) or name in SHARED):
+                names.add(name)
+        return tuple(sorted(names))
 
     @property
     def nbytes(self) -> int:

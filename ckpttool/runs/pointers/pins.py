@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
+from typing import Any
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, Unsupported, from_os_error
 from ckpttool.core.name_patterns import PIN_LISTS
@@ -71,6 +72,26 @@ class Pinning(Result):
     def summary(self) -> str:
         """Return it in a few words."""
         return f"{len(self.changed):,} changed, {len(self.pins):,} pinned"
+
+    def document(self) -> dict[str, Any]:
+        return pin_document(self.pins, self.changed)
+
+
+def pin_document(
+    pins: Iterable[Pin], changed: Iterable[str] = (), void: Iterable[tuple[Pin, str]] = ()
+) -> dict[str, Any]:
+    """Return the document of pins, with the changed ones, and with those that pin nothing and why."""
+    document: dict[str, Any] = {
+        "schema": "ckpttool.pin/1",
+        "pinned": [one.path for one in pins],
+        "missing": [one.path for one in pins if not one.is_there],
+        "changed": [*changed],
+    }
+    if about := {one.path: one.remark.document() for one in pins if not one.remark.is_empty}:
+        document["about"] = about
+    if rows := [{"file": shown(one.file), "name": one.name, "why": why} for one, why in void]:
+        document["void"] = rows
+    return document
 
 
 def pin(

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from itertools import pairwise
+from typing import Any
 
+from ckpttool.core.documents import document_of
 from ckpttool.core.errors import UsageError
 from ckpttool.io.toml import as_toml, parse_toml, quote
 from ckpttool.transaction.paths import shown
@@ -40,6 +42,9 @@ class Remark:
     until: date | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
     fault: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        return document_of(self, "note", "until", "facts")
 
     @property
     def has_ended(self) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+from ckpttool.core.documents import document_of
 from ckpttool.core.errors import UsageError
 from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
@@ -39,6 +41,10 @@ class Explanation:
     key: str = ""
     asked: str | None = None
     slims: bool = False
+
+    def document(self) -> dict[str, Any]:
+        keys = ("path", "group", "stays", "slims", "place", "reasons", "against")
+        return document_of(self, *keys, names={"path": "entry.path", "group": "key"})
 
 
 def explain(planned: PrunePlan, path: str) -> Explanation:

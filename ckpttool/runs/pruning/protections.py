@@ -14,12 +14,11 @@ from ckpttool.core.naming import is_named_best
 from ckpttool.core.report import counted
 from ckpttool.formats.discovery import OWN_PREFIX, discover
 from ckpttool.formats.globs import Globs, last_name
-from ckpttool.formats.interface import SIDECARS, Unit
+from ckpttool.formats.interface import Unit
 from ckpttool.formats.step_directory import StepDirectory
 from ckpttool.formats.traits import traits_of
 from ckpttool.io import fs
 from ckpttool.io.atomic import is_scratch_name
-from ckpttool.ops.manifest import SHARED
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import Group
 from ckpttool.runs.members.saves import series_of_saves
@@ -59,57 +58,14 @@ def own_reasons(survey: Survey, scope: Scope, min_age: int, *, keeps_foreign: bo
             *_entry_reasons(entry, points),
             *(f"--exclude {glob}" for glob in islice(globs, 1)),
             *([Reason(Code.TOO_YOUNG)] if min_age and entry.modified_ns > youngest else ()),
-            *([foreign_reason(entry)] if keeps_foreign and foreign_files(entry) else ()),
+            *([foreign_reason(entry)] if keeps_foreign and entry.foreign_files else ()),
         ]
     return reasons
 
 
-_RESULTS = (
-    *(
-        ".csv",
-        ".tsv",
-        ".xlsx",
-        ".parquet",
-        ".ipynb",
-        ".html",
-        ".pdf",
-        ".tex",
-        ".png",
-        ".jpg",
-        ".jpeg",
-        ".gif",
-    ),
-    *(".svg", ".mp4", ".wav"),
-)
-"""Endings of what no format of checkpoints consists of."""
-_ASSETS = f"assets{os.sep}"
-"""What a SavedModel reads, whatever it is."""
-
-
-def foreign_files(entry: Entry) -> tuple[str, ...]:
-    """Return what goes with a checkpoint and isn't its own, by its names in the checkpoint's directory.
-
-    A directory ends with a slash, and stands for all that lies in it. Of formats that allow whatever name,
-    only results can be told.
-    """
-    if entry.unit.format is None:
-        return ()
-    written, names = entry.unit.format.written, set()
-    for path in (file.path.partition(os.sep)[2] for file in entry.contents.files):
-        first, slash, _ = path.partition(os.sep)
-        name = first + slash
-        if written is None:
-            is_own = name == _ASSETS or not path.lower().endswith(_RESULTS)
-        else:
-            is_own = written.fullmatch(name) is not None
-        if first and not (is_own or name.endswith(SIDECARS) or name in SHARED):
-            names.add(name)
-    return tuple(sorted(names))
-
-
 def foreign_reason(entry: Entry) -> str:
     """Return why a checkpoint stays that holds what isn't its own, where nobody has said that it goes."""
-    names = foreign_files(entry)
+    names = entry.foreign_files
     more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
     return f"{names[0]}{more} in it is not the checkpoint's own (--yes removes it)"
 

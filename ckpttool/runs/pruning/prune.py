@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ckpttool.core.documents import document_of
 from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
 from ckpttool.core.keywords import shows_keywords
 from ckpttool.core.result import Result
@@ -19,7 +20,7 @@ from ckpttool.runs.members.full_read import FullReader, Progress, no_progress
 from ckpttool.runs.members.needs import all_places, named_above, named_beside, who_needs
 from ckpttool.runs.pointers.readers import raise_error
 from ckpttool.runs.pruning.planning import PrunePlan, make_plan, survey_series
-from ckpttool.runs.pruning.protections import foreign_files, foreign_reason
+from ckpttool.runs.pruning.protections import foreign_reason
 from ckpttool.runs.pruning.request import PruneRequest
 from ckpttool.runs.reasons import Code, Reason
 from ckpttool.runs.retention.plan import GroupPlan, KeptEntry, RetentionPlan
@@ -37,6 +38,7 @@ from ckpttool.transaction.staged_output import clear_areas, has_leftovers, is_le
 from ckpttool.transaction.store_removal import Way, in_order, keeps_versions, remove_from_store
 from ckpttool.transaction.trash import put_aside
 
+SCHEMA = "ckpttool.prune/1"
 Confirm = Callable[[PrunePlan], bool | None]
 """Returns whether what a plan removes is to go; None if nobody has said so."""
 
@@ -80,6 +82,18 @@ class Pruned(Result):
         )
         slim = f", {len(self.plan.slimmed):,} {slimmed}" if self.plan.slimmed else ""
         return f"{len(self.plan.removals):,} {removed}{slim}, {self.freed_bytes:,} bytes"
+
+    def document(self) -> dict[str, Any]:
+        names = {"policy": "plan.rules", "groups": "plan.groups"}
+        return {
+            "schema": SCHEMA,
+            **document_of(self, "dry_run", "declined", "policy", "freed_bytes", names=names),
+            "trash": self.trash or None,
+            "trashed_bytes": self.trashed_bytes,
+            "excess_bytes": sum(one.nbytes for one in self.plan.excess),
+            **document_of(self, "groups", "errors", names=names),
+            "settled": document_of(self, "finished", "put_back"),
+        }
 
 
 @shows_keywords(PruneRequest, Policy)
@@ -143,7 +157,7 @@ def prune(
             raise AccessDenied(root, f"{refusal.reason}; nothing was removed") from refusal
         way = _way_back(root, planned, trash)
         agreed = confirm(_with_warning(planned, way)) if planned.plan.changes and confirm else None
-        if agreed is None and any(map(foreign_files, planned.plan.removals)):
+        if agreed is None and any(entry.foreign_files for entry in planned.plan.removals):
             planned = _without_foreign(
                 planned, make_plan(request, progress, survey, reader, keeps_foreign=True)
             )
@@ -201,7 +215,7 @@ def _with_warning(planned: PrunePlan, way: Way | None) -> PrunePlan:
 def _without_foreign(planned: PrunePlan, kept: PrunePlan) -> PrunePlan:
     """Return the plan by which nothing goes that isn't the checkpoints' own, with what stays for that."""
     going = {entry.path for entry in kept.plan.removals}
-    staying = [entry for entry in planned.plan.removals if entry.path not in going and foreign_files(entry)]
+    staying = [entry for entry in planned.plan.removals if entry.path not in going and entry.foreign_files]
     problems = [Problem(entry.path, f"not removed: {foreign_reason(entry)}") for entry in staying]
     return replace(kept, problems=(*kept.problems, *problems))
 

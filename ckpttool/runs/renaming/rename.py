@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ckpttool.core.documents import document_of
 from ckpttool.core.errors import AccessDenied, CheckpointError, UsageError, from_os_error
 from ckpttool.core.keywords import shows_keywords, with_keywords
 from ckpttool.core.result import Result
@@ -54,6 +55,14 @@ class RenameResult(Result):
     def summary(self) -> str:
         """Return it in a few words."""
         return f"{len(self.renames):,} {'to rename' if self.dry_run or self.declined else 'renamed'}"
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "schema": "ckpttool.rename/1",
+            **document_of(self, "dry_run", "declined"),
+            "renames": [{"from": old, "to": new} for old, new in self.renames],
+            **document_of(self, "errors", "warnings", names={"warnings": "planned.warnings"}),
+        }
 
     @property
     def is_refused(self) -> bool:

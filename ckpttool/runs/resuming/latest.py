@@ -9,8 +9,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
 
 from ckpttool.core.checkpoint import Granularity
+from ckpttool.core.documents import document_of
 from ckpttool.core.errors import (
     AccessDenied,
     CheckpointError,
@@ -64,6 +66,9 @@ _MAX_RIVALS = 3
 """More names than that nobody reads in one line."""
 
 
+_OF_ENTRY = ("epoch", "step", "safety")
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Latest(Result):
     """The newest intact checkpoint, or why there is none; ``passed_over`` were newer, or better.
@@ -98,6 +103,19 @@ class Latest(Result):
     def value(self) -> float | None:
         """Return what the checkpoint was measured at, or None where nobody asked for it."""
         return None if self.entry is None or self.best is None else comparable_value(self.entry, self.best)
+
+    def document(self) -> dict[str, Any]:
+        document = {
+            "schema": "ckpttool.latest/1",
+            "path": self.path,
+            **document_of(self, *_OF_ENTRY, "resume", names={name: f"entry.{name}" for name in _OF_ENTRY}),
+            "passed_over": [{"path": one.path, "why": one.message} for one in self.passed_over],
+        }
+        if self.best is not None:
+            document |= document_of(self, "best", "value")
+        if self.waited_for:
+            document |= {"waited": round(self.waited, 3), "waited_for": [*self.waited_for]}
+        return document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

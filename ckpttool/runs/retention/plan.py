@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from ckpttool.core.amounts import size
+from ckpttool.core.documents import document_of
 from ckpttool.core.errors import UsageError
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import Group, newest_otherwise, order_entries
@@ -64,6 +65,11 @@ class KeptEntry(NamedTuple):
     entry: Entry
     reasons: tuple[str, ...]
 
+    def document(self) -> dict[str, Any]:
+        return document_of(
+            self, "path", "reasons", "safety", names={"path": "entry.path", "safety": "entry.safety"}
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
@@ -99,6 +105,26 @@ class GroupPlan:
         """Return how many bytes slimming a checkpoint frees, about."""
         has_dtype = self.policy is not None and self.policy.dtype is not None
         return entry.state.nbytes + (entry.state.cast_bytes if has_dtype else 0)
+
+    def document(self) -> dict[str, Any]:
+        names = {"policy": "policy.rules", "run": "rank.reason"}
+        return {
+            **document_of(self, "key", "keep"),
+            "remove": [
+                {
+                    "path": entry.path,
+                    "bytes": entry.contents.nbytes,
+                    "unfitting": self.unfitting.get(entry.path),
+                    **document_of(entry, "safety", "strangers", names={"strangers": "foreign_files"}),
+                }
+                for entry in self.remove
+            ],
+            "slim": [{"path": entry.path, "freed_bytes": self.slim_bytes(entry)} for entry in self.slim],
+            "whole": [{"path": path, "reason": reason} for path, reason in self.whole.items()],
+            **document_of(self, "skipped", "policy", "failed", "run", names=names),
+            "excess": None if self.excess is None else str(self.excess),
+            "excess_bytes": 0 if self.excess is None else self.excess.nbytes,
+        }
 
 
 class RetentionPlan(NamedTuple):

@@ -71,6 +71,21 @@ class Statistics:
     at_b: Element
     non_finite: int = 0
 
+    @property
+    def relative(self) -> float:
+        """Return the norm of the change as a part of the first side's norm."""
+        return relative_norm(self.l2, self.norm_a)
+
+    @property
+    def norms(self) -> tuple[float, float]:
+        """Return the norms of both sides."""
+        return self.norm_a, self.norm_b
+
+    @property
+    def at(self) -> tuple[Element, Element]:
+        """Return the values at the largest change."""
+        return self.at_a, self.at_b
+
 
 class ExactSum:
     """A sum of floats times powers of two, added without rounding in between."""
@@ -217,11 +232,6 @@ def unraveled(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
         index, at = divmod(index, length)
         found.append(at)
     return tuple(reversed(found))
-
-
-def relative_change(statistics: Statistics) -> float:
-    """Return the norm of the change as a part of the first side's norm."""
-    return relative_norm(statistics.l2, statistics.norm_a)
 
 
 def relative_norm(change: float, norm: float) -> float:

@@ -1,0 +1,165 @@
+"""The documents of records, which ``--json`` prints; docs/reference/json.md lists their keys.
+
+A record whose document is not just its fields has a method ``document`` beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from datetime import date
+from enum import Enum, EnumMeta
+from functools import cache
+from types import MappingProxyType, UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from ckpttool.core.printable import is_printable
+
+R = TypeVar("R")
+_ATTRIBUTES = {"bytes": "nbytes", "errors": "problems"}
+"""Attributes that have other keys in all documents, by these."""
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+_KEYS = {attribute: key for key, attribute in _ATTRIBUTES.items()}
+
+
+def document_of(
+    record: object,
+    *keys: str,
+    names: Mapping[str, str] = MappingProxyType({}),
+    optional: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return the document of a record.
+
+    Args:
+        record: A dataclass, a named tuple or another object.
+        keys: Keys of the document in their order, each the name of an attribute; by default all fields.
+        names: Attributes with another name than their key, by the key. Of a dotted one, such as
+            ``entry.path``, every part may be None.
+        optional: Further keys, which are left out if their value is None or empty.
+    """
+    document = {key: _plain_at(record, key, names) for key in keys or _keys_of_fields(record, names)}
+    for key in optional:
+        value = _plain_at(record, key, names)
+        if value not in (None, [], {}):
+            document[key] = value
+    return document
+
+
+def plain(value: Any) -> Any:
+    """Return a value as documents have it; a mapping holds plain data already."""
+    if type(value) in _PLAIN:
+        return value
+    if type(value) in (tuple, list):
+        return [plain(one) for one in value]
+    if isinstance(value, Enum):
+        return value.value
+    if hasattr(value, "document"):
+        return value.document()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, complex):
+        return [value.real, value.imag]
+    if isinstance(value, date):
+        return value.isoformat()
+    return document_of(value) if _is_record(value) else value
+
+
+def _keys_of_fields(record: Any, names: Mapping[str, str]) -> list[str]:
+    fields_ = [one.name for one in fields(record)] if is_dataclass(record) else record._fields
+    keys = {**_KEYS, **{attribute: key for key, attribute in names.items()}}
+    return [keys.get(name, name) for name in fields_]
+
+
+def _plain_at(record: Any, key: str, names: Mapping[str, str]) -> Any:
+    attribute = names.get(key) or _ATTRIBUTES.get(key, key)
+    for name in attribute.split("."):
+        record = None if record is None else getattr(record, name)
+    return plain(record)
+
+
+def messages(reasons: Mapping[str, str], **more: str) -> list[dict[str, str]]:
+    """Return messages by path as documents have them."""
+    return [{"path": path, "message": reason, **more} for path, reason in reasons.items()]
+
+
+# Records read back ----------------------------------------------------------------------------------
+
+
+def record_of(kind: Callable[..., R], document: Mapping[str, Any]) -> R:
+    """Return the record of a document; fields that the document lacks have their defaults.
+
+    Args:
+        kind: A dataclass or a named tuple of plain data, members of enums, such records and tuples of them.
+        document: What ``document_of`` returned, perhaps with further keys.
+
+    Raises:
+        TypeError: A value has another type, or is missing.
+        ValueError: An enum has no such member.
+    """
+    values = {}
+    for name, type_ in _types_of(kind).items():
+        key = _KEYS.get(name, name)
+        if key in document:
+            values[name] = _parsed(type_, document[key])
+    return kind(**values)
+
+
+@cache
+def _types_of(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _parsed(type_: Any, value: Any) -> Any:
+    origin = get_origin(type_)
+    if origin is UnionType:
+        return None if value is None else _parsed(get_args(type_)[0], value)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_parsed(get_args(type_)[0], one) for one in value)
+    if _is_record(type_) and isinstance(value, dict):
+        return record_of(type_, value)
+    if isinstance(type_, EnumMeta):
+        return type_(value)
+    if type(value) is not type_:
+        raise TypeError(f"{value!r:.40} is no {type_}")
+    return value
+
+
+def _is_record(value: Any) -> bool:
+    return is_dataclass(value) or hasattr(value, "_fields")
+
+
+# As JSON --------------------------------------------------------------------------------------------
+
+
+def dumps(document: Any) -> str:
+    """Return a document as JSON text; NaN and infinities become strings.
+
+    Characters that a terminal would obey, or that UTF-8 can't hold, are JSON escapes.
+    """
+    try:
+        text = json.dumps(document, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        text = json.dumps(finite(document), ensure_ascii=False, allow_nan=False)
+    for character in set(text):
+        if not is_printable(character):
+            units = character.encode("utf-16-be", "surrogatepass").hex()
+            escapes = "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+            text = text.replace(character, escapes)
+    return text
+
+
+def finite(value: Any) -> Any:
+    """Return plain data with the floats that JSON lacks spelled as strings."""
+    root = [value]
+    pending: list[Any] = [root]
+    while pending:
+        holder = pending.pop()
+        for key, item in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
+            if isinstance(item, float) and not math.isfinite(item):
+                holder[key] = "NaN" if item != item else "Infinity" if item > 0 else "-Infinity"
+            elif isinstance(item, Mapping | list | tuple):
+                holder[key] = dict(item) if isinstance(item, Mapping) else list(item)
+                pending.append(holder[key])
+    return root[0]
