@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from ckpttool.formats import formats
+from ckpttool.io.toml import parse_toml
 from tests.support import golden
 
 TESTS = Path(__file__).parent
@@ -94,6 +95,56 @@ def test_no_files_import_each_other_in_a_circle() -> None:
         imports = {name: called for name, called in imports.items() if name not in free}
     importers = {called for calls in imports.values() for called in calls}
     assert sorted(imports.keys() & importers) == []
+
+
+MODULE = re.compile(r"ckpttool((?:\.\w+)*)\.?", re.ASCII)
+
+
+@cache
+def layers() -> dict[str, int]:
+    """Return the layer of each part of the package, by the contract in pyproject.toml; the top one is 0."""
+    linter = parse_toml((PACKAGE.parent / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
+    (contract,) = (one for one in linter["contracts"] if one["name"] == "Layers point downwards")
+    parts = ((part, number) for number, row in enumerate(contract["layers"]) for part in row.split(" | "))
+    return {part.removeprefix("ckpttool."): number for part, number in parts}
+
+
+def modules_above(part: str, said: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield the texts that name a module of a layer above a part's, or begin such a name.
+
+    Of a name that is put together, it counts how it begins: ``f"ckpttool.{part}"`` may be any module.
+    """
+    said = [*said]
+    begun = {id(node.values[0]) for node in said if isinstance(node, ast.JoinedStr) and node.values}
+    for node in said:
+        match node:
+            case ast.Constant(value=str(text)) if found := MODULE.fullmatch(text):
+                first = found[1].split(".")[1] if found[1] else None
+                is_open = first is None and text.endswith(".") and id(node) in begun
+                if is_open or layers().get(first or "", layers()[part]) < layers()[part]:
+                    yield text
+
+
+def test_the_search_sees_modules_above() -> None:
+    code = """
+import_module("ckpttool.cli.render.json")
+import_module(f"ckpttool.formats.{name}")
+import_module(f"ckpttool.{name}")
+A, B, C = "ckpttool.core.tensor", "ckpttool.list/1", "ckpttool.toml"
+"""
+    above = ["ckpttool.cli.render.json", "ckpttool.formats.", "ckpttool."]
+    assert sorted(modules_above("io", ast.walk(ast.parse(code)))) == sorted(above)
+    assert sorted(modules_above("formats", ast.walk(ast.parse(code)))) == sorted([above[0], above[2]])
+
+
+def test_no_import_runs_upwards_through_a_string() -> None:
+    found = {
+        (path.relative_to(PACKAGE).as_posix(), text)
+        for path, said in nodes().items()
+        if len(path.relative_to(PACKAGE).parts) > 1
+        for text in modules_above(path.relative_to(PACKAGE).parts[0], said)
+    }
+    assert found == set()
 
 
 def test_no_sentence_of_ours_is_read_back() -> None:
