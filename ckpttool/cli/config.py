@@ -1,4 +1,4 @@
-"""Configuration files: discovery, parsing, and the permissions of each key.
+"""Configuration files: discovery, parsing, and whether they are believed.
 
 A file that was found rather than named may come from a download. It is read only if no other user could have
 written it, and until the user trusts it, its keys apply only to files below it.
@@ -8,15 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
-from enum import Enum
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckpttool.core.amounts import nbytes
 from ckpttool.core.errors import UsageError, from_os_error
-from ckpttool.core.options import options_of
-from ckpttool.core.suggest import closest
 from ckpttool.io import fs
 from ckpttool.io.toml import parse_toml
 
@@ -32,7 +27,6 @@ _SETS_VERIFY = re.compile(
     re.MULTILINE,
 )
 """The heading of ``[verify]`` or of its rule with a key below it, or a key of that table."""
-_UNCLOSED = re.compile(r"\[(?!!?\]?[^\]]*\])")
 
 
 class ConfigDocument(NamedTuple):
@@ -62,17 +56,21 @@ class ConfigDocument(NamedTuple):
 
         return None if self.is_named else trust_doubt(self.path, self.tables)
 
-    def require_trust(self, place: str, why: str) -> None:
-        """Require that the file is trusted; ``why`` is what a value at ``place`` would do."""
+    def require_trust(self, origin: str, why: str) -> None:
+        """Require that the file is trusted; ``why`` is what a value of a table would do."""
         if (doubt := self.trust_doubt()) is not None:
             hint = f"--config {self.path} uses it anyway"
             if doubt.can_be_confirmed:
                 hint = f"read it, and run ckpttool config --trust {self.path}, or use --config {self.path}"
-            raise self.wrong(place, f"{why}, and the file is {doubt.text} ({hint})")
+            raise UsageError(f"{origin}: {why}, and the file is {doubt.text} ({hint})")
+
+    def origin(self, place: str) -> str:
+        """Return where a table stands, or a rule, such as ``verify.rule 1``."""
+        return f"{self.path}[{self.prefix}{place}]"
 
     def wrong(self, place: str, problem: str) -> UsageError:
         """Return the error that says what is wrong at a place."""
-        return UsageError(f"{self.path}[{self.prefix}{place}]: {problem}")
+        return UsageError(f"{self.origin(place)}: {problem}")
 
 
 # Finding --------------------------------------------------------------------------------------------
@@ -198,14 +196,6 @@ def read_document(path: str, *, is_named: bool = False) -> ConfigDocument:
     return ConfigDocument(path, prefix, tables, is_named)
 
 
-def suggestion(key: str, known: Sequence[str]) -> str:
-    """Return what somebody may have meant by a key that there is not, or else all that there are."""
-    names = {one.strip("[]").rpartition(".")[2]: one for one in known}
-    if close := closest(key, names):
-        return f"did you mean {names[close]}?"
-    return f"there are {', '.join(known)}"
-
-
 def _own_table(path: str, tables: Mapping[str, Any]) -> Mapping[str, Any] | None:
     tool = tables.get("tool", {})
     own = tool.get("ckpttool") if isinstance(tool, Mapping) else None
@@ -236,240 +226,3 @@ def _read_bytes(path: str, *, is_named: bool) -> bytes:
             return file.read(MAX_BYTES)
     except OSError as failure:
         raise from_os_error(failure, path) from failure
-
-
-# Values ---------------------------------------------------------------------------------------------
-
-
-class WrongValue(ValueError):
-    """A value is none that its key can have; the text names the key, the value and what is allowed."""
-
-    def __init__(self, key: str, value: object, allowed: str) -> None:
-        text = str(value).lower() if isinstance(value, bool) else repr(value)
-        shortened = text if len(text) <= 60 else f"{text[:59]}…"
-        super().__init__(f"{key} is {shortened} ({allowed})")
-
-
-class Reach(Enum):
-    """Effect of a key; all but HARMLESS need a trusted configuration. The value completes error messages."""
-
-    HARMLESS = None
-    """Selects checkpoints below the file, or sets an option for them."""
-    BELOW = "leads out of the directory of this file"
-    """Names files: harmless below the configuration's directory; other paths, trackers and URLs are not."""
-    YES = "answers for you"
-    TARGET = "names a place to write to"
-    CODE = "runs code"
-
-
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """Reads the value of a key, which it is called with, and names the key in its errors.
-
-    Attributes:
-        read: Returns the value, or raises ``WrongValue`` or ``UsageError``.
-        schema: Which values it takes, as JSON Schema: never fewer, but maybe more. Its ``description``,
-            ``default`` and ``examples`` are what ``ckpttool init`` writes.
-        reach: Effect of the key. Without one, the key needs a trusted configuration.
-    """
-
-    read: Callable[[object, str], Any]
-    schema: Mapping[str, Any]
-    reach: Reach | None = None
-
-    def __call__(self, value: object, key: str) -> Any:
-        return self.read(value, key)
-
-    def described(self, description: str, reach: Reach | None = None, **more: Any) -> Reader:
-        """Return a copy with a description, and with an effect if one is given."""
-        schema = {"description": description, **self.schema, **more}
-        return replace(self, schema=schema, reach=self.reach if reach is None else reach)
-
-    def reaching(self, reach: Reach) -> Reader:
-        """Return a copy with another effect."""
-        return replace(self, reach=reach)
-
-    def reach_of(self, value: object, path: str) -> str | None:
-        """Return the effect of a value that needs trust, None if it needs none; ``path`` is the file."""
-        if value is False or self.reach is Reach.HARMLESS:
-            return None
-        if self.reach is not Reach.BELOW:
-            return "reaches further than this file" if self.reach is None else self.reach.value
-        places = value if isinstance(value, list) else [value]
-        out = [one for one in places if not is_below(str(one), os.path.dirname(path))]
-        return f"{self.reach.value} ({out[0]})" if out else None
-
-
-def takes(**schema: Any) -> Callable[[Callable[[object, str], Any]], Reader]:
-    """Make a function that reads values a reader of what a schema describes."""
-    return lambda read: Reader(read, schema)
-
-
-def described_by(record: type, readers: Mapping[str, Reader]) -> dict[str, Reader]:
-    """Return readers, by their keys, with what a record's options say of these."""
-    options = options_of(record)
-    defaults = {one.name: one.default for one in fields(record)}
-    described = {}
-    for name, option in options.items():
-        if option.key in readers:
-            more: dict[str, Any] = {}
-            if defaults[name] not in (None, (), MISSING):
-                more["default"] = defaults[name]
-            elif option.example is not None:
-                more["examples"] = [option.example]
-            described[option.key] = readers[option.key].described(option.help, **more)
-    return described
-
-
-def object_schema(readers: Mapping[str, Reader], *, required: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the JSON schema of a table with these keys."""
-    properties = {key: dict(reader.schema) for key, reader in readers.items()}
-    return {
-        "type": "object",
-        "properties": properties,
-        "additionalProperties": False,
-        **({"required": [*required]} if required else {}),
-    }
-
-
-_SCHEME = re.compile(r"[a-z][a-z0-9+-]+:", re.IGNORECASE)
-"""Scheme of a URL or prefix of a tracker, such as ``s3:`` or ``mlflow:``."""
-_COUNT = re.compile(r":(?:step|epoch)(?:[+-]\d+)?$")
-"""Suffix that selects the counter of a log."""
-
-
-def is_below(text: str, directory: str) -> bool:
-    """Return whether a path, relative to a directory, resolves to that directory or below it."""
-    if _SCHEME.match(text):
-        return False
-    root = os.path.join(os.path.realpath(directory), "")
-    places = (os.path.realpath(os.path.join(directory, one)) for one in (text, _COUNT.sub("", text)))
-    return all(os.path.join(place, "").startswith(root) for place in places)
-
-
-@takes(type="string", minLength=1)
-def glob_below(value: object, key: str) -> str:
-    """Return a glob of what lies below a configuration's directory."""
-    text: str = one_text(value, key).rstrip("/")
-    parts = [part for part in text.split("/") if part != os.curdir]
-    if os.path.isabs(text) or os.pardir in parts:
-        raise WrongValue(key, value, "a glob below the directory of this file")
-    if not all(parts) or any("**" in part and part != "**" for part in parts):
-        raise WrongValue(key, value, "a glob like models/*.pth or **/*.pth, with ** as a whole name")
-    if any(_UNCLOSED.search(part) for part in parts):
-        raise WrongValue(key, value, "each [ needs its ]")
-    return "/".join(parts)
-
-
-@takes(type="boolean")
-def truth(value: object, key: str) -> bool:
-    """Return a truth value."""
-    if not isinstance(value, bool):
-        raise WrongValue(key, value, "true or false")
-    return value
-
-
-@takes(type="array", items={"type": "string", "minLength": 1}, minItems=1)
-def texts(value: object, key: str) -> tuple[str, ...]:
-    """Return a list of texts."""
-    if (
-        not isinstance(value, list)
-        or not value
-        or not all(isinstance(one, str) and one and "\0" not in one for one in value)
-    ):
-        raise WrongValue(key, value, "a list of at least one text")
-    return tuple(value)
-
-
-@takes(type="string", minLength=1)
-def one_text(value: object, key: str) -> str:
-    """Return a text."""
-    if not isinstance(value, str) or not value or "\0" in value:
-        raise WrongValue(key, value, "a text")
-    return value
-
-
-def whole_number(least: int) -> Reader:
-    """Return what reads whole numbers that are not too small."""
-
-    @takes(type="integer", minimum=least)
-    def read(value: object, key: str) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise WrongValue(key, value, f"a whole number of {least} or more")
-        return value
-
-    return read
-
-
-@takes(type=["string", "integer"], pattern="B$", minimum=1)
-def parse_bytes(value: object, key: str) -> int:
-    """Return a size in bytes: a whole number, or a text like ``512MB`` or ``8 GiB``.
-
-    Raises:
-        Wrong: It is neither.
-    """
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
-    wrong = WrongValue(key, value, "a size like 512MB, 8GB or 8GiB")
-    if not isinstance(value, str) or not value.endswith("B"):
-        raise wrong
-    try:
-        size = nbytes(value)
-    except UsageError as failure:
-        raise wrong from failure
-    if not size:
-        raise wrong
-    return size
-
-
-# Tables ---------------------------------------------------------------------------------------------
-
-
-def read_table(
-    document: ConfigDocument,
-    place: str,
-    table: Mapping[str, Any],
-    keys: Mapping[str, Reader],
-    *,
-    others: Sequence[str] = (),
-    overridden: Collection[str] = (),
-) -> dict[str, Any]:
-    """Parse a table and return its values by key.
-
-    Args:
-        others: Further names to suggest for an unknown key.
-        overridden: Keys that the command line overrides, which therefore need no trust.
-    """
-    values = {}
-    for key, value in table.items():
-        if key not in keys:
-            raise document.wrong(place, f"unknown key {key} ({suggestion(key, [*keys, *others])})")
-        try:
-            values[key] = keys[key](value, key)
-        except WrongValue as failure:
-            raise document.wrong(place, str(failure)) from failure
-        except UsageError as failure:
-            raise document.wrong(place, f"{key}: {failure}") from failure
-    check_reach(document, place, {key: table[key] for key in table if key not in overridden}, keys)
-    return values
-
-
-def check_reach(
-    document: ConfigDocument, place: str, table: Mapping[str, Any], keys: Mapping[str, Reader]
-) -> None:
-    """Require a trusted configuration if a value needs one."""
-    for key, value in table.items():
-        if (why := keys[key].reach_of(value, document.path)) is not None:
-            document.require_trust(place, f"{key} {why}")
-
-
-NAMING_KEYS: Mapping[str, Reader] = {  # a template that names a directory is refused in any case
-    "template": one_text.described("Template of names.", Reach.HARMLESS, examples=["{run}-e{epoch:04d}"])
-}
-
-
-def naming_template(document: ConfigDocument) -> str | None:
-    """Return the template of a configuration; None if it has none."""
-    table = read_table(document, "naming", document.table("naming"), NAMING_KEYS)
-    template: str | None = table.get("template")
-    return template

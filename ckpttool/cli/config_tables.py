@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ckpttool.cli import retention_config, verify_config, watch_config
-from ckpttool.cli.config import NAMING_KEYS, ConfigDocument, Reader, naming_template, object_schema
+from ckpttool.cli.config import ConfigDocument
+from ckpttool.cli.config_keys import Naming, keys, naming_template, object_schema, schema_of
+from ckpttool.cli.config_trust import reach_of
+from ckpttool.cli.retention_config import Retention, read_retention
+from ckpttool.cli.verify_config import VerifyConfig, read_config
+from ckpttool.cli.watch_config import WatchTable, read_watch
+from ckpttool.core.options import Row
 from ckpttool.io.toml import as_toml
 
 DRAFT = "http://json-schema.org/draft-07/schema#"
@@ -15,54 +20,30 @@ _WIDEST_KEY = 40
 """Columns of a key with its value, behind which the comments align."""
 
 
-class ConfigTable(NamedTuple):
-    """The keys of a table and of its rules, with a sentence on what the table is for."""
-
-    summary: str
-    keys: Mapping[str, Reader]
-    rule_keys: Mapping[str, Reader]
-    rule_summary: str = ""
-
-
-TABLES: Mapping[str, ConfigTable] = {
-    "verify": ConfigTable(
-        "What `ckpttool verify` without arguments checks.",
-        verify_config.VERIFY_KEYS,
-        verify_config.RULE_KEYS,
-        "What some checkpoints need; all rules that match one apply.",
-    ),
-    "retention": ConfigTable(
+TABLES: Mapping[str, tuple[type, str]] = {
+    "verify": (VerifyConfig, "What `ckpttool verify` without arguments checks."),
+    "retention": (
+        Retention,
         "Which checkpoints `ckpttool prune` without arguments keeps. It does nothing before a rule is set.",
-        retention_config.KEYS,
-        {key: one for key, one in retention_config.RULE_KEYS.items() if key != "max-total-size"},
-        "Rules for some series instead of those above; the last one that matches decides.",
     ),
-    "naming": ConfigTable(
-        "How `ckpttool rename` without --template names checkpoints.",
-        NAMING_KEYS,
-        {},
-    ),
-    "watch": ConfigTable("What `ckpttool watch` does as checkpoints land.", watch_config.KEYS, {}),
+    "naming": (Naming, "How `ckpttool rename` without --template names checkpoints."),
+    "watch": (WatchTable, "What `ckpttool watch` does as checkpoints land."),
 }
+"""The record of each table, and a sentence on what the table is for."""
 
 
 def config_schema() -> dict[str, Any]:
     """Return the JSON schema of ``ckpttool.toml``."""
+    tables = TABLES.items()
     return {
         "$schema": DRAFT,
         "title": "ckpttool.toml",
         "type": "object",
-        "properties": {name: _table_schema(table) for name, table in TABLES.items()},
+        "properties": {
+            name: {"description": text, **object_schema(record)} for name, (record, text) in tables
+        },
         "additionalProperties": False,
     }
-
-
-def _table_schema(table: ConfigTable) -> dict[str, Any]:
-    schema = {"description": table.summary, **object_schema(table.keys)}
-    if table.rule_keys:
-        rules = {"type": "array", "items": object_schema(table.rule_keys, required=["path"])}
-        schema["properties"]["rule"] = {"description": table.rule_summary, **rules}
-    return schema
 
 
 # What is in force -----------------------------------------------------------------------------------
@@ -99,26 +80,25 @@ def config_entries(document: ConfigDocument | None) -> list[ConfigEntry]:
     if document is None:
         return [entry for name in TABLES for entry in _table_entries(name, {}, "")]
     shown = document._replace(is_named=True)  # nothing is done that the file asks for
-    verify_config.read_config(shown)
-    retention_config.read_retention(shown)
-    watch_config.read_watch(shown)
+    read_config(shown)
+    read_retention(shown)
+    read_watch(shown)
     naming_template(shown)
     return [entry for name in TABLES for entry in _table_entries(name, document.table(name), document.path)]
 
 
 def _table_entries(name: str, table: Mapping[str, Any], path: str) -> Iterator[ConfigEntry]:
-    for key, reader in TABLES[name].keys.items():
-        is_set = key in table
-        value = table[key] if is_set else reader.schema.get("default")
-        yield ConfigEntry(name, None, key, value, is_set, is_set and _needs_trust(reader, value, path))
-    readers = TABLES[name].rule_keys
-    for number, rule in enumerate(table.get("rule", ()), 1):
-        for key, value in rule.items():
-            yield ConfigEntry(name, number, key, value, True, _needs_trust(readers[key], value, path))
-
-
-def _needs_trust(reader: Reader, value: object, path: str) -> bool:
-    return reader.reach_of(value, path) is not None
+    for key, row in keys(TABLES[name][0]).items():
+        if row.item is not None:
+            for number, rule in enumerate(table.get(key, ()), 1):
+                for own, value in rule.items():
+                    reach = reach_of(keys(row.item)[own].option, value, path)
+                    yield ConfigEntry(name, number, own, value, True, reach is not None)
+        elif key in table:
+            reach = reach_of(row.option, table[key], path)
+            yield ConfigEntry(name, None, key, table[key], True, reach is not None)
+        else:
+            yield ConfigEntry(name, None, key, schema_of(row).get("default"), False)
 
 
 # The file that init writes --------------------------------------------------------------------------
@@ -132,26 +112,22 @@ def config_template() -> str:
     """Return a configuration in which every key is commented out, with its default or an example."""
     parts = [_HEAD]
     for name in ("verify", "retention", "watch"):
-        table = TABLES[name]
-        parts.append(f"# {table.summary}\n[{name}]\n{_commented_keys(table.keys)}")
-        if table.rule_keys:
-            parts.append(f"# {table.rule_summary}\n#[[{name}.rule]]\n{_commented_keys(table.rule_keys)}")
+        record, summary = TABLES[name]
+        known = keys(record)
+        own = {key: row for key, row in known.items() if row.item is None}
+        parts.append(f"# {summary}\n[{name}]\n{_commented_keys(own)}")
+        for key, row in known.items():
+            if row.item is not None:
+                parts.append(f"# {row.option.help}\n#[[{name}.{key}]]\n{_commented_keys(keys(row.item))}")
     return "\n".join(parts)
 
 
-def _commented_keys(readers: Mapping[str, Reader]) -> str:
-    lines = {f"#{key} = {as_toml(_sample(one.schema))}": one for key, one in readers.items()}
+def _commented_keys(known: Mapping[str, Row]) -> str:
+    lines = {f"#{key} = {as_toml(_sample(schema_of(row)))}": row for key, row in known.items()}
     column = max(len(line) for line in lines if len(line) <= _WIDEST_KEY)
-    return "".join(f"{line:{column}}  # {one.schema['description']}\n" for line, one in lines.items())
+    return "".join(f"{line:{column}}  # {row.option.help}\n" for line, row in lines.items())
 
 
 def _sample(schema: Mapping[str, Any]) -> Any:
-    """Return a key's default, else an example, else any value that it takes."""
-    return next(_samples(schema))
-
-
-def _samples(schema: Mapping[str, Any]) -> Iterator[Any]:
-    if "default" in schema:
-        yield schema["default"]
-    yield from (*schema.get("examples", ()), *schema.get("enum", ()))
-    yield {"boolean": True, "integer": schema.get("minimum", 1), "number": 1}.get(str(schema["type"]), "…")
+    """Return a key's default, else an example, else a word that it takes."""
+    return schema["default"] if "default" in schema else (schema.get("examples") or schema["enum"])[0]

@@ -7,11 +7,21 @@ tables. A copy elsewhere, or a changed file, is not trusted.
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.errors import UsageError, from_os_error
+from ckpttool.core.options import Reach
+
+if TYPE_CHECKING:
+    from ckpttool.core.options import Option
+
+_SCHEME = re.compile(r"[a-z][a-z0-9+-]+:", re.IGNORECASE)
+"""Scheme of a URL or prefix of a tracker, such as ``s3:`` or ``mlflow:``."""
+_COUNT = re.compile(r":(?:step|epoch)(?:[+-]\d+)?$")
+"""Suffix that selects the counter of a log."""
 
 
 class TrustDoubt(NamedTuple):
@@ -19,6 +29,31 @@ class TrustDoubt(NamedTuple):
 
     text: str
     can_be_confirmed: bool = True
+
+
+# What a key may do ------------------------------------------------------------------
+
+
+def reach_of(option: Option, value: object, path: str) -> str | None:
+    """Return the effect of a key's value that needs trust, None if it needs none; ``path`` is the file."""
+    if value is False or option.reach is Reach.HARMLESS:
+        return None
+    if option.reach is None:
+        return "reaches further than this file"
+    if option.reach is not Reach.BELOW:
+        return str(option.reach.value)
+    places = value if isinstance(value, list) else [value]
+    out = [one for one in places if not is_below(str(one), os.path.dirname(path))]
+    return f"{option.reach.value} ({out[0]})" if out else None
+
+
+def is_below(text: str, directory: str) -> bool:
+    """Return whether a path, relative to a directory, resolves to that directory or below it."""
+    if _SCHEME.match(text):
+        return False
+    root = os.path.join(os.path.realpath(directory), "")
+    places = (os.path.realpath(os.path.join(directory, one)) for one in (text, _COUNT.sub("", text)))
+    return all(os.path.join(place, "").startswith(root) for place in places)
 
 
 # Ownership --------------------------------------------------------------------------

@@ -6,7 +6,16 @@ import os
 from functools import partial
 from typing import Any, Literal
 
-from ckpttool.core.options import EXECUTION_PANEL, OUTPUT_PANEL, argument, option
+from ckpttool.core.amounts import seconds
+from ckpttool.core.options import (
+    CHECK_PANEL,
+    EXECUTION_PANEL,
+    OUTPUT_PANEL,
+    Reach,
+    WrongValue,
+    argument,
+    option,
+)
 
 Depth = Literal["quick", "full"]
 Mode = Literal["min", "max"]
@@ -35,7 +44,52 @@ def null_option() -> Any:
 
 
 def yes_option() -> Any:
-    return option("--yes", "-y", help="Don't ask for confirmation.", panel=EXECUTION_PANEL, default=False)
+    return option(
+        *("--yes", "-y"),
+        help="Don't ask for confirmation.",
+        panel=EXECUTION_PANEL,
+        reach=Reach.YES,
+        default=False,
+    )
+
+
+def strict_option() -> Any:
+    return option(
+        "--strict",
+        help="Treat warnings as failures.",
+        panel=CHECK_PANEL,
+        reach=Reach.HARMLESS,
+        default=False,
+    )
+
+
+def trash_option() -> Any:
+    return option(
+        "--trash",
+        help="Move checkpoints to the trash, from which undo restores them.",
+        panel=EXECUTION_PANEL,
+        reach=Reach.HARMLESS,
+        default=False,
+    )
+
+
+def interval_option(help: str, default: str | None = None) -> Any:
+    return option(
+        "--interval",
+        metavar="TIME",
+        help=help,
+        panel=EXECUTION_PANEL,
+        parse=_checked_interval,
+        expected="a time such as 10s or 5min",
+        reach=Reach.HARMLESS,
+        default=default,
+    )
+
+
+def _checked_interval(text: str) -> str:
+    if seconds(text) < 1:  # a look takes a status of each file
+        raise WrongValue("a time of at least 1s")
+    return text
 
 
 def dry_run_option(help: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 
 from ckpttool.cli.output import COLOURS, choose_colour, paged
 from ckpttool.core.errors import UsageError
-from ckpttool.core.options import OUTPUT_PANEL, RULE_PANEL, Group, Option, options_of, value_types
+from ckpttool.core.options import OUTPUT_PANEL, RULE_PANEL, Option, Row, by_field, rows
 from ckpttool.core.urls import is_remote
 from ckpttool.io.held import holding
 
@@ -50,9 +50,10 @@ class Command(click.Command):
         """
         (self._record, *_) = get_type_hints(run).values()
         self._run, self._is_paged, self._changes = run, is_paged, changes
-        self.rows: dict[str, Option] = {}
-        self._lists: set[str] = set()
-        parameters = [*self._parameters()]
+        known = rows(self._record)
+        self.rows: dict[str, Option] = {name: row.option for name, row in known.items()}
+        self._lists = {name for name, row in known.items() if row.type_ == list[str]}
+        parameters = [*map(_parameter, known.values())]
         super().__init__(
             name,
             params=[*parameters, colour_option(), help_option()],
@@ -60,28 +61,6 @@ class Command(click.Command):
             help=inspect.getdoc(run),
             add_help_option=False,
         )
-
-    def _parameters(self) -> Iterator[click.Parameter]:
-        for one in fields(self._record):
-            if "option" in one.metadata:
-                yield self._parameter(one.metadata["option"], self._record, one.name)
-            elif "group" in one.metadata:
-                group: Group = one.metadata["group"]
-                for name in self._names_in(group):
-                    yield self._parameter(group.row(name), group.record, name)
-
-    def _names_in(self, group: Group) -> list[str]:
-        """Return the attributes of a group that the record has no option of its own for."""
-        own = {one.name for one in fields(self._record) if "option" in one.metadata}
-        return [name for name in group.names or options_of(group.record) if name not in own]
-
-    def _parameter(self, row: Option, record: type, name: str) -> click.Parameter:
-        self.rows[name] = row
-        type_ = value_types(record)[name]
-        default = next(one.default for one in fields(record) if one.name == name)
-        if type_ == list[str] and not row.is_text:
-            self._lists.add(name)
-        return _parameter(name, row, type_, default)
 
     @property
     def arguments(self) -> list[click.Argument]:
@@ -108,7 +87,7 @@ class Command(click.Command):
 
     def record_of(self, context: click.Context) -> Any:
         """Return the record that a parsed command line makes."""
-        return self._record(**self._attributes(self._given(context)))
+        return self._record(**by_field(self._record, self._given(context)))
 
     def _given(self, context: click.Context) -> dict[str, Any]:
         """Return what was given, in the order of the command line: its first mistake counts."""
@@ -117,16 +96,6 @@ class Command(click.Command):
             for name, value in context.params.items()
             if name in self.rows and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         }
-
-    def _attributes(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        attributes: dict[str, Any] = {}
-        for one in fields(self._record):
-            if "option" in one.metadata and one.name in given:
-                attributes[one.name] = given[one.name]
-            elif "group" in one.metadata:
-                names = self._names_in(one.metadata["group"])
-                attributes[one.name] = {name: given[name] for name in given if name in names}
-        return attributes
 
     def _held_paths(self, record: Any) -> Iterator[str]:
         """Yield the paths whose directories the command keeps open: what it changes, and its outputs."""
@@ -199,8 +168,9 @@ def _under(panel: str | None, option: click.Option) -> click.Option:
     return option
 
 
-def _parameter(name: str, row: Option, type_: Any, default: Any) -> click.Parameter:
-    is_list = type_ == list[str] and not row.is_text
+def _parameter(known: Row) -> click.Parameter:
+    name, row, type_, default, _ = known
+    is_list = type_ == list[str]
     completes = None if row.complete is None else _completion(row.complete)
     if not row.flags:
         argument = click.Argument(
@@ -223,7 +193,7 @@ def _parameter(name: str, row: Option, type_: Any, default: Any) -> click.Parame
         off = None if default is None else False
         option = click.Option([name, *flags], is_flag=True, default=default or off, help=help)
     else:
-        is_text = row.is_text or row.parse is not None or is_list
+        is_text = row.parse is not None or is_list
         option = click.Option(
             [name, *flags],
             type=click.STRING if is_text else _click_type(type_, row),
@@ -258,11 +228,8 @@ def _value_of(value: Any, row: Option, *, is_list: bool) -> Any:
         (value,) = value
     if row.parse is None:
         return value
-    try:
-        return row.parse(value)
-    except UsageError as failure:
-        flag = row.flags[0]
-        raise UsageError(f"{failure}" if flag in str(failure) else f"{flag}: {failure}") from failure
+    flag = row.flags[0]
+    return tuple(row.value_of(one, flag) for one in value) if is_list else row.value_of(value, flag)
 
 
 def _completion(

@@ -11,6 +11,7 @@ from ckpttool.cli.options import (
     in_output,
     json_option,
     quiet_option,
+    trash_option,
     verbose_option,
     yes_option,
 )
@@ -50,12 +51,7 @@ class PruneCommand:
         default=False,
     )
     yes: bool = yes_option()
-    trash: bool = option(
-        "--trash",
-        help="Move checkpoints to the trash, from which undo restores them.",
-        panel=EXECUTION_PANEL,
-        default=False,
-    )
+    trash: bool = trash_option()
     empty_trash: bool = option(
         "--empty-trash",
         help="Delete what is in the trash, and nothing else.",

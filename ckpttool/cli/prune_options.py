@@ -120,7 +120,7 @@ def read_prune_options(
         retention = _retention_config(config, given)
     if retention is not None and policies is not None and retention.policies is not None:
         raise UsageError(f"{retention.path} has rules, and so has the command line (leave out one of them)")
-    values = {} if retention is None else dict(retention.values)
+    values = {} if retention is None else retention.values
     values.update(given, exclude=(*values.get("exclude", ()), *given.get("exclude", ())))
     paths = values.pop("paths", ())
     return PruneOptions(

@@ -117,7 +117,9 @@ def _template(options: RenameOptions) -> str:
         UsageError: There is none, or it is not for this directory.
         CheckpointError: The configuration can't be read.
     """
-    from ckpttool.cli.config import find_config, is_below, naming_template, read_document
+    from ckpttool.cli.config import find_config, read_document
+    from ckpttool.cli.config_keys import naming_template
+    from ckpttool.cli.config_trust import is_below
 
     directory, config = options.directory, options.config
     if options.template is not None:
@@ -130,7 +132,9 @@ def _template(options: RenameOptions) -> str:
         document = read_document(path, is_named=config is not None)
         template = naming_template(document)
         if template is not None and not is_below(os.path.abspath(directory), os.path.dirname(path)):
-            document.require_trust("naming", f"{directory} lies outside of the directory of this file")
+            document.require_trust(
+                document.origin("naming"), f"{directory} lies outside of the directory of this file"
+            )
     if template is None:
         where = "" if path is None else f"; {path} has no template in [naming]"
         raise UsageError(f"no template says what the names are (--template '{{run}}-e{{epoch:04d}}'{where})")

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ckpttool.cli import predict_options as predicting
-from ckpttool.cli.options import json_option, quiet_option, verbose_option
+from ckpttool.cli.options import json_option, quiet_option, strict_option, verbose_option
 from ckpttool.cli.output import COULD_NOT, has_colour, say, say_error, say_warning
 from ckpttool.cli.reports import Reports, write_reports
 from ckpttool.core.options import CHECK_PANEL, SELECTION_PANEL, argument, group, jobs_option, option
@@ -48,7 +48,7 @@ class VerifyCommand:
         complete="check",
         help="Run only these checks: structure, checksum, values, safety, manifest, load, predict.",
     )
-    strict: bool = _check("--strict", help="Treat warnings as failures.", default=False)
+    strict: bool = strict_option()
     against: str | None = _check(
         "--against", metavar="COPY", help="Check that every file is in this copy, too, byte for byte."
     )
@@ -108,7 +108,7 @@ def verify(command: VerifyCommand) -> int:
     given = {*command.prediction, *(["predict"] if command.predict else [])}
     settings = _configuration(command.config, command.paths, given, quiet=command.quiet)
     checks, names_prediction = _checks_to_run(command.quick, command.only)
-    prediction_options = predicting.read_predict_options(command.prediction)
+    prediction_options = command.prediction
     predict = (
         command.predict
         or names_prediction

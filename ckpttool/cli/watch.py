@@ -13,8 +13,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.cli.options import json_option, quiet_option
+from ckpttool.cli.options import interval_option, json_option, quiet_option
 from ckpttool.cli.output import print_json, say, say_error, say_warning
+from ckpttool.core.amounts import seconds
 from ckpttool.core.documents import document_of
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import EXECUTION_PANEL, SELECTION_PANEL, argument, group, jobs_option, option
@@ -44,9 +45,7 @@ class WatchOptions:
     config: str | None = option(
         "--config", metavar="FILE", help="Read steps and rules from this file.", panel=SELECTION_PANEL
     )
-    interval: str | None = option(
-        "--interval", metavar="TIME", help="Look every TIME (30s). [default: 10s]", panel=EXECUTION_PANEL
-    )
+    interval: str | None = interval_option("Look every TIME (30s). [default: 10s]")
     once: bool = option(
         "--once", help="Do what is to be done now, and end.", panel=EXECUTION_PANEL, default=False
     )
@@ -63,7 +62,7 @@ def watch(options: WatchOptions) -> int:
     Without DIR, the nearest ckpttool.toml says what follows; with DIR, only one that --config names does.
     SIGTERM and Ctrl-C end the watch once what was begun is finished.
     """
-    from ckpttool.cli.watch_config import read_interval, watch_settings
+    from ckpttool.cli.watch_config import watch_settings
     from ckpttool.runs.watching import DirectoryWatch
     from ckpttool.runs.watching import watch as watch_all
 
@@ -72,9 +71,7 @@ def watch(options: WatchOptions) -> int:
     places = list({fs.realpath(one): one for one in settings.directories}.values())
     if remote := next(filter(fs.is_remote, places), None):
         raise UsageError(f"{remote}: only directories of this machine can be watched")
-    seconds = settings.interval
-    if options.interval is not None:
-        seconds = _seconds(options.interval, read_interval)
+    every = settings.interval if options.interval is None else seconds(options.interval)
     lines = _EventLines(json=options.json, quiet=quiet, is_one=len(places) == 1)
     with ExitStack() as stack:
         wait, is_ending = stack.enter_context(_ending_by_signals())
@@ -92,19 +89,12 @@ def watch(options: WatchOptions) -> int:
             steps = ", ".join(["verify", *settings.steps])
             if settings.config is None:
                 steps = "verify only (--config FILE sets more steps)"
-            again = "once" if options.once else f"every {seconds} s"
+            again = "once" if options.once else f"every {every} s"
             say(f"watching {', '.join(map(printable, places))} {again}: {steps}")
-        watch_all(watches, wait, interval=seconds, once=options.once)
+        watch_all(watches, wait, interval=every, once=options.once)
     if not quiet:
         say(lines.summary)
     return int(any(one.has_problems for one in watches))
-
-
-def _seconds(text: str, read: Callable[[object, str], int]) -> int:
-    try:
-        return read(text, "--interval")
-    except ValueError as failure:
-        raise UsageError(str(failure)) from failure
 
 
 def _request(

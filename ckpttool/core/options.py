@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from enum import Enum
 from functools import cache
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+
+from ckpttool.core.errors import UsageError
 
 RULE_PANEL = "Rules (a checkpoint stays if any rule keeps it)"
 CHECK_PANEL = "Checks"
@@ -19,6 +22,29 @@ SELECTION_PANEL = "Selection"
 EXECUTION_PANEL = "Execution"
 OUTPUT_PANEL = "Output"
 """The headings of options in the help."""
+AMOUNT: Mapping[str, Any] = {"type": ["string", "integer"], "minLength": 1, "minimum": 0}
+"""JSON schema of a number, or of a text such as ``7d12h`` or ``20%``."""
+
+
+class Reach(Enum):
+    """Effect of a key; all but HARMLESS need a trusted configuration. The value completes error messages."""
+
+    HARMLESS = None
+    """Selects checkpoints below the file, or sets an option for them."""
+    BELOW = "leads out of the directory of this file"
+    """Names files: harmless below the configuration's directory; other paths, trackers and URLs are not."""
+    YES = "answers for you"
+    TARGET = "names a place to write to"
+    CODE = "runs code"
+
+
+class WrongValue(UsageError):
+    """A value is none that its option can have; the text is what is allowed."""
+
+    def of(self, name: str, value: object) -> UsageError:
+        """Return the error of an option or a key that has the value."""
+        text = str(value).lower() if isinstance(value, bool) else repr(value)
+        return UsageError(f"{name} is {text if len(text) <= 60 else f'{text[:59]}…'} ({self})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,17 +52,23 @@ class Option:
     """How the value of an attribute is given.
 
     Attributes:
-        flags: Its names on the command line, such as ``--jobs`` and ``-j``; empty for an argument.
+        flags: Its names on the command line, such as ``--jobs`` and ``-j``; empty for an argument. A name
+            without dashes is one of configurations alone.
         help: A sentence on its effect.
         metavar: Placeholder for the value in the help.
         panel: Its heading in the help.
-        parse: Makes the value of a text; None where number, word or text is the value.
-        is_path: Whether the value is the path of a file.
-        is_text: Whether the command line takes a text, which the command reads itself.
+        parse: Makes the value of a text, or of each text of a list; None where number, word or text is the
+            value.
+        expected: The texts that ``parse`` takes, or the values, in words; None where its errors say them.
         is_output: Whether the value is the path of a file that the command writes.
         minimum, maximum: Limits of a number, inclusive.
         negation: Its name on the command line to say no, such as ``--no-recursive``.
         example: A value as a configuration has it, for an option without a default.
+        reach: Effect of the key in a configuration. Without one, it needs a trusted configuration.
+        resolve: Makes a path that is relative to a directory, which is its second argument, one that isn't;
+            applies to each of a list.
+        schema: The values of the key as JSON schema, where type and limits don't say it.
+        unit: Unit of a number in a configuration, where the command line takes a text with one.
         complete: The kind of values that a shell completes, of ``cli.completion``.
     """
 
@@ -45,19 +77,40 @@ class Option:
     metavar: str | None = None
     panel: str | None = None
     parse: Callable[[str], Any] | None = None
-    is_path: bool = False
-    is_text: bool = False
+    expected: str | None = None
     is_output: bool = False
     minimum: int | None = None
     maximum: int | None = None
     negation: str | None = None
     example: Any = None
+    reach: Reach | None = None
+    resolve: Callable[[str, str], str] | None = None
+    schema: Mapping[str, Any] | None = None
+    unit: str = ""
     complete: str | None = None
 
     @property
     def key(self) -> str:
         """Return its name in a configuration."""
-        return [flag for flag in self.flags if flag.startswith("--")][-1].removeprefix("--")
+        names = [flag.removeprefix("--") for flag in self.flags]
+        return [name for name in names if not name.startswith("-")][-1]
+
+    def value_of(self, text: str, name: str, *, given: object = None) -> Any:
+        """Return the value that a text stands for.
+
+        Args:
+            name: The flag or the key, for errors.
+            given: What was given for the text, if it was something else.
+        """
+        shown = text if given is None else given
+        try:
+            return text if self.parse is None else self.parse(text)
+        except WrongValue as failure:
+            raise failure.of(name, shown) from failure
+        except UsageError as failure:
+            if self.expected is not None:
+                raise WrongValue(self.expected).of(name, shown) from failure
+            raise UsageError(f"{failure}" if name in str(failure) else f"{name}: {failure}") from failure
 
 
 def option(*flags: str, help: str, default: Any = None, default_factory: Any = MISSING, **more: Any) -> Any:
@@ -73,16 +126,24 @@ def argument(metavar: str, help: str, *, default: Any = MISSING, complete: str |
     return field(default=default, metadata={"option": Option(help=help, metavar=metavar, complete=complete)})
 
 
-def jobs_option() -> Any:
+def jobs_option(maximum: int | None = 1024) -> Any:
     """Return a field for a number of threads."""
     return option(
         *("--jobs", "-j"),
         metavar="N",
         minimum=1,
-        maximum=1024,
+        maximum=maximum,
         help="Use N threads. [default: number of CPUs]",
         panel=EXECUTION_PANEL,
+        example=4,
+        reach=Reach.HARMLESS,
     )
+
+
+def same_option(record: type, name: str, **other: Any) -> Any:
+    """Return a field with the option and the default of another record's, but for what is given."""
+    (known,) = (one for one in fields(record) if one.name == name)
+    return field(default=known.default, metadata={"option": replace(known.metadata["option"], **other)})
 
 
 class Group(NamedTuple):
@@ -92,11 +153,15 @@ class Group(NamedTuple):
         record: A dataclass whose attributes have options.
         names: Its attributes, in the order of the help; empty for all that have an option.
         help: Other texts of the help, by attribute.
+        refused: Why an attribute is not among them, by its name.
+        is_record: Whether the field is an instance of the record.
     """
 
     record: type
     names: Sequence[str] = ()
     help: Mapping[str, str] = {}
+    refused: Mapping[str, str] = {}
+    is_record: bool = False
 
     def row(self, name: str) -> Option:
         """Return the option of an attribute."""
@@ -104,21 +169,89 @@ class Group(NamedTuple):
         return replace(known, help=self.help[name]) if name in self.help else known
 
 
-def group(record: type, names: Sequence[str] = (), help: Mapping[str, str] | None = None) -> Any:
+def group(
+    record: type,
+    names: Sequence[str] = (),
+    help: Mapping[str, str] | None = None,
+    refused: Mapping[str, str] | None = None,
+    *,
+    is_record: bool = False,
+) -> Any:
     """Return a field of a dataclass that holds the given options of another record, by attribute."""
-    return field(default_factory=dict, metadata={"group": Group(record, names, help or {})})
+    metadata = {"group": Group(record, names, help or {}, refused or {}, is_record)}
+    return field(metadata=metadata) if is_record else field(default_factory=dict, metadata=metadata)
+
+
+class Row(NamedTuple):
+    """An option of a record, or of a group in it.
+
+    Attributes:
+        name: The attribute.
+        type_: Its type, where it isn't None; ``list[str]`` for any texts.
+        default: ``MISSING`` without one; None for one that a function makes.
+        group: The attribute that holds the group; None for the record's own options.
+    """
+
+    name: str
+    option: Option
+    type_: Any
+    default: Any
+    group: str | None = None
+
+    @property
+    def item(self) -> type | None:
+        """Return the record of each item if the value is a list of records."""
+        (item, *_) = get_args(self.type_) or (None,)
+        return item if isinstance(item, type) and is_dataclass(item) else None
+
+
+@cache
+def rows(record: type) -> Mapping[str, Row]:
+    """Return the options and arguments of a record and of its groups by attribute, in their order."""
+    found: dict[str, Row] = {}
+    own = {one.name: one.metadata["option"] for one in fields(record) if "option" in one.metadata}
+    groups = groups_of(record)
+    for one in fields(record):
+        if one.name in own:
+            found[one.name] = _row(record, one.name, own[one.name])
+        elif one.name in groups:
+            known = groups[one.name]
+            for name in known.names or options_of(known.record):
+                if name not in own and name not in known.refused:
+                    found[name] = _row(known.record, name, known.row(name), one.name)
+    return found
+
+
+def _row(record: type, name: str, option: Option, group: str | None = None) -> Row:
+    (one,) = (one for one in fields(record) if one.name == name)
+    default = one.default if one.default_factory is MISSING else None
+    return Row(name, option, value_types(record)[name], default, group)
+
+
+@cache
+def groups_of(record: type) -> Mapping[str, Group]:
+    """Return the groups of a record by the fields that hold them."""
+    return {one.name: one.metadata["group"] for one in fields(record) if "group" in one.metadata}
+
+
+def by_field(record: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by the fields of a record; a group is a mapping, or its record where the field is one."""
+    groups = groups_of(record)
+    found: dict[str, Any] = {name: {} for name in groups}
+    for name, value in values.items():
+        group = rows(record)[name].group
+        (found if group is None else found[group])[name] = value
+    for name, known in groups.items():
+        if known.is_record:
+            found[name] = known.record(**found[name])
+    return found
 
 
 @cache
 def options_of(record: type) -> Mapping[str, Option]:
     """Return the options of a record's attributes, by their names; arguments are none."""
-    rows = {one.name: one.metadata["option"] for one in fields(record) if "option" in one.metadata}
-    return {name: row for name, row in rows.items() if row.flags}
-
-
-def attributes_by_key(record: type) -> dict[str, str]:
-    """Return the names of a record's attributes by what a configuration calls them."""
-    return {option.key: name for name, option in options_of(record).items()}
+    known = {one.name: one.metadata["option"] for one in fields(record) if "option" in one.metadata}
+    return {name: row for name, row in known.items() if row.flags}
 
 
 @cache
@@ -130,4 +263,7 @@ def value_types(record: type) -> Mapping[str, Any]:
 def _value_type(hint: Any) -> Any:
     if type(None) in get_args(hint):
         (hint,) = (one for one in get_args(hint) if one is not type(None))
-    return list[str] if get_origin(hint) in (tuple, Sequence) else hint
+    if get_origin(hint) not in (tuple, Sequence):
+        return hint
+    item = get_args(hint)[0]
+    return list[item] if is_dataclass(item) else list[str]  # type: ignore[valid-type]

@@ -7,15 +7,23 @@ that could not be opened, or not be loaded, nothing further was looked at, so th
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import MISSING, dataclass, replace
 from fnmatch import fnmatchcase
-from typing import NamedTuple
 
+from ckpttool.core.errors import UsageError
+from ckpttool.core.options import Reach, option
 from ckpttool.core.report import Finding, Severity, counted
 from ckpttool.ops.verdict import OWED, VALUES_NOT_READ, Check, Status, Verification, fatal
 
 
-class Ignore(NamedTuple):
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise UsageError("it is blank")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Ignore:
     """A finding that is expected.
 
     Attributes:
@@ -25,9 +33,25 @@ class Ignore(NamedTuple):
         origin: Where this was said, for messages.
     """
 
-    code: str
-    reason: str
-    where: str | None = None
+    code: str = option(
+        "code",
+        help="The finding's code.",
+        parse=_not_blank,
+        expected="a finding's code, as findings.md lists them",
+        reach=Reach.HARMLESS,
+        default=MISSING,
+    )
+    reason: str = option(
+        "reason",
+        help="Why it doesn't matter.",
+        parse=_not_blank,
+        expected="why it is of no matter",
+        reach=Reach.HARMLESS,
+        default=MISSING,
+    )
+    where: str | None = option(
+        "where", help="A glob of the place that the finding names.", reach=Reach.HARMLESS
+    )
     origin: str = ""
 
     def matches(self, finding: Finding) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -10,8 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ckpttool.core.amounts import nbytes
 from ckpttool.core.errors import UsageError
-from ckpttool.core.options import EXPECTATION_PANEL, PREDICTION_PANEL, option, options_of
+from ckpttool.core.options import EXPECTATION_PANEL, PREDICTION_PANEL, Reach, option, options_of
 from ckpttool.io import fs
 
 TIMEOUT = 300.0
@@ -98,6 +100,38 @@ def _require_range(text: str, dtype: str, low: float | None, high: float | None)
         raise UsageError(f"no range of whole numbers that {dtype} has: {text!r}")
 
 
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as failure:
+        raise UsageError(f"no JSON: {text!r:.80} ({failure})") from failure
+    if not isinstance(value, dict):
+        raise UsageError(f'{text!r:.80} is no JSON object (like {{"depth": 18}})')
+    return value
+
+
+def _memory(text: str) -> int:
+    size = nbytes(text) if text.endswith("B") else 0
+    if not size:
+        raise UsageError(f"no size: {text!r}")
+    return size
+
+
+def _absolute_reference(reference: str, directory: str) -> str:
+    """Return ``file.py:Name`` with the file's absolute path; a module's name stays."""
+    place, separator, name = reference.rpartition(":")
+    return f"{_absolute_path(place, directory)}{separator}{name}" if place.endswith(".py") else reference
+
+
+def _absolute_path(path: str, directory: str) -> str:
+    return os.path.abspath(os.path.join(directory, path))
+
+
+_REFERENCE: Mapping[str, Any] = {
+    "expected": "package.module:Name or file.py:Name",
+    "schema": {"type": "string", "pattern": ".:[^:]+$"},
+    "resolve": _absolute_reference,
+}
 _prediction = partial(option, panel=PREDICTION_PANEL)
 _expectation = partial(option, panel=EXPECTATION_PANEL)
 
@@ -111,47 +145,58 @@ class PredictionRequest:
 
     model: str | None = _prediction(
         "--model",
+        reach=Reach.CODE,
+        **_REFERENCE,
         metavar="REF",
         help="Build the model with this class or function: pkg.module:Name or file.py:Name.",
         example="models.py:Net",
     )
     model_args: Mapping[str, Any] = _prediction(
         "--model-args",
+        reach=Reach.CODE,
+        parse=_json_object,
         metavar="JSON",
         help="Pass these keyword arguments to --model.",
         example={"depth": 18},
-        is_text=True,
         default_factory=dict,
     )
     optimizer: str | None = _prediction(
         "--optimizer",
+        reach=Reach.CODE,
+        **_REFERENCE,
         metavar="REF",
         help="Also load the state of this optimizer: torch.optim:Adam.",
         example="torch.optim:Adam",
     )
     optimizer_args: Mapping[str, Any] = _prediction(
         "--optimizer-args",
+        reach=Reach.CODE,
+        parse=_json_object,
         metavar="JSON",
         help="Pass these keyword arguments to --optimizer.",
         example={"lr": 0.001},
-        is_text=True,
         default_factory=dict,
     )
     state_key: str | None = _prediction(
         "--state-key",
+        reach=Reach.HARMLESS,
+        schema={"type": "string"},
         metavar="KEY",
         help="Load the state dict with this key, if there are several.",
         example="model",
     )
     input: str | None = _prediction(
         "--input",
+        reach=Reach.BELOW,
         metavar="FILE",
-        is_path=True,
+        resolve=_absolute_path,
         help="Run on these inputs: an .npz with named arrays, or an .npy.",
         example="inputs.npz",
     )
     input_shapes: tuple[InputSpec, ...] = _prediction(
         "--input-shape",
+        reach=Reach.HARMLESS,
+        parse=parse_input,
         metavar="[NAME=]SHAPE",
         help="Generate an input: 1,3,224,224:float32.",
         example=["1,3,224,224"],
@@ -159,39 +204,53 @@ class PredictionRequest:
     )
     signature: str | None = _prediction(
         "--signature",
+        reach=Reach.HARMLESS,
         metavar="NAME",
         help="Run this signature of a SavedModel. [default: serving_default]",
         example="serving_default",
     )
     batch_size: int | None = _prediction(
         "--batch-size",
+        reach=Reach.HARMLESS,
         metavar="N",
         help="Generate N rows of each input. [default: 3 or fewer]",
         example=8,
         minimum=1,
     )
     seed: int = _prediction(
-        "--seed", metavar="N", help="Seed the generated inputs with N. [default: 0]", minimum=0, default=0
+        "--seed",
+        reach=Reach.HARMLESS,
+        metavar="N",
+        help="Seed the generated inputs with N. [default: 0]",
+        minimum=0,
+        default=0,
     )
     record: str | None = _expectation(
         "--record",
         metavar="FILE",
-        is_path=True,
+        resolve=_absolute_path,
         is_output=True,
         help="Record inputs and outputs in this .npz file.",
     )
     expect: str | None = _expectation(
         "--expect",
+        reach=Reach.BELOW,
         metavar="FILE",
-        is_path=True,
+        resolve=_absolute_path,
         help="Compare the outputs with this recording.",
         example="golden.npz",
     )
     rtol: float | None = _expectation(
-        "--rtol", metavar="X", help="Set the relative tolerance. [default: by dtype]", example=1e-4, minimum=0
+        "--rtol",
+        reach=Reach.HARMLESS,
+        metavar="X",
+        help="Set the relative tolerance. [default: by dtype]",
+        example=1e-4,
+        minimum=0,
     )
     atol: float | None = _expectation(
         "--atol",
+        reach=Reach.HARMLESS,
         metavar="X",
         help="Set the absolute tolerance. [default: by dtype and size]",
         example=1e-6,
@@ -199,13 +258,15 @@ class PredictionRequest:
     )
     labels: str | None = _expectation(
         "--labels",
+        reach=Reach.BELOW,
         metavar="FILE",
-        is_path=True,
+        resolve=_absolute_path,
         help="Compare the first output for --input with these values.",
         example="labels.npy",
     )
     min_accuracy: float | None = _expectation(
         "--min-accuracy",
+        reach=Reach.HARMLESS,
         metavar="X",
         help="Require at least this share of correct answers, 0 to 1.",
         example=0.9,
@@ -213,17 +274,39 @@ class PredictionRequest:
         maximum=1,
     )
     max_error: float | None = _expectation(
-        "--max-error", metavar="X", help="Allow at most this mean absolute error.", example=0.1, minimum=0
+        "--max-error",
+        reach=Reach.HARMLESS,
+        metavar="X",
+        help="Allow at most this mean absolute error.",
+        example=0.1,
+        minimum=0,
     )
     resume_step: bool = _prediction(
-        "--resume-step", help="Run one training step: forward, backward, optimizer.", default=False
+        "--resume-step",
+        reach=Reach.CODE,
+        help="Run one training step: forward, backward, optimizer.",
+        default=False,
     )
     trust: bool = _prediction("--trust", help="Allow code in the checkpoint to run.", default=False)
     timeout: float = _prediction(
-        "--timeout", metavar="S", help="Stop after S seconds. [default: 300]", default=TIMEOUT
+        "--timeout",
+        reach=Reach.HARMLESS,
+        expected="a number of seconds above 0",
+        schema={"type": "number", "exclusiveMinimum": 0},
+        metavar="S",
+        help="Stop after S seconds. [default: 300]",
+        default=TIMEOUT,
     )
     memory: int | None = _prediction(
-        "--memory", metavar="SIZE", help="Limit the memory to SIZE, such as 8GB.", example="8GB", is_text=True
+        "--memory",
+        reach=Reach.HARMLESS,
+        parse=_memory,
+        expected="a size like 512MB, 8GB or 8GiB",
+        schema={"type": ["string", "integer"], "pattern": "B$", "minimum": 1},
+        unit="B",
+        metavar="SIZE",
+        help="Limit the memory to SIZE, such as 8GB.",
+        example="8GB",
     )
 
     def __post_init__(self) -> None:
@@ -247,19 +330,12 @@ class PredictionRequest:
             raise UsageError("--timeout must be more than 0 seconds")
         if self.memory is not None and not Path("/proc/self/statm").exists():
             raise UsageError("--memory needs Linux: this system doesn't tell what a process uses")
-        _require_not_below("--rtol", self.rtol, 0)
-        _require_not_below("--atol", self.atol, 0)
-        _require_not_below("--max-error", self.max_error, 0)
-        _require_not_below("--min-accuracy", self.min_accuracy, 0)
-        _require_not_below("--seed", self.seed, 0)
-        _require_not_below("--batch-size", self.batch_size, 1)
+        for name, row in options_of(PredictionRequest).items():
+            value = getattr(self, name)
+            if row.minimum is not None and value is not None and not value >= row.minimum:
+                raise UsageError(f"{row.flags[0]} must not be below {row.minimum}")
         if self.min_accuracy is not None and self.min_accuracy > 1:
             raise UsageError("--min-accuracy is a share, 0 to 1")
-
-
-def _require_not_below(option: str, value: float | None, least: int) -> None:
-    if value is not None and not value >= least:
-        raise UsageError(f"{option} must not be below {least}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,28 +359,21 @@ class PredictionJob:
 
 _PATH_OPTIONS = ("directory", "file", "files", "optimizer_file", "program")
 """Options of a job that are paths, or lists of them."""
-_REFERENCES = ("model", "optimizer")
 
 
 def with_absolute_paths(job: PredictionJob) -> PredictionJob:
     """Return a job whose paths mean the same wherever the model's code changes the directory to."""
     request, options = job.request, dict(job.options)
-    given = {name: getattr(request, name) for name in options_of(PredictionRequest)}
-    changed: dict[str, Any] = {name: _absolute_reference(given[name]) for name in _REFERENCES if given[name]}
-    for name, row in options_of(PredictionRequest).items():
-        if row.is_path and given[name]:
-            changed[name] = os.path.abspath(given[name])
+    changed: dict[str, Any] = {
+        name: row.resolve(path, os.curdir)
+        for name, row in options_of(PredictionRequest).items()
+        if row.resolve is not None and (path := getattr(request, name))
+    }
     for name in _PATH_OPTIONS:
         if name in options:
             paths = options[name]
             options[name] = fs.abspath(paths) if isinstance(paths, str) else [*map(fs.abspath, paths)]
     return replace(job, path=fs.abspath(job.path), options=options, request=replace(request, **changed))
-
-
-def _absolute_reference(reference: str) -> str:
-    """Return ``file.py:Name`` with the file's absolute path; a module's name stays."""
-    place, separator, name = reference.rpartition(":")
-    return f"{os.path.abspath(place)}{separator}{name}" if place.endswith(".py") else reference
 
 
 def to_json(job: PredictionJob) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ckpttool.core.options import SELECTION_PANEL, option
+from ckpttool.core.options import SELECTION_PANEL, Reach, option
 
 GroupBy = Literal["run", "parent", "prefix", "format", "none"]
 
@@ -23,6 +23,7 @@ class Scope:
         negation="--no-recursive",
         help="Search subdirectories, too.",
         panel=SELECTION_PANEL,
+        reach=Reach.HARMLESS,
         default=True,
     )
     exclude: Sequence[str] = option(
@@ -31,6 +32,7 @@ class Scope:
         help="Skip matching paths.",
         example=["*.tmp"],
         panel=SELECTION_PANEL,
+        reach=Reach.HARMLESS,
         default=(),
     )
     max_depth: int | None = option(
@@ -39,6 +41,7 @@ class Scope:
         help="Descend at most N levels.",
         minimum=0,
         panel=SELECTION_PANEL,
+        reach=Reach.HARMLESS,
         example=2,
     )
     series: Sequence[str] = option(
@@ -47,6 +50,7 @@ class Scope:
         help="Treat matching checkpoints as one series.",
         example=["model_*.pt"],
         panel=SELECTION_PANEL,
+        reach=Reach.HARMLESS,
         default=(),
     )
     group_by: GroupBy | None = option(
@@ -54,6 +58,7 @@ class Scope:
         help="What makes a series: all of a run, of a directory, of a name or format in it, or everything. "
         "[default: directory, name and format]",
         panel=SELECTION_PANEL,
+        reach=Reach.HARMLESS,
     )
     metrics: Sequence[str] = option(
         "--metrics",
@@ -61,6 +66,7 @@ class Scope:
         help="Also read metrics from this log: CSV, JSON lines, TensorBoard, mlflow:EXPERIMENT or wandb:DIR.",
         example=["metrics.csv"],
         panel=SELECTION_PANEL,
+        reach=Reach.BELOW,
         default=(),
     )
 

@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 
 from ckpttool import UsageError
-from ckpttool.cli.config import read_document
-from ckpttool.cli.config_tables import TABLES, config_entries, config_schema, config_template
+from ckpttool.cli.config import ConfigDocument, read_document
+from ckpttool.cli.config_keys import read_value, schema_of
+from ckpttool.cli.config_tables import config_entries, config_schema, config_template
+from ckpttool.cli.verify_config import read_config
+from ckpttool.core.options import Row
 from ckpttool.io.toml import parse_toml
 from tests.support.commands import Run, refusals
-from tests.support.configs import write
+from tests.support.configs import all_keys, write
 from tests.support.golden import Golden
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -145,19 +148,24 @@ _PLAIN = st.one_of(
 _VALUES = st.one_of(
     _PLAIN, st.lists(_PLAIN, max_size=2), st.dictionaries(st.text(max_size=2), _PLAIN, max_size=2)
 )
-_KEYS = [
-    (readers, key)
-    for table in TABLES.values()
-    for readers in (table.keys, table.rule_keys)
-    for key in readers
-]
+_KEYS = [(key, row) for rows in all_keys().values() for key, row in rows.items() if row.item is None]
 
 
 @given(st.sampled_from(_KEYS), _VALUES)
-def test_the_schema_takes_what_the_tool_takes(place: tuple[Any, str], value: object) -> None:
-    readers, key = place
+def test_the_schema_takes_what_the_tool_takes(place: tuple[str, Row], value: object) -> None:
+    key, row = place
     try:
-        readers[key](value, key)
-    except (ValueError, UsageError):
+        read_value(row, key, value)
+    except UsageError:
         return
-    Draft7Validator(readers[key].schema).validate(value)
+    Draft7Validator(schema_of(row)).validate(value)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["code", "reason", "where"]), _PLAIN), max_size=2))
+def test_the_schema_takes_what_is_ignored(ignores: list[dict[str, object]]) -> None:
+    tables = {"verify": {"rule": [{"path": "a", "ignore": ignores}]}}
+    try:
+        read_config(ConfigDocument("c.toml", "", tables))
+    except UsageError:
+        return
+    assert is_valid(tables)

@@ -6,21 +6,24 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from ckpttool import UsageError
 from ckpttool.cli import config_trust
-from ckpttool.cli.config import Reach, read_document, read_table, truth
-from ckpttool.cli.config_tables import TABLES
+from ckpttool.cli.config import read_document
+from ckpttool.cli.config_keys import keys as keys_of
+from ckpttool.cli.config_keys import read
 from ckpttool.cli.config_trust import ownership_doubt
 from ckpttool.cli.retention_config import read_retention
 from ckpttool.cli.verify_config import read_config
 from ckpttool.cli.watch_config import watch_settings
+from ckpttool.core.options import Reach, option
 from tests.cli.test_watch import Watched
 from tests.support.commands import Answer, Run, refusals, transcript
-from tests.support.configs import trusted_config, write
+from tests.support.configs import all_keys, trusted_config, write
 from tests.support.golden import Golden
 
 _POSIX = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="there are no such owners")
@@ -97,10 +100,10 @@ HARMLESS = {
 def keys() -> dict[str, Reach | None]:
     """Return what each key of the code's own tables says of itself, by its whole name."""
     return {
-        f"{name}{middle}.{key}": reader.reach
-        for name, table in TABLES.items()
-        for middle, readers in (("", table.keys), (".rule", table.rule_keys))
-        for key, reader in readers.items()
+        f"{name}.{key}": row.option.reach
+        for name, known in all_keys().items()
+        for key, row in known.items()
+        if key != "rule"
     }
 
 
@@ -132,12 +135,19 @@ def test_the_page_lists_each_key_that_is_refused() -> None:
     assert listed == {key.rpartition(".")[2] for key in ATTACKS}
 
 
+@dataclass
+class New:
+    """A table whose key says nothing of what it may do."""
+
+    new: bool = option("new", help="Do something.", default=False)
+
+
 def test_a_key_that_says_nothing_is_refused() -> None:
-    assert truth.reach is None
+    assert keys_of(New)["new"].option.reach is None
     configure("[verify]\nnew = true\n")
     document = read_document("ckpttool.toml")
     with pytest.raises(UsageError, match="new reaches further than this file, and the file is not trusted"):
-        read_table(document, "verify", document.table("verify"), {"new": truth})
+        read(New, document, "verify")
 
 
 # Paths ----------------------------------------------------------------------------------------------

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
-from ckpttool.cli.predict_options import flag_of, read_predict_options
+from ckpttool.cli.commands import command_named
+from ckpttool.cli.predict_options import flag_of
+from ckpttool.cli.verify import VerifyCommand
 from ckpttool.core.options import options_of
 from ckpttool.predict.request import PredictionRequest
 from tests.support.commands import Run, refusals
@@ -17,22 +21,29 @@ def test_all_options_are_attributes_of_a_request() -> None:
     assert [*options_of(PredictionRequest)] == [one.name for one in fields(request())]
 
 
+def given(arguments: str) -> dict[str, Any]:
+    """Return what a command line gives of a prediction."""
+    command = command_named("verify")
+    taken: VerifyCommand = command.record_of(command.make_context("verify", shlex.split(arguments)))
+    return dict(taken.prediction)
+
+
 def test_nothing_given_is_no_option() -> None:
-    assert read_predict_options({"paths": ["m.pth"]}) == {}
+    assert given("m.pth") == {}
 
 
 def test_zero_is_given() -> None:
     for name in ("rtol", "atol", "seed", "min_accuracy", "max_error"):
-        assert read_predict_options({name: 0}) == {name: 0}
+        assert given(f"{flag_of(name)} 0") == {name: 0}
 
 
 def test_the_root_of_the_file_is_given() -> None:
-    assert read_predict_options({"state_key": ""}) == {"state_key": ""}
+    assert given("--state-key ''") == {"state_key": ""}
 
 
 def test_texts_are_read() -> None:
-    given = {"model_args": '{"depth": 18}', "input_shapes": ["ids=1,16:int64"], "memory": "8GB"}
-    assert read_predict_options(given) == {
+    texts = """--model-args '{"depth": 18}' --input-shape ids=1,16:int64 --memory 8GB"""
+    assert given(texts) == {
         "model_args": {"depth": 18},
         "input_shapes": request(shapes="ids=1,16:int64").input_shapes,
         "memory": 8_000_000_000,
@@ -40,10 +51,10 @@ def test_texts_are_read() -> None:
 
 
 def test_what_can_not_be_read(golden: Golden) -> None:
-    values = ({"optimizer_args": "[]"}, {"input_shapes": ["1x3"]}, {"memory": "much"})
-    golden({f"{value}": refusal(read_predict_options, value) for value in values})
+    values = ("--optimizer-args []", "--input-shape 1x3", "--memory much")
+    golden({value: refusal(given, value) for value in values})
     for text in ("{", "[" * 100_000):
-        assert refusal(read_predict_options, {"model_args": text}).startswith("no JSON: '")
+        assert refusal(given, f"--model-args {text}").startswith("--model-args: no JSON: '")
 
 
 def test_options_have_their_own_names() -> None:

@@ -16,9 +16,10 @@ import pytest
 
 from ckpttool import Policy, PruneRequest
 from ckpttool.cli.commands import command_named
+from ckpttool.cli.config_keys import keys
 from ckpttool.cli.prune import PruneCommand
 from ckpttool.cli.prune_options import PruneOptions, read_prune_options
-from ckpttool.cli.retention_config import KEYS
+from ckpttool.cli.retention_config import Retention
 from tests.support.commands import Run, refusals
 from tests.support.golden import Golden
 from tests.support.retention import policies
@@ -45,10 +46,9 @@ def test_every_attribute_has_an_option_and_a_key() -> None:
     }
     options = set(command_named("prune").rows) - COMMAND_LINE_ALONE - CARRIED_OUT
     assert options == asked
-    keys = {key.replace("-", "_") for key in KEYS} - CARRIED_OUT - {"paths"}
-    named = {"keep_name": "keep_names", "verify": "depth"}
+    known = {row.name for row in keys(Retention).values()} - CARRIED_OUT - {"paths", "path_rules"}
     # A configuration that was downloaded with checkpoints makes no command ask anywhere.
-    assert {named.get(key, key) for key in keys} == asked - {"require_copy"}
+    assert known == asked - {"require_copy"}
 
 
 def test_an_option_offers_what_the_library_knows(run: Run) -> None:

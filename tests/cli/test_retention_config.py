@@ -12,13 +12,18 @@ from hypothesis import strategies as st
 
 from ckpttool import Policy, UsageError
 from ckpttool.cli.config import ConfigDocument, read_document
-from ckpttool.cli.retention_config import KEYS, RULES, Retention, read_retention, read_table
+from ckpttool.cli.config_keys import keys, read, read_value
+from ckpttool.cli.retention_config import Retention, read_retention
+from ckpttool.runs.retention.policies import PathRule
 from tests.support.commands import Run
 from tests.support.configs import trusted_config, write
 from tests.support.golden import Golden, refusal
 from tests.support.retention import policies
 
 pytestmark = pytest.mark.usefixtures("home")
+
+
+KEYS = keys(Retention)
 
 
 def retention_from(text: str) -> Retention:
@@ -141,14 +146,14 @@ def test_a_project_has_the_same_table() -> None:
     found = read_retention(read_document("a/pyproject.toml"))
     assert found is not None
     assert found.policies == policies(Policy(keep_last=2), directory="a")
-    assert found.values == {"paths": (os.path.join("a", "runs"),)}
+    assert found.values == {"paths": (os.path.join("a", "runs"),), "trash": False, "yes": False}
 
 
 def test_without_paths_the_directory_of_the_file_is_meant() -> None:
     write(Path("a/ckpttool.toml"), "[retention]\nkeep-last = 2\n")
     found = read_retention(read_document("a/ckpttool.toml"))
     assert found is not None
-    assert found.values == {"paths": ("a",)}
+    assert found.values == {"paths": ("a",), "trash": False, "yes": False}
 
 
 def test_logs_are_relative_to_the_file_or_to_each_run() -> None:
@@ -228,7 +233,7 @@ def test_the_command_line_and_the_file_know_the_same_words(run: Run) -> None:
     for key in ("incomplete", "failed", "group-by"):
         (words,) = re.findall(rf"^  --{key} (\S+)", shown, re.MULTILINE)
         for word in words.split("|"):
-            assert KEYS[key](word, key) == word
+            assert read_value(KEYS[key], key, word) == word
 
 
 _PLAIN = st.one_of(
@@ -243,16 +248,18 @@ _VALUES = st.one_of(
 )
 
 
-@given(st.sampled_from(sorted(KEYS)), _VALUES)
+@given(st.sampled_from(sorted(KEYS.keys() - {"rule"})), _VALUES)
 def test_any_value_is_read_or_refused_in_one_line(key: str, value: object) -> None:
     try:
-        (read,) = read_table(ConfigDocument("c.toml", "", {}), "retention", {key: value}, KEYS).values()
+        values = read(Retention, ConfigDocument("c.toml", "", {"retention": {key: value}}), "retention")
     except UsageError as failure:
         assert str(failure).startswith(f"c.toml[retention]: {key}")
         assert "\n" not in str(failure)
     else:
-        assert read is not None
-        assert not isinstance(read, list | dict | float)
+        row = KEYS[key]
+        found = (values if row.group is None else values[row.group])[row.name]
+        assert found is not None
+        assert not isinstance(found, list | dict | float)
 
 
 # The pages ------------------------------------------------------------------------------------------
@@ -262,7 +269,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "reference"
 
 def test_every_key_stands_on_the_page() -> None:
     page = (DOCS / "config.md").read_text("utf-8")
-    assert [key for key in (*KEYS, *RULES) if f"`{key}`" not in page] == []
+    assert [key for key in (*KEYS, *keys(PathRule)) if f"`{key}`" not in page and key != "rule"] == []
 
 
 def test_the_examples_on_the_pages_are_read() -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from ckpttool import Finding, Safety, Severity, UsageError, Verification
-from ckpttool.cli.config import WrongValue, find_config, parse_bytes, read_document
-from ckpttool.cli.verify_config import KEYS, matches, read_config, settings_for, unused_rules
+from ckpttool.cli.config import find_config, read_document
+from ckpttool.cli.config_keys import keys
+from ckpttool.cli.verify_config import VerifyRule, matches, read_config, settings_for, unused_rules
+from ckpttool.io.toml import as_toml
 from ckpttool.ops.ignored_findings import Ignore
 from tests.support.configs import verify_config_of
 from tests.support.golden import Golden, refusal
@@ -76,10 +78,14 @@ def test_what_is_wrong(golden: Golden) -> None:
 
 def test_sizes() -> None:
     sizes = {5: 5, "10B": 10, "1.5 kB": 1500, "8GB": 8 * 10**9, "2GiB": 2**31, "1MiB": 2**20}
-    assert {text: parse_bytes(text, "memory") for text in sizes} == sizes
-    for wrong in ("", "GB", "0GB", "-1GB", "8gb", "8 Gb", True, 0, 1.5, None):
-        with pytest.raises(WrongValue):
-            parse_bytes(wrong, "memory")
+    for text, size in sizes.items():
+        config = verify_config_of(rule(f"memory = {as_toml(text)}"))
+        assert config.rules[0].prediction_options == {"memory": size}
+    for wrong in ("", "GB", "0GB", "-1GB", "8gb", "8 Gb", True, 0, -1, 1.5):
+        shown = str(wrong).lower() if wrong is True else repr(wrong)
+        assert refusal(verify_config_of, rule(f"memory = {as_toml(wrong)}")) == (
+            f"ckpttool.toml[verify.rule 1]: memory is {shown} (a size like 512MB, 8GB or 8GiB)"
+        )
 
 
 # What is asked --------------------------------------------------------------------------------------
@@ -135,9 +141,9 @@ def test_a_labelled_batch(tmp_path: Path) -> None:
 
 
 def test_every_key_is_an_attribute_of_a_request() -> None:
-    attributes = {"input-shape": "input_shapes"}
-    names = {attributes.get(key, key.replace("-", "_")) for key in KEYS}
-    assert names == set(type(request()).__dataclass_fields__) - {"trust", "record"}
+    names = {row.name for row in keys(VerifyRule).values()}
+    own = {"glob", "predict", "ignores"}
+    assert names - own == set(type(request()).__dataclass_fields__) - {"trust", "record"}
 
 
 GLOBS = [

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 
 from ckpttool.cli.config import ConfigDocument, read_document
+from ckpttool.cli.config_keys import keys
+from ckpttool.cli.config_tables import TABLES
 from ckpttool.cli.config_trust import confirm_trust
 from ckpttool.cli.verify_config import VerifyConfig, read_config
+from ckpttool.core.options import Row
+
+
+def all_keys() -> dict[str, Mapping[str, Row]]:
+    """Return the keys of each table and of its rules, by names such as ``verify.rule``."""
+    found = {}
+    for name, (record, _) in TABLES.items():
+        found[name] = keys(record)
+        found |= {f"{name}.{key}": keys(row.item) for key, row in found[name].items() if row.item}
+    return found
 
 
 def write(path: Path, text: str) -> Path:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from ckpttool.core.amounts import seconds
 from ckpttool.core.errors import UsageError
 from ckpttool.core.keywords import attribute_names, require_known
-from ckpttool.core.options import EXECUTION_PANEL, RULE_PANEL, option
+from ckpttool.core.options import AMOUNT, EXECUTION_PANEL, RULE_PANEL, Reach, option
 from ckpttool.runs.retention.policies import Policies
 from ckpttool.runs.retention.rules import Policy
 from ckpttool.runs.scope import Scope
@@ -73,6 +73,7 @@ class PruneRequest(Scope):
         "--verify",
         help="First verify only the structure, or every byte, of what is kept. [default: full]",
         panel=EXECUTION_PANEL,
+        reach=Reach.HARMLESS,
         default="full",
     )
     min_age: int = option(
@@ -81,6 +82,7 @@ class PruneRequest(Scope):
         help="Keep checkpoints changed less than TIME (2h) ago.",
         parse=seconds,
         panel=EXECUTION_PANEL,
+        reach=Reach.HARMLESS,
         default=0,
     )
     max_delete: str | None = option(
@@ -88,13 +90,17 @@ class PruneRequest(Scope):
         metavar="N|PCT",
         help="Change nothing if more than N checkpoints, or 20%, would be removed.",
         parse=_checked_limit,
+        expected="a number, or a share such as 20%",
+        schema=AMOUNT,
         panel=EXECUTION_PANEL,
+        reach=Reach.HARMLESS,
         example="20%",
     )
     failed: Failed | None = option(
         "--failed",
         help="Find failed runs: list them, or move all but their good checkpoints to the trash.",
         panel=RULE_PANEL,
+        reach=Reach.HARMLESS,
     )
     jobs: int | None = None
     require_copy: str | None = None

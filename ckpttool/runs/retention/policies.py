@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.core.errors import UsageError
+from ckpttool.core.options import Reach, WrongValue, group, option
 from ckpttool.io import fs
 from ckpttool.runs.retention.rules import Policy
 
@@ -16,9 +18,34 @@ if TYPE_CHECKING:
     from ckpttool.runs.members.order import Group
 
 
+_UNCLOSED = re.compile(r"\[(?!!?\]?[^\]]*\])")
+_OF_ALL = "--max-total-size is of all series, and no rule for some of them"
+
+
+def glob_below(text: str) -> str:
+    """Return a glob of what lies below a configuration's directory."""
+    glob = text.rstrip("/")
+    parts = [part for part in glob.split("/") if part != os.curdir]
+    if os.path.isabs(glob) or os.pardir in parts:
+        raise WrongValue("a glob below the directory of this file")
+    if not all(parts) or any("**" in part and part != "**" for part in parts):
+        raise WrongValue("a glob like models/*.pth or **/*.pth, with ** as a whole name")
+    if any(_UNCLOSED.search(part) for part in parts):
+        raise WrongValue("each [ needs its ]")
+    return "/".join(parts)
+
+
+def _series_glob(text: str) -> str:
+    """Return a glob of series; a directory's plain name means what lies in it and below."""
+    glob = glob_below(text)
+    last = glob.rpartition("/")[2]
+    is_directory = text.endswith("/") or not any(mark in last for mark in "*?[")
+    return f"{glob}/**" if is_directory and last != "**" else glob
+
+
 @dataclass(frozen=True, slots=True)
 class PathRule:
-    """A policy for the series whose paths match a glob.
+    """A policy for the series whose paths match a glob: ``[[retention.rule]]``.
 
     Attributes:
         glob: Of ``<directory>/<name with * for its fields>``, relative to the configuration's directory.
@@ -26,13 +53,21 @@ class PathRule:
         origin: Where it stands, for messages.
     """
 
-    glob: str
-    policy: Policy
+    glob: str = option(
+        "path",
+        help="Series that the rule is for, relative to this file.",
+        parse=_series_glob,
+        expected="a glob of series, such as runs/final/**",
+        example="runs/final/**",
+        reach=Reach.HARMLESS,
+        default=MISSING,
+    )
+    policy: Policy = group(Policy, refused={"max_total_size": _OF_ALL}, is_record=True)
     origin: str = ""
 
     def __post_init__(self) -> None:
         if self.policy.max_total_size is not None:
-            raise UsageError("--max-total-size is of all series, and no rule for some of them")
+            raise UsageError(_OF_ALL)
 
 
 class Policies(NamedTuple):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from ckpttool.core.amounts import duration, nbytes, within
 from ckpttool.core.errors import UsageError
-from ckpttool.core.options import RULE_PANEL, Option
+from ckpttool.core.options import RULE_PANEL, Option, Reach
 from ckpttool.core.report import counted
 from ckpttool.runs.metrics.modes import Mode, check_mode, mode_of, resolve_mode
 from ckpttool.runs.retention.dates import PERIODS, date_doubts
@@ -339,7 +339,8 @@ class Rule(Option):
 
 
 def _rule(*flags: str, default: Any = None, **more: Any) -> Any:
-    return field(default=default, metadata={"option": Rule(flags=flags, panel=RULE_PANEL, **more)})
+    row = Rule(flags=flags, panel=RULE_PANEL, reach=Reach.HARMLESS, **more)
+    return field(default=default, metadata={"option": row})
 
 
 _count = partial(_rule, metavar="N", is_amount=True)

@@ -1,0 +1,280 @@
+"""The keys of a configuration's tables, which are the options of records.
+
+A table is a record; a list of records in it are its rules. What reads the value of a key, its JSON schema,
+and whether it needs a trusted file follow from its option.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass
+from functools import cache
+from typing import Any, Literal, get_args, get_origin
+
+from ckpttool.cli.config import ConfigDocument
+from ckpttool.cli.config_trust import reach_of
+from ckpttool.core.errors import UsageError
+from ckpttool.core.options import (
+    AMOUNT,
+    Option,
+    Reach,
+    Row,
+    WrongValue,
+    by_field,
+    groups_of,
+    option,
+    options_of,
+    rows,
+)
+from ckpttool.core.suggest import closest
+
+_TEXT = {"type": "string", "minLength": 1}
+_SCHEMAS: Mapping[Any, Mapping[str, Any]] = {
+    bool: {"type": "boolean"},
+    int: AMOUNT,
+    str: _TEXT,
+    list[str]: {"type": "array", "items": _TEXT, "minItems": 1},
+}
+
+
+def beside(path: str, directory: str) -> str:
+    """Return a path that is relative to a directory as seen from the current one."""
+    return os.path.normpath(os.path.join(directory, path))
+
+
+def paths_key(help: str) -> Any:
+    """Return a field for the paths of a table."""
+    return option("paths", help=help, reach=Reach.BELOW, resolve=beside, default=(os.curdir,))
+
+
+@cache
+def keys(record: type) -> Mapping[str, Row]:
+    """Return the options of a table by their keys."""
+    return {row.option.key: row for row in rows(record).values() if row.option.flags}
+
+
+def read(record: type, document: ConfigDocument, name: str, *, given: Collection[str] = ()) -> dict[str, Any]:
+    """Return what a table says, by the fields of its record; paths are as seen from the current directory.
+
+    Args:
+        given: Attributes that the command line gives, whose keys therefore need no trust.
+
+    Raises:
+        UsageError: It says what it can't, or may not.
+    """
+    reader = _Reader(document, given)
+    return by_field(record, reader.values(record, document.table(name), document.origin(name), name))
+
+
+class _Reader:
+    """Reads a table with its rules."""
+
+    def __init__(self, document: ConfigDocument, given: Collection[str]) -> None:
+        self._document, self._given = document, given
+        self._directory = os.path.dirname(document.path)
+
+    def values(self, record: type, table: Mapping[str, Any], origin: str, name: str = "") -> dict[str, Any]:
+        """Return values by attribute: those that are set, and default paths.
+
+        Args:
+            origin: Where the table stands, for errors.
+            name: Its name; empty for a rule.
+        """
+        known, found = keys(record), {}
+        for key, value in table.items():
+            if key not in known:
+                raise UsageError(f"{origin}: {self._unknown(key, record, name)}")
+            row = known[key]
+            if row.item is not None:
+                found[row.name] = self._items(row.item, key, value, origin, name, row.option.expected)
+            else:
+                with _placed(origin):
+                    found[row.name] = read_value(row, key, value, self._directory)
+        for key, row in known.items():
+            if row.name not in found and row.default is MISSING:
+                raise UsageError(f"{origin}: {key} is missing ({row.option.expected})")
+            if row.name not in found and row.default and row.option.resolve is not None:
+                found[row.name] = tuple(row.option.resolve(one, self._directory) for one in row.default)
+        for key, value in table.items():
+            why = reach_of(known[key].option, value, self._document.path)
+            if why is not None and known[key].name not in self._given:
+                self._document.require_trust(origin, f"{key} {why}")
+        return found
+
+    def _unknown(self, key: str, record: type, name: str) -> str:
+        for group in groups_of(record).values():
+            for attribute, why in group.refused.items():
+                if key == options_of(group.record)[attribute].key:
+                    return why
+        known = [self._heading(one, name) if row.item and name else one for one, row in keys(record).items()]
+        return f"unknown key {key} ({_suggestion(key, known)})"
+
+    def _heading(self, key: str, name: str) -> str:
+        return f"[[{self._document.prefix}{name}.{key}]]"
+
+    def _items(
+        self, item: type, key: str, value: object, origin: str, name: str, expected: str | None
+    ) -> tuple[Any, ...]:
+        """Return a list of records: those of a table have headings, those of a rule stand on its line."""
+        if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
+            if name:
+                heading = self._heading(key, name)
+                raise self._document.wrong(f"{name}.{key}", f"it is no list of tables (write {heading})")
+            with _placed(origin):
+                raise WrongValue(str(expected)).of(key, value)
+        found = []
+        for number, table in enumerate(value, 1):
+            place = f"{origin}: {key} {number}"
+            if name:
+                place = self._document.origin(f"{name}.{key} {number}")
+            values = self.values(item, table, place)
+            with _placed(place):
+                found.append(item(origin=place, **by_field(item, values)))
+        return tuple(found)
+
+
+def read_value(row: Row, key: str, value: Any, directory: str = "") -> Any:
+    """Return the value of a key that is no list of records; a path in it is relative to a directory.
+
+    Raises:
+        UsageError: It is none that the key can have; the place isn't named.
+    """
+    schema, option = _accepted(row), row.option
+    if not _fits(value, schema):
+        raise WrongValue(option.expected or _in_words(schema)).of(key, value)
+    if isinstance(value, list):
+        return tuple(_text_value(option, one, key, directory) for one in value)
+    if isinstance(value, str):
+        return _text_value(option, value, key, directory)
+    if isinstance(value, int) and option.parse is not None:
+        return option.value_of(f"{value}{option.unit}", key, given=value)
+    return float(value) if row.type_ is float else value
+
+
+def _text_value(option: Option, text: str, key: str, directory: str) -> Any:
+    value = option.value_of(text, key)
+    return value if option.resolve is None else option.resolve(value, directory)
+
+
+@contextmanager
+def _placed(origin: str) -> Iterator[None]:
+    """Let errors say where the mistake is."""
+    try:
+        yield
+    except UsageError as failure:
+        raise UsageError(f"{origin}: {failure}") from failure
+
+
+def _suggestion(key: str, known: Sequence[str]) -> str:
+    """Return what somebody may have meant by a key that there is not, or else all that there are."""
+    names = {one.strip("[]").rpartition(".")[2]: one for one in known}
+    if close := closest(key, names):
+        return f"did you mean {names[close]}?"
+    return f"there are {', '.join(known)}"
+
+
+# Schemas --------------------------------------------------------------------------------------------
+
+
+def object_schema(record: type) -> dict[str, Any]:
+    """Return the JSON schema of a table."""
+    known = keys(record)
+    required = [key for key, row in known.items() if row.default is MISSING]
+    return {
+        "type": "object",
+        "properties": {key: schema_of(row) for key, row in known.items()},
+        "additionalProperties": False,
+        **({"required": required} if required else {}),
+    }
+
+
+def schema_of(row: Row) -> dict[str, Any]:
+    """Return the JSON schema of a key: it takes never fewer values than the key, but maybe more."""
+    schema = {"description": row.option.help, **_accepted(row)}
+    if row.default not in (None, (), MISSING):
+        schema["default"] = [*row.default] if isinstance(row.default, tuple) else row.default
+    elif row.option.example is not None:
+        schema["examples"] = [row.option.example]
+    return schema
+
+
+def _accepted(row: Row) -> Mapping[str, Any]:
+    option, type_ = row.option, row.type_
+    if option.schema is not None:
+        return option.schema
+    if row.item is not None:
+        return {"type": "array", "items": object_schema(row.item)}
+    if get_origin(type_) is Literal:
+        return {"enum": sorted(get_args(type_), key=lambda word: word != row.default)}
+    if type_ in (int, float) and option.parse is None:
+        minimum = 1 if type_ is int and option.minimum is None else option.minimum
+        limits = {"minimum": minimum, "maximum": option.maximum}
+        name = "integer" if type_ is int else "number"
+        return {"type": name} | {one: limit for one, limit in limits.items() if limit is not None}
+    return _SCHEMAS.get(type_, {"type": "object"})
+
+
+def _fits(value: object, schema: Mapping[str, Any]) -> bool:
+    if "enum" in schema:
+        return value in schema["enum"]
+    type_ = schema["type"]
+    if isinstance(value, bool):
+        return bool(type_ == "boolean")
+    if isinstance(value, str):
+        is_long = len(value) >= schema.get("minLength", 0) and "\0" not in value
+        return "string" in type_ and is_long and re.search(schema.get("pattern", ""), value) is not None
+    if isinstance(value, int | float):
+        if isinstance(value, int) and type_ == AMOUNT["type"]:
+            return True  # what parses it knows its limits
+        least, above = schema.get("minimum", -math.inf), schema.get("exclusiveMinimum", -math.inf)
+        is_within = least <= value <= schema.get("maximum", sys.float_info.max) and above < value
+        return is_within and (type_ == "number" or (type_ == "integer" and isinstance(value, int)))
+    if isinstance(value, list):
+        return type_ == "array" and bool(value) and all(_fits(one, schema["items"]) for one in value)
+    return type_ == "object" and isinstance(value, Mapping) and _is_plain(value)
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return isinstance(value, str | int | float)
+
+
+def _in_words(schema: Mapping[str, Any]) -> str:
+    """Return what a schema takes, for errors."""
+    if "enum" in schema:
+        *first, last = schema["enum"]
+        return f"{', '.join(first)} or {last}"
+    least, most = schema.get("minimum"), schema.get("maximum")
+    words = {
+        "boolean": "true or false",
+        "integer": f"a whole number of {least} or more",
+        "number": f"a number of {least} or more" if most is None else f"a number from {least} to {most}",
+        "array": "a list of at least one text",
+        "object": "a table of texts, numbers, truth values, lists and tables",
+    }
+    return words.get(str(schema["type"]), "a text")
+
+
+# Names ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Naming:
+    """What ``[naming]`` says. A template that names a directory is refused in any case."""
+
+    template: str | None = option(
+        "template", help="Template of names.", example="{run}-e{epoch:04d}", reach=Reach.HARMLESS
+    )
+
+
+def naming_template(document: ConfigDocument) -> str | None:
+    """Return the template of a configuration; None if it has none."""
+    return Naming(**read(Naming, document, "naming")).template
