@@ -148,16 +148,15 @@ def read_value(row: Row, key: str, value: Any, directory: str = "") -> Any:
     if not _fits(value, schema):
         raise WrongValue(option.expected or _in_words(schema)).of(key, value)
     if isinstance(value, list):
-        return tuple(_text_value(option, one, key, directory) for one in value)
+        return tuple(_resolved(option, option.value_of(one, key), directory) for one in value)
     if isinstance(value, str):
-        return _text_value(option, value, key, directory)
+        return _resolved(option, option.value_of(value, key), directory)
     if isinstance(value, int) and option.parse is not None:
         return option.value_of(f"{value}{option.unit}", key, given=value)
     return float(value) if row.type_ is float else value
 
 
-def _text_value(option: Option, text: str, key: str, directory: str) -> Any:
-    value = option.value_of(text, key)
+def _resolved(option: Option, value: Any, directory: str) -> Any:
     return value if option.resolve is None else option.resolve(value, directory)
 
 

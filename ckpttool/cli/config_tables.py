@@ -10,7 +10,7 @@ from ckpttool.cli.config_keys import Naming, keys, naming_template, object_schem
 from ckpttool.cli.config_trust import reach_of
 from ckpttool.cli.retention_config import Retention, read_retention
 from ckpttool.cli.verify_config import VerifyConfig, read_config
-from ckpttool.cli.watch_config import WatchTable, read_watch
+from ckpttool.cli.watch_config import WatchSettings, read_watch
 from ckpttool.core.options import Row
 from ckpttool.io.toml import as_toml
 
@@ -27,7 +27,7 @@ TABLES: Mapping[str, tuple[type, str]] = {
         "Which checkpoints `ckpttool prune` without arguments keeps. It does nothing before a rule is set.",
     ),
     "naming": (Naming, "How `ckpttool rename` without --template names checkpoints."),
-    "watch": (WatchTable, "What `ckpttool watch` does as checkpoints land."),
+    "watch": (WatchSettings, "What `ckpttool watch` does as checkpoints land."),
 }
 """The record of each table, and a sentence on what the table is for."""
 

@@ -21,6 +21,7 @@ Depth = Literal["quick", "full"]
 Mode = Literal["min", "max"]
 
 in_output = partial(option, panel=OUTPUT_PANEL)
+_in_execution = partial(option, panel=EXECUTION_PANEL)
 
 
 def directory_argument() -> Any:
@@ -44,41 +45,24 @@ def null_option() -> Any:
 
 
 def yes_option() -> Any:
-    return option(
-        *("--yes", "-y"),
-        help="Don't ask for confirmation.",
-        panel=EXECUTION_PANEL,
-        reach=Reach.YES,
-        default=False,
-    )
+    return _in_execution("--yes", "-y", help="Don't ask for confirmation.", reach=Reach.YES, default=False)
 
 
 def strict_option() -> Any:
-    return option(
-        "--strict",
-        help="Treat warnings as failures.",
-        panel=CHECK_PANEL,
-        reach=Reach.HARMLESS,
-        default=False,
-    )
+    help = "Treat warnings as failures."
+    return option("--strict", help=help, panel=CHECK_PANEL, reach=Reach.HARMLESS, default=False)
 
 
 def trash_option() -> Any:
-    return option(
-        "--trash",
-        help="Move checkpoints to the trash, from which undo restores them.",
-        panel=EXECUTION_PANEL,
-        reach=Reach.HARMLESS,
-        default=False,
-    )
+    help = "Move checkpoints to the trash, from which undo restores them."
+    return _in_execution("--trash", help=help, reach=Reach.HARMLESS, default=False)
 
 
 def interval_option(help: str, default: str | None = None) -> Any:
-    return option(
+    return _in_execution(
         "--interval",
         metavar="TIME",
         help=help,
-        panel=EXECUTION_PANEL,
         parse=_checked_interval,
         expected="a time such as 10s or 5min",
         reach=Reach.HARMLESS,
@@ -93,7 +77,7 @@ def _checked_interval(text: str) -> str:
 
 
 def dry_run_option(help: str) -> Any:
-    return option("--dry-run", "-n", help=help, panel=EXECUTION_PANEL, default=False)
+    return _in_execution("--dry-run", "-n", help=help, default=False)
 
 
 def mode_option(panel: str) -> Any:

@@ -50,13 +50,10 @@ class Command(click.Command):
         """
         (self._record, *_) = get_type_hints(run).values()
         self._run, self._is_paged, self._changes = run, is_paged, changes
-        known = rows(self._record)
-        self.rows: dict[str, Option] = {name: row.option for name, row in known.items()}
-        self._lists = {name for name, row in known.items() if row.type_ == list[str]}
-        parameters = [*map(_parameter, known.values())]
+        self.rows = rows(self._record)
         super().__init__(
             name,
-            params=[*parameters, colour_option(), help_option()],
+            params=[*map(_parameter, self.rows.values()), colour_option(), help_option()],
             callback=self._call,
             help=inspect.getdoc(run),
             add_help_option=False,
@@ -92,7 +89,7 @@ class Command(click.Command):
     def _given(self, context: click.Context) -> dict[str, Any]:
         """Return what was given, in the order of the command line: its first mistake counts."""
         return {
-            name: _value_of(value, self.rows[name], is_list=name in self._lists)
+            name: _value_of(value, self.rows[name])
             for name, value in context.params.items()
             if name in self.rows and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         }
@@ -105,7 +102,8 @@ class Command(click.Command):
             values |= value if "group" in one.metadata else {one.name: value}
         changes = self._changes if isinstance(self._changes, bool) else any(map(values.get, self._changes))
         for name, row in self.rows.items():
-            if (row.is_output or (changes and not row.flags)) and (value := values.get(name)) is not None:
+            is_held = row.option.is_output or (changes and not row.option.flags)
+            if is_held and (value := values.get(name)) is not None:
                 yield from value if isinstance(value, tuple) else (value,)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -221,15 +219,16 @@ def _default_text(row: Option, default: Any) -> str:
     return f" [default: {row.flags[0].removeprefix('--') if default is True else default}]"
 
 
-def _value_of(value: Any, row: Option, *, is_list: bool) -> Any:
-    if isinstance(value, tuple) and row.flags and not is_list:  # a rule
-        if len(value) > 1:
-            raise UsageError(f"{row.flags[0]} was given twice (give it once)")
-        (value,) = value
-    if row.parse is None:
+def _value_of(value: Any, row: Row) -> Any:
+    option, is_list = row.option, row.type_ == list[str]
+    if not option.flags:
         return value
-    flag = row.flags[0]
-    return tuple(row.value_of(one, flag) for one in value) if is_list else row.value_of(value, flag)
+    flag = option.flags[0]
+    if isinstance(value, tuple) and not is_list:  # a rule
+        if len(value) > 1:
+            raise UsageError(f"{flag} was given twice (give it once)")
+        (value,) = value
+    return tuple(option.value_of(one, flag) for one in value) if is_list else option.value_of(value, flag)
 
 
 def _completion(

@@ -71,7 +71,7 @@ def watch(options: WatchOptions) -> int:
     places = list({fs.realpath(one): one for one in settings.directories}.values())
     if remote := next(filter(fs.is_remote, places), None):
         raise UsageError(f"{remote}: only directories of this machine can be watched")
-    every = settings.interval if options.interval is None else seconds(options.interval)
+    every = seconds(options.interval or settings.interval)
     lines = _EventLines(json=options.json, quiet=quiet, is_one=len(places) == 1)
     with ExitStack() as stack:
         wait, is_ending = stack.enter_context(_ending_by_signals())

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.config import ConfigDocument, read_document
 from ckpttool.cli.config_keys import beside, naming_template, paths_key, read
 from ckpttool.cli.options import interval_option
-from ckpttool.core.amounts import seconds
+from ckpttool.cli.verify_config import VerifyConfig, read_config
+from ckpttool.core.errors import UsageError
 from ckpttool.core.options import Reach, WrongValue, option
 from ckpttool.core.urls import is_remote
 
 if TYPE_CHECKING:
-    from ckpttool.cli.verify_config import VerifyConfig
     from ckpttool.runs.pruning.request import PruneRequest
     from ckpttool.runs.watching import Step
     from ckpttool.transaction.paths import Problem
@@ -31,10 +31,10 @@ _NEEDS = {
 """What each step but the first needs in a configuration."""
 _NAMES = (VERIFY, *_NEEDS)
 _STEPS = f"a list of {', '.join(_NAMES)}; verify is always one of them"
-DEFAULT_INTERVAL = "10s"
+_target = partial(option, reach=Reach.TARGET)
 
 
-def _target(place: str, directory: str) -> str:
+def _copy_target(place: str, directory: str) -> str:
     return place if is_remote(place) else beside(place, directory)
 
 
@@ -45,11 +45,16 @@ def _log_target(text: str, directory: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WatchTable:
-    """What ``[watch]`` says, with paths as seen from the current directory."""
+class WatchSettings:
+    """What is watched, and what is done there: ``[watch]``, with paths as seen from the current directory.
 
-    paths: tuple[str, ...] = paths_key("Directories to watch, relative to this file.")
-    steps: tuple[str, ...] | None = option(
+    Attributes:
+        config: What the configuration says of ``verify``; None without one.
+        steps: What follows, by name, in its order: each a ``runs.watching.Step``.
+    """
+
+    directories: tuple[str, ...] = paths_key("Directories to watch, relative to this file.")
+    names: tuple[str, ...] | None = option(
         "steps",
         help="Do only this. [default: verify, and all that is configured]",
         expected=_STEPS,
@@ -57,46 +62,29 @@ class WatchTable:
         example=[VERIFY, "prune"],
         reach=Reach.HARMLESS,
     )
-    copy_to: str | None = option(
-        "copy-to",
-        help="Copy valid checkpoints there.",
-        resolve=_target,
-        example="s3://bucket/runs",
-        reach=Reach.TARGET,
+    copy_to: str | None = _target(
+        "copy-to", help="Copy valid checkpoints there.", resolve=_copy_target, example="s3://bucket/runs"
     )
-    log_to: str | None = option(
-        "log-to",
-        help="Record valid checkpoints there.",
-        resolve=_log_target,
-        example="mlflow:digits",
-        reach=Reach.TARGET,
+    log_to: str | None = _target(
+        "log-to", help="Record valid checkpoints there.", resolve=_log_target, example="mlflow:digits"
     )
-    interval: str = interval_option("Time between two looks.", default=DEFAULT_INTERVAL)
-
-
-def read_watch(document: ConfigDocument) -> WatchTable:
-    """Return what ``[watch]`` says."""
-    found = WatchTable(**read(WatchTable, document, "watch"))
-    if found.steps is not None and VERIFY not in found.steps:
-        raise document.wrong("watch", str(WrongValue(_STEPS).of("steps", [*found.steps])))
-    return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchSettings:
-    """What is watched, and what is done there.
-
-    Attributes:
-        interval: Seconds between two looks.
-        config: What the configuration says of ``verify``; None without one.
-        steps: What follows, by name, in its order.
-    """
-
-    directories: tuple[str, ...]
-    interval: int = seconds(DEFAULT_INTERVAL)
+    interval: str = interval_option("Time between two looks.", default="10s")
     config: VerifyConfig | None = None
     exclude: tuple[str, ...] = ()
-    steps: Mapping[str, Step] = field(default_factory=dict)
+    steps: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.names is not None and VERIFY not in self.names:
+            raise WrongValue(_STEPS).of("steps", [*self.names])
+
+
+def read_watch(document: ConfigDocument) -> WatchSettings:
+    """Return what ``[watch]`` says."""
+    values = read(WatchSettings, document, "watch")
+    try:
+        return WatchSettings(**values)
+    except UsageError as failure:
+        raise document.wrong("watch", str(failure)) from failure
 
 
 def watch_settings(
@@ -104,7 +92,6 @@ def watch_settings(
 ) -> WatchSettings:
     """Return what the command line asks for, and the configuration that it names, or else the nearest."""
     from ckpttool.cli.config import find_config
-    from ckpttool.cli.verify_config import read_config
 
     path = config or (None if directories else find_config())
     if path is None:
@@ -114,14 +101,14 @@ def watch_settings(
     exclude = (*checks.exclude, *exclude)
     table = read_watch(document)
     configured = dict(_configured_steps(document, table, exclude, jobs))
-    names = table.steps or (VERIFY, *configured)
+    names = table.names or (VERIFY, *configured)
     if missing := [name for name in names if name not in (VERIFY, *configured)]:
         raise document.wrong("watch", f"steps: {missing[0]} needs {_NEEDS[missing[0]]}")
     if {"copy", "prune"} <= {*names} and _slims(document):
         raise document.wrong("watch", "copy-to goes with no full in [retention]: what is slimmed is no copy")
-    return WatchSettings(
-        directories=tuple(directories) or table.paths,
-        interval=seconds(table.interval),
+    return replace(
+        table,
+        directories=tuple(directories) or table.directories,
         config=checks,
         exclude=tuple(exclude),
         steps={name: step for name, step in configured.items() if name in names},
@@ -132,7 +119,7 @@ def watch_settings(
 
 
 def _configured_steps(
-    document: ConfigDocument, table: WatchTable, exclude: Sequence[str], jobs: int | None
+    document: ConfigDocument, table: WatchSettings, exclude: Sequence[str], jobs: int | None
 ) -> Iterator[tuple[str, Step]]:
     """Yield the names of the steps that the tables ask for, in their order, and the steps."""
     from ckpttool.runs.watch_steps import copy_step, log_step, rename_step

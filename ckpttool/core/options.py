@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from functools import cache
@@ -163,10 +163,14 @@ class Group(NamedTuple):
     refused: Mapping[str, str] = {}
     is_record: bool = False
 
-    def row(self, name: str) -> Option:
-        """Return the option of an attribute."""
-        known = options_of(self.record)[name]
-        return replace(known, help=self.help[name]) if name in self.help else known
+    @property
+    def rows(self) -> Iterator[Row]:
+        """Yield those of its attributes."""
+        known = rows(self.record)
+        for name in self.names or options_of(self.record):
+            if name not in self.refused:
+                option = known[name].option
+                yield known[name]._replace(option=replace(option, help=self.help.get(name, option.help)))
 
 
 def group(
@@ -209,23 +213,17 @@ class Row(NamedTuple):
 def rows(record: type) -> Mapping[str, Row]:
     """Return the options and arguments of a record and of its groups by attribute, in their order."""
     found: dict[str, Row] = {}
+    hints, groups = get_type_hints(record), groups_of(record)
     own = {one.name: one.metadata["option"] for one in fields(record) if "option" in one.metadata}
-    groups = groups_of(record)
     for one in fields(record):
         if one.name in own:
-            found[one.name] = _row(record, one.name, own[one.name])
+            default = one.default if one.default_factory is MISSING else None
+            found[one.name] = Row(one.name, own[one.name], _value_type(hints[one.name]), default)
         elif one.name in groups:
-            known = groups[one.name]
-            for name in known.names or options_of(known.record):
-                if name not in own and name not in known.refused:
-                    found[name] = _row(known.record, name, known.row(name), one.name)
+            for row in groups[one.name].rows:
+                if row.name not in own:
+                    found[row.name] = row._replace(group=one.name)
     return found
-
-
-def _row(record: type, name: str, option: Option, group: str | None = None) -> Row:
-    (one,) = (one for one in fields(record) if one.name == name)
-    default = one.default if one.default_factory is MISSING else None
-    return Row(name, option, value_types(record)[name], default, group)
 
 
 @cache
@@ -249,15 +247,8 @@ def by_field(record: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def options_of(record: type) -> Mapping[str, Option]:
-    """Return the options of a record's attributes, by their names; arguments are none."""
-    known = {one.name: one.metadata["option"] for one in fields(record) if "option" in one.metadata}
-    return {name: row for name, row in known.items() if row.flags}
-
-
-@cache
-def value_types(record: type) -> Mapping[str, Any]:
-    """Return the types of a record's attributes, where they aren't None; ``list[str]`` for any texts."""
-    return {name: _value_type(hint) for name, hint in get_type_hints(record).items()}
+    """Return the options of a record and of its groups by attribute; arguments are none."""
+    return {name: row.option for name, row in rows(record).items() if row.option.flags}
 
 
 def _value_type(hint: Any) -> Any:

@@ -127,13 +127,19 @@ def _absolute_path(path: str, directory: str) -> str:
     return os.path.abspath(os.path.join(directory, path))
 
 
-_REFERENCE: Mapping[str, Any] = {
-    "expected": "package.module:Name or file.py:Name",
-    "schema": {"type": "string", "pattern": ".:[^:]+$"},
-    "resolve": _absolute_reference,
-}
 _prediction = partial(option, panel=PREDICTION_PANEL)
-_expectation = partial(option, panel=EXPECTATION_PANEL)
+_harmless = partial(_prediction, reach=Reach.HARMLESS)
+_limit = partial(option, panel=EXPECTATION_PANEL, reach=Reach.HARMLESS, metavar="X", minimum=0)
+_file = partial(option, panel=EXPECTATION_PANEL, reach=Reach.BELOW, metavar="FILE", resolve=_absolute_path)
+_reference = partial(
+    _prediction,
+    reach=Reach.CODE,
+    metavar="REF",
+    expected="package.module:Name or file.py:Name",
+    schema={"type": "string", "pattern": ".:[^:]+$"},
+    resolve=_absolute_reference,
+)
+_arguments = partial(_prediction, reach=Reach.CODE, metavar="JSON", parse=_json_object, default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,169 +149,106 @@ class PredictionRequest:
     The memory is in bytes, the tolerances are by default what suits each output's dtype.
     """
 
-    model: str | None = _prediction(
+    model: str | None = _reference(
         "--model",
-        reach=Reach.CODE,
-        **_REFERENCE,
-        metavar="REF",
         help="Build the model with this class or function: pkg.module:Name or file.py:Name.",
         example="models.py:Net",
     )
-    model_args: Mapping[str, Any] = _prediction(
-        "--model-args",
-        reach=Reach.CODE,
-        parse=_json_object,
-        metavar="JSON",
-        help="Pass these keyword arguments to --model.",
-        example={"depth": 18},
-        default_factory=dict,
+    model_args: Mapping[str, Any] = _arguments(
+        "--model-args", help="Pass these keyword arguments to --model.", example={"depth": 18}
     )
-    optimizer: str | None = _prediction(
+    optimizer: str | None = _reference(
         "--optimizer",
-        reach=Reach.CODE,
-        **_REFERENCE,
-        metavar="REF",
         help="Also load the state of this optimizer: torch.optim:Adam.",
         example="torch.optim:Adam",
     )
-    optimizer_args: Mapping[str, Any] = _prediction(
-        "--optimizer-args",
-        reach=Reach.CODE,
-        parse=_json_object,
-        metavar="JSON",
-        help="Pass these keyword arguments to --optimizer.",
-        example={"lr": 0.001},
-        default_factory=dict,
+    optimizer_args: Mapping[str, Any] = _arguments(
+        "--optimizer-args", help="Pass these keyword arguments to --optimizer.", example={"lr": 0.001}
     )
-    state_key: str | None = _prediction(
+    state_key: str | None = _harmless(
         "--state-key",
-        reach=Reach.HARMLESS,
-        schema={"type": "string"},
         metavar="KEY",
         help="Load the state dict with this key, if there are several.",
         example="model",
+        schema={"type": "string"},
     )
-    input: str | None = _prediction(
+    input: str | None = _file(
         "--input",
-        reach=Reach.BELOW,
-        metavar="FILE",
-        resolve=_absolute_path,
         help="Run on these inputs: an .npz with named arrays, or an .npy.",
         example="inputs.npz",
+        panel=PREDICTION_PANEL,
     )
-    input_shapes: tuple[InputSpec, ...] = _prediction(
+    input_shapes: tuple[InputSpec, ...] = _harmless(
         "--input-shape",
-        reach=Reach.HARMLESS,
-        parse=parse_input,
         metavar="[NAME=]SHAPE",
         help="Generate an input: 1,3,224,224:float32.",
+        parse=parse_input,
         example=["1,3,224,224"],
         default=(),
     )
-    signature: str | None = _prediction(
+    signature: str | None = _harmless(
         "--signature",
-        reach=Reach.HARMLESS,
         metavar="NAME",
         help="Run this signature of a SavedModel. [default: serving_default]",
         example="serving_default",
     )
-    batch_size: int | None = _prediction(
+    batch_size: int | None = _harmless(
         "--batch-size",
-        reach=Reach.HARMLESS,
         metavar="N",
         help="Generate N rows of each input. [default: 3 or fewer]",
         example=8,
         minimum=1,
     )
-    seed: int = _prediction(
-        "--seed",
-        reach=Reach.HARMLESS,
-        metavar="N",
-        help="Seed the generated inputs with N. [default: 0]",
-        minimum=0,
-        default=0,
+    seed: int = _harmless(
+        "--seed", metavar="N", help="Seed the generated inputs with N. [default: 0]", minimum=0, default=0
     )
-    record: str | None = _expectation(
-        "--record",
-        metavar="FILE",
-        resolve=_absolute_path,
-        is_output=True,
-        help="Record inputs and outputs in this .npz file.",
+    record: str | None = _file(
+        "--record", help="Record inputs and outputs in this .npz file.", reach=None, is_output=True
     )
-    expect: str | None = _expectation(
-        "--expect",
-        reach=Reach.BELOW,
-        metavar="FILE",
-        resolve=_absolute_path,
-        help="Compare the outputs with this recording.",
-        example="golden.npz",
+    expect: str | None = _file(
+        "--expect", help="Compare the outputs with this recording.", example="golden.npz"
     )
-    rtol: float | None = _expectation(
-        "--rtol",
-        reach=Reach.HARMLESS,
-        metavar="X",
-        help="Set the relative tolerance. [default: by dtype]",
-        example=1e-4,
-        minimum=0,
+    rtol: float | None = _limit(
+        "--rtol", help="Set the relative tolerance. [default: by dtype]", example=1e-4
     )
-    atol: float | None = _expectation(
-        "--atol",
-        reach=Reach.HARMLESS,
-        metavar="X",
-        help="Set the absolute tolerance. [default: by dtype and size]",
-        example=1e-6,
-        minimum=0,
+    atol: float | None = _limit(
+        "--atol", help="Set the absolute tolerance. [default: by dtype and size]", example=1e-6
     )
-    labels: str | None = _expectation(
-        "--labels",
-        reach=Reach.BELOW,
-        metavar="FILE",
-        resolve=_absolute_path,
-        help="Compare the first output for --input with these values.",
-        example="labels.npy",
+    labels: str | None = _file(
+        "--labels", help="Compare the first output for --input with these values.", example="labels.npy"
     )
-    min_accuracy: float | None = _expectation(
+    min_accuracy: float | None = _limit(
         "--min-accuracy",
-        reach=Reach.HARMLESS,
-        metavar="X",
         help="Require at least this share of correct answers, 0 to 1.",
         example=0.9,
-        minimum=0,
         maximum=1,
     )
-    max_error: float | None = _expectation(
-        "--max-error",
-        reach=Reach.HARMLESS,
-        metavar="X",
-        help="Allow at most this mean absolute error.",
-        example=0.1,
-        minimum=0,
+    max_error: float | None = _limit(
+        "--max-error", help="Allow at most this mean absolute error.", example=0.1
     )
     resume_step: bool = _prediction(
         "--resume-step",
-        reach=Reach.CODE,
         help="Run one training step: forward, backward, optimizer.",
+        reach=Reach.CODE,
         default=False,
     )
     trust: bool = _prediction("--trust", help="Allow code in the checkpoint to run.", default=False)
-    timeout: float = _prediction(
+    timeout: float = _harmless(
         "--timeout",
-        reach=Reach.HARMLESS,
-        expected="a number of seconds above 0",
-        schema={"type": "number", "exclusiveMinimum": 0},
         metavar="S",
         help="Stop after S seconds. [default: 300]",
+        expected="a number of seconds above 0",
+        schema={"type": "number", "exclusiveMinimum": 0},
         default=TIMEOUT,
     )
-    memory: int | None = _prediction(
+    memory: int | None = _harmless(
         "--memory",
-        reach=Reach.HARMLESS,
+        metavar="SIZE",
+        help="Limit the memory to SIZE, such as 8GB.",
         parse=_memory,
         expected="a size like 512MB, 8GB or 8GiB",
         schema={"type": ["string", "integer"], "pattern": "B$", "minimum": 1},
         unit="B",
-        metavar="SIZE",
-        help="Limit the memory to SIZE, such as 8GB.",
         example="8GB",
     )
 

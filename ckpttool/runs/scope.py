@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from ckpttool.core.options import SELECTION_PANEL, Reach, option
 
 GroupBy = Literal["run", "parent", "prefix", "format", "none"]
+
+_scope = partial(option, panel=SELECTION_PANEL, reach=Reach.HARMLESS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,54 +21,32 @@ class Scope:
     ``metrics`` are logs and trackers that say what a checkpoint's metrics are, by its step or epoch.
     """
 
-    recursive: bool = option(
-        *("--recursive", "-r"),
-        negation="--no-recursive",
-        help="Search subdirectories, too.",
-        panel=SELECTION_PANEL,
-        reach=Reach.HARMLESS,
-        default=True,
+    recursive: bool = _scope(
+        *("--recursive", "-r"), negation="--no-recursive", help="Search subdirectories, too.", default=True
     )
-    exclude: Sequence[str] = option(
-        "--exclude",
-        metavar="GLOB",
-        help="Skip matching paths.",
-        example=["*.tmp"],
-        panel=SELECTION_PANEL,
-        reach=Reach.HARMLESS,
-        default=(),
+    exclude: Sequence[str] = _scope(
+        "--exclude", metavar="GLOB", help="Skip matching paths.", example=["*.tmp"], default=()
     )
-    max_depth: int | None = option(
-        "--max-depth",
-        metavar="N",
-        help="Descend at most N levels.",
-        minimum=0,
-        panel=SELECTION_PANEL,
-        reach=Reach.HARMLESS,
-        example=2,
+    max_depth: int | None = _scope(
+        "--max-depth", metavar="N", help="Descend at most N levels.", minimum=0, example=2
     )
-    series: Sequence[str] = option(
+    series: Sequence[str] = _scope(
         "--series",
         metavar="GLOB",
         help="Treat matching checkpoints as one series.",
         example=["model_*.pt"],
-        panel=SELECTION_PANEL,
-        reach=Reach.HARMLESS,
         default=(),
     )
-    group_by: GroupBy | None = option(
+    group_by: GroupBy | None = _scope(
         "--group-by",
         help="What makes a series: all of a run, of a directory, of a name or format in it, or everything. "
         "[default: directory, name and format]",
-        panel=SELECTION_PANEL,
-        reach=Reach.HARMLESS,
     )
-    metrics: Sequence[str] = option(
+    metrics: Sequence[str] = _scope(
         "--metrics",
         metavar="LOG",
         help="Also read metrics from this log: CSV, JSON lines, TensorBoard, mlflow:EXPERIMENT or wandb:DIR.",
         example=["metrics.csv"],
-        panel=SELECTION_PANEL,
         reach=Reach.BELOW,
         default=(),
     )

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
+from functools import partial
 from typing import Any, Literal
 
 from ckpttool.core.amounts import seconds
@@ -51,6 +52,9 @@ def _checked_limit(text: str) -> str:
     return text
 
 
+_execution = partial(option, panel=EXECUTION_PANEL, reach=Reach.HARMLESS)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneRequest(Scope):
     """What is to be thinned out, and how: besides what is looked at, which is a ``Scope``.
@@ -69,31 +73,25 @@ class PruneRequest(Scope):
     directory: str
     policy: Policy | None = None
     policies: Policies | None = None
-    depth: Depth = option(
+    depth: Depth = _execution(
         "--verify",
         help="First verify only the structure, or every byte, of what is kept. [default: full]",
-        panel=EXECUTION_PANEL,
-        reach=Reach.HARMLESS,
         default="full",
     )
-    min_age: int = option(
+    min_age: int = _execution(
         "--min-age",
         metavar="TIME",
         help="Keep checkpoints changed less than TIME (2h) ago.",
         parse=seconds,
-        panel=EXECUTION_PANEL,
-        reach=Reach.HARMLESS,
         default=0,
     )
-    max_delete: str | None = option(
+    max_delete: str | None = _execution(
         "--max-delete",
         metavar="N|PCT",
         help="Change nothing if more than N checkpoints, or 20%, would be removed.",
         parse=_checked_limit,
         expected="a number, or a share such as 20%",
         schema=AMOUNT,
-        panel=EXECUTION_PANEL,
-        reach=Reach.HARMLESS,
         example="20%",
     )
     failed: Failed | None = option(
