@@ -209,9 +209,9 @@ def _accepted(row: Row) -> Mapping[str, Any]:
     if row.item is not None:
         return {"type": "array", "items": object_schema(row.item)}
     if get_origin(type_) is Literal:
-        return {"enum": sorted(get_args(type_), key=lambda word: word != row.default)}
+        return {"enum": sorted(get_args(type_), key=lambda word: word != row.default)}  # the default first
     if type_ in (int, float) and option.parse is None:
-        minimum = 1 if type_ is int and option.minimum is None else option.minimum
+        minimum = 1 if type_ is int and option.minimum is None else option.minimum  # they are counts
         limits = {"minimum": minimum, "maximum": option.maximum}
         name = "integer" if type_ is int else "number"
         return {"type": name} | {one: limit for one, limit in limits.items() if limit is not None}

@@ -165,12 +165,13 @@ class Group(NamedTuple):
 
     @property
     def rows(self) -> Iterator[Row]:
-        """Yield those of its attributes."""
-        known = rows(self.record)
+        """Yield its options."""
         for name in self.names or options_of(self.record):
+            row = rows(self.record)[name]
+            if name in self.help:
+                row = row._replace(option=replace(row.option, help=self.help[name]))
             if name not in self.refused:
-                option = known[name].option
-                yield known[name]._replace(option=replace(option, help=self.help.get(name, option.help)))
+                yield row
 
 
 def group(
@@ -236,9 +237,9 @@ def by_field(record: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values by the fields of a record; a group is a mapping, or its record where the field is one."""
     groups = groups_of(record)
     found: dict[str, Any] = {name: {} for name in groups}
-    for name, value in values.items():
-        group = rows(record)[name].group
-        (found if group is None else found[group])[name] = value
+    for name, row in rows(record).items():
+        if name in values:
+            (found if row.group is None else found[row.group])[name] = values[name]
     for name, known in groups.items():
         if known.is_record:
             found[name] = known.record(**found[name])

@@ -53,8 +53,16 @@ WRONG = [
         "rtol = -1",
         "atol = nan",
         "min-accuracy = 95",
+        "min-accuracy = -1",
         "timeout = 0",
+        "timeout = '60s'",
         "memory = '8'",
+    ),
+    *(
+        "model = 1",
+        "state-key = false",
+        "input-shapes = ['1']",
+        "ignore = [{code = 'a', reason = 'x'}, {code = 'b', reason = 1}]",
     ),
     *(
         "ignore = ['infinity']",

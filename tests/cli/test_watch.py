@@ -472,12 +472,14 @@ def test_what_is_refused(run: Run, run_directory: Path, golden: Golden) -> None:
     said = {}
     for table in (
         'steps = ["prune"]',
+        'steps = "verify"',
         'steps = ["verify", "copy"]',
         'steps = ["verify", "prune"]',
         'steps = ["verify", "rename"]',
         'copy-to = "backup"\n[retention]\nfull = 1',
         'interval = "0s"',
         'interval = "soon"',
+        "interval = 10",
         'directories = ["runs"]',
     ):
         trusted_config(f"[watch]\n{table}\n")
