@@ -23,7 +23,6 @@ from ckpttool.core.options import (
     AMOUNT,
     Option,
     Reach,
-    Row,
     WrongValue,
     by_field,
     groups_of,
@@ -53,9 +52,9 @@ def paths_key(help: str) -> Any:
 
 
 @cache
-def keys(record: type) -> Mapping[str, Row]:
+def keys(record: type) -> Mapping[str, Option]:
     """Return the options of a table by their keys."""
-    return {row.option.key: row for row in rows(record).values() if row.option.flags}
+    return {row.key: row for row in rows(record).values() if row.flags}
 
 
 def read(record: type, document: ConfigDocument, name: str, *, given: Collection[str] = ()) -> dict[str, Any]:
@@ -91,17 +90,17 @@ class _Reader:
                 raise UsageError(f"{origin}: {self._unknown(key, record, name)}")
             row = known[key]
             if row.item is not None:
-                found[row.name] = self._items(row.item, key, value, origin, name, row.option.expected)
+                found[row.name] = tuple(self._items(row, row.item, value, origin, name))
             else:
                 with _placed(origin):
-                    found[row.name] = read_value(row, key, value, self._directory)
+                    found[row.name] = read_value(row, value, self._directory)
         for key, row in known.items():
             if row.name not in found and row.default is MISSING:
-                raise UsageError(f"{origin}: {key} is missing ({row.option.expected})")
-            if row.name not in found and row.default and row.option.resolve is not None:
-                found[row.name] = tuple(row.option.resolve(one, self._directory) for one in row.default)
+                raise UsageError(f"{origin}: {key} is missing ({row.expected})")
+            if row.name not in found and row.default and row.resolve is not None:
+                found[row.name] = tuple(row.resolve(one, self._directory) for one in row.default)
         for key, value in table.items():
-            why = reach_of(known[key].option, value, self._document.path)
+            why = reach_of(known[key], value, self._document.path)
             if why is not None and known[key].name not in self._given:
                 self._document.require_trust(origin, f"{key} {why}")
         return found
@@ -117,47 +116,43 @@ class _Reader:
     def _heading(self, key: str, name: str) -> str:
         return f"[[{self._document.prefix}{name}.{key}]]"
 
-    def _items(
-        self, item: type, key: str, value: object, origin: str, name: str, expected: str | None
-    ) -> tuple[Any, ...]:
-        """Return a list of records: those of a table have headings, those of a rule stand on its line."""
+    def _items(self, row: Option, item: type, value: object, origin: str, name: str) -> Iterator[Any]:
+        """Yield the records of a list: those of a table have headings, those of a rule stand on its line."""
         if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
             if name:
-                heading = self._heading(key, name)
-                raise self._document.wrong(f"{name}.{key}", f"it is no list of tables (write {heading})")
-            with _placed(origin):
-                raise WrongValue(str(expected)).of(key, value)
-        found = []
+                heading = self._heading(row.key, name)
+                raise self._document.wrong(f"{name}.{row.key}", f"it is no list of tables (write {heading})")
+            raise UsageError(f"{origin}: {WrongValue(str(row.expected)).of(row.key, value)}")
         for number, table in enumerate(value, 1):
-            place = f"{origin}: {key} {number}"
+            place = f"{origin}: {row.key} {number}"
             if name:
-                place = self._document.origin(f"{name}.{key} {number}")
+                place = self._document.origin(f"{name}.{row.key} {number}")
             values = self.values(item, table, place)
             with _placed(place):
-                found.append(item(origin=place, **by_field(item, values)))
-        return tuple(found)
+                made = item(origin=place, **by_field(item, values))
+            yield made
 
 
-def read_value(row: Row, key: str, value: Any, directory: str = "") -> Any:
+def read_value(row: Option, value: Any, directory: str = "") -> Any:
     """Return the value of a key that is no list of records; a path in it is relative to a directory.
 
     Raises:
         UsageError: It is none that the key can have; the place isn't named.
     """
-    schema, option = _accepted(row), row.option
+    schema = _accepted(row)
     if not _fits(value, schema):
-        raise WrongValue(option.expected or _in_words(schema)).of(key, value)
+        raise WrongValue(row.expected or _in_words(schema)).of(row.key, value)
     if isinstance(value, list):
-        return tuple(_resolved(option, option.value_of(one, key), directory) for one in value)
+        return tuple(_resolved(row, row.value_of(one, row.key), directory) for one in value)
     if isinstance(value, str):
-        return _resolved(option, option.value_of(value, key), directory)
-    if isinstance(value, int) and option.parse is not None:
-        return option.value_of(f"{value}{option.unit}", key, given=value)
+        return _resolved(row, row.value_of(value, row.key), directory)
+    if isinstance(value, int) and row.parse is not None:
+        return row.value_of(f"{value}{row.unit}", row.key, given=value)
     return float(value) if row.type_ is float else value
 
 
-def _resolved(option: Option, value: Any, directory: str) -> Any:
-    return value if option.resolve is None else option.resolve(value, directory)
+def _resolved(row: Option, value: Any, directory: str) -> Any:
+    return value if row.resolve is None else row.resolve(value, directory)
 
 
 @contextmanager
@@ -192,27 +187,27 @@ def object_schema(record: type) -> dict[str, Any]:
     }
 
 
-def schema_of(row: Row) -> dict[str, Any]:
+def schema_of(row: Option) -> dict[str, Any]:
     """Return the JSON schema of a key: it takes never fewer values than the key, but maybe more."""
-    schema = {"description": row.option.help, **_accepted(row)}
+    schema = {"description": row.help, **_accepted(row)}
     if row.default not in (None, (), MISSING):
         schema["default"] = [*row.default] if isinstance(row.default, tuple) else row.default
-    elif row.option.example is not None:
-        schema["examples"] = [row.option.example]
+    elif row.example is not None:
+        schema["examples"] = [row.example]
     return schema
 
 
-def _accepted(row: Row) -> Mapping[str, Any]:
-    option, type_ = row.option, row.type_
-    if option.schema is not None:
-        return option.schema
+def _accepted(row: Option) -> Mapping[str, Any]:
+    type_ = row.type_
+    if row.schema is not None:
+        return row.schema
     if row.item is not None:
         return {"type": "array", "items": object_schema(row.item)}
     if get_origin(type_) is Literal:
         return {"enum": sorted(get_args(type_), key=lambda word: word != row.default)}  # the default first
-    if type_ in (int, float) and option.parse is None:
-        minimum = 1 if type_ is int and option.minimum is None else option.minimum  # they are counts
-        limits = {"minimum": minimum, "maximum": option.maximum}
+    if type_ in (int, float) and row.parse is None:
+        minimum = 1 if type_ is int and row.minimum is None else row.minimum  # they are counts
+        limits = {"minimum": minimum, "maximum": row.maximum}
         name = "integer" if type_ is int else "number"
         return {"type": name} | {one: limit for one, limit in limits.items() if limit is not None}
     return _SCHEMAS.get(type_, {"type": "object"})

@@ -11,7 +11,7 @@ from ckpttool.cli.config_trust import reach_of
 from ckpttool.cli.retention_config import Retention, read_retention
 from ckpttool.cli.verify_config import VerifyConfig, read_config
 from ckpttool.cli.watch_config import WatchSettings, read_watch
-from ckpttool.core.options import Row
+from ckpttool.core.options import Option
 from ckpttool.io.toml import as_toml
 
 DRAFT = "http://json-schema.org/draft-07/schema#"
@@ -92,10 +92,10 @@ def _table_entries(name: str, table: Mapping[str, Any], path: str) -> Iterator[C
         if row.item is not None:
             for number, rule in enumerate(table.get(key, ()), 1):
                 for own, value in rule.items():
-                    reach = reach_of(keys(row.item)[own].option, value, path)
+                    reach = reach_of(keys(row.item)[own], value, path)
                     yield ConfigEntry(name, number, own, value, True, reach is not None)
         elif key in table:
-            reach = reach_of(row.option, table[key], path)
+            reach = reach_of(row, table[key], path)
             yield ConfigEntry(name, None, key, table[key], True, reach is not None)
         else:
             yield ConfigEntry(name, None, key, schema_of(row).get("default"), False)
@@ -118,14 +118,14 @@ def config_template() -> str:
         parts.append(f"# {summary}\n[{name}]\n{_commented_keys(own)}")
         for key, row in known.items():
             if row.item is not None:
-                parts.append(f"# {row.option.help}\n#[[{name}.{key}]]\n{_commented_keys(keys(row.item))}")
+                parts.append(f"# {row.help}\n#[[{name}.{key}]]\n{_commented_keys(keys(row.item))}")
     return "\n".join(parts)
 
 
-def _commented_keys(known: Mapping[str, Row]) -> str:
+def _commented_keys(known: Mapping[str, Option]) -> str:
     lines = {f"#{key} = {as_toml(_sample(schema_of(row)))}": row for key, row in known.items()}
     column = max(len(line) for line in lines if len(line) <= _WIDEST_KEY)
-    return "".join(f"{line:{column}}  # {row.option.help}\n" for line, row in lines.items())
+    return "".join(f"{line:{column}}  # {row.help}\n" for line, row in lines.items())
 
 
 def _sample(schema: Mapping[str, Any]) -> Any:

@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 
 from ckpttool.cli.output import COLOURS, choose_colour, paged
 from ckpttool.core.errors import UsageError
-from ckpttool.core.options import OUTPUT_PANEL, RULE_PANEL, Option, Row, by_field, rows
+from ckpttool.core.options import OUTPUT_PANEL, RULE_PANEL, Option, by_field, rows
 from ckpttool.core.urls import is_remote
 from ckpttool.io.held import holding
 
@@ -102,7 +102,7 @@ class Command(click.Command):
             values |= value if "group" in one.metadata else {one.name: value}
         changes = self._changes if isinstance(self._changes, bool) else any(map(values.get, self._changes))
         for name, row in self.rows.items():
-            is_held = row.option.is_output or (changes and not row.option.flags)
+            is_held = row.is_output or (changes and not row.flags)
             if is_held and (value := values.get(name)) is not None:
                 yield from value if isinstance(value, tuple) else (value,)
 
@@ -166,9 +166,8 @@ def _under(panel: str | None, option: click.Option) -> click.Option:
     return option
 
 
-def _parameter(known: Row) -> click.Parameter:
-    name, row, type_, default, _ = known
-    is_list = type_ == list[str]
+def _parameter(row: Option) -> click.Parameter:
+    name, type_, default, is_list = row.name, row.type_, row.default, row.is_list
     completes = None if row.complete is None else _completion(row.complete)
     if not row.flags:
         argument = click.Argument(
@@ -219,16 +218,17 @@ def _default_text(row: Option, default: Any) -> str:
     return f" [default: {row.flags[0].removeprefix('--') if default is True else default}]"
 
 
-def _value_of(value: Any, row: Row) -> Any:
-    option, is_list = row.option, row.type_ == list[str]
-    if not option.flags:
+def _value_of(value: Any, row: Option) -> Any:
+    if not row.flags:
         return value
-    flag = option.flags[0]
-    if isinstance(value, tuple) and not is_list:  # a rule
+    flag = row.flags[0]
+    if row.is_list:
+        return tuple(row.value_of(one, flag) for one in value)
+    if isinstance(value, tuple):  # a rule
         if len(value) > 1:
             raise UsageError(f"{flag} was given twice (give it once)")
         (value,) = value
-    return tuple(option.value_of(one, flag) for one in value) if is_list else option.value_of(value, flag)
+    return row.value_of(value, flag)
 
 
 def _completion(

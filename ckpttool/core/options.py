@@ -70,6 +70,9 @@ class Option:
         schema: The values of the key as JSON schema, where type and limits don't say it.
         unit: Unit of a number in a configuration, where the command line takes a text with one.
         complete: The kind of values that a shell completes, of ``cli.completion``.
+        name, type_, default: The attribute, its type where it isn't None (``list[str]`` for any texts), and
+            its default (``MISSING`` without one), as ``rows`` finds them.
+        group: The attribute of a record that holds the group with the option; None for its own options.
     """
 
     flags: tuple[str, ...] = ()
@@ -88,12 +91,27 @@ class Option:
     schema: Mapping[str, Any] | None = None
     unit: str = ""
     complete: str | None = None
+    name: str = ""
+    type_: Any = None
+    default: Any = None
+    group: str | None = None
 
     @property
     def key(self) -> str:
         """Return its name in a configuration."""
         names = [flag.removeprefix("--") for flag in self.flags]
         return [name for name in names if not name.startswith("-")][-1]
+
+    @property
+    def is_list(self) -> bool:
+        """Tell whether the value is a list of texts."""
+        return bool(self.type_ == list[str])
+
+    @property
+    def item(self) -> type | None:
+        """Return the record of each item if the value is a list of records."""
+        (item, *_) = get_args(self.type_) or (None,)
+        return item if isinstance(item, type) and is_dataclass(item) else None
 
     def value_of(self, text: str, name: str, *, given: object = None) -> Any:
         """Return the value that a text stands for.
@@ -164,14 +182,12 @@ class Group(NamedTuple):
     is_record: bool = False
 
     @property
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[Option]:
         """Yield its options."""
         for name in self.names or options_of(self.record):
-            row = rows(self.record)[name]
-            if name in self.help:
-                row = row._replace(option=replace(row.option, help=self.help[name]))
             if name not in self.refused:
-                yield row
+                row = rows(self.record)[name]
+                yield replace(row, help=self.help.get(name, row.help))
 
 
 def group(
@@ -187,43 +203,21 @@ def group(
     return field(metadata=metadata) if is_record else field(default_factory=dict, metadata=metadata)
 
 
-class Row(NamedTuple):
-    """An option of a record, or of a group in it.
-
-    Attributes:
-        name: The attribute.
-        type_: Its type, where it isn't None; ``list[str]`` for any texts.
-        default: ``MISSING`` without one; None for one that a function makes.
-        group: The attribute that holds the group; None for the record's own options.
-    """
-
-    name: str
-    option: Option
-    type_: Any
-    default: Any
-    group: str | None = None
-
-    @property
-    def item(self) -> type | None:
-        """Return the record of each item if the value is a list of records."""
-        (item, *_) = get_args(self.type_) or (None,)
-        return item if isinstance(item, type) and is_dataclass(item) else None
-
-
 @cache
-def rows(record: type) -> Mapping[str, Row]:
+def rows(record: type) -> Mapping[str, Option]:
     """Return the options and arguments of a record and of its groups by attribute, in their order."""
-    found: dict[str, Row] = {}
+    found: dict[str, Option] = {}
     hints, groups = get_type_hints(record), groups_of(record)
     own = {one.name: one.metadata["option"] for one in fields(record) if "option" in one.metadata}
     for one in fields(record):
         if one.name in own:
             default = one.default if one.default_factory is MISSING else None
-            found[one.name] = Row(one.name, own[one.name], _value_type(hints[one.name]), default)
+            type_ = _value_type(hints[one.name])
+            found[one.name] = replace(own[one.name], name=one.name, type_=type_, default=default)
         elif one.name in groups:
             for row in groups[one.name].rows:
                 if row.name not in own:
-                    found[row.name] = row._replace(group=one.name)
+                    found[row.name] = replace(row, group=one.name)
     return found
 
 
@@ -249,7 +243,7 @@ def by_field(record: type, values: Mapping[str, Any]) -> dict[str, Any]:
 @cache
 def options_of(record: type) -> Mapping[str, Option]:
     """Return the options of a record and of its groups by attribute; arguments are none."""
-    return {name: row.option for name, row in rows(record).items() if row.option.flags}
+    return {name: row for name, row in rows(record).items() if row.flags}
 
 
 def _value_type(hint: Any) -> Any:

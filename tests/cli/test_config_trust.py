@@ -100,7 +100,7 @@ HARMLESS = {
 def keys() -> dict[str, Reach | None]:
     """Return what each key of the code's own tables says of itself, by its whole name."""
     return {
-        f"{name}.{key}": row.option.reach
+        f"{name}.{key}": row.reach
         for name, known in all_keys().items()
         for key, row in known.items()
         if key != "rule"
@@ -143,7 +143,7 @@ class New:
 
 
 def test_a_key_that_says_nothing_is_refused() -> None:
-    assert keys_of(New)["new"].option.reach is None
+    assert keys_of(New)["new"].reach is None
     configure("[verify]\nnew = true\n")
     document = read_document("ckpttool.toml")
     with pytest.raises(UsageError, match="new reaches further than this file, and the file is not trusted"):

@@ -233,7 +233,7 @@ def test_the_command_line_and_the_file_know_the_same_words(run: Run) -> None:
     for key in ("incomplete", "failed", "group-by"):
         (words,) = re.findall(rf"^  --{key} (\S+)", shown, re.MULTILINE)
         for word in words.split("|"):
-            assert read_value(KEYS[key], key, word) == word
+            assert read_value(KEYS[key], word) == word
 
 
 _PLAIN = st.one_of(

@@ -11,10 +11,10 @@ from ckpttool.cli.config_keys import keys
 from ckpttool.cli.config_tables import TABLES
 from ckpttool.cli.config_trust import confirm_trust
 from ckpttool.cli.verify_config import VerifyConfig, read_config
-from ckpttool.core.options import Row
+from ckpttool.core.options import Option
 
 
-def all_keys() -> dict[str, Mapping[str, Row]]:
+def all_keys() -> dict[str, Mapping[str, Option]]:
     """Return the keys of each table and of its rules, by names such as ``verify.rule``."""
     found = {}
     for name, (record, _) in TABLES.items():
