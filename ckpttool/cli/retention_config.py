@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpttool.cli.config import ConfigDocument
-from ckpttool.cli.config_keys import paths_key, read
+from ckpttool.cli.config_keys import beside, paths_key, read
 from ckpttool.cli.options import trash_option, yes_option
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import Reach, group, jobs_option, option, same_option
@@ -25,8 +25,8 @@ def _log_beside(path: str, directory: str) -> str:
     tracker, _, place = path.partition(":")
     if tracker == "wandb" and place and not os.path.lexists(path):
         return f"{tracker}:{_log_beside(place, directory)}"
-    beside = os.path.normpath(os.path.join(directory, path))
-    return beside if os.path.lexists(LogArgument.parse(beside).name) else path
+    log = beside(path, directory)
+    return log if os.path.lexists(LogArgument.parse(log).name) else path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Retention:
     request: Mapping[str, Any] = group(PruneRequest, ("min_age", "max_delete", "depth"))
     trash: bool = trash_option()
     yes: bool = yes_option()
-    jobs: int | None = jobs_option(maximum=None)
+    jobs: int | None = jobs_option(maximum=None)  # files were never limited
     path_rules: tuple[PathRule, ...] = option(
         "rule",
         help="Rules for some series instead of those above; the last one that matches decides.",
