@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from ckpttool.ops.average import average
     from ckpttool.ops.conversion import Converted, ConvertOptions
     from ckpttool.ops.convert import convert
-    from ckpttool.ops.diff import DiffOptions, diff
-    from ckpttool.ops.difference import Difference
+    from ckpttool.ops.diff import diff
+    from ckpttool.ops.difference import Difference, DiffOptions
     from ckpttool.ops.inspect import Inspection
     from ckpttool.ops.merge import merge
     from ckpttool.ops.salvage import Salvaged, salvage
@@ -121,8 +121,8 @@ _HOMES = {
     "ops.average": ("average",),
     "ops.conversion": ("ConvertOptions", "Converted"),
     "ops.convert": ("convert",),
-    "ops.diff": ("DiffOptions", "diff"),
-    "ops.difference": ("Difference",),
+    "ops.diff": ("diff",),
+    "ops.difference": ("DiffOptions", "Difference"),
     "ops.inspect": ("Inspection",),
     "ops.merge": ("merge",),
     "ops.salvage": ("Salvaged", "salvage"),

@@ -9,21 +9,20 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ckpttool.cli.options import in_output, json_option, quiet_option
 from ckpttool.cli.output import COULD_NOT, has_colour, print_json, say, say_error, width
 from ckpttool.cli.paths import single_checkpoint
 from ckpttool.cli.progress import progress
 from ckpttool.cli.reports import check_plot, write_report
-from ckpttool.core.options import COMPARISON_PANEL, EXECUTION_PANEL, argument, jobs_option, option
+from ckpttool.core.options import argument
 from ckpttool.core.printable import printable
 from ckpttool.io import fs
+from ckpttool.ops.difference import DiffOptions
 
 if TYPE_CHECKING:
     from ckpttool.core.checkpoint import Checkpoint
-    from ckpttool.ops.diff import DiffOptions
     from ckpttool.ops.difference import Difference
     from ckpttool.runs.members.entry import Entry
     from ckpttool.runs.members.order import Group
@@ -34,39 +33,11 @@ _UNSORTED = re.compile(r"[^0-9a-z]")
 """Characters that a shell ignores when it sorts names by the rules of a language."""
 
 
-_comparison = partial(option, panel=COMPARISON_PANEL)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiffCommand:
+class DiffCommand(DiffOptions):
     """The options of ``diff``."""
 
     paths: Sequence[str] = argument("A B [C...]", "Two checkpoints, or more; or one directory with a series.")
-    rtol: float | None = _comparison(
-        "--rtol", metavar="X", minimum=0, help="Allow values to differ by X times A's."
-    )
-    atol: float | None = _comparison("--atol", metavar="X", minimum=0, help="Allow values to differ by X.")
-    bitwise: bool = _comparison(
-        "--bitwise", help="Compare bits: +0 differs from -0, and one NaN from another.", default=False
-    )
-    layout: Literal["auto", "as-is"] = _comparison(
-        "--layout", help="Convert both to one layout if rules say how, or compare as stored.", default="auto"
-    )
-    map: str | None = _comparison(
-        "--map", metavar="FILE", help="Read from a TOML file which tensor is which."
-    )
-    no_rename: bool = _comparison("--no-rename", help="Don't look for renamed tensors.", default=False)
-    only: Literal["weights", "all"] = _comparison(
-        "--only", help="Compare only the model's weights, or everything.", default="all"
-    )
-    ignore: Sequence[str] = _comparison("--ignore", metavar="GLOB", help="Ignore what matches.", default=())
-    keep_going: bool = option(
-        "--keep-going",
-        help="If something can't be read, compare the rest.",
-        panel=EXECUTION_PANEL,
-        default=False,
-    )
-    jobs: int | None = jobs_option()
     all: bool = in_output("--all", help="Show all rows, not just the first 40.", default=False)
     stat: bool = in_output("--stat", help="Count changes by module; list no tensors.", default=False)
     name_only: bool = in_output(
@@ -88,26 +59,12 @@ def diff(options: DiffCommand) -> int:
     Tensors are paired by name, convention or content; epoch, step, loss and settings are compared, too. With
     three or more, or the directory of a series, each is compared with the one before.
     """
-    from ckpttool.ops.diff import DiffOptions
-
     paths = options.paths if len(options.paths) > 1 else _paths_in_series(options.paths[0])
     _check_options(paths, options)
     if options.plot is not None:
-        check_plot(options.plot, [*paths, *filter(None, [options.map])])
-    how = DiffOptions(
-        rtol=options.rtol or 0.0,
-        atol=options.atol or 0.0,
-        bitwise=options.bitwise,
-        layout=options.layout,
-        mapping=options.map,
-        rename=not options.no_rename,
-        only=options.only,
-        ignore=tuple(options.ignore),
-        keep_going=options.keep_going,
-        jobs=options.jobs,
-    )
+        check_plot(options.plot, [*paths, *filter(None, [options.mapping])])
     compare = compare_two if len(paths) == 2 else compare_series
-    return compare([*map(single_checkpoint, paths)], how, options)
+    return compare([*map(single_checkpoint, paths)], options)
 
 
 def _check_options(paths: Sequence[str], options: DiffCommand) -> None:
@@ -121,16 +78,16 @@ def _check_options(paths: Sequence[str], options: DiffCommand) -> None:
     if len(paths) > 2 and views and not options.json:
         raise UsageError(f"{flags[0]} needs exactly two checkpoints")
     for flag, value in (("--rtol", options.rtol), ("--atol", options.atol)):
-        if value is not None and options.bitwise:
+        if value and options.bitwise:
             raise UsageError(f"--bitwise leaves no tolerance: leave {flag} out")
-        if value is not None and not math.isfinite(value):
+        if not math.isfinite(value):
             raise UsageError(f"{flag} {value}: everything would be equal")
 
 
 # Two checkpoints ------------------------------------------------------------------------------------
 
 
-def compare_two(paths: Sequence[str], options: DiffOptions, output: DiffCommand) -> int:
+def compare_two(paths: Sequence[str], options: DiffCommand) -> int:
     """Compare two checkpoints, print how they differ, and return the exit status."""
     from ckpttool.ops.diff import diff_checkpoints
 
@@ -139,13 +96,13 @@ def compare_two(paths: Sequence[str], options: DiffOptions, output: DiffCommand)
         progress("comparing", a.nbytes + b.nbytes) as advance,
     ):
         difference = diff_checkpoints(a, b, options, advance=advance)
-    if output.plot is not None:
+    if options.plot is not None:
         from ckpttool.cli.render.plot import kind_of
         from ckpttool.cli.render.plot_results import difference_picture
 
-        write_report("--plot", output.plot, difference_picture(kind_of(output.plot), difference))
-    if not output.quiet:
-        _print_difference(difference, output)
+        write_report("--plot", options.plot, difference_picture(kind_of(options.plot), difference))
+    if not options.quiet:
+        _print_difference(difference, options)
     return _status([difference])
 
 
@@ -175,10 +132,10 @@ def _open_both(a: str, b: str) -> Iterator[tuple[Checkpoint, Checkpoint]]:
             yield stack.enter_context(open_checkpoint(a)), stack.enter_context(open_checkpoint(b))
 
 
-def _print_difference(difference: Difference, output: DiffCommand) -> None:
-    if output.json:
+def _print_difference(difference: Difference, options: DiffCommand) -> None:
+    if options.json:
         print_json(difference.document())
-    elif output.name_only:
+    elif options.name_only:
         from ckpttool.cli.render.text_diff import name_only_text
 
         if names := name_only_text(difference):
@@ -187,20 +144,20 @@ def _print_difference(difference: Difference, output: DiffCommand) -> None:
         from ckpttool.cli.render.text_diff import diff_text
 
         colour, columns = has_colour(sys.stdout), width(sys.stdout)
-        print(diff_text(difference, all=output.all, stat=output.stat, colour=colour, width=columns))
+        print(diff_text(difference, all=options.all, stat=options.stat, colour=colour, width=columns))
 
 
 # Three or more --------------------------------------------------------------------------------------
 
 
-def compare_series(paths: Sequence[str], options: DiffOptions, output: DiffCommand) -> int:
+def compare_series(paths: Sequence[str], options: DiffCommand) -> int:
     """Compare each checkpoint with the one before, print it, and return the exit status."""
     from ckpttool.formats import open_checkpoint
     from ckpttool.ops.drift import drift
 
     if (ordered := _training_order(paths)) != [*paths]:
         paths = ordered
-        if not output.quiet:
+        if not options.quiet:
             say("compared in training order, not in the order of the names")
     sizes = []
     for path in paths:  # what can't be opened is told before anything is read
@@ -208,14 +165,14 @@ def compare_series(paths: Sequence[str], options: DiffOptions, output: DiffComma
             sizes.append(checkpoint.nbytes)
     with progress("comparing", 3 * sum(sizes) - sizes[0] - sizes[-1]) as advance:
         series = drift(paths, options, advance=advance)
-    if output.plot is not None:
+    if options.plot is not None:
         from ckpttool.cli.render.plot import kind_of
         from ckpttool.cli.render.plot_results import drift_picture
 
-        write_report("--plot", output.plot, drift_picture(kind_of(output.plot), series))
-    if output.json and not output.quiet:
+        write_report("--plot", options.plot, drift_picture(kind_of(options.plot), series))
+    if options.json and not options.quiet:
         print_json(series.document())
-    elif not output.quiet:
+    elif not options.quiet:
         from ckpttool.cli.render.text_diff import drift_text
 
         print(drift_text(series, colour=has_colour(sys.stdout), width=width(sys.stdout)))

@@ -187,8 +187,9 @@ def _parameter(row: Option) -> click.Parameter:
     if row.negation is not None:
         flags[0] += f"/{row.negation}"
     if type_ is bool:
-        off = None if default is None else False
-        option = click.Option([name, *flags], is_flag=True, default=default or off, help=help)
+        # Without a negation, the flag says what the default is not: --no-rename of `rename`.
+        value = {} if row.negation is not None else {"flag_value": not default}
+        option = click.Option([name, *flags], is_flag=True, default=default, help=help, **value)
     else:
         is_text = row.parse is not None or is_list
         option = click.Option(
@@ -215,7 +216,9 @@ def _click_type(type_: Any, row: Option) -> click.ParamType[Any]:
 def _default_text(row: Option, default: Any) -> str:
     if "[default:" in row.help or default in (None, False, (), MISSING) or row.parse is not None:
         return ""
-    return f" [default: {row.flags[0].removeprefix('--') if default is True else default}]"
+    if default is not True:
+        return f" [default: {default}]"
+    return "" if row.negation is None else f" [default: {row.flags[0].removeprefix('--')}]"
 
 
 def _value_of(value: Any, row: Option) -> Any:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import DamagedCheckpoint, UsageError
@@ -25,6 +25,7 @@ from ckpttool.ops.difference import (
     Change,
     Described,
     Difference,
+    DiffOptions,
     Facts,
     Kind,
     Undecided,
@@ -58,35 +59,6 @@ _DECIDED_BY = {
 """What helps where nothing says how tensors lie, by whether they were compared as stored."""
 _FEW = 0.1
 """The share of a tensor's elements below which a change looks like damage."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiffOptions:
-    """How two checkpoints are to be compared.
-
-    Attributes:
-        rtol: Values may differ by this share of the first one.
-        atol: Values may differ by this much.
-        bitwise: Whether +0 differs from -0, and one NaN from another.
-        layout: Whether layout rules bring both sides to one layout, or tensors are compared as stored.
-        mapping: Path of a map file.
-        rename: Whether renamed tensors are looked for, by content and by shape.
-        only: Whether all is compared, or the model's weights alone.
-        ignore: Globs of names; what they match is left out on both sides.
-        keep_going: Whether what can be read is compared where something can't.
-        jobs: Number of threads; by default the processors that this process may use.
-    """
-
-    rtol: float = 0.0
-    atol: float = 0.0
-    bitwise: bool = False
-    layout: Literal["auto", "as-is"] = "auto"
-    mapping: str | None = None
-    rename: bool = True
-    only: Literal["weights", "all"] = "all"
-    ignore: tuple[str, ...] = ()
-    keep_going: bool = False
-    jobs: int | None = None
 
 
 @shows_keywords(DiffOptions)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from ckpttool.core.documents import document_of, plain
 from ckpttool.core.dtypes import DType
+from ckpttool.core.options import COMPARISON_PANEL, EXECUTION_PANEL, jobs_option, option
 from ckpttool.core.result import Table
 from ckpttool.core.tensor import Role
 from ckpttool.weights.comparing.compare import EXACT, Side, Statistics, Tolerance
@@ -28,6 +30,55 @@ _NUMBERS = {
 """Numbers of a change in its document, by their keys."""
 _ZEROS = ("max_abs", "max_rel", "l2", "count", "mean_abs", "relative", "non_finite")
 """Numbers that are 0 where the values are equal."""
+
+
+_comparison = partial(option, panel=COMPARISON_PANEL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffOptions:
+    """How two checkpoints are to be compared.
+
+    Attributes:
+        rtol: Values may differ by this share of the first one.
+        atol: Values may differ by this much.
+        bitwise: Whether +0 differs from -0, and one NaN from another.
+        layout: Whether layout rules bring both sides to one layout, or tensors are compared as stored.
+        mapping: Path of a map file.
+        rename: Whether renamed tensors are looked for, by content and by shape.
+        only: Whether all is compared, or the model's weights alone.
+        ignore: Globs of names; what they match is left out on both sides.
+        keep_going: Whether what can be read is compared where something can't.
+        jobs: Number of threads; by default the processors that this process may use.
+    """
+
+    rtol: float = _comparison(
+        "--rtol", metavar="X", minimum=0, help="Allow values to differ by X times A's.", default=0.0
+    )
+    atol: float = _comparison(
+        "--atol", metavar="X", minimum=0, help="Allow values to differ by X.", default=0.0
+    )
+    bitwise: bool = _comparison(
+        "--bitwise", help="Compare bits: +0 differs from -0, and one NaN from another.", default=False
+    )
+    layout: Literal["auto", "as-is"] = _comparison(
+        "--layout", help="Convert both to one layout if rules say how, or compare as stored.", default="auto"
+    )
+    mapping: str | None = _comparison(
+        "--map", metavar="FILE", help="Read from a TOML file which tensor is which."
+    )
+    rename: bool = _comparison("--no-rename", help="Don't look for renamed tensors.", default=True)
+    only: Literal["weights", "all"] = _comparison(
+        "--only", help="Compare only the model's weights, or everything.", default="all"
+    )
+    ignore: tuple[str, ...] = _comparison("--ignore", metavar="GLOB", help="Ignore what matches.", default=())
+    keep_going: bool = option(
+        "--keep-going",
+        help="If something can't be read, compare the rest.",
+        panel=EXECUTION_PANEL,
+        default=False,
+    )
+    jobs: int | None = jobs_option()
 
 
 class Absent:

@@ -15,8 +15,8 @@ from ckpttool.core.tensor import Role, Tensor
 from ckpttool.core.values import stored_once
 from ckpttool.formats import open_checkpoint
 from ckpttool.io.work import Advance, no_advance
-from ckpttool.ops.diff import DiffOptions, diff_checkpoints
-from ckpttool.ops.difference import SCHEMA, Change, Difference
+from ckpttool.ops.diff import diff_checkpoints
+from ckpttool.ops.difference import SCHEMA, Change, Difference, DiffOptions
 
 if TYPE_CHECKING:
     import numpy as np

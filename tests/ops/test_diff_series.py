@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from ckpttool import diff
 from ckpttool.cli.render.text_diff import summary_line
-from ckpttool.ops.diff import DiffOptions
+from ckpttool.ops.difference import DiffOptions
 from ckpttool.ops.drift import drift
 
 State = dict[str, torch.Tensor]
