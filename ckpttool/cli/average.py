@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ckpttool.cli.convert import plan_and_convert, target_argument
 from ckpttool.cli.options import Mode, json_option, mode_option, quiet_option
 from ckpttool.core.errors import UsageError
-from ckpttool.core.options import SELECTION_PANEL, argument, group, jobs_option, option
+from ckpttool.core.options import SELECTION_PANEL, argument, group, option
 from ckpttool.ops.conversion import ConvertOptions
 from ckpttool.runs.scope import Scope
 
@@ -25,6 +24,7 @@ _WRITING = (
     "dry_run",
     "force",
     "strict",
+    "jobs",
 )
 
 
@@ -57,9 +57,8 @@ class AverageOptions:
         panel=SELECTION_PANEL,
     )
     mode: Mode | None = mode_option(SELECTION_PANEL)
-    scope: Mapping[str, Any] = group(Scope, ("series", "metrics"))
-    writing: Mapping[str, Any] = group(ConvertOptions, _WRITING)
-    jobs: int | None = jobs_option()
+    scope: Scope = group(Scope, ("series", "metrics"), is_record=True)
+    writing: ConvertOptions = group(ConvertOptions, _WRITING, is_record=True)
     json: bool = json_option()
     quiet: bool = quiet_option()
 
@@ -73,10 +72,10 @@ def average(options: AverageOptions) -> int:
     from ckpttool.cli.paths import single_checkpoint
     from ckpttool.ops.average import open_average, plan_average, shares_of
 
-    how = ConvertOptions(**options.writing, jobs=options.jobs)
+    how = options.writing
     if options.last is not None or options.best is not None:
         paths = _of_series(options)
-    elif options.metric is not None or options.mode is not None or options.scope:
+    elif options.metric is not None or options.mode is not None or options.scope != Scope():
         raise UsageError("--metric, --mode, --metrics and --series go with --last N or --best N")
     else:
         paths = [*map(single_checkpoint, options.sources)]
@@ -97,7 +96,7 @@ def _of_series(options: AverageOptions) -> list[str]:
     from ckpttool.cli.progress import ProgressLines
     from ckpttool.runs.average_sources import best_checkpoints, newest_checkpoints
 
-    scope, metric, mode = Scope(**options.scope), options.metric, options.mode
+    scope, jobs, metric, mode = options.scope, options.writing.jobs, options.metric, options.mode
     if len(options.sources) != 1:
         raise UsageError("--last and --best take one directory")
     (directory,) = options.sources
@@ -106,11 +105,11 @@ def _of_series(options: AverageOptions) -> list[str]:
     if options.last is not None:
         if metric is not None or mode is not None:
             raise UsageError("--metric and --mode go with --best N")
-        return newest_checkpoints(directory, options.last, scope, jobs=options.jobs, progress=ProgressLines())
+        return newest_checkpoints(directory, options.last, scope, jobs=jobs, progress=ProgressLines())
     if metric is None or options.best is None:
         raise UsageError("--best needs --metric NAME, such as val_loss")
     found = best_checkpoints(
-        directory, options.best, metric, mode, scope, jobs=options.jobs, progress=ProgressLines()
+        directory, options.best, metric, mode, scope, jobs=jobs, progress=ProgressLines()
     )
     say_inferred_mode(metric, mode)
     return found

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpttool.cli.options import (
     Depth,
@@ -21,7 +21,7 @@ from ckpttool.cli.paths import print_paths, say_inferred_mode, say_journals
 from ckpttool.cli.progress import ProgressLines
 from ckpttool.cli.streams import discard
 from ckpttool.core.errors import UsageError
-from ckpttool.core.options import EXECUTION_PANEL, SELECTION_PANEL, argument, group, jobs_option, option
+from ckpttool.core.options import EXECUTION_PANEL, SELECTION_PANEL, argument, jobs_option, option, same_option
 from ckpttool.core.printable import printable
 from ckpttool.runs.scope import Scope
 
@@ -46,7 +46,7 @@ class LatestOptions:
         panel=SELECTION_PANEL,
     )
     mode: Mode | None = mode_option(SELECTION_PANEL)
-    scope: Mapping[str, Any] = group(Scope, ("metrics", "recursive", "exclude", "max_depth"))
+    metrics: Sequence[str] = same_option(Scope, "metrics")
     before: str | None = option(
         "--before", metavar="STEP", help="Print the newest saved before this step.", panel=SELECTION_PANEL
     )
@@ -62,6 +62,9 @@ class LatestOptions:
         panel=SELECTION_PANEL,
         default=False,
     )
+    recursive: bool = same_option(Scope, "recursive")
+    exclude: Sequence[str] = same_option(Scope, "exclude")
+    max_depth: int | None = same_option(Scope, "max_depth")
     verify: Depth = option(
         "--verify",
         help="Check only the structure of the result, or every byte. [default: full]",
@@ -98,7 +101,10 @@ def latest(options: LatestOptions) -> int:
     places, quiet = options.directories, options.quiet
     found = latest_of(
         places,
-        **options.scope,
+        recursive=options.recursive,
+        exclude=options.exclude,
+        max_depth=options.max_depth,
+        metrics=options.metrics,
         depth=options.verify,
         best=options.best,
         mode=options.mode,

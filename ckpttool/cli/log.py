@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ckpttool.cli.options import in_output, json_option, quiet_option
 from ckpttool.cli.output import has_colour, print_json, say_error, say_warning
 from ckpttool.cli.progress import progress
 from ckpttool.core.errors import UsageError
-from ckpttool.core.options import argument, group, jobs_option
+from ckpttool.core.options import argument, jobs_option, same_option
 from ckpttool.runs.scope import Scope
 
 
@@ -25,7 +24,8 @@ class LogOptions:
         metavar="TRACKER",
         help="Record there: mlflow:EXPERIMENT[/RUN], wandb:DIR or tensorboard:DIR.",
     )
-    scope: Mapping[str, Any] = group(Scope, ("exclude", "metrics"))
+    exclude: Sequence[str] = same_option(Scope, "exclude")
+    metrics: Sequence[str] = same_option(Scope, "metrics")
     jobs: int | None = jobs_option()
     json: bool = json_option()
     quiet: bool = quiet_option()
@@ -42,7 +42,14 @@ def log(options: LogOptions) -> int:
     if options.to is None:
         raise UsageError(f"--to says where: {TARGETS}")
     with progress("verifying", 0) as advance:
-        logged = record(options.paths, options.to, **options.scope, jobs=options.jobs, advance=advance)
+        logged = record(
+            options.paths,
+            options.to,
+            exclude=options.exclude,
+            metrics=options.metrics,
+            jobs=options.jobs,
+            advance=advance,
+        )
     for warning in logged.warnings:
         say_warning(warning)
     for path, reason in logged.errors.items():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import MISSING, fields
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -97,9 +97,9 @@ class Command(click.Command):
     def _held_paths(self, record: Any) -> Iterator[str]:
         """Yield the paths whose directories the command keeps open: what it changes, and its outputs."""
         values: dict[str, Any] = {}
-        for one in fields(record):
-            value = getattr(record, one.name)
-            values |= value if "group" in one.metadata else {one.name: value}
+        for name, row in self.rows.items():
+            holder = record if row.group is None else getattr(record, row.group)
+            values[name] = holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name)
         changes = self._changes if isinstance(self._changes, bool) else any(map(values.get, self._changes))
         for name, row in self.rows.items():
             is_held = row.is_output or (changes and not row.flags)

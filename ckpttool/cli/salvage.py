@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ckpttool.cli.convert import target_argument
 from ckpttool.cli.options import json_option, quiet_option
 from ckpttool.cli.output import has_colour, print_json, say_error, say_warning
 from ckpttool.cli.progress import progress
 from ckpttool.core.errors import UsageError
-from ckpttool.core.options import argument, group, jobs_option
+from ckpttool.core.options import argument, group
 from ckpttool.core.urls import is_remote
 from ckpttool.ops.conversion import ConvertOptions
 
-_WRITING = ("to", "only", "dtype", "shard_size", "dry_run", "force", "strict")
+_WRITING = ("to", "only", "dtype", "shard_size", "dry_run", "force", "strict", "jobs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +23,7 @@ class SalvageOptions:
 
     source: str = argument("SRC", "The truncated or damaged checkpoint.")
     target: str = target_argument()
-    writing: Mapping[str, Any] = group(ConvertOptions, _WRITING)
-    jobs: int | None = jobs_option()
+    writing: ConvertOptions = group(ConvertOptions, _WRITING, is_record=True)
     json: bool = json_option()
     quiet: bool = quiet_option()
 
@@ -41,9 +38,8 @@ def salvage(options: SalvageOptions) -> int:
     target = options.target
     if is_remote(target):
         raise UsageError(f"{target}: salvage writes to a disk (ckpttool copy brings the result to a store)")
-    how = ConvertOptions(**options.writing, jobs=options.jobs)
     with progress("reading", 0) as advance:
-        done = carry_out(options.source, target, how, advance=advance)
+        done = carry_out(options.source, target, options.writing, advance=advance)
     for failure in done.converted.mismatches:
         say_error(f"{target}: {failure} (nothing was written)")
     for warning in done.converted.warnings:

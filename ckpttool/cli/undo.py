@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ckpttool.cli.options import directory_argument, dry_run_option, json_option, quiet_option
 from ckpttool.cli.output import has_colour, print_json, say, say_error, say_warning, terminal_width
 from ckpttool.cli.paths import directory_name
-from ckpttool.core.options import group
+from ckpttool.core.options import same_option
 from ckpttool.runs.scope import Scope
 
 
@@ -19,7 +17,7 @@ class UndoOptions:
     """The options of ``undo``."""
 
     directory: str = directory_argument()
-    scope: Mapping[str, Any] = group(Scope, ("recursive",))
+    recursive: bool = same_option(Scope, "recursive")
     dry_run: bool = dry_run_option("Show what would be restored; change nothing.")
     json: bool = json_option()
     quiet: bool = quiet_option()
@@ -32,7 +30,7 @@ def undo(options: UndoOptions) -> int:
     """
     from ckpttool.runs.undo import undo as take_back
 
-    done = take_back(options.directory, **options.scope, dry_run=options.dry_run)
+    done = take_back(options.directory, recursive=options.recursive, dry_run=options.dry_run)
     for warning in done.warnings if not options.quiet else ():
         say_warning(warning)
     for problem in done.problems:

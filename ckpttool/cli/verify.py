@@ -13,7 +13,15 @@ from ckpttool.cli import predict_options as predicting
 from ckpttool.cli.options import json_option, quiet_option, strict_option, verbose_option
 from ckpttool.cli.output import COULD_NOT, has_colour, say, say_error, say_warning
 from ckpttool.cli.reports import Reports, write_reports
-from ckpttool.core.options import CHECK_PANEL, SELECTION_PANEL, argument, group, jobs_option, option
+from ckpttool.core.options import (
+    CHECK_PANEL,
+    SELECTION_PANEL,
+    argument,
+    group,
+    jobs_option,
+    option,
+    same_option,
+)
 from ckpttool.ops.workload import Workload
 from ckpttool.predict.request import PredictionRequest
 from ckpttool.runs.scope import Scope
@@ -60,16 +68,17 @@ class VerifyCommand:
     force: bool = _check("--force", help="Replace an existing manifest or recording.", default=False)
     predict: bool = predicting.predict_option()
     prediction: Mapping[str, Any] = group(PredictionRequest)
-    reports: Mapping[str, Any] = group(Reports)
+    reports: Reports = group(Reports, is_record=True)
     config: str | None = option(
         "--config",
         metavar="FILE",
         help="Read the rules from this file; auto: from the one nearest to PATH.",
         panel=SELECTION_PANEL,
     )
-    scope: Mapping[str, Any] = group(Scope, ("exclude", "max_depth"))
+    exclude: Sequence[str] = same_option(Scope, "exclude")
+    max_depth: int | None = same_option(Scope, "max_depth")
     jobs: int | None = jobs_option()
-    workload: Mapping[str, Any] = group(Workload)
+    workload: Workload = group(Workload, is_record=True)
     merge: bool = option(
         "--merge",
         help="Combine the JSON documents of all parts, which PATHs name, into the result of one run.",
@@ -95,12 +104,13 @@ def verify(command: VerifyCommand) -> int:
     from ckpttool.cli.verdicts import VerifyOptions, verify_all_with
     from ckpttool.core.errors import UsageError
 
-    work, wanted = Workload(**command.workload), Reports(**command.reports)
+    work, wanted = command.workload, command.reports
     if wanted.takes_stdout and command.json:
         raise UsageError("--json and a report on stdout (-): give one of them")
     if command.merge:
-        others = (getattr(command, one.name) for one in fields(command) if one.name not in _WITH_MERGE)
-        if not command.paths or any(others):
+        plain = VerifyCommand(reports=wanted, workload=Workload())
+        others = (one.name for one in fields(command) if one.name not in _WITH_MERGE)
+        if not command.paths or any(getattr(command, name) != getattr(plain, name) for name in others):
             raise UsageError(
                 "--merge takes the JSON documents of --part, and only options of output and reports"
             )
@@ -133,8 +143,8 @@ def verify(command: VerifyCommand) -> int:
         against=command.against,
         strict=command.strict or (settings is not None and settings.strict),
         jobs=command.jobs,
-        exclude=[*command.scope.get("exclude", ()), *(settings.exclude if settings else ())],
-        max_depth=command.scope.get("max_depth"),
+        exclude=[*command.exclude, *(settings.exclude if settings else ())],
+        max_depth=command.max_depth,
         predict=predict,
         prediction_options=prediction_options,
         config=settings,
@@ -201,7 +211,7 @@ def _show_merged(shown: VerifyCommand, wanted: Reports) -> int:
     check_targets(_report_files(wanted), shown.paths)
     documents = read_parts(shown.paths)
     if documents[0].schema == LIST_SCHEMA:
-        return _show_merged_list(documents, shown, has_reports=bool(shown.reports))
+        return _show_merged_list(documents, shown, has_reports=wanted != Reports())
     outcome = merge_verdicts(documents)
     for failure in outcome.failures:
         say_error(str(failure))

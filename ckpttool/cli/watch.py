@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from ckpttool.cli.output import print_json, say, say_error, say_warning
 from ckpttool.core.amounts import seconds
 from ckpttool.core.documents import document_of
 from ckpttool.core.errors import UsageError
-from ckpttool.core.options import EXECUTION_PANEL, SELECTION_PANEL, argument, group, jobs_option, option
+from ckpttool.core.options import EXECUTION_PANEL, SELECTION_PANEL, argument, jobs_option, option, same_option
 from ckpttool.core.printable import printable
 from ckpttool.io import fs
 from ckpttool.runs.scope import Scope
@@ -49,7 +49,8 @@ class WatchOptions:
     once: bool = option(
         "--once", help="Do what is to be done now, and end.", panel=EXECUTION_PANEL, default=False
     )
-    scope: Mapping[str, Any] = group(Scope, ("exclude", "max_depth"))
+    exclude: Sequence[str] = same_option(Scope, "exclude")
+    max_depth: int | None = same_option(Scope, "max_depth")
     jobs: int | None = jobs_option()
     json: bool = json_option("Print a line of JSON for each event.")
     quiet: bool = quiet_option("Print only what fails.")
@@ -66,8 +67,8 @@ def watch(options: WatchOptions) -> int:
     from ckpttool.runs.watching import DirectoryWatch
     from ckpttool.runs.watching import watch as watch_all
 
-    scope, jobs, quiet = options.scope, options.jobs, options.quiet
-    settings = watch_settings(options.directories, options.config, scope.get("exclude", ()), jobs)
+    jobs, quiet = options.jobs, options.quiet
+    settings = watch_settings(options.directories, options.config, options.exclude, jobs)
     places = list({fs.realpath(one): one for one in settings.directories}.values())
     if remote := next(filter(fs.is_remote, places), None):
         raise UsageError(f"{remote}: only directories of this machine can be watched")
@@ -78,7 +79,7 @@ def watch(options: WatchOptions) -> int:
         watches = [
             stack.enter_context(
                 DirectoryWatch(
-                    _request(one, settings, scope.get("max_depth"), jobs),
+                    _request(one, settings, options.max_depth, jobs),
                     lines.print,
                     is_ending=is_ending,
                 )
