@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.cli.output import say_error, say_warning
@@ -24,7 +24,8 @@ from ckpttool.transaction.pending_journals import current_unit
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from ckpttool.cli.verify_config import PredictionSettings, VerifyConfig
+    from ckpttool.cli.verify import VerifyCommand
+    from ckpttool.cli.verify_config import PredictionSettings
     from ckpttool.formats.globs import Globs
     from ckpttool.io.work import Progress
     from ckpttool.ops.manifest_seal import SealResult
@@ -46,39 +47,6 @@ MISTAKES = frozenset(
 SECONDS_A_DAY = 86_400
 _TRIES = 3
 """So often a directory is searched again for what was renamed meanwhile."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyOptions:
-    """What was asked for.
-
-    Attributes:
-        checks: The names of the checks to run, without those of a prediction.
-        against: Where a copy of the one path is, with which each checkpoint in it is compared.
-        predict: Whether a prediction was asked for on the command line.
-        prediction_options: Attributes of a prediction's ``PredictionRequest`` that were given there.
-        config: The configuration that applies.
-        seal: Whether manifests are written.
-        force: Whether they replace those that say something else.
-        part: Which of the checkpoints are verified, if other processes verify the others.
-        sample: How much is read in full, if not all.
-        executor: Verifies the checkpoints instead of this process.
-    """
-
-    checks: tuple[str, ...]
-    against: str | None = None
-    strict: bool = False
-    jobs: int | None = None
-    exclude: Sequence[str] = ()
-    max_depth: int | None = None
-    predict: bool = False
-    prediction_options: Mapping[str, Any] = field(default_factory=dict)
-    config: VerifyConfig | None = None
-    seal: bool = False
-    force: bool = False
-    part: Part | None = None
-    sample: Sample | None = None
-    executor: Executor | None = None
 
 
 @dataclass(slots=True)
@@ -143,43 +111,50 @@ class VerifyOutcome:
         return {**begin, **whole, **document}
 
 
-def verify_all_with(address: str | None, paths: Sequence[str], options: VerifyOptions) -> VerifyOutcome:
+def verify_all_with(address: str | None, paths: Sequence[str], command: VerifyCommand) -> VerifyOutcome:
     """Return the verdicts on all checkpoints at some paths, of the executor at an address if there is one."""
     if address is None:
-        return verify_all(paths, options)
+        return verify_all(paths, command)
     from ckpttool.io.executors import executor_at
 
     with executor_at(address) as executor:
-        return verify_all(paths, replace(options, executor=executor))
+        return verify_all(paths, command, executor)
 
 
-def verify_all(paths: Sequence[str], options: VerifyOptions) -> VerifyOutcome:
-    """Return the verdicts on all checkpoints at some paths; what in a directory can't be read is invalid."""
-    outcome = VerifyOutcome(strict=options.strict)
+def verify_all(
+    paths: Sequence[str], command: VerifyCommand, executor: Executor | None = None
+) -> VerifyOutcome:
+    """Return the verdicts on all checkpoints at some paths; what in a directory can't be read is invalid.
+
+    Args:
+        command: What is asked, with what a configuration adds.
+        executor: Verifies the checkpoints instead of this process.
+    """
+    outcome = VerifyOutcome(strict=command.strict)
     searched: list[Globs] = []
     lines = ProgressLines()
-    targets = [target for path in paths for target in _find_targets(path, options, outcome, searched, lines)]
+    targets = [target for path in paths for target in _find_targets(path, command, outcome, searched, lines)]
     unmatched = [globs.unmatched("--exclude") for globs in searched]
     first = unmatched[0] if unmatched else []
     outcome.warnings = tuple(warning for warning in first if all(warning in others for others in unmatched))
-    _require_prediction(targets, options)
+    _require_prediction(targets, command)
     known = {target.path for target in targets}
-    if options.part is not None:
-        outcome.share, targets = _take_part(options.part, targets, options)
+    if command.workload.part is not None:
+        outcome.share, targets = _take_part(command.workload.part, targets, command)
     has_work = bool(targets)
-    if options.sample is not None:
-        targets = _leave_out(targets, options.sample)
+    if command.workload.sample is not None:
+        targets = _leave_out(targets, command.workload.sample)
         outcome.read_in_full = 0
     for _ in range(_TRIES):
-        with lines.of_all(_work_of(target, options) for target in targets) as progress:
-            has_gone = _verify_each(targets, options, outcome, progress)
+        with lines.of_all(_work_of(target, command) for target in targets) as progress:
+            has_gone = _verify_each(targets, command, executor, outcome, progress)
         if not has_gone:
             break
         again = (
             target
             for path in paths
             if fs.isdir(path)
-            for target in _find_targets(path, options, outcome, [], lines)
+            for target in _find_targets(path, command, outcome, [], lines)
         )
         targets = [target for target in again if target.path not in known]
         known.update(target.path for target in targets)
@@ -209,7 +184,7 @@ class Share(NamedTuple):
 
 
 def _take_part(
-    part: Part, targets: Sequence[_VerifyTarget], options: VerifyOptions
+    part: Part, targets: Sequence[_VerifyTarget], command: VerifyCommand
 ) -> tuple[Share, list[_VerifyTarget]]:
     """Return the share that a part is, and the targets in it."""
     from ckpttool.ops.workload import digest_of_work, split
@@ -222,8 +197,8 @@ def _take_part(
     for position, one in enumerate(targets):
         if numbers[one.path] == part.number:
             positions.setdefault(one.path, []).append(position)
-    others = (options.strict, options.sample, options.seal, options.against)
-    asked = (*options.checks, *map(str, others))
+    others = (command.strict, command.workload.sample, command.write_manifest, command.against)
+    asked = (*command.checks, *map(str, others))
     share = Share(part, len(targets), digest_of_work(sizes, asked), positions)
     return share, [one for one in targets if numbers[one.path] == part.number]
 
@@ -243,16 +218,16 @@ def _leave_out(targets: Sequence[_VerifyTarget], sample: Sample) -> list[_Verify
     return [one._replace(is_sampled_out=one.path not in chosen) for one in targets]
 
 
-def _work_of(target: _VerifyTarget, options: VerifyOptions) -> int:
+def _work_of(target: _VerifyTarget, command: VerifyCommand) -> int:
     """Return how many bytes are read of a checkpoint: once for each of the passes."""
     if isinstance(target.unit, CheckpointError) or target.is_sampled_out:
         return 0
     passes = 1
-    if options.seal:
+    if command.write_manifest:
         passes += 2  # of its files, and of its tensors
-    if OPTIONAL in options.checks and not options.force and _has_digests(target.unit):
+    if OPTIONAL in command.checks and not command.force and _has_digests(target.unit):
         passes += 1
-    if "values" in options.checks:
+    if "values" in command.checks:
         from ckpttool.ops.weight_copies import weight_copies
 
         passes += 2 * sum(1 for _ in weight_copies(target.unit.files()))  # of both sides
@@ -267,12 +242,16 @@ def _has_digests(unit: Unit) -> bool:
 
 
 def _verify_each(
-    targets: Sequence[_VerifyTarget], options: VerifyOptions, outcome: VerifyOutcome, progress: Progress
+    targets: Sequence[_VerifyTarget],
+    command: VerifyCommand,
+    executor: Executor | None,
+    outcome: VerifyOutcome,
+    progress: Progress,
 ) -> bool:
     """Add the verdicts on some checkpoints; tell whether one has gone, perhaps to another name."""
     has_gone = False
-    tasks = [_task_of(one, one.unit, options) for one in targets if not isinstance(one.unit, CheckpointError)]
-    with closing(verify_tasks(tasks, options.executor, progress)) as results:
+    tasks = [_task_of(one, one.unit, command) for one in targets if not isinstance(one.unit, CheckpointError)]
+    with closing(verify_tasks(tasks, executor, progress)) as results:
         for target in targets:
             unit = target.unit if isinstance(target.unit, Unit) else None
             result = (
@@ -282,7 +261,7 @@ def _verify_each(
             # That a store doesn't answer says nothing of what it holds.
             is_no_verdict = result.is_lost or target.is_named or fs.is_remote(target.path)
             if result.verification is not None:
-                _add_verdict(target, result.verification, result, options, outcome)
+                _add_verdict(target, result.verification, result, command, outcome)
             elif error is not None and (
                 is_no_verdict or (target.is_predicted and isinstance(error, MissingPackage))
             ):
@@ -295,19 +274,19 @@ def _verify_each(
     return has_gone
 
 
-def _task_of(target: _VerifyTarget, unit: Unit, options: VerifyOptions) -> VerifyTask:
+def _task_of(target: _VerifyTarget, unit: Unit, command: VerifyCommand) -> VerifyTask:
     settings = target.settings
     return VerifyTask(
         unit=unit,
-        only=options.checks,
-        strict=options.strict,
-        jobs=options.jobs,
+        only=command.checks,
+        strict=command.strict,
+        jobs=command.jobs,
         prediction=settings.request if settings else None,
         ignores=tuple(settings.ignores) if settings else (),
         is_named=target.is_named,
         is_sampled_out=target.is_sampled_out,
-        seal=options.seal,
-        force=options.force,
+        seal=command.write_manifest,
+        force=command.force,
         against=target.copy,
     )
 
@@ -333,18 +312,18 @@ class _VerifyTarget(NamedTuple):
         return self.settings is not None and self.settings.request is not None
 
 
-def _require_prediction(targets: Sequence[_VerifyTarget], options: VerifyOptions) -> None:
+def _require_prediction(targets: Sequence[_VerifyTarget], command: VerifyCommand) -> None:
     """Require that somebody is there to make the prediction that options ask for."""
-    if options.prediction_options.get("record") and len(targets) > 1:
+    if command.prediction.get("record") and len(targets) > 1:
         raise UsageError(f"--record takes one checkpoint, and there are {len(targets):,}")
-    is_asked = options.predict or any(one.settings and one.settings.request for one in targets)
-    if options.prediction_options and targets and not is_asked:
-        flag = flag_of(next(iter(options.prediction_options)))
+    is_asked = command.predict or any(one.settings and one.settings.request for one in targets)
+    if command.prediction and targets and not is_asked:
+        flag = flag_of(next(iter(command.prediction)))
         raise UsageError(f"{flag}: no rule asks for a prediction (--predict does)")
 
 
 def _find_targets(
-    path: str, options: VerifyOptions, outcome: VerifyOutcome, searched: list[Globs], progress: Progress
+    path: str, command: VerifyCommand, outcome: VerifyOutcome, searched: list[Globs], progress: Progress
 ) -> Iterator[_VerifyTarget]:
     from ckpttool.formats.discovery import Walk, discover
     from ckpttool.formats.globs import Globs
@@ -352,10 +331,10 @@ def _find_targets(
     from ckpttool.transaction.paths import shown
 
     errors: list[CheckpointError] = []
-    globs = Globs(options.exclude, path)
+    globs = Globs(command.exclude, path)
     unread: dict[str, str] = {}
     walk = Walk(
-        exclude=globs, max_depth=options.max_depth, on_error=errors.append, on_unread=unread.__setitem__
+        exclude=globs, max_depth=command.max_depth, on_error=errors.append, on_unread=unread.__setitem__
     )
     try:
         found = []
@@ -374,8 +353,8 @@ def _find_targets(
         return
     for unit in units:
         is_named = unit.path == path
-        settings = _settings_of(unit.path, options)
-        copy = _copy_of(unit.path, path, options.against)
+        settings = _settings_of(unit.path, command)
+        copy = _copy_of(unit.path, path, command.against)
         shown_unit = unit if is_named else unit._replace(path=shown(unit.path))
         yield _VerifyTarget(shown_unit, settings, is_named, copy=copy)
     for one in errors:
@@ -407,16 +386,16 @@ def _drop_interrupted(path: str, units: list[Unit]) -> list[Unit]:
     return list(unaffected.whole)
 
 
-def _settings_of(path: str, options: VerifyOptions) -> PredictionSettings | None:
+def _settings_of(path: str, command: VerifyCommand) -> PredictionSettings | None:
     """Return what is asked of a checkpoint besides the usual checks."""
-    if options.config is None and not options.predict:
+    if command.settings is None and not command.predict:
         return None
     from ckpttool.cli.verify_config import PredictionSettings, settings_for
     from ckpttool.predict.request import PredictionRequest
 
-    if options.config is None:
-        return PredictionSettings(PredictionRequest(**options.prediction_options), (), ())
-    return settings_for(options.config, path, predict=options.predict, given=options.prediction_options)
+    if command.settings is None:
+        return PredictionSettings(PredictionRequest(**command.prediction), (), ())
+    return settings_for(command.settings, path, predict=command.predict, given=command.prediction)
 
 
 def _fail(error: CheckpointError, outcome: VerifyOutcome) -> None:
@@ -428,7 +407,7 @@ def _add_verdict(
     target: _VerifyTarget,
     verification: Verification,
     result: TaskResult,
-    options: VerifyOptions,
+    command: VerifyCommand,
     outcome: VerifyOutcome,
 ) -> None:
     """Add the verdict on a checkpoint, with what the configuration ignores marked."""
@@ -447,7 +426,7 @@ def _add_verdict(
 
             for sentence in refusals(verification, target.settings.ignores):
                 say_error(sentence)
-            verification = apply_ignores(verification, target.settings.ignores, strict=options.strict)
+            verification = apply_ignores(verification, target.settings.ignores, strict=command.strict)
     outcome.verifications.append(verification)
     if outcome.read_in_full is not None and not target.is_sampled_out and verification.is_valid:
         _record_read(target.unit, outcome)

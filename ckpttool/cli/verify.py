@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -42,7 +42,12 @@ _AUTO = "auto"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyCommand:
-    """The options of ``verify``."""
+    """The options of ``verify``.
+
+    Attributes:
+        checks: Names of the checks to run, without those of a prediction.
+        settings: The configuration that applies, a ``VerifyConfig``; None if none does.
+    """
 
     paths: Sequence[str] = argument(
         "[PATH...]",
@@ -88,6 +93,8 @@ class VerifyCommand:
     json: bool = json_option()
     quiet: bool = quiet_option("Print problems only.")
     verbose: bool = verbose_option("Show every check of each checkpoint.")
+    checks: tuple[str, ...] = ()
+    settings: Any = None
 
 
 _WITH_MERGE = frozenset({"paths", "strict", "reports", "merge", "json", "quiet", "verbose"})
@@ -101,7 +108,7 @@ def verify(command: VerifyCommand) -> int:
     manifest, if there is one. A directory means all checkpoints in it.
     """
     from ckpttool.cli.reports import check_targets, files_read
-    from ckpttool.cli.verdicts import VerifyOptions, verify_all_with
+    from ckpttool.cli.verdicts import verify_all_with
     from ckpttool.core.errors import UsageError
 
     work, wanted = command.workload, command.reports
@@ -138,22 +145,15 @@ def verify(command: VerifyCommand) -> int:
         files_read(places, prediction_options),
         force=command.force,
     )
-    options = VerifyOptions(
+    command = replace(
+        command,
         checks=checks,
-        against=command.against,
+        settings=settings,
         strict=command.strict or (settings is not None and settings.strict),
-        jobs=command.jobs,
         exclude=[*command.exclude, *(settings.exclude if settings else ())],
-        max_depth=command.max_depth,
         predict=predict,
-        prediction_options=prediction_options,
-        config=settings,
-        seal=command.write_manifest,
-        force=command.force,
-        part=work.part,
-        sample=work.sample,
     )
-    outcome = verify_all_with(work.executor, places, options)
+    outcome = verify_all_with(work.executor, places, command)
     if settings is not None and not command.paths and is_complete and not outcome.failures:
         _warn_unused_rules(settings, outcome)
     for path, sealed in outcome.sealed.items():
