@@ -66,6 +66,11 @@ class PruneCommand:
     quiet: bool = quiet_option()
     verbose: bool = verbose_option()
 
+    @property
+    def is_dry(self) -> bool:
+        """Tell whether nothing is changed."""
+        return self.dry_run or self.check
+
 
 def prune(command: PruneCommand) -> int:
     """Remove old checkpoints, series by series; what is kept is verified first.
@@ -74,14 +79,14 @@ def prune(command: PruneCommand) -> int:
     is always kept, and so is what a link, a pointer or a pin names.
     """
     from ckpttool.cli.consent import Consent
-    from ckpttool.cli.prune_actions import OutputOptions, empty_trashes, explain_checkpoint, prune_directories
+    from ckpttool.cli.prune_actions import empty_trashes, explain_checkpoint, prune_directories
     from ckpttool.cli.prune_options import read_prune_options
 
-    is_dry, explain = command.dry_run or command.check, command.explain
+    explain = command.explain
     own = {
         name: getattr(command, name) for name in ("trash", "empty_trash", "jobs", "explain", "require_copy")
     }
-    own["yes"] = command.yes or is_dry or explain is not None  # then nobody is asked
+    own["yes"] = command.yes or command.is_dry or explain is not None  # then nobody is asked
     given = {
         **command.rules,
         **command.request,
@@ -95,16 +100,7 @@ def prune(command: PruneCommand) -> int:
     )
     if not command.quiet and "metric" in command.rules:
         say_inferred_mode(command.rules["metric"], command.rules.get("mode"))
-    output = OutputOptions(
-        consent=Consent(is_given=options.yes),
-        dry_run=is_dry,
-        check=command.check,
-        json=command.json,
-        quiet=command.quiet,
-        verbose=command.verbose,
-    )
-    if command.empty_trash:
-        return empty_trashes(options, output)
-    if explain is not None:
-        return explain_checkpoint(options, explain, output)
-    return prune_directories(options, output)
+    if explain is not None and not command.empty_trash:
+        return explain_checkpoint(options, explain, command)
+    carry_out = empty_trashes if command.empty_trash else prune_directories
+    return carry_out(options, command, Consent(is_given=options.yes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ckpttool.cli.consent import Consent
@@ -28,6 +28,7 @@ from ckpttool.io import fs
 from ckpttool.runs.reasons import Code, code_of, true_of_all
 
 if TYPE_CHECKING:
+    from ckpttool.cli.prune import PruneCommand
     from ckpttool.cli.prune_options import PruneOptions
     from ckpttool.runs.members.entry import Entry
     from ckpttool.runs.pruning.planning import PrunePlan
@@ -38,29 +39,10 @@ if TYPE_CHECKING:
     from ckpttool.transaction.trash import EmptiedTrash
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputOptions:
-    """Whether anything is changed, who agrees to it, and what is printed.
-
-    Attributes:
-        consent: Asks before something is changed.
-        dry_run: Whether nothing is changed.
-        check: Whether something that would be removed makes the exit status 1.
-        json, quiet, verbose: What is printed.
-    """
-
-    consent: Consent
-    dry_run: bool = False
-    check: bool = False
-    json: bool = False
-    quiet: bool = False
-    verbose: bool = False
-
-
 # Prune directories ----------------------------------------------------------------------------------
 
 
-def prune_directories(options: PruneOptions, output: OutputOptions) -> int:
+def prune_directories(options: PruneOptions, command: PruneCommand, consent: Consent) -> int:
     """Prune all directories, each for itself, and return the exit status: the worst of theirs.
 
     An error in the only directory is raised; in one of several it is printed, and the others are pruned.
@@ -68,15 +50,15 @@ def prune_directories(options: PruneOptions, output: OutputOptions) -> int:
     from ckpttool.transaction.journal import new_identity
 
     requests = options.requests()
-    _say_unread(options, output)
+    _say_unread(options, command)
     if problems := unmatched_rules(options, requests):
-        return _report_wrong_rules(options, problems, output)
+        return _report_wrong_rules(options, problems, command)
     trash = new_identity() if options.trash else None
     outcomes: list[Pruned] = []
     failures = 0
     for request in requests:
         try:
-            outcome = _prune_directory(request, trash, output)
+            outcome = _prune_directory(request, trash, command, consent)
         except (CheckpointError, UsageError) as failure:
             if len(requests) == 1:
                 raise
@@ -84,31 +66,33 @@ def prune_directories(options: PruneOptions, output: OutputOptions) -> int:
             say_error(with_directory(failure, request.directory))
             continue
         except KeyboardInterrupt:
-            _print(_without_duplicates(outcomes), output, sys.stderr)
+            _print(_without_duplicates(outcomes), command, consent, sys.stderr)
             raise
-        outcomes.append(outcome if outcome.plan.groups else _without_checkpoints(outcome, request, output))
-    return _report(outcomes, output, failed=bool(failures))
+        outcomes.append(outcome if outcome.plan.groups else _without_checkpoints(outcome, request, command))
+    return _report(outcomes, command, consent, failed=bool(failures))
 
 
-def _prune_directory(request: PruneRequest, trash: str | None, output: OutputOptions) -> Pruned:
+def _prune_directory(
+    request: PruneRequest, trash: str | None, command: PruneCommand, consent: Consent
+) -> Pruned:
     from ckpttool.runs.pruning.prune import prune
 
     def confirm(planned: PrunePlan) -> bool | None:
         from ckpttool.cli.render.text_changes import question
 
-        _print_plan(planned, output)
+        _print_plan(planned, command, consent)
         for_good = any(code_of(warning) is Code.FOR_GOOD for warning in planned.warnings)
-        return output.consent.answer_to(question(planned.plan, trash=trash is not None, for_good=for_good))
+        return consent.answer_to(question(planned.plan, trash=trash is not None, for_good=for_good))
 
     outcome = prune(
-        request, dry_run=output.dry_run, confirm=confirm, progress=ProgressLines(), trash=trash or False
+        request, dry_run=command.is_dry, confirm=confirm, progress=ProgressLines(), trash=trash or False
     )
     if outcome.declined:
         return _keep_all(outcome)
-    return _preview_trash(outcome) if output.dry_run and trash is not None else outcome
+    return _preview_trash(outcome) if command.is_dry and trash is not None else outcome
 
 
-def _without_checkpoints(outcome: Pruned, request: PruneRequest, output: OutputOptions) -> Pruned:
+def _without_checkpoints(outcome: Pruned, request: PruneRequest, command: PruneCommand) -> Pruned:
     """Return the outcome of a directory without a checkpoint: a problem if some lie below."""
     from ckpttool.runs.surveying.survey import NOTHING, nothing_in
     from ckpttool.transaction.paths import Problem
@@ -116,7 +100,7 @@ def _without_checkpoints(outcome: Pruned, request: PruneRequest, output: OutputO
     message = nothing_in(request.directory, recursive=request.recursive)
     if message != NOTHING:
         return replace(outcome, problems=(*outcome.problems, Problem(request.directory, message)))
-    if not (output.quiet or output.json):
+    if not (command.quiet or command.json):
         say(f"{directory_name(request.directory)}: {message}")
     return outcome
 
@@ -142,23 +126,23 @@ def _preview_trash(preview: Pruned) -> Pruned:
     return replace(preview, trash="", trashed_bytes=preview.freed_bytes, freed_bytes=0)
 
 
-def _say_unread(options: PruneOptions, output: OutputOptions) -> None:
+def _say_unread(options: PruneOptions, command: PruneCommand) -> None:
     """Say which configuration is not read, and why."""
-    if options.unread_config is not None and not output.quiet:
+    if options.unread_config is not None and not command.quiet:
         why = "since a directory or a rule was given (--config reads it)"
         say(f"{printable(options.unread_config)} is not read, {why}")
 
 
-def _report_wrong_rules(options: PruneOptions, problems: Sequence[Problem], output: OutputOptions) -> int:
+def _report_wrong_rules(options: PruneOptions, problems: Sequence[Problem], command: PruneCommand) -> int:
     """Print what is wrong with the rules and return the exit status; nothing is removed."""
     from ckpttool.runs.pruning.prune import Pruned
     from ckpttool.runs.retention.plan import RetentionPlan
     from ckpttool.runs.retention.policies import Policies
 
     plan = RetentionPlan(options.policies or Policies(), ())
-    outcome = Pruned(plan, 0, dry_run=output.dry_run, problems=tuple(problems))
-    _say(outcome, quiet=output.quiet)
-    if output.json:
+    outcome = Pruned(plan, 0, dry_run=command.is_dry, problems=tuple(problems))
+    _say(outcome, quiet=command.quiet)
+    if command.json:
         print_json(outcome.document())
     return 1
 
@@ -223,65 +207,65 @@ def _real_path(entry: Entry, real: Mapping[str, str]) -> str:
 # Print plans and outcomes ---------------------------------------------------------------------------
 
 
-def _report(outcomes: Sequence[Pruned], output: OutputOptions, *, failed: bool) -> int:
+def _report(outcomes: Sequence[Pruned], command: PruneCommand, consent: Consent, *, failed: bool) -> int:
     """Print the outcome and return the exit status; stdout stays empty if a directory failed as a whole."""
     if not outcomes:
         return COULD_NOT
     outcomes = _without_duplicates(outcomes)
     outcome = _combined(outcomes)
-    _say(outcome, quiet=output.quiet)
+    _say(outcome, quiet=command.quiet)
     if failed:
-        _print(outcomes, output, sys.stderr)
+        _print(outcomes, command, consent, sys.stderr)
         return COULD_NOT
-    if output.json:
+    if command.json:
         print_json(outcome.document())
     else:
-        _print(outcomes, output, sys.stdout)
-    would_go = output.check and outcome.plan.changes
+        _print(outcomes, command, consent, sys.stdout)
+    would_go = command.check and outcome.plan.changes
     return int(bool(outcome.problems) or would_go or outcome.declined)
 
 
-def _print(outcomes: Sequence[Pruned], output: OutputOptions, stream: TextIO) -> None:
+def _print(outcomes: Sequence[Pruned], command: PruneCommand, consent: Consent, stream: TextIO) -> None:
     """Print the plans that were not printed yet, and the total."""
     from ckpttool.cli.render.text_changes import total_line
 
-    groups = [group for one in outcomes for group in one.plan.groups if not _was_shown(one, output)]
-    if output.quiet or not any(one.plan.groups for one in outcomes):
+    groups = [group for one in outcomes for group in one.plan.groups if not _was_shown(one, command, consent)]
+    if command.quiet or not any(one.plan.groups for one in outcomes):
         return
     total = total_line(_combined(outcomes), colour=has_colour(stream))
-    print(*filter(None, (_text(groups, output, stream), total)), sep="\n\n", file=stream)
+    print(*filter(None, (_text(groups, command, stream), total)), sep="\n\n", file=stream)
 
 
-def _was_shown(outcome: Pruned, output: OutputOptions) -> bool:
+def _was_shown(outcome: Pruned, command: PruneCommand, consent: Consent) -> bool:
     """Tell whether a plan was printed before it was carried out: then something was to be changed."""
-    is_silent = output.json and not output.consent.asks
+    is_silent = command.json and not consent.asks
     had_changes = outcome.declined or outcome.plan.changes or bool(outcome.failed)
     return had_changes and not outcome.dry_run and not is_silent
 
 
-def _text(groups: Sequence[GroupPlan], output: OutputOptions, stream: TextIO) -> str:
+def _text(groups: Sequence[GroupPlan], command: PruneCommand, stream: TextIO) -> str:
     from ckpttool.cli.render.text_changes import plan_text
 
     columns, colour = terminal_width(stream), has_colour(stream)
-    return plan_text(groups, width=columns, colour=colour, verbose=output.verbose)
+    return plan_text(groups, width=columns, colour=colour, verbose=command.verbose)
 
 
-def _print_plan(planned: PrunePlan, output: OutputOptions) -> None:
+def _print_plan(planned: PrunePlan, command: PruneCommand, consent: Consent) -> None:
     """Print a plan before anything is removed: if we are killed, the output says what was going on."""
-    if output.consent.asks:
+    if consent.asks:
         from ckpttool.cli.render.text_changes import excess_lines
 
-        stream = sys.stderr if output.json else sys.stdout
+        stream = sys.stderr if command.json else sys.stdout
         excess = "\n".join(excess_lines(planned.plan))
         print(
-            *filter(None, (_text(planned.plan.groups, output, stream), excess)),
+            *filter(None, (_text(planned.plan.groups, command, stream), excess)),
             sep="\n\n",
             end="\n\n",
             file=stream,
             flush=True,
         )
-    elif not (output.json or output.quiet):
-        print(_text(planned.plan.groups, output, sys.stdout), end="\n\n", flush=True)
+    elif not (command.json or command.quiet):
+        print(_text(planned.plan.groups, command, sys.stdout), end="\n\n", flush=True)
 
 
 def _say(outcome: Pruned, *, quiet: bool) -> None:
@@ -301,21 +285,21 @@ def _say(outcome: Pruned, *, quiet: bool) -> None:
 # Explain one checkpoint -----------------------------------------------------------------------------
 
 
-def explain_checkpoint(options: PruneOptions, path: str, output: OutputOptions) -> int:
+def explain_checkpoint(options: PruneOptions, path: str, command: PruneCommand) -> int:
     """Print why one checkpoint is kept or removed, and return the exit status; nothing is changed."""
     from ckpttool.runs.pruning.explanation import explain
     from ckpttool.runs.pruning.planning import make_plan
     from ckpttool.runs.pruning.prune import Pruned
 
     request = _request_around(options, path)
-    _say_unread(options, output)
+    _say_unread(options, command)
     problems = unmatched_rules(options, options.requests())
     planned = make_plan(request, ProgressLines())
     explanation = explain(planned, path)
-    if output.json:
+    if command.json:
         preview = Pruned(planned.plan, planned.plan.freed_bytes, dry_run=True, problems=planned.problems)
         print_json({**preview.document(), "explained": explanation.document()})
-    elif not output.quiet:
+    elif not command.quiet:
         from ckpttool.cli.render.text_changes import explain_text
 
         print(explain_text(explanation, colour=has_colour(sys.stdout)))
@@ -352,16 +336,16 @@ def _holds_checkpoint_at(directory: str, place: str) -> bool:
 # Empty the trash ------------------------------------------------------------------------------------
 
 
-def empty_trashes(options: PruneOptions, output: OutputOptions) -> int:
+def empty_trashes(options: PruneOptions, command: PruneCommand, consent: Consent) -> int:
     """Empty the trash of all directories, and return the exit status: the worst of theirs."""
-    if not output.consent.is_given:
+    if not consent.is_given:
         preview, _ = _empty_each(options, dry_run=True)
-        if any(one.removed for one in preview) and not _agrees_to_empty(preview, output):
+        if any(one.removed for one in preview) and not _agrees_to_empty(preview, command, consent):
             return 1
-    emptied, failures = _empty_each(options, dry_run=output.dry_run)
+    emptied, failures = _empty_each(options, dry_run=command.is_dry)
     for failure in failures:
         say_error(failure)
-    return _report_emptied(emptied, output, failed=bool(failures))
+    return _report_emptied(emptied, command, failed=bool(failures))
 
 
 def _empty_each(options: PruneOptions, *, dry_run: bool) -> tuple[list[EmptiedTrash], list[str]]:
@@ -403,30 +387,30 @@ def _emptied_document(emptied: Sequence[EmptiedTrash]) -> dict[str, Any]:
     }
 
 
-def _agrees_to_empty(preview: Sequence[EmptiedTrash], output: OutputOptions) -> bool:
+def _agrees_to_empty(preview: Sequence[EmptiedTrash], command: PruneCommand, consent: Consent) -> bool:
     """Ask; whoever declines elsewhere than on a terminal is told what would have been removed."""
     from ckpttool.cli.render.text_changes import empty_question, empty_text
 
-    agrees = output.consent.to(empty_question(preview))
-    if not agrees and output.json:
+    agrees = consent.to(empty_question(preview))
+    if not agrees and command.json:
         print_json(_emptied_document(preview))
-    elif not (agrees or output.quiet or output.consent.asks):
+    elif not (agrees or command.quiet or consent.asks):
         print(empty_text(preview))
     return agrees
 
 
-def _report_emptied(emptied: Sequence[EmptiedTrash], output: OutputOptions, *, failed: bool) -> int:
+def _report_emptied(emptied: Sequence[EmptiedTrash], command: PruneCommand, *, failed: bool) -> int:
     """Print the outcome and return the exit status; stdout stays empty if a directory failed as a whole."""
     problems = [problem for one in emptied for problem in one.problems]
-    for warning in (warning for one in emptied for warning in one.warnings if not output.quiet):
+    for warning in (warning for one in emptied for warning in one.warnings if not command.quiet):
         say_warning(warning)
     for problem in problems:
         say_error(f"{problem.path}: {problem.message}")
-    if output.json and not failed:
+    if command.json and not failed:
         print_json(_emptied_document(emptied))
-    elif not output.quiet:
+    elif not command.quiet:
         from ckpttool.cli.render.text_changes import empty_text
 
         print(empty_text(emptied), file=sys.stderr if failed else sys.stdout)
-    would_go = output.check and any(one.removed for one in emptied)
+    would_go = command.check and any(one.removed for one in emptied)
     return COULD_NOT if failed else int(bool(problems) or would_go)
