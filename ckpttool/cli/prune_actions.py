@@ -28,8 +28,7 @@ from ckpttool.io import fs
 from ckpttool.runs.reasons import Code, code_of, true_of_all
 
 if TYPE_CHECKING:
-    from ckpttool.cli.prune import PruneCommand
-    from ckpttool.cli.prune_options import PruneOptions
+    from ckpttool.cli.prune_options import PruneCommand, PruneOptions
     from ckpttool.runs.members.entry import Entry
     from ckpttool.runs.pruning.planning import PrunePlan
     from ckpttool.runs.pruning.prune import Pruned

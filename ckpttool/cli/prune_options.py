@@ -9,8 +9,25 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
+from ckpttool.cli.options import (
+    dry_run_option,
+    in_output,
+    json_option,
+    quiet_option,
+    trash_option,
+    verbose_option,
+    yes_option,
+)
 from ckpttool.core.errors import CheckpointError, UsageError
-from ckpttool.core.options import options_of
+from ckpttool.core.options import (
+    EXECUTION_PANEL,
+    SELECTION_PANEL,
+    argument,
+    group,
+    jobs_option,
+    option,
+    options_of,
+)
 from ckpttool.io import fs
 from ckpttool.runs.pruning.request import PruneRequest
 from ckpttool.runs.retention.policies import Policies
@@ -37,6 +54,57 @@ _NOT_WITH_EMPTY_TRASH = (
     "group_by",
     "series",
 )
+
+
+def directory_or_paths() -> Any:
+    return argument(
+        "[DIR]", "Directory of checkpoints. [default: paths in ckpttool.toml, or .]", default=None
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneCommand:
+    """The options of ``prune``."""
+
+    directory: str | None = directory_or_paths()
+    rules: Mapping[str, Any] = group(Policy)
+    request: Mapping[str, Any] = group(PruneRequest)
+    require_copy: str | None = option(
+        "--require-copy",
+        metavar="LOCATION",
+        help="Keep what LOCATION is not proven to have, byte for byte.",
+        panel=EXECUTION_PANEL,
+    )
+    config: str | None = option(
+        "--config", metavar="FILE", help="Read paths and rules from this file.", panel=SELECTION_PANEL
+    )
+    dry_run: bool = dry_run_option("Show what would be removed; remove nothing.")
+    check: bool = option(
+        "--check",
+        help="Remove nothing; exit with 1 if something would be removed.",
+        panel=EXECUTION_PANEL,
+        default=False,
+    )
+    yes: bool = yes_option()
+    trash: bool = trash_option()
+    empty_trash: bool = option(
+        "--empty-trash",
+        help="Delete what is in the trash, and nothing else.",
+        panel=EXECUTION_PANEL,
+        default=False,
+    )
+    jobs: int | None = jobs_option()
+    explain: str | None = in_output(
+        "--explain", metavar="PATH", help="Explain why PATH is kept or removed; remove nothing."
+    )
+    json: bool = json_option()
+    quiet: bool = quiet_option()
+    verbose: bool = verbose_option()
+
+    @property
+    def is_dry(self) -> bool:
+        """Tell whether nothing is changed."""
+        return self.dry_run or self.check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

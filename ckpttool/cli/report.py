@@ -20,7 +20,7 @@ from ckpttool.cli.list import (
 from ckpttool.cli.options import Depth, Mode, in_output, mode_option, quiet_option
 from ckpttool.cli.output import say
 from ckpttool.cli.paths import directory_name, say_inferred_mode
-from ckpttool.cli.prune import directory_or_paths
+from ckpttool.cli.prune_options import directory_or_paths
 from ckpttool.core.options import OUTPUT_PANEL, group, jobs_option
 from ckpttool.runs.scope import Scope
 

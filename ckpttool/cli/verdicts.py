@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.cli.output import say_error, say_warning
-from ckpttool.cli.predict_options import flag_of
 from ckpttool.cli.progress import ProgressLines
+from ckpttool.cli.verify_options import flag_of
 from ckpttool.core.documents import messages
 from ckpttool.core.errors import CheckpointError, MissingPackage, NotFound, UsageError
 from ckpttool.formats.interface import SIDECARS, Unit
@@ -24,8 +24,8 @@ from ckpttool.transaction.pending_journals import current_unit
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from ckpttool.cli.verify import VerifyCommand
     from ckpttool.cli.verify_config import PredictionSettings
+    from ckpttool.cli.verify_options import VerifyCommand
     from ckpttool.formats.globs import Globs
     from ckpttool.io.work import Progress
     from ckpttool.ops.manifest_seal import SealResult

@@ -5,26 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, TextIO
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, TextIO
 
-from ckpttool.cli import predict_options as predicting
-from ckpttool.cli.options import json_option, quiet_option, strict_option, verbose_option
 from ckpttool.cli.output import COULD_NOT, has_colour, say, say_error, say_warning
 from ckpttool.cli.reports import Reports, write_reports
-from ckpttool.core.options import (
-    CHECK_PANEL,
-    SELECTION_PANEL,
-    argument,
-    group,
-    jobs_option,
-    option,
-    same_option,
-)
+from ckpttool.cli.verify_options import VerifyCommand, flag_of, implies_prediction
 from ckpttool.ops.workload import Workload
-from ckpttool.predict.request import PredictionRequest
-from ckpttool.runs.scope import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -35,66 +22,8 @@ if TYPE_CHECKING:
     from ckpttool.ops.manifest_seal import SealResult
 
 
-_check = partial(option, panel=CHECK_PANEL)
 _AUTO = "auto"
 """What ``--config`` takes for the configuration nearest to the paths."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyCommand:
-    """The options of ``verify``.
-
-    Attributes:
-        checks: Names of the checks to run, without those of a prediction.
-        settings: The configuration that applies, a ``VerifyConfig``; None if none does.
-    """
-
-    paths: Sequence[str] = argument(
-        "[PATH...]",
-        "Files, or directories of checkpoints. [default: paths in ckpttool.toml]",
-        default=(),
-    )
-    quick: bool = _check("--quick", help="Check only structure and safety; read no values.", default=False)
-    only: str | None = _check(
-        "--only",
-        metavar="NAME,...",
-        complete="check",
-        help="Run only these checks: structure, checksum, values, safety, manifest, load, predict.",
-    )
-    strict: bool = strict_option()
-    against: str | None = _check(
-        "--against", metavar="COPY", help="Check that every file is in this copy, too, byte for byte."
-    )
-    write_manifest: bool = _check(
-        "--write-manifest",
-        help="Write NAME.sha256 and NAME.digests.json for each valid checkpoint.",
-        default=False,
-    )
-    force: bool = _check("--force", help="Replace an existing manifest or recording.", default=False)
-    predict: bool = predicting.predict_option()
-    prediction: Mapping[str, Any] = group(PredictionRequest)
-    reports: Reports = group(Reports, is_record=True)
-    config: str | None = option(
-        "--config",
-        metavar="FILE",
-        help="Read the rules from this file; auto: from the one nearest to PATH.",
-        panel=SELECTION_PANEL,
-    )
-    exclude: Sequence[str] = same_option(Scope, "exclude")
-    max_depth: int | None = same_option(Scope, "max_depth")
-    jobs: int | None = jobs_option()
-    workload: Workload = group(Workload, is_record=True)
-    merge: bool = option(
-        "--merge",
-        help="Combine the JSON documents of all parts, which PATHs name, into the result of one run.",
-        panel=SELECTION_PANEL,
-        default=False,
-    )
-    json: bool = json_option()
-    quiet: bool = quiet_option("Print problems only.")
-    verbose: bool = verbose_option("Show every check of each checkpoint.")
-    checks: tuple[str, ...] = ()
-    settings: Any = None
 
 
 _WITH_MERGE = frozenset({"paths", "strict", "reports", "merge", "json", "quiet", "verbose"})
@@ -127,9 +56,7 @@ def verify(command: VerifyCommand) -> int:
     checks, names_prediction = _checks_to_run(command.quick, command.only)
     prediction_options = command.prediction
     predict = (
-        command.predict
-        or names_prediction
-        or (settings is None and predicting.implies_prediction(prediction_options))
+        command.predict or names_prediction or (settings is None and implies_prediction(prediction_options))
     )
     may_predict = predict or settings is not None
     is_complete = not command.quick and command.only is None
@@ -289,7 +216,7 @@ def _check_prediction_files(options: Mapping[str, object], *, may_predict: bool)
     from ckpttool.core.errors import NotFound, UsageError
 
     if options and not may_predict:
-        raise UsageError(f"{predicting.flag_of(next(iter(options)))} goes with --predict")
+        raise UsageError(f"{flag_of(next(iter(options)))} goes with --predict")
     for name in ("input", "expect", "labels"):
         path = options.get(name)
         if path is not None and not os.path.isfile(str(path)):

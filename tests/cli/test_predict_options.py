@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpttool.cli.commands import command_named
-from ckpttool.cli.predict_options import flag_of
-from ckpttool.cli.verify import VerifyCommand
+from ckpttool.cli.verify_options import VerifyCommand, flag_of
 from ckpttool.core.options import options_of
 from ckpttool.predict.request import PredictionRequest
 from tests.support.commands import Run, refusals

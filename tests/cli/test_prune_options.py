@@ -17,8 +17,7 @@ import pytest
 from ckpttool import Policy, PruneRequest
 from ckpttool.cli.commands import command_named
 from ckpttool.cli.config_keys import keys
-from ckpttool.cli.prune import PruneCommand
-from ckpttool.cli.prune_options import PruneOptions, read_prune_options
+from ckpttool.cli.prune_options import PruneCommand, PruneOptions, read_prune_options
 from ckpttool.cli.retention_config import Retention
 from tests.support.commands import Run, refusals
 from tests.support.golden import Golden

@@ -1,0 +1,113 @@
+"""The options of ``verify``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ckpttool.cli.options import json_option, quiet_option, strict_option, verbose_option
+from ckpttool.cli.reports import Reports
+from ckpttool.core.options import (
+    CHECK_PANEL,
+    PREDICTION_PANEL,
+    SELECTION_PANEL,
+    argument,
+    group,
+    jobs_option,
+    option,
+    options_of,
+    same_option,
+)
+from ckpttool.ops.workload import Workload
+from ckpttool.predict.request import PredictionRequest
+from ckpttool.runs.scope import Scope
+
+_check = partial(option, panel=CHECK_PANEL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyCommand:
+    """The options of ``verify``.
+
+    Attributes:
+        checks: Names of the checks to run, without those of a prediction.
+        settings: The configuration that applies, a ``VerifyConfig``; None if none does.
+    """
+
+    paths: Sequence[str] = argument(
+        "[PATH...]",
+        "Files, or directories of checkpoints. [default: paths in ckpttool.toml]",
+        default=(),
+    )
+    quick: bool = _check("--quick", help="Check only structure and safety; read no values.", default=False)
+    only: str | None = _check(
+        "--only",
+        metavar="NAME,...",
+        complete="check",
+        help="Run only these checks: structure, checksum, values, safety, manifest, load, predict.",
+    )
+    strict: bool = strict_option()
+    against: str | None = _check(
+        "--against", metavar="COPY", help="Check that every file is in this copy, too, byte for byte."
+    )
+    write_manifest: bool = _check(
+        "--write-manifest",
+        help="Write NAME.sha256 and NAME.digests.json for each valid checkpoint.",
+        default=False,
+    )
+    force: bool = _check("--force", help="Replace an existing manifest or recording.", default=False)
+    predict: bool = option(
+        "--predict",
+        help="Load and run each checkpoint with its framework, in a process of its own.",
+        panel=PREDICTION_PANEL,
+        default=False,
+    )
+    prediction: Mapping[str, Any] = group(PredictionRequest)
+    reports: Reports = group(Reports, is_record=True)
+    config: str | None = option(
+        "--config",
+        metavar="FILE",
+        help="Read the rules from this file; auto: from the one nearest to PATH.",
+        panel=SELECTION_PANEL,
+    )
+    exclude: Sequence[str] = same_option(Scope, "exclude")
+    max_depth: int | None = same_option(Scope, "max_depth")
+    jobs: int | None = jobs_option()
+    workload: Workload = group(Workload, is_record=True)
+    merge: bool = option(
+        "--merge",
+        help="Combine the JSON documents of all parts, which PATHs name, into the result of one run.",
+        panel=SELECTION_PANEL,
+        default=False,
+    )
+    json: bool = json_option()
+    quiet: bool = quiet_option("Print problems only.")
+    verbose: bool = verbose_option("Show every check of each checkpoint.")
+    checks: tuple[str, ...] = ()
+    settings: Any = None
+
+
+_IMPLYING = (
+    "model",
+    "optimizer",
+    "input",
+    "input_shapes",
+    "signature",
+    "record",
+    "expect",
+    "labels",
+    "resume_step",
+)
+"""Attributes that nobody gives who wants no prediction."""
+
+
+def implies_prediction(options: Mapping[str, Any]) -> bool:
+    """Tell whether what was given asks for a prediction, though ``--predict`` was not."""
+    return any(name in _IMPLYING for name in options)
+
+
+def flag_of(name: str) -> str:
+    """Return the option that gives an attribute of a ``PredictionRequest``."""
+    return options_of(PredictionRequest)[name].flags[0]
