@@ -21,7 +21,7 @@ _WORK_SECONDS, _WAIT_SECONDS = 1.0, 5.0
 _MOST_LOOKED_AT = 100
 _MOST_VALUES = 500
 _WIDEST = 76
-"""Characters of a description: Typer breaks lines that are longer than 80, which is two rows to zsh."""
+"""Characters of a description: shells show it on the row of the value."""
 _WORD = re.compile(r"\w[\w./@%+,-]*")
 """What no shell expands: zsh evaluates the values that it is given, twice."""
 

@@ -294,7 +294,7 @@ def test_what_is_imported(files: Path) -> None:
 def test_library_imports_no_command_line(files: Path) -> None:
     done = python("-c", "import ckpttool, sys; print(*sys.modules)")
     modules = set(done.stdout.split())
-    assert not {name.partition(".")[0] for name in modules} & (FRAMEWORKS | NUMERIC | {"typer", "rich"})
+    assert not {name.partition(".")[0] for name in modules} & (FRAMEWORKS | NUMERIC | {"click", "rich"})
     assert not {name for name in modules if name.startswith("ckpttool.cli")}
 
 
