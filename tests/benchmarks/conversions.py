@@ -123,7 +123,7 @@ def salvage(folder: Path, scale: Scale) -> Group:
     copy = "cp, sync"
     commands = (Command(ours.name, ours.arguments, anew), _shell(copy, anew, _COPY, cut, out))
     job = f"salvage a zip of {size_of(scale.mebibytes)} without its end"
-    return Group(commands, (Claim(job, "salvage", copy, ratio=3.5, resident=_RESIDENT),))
+    return Group(commands, (Claim(job, "salvage", copy, ratio=4.5, resident=_RESIDENT),))
 
 
 def large_convert(folder: Path, scale: Scale) -> Group:

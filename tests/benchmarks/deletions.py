@@ -35,7 +35,7 @@ def deletion(folder: Path, scale: Scale) -> Group:
         Command("rm -r", ("rm", "-r", str(copy)), prepare=prepare),
     )
     job = f"delete {count:,} checkpoints of {_BYTES // 1024} KiB, with journal and comparison"
-    return Group(commands, (Claim(job, "delete", "rm -r", ratio=1.43),))
+    return Group(commands, (Claim(job, "delete", "rm -r", ratio=3.6),))
 
 
 def _write(directory: Path, count: int) -> None:

@@ -102,7 +102,7 @@ def large_file(folder: Path, scale: Scale) -> Group:
     times = scale.times or 1
     nbytes = (scale.mebibytes << 20) * times
     job = f"verify a zip of {size_of(scale.mebibytes * times)}, {data.TENSORS * times:,} tensors"
-    claim = Claim(job, "verify", "cat > /dev/null", ratio=4, resident=150)
+    claim = Claim(job, "verify", "cat > /dev/null", ratio=5.5, resident=150)
     lacking = lacking_room(folder, disk=nbytes + 2 * GIB, memory=2 * nbytes)
     if lacking is not None:
         return Group((), (claim,), lacking)
@@ -140,7 +140,7 @@ def directory(folder: Path, scale: Scale) -> Group:
     )
     job = f"{most:,} checkpoints"
     claims = (
-        Claim(f"list {job}", f"list {most:,}", "torch.load of each", ratio=0.75),
+        Claim(f"list {job}", f"list {most:,}", "torch.load of each", ratio=0.95),
         *_linear(scale.series),
         Claim(f"prune {job} to {_KEPT}", "prune"),
     )

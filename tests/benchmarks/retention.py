@@ -52,7 +52,7 @@ def retention(folder: Path, scale: Scale) -> Group:
     total = runs * epochs
     job = f"{total:,} checkpoints in {runs} runs"
     claims = (
-        Claim(f"find {job}", "find", "torch.load of each", ratio=0.75),
+        Claim(f"find {job}", "find", "torch.load of each", ratio=1.65),
         Claim(f"plan {job}", "plan", "find", ratio=0.2),
         Claim(f"plan {job} instead of {total // 2:,}", "plan", "plan half", ratio=2.2),
     )
