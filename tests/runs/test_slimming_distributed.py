@@ -173,6 +173,25 @@ def test_metadata_that_runs_code_is_not_written_again(run_of) -> None:
     assert file_bytes(run) == before
 
 
+def _with_a_circle(metadata: Any) -> None:
+    metadata.more = []
+    metadata.more.append(metadata.more)
+
+
+def _with_items_elsewhere(metadata: Any) -> None:
+    name = next(index for index in metadata.storage_data if index.fqn.startswith("optimizer"))
+    metadata.storage_data[name].relative_path = "common.pt"
+
+
+@pytest.mark.parametrize("change", [_with_a_circle, _with_items_elsewhere])
+def test_metadata_that_pytorch_does_not_write_stay(run_of, change: Callable[[Any], None]) -> None:
+    run = run_of(_megatron)
+    _change_metadata(run / "iter_0000001", change)
+    before = file_bytes(run)
+    assert not prune(run, full=1, depth="quick").plan.slimmed
+    assert file_bytes(run) == before
+
+
 def test_weights_keep_their_type(run_of) -> None:
     run = run_of(_megatron)
     planned = prune(run, full=1, dtype="bfloat16", dry_run=True)

@@ -29,6 +29,8 @@ from ckpttool.io.work import Advance
 _BY_NAME = ("state_dict_metadata", "planner_data", "mcore_data")
 """Fields of the metadata that are dictionaries by the names of entries; the last one is Megatron's."""
 _STORED = "storage_data"
+_FIELDS = frozenset({*_BY_NAME, _STORED, "storage_meta", "version"})
+"""Other fields are not written again: they may hold anything."""
 _NUMBERED = re.compile(r"(__\d{1,9}_)(\d{1,9})\.distcp")
 _BLOCK = 1 << 20
 
@@ -44,6 +46,14 @@ class WithoutEntries(Trim):
         if self._metadata.transformed or self._metadata.safety:
             found = "items that were transformed" if self._metadata.transformed else "more than plain data"
             raise Unsupported(path, found, where=METADATA)
+        unknown = metadata_fields(os.path.join(path, METADATA)).keys() - _FIELDS
+        if unknown:
+            raise Unsupported(
+                path, f"a field that PyTorch doesn't write ({min(unknown):.60})", where=METADATA
+            )
+        files = {place.file for places in self._metadata.places.values() for place in places}
+        if others := sorted(file for file in files if not file.endswith(".distcp")):
+            raise Unsupported(path, f"items in {others[0]}, which is no .distcp file", where=METADATA)
         self.lost = frozenset(
             name
             for name, entry in self._metadata.entries.items()
