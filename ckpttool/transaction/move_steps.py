@@ -167,7 +167,11 @@ def place_successors(dirs: MoveDirs, move: Move) -> None:
 
 
 def unlink_old(dirs: MoveDirs, move: Move) -> None:
-    """Take a checkpoint's old names away, its index first. What has come to stand there since stays."""
+    """Take a checkpoint's old names away, its index first. What has come to stand there since stays.
+
+    So does a file that was written to since, where its checkpoint has successors: a trainer that saves into
+    the same directory truncates files in place, and needs them.
+    """
     _unlink_side(dirs.source, dirs.target, move, 0)
     if dirs.is_return:
         _remove_added(dirs.target, move)
@@ -265,9 +269,12 @@ def _undo_link(dirs: MoveDirs, old: str, new: str, *, is_link: bool) -> None:
 
 def _unlink_side(place: int, other_place: int, move: Move, side: int) -> None:
     """Unlink a checkpoint's old names (``side`` 0), or its new ones (1), where it has the others, too."""
+    noted = {file.path: file for file in move.contents.files} if move.successors and side == 0 else {}
     for pair in move.members:
         name, other = pair[side], pair[1 - side]
-        if not _may_be_same_name(name, other):
+        status = status_at(name, place) if name in noted else None
+        was_written_to = status is not None and not noted[name].is_of(status)
+        if not was_written_to and not _may_be_same_name(name, other):
             _unlink_other_name(place, name, other_place, other)
 
 

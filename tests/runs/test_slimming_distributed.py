@@ -20,6 +20,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
 from ckpttool import AccessDenied, open_checkpoint, prune, undo, verify
+from ckpttool.transaction import move_transaction
 from ckpttool.transaction.files import fingerprint
 from ckpttool.transaction.journal import Moves, Successor
 from ckpttool.transaction.move_transaction import apply_moves
@@ -249,6 +250,22 @@ def test_on_a_full_disk_nothing_is_lost(run_of, monkeypatch: pytest.MonkeyPatch)
         else:
             assert "not slimmed" in done.problems[0].message
     assert file_bytes(run) == before
+
+
+def test_a_data_file_that_a_trainer_writes_anew_keeps_its_name(
+    run_of, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(_megatron)
+    place = move_transaction.place_successors
+
+    def place_and_save(*arguments: Any) -> None:
+        place(*arguments)
+        _megatron(run / "iter_0000001", 7)
+
+    monkeypatch.setattr(move_transaction, "place_successors", place_and_save)
+    prune(run, full=1, trash=True)
+    torch.manual_seed(7)
+    assert torch.equal(_loaded(run / "iter_0000001")[WEIGHTS[0]], torch.randn(16, 16))
 
 
 def test_undo_leaves_a_file_that_was_written_since(run_of) -> None:
