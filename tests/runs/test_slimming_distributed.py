@@ -184,7 +184,14 @@ def _with_items_elsewhere(metadata: Any) -> None:
     metadata.storage_data[name].relative_path = "common.pt"
 
 
-@pytest.mark.parametrize("change", [_with_a_circle, _with_items_elsewhere])
+def _with_lists_of_lists(metadata: Any) -> None:
+    shared: list[Any] = ["x"]
+    for _ in range(28):
+        shared = [shared, shared]
+    metadata.mcore_data = {WEIGHTS[0]: shared}
+
+
+@pytest.mark.parametrize("change", [_with_a_circle, _with_items_elsewhere, _with_lists_of_lists])
 def test_metadata_that_pytorch_does_not_write_stay(run_of, change: Callable[[Any], None]) -> None:
     run = run_of(_megatron)
     _change_metadata(run / "iter_0000001", change)

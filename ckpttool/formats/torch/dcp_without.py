@@ -33,6 +33,8 @@ _FIELDS = frozenset({*_BY_NAME, _STORED, "storage_meta", "version"})
 """Other fields are not written again: they may hold anything."""
 _NUMBERED = re.compile(r"(__\d{1,9}_)(\d{1,9})\.distcp")
 _BLOCK = 1 << 20
+_GROWTH = 8
+"""Limit on the size of new metadata, as a multiple of the old."""
 
 
 class WithoutEntries(Trim):
@@ -89,12 +91,24 @@ class WithoutEntries(Trim):
         for name in _BY_NAME:
             if isinstance(fields.get(name), dict):
                 fields[name] = {key: value for key, value in fields[name].items() if key not in lost}
+        most = _GROWTH * (fs.getsize(os.path.join(path, METADATA)) + _BLOCK)
         fields[_STORED] = _stored_entries(fields[_STORED], lost, moved)
         try:
-            write_fields(target.create(METADATA).write, fields)
+            write_fields(_bounded(target.create(METADATA), most), fields)
         except (TypeError, ValueError) as failure:
             raise Unsupported(path, str(failure), where=METADATA) from failure
         return Rewritten({**files, METADATA: METADATA}, frozenset({*changed, METADATA}), tuple(spans))
+
+
+def _bounded(sink: Sink, most: int) -> Callable[[bytes], object]:
+    """Return what writes to a file up to so many bytes: lists that share lists are written at length."""
+
+    def write(data: bytes) -> None:
+        if sink.offset + len(data) > most:
+            raise ValueError(f"it would have more than {most:,} bytes, as it shares what is in it")
+        sink.write(data)
+
+    return write
 
 
 def _free_name(file: str, taken: set[str]) -> str:
