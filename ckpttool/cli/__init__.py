@@ -28,6 +28,7 @@ from ckpttool.cli.output import (
 )
 from ckpttool.cli.streams import Unwritable, discard, streams
 from ckpttool.core.errors import CheckpointError, UsageError
+from ckpttool.core.suggest import did_you_mean
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -129,8 +130,13 @@ def _misused(error: click.ClickException) -> int:
         return COULD_NOT
     hint = f" (see '{context.command_path} --help')" if context is not None else ""
     if isinstance(error, click.NoSuchOption):
-        meant = next(iter(error.possibilities or ()), None)
         message = f"no option {error.option_name}"
-        hint = hint if meant is None else f" (did you mean {meant}?)"
+        known = (
+            []
+            if context is None
+            else [flag for one in context.command.params for flag in (*one.opts, *one.secondary_opts)]
+        )
+        if meant := did_you_mean(error.option_name, known):
+            hint = f" ({meant})"
     say_error(f"{message.rstrip('.')}{hint}")
     return COULD_NOT

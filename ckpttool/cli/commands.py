@@ -6,6 +6,7 @@ the same reason: importing Rich takes longer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from typing import NamedTuple
@@ -14,6 +15,7 @@ import click
 
 from ckpttool.cli.output import paged
 from ckpttool.cli.parser import Command, colour_option, help_option
+from ckpttool.cli.shells import completion_script, install_completion
 from ckpttool.core.errors import UsageError
 from ckpttool.core.suggest import did_you_mean
 
@@ -76,12 +78,12 @@ class Commands(click.Group):
                 _version_option(),
                 colour_option(),
                 _shell_option(
-                    "--install-completion", "Install completion for the current shell.", "install_completion"
+                    "--install-completion", "Install completion for the current shell.", install_completion
                 ),
                 _shell_option(
                     "--show-completion",
                     "Show the completion script of the current shell.",
-                    "completion_script",
+                    completion_script,
                 ),
                 help_option(),
             ],
@@ -146,12 +148,10 @@ def _version_option() -> click.Option:
     )
 
 
-def _shell_option(flag: str, help: str, answer: str) -> click.Option:
+def _shell_option(flag: str, help: str, answer: Callable[[click.Command], str]) -> click.Option:
     def carry_out(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
         if wanted and not context.resilient_parsing:
-            from ckpttool.cli import shells
-
-            print(getattr(shells, answer)(context.command))
+            print(answer(context.command))
             context.exit()
 
     return click.Option(

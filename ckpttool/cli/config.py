@@ -57,7 +57,7 @@ class ConfigDocument(NamedTuple):
         return None if self.is_named else trust_doubt(self.path, self.tables)
 
     def require_trust(self, origin: str, why: str) -> None:
-        """Require that the file is trusted; ``why`` is what a value of a table would do."""
+        """Raise an error if the file isn't trusted; ``why`` says what a value would do."""
         if (doubt := self.trust_doubt()) is not None:
             hint = f"--config {self.path} uses it anyway"
             if doubt.can_be_confirmed:
@@ -65,7 +65,7 @@ class ConfigDocument(NamedTuple):
             raise UsageError(f"{origin}: {why}, and the file is {doubt.text} ({hint})")
 
     def origin(self, place: str) -> str:
-        """Return where a table stands, or a rule, such as ``verify.rule 1``."""
+        """Return the path and heading of a table, or of a rule such as ``verify.rule 1``, for errors."""
         return f"{self.path}[{self.prefix}{place}]"
 
     def wrong(self, place: str, problem: str) -> UsageError:

@@ -58,13 +58,13 @@ def keys(record: type) -> Mapping[str, Option]:
 
 
 def read(record: type, document: ConfigDocument, name: str, *, given: Collection[str] = ()) -> dict[str, Any]:
-    """Return what a table says, by the fields of its record; paths are as seen from the current directory.
+    """Return the values of a table by attribute, with paths relative to the current directory.
 
     Args:
         given: Attributes that the command line gives, whose keys therefore need no trust.
 
     Raises:
-        UsageError: It says what it can't, or may not.
+        UsageError: It has an unknown key, a wrong value, or one that needs trust.
     """
     reader = _Reader(document, given)
     return by_field(record, reader.values(record, document.table(name), document.origin(name), name))
@@ -117,7 +117,7 @@ class _Reader:
         return f"[[{self._document.prefix}{name}.{key}]]"
 
     def _items(self, row: Option, item: type, value: object, origin: str, name: str) -> Iterator[Any]:
-        """Yield the records of a list: those of a table have headings, those of a rule stand on its line."""
+        """Yield the records of an array: of tables in a table, of inline tables in a rule."""
         if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
             if name:
                 heading = self._heading(row.key, name)
@@ -165,7 +165,7 @@ def _placed(origin: str) -> Iterator[None]:
 
 
 def _suggestion(key: str, known: Sequence[str]) -> str:
-    """Return what somebody may have meant by a key that there is not, or else all that there are."""
+    """Return a hint for an unknown key: the closest known one, or else all of them."""
     names = {one.strip("[]").rpartition(".")[2]: one for one in known}
     if close := closest(key, names):
         return f"did you mean {names[close]}?"
@@ -242,7 +242,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _in_words(schema: Mapping[str, Any]) -> str:
-    """Return what a schema takes, for errors."""
+    """Return a description of the values that a JSON schema allows, for errors."""
     if "enum" in schema:
         *first, last = schema["enum"]
         return f"{', '.join(first)} or {last}"
@@ -262,7 +262,7 @@ def _in_words(schema: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Naming:
-    """What ``[naming]`` says. A template that names a directory is refused in any case."""
+    """The table ``[naming]``. A template that names a directory is an error."""
 
     template: str | None = option(
         "template", help="Template of names.", example="{run}-e{epoch:04d}", reach=Reach.HARMLESS

@@ -29,7 +29,7 @@ TABLES: Mapping[str, tuple[type, str]] = {
     "naming": (Naming, "How `ckpttool rename` without --template names checkpoints."),
     "watch": (WatchSettings, "What `ckpttool watch` does as checkpoints land."),
 }
-"""The record of each table, and a sentence on what the table is for."""
+"""For each table, its record and its description."""
 
 
 def config_schema() -> dict[str, Any]:

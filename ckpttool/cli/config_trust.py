@@ -31,7 +31,7 @@ class TrustDoubt(NamedTuple):
     can_be_confirmed: bool = True
 
 
-# What a key may do ------------------------------------------------------------------
+# Values that need trust --------------------------------------------------------------
 
 
 def reach_of(option: Option, value: object, path: str) -> str | None:

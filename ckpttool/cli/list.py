@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.cli.options import (
     Depth,
     Mode,
+    config_option,
     in_output,
     json_option,
     mode_option,
@@ -83,7 +84,7 @@ def verify_option() -> Any:
 
 
 def rules_group() -> Any:
-    """Return the rules of prune, as far as they choose what is kept."""
+    """Return the options of ``prune`` that select the checkpoints to keep."""
     return group(
         Policy,
         help={
@@ -94,13 +95,8 @@ def rules_group() -> Any:
     )
 
 
-def config_option() -> Any:
-    return option(
-        "--config",
-        metavar="FILE",
-        help="Show what prune would do with this configuration.",
-        panel=RULE_PANEL,
-    )
+def plan_config_option() -> Any:
+    return config_option("Show what prune would do with this configuration.", RULE_PANEL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +147,7 @@ class ListCommand:
     jobs: int | None = jobs_option()
     workload: Mapping[str, Any] = group(Workload, ("part", "executor"))
     rules: Mapping[str, Any] = rules_group()
-    config: str | None = config_option()
+    config: str | None = plan_config_option()
 
 
 _MOST_PROBLEMS = 10

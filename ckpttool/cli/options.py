@@ -44,6 +44,10 @@ def null_option() -> Any:
     return in_output("--null", "-0", help="End each path with NUL, for xargs -0.", default=False)
 
 
+def config_option(help: str, panel: str) -> Any:
+    return option("--config", metavar="FILE", help=help, panel=panel)
+
+
 def yes_option() -> Any:
     return _in_execution("--yes", "-y", help="Don't ask for confirmation.", reach=Reach.YES, default=False)
 
@@ -78,6 +82,10 @@ def _checked_interval(text: str) -> str:
 
 def dry_run_option(help: str) -> Any:
     return _in_execution("--dry-run", "-n", help=help, default=False)
+
+
+def check_option(help: str) -> Any:
+    return _in_execution("--check", help=help, default=False)
 
 
 def mode_option(panel: str) -> Any:

@@ -87,7 +87,7 @@ class Command(click.Command):
         return self._record(**by_field(self._record, self._given(context)))
 
     def _given(self, context: click.Context) -> dict[str, Any]:
-        """Return what was given, in the order of the command line: its first mistake counts."""
+        """Return the values on the command line in its order, so that the first wrong one is reported."""
         return {
             name: _value_of(value, self.rows[name])
             for name, value in context.params.items()
@@ -95,7 +95,7 @@ class Command(click.Command):
         }
 
     def _held_paths(self, record: Any) -> Iterator[str]:
-        """Yield the paths whose directories the command keeps open: what it changes, and its outputs."""
+        """Yield the paths of outputs and of what the command changes, whose directories it keeps open."""
         values: dict[str, Any] = {}
         for name, row in self.rows.items():
             holder = record if row.group is None else getattr(record, row.group)

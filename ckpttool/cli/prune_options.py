@@ -10,6 +10,8 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.options import (
+    check_option,
+    config_option,
     dry_run_option,
     in_output,
     json_option,
@@ -75,16 +77,9 @@ class PruneCommand:
         help="Keep what LOCATION is not proven to have, byte for byte.",
         panel=EXECUTION_PANEL,
     )
-    config: str | None = option(
-        "--config", metavar="FILE", help="Read paths and rules from this file.", panel=SELECTION_PANEL
-    )
+    config: str | None = config_option("Read paths and rules from this file.", SELECTION_PANEL)
     dry_run: bool = dry_run_option("Show what would be removed; remove nothing.")
-    check: bool = option(
-        "--check",
-        help="Remove nothing; exit with 1 if something would be removed.",
-        panel=EXECUTION_PANEL,
-        default=False,
-    )
+    check: bool = check_option("Remove nothing; exit with 1 if something would be removed.")
     yes: bool = yes_option()
     trash: bool = trash_option()
     empty_trash: bool = option(

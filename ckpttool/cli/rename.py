@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ckpttool.cli.consent import Consent
 from ckpttool.cli.options import (
+    check_option,
+    config_option,
     directory_argument,
     dry_run_option,
     json_option,
@@ -27,7 +29,7 @@ from ckpttool.cli.output import (
 )
 from ckpttool.cli.paths import say_empty, say_journals
 from ckpttool.core.errors import UsageError
-from ckpttool.core.options import EXECUTION_PANEL, NAMING_PANEL, group, option
+from ckpttool.core.options import NAMING_PANEL, group, option
 from ckpttool.runs.scope import Scope
 
 if TYPE_CHECKING:
@@ -47,17 +49,10 @@ class RenameOptions:
         help="Use this template: '{run}-epoch-{epoch}-step-{step}'. [default: template in [naming]]",
         panel=NAMING_PANEL,
     )
-    config: str | None = option(
-        "--config", metavar="FILE", help="Read [naming] from this file.", panel=NAMING_PANEL
-    )
+    config: str | None = config_option("Read [naming] from this file.", NAMING_PANEL)
     scope: Mapping[str, Any] = group(Scope, ("recursive", "exclude", "max_depth", "series", "metrics"))
     dry_run: bool = dry_run_option("Show what would be renamed; rename nothing.")
-    check: bool = option(
-        "--check",
-        help="Rename nothing; exit with 1 if a name would change.",
-        panel=EXECUTION_PANEL,
-        default=False,
-    )
+    check: bool = check_option("Rename nothing; exit with 1 if a name would change.")
     yes: bool = yes_option()
     json: bool = json_option()
     quiet: bool = quiet_option()

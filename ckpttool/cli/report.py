@@ -9,8 +9,8 @@ from typing import Any
 
 from ckpttool.cli.list import (
     best_option,
-    config_option,
     list_options,
+    plan_config_option,
     read_listing,
     rules_group,
     status_of,
@@ -46,7 +46,7 @@ class ReportOptions:
     )
     jobs: int | None = jobs_option()
     rules: Mapping[str, Any] = rules_group()
-    config: str | None = config_option()
+    config: str | None = plan_config_option()
 
 
 def report(command: ReportOptions) -> int:

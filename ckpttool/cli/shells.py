@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 import click
@@ -12,7 +13,7 @@ from ckpttool.cli.output import COMPLETE_VARIABLE
 from ckpttool.core.errors import UsageError
 
 _PLACES = {
-    "bash": ("~/.bash_completions/ckpttool.sh", "~/.bashrc", "source '{script}'"),
+    "bash": ("~/.bash_completions/ckpttool.sh", "~/.bashrc", "source {script}"),
     "zsh": ("~/.zfunc/_ckpttool", "~/.zshrc", "fpath+=~/.zfunc; autoload -Uz compinit; compinit"),
     "fish": ("~/.config/fish/completions/ckpttool.fish", None, ""),
 }
@@ -36,7 +37,7 @@ def install_completion(command: click.Command) -> str:
         script.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(script, _script_of(shell, command).encode())
         if profile is not None:
-            _add_line(Path(profile).expanduser(), line.format(script=script))
+            _add_line(Path(profile).expanduser(), line.format(script=shlex.quote(str(script))))
     except OSError as error:
         raise from_os_error(error, script) from error
     return f"{shell} completion installed in {script}; it takes effect in the next shell"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ckpttool.cli.options import json_option, quiet_option, strict_option, verbose_option
+from ckpttool.cli.options import config_option, json_option, quiet_option, strict_option, verbose_option
 from ckpttool.cli.reports import Reports
 from ckpttool.core.options import (
     CHECK_PANEL,
@@ -66,11 +66,8 @@ class VerifyCommand:
     )
     prediction: Mapping[str, Any] = group(PredictionRequest)
     reports: Reports = group(Reports, is_record=True)
-    config: str | None = option(
-        "--config",
-        metavar="FILE",
-        help="Read the rules from this file; auto: from the one nearest to PATH.",
-        panel=SELECTION_PANEL,
+    config: str | None = config_option(
+        "Read the rules from this file; auto: from the one nearest to PATH.", SELECTION_PANEL
     )
     exclude: Sequence[str] = same_option(Scope, "exclude")
     max_depth: int | None = same_option(Scope, "max_depth")

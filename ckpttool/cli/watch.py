@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.cli.options import interval_option, json_option, quiet_option
+from ckpttool.cli.options import config_option, interval_option, json_option, quiet_option
 from ckpttool.cli.output import print_json, say, say_error, say_warning
 from ckpttool.core.amounts import seconds
 from ckpttool.core.documents import document_of
@@ -42,9 +42,7 @@ class WatchOptions:
         "Directories of checkpoints. [default: paths in ckpttool.toml, or .]",
         default=(),
     )
-    config: str | None = option(
-        "--config", metavar="FILE", help="Read steps and rules from this file.", panel=SELECTION_PANEL
-    )
+    config: str | None = config_option("Read steps and rules from this file.", SELECTION_PANEL)
     interval: str | None = interval_option("Look every TIME (30s). [default: 10s]")
     once: bool = option(
         "--once", help="Do what is to be done now, and end.", panel=EXECUTION_PANEL, default=False

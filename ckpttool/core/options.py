@@ -252,4 +252,4 @@ def _value_type(hint: Any) -> Any:
     if get_origin(hint) not in (tuple, Sequence):
         return hint
     item = get_args(hint)[0]
-    return list[item] if is_dataclass(item) else list[str]  # type: ignore[valid-type]
+    return list[item] if is_dataclass(item) else list[str]  # type: ignore[valid-type]  # known at run time

@@ -67,7 +67,6 @@ class Traits(NamedTuple):
         unread_files: Keys of the metadata that list files that are neither tensors nor read.
         file_metadata: Keys of the metadata that describe its files, which a target doesn't have.
         own_keys: Keys of the metadata that it writes for itself; in any other they are the user's.
-        trim: What writes its directories again without some entries.
         rewritten: Variants of files that its writer writes in the very same form.
         known_directories: Variants that are directories of which it is known what belongs there.
         members: What such a directory consists of, where its reader tells of all that lies there.
@@ -97,7 +96,6 @@ class Traits(NamedTuple):
     unread_files: tuple[str, ...] = ()
     file_metadata: frozenset[str] = frozenset()
     own_keys: frozenset[str] = frozenset()
-    trim: str = ""
     rewritten: frozenset[str | None] = frozenset()
     known_directories: frozenset[str | None] = frozenset()
     members: re.Pattern[str] | None = None
@@ -263,7 +261,6 @@ TRAITS: Mapping[str, Traits] = {
         title="PyTorch DCP",
         readers={"torch.dcp:TorchDcp": "directory", "torch.dcp_safetensors:DcpSafetensors": "directory"},
         writer="torch.dcp_writer:TorchDcpWriter",
-        trim="torch.dcp_without:WithoutEntries",
         dialect="objects",
         nests_state_dicts=True,
         has_some_checksums=True,

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 from ckpttool.core.checkpoint import TrainingState
 from ckpttool.core.tensor import Path, Span, Tensor
-from ckpttool.formats.traits import TRAITS, traits_of
+from ckpttool.formats.traits import TRAITS
 from ckpttool.io.sink import Sink
 from ckpttool.io.work import Advance
 
@@ -117,31 +117,17 @@ class Rewritten(NamedTuple):
     spans: tuple[Span, ...]
 
 
-class Trim(ABC):
-    """A directory that loses some entries of its state dict, and keeps all others as they are.
+class Trim(NamedTuple):
+    """How a directory loses some entries of its state dict, and keeps all others as they are.
 
     Attributes:
         lost: Names of the entries.
+        write: Writes the files that change into a target, and tells the second argument the bytes that were
+            copied. Raises a CheckpointError or, if the target can't be written, an OSError.
     """
 
     lost: frozenset[str]
-
-    @abstractmethod
-    def __init__(self, path: str, gone: Collection[Path]) -> None:
-        """Find the entries below some keys, which are paths in the state dict.
-
-        Raises:
-            CheckpointError: The directory can't be read, or has what can't be written again.
-        """
-
-    @abstractmethod
-    def write(self, target: Target, advance: Advance) -> Rewritten:
-        """Write the files that change into a target; ``advance`` is told the bytes that were copied.
-
-        Raises:
-            CheckpointError: The directory can't be read, or has what can't be written again.
-            OSError: The target can't be written.
-        """
+    write: Callable[[Target, Advance], Rewritten]
 
 
 class Writer(ABC):
@@ -178,6 +164,18 @@ class Writer(ABC):
     def reader_name(self, tensor: Tensor) -> str:
         """Return the name that a reader gives to a tensor of the content: its own, for most."""
         return tensor.name
+
+    def trim(self, path: str, gone: Collection[Path]) -> Trim | None:
+        """Return how a directory loses the entries below some keys; None where nothing takes them out.
+
+        Args:
+            path: The directory.
+            gone: The keys, as paths in the state dict.
+
+        Raises:
+            CheckpointError: It can't be read, or has what can't be written again.
+        """
+        return None
 
     def dropped_native(self, content: Content) -> frozenset[str]:
         """Return the native parts that are not written: they tell of tensors that are not in the content."""
@@ -218,17 +216,6 @@ def format_of(name: str, *, has_architecture: bool) -> str | None:
 
 def writer_of(name: str) -> Writer:
     """Return the writer of a format, which is one of ``WRITABLE``."""
-    made: Writer = _named(TRAITS[name].writer)()
+    module, _, kind = TRAITS[name].writer.partition(":")
+    made: Writer = getattr(import_module(f"ckpttool.formats.{module}"), kind)()
     return made
-
-
-def trim_of(name: str) -> type[Trim] | None:
-    """Return what takes entries out of directories of a format; None where nothing does."""
-    kind: type[Trim] | None = _named(trim) if (trim := traits_of(name).trim) else None
-    return kind
-
-
-def _named(place: str) -> Any:
-    """Return what a row of ``traits.py`` names as ``module:attribute``."""
-    module, _, kind = place.partition(":")
-    return getattr(import_module(f"ckpttool.formats.{module}"), kind)

@@ -7,7 +7,7 @@ place. A directory loses the files that hold nothing else: what it would be with
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, UsageError, from_os_error
@@ -15,7 +15,7 @@ from ckpttool.core.report import Severity
 from ckpttool.core.tensor import Span
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.traits import traits_of
-from ckpttool.formats.writer import Rewritten, Trim, WriteOptions, trim_of, writer_of
+from ckpttool.formats.writer import Rewritten, Trim, WriteOptions, writer_of
 from ckpttool.io import fs
 from ckpttool.io.scan import scan
 from ckpttool.io.work import Advance, Progress, default_jobs, no_advance, no_progress
@@ -120,14 +120,16 @@ def plan_trim(checkpoint: Checkpoint) -> Trim:
     Raises:
         NotSlim: Nothing takes them out of the files that they share with others, or none is proven to be one.
     """
-    kind = trim_of(checkpoint.format)
-    if kind is None:
-        raise NotSlim("its training state has no files of its own")
+    trim = None
     try:
         require_intact(checkpoint)
-        trim = kind(checkpoint.path, training_state_paths(content_of(checkpoint)))
+        if traits_of(checkpoint.format).writer:
+            gone = training_state_paths(content_of(checkpoint))
+            trim = writer_of(checkpoint.format).trim(checkpoint.path, gone)
     except (CheckpointError, UsageError) as error:
         raise NotSlim(str(error).removeprefix(checkpoint.path).removeprefix(": ")) from error
+    if trim is None:
+        raise NotSlim("its training state has no files of its own")
     if not trim.lost:
         rest = next(filter(is_state_tensor, checkpoint.tensors))
         raise NotSlim(f"nothing proves that {rest.name} is training state alone")
@@ -155,24 +157,28 @@ def write_trimmed(
     with open_checkpoint(path) as whole:
         trim = plan_trim(whole)
         stays = [os.path.relpath(entry.path, path) for entry in whole.files]
-        sizes = {name: fs.getsize(os.path.join(path, name)) for name in stays}
         check_space(path, sum(tensor.nbytes for tensor in whole.tensors if not is_state_tensor(tensor)))
         try:
-            label = os.path.basename(path)
-            with progress(label, 2 * whole.nbytes) as advance, StagedOutput(path, "directory") as staged:
+            with (
+                progress(os.path.basename(path), 2 * whole.nbytes) as advance,
+                StagedOutput(path, "directory") as staged,
+            ):
                 new = trim.write(staged, advance)
                 staged.settle()
                 staged.link_in(path, [name for name in stays if name not in new.replaced])
                 with open_checkpoint(staged.path) as rest:
                     _require_same(whole, rest)
                     _require_sums(new.spans, rest, jobs or default_jobs(), advance)
-                written = sum(fs.getsize(os.path.join(staged.path, name)) for name in new.files.values())
-                if written >= sum(sizes[name] for name in new.replaced):
+                if _nbytes_of(staged.path, new.files.values()) >= _nbytes_of(path, new.replaced):
                     raise NotSlim("it would be no smaller")
                 staged.require_in_place()
                 place(staged, new)
         except OSError as error:
             raise from_os_error(error, path) from error
+
+
+def _nbytes_of(directory: str, names: Iterable[str]) -> int:
+    return sum(fs.getsize(os.path.join(directory, name)) for name in names)
 
 
 def _require_sums(copied: Sequence[Span], rest: Checkpoint, jobs: int, advance: Advance) -> None:

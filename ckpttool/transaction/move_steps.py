@@ -169,10 +169,15 @@ def place_successors(dirs: MoveDirs, move: Move) -> None:
 def unlink_old(dirs: MoveDirs, move: Move) -> None:
     """Take a checkpoint's old names away, its index first. What has come to stand there since stays.
 
-    So does a file that was written to since, where its checkpoint has successors: a trainer that saves into
-    the same directory truncates files in place, and needs them.
+    A trainer that saves into the same directory truncates files in place: one that was written to since is
+    still the same file, and keeps its name. Once successors have taken their names, nothing else is taken
+    back; before, all of the checkpoint is.
     """
-    _unlink_side(dirs.source, dirs.target, move, 0)
+    if not move.replacing and any(_was_written_to(dirs.source, move, old) for old, _ in move.members):
+        raise StalePlan("it has changed", since_plan=True)
+    for old, new in move.members:
+        if not (_may_be_same_name(old, new) or _was_written_to(dirs.source, move, old)):
+            _unlink_other_name(dirs.source, old, dirs.target, new)
     if dirs.is_return:
         _remove_added(dirs.target, move)
 
@@ -203,7 +208,9 @@ def unlink_new(dirs: MoveDirs, move: Move) -> None:
     """
     if dirs.is_return and not all(_lies_at(one, dirs.target, one.file.path) for one in move.replacing):
         return
-    _unlink_side(dirs.target, dirs.source, move, 1)
+    for old, new in move.members:
+        if not _may_be_same_name(old, new):
+            _unlink_other_name(dirs.target, new, dirs.source, old)
     if not dirs.is_return:
         _remove_added(dirs.source, move)
 
@@ -267,15 +274,11 @@ def _undo_link(dirs: MoveDirs, old: str, new: str, *, is_link: bool) -> None:
             retry_while_busy(partial(rename, other, there, name, here))
 
 
-def _unlink_side(place: int, other_place: int, move: Move, side: int) -> None:
-    """Unlink a checkpoint's old names (``side`` 0), or its new ones (1), where it has the others, too."""
-    noted = {file.path: file for file in move.contents.files} if move.successors and side == 0 else {}
-    for pair in move.members:
-        name, other = pair[side], pair[1 - side]
-        status = status_at(name, place) if name in noted else None
-        was_written_to = status is not None and not noted[name].is_of(status)
-        if not was_written_to and not _may_be_same_name(name, other):
-            _unlink_other_name(place, name, other_place, other)
+def _was_written_to(place: int, move: Move, old: str) -> bool:
+    """Tell whether the file at an old name of a checkpoint isn't as it was noted."""
+    noted = next((file for file in move.contents.files if file.path == old), None)
+    status = None if noted is None else status_at(old, place)
+    return noted is not None and status is not None and not noted.is_of(status)
 
 
 def _unlink_other_name(

@@ -69,7 +69,7 @@ def convert(folder: Path, scale: Scale) -> Group:
     job = f"of {size_of(scale.mebibytes)}, {data.TENSORS} tensors"
     claims = (
         Claim(f"convert a zip to safetensors {job}", "to safetensors", copy, ratio=2, resident=_RESIDENT),
-        Claim(f"convert a zip to safetensors {job}", "to safetensors", load, ratio=0.45),
+        Claim(f"convert a zip to safetensors {job}", "to safetensors", load, ratio=0.28),
         Claim(f"convert safetensors to a zip {job}", "to PyTorch", copy, ratio=2.2, resident=_RESIDENT),
         Claim(
             f"convert TensorFlow to safetensors {job}", "from TensorFlow", copy, ratio=2.2, resident=_RESIDENT
@@ -88,7 +88,7 @@ def merge(folder: Path, scale: Scale) -> Group:
     ours = own_command("merge", "merge", sharded, out)
     commands = (Command(ours.name, ours.arguments, anew), _shell(name, anew, _CONCATENATE, out, *shards))
     job = f"merge {_SHARDS} shards of safetensors, {size_of(scale.mebibytes)}"
-    return Group(commands, (Claim(job, "merge", name, ratio=2, resident=_RESIDENT),))
+    return Group(commands, (Claim(job, "merge", name, ratio=1.6, resident=_RESIDENT),))
 
 
 def average(folder: Path, scale: Scale) -> Group:
@@ -106,8 +106,8 @@ def average(folder: Path, scale: Scale) -> Group:
     )
     job = f"average {_AVERAGED} zips, {size_of(scale.mebibytes)} in all"
     claims = (
-        Claim(job, "average", read, ratio=1.3, resident=_RESIDENT),
-        Claim(job, "average", averaged, ratio=0.6),
+        Claim(job, "average", read, ratio=0.65, resident=_RESIDENT),
+        Claim(job, "average", averaged, ratio=0.35),
     )
     return Group(commands, claims)
 

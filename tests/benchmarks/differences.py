@@ -49,8 +49,8 @@ def diff(folder: Path, scale: Scale) -> Group:
     )
     job = f"diff of {size} each, {data.TENSORS} tensors"
     claims = (
-        Claim(f"{job}, equal", "diff, equal", "cmp", ratio=1.5, resident=_RESIDENT),
-        Claim(f"{job}, a zip against safetensors", "diff, two formats", "cmp", ratio=2, resident=_RESIDENT),
+        Claim(f"{job}, equal", "diff, equal", "cmp", ratio=1.05, resident=_RESIDENT),
+        Claim(f"{job}, a zip against safetensors", "diff, two formats", "cmp", ratio=1, resident=_RESIDENT),
         Claim(f"{job}, all changed", "diff, all changed", torch, ratio=0.2, resident=_RESIDENT),
     )
     return Group(commands, claims)
@@ -63,7 +63,7 @@ def large_diff(folder: Path, scale: Scale) -> Group:
     times = scale.times
     nbytes = (scale.mebibytes << 20) * times
     job = f"diff of {size_of(scale.mebibytes * times)} each, {data.TENSORS * times:,} tensors, equal"
-    claim = Claim(job, "diff", "cmp", ratio=1.1, resident=_RESIDENT)
+    claim = Claim(job, "diff", "cmp", ratio=0.7, resident=_RESIDENT)
     lacking = lacking_room(folder, disk=2 * nbytes + 2 * GIB, memory=3 * nbytes)
     if lacking is not None:
         return Group((), (claim,), lacking)

@@ -71,7 +71,7 @@ class Listing:
     write: str
     peer: str
     list: str
-    ratio: float = 0.15
+    ratio: float
 
 
 TENSORFLOW = Listing(
@@ -81,7 +81,7 @@ TENSORFLOW = Listing(
     _WRITE_TENSORFLOW,
     "tf.train.list_variables",
     peers.LIST_TENSORFLOW,
-    ratio=0.08,
+    ratio=0.034,
 )
 KERAS = Listing(
     "Keras weights",
@@ -90,6 +90,7 @@ KERAS = Listing(
     _WRITE_KERAS,
     "keras, h5py, list",
     peers.LIST_KERAS,
+    ratio=0.065,
 )
 FLUID = Listing(
     "a Fluid directory",
@@ -98,6 +99,7 @@ FLUID = Listing(
     _WRITE_FLUID,
     "paddle, load_program_state",
     peers.LIST_FLUID,
+    ratio=0.09,
 )
 DCP = Listing(
     "a DCP directory",
@@ -106,6 +108,7 @@ DCP = Listing(
     _WRITE_DCP,
     "torch, read_metadata",
     peers.LIST_DCP,
+    ratio=0.09,
 )
 
 
@@ -113,7 +116,7 @@ def tensorflow_checkpoint(folder: Path, scale: Scale) -> Group:
     """Measure ``inspect`` and ``verify`` on a TensorFlow checkpoint."""
     listed = _listed(TENSORFLOW, folder, scale)
     job = f"verify {TENSORFLOW.kind} of {size_of(scale.mebibytes)}, {_TENSORS} tensors"
-    claim = Claim(job, "verify", "tensorflow, isfinite", ratio=0.15, resident=150)
+    claim = Claim(job, "verify", "tensorflow, isfinite", ratio=0.095, resident=150)
     if listed.skipped is not None:
         return Group((), (*listed.claims, claim), listed.skipped)
     path = folder / TENSORFLOW.name

@@ -69,7 +69,7 @@ def one_file(folder: Path, scale: Scale) -> Group:
     job = f"a zip of {size}, {data.TENSORS} tensors"
     inspect = Claim(f"inspect {job}", f"inspect {size}", _TORCH_LIST, ratio=0.1, resident=60)
     verify = (
-        Claim(f"verify {job}", "verify", _TORCH_FINITE, ratio=0.25, resident=150),
+        Claim(f"verify {job}", "verify", _TORCH_FINITE, ratio=0.17, resident=150),
         Claim(f"verify {job}", "verify", "sha256sum", ratio=0.2),
     )
     sparse, safetensors = _sparse_file(folder, scale), _safetensors_file(folder, scale)
@@ -123,7 +123,7 @@ def many_tensors(folder: Path, scale: Scale) -> Group:
         peer_command(_TORCH_LIST, peers.LIST_TORCH, path),
     )
     job = f"inspect a zip of {scale.small_tensors:,} small tensors"
-    return Group(commands, (Claim(job, "inspect", _TORCH_LIST, ratio=0.5),))
+    return Group(commands, (Claim(job, "inspect", _TORCH_LIST, ratio=0.37),))
 
 
 def directory(folder: Path, scale: Scale) -> Group:
@@ -161,4 +161,4 @@ def _linear(series: tuple[int, ...]) -> list[Claim]:
 def start(folder: Path, scale: Scale) -> Group:
     """Measure what every command costs before it does anything."""
     commands = (own_command("--help", "--help"), Command("python -c pass", (PYTHON, "-c", "pass")))
-    return Group(commands, (Claim("ckpttool --help", "--help", "python -c pass", ratio=18),))
+    return Group(commands, (Claim("ckpttool --help", "--help", "python -c pass", ratio=5),))

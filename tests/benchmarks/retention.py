@@ -53,7 +53,7 @@ def retention(folder: Path, scale: Scale) -> Group:
     job = f"{total:,} checkpoints in {runs} runs"
     claims = (
         Claim(f"find {job}", "find", "torch.load of each", ratio=1.65),
-        Claim(f"plan {job}", "plan", "find", ratio=0.2),
+        Claim(f"plan {job}", "plan", "find", ratio=0.055),
         Claim(f"plan {job} instead of {total // 2:,}", "plan", "plan half", ratio=2.2),
     )
     return Group(commands, claims)
@@ -81,8 +81,9 @@ def growth(folder: Path, scale: Scale) -> Group:
         Command("rename -r", (*rename, str(renamed)), partial(data.copy_series, tree, renamed)),
     )
     job = f"{runs * epochs:,} checkpoints in {runs} runs"
+    bars = {"latest -r": 1.1, "undo -r": 0.35, "--empty-trash": 0.16}
     claims = [
-        Claim(f"{one.name} of {job} instead of list", one.name, "list", ratio=2) for one in commands[1:4]
+        Claim(f"{name} of {job} instead of list", name, "list", ratio=bar) for name, bar in bars.items()
     ]
     claims.append(Claim(f"rename -r of {job} instead of {runs // 2}", "rename -r", "rename half", ratio=2.2))
     return Group(commands, tuple(claims))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -27,7 +28,7 @@ def _started_from(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("shell", "script", "profile", "line"),
     [
-        ("bash", ".bash_completions/ckpttool.sh", ".bashrc", "source '{home}/.bash_completions/ckpttool.sh'"),
+        ("bash", ".bash_completions/ckpttool.sh", ".bashrc", "source {home}/.bash_completions/ckpttool.sh"),
         ("zsh", ".zfunc/_ckpttool", ".zshrc", "fpath+=~/.zfunc; autoload -Uz compinit; compinit"),
         ("fish", ".config/fish/completions/ckpttool.fish", None, ""),
     ],
@@ -61,13 +62,17 @@ def test_another_shell_is_refused(run: Run, home: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_bash_completes_a_line(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["home", "o'neill's home"])
+def test_bash_completes_a_line(run: Run, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / name
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
     _started_from("bash", monkeypatch)
     run("--install-completion")
     program = home / "ckpttool"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m ckpttool "$@"\n')
     program.chmod(0o755)
     ask = "COMP_WORDS=(ckpttool convert --to safe); COMP_CWORD=3; _ckpttool_completion"
-    line = f". ~/.bashrc; {ask} {program}; echo ${{COMPREPLY[@]}}"
+    line = f". ~/.bashrc; {ask} {shlex.quote(str(program))}; echo ${{COMPREPLY[@]}}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("safetensors\n", "")

@@ -26,17 +26,12 @@ from ckpttool.transaction.journal import Moves, Successor
 from ckpttool.transaction.move_transaction import apply_moves
 from ckpttool.transaction.recovery import recover_directory
 from ckpttool.transaction.state_dir import state_dir_of
+from tests.formats.test_megatron import CONFIG
 from tests.support.changes import file_bytes
 from tests.support.faults import dies_at, fill_disk, is_killed_at
 from tests.support.thorough import sampled
 from tests.support.transactions import IDENTITY, move
 
-CONFIG = {
-    "sharded_backend": "torch_dist",
-    "sharded_backend_version": 1,
-    "common_backend": "torch",
-    "common_backend_version": 1,
-}
 WEIGHTS = [f"decoder.layers.{number}.linear.weight" for number in range(3)]
 
 

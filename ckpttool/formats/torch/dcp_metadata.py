@@ -95,21 +95,16 @@ class Metadata:
     findings: list[Finding] = field(default_factory=list)
     safety: list[Finding] = field(default_factory=list)
 
-    def add(self, path: str, name: str) -> None:
-        """Read one file."""
+    def add(self, path: str, name: str) -> Mapping[str, Any]:
+        """Read one file, and return its fields as inert nodes."""
         with fs.open_source(path) as source:
             judged = read_pickles(source, 0, source.size)
             with attach_safety(judged.safety):
-                _MetadataReader(self, path, name).run(judged.pickles[0].root)
+                fields = _MetadataReader(self, path, name).run(judged.pickles[0].root)
         self.safety += (finding._replace(where=name) for finding in judged.safety)
         if judged.trailing or len(judged.pickles) > 1:
             self.findings.append(error("pickle-trailing", "something lies behind the pickle's STOP", name))
-
-
-def metadata_fields(path: str) -> Mapping[str, Any]:
-    """Return the fields of a ``.metadata`` that was read before, as inert nodes."""
-    with fs.open_source(path) as source:
-        return _fields(read_pickles(source, 0, source.size).pickles[0].root, (_MODULE, "Metadata"))
+        return fields
 
 
 class _MetadataReader:
@@ -120,15 +115,17 @@ class _MetadataReader:
         self._paths: Mapping[Any, Any] = {}
         self._place_of: dict[Key, ItemPlace] = {}
 
-    def run(self, root: object) -> None:
+    def run(self, root: object) -> Mapping[str, Any]:
         if not isinstance(root, Call) or not root.is_of(_MODULE, "Metadata"):
             raise self._damage(
                 f"it holds {describe(root)!s:.100}", "metadata-malformed", f"a {_MODULE}.Metadata"
             )
         try:
-            self._add_fields(_fields(root, (_MODULE, "Metadata")))
+            fields = _fields(root, (_MODULE, "Metadata"))
+            self._add_fields(fields)
         except (TypeError, KeyError, ValueError, AttributeError) as failure:
             raise self._damage(f"it can't be read: {failure}", "metadata-malformed") from failure
+        return fields
 
     def _add_fields(self, fields: Mapping[str, Any]) -> None:
         entries, places = _mapping(fields["state_dict_metadata"]), _mapping(fields["storage_data"])

@@ -10,6 +10,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from isal import isal_zlib
@@ -18,7 +19,7 @@ from ckpttool.core.errors import Unsupported
 from ckpttool.core.readable import reader_from
 from ckpttool.core.tensor import Extent, Path, Span
 from ckpttool.formats.torch.dcp import METADATA
-from ckpttool.formats.torch.dcp_metadata import ItemPlace, Metadata, metadata_fields
+from ckpttool.formats.torch.dcp_metadata import ItemPlace, Metadata
 from ckpttool.formats.torch.dcp_writer import write_fields
 from ckpttool.formats.writer import Rewritten, Target, Trim
 from ckpttool.io import fs
@@ -37,67 +38,74 @@ _GROWTH = 8
 """Limit on the size of new metadata, as a multiple of the old."""
 
 
-class WithoutEntries(Trim):
-    """Entries below some keys go."""
+def without_entries(path: str, gone: Collection[Path]) -> Trim:
+    """Return how a directory loses the entries below some keys, which are paths in the state dict.
 
-    def __init__(self, path: str, gone: Collection[Path]) -> None:
-        if not fs.exists(os.path.join(path, METADATA)):
-            raise Unsupported(path, "each rank wrote metadata of its own")
-        self._path, self._metadata = path, Metadata()
-        self._metadata.add(os.path.join(path, METADATA), METADATA)
-        if self._metadata.transformed or self._metadata.safety:
-            found = "items that were transformed" if self._metadata.transformed else "more than plain data"
-            raise Unsupported(path, found, where=METADATA)
-        unknown = metadata_fields(os.path.join(path, METADATA)).keys() - _FIELDS
-        if unknown:
-            raise Unsupported(
-                path, f"a field that PyTorch doesn't write ({min(unknown):.60})", where=METADATA
-            )
-        files = {place.file for places in self._metadata.places.values() for place in places}
-        if others := sorted(file for file in files if not file.endswith(".distcp")):
-            raise Unsupported(path, f"items in {others[0]}, which is no .distcp file", where=METADATA)
-        self.lost = frozenset(
-            name
-            for name, entry in self._metadata.entries.items()
-            if any(entry.path[:count] in gone for count in range(1, len(entry.path) + 1))
-        )
+    Raises:
+        CheckpointError: It can't be read, or has what can't be written again.
+    """
+    place = os.path.join(path, METADATA)
+    if not fs.exists(place):
+        raise Unsupported(path, "each rank wrote metadata of its own")
+    metadata = Metadata()
+    fields = metadata.add(place, METADATA)
+    if metadata.transformed or metadata.safety:
+        found = "items that were transformed" if metadata.transformed else "more than plain data"
+        raise Unsupported(path, found, where=METADATA)
+    if unknown := fields.keys() - _FIELDS:
+        raise Unsupported(path, f"a field that PyTorch doesn't write ({min(unknown):.60})", where=METADATA)
+    files = {place.file for places in metadata.places.values() for place in places}
+    if others := sorted(file for file in files if not file.endswith(".distcp")):
+        raise Unsupported(path, f"items in {others[0]}, which is no .distcp file", where=METADATA)
+    lost = frozenset(
+        name
+        for name, entry in metadata.entries.items()
+        if any(entry.path[:count] in gone for count in range(1, len(entry.path) + 1))
+    )
+    return Trim(lost, partial(_write, path, metadata, fields, lost))
 
-    def write(self, target: Target, advance: Advance) -> Rewritten:
-        path, lost = self._path, self.lost
-        kept: dict[str, set[ItemPlace]] = defaultdict(set)
-        changed: set[str] = set()
-        for (name, _), places in self._metadata.places.items():
-            for place in places:
-                if name in lost:
-                    changed.add(place.file)
-                else:
-                    kept[place.file].add(place)
-        files: dict[str, str] = {}
-        moved: dict[ItemPlace, ItemPlace] = {}
-        spans: list[Span] = []
-        taken = set(os.listdir(path))
-        for file in sorted(changed):
-            if not kept[file]:
-                continue
-            files[file] = _free_name(file, taken)
-            sink = target.create(files[file])
-            with fs.open_source(os.path.join(path, file)) as source:
-                for place in sorted(kept[file]):
-                    moved[place] = ItemPlace(files[file], sink.offset, place.nbytes)
-                    crc = _copy(source.read, place, sink, advance)
-                    extent = Extent(sink.path, moved[place].offset, place.nbytes)
-                    spans.append(Span(extent, files[file], _read_staged(extent), crc))
-        fields = dict(metadata_fields(os.path.join(path, METADATA)))
-        for name in _BY_NAME:
-            if isinstance(fields.get(name), dict):
-                fields[name] = {key: value for key, value in fields[name].items() if key not in lost}
-        most = _GROWTH * (fs.getsize(os.path.join(path, METADATA)) + _BLOCK)
-        fields[_STORED] = _stored_entries(fields[_STORED], lost, moved)
-        try:
-            write_fields(_bounded(target.create(METADATA), most), fields)
-        except (TypeError, ValueError) as failure:
-            raise Unsupported(path, str(failure), where=METADATA) from failure
-        return Rewritten({**files, METADATA: METADATA}, frozenset({*changed, METADATA}), tuple(spans))
+
+def _write(
+    path: str,
+    metadata: Metadata,
+    fields: Mapping[str, Any],
+    lost: Collection[str],
+    target: Target,
+    advance: Advance,
+) -> Rewritten:
+    kept: dict[str, set[ItemPlace]] = defaultdict(set)
+    changed: set[str] = set()
+    for (name, _), places in metadata.places.items():
+        for place in places:
+            if name in lost:
+                changed.add(place.file)
+            else:
+                kept[place.file].add(place)
+    files: dict[str, str] = {}
+    moved: dict[ItemPlace, ItemPlace] = {}
+    spans: list[Span] = []
+    taken = set(os.listdir(path))
+    for file in sorted(changed & kept.keys()):
+        files[file] = _free_name(file, taken)
+        sink = target.create(files[file])
+        with fs.open_source(os.path.join(path, file)) as source:
+            for place in sorted(kept[file]):
+                moved[place] = ItemPlace(files[file], sink.offset, place.nbytes)
+                crc = _copy(source.read, place, sink, advance)
+                extent = Extent(sink.path, moved[place].offset, place.nbytes)
+                spans.append(Span(extent, files[file], _read_staged(extent), crc))
+    stay = {
+        field: {key: value for key, value in fields[field].items() if key not in lost}
+        for field in _BY_NAME
+        if isinstance(fields.get(field), dict)
+    }
+    stored = _stored_entries(fields[_STORED], lost, moved)
+    most = _GROWTH * (fs.getsize(os.path.join(path, METADATA)) + _BLOCK)
+    try:
+        write_fields(_bounded(target.create(METADATA), most), {**fields, **stay, _STORED: stored})
+    except (TypeError, ValueError) as failure:
+        raise Unsupported(path, str(failure), where=METADATA) from failure
+    return Rewritten({**files, METADATA: METADATA}, frozenset({*changed, METADATA}), tuple(spans))
 
 
 def _bounded(sink: Sink, most: int) -> Callable[[bytes], object]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar
@@ -18,7 +18,7 @@ from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.sidecar import ENTRY
 from ckpttool.formats.sidecar_writer import sidecar_of
 from ckpttool.formats.torch.writer import ANONYMOUS, WHOLE, name_refusals, write_archive
-from ckpttool.formats.writer import Content, Target, WriteOptions, Writer
+from ckpttool.formats.writer import Content, Target, Trim, WriteOptions, Writer
 from ckpttool.io.pickle_nodes import NDARRAY, REQUIRES_GRAD, Call, Global
 from ckpttool.io.zip_writer import TorchZip
 
@@ -64,6 +64,11 @@ class TorchDcpWriter(Writer):
             if count > 1:
                 yield f"{name}: several entries of the state dict would have this name (use --map)"
         yield from name_refusals(names)
+
+    def trim(self, path: str, gone: Collection[Path]) -> Trim:
+        from ckpttool.formats.torch.dcp_without import without_entries
+
+        return without_entries(path, gone)
 
     def write(self, content: Content, target: Target, options: WriteOptions) -> None:
         items = list(flat_state_dict(content))

@@ -50,10 +50,10 @@ def is_state_tensor(tensor: Tensor) -> bool:
 
 def without_training_state(content: Content) -> Content:
     """Return a content without the state of its training, under the names that it has."""
-    gone: set[Path] = set()
     if content.tree is None:
-        gone = training_state_paths(content)
-        return replace(content, tensors=_tied(one for one in content.tensors if one.path not in gone))
+        state = training_state_paths(content)
+        return replace(content, tensors=_tied(one for one in content.tensors if one.path not in state))
+    gone: set[Path] = set()
     tree = _without_state(content.tree, (), gone)
     kept = [one for one in content.tensors if not any(one.path[:end] in gone for end in range(_DEEPEST + 1))]
     tied = _tied(kept)
