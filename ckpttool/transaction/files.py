@@ -31,6 +31,13 @@ class StalePlan(Exception):
         self.since_plan = since_plan
 
 
+class NameTaken(StalePlan):
+    """Another file has the name that a file was to get."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{os.path.basename(path)} already exists")
+
+
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
     """What a file was when it was looked at.

@@ -21,6 +21,7 @@ from ckpttool.io import fs
 from ckpttool.io.directories import link_or_rename, rename, retry_while_busy
 from ckpttool.transaction.files import (
     Contents,
+    NameTaken,
     StalePlan,
     contents,
     is_same_file,
@@ -106,7 +107,7 @@ def require_movable(dirs: MoveDirs, move: Move) -> None:
         if here is not EntryState.SAME:
             raise StalePlan("it has changed", since_plan=True)
         if dirs.target >= 0 and _is_taken(dirs, old, new) and not _is_successor(move, dirs.target, new):
-            raise StalePlan(f"{os.path.basename(new)} already exists")
+            raise NameTaken(new)
 
 
 # The steps, in the order in which a move takes them and is taken back -----------------------------
@@ -124,7 +125,7 @@ def link_new(dirs: MoveDirs, move: Move) -> None:
             continue
         gives_way = _is_successor(move, dirs.target, new)
         if there is not EntryState.NOTHING and not gives_way and not _is_variant(dirs, old, new):
-            raise StalePlan(f"{os.path.basename(new)} already exists")
+            raise NameTaken(new)
         here = _entry_state(dirs.source, old, move, old, dirs.was_at)
         if here is not EntryState.SAME:
             what = "vanished, or a part of it," if here is EntryState.NOTHING else "changed"
@@ -147,20 +148,25 @@ def _add(dirs: MoveDirs, added: Successor) -> None:
     if not _lies_at(added, dirs.source, added.waits):
         raise StalePlan("what was to take its place has gone")
     if status_at(name, dirs.source) is not None:
-        raise StalePlan(f"{os.path.basename(name)} already exists")
+        raise NameTaken(name)
     _link_or_rename(MoveDirs(dirs.source, dirs.source), added.waits, name)
 
 
 def place_successors(dirs: MoveDirs, move: Move) -> None:
-    """Let successors take the old names of a checkpoint that has its new ones; no name is ever free."""
+    """Let successors take the old names of a checkpoint that has its new ones; no name is ever free.
+
+    A file that came to an old name since stays there: it is what a trainer saves right after this, too.
+    """
     new_names = dict(move.members)
     for one in () if dirs.is_return else move.replacing:
         old = one.file.path
         if _lies_at(one, dirs.source, old):
             continue
+        if _was_written_to(dirs.source, move, old):
+            raise StalePlan("it has changed", since_plan=True)
         there = status_at(old, dirs.source)
         if there is not None and not is_same_file(old, dirs.source, new_names[old], dirs.target):
-            raise StalePlan("it has changed", since_plan=True)
+            continue
         if not _lies_at(one, dirs.source, one.waits):
             raise StalePlan("what was to take its place has gone")
         _replace(one.waits, dirs.source, old, dirs.source)
@@ -197,7 +203,7 @@ def relink_old(dirs: MoveDirs, move: Move) -> None:
             _replace(new, dirs.target, old, dirs.source)
             continue
         if _is_taken(back, new, old):
-            raise StalePlan(f"{os.path.basename(old)} already exists")
+            raise NameTaken(old)
         _link_or_rename(back, new, old)
 
 
@@ -223,13 +229,13 @@ def _link_or_rename(dirs: MoveDirs, old: str, new: str) -> bool:
     ):
         if _may_be_same_name(old, new):  # a link would take the one for the other
             if _is_taken(dirs, old, new):
-                raise StalePlan(f"{other} already exists")
+                raise NameTaken(other)
             retry_while_busy(partial(rename, name, here, other, there))
             return False
         try:
             return link_or_rename(name, here, other, there, lambda: _is_taken(dirs, old, new), is_strict=True)
         except FileExistsError as error:
-            raise StalePlan(f"{other} already exists") from error
+            raise NameTaken(other) from error
 
 
 def _replace(name: str, place: int, target: str, target_place: int) -> None:
@@ -275,10 +281,15 @@ def _undo_link(dirs: MoveDirs, old: str, new: str, *, is_link: bool) -> None:
 
 
 def _was_written_to(place: int, move: Move, old: str) -> bool:
-    """Tell whether the file at an old name of a checkpoint isn't as it was noted."""
+    """Tell whether the file at an old name of a checkpoint is the one that was noted, with other content."""
     noted = next((file for file in move.contents.files if file.path == old), None)
     status = None if noted is None else status_at(old, place)
-    return noted is not None and status is not None and not noted.is_of(status)
+    return (
+        noted is not None
+        and status is not None
+        and (noted.device, noted.inode) == (status.st_dev, status.st_ino)
+        and not noted.is_of(status)
+    )
 
 
 def _unlink_other_name(

@@ -19,7 +19,7 @@ from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
 from ckpttool.io import fs
 from ckpttool.io.atomic import sync_directory
 from ckpttool.transaction.copies import inodes_of_moves, leftover_names
-from ckpttool.transaction.files import StalePlan
+from ckpttool.transaction.files import NameTaken, StalePlan
 from ckpttool.transaction.history import (
     add_to_record,
     make_room,
@@ -498,9 +498,10 @@ def recover_moves(directory: str, path: str, moves: Moves, recovery: Recovery) -
     try:
         done, failures = finish_or_undo(transaction)
     except (StalePlan, CheckpointError, OSError) as failure:
-        reason = (
-            f"{doing}, and it can be neither finished nor taken back: {failure_text(failure)}; see {path}"
+        way_out = (
+            "; move it elsewhere and run this again" if isinstance(failure, NameTaken) else f"; see {path}"
         )
+        reason = f"{doing}, and it can be neither finished nor taken back: {failure_text(failure)}{way_out}"
         recovery.failed |= dict.fromkeys(paths or [directory], reason)
         return False
     for moved in paths:

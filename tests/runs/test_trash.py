@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import suppress
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,9 @@ from ckpttool.transaction import move_transaction
 from ckpttool.transaction.journal import Move
 from ckpttool.transaction.move_steps import MoveDirs
 from tests.support.changes import empty_trash, file_bytes, prune_to_trash
-from tests.support.faults import fill_disk
+from tests.support.faults import dies_at, fill_disk
+from tests.support.outcomes import stages
+from tests.support.runs import KINDS
 
 TRASH = ".ckpttool-trash"
 
@@ -104,6 +108,31 @@ def test_one_that_is_written_to_while_it_moves_stays(short: Path, monkeypatch: p
     assert (problem.path, "it has changed" in problem.message) == (str(path), True)
     assert path.read_bytes() == b"saved meanwhile"
     assert path.name not in os.listdir(short / TRASH / str(done.trash) / "0")
+
+
+@pytest.mark.parametrize("is_slimmed", [False, True])
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_save_after_a_kill_keeps_its_name_and_blocks_nothing(
+    tmp_path: Path, is_slimmed: bool, is_replaced: bool
+) -> None:
+    make, _ = KINDS["PyTorch"]
+    policy = {"full": 1} if is_slimmed else {"keep_last": 1}
+    for number in count(1, 3):
+        run = tmp_path / str(number)
+        make(run, numbers=range(1, 4))
+        is_killed = dies_at(number, partial(prune, run, trash=True, min_age=0, depth="quick", **policy))
+        oldest = run / "model_epoch_1.pth"
+        if is_replaced:
+            (run / "saving").write_bytes(b"saved after the kill")
+            os.replace(run / "saving", oldest)
+        else:
+            oldest.write_bytes(b"saved after the kill")
+        prune(run, keep_last=9, min_age=0, depth="quick")
+        assert list(stages(run)) == []
+        if not is_killed:
+            break
+        assert oldest.read_bytes() == b"saved after the kill"
+        shutil.rmtree(run)
 
 
 # Emptied --------------------------------------------------------------------------------------------
