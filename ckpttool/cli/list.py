@@ -56,9 +56,9 @@ from ckpttool.runs.scope import Scope
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from ckpttool.cli.prune_options import PruneOptions
+    from ckpttool.cli.retention_config import Retention
     from ckpttool.ops.workload import Part
-    from ckpttool.runs.listing import DirectoryPreview, ListedDirectory, Listing
+    from ckpttool.runs.listing import DirectoryPreview, Listing
     from ckpttool.runs.members.full_read import Progress
     from ckpttool.transaction.paths import Problem
 
@@ -164,24 +164,24 @@ def list_(command: ListCommand) -> int:
     if (command.mtbf or command.save_time) and not command.cadence:
         raise UsageError("--mtbf and --save-time go with --cadence")
     given = {**command.scope, **command.rules, **({} if command.jobs is None else {"jobs": command.jobs})}
-    options = list_options(command.directories, given, metric, mode, command.config)
-    paths = options.directories()
+    retention = listed_by(command.directories, given, metric, mode, command.config)
+    paths = retention.directories
     if plot is not None:
         from ckpttool.cli.reports import check_plot
 
         if plot.lower().endswith(".html"):
             raise UsageError(f"--plot {plot}: ckpttool report writes a page (-o {plot})")
-        check_plot(plot, [*paths, *options.request_options.get("metrics", ())])
+        check_plot(plot, [*paths, *retention.request_values.get("metrics", ())])
     part, address = command.workload.get("part"), command.workload.get("executor")
     has_order = command.sort or command.reverse or metric or plot or command.cadence
-    if part is not None and (not command.json or has_order or command.rules or options.config is not None):
+    if part is not None and (not command.json or has_order or command.rules or retention.config is not None):
         raise UsageError(
             "--part goes with --json, and without an order, --best, --plot, --cadence, rules or "
             "a configuration"
         )
     with executor_at(address) if address else nullcontext() as executor:
-        places, listing = read_listing(
-            options,
+        listing, read = read_listing(
+            retention,
             metric,
             mode,
             command.verify,
@@ -192,9 +192,9 @@ def list_(command: ListCommand) -> int:
         )
     if not quiet:
         say_inferred_mode(metric, mode)
-        if options.config is not None and command.config is None:
+        if retention.config is not None and command.config is None:
             hint = "ckpttool list . lists everything here"
-            say(f"{printable(options.config)} selects what is listed, as it does for prune ({hint})")
+            say(f"{printable(retention.config)} selects what is listed, as it does for prune ({hint})")
         warn(listing, everything=command.long or not sys.stderr.isatty(), verbose=command.long)
     if plot is not None and listing.checkpoints:
         from ckpttool.cli.render.plot import kind_of
@@ -210,8 +210,8 @@ def list_(command: ListCommand) -> int:
     elif command.cadence and listing.checkpoints:
         _show_cadence(listing, command)
     else:
-        _show(listing, [place for place, is_read in places if is_read], command)
-    return status_of(places, listing)
+        _show(listing, read, retention, command)
+    return status_of(listing, paths, read)
 
 
 def _span(text: str | None, flag: str) -> float | None:
@@ -250,28 +250,24 @@ def _show_cadence(listing: Listing, command: ListCommand) -> None:
         say("no series of several checkpoints")
 
 
-def list_options(
+def listed_by(
     directories: Sequence[str],
     given: Mapping[str, Any],
     metric: str | None,
     mode: Mode | None,
     config: str | None,
-) -> PruneOptions:
+) -> Retention:
     """Return what is listed and by which rules; ``--keep-best`` goes by the metric whose best is marked."""
-    from ckpttool.cli.prune_options import read_prune_options
+    from ckpttool.cli.retention_config import retention_for
 
     if given.keys() & {"keep_best", "keep_best_runs"}:
         own = {"metric": metric, "mode": mode}
         given = {**given, **{name: value for name, value in own.items() if value is not None}}
-    return read_prune_options(
-        directories,
-        {**given, "yes": True},  # nobody is asked
-        config,
-    )
+    return retention_for(directories, {**given, "yes": True}, config)  # nobody is asked
 
 
 def read_listing(
-    options: PruneOptions,
+    retention: Retention,
     metric: str | None,
     mode: Mode | None,
     verify: Depth,
@@ -280,13 +276,13 @@ def read_listing(
     reverse: bool = False,
     executor: Executor | None = None,
     part: Part | None = None,
-) -> tuple[list[tuple[ListedDirectory, bool]], Listing]:
-    """Return the directories, each with whether it could be read, and what lies in them."""
+) -> tuple[Listing, list[str]]:
+    """Return what the directories hold, with what prune would do there, and those that could be read."""
     from ckpttool.runs.listing import listing_of
 
-    places, problems = _places_to_list(options, verify)
+    scopes, problems = _scopes(retention, verify)
     progress = ProgressLines()
-    previews = _preview(places, progress, executor, must_read_all=part is not None)
+    previews = _preview(scopes, progress, executor, must_read_all=part is not None)
     listing = listing_of(
         list(previews.values()),
         sort=sort,
@@ -294,39 +290,34 @@ def read_listing(
         best=metric,
         mode=mode,
         depth=verify,
-        jobs=options.request_options.get("jobs"),
+        jobs=retention.request_values.get("jobs"),
         progress=progress,
         executor=executor,
         part=part,
     )
-    return (
-        [(place, place.directory in previews) for place in places],
-        replace(listing, problems=(*problems, *listing.problems)),
-    )
+    return replace(listing, problems=(*problems, *listing.problems)), [*previews]
 
 
-def status_of(places: Sequence[tuple[ListedDirectory, bool]], listing: Listing) -> int:
+def status_of(listing: Listing, directories: Sequence[str], read: Sequence[str]) -> int:
     """Return the exit status: 2 if a directory could not be read, 1 if something needs attention."""
-    return int(bool(listing.problems)) if all(is_read for _, is_read in places) else COULD_NOT
+    return int(bool(listing.problems)) if len(read) == len(directories) else COULD_NOT
 
 
-def _places_to_list(options: PruneOptions, depth: Depth) -> tuple[list[ListedDirectory], list[Problem]]:
-    """Return what is looked at, with what prune would do there, and why it would do nothing."""
-    from ckpttool.cli.prune_options import unmatched_rules
-    from ckpttool.runs.listing import ListedDirectory
+def _scopes(retention: Retention, depth: Depth) -> tuple[dict[str, Scope], list[Problem]]:
+    """Return a request by directory, or a scope where there are no rules; and problems of the rules."""
+    from ckpttool.cli.retention_config import unmatched_rules
 
-    values = {**options.request_options}
+    requests = retention.requests(depth=depth) if retention.has_rules else []
+    problems = unmatched_rules(retention, requests)
+    if requests and not problems:
+        return {one.directory: one for one in requests}, []
+    values = retention.request_values
     scope = Scope(**{one.name: values[one.name] for one in fields(Scope) if one.name in values})
-    if options.policies is None and options.request_options.get("failed") is None:
-        return [ListedDirectory(path, scope) for path in options.directories()], []
-    requests = replace(options, request_options={**values, "depth": depth}).requests()
-    if problems := unmatched_rules(options, requests):
-        return [ListedDirectory(one.directory, scope) for one in requests], problems
-    return [ListedDirectory(one.directory, scope, one) for one in requests], []
+    return dict.fromkeys(retention.directories, scope), problems
 
 
 def _preview(
-    places: Sequence[ListedDirectory],
+    scopes: Mapping[str, Scope],
     progress: Progress,
     executor: Executor | None,
     *,
@@ -336,13 +327,13 @@ def _preview(
     from ckpttool.runs.listing import preview_directory
 
     previews = {}
-    for place in places:
+    for directory, scope in scopes.items():
         try:
-            previews[place.directory] = preview_directory(place, progress, executor)
+            previews[directory] = preview_directory(directory, scope, progress, executor)
         except (CheckpointError, UsageError) as failure:
-            if len(places) == 1 or must_read_all:
+            if len(scopes) == 1 or must_read_all:
                 raise
-            say_error(with_directory(failure, place.directory))
+            say_error(with_directory(failure, directory))
     return previews
 
 
@@ -359,14 +350,14 @@ def warn(listing: Listing, *, everything: bool, verbose: bool = False) -> None:
     say_unread(listing.unread, "not listed", everything=verbose)
 
 
-def _show(listing: Listing, places: Sequence[ListedDirectory], command: ListCommand) -> None:
+def _show(listing: Listing, read: Sequence[str], retention: Retention, command: ListCommand) -> None:
     if command.json:
         print_json(listing.document())
     elif command.quiet:
         pass
     elif not listing.checkpoints:
-        for place in places:
-            say_empty(place.directory, recursive=place.scope.recursive)
+        for directory in read:
+            say_empty(directory, recursive=retention.is_recursive)
     elif command.null:
         print_paths([one.entry.path for one in listing.checkpoints], null=True)
     else:

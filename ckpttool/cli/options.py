@@ -24,6 +24,12 @@ in_output = partial(option, panel=OUTPUT_PANEL)
 _in_execution = partial(option, panel=EXECUTION_PANEL)
 
 
+def directory_or_paths() -> Any:
+    return argument(
+        "[DIR]", "Directory of checkpoints. [default: paths in ckpttool.toml, or .]", default=None
+    )
+
+
 def directory_argument() -> Any:
     return argument("[DIR]", "Directory of checkpoints. [default: .]", default=os.curdir)
 

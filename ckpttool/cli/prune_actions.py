@@ -21,14 +21,15 @@ from ckpttool.cli.output import (
 )
 from ckpttool.cli.paths import directory_name, say_journals, with_directory
 from ckpttool.cli.progress import ProgressLines
-from ckpttool.cli.prune_options import unmatched_rules
+from ckpttool.cli.retention_config import unmatched_rules
 from ckpttool.core.errors import CheckpointError, UsageError
 from ckpttool.core.printable import printable
 from ckpttool.io import fs
 from ckpttool.runs.reasons import Code, code_of, true_of_all
 
 if TYPE_CHECKING:
-    from ckpttool.cli.prune_options import PruneCommand, PruneOptions
+    from ckpttool.cli.prune import PruneCommand
+    from ckpttool.cli.retention_config import Retention
     from ckpttool.runs.members.entry import Entry
     from ckpttool.runs.pruning.planning import PrunePlan
     from ckpttool.runs.pruning.prune import Pruned
@@ -41,18 +42,18 @@ if TYPE_CHECKING:
 # Prune directories ----------------------------------------------------------------------------------
 
 
-def prune_directories(options: PruneOptions, command: PruneCommand, consent: Consent) -> int:
+def prune_directories(retention: Retention, command: PruneCommand, consent: Consent) -> int:
     """Prune all directories, each for itself, and return the exit status: the worst of theirs.
 
     An error in the only directory is raised; in one of several it is printed, and the others are pruned.
     """
     from ckpttool.transaction.journal import new_identity
 
-    requests = options.requests()
-    _say_unread(options, command)
-    if problems := unmatched_rules(options, requests):
-        return _report_wrong_rules(options, problems, command)
-    trash = new_identity() if options.trash else None
+    requests = retention.requests()
+    _say_unread(retention, command)
+    if problems := unmatched_rules(retention, requests):
+        return _report_wrong_rules(retention, problems, command)
+    trash = new_identity() if retention.trash else None
     outcomes: list[Pruned] = []
     failures = 0
     for request in requests:
@@ -125,20 +126,20 @@ def _preview_trash(preview: Pruned) -> Pruned:
     return replace(preview, trash="", trashed_bytes=preview.freed_bytes, freed_bytes=0)
 
 
-def _say_unread(options: PruneOptions, command: PruneCommand) -> None:
+def _say_unread(retention: Retention, command: PruneCommand) -> None:
     """Say which configuration is not read, and why."""
-    if options.unread_config is not None and not command.quiet:
+    if retention.unread_config is not None and not command.quiet:
         why = "since a directory or a rule was given (--config reads it)"
-        say(f"{printable(options.unread_config)} is not read, {why}")
+        say(f"{printable(retention.unread_config)} is not read, {why}")
 
 
-def _report_wrong_rules(options: PruneOptions, problems: Sequence[Problem], command: PruneCommand) -> int:
+def _report_wrong_rules(retention: Retention, problems: Sequence[Problem], command: PruneCommand) -> int:
     """Print what is wrong with the rules and return the exit status; nothing is removed."""
     from ckpttool.runs.pruning.prune import Pruned
     from ckpttool.runs.retention.plan import RetentionPlan
     from ckpttool.runs.retention.policies import Policies
 
-    plan = RetentionPlan(options.policies or Policies(), ())
+    plan = RetentionPlan(retention.policies or Policies(), ())
     outcome = Pruned(plan, 0, dry_run=command.is_dry, problems=tuple(problems))
     _say(outcome, quiet=command.quiet)
     if command.json:
@@ -284,15 +285,15 @@ def _say(outcome: Pruned, *, quiet: bool) -> None:
 # Explain one checkpoint -----------------------------------------------------------------------------
 
 
-def explain_checkpoint(options: PruneOptions, path: str, command: PruneCommand) -> int:
+def explain_checkpoint(retention: Retention, path: str, command: PruneCommand) -> int:
     """Print why one checkpoint is kept or removed, and return the exit status; nothing is changed."""
     from ckpttool.runs.pruning.explanation import explain
     from ckpttool.runs.pruning.planning import make_plan
     from ckpttool.runs.pruning.prune import Pruned
 
-    request = _request_around(options, path)
-    _say_unread(options, command)
-    problems = unmatched_rules(options, options.requests())
+    request = _request_around(retention, path)
+    _say_unread(retention, command)
+    problems = unmatched_rules(retention, retention.requests())
     planned = make_plan(request, ProgressLines())
     explanation = explain(planned, path)
     if command.json:
@@ -307,10 +308,10 @@ def explain_checkpoint(options: PruneOptions, path: str, command: PruneCommand) 
     return int(bool(problems))
 
 
-def _request_around(options: PruneOptions, path: str) -> PruneRequest:
+def _request_around(retention: Retention, path: str) -> PruneRequest:
     """Return the request that looks at a path: that of its directory, or of one around it."""
     around = os.path.dirname(path.rstrip(os.sep)) or os.curdir
-    requests = options.requests()
+    requests = retention.requests()
     for request in requests:
         if fs.realpath(request.directory) == fs.realpath(around):
             return request
@@ -319,9 +320,9 @@ def _request_around(options: PruneOptions, path: str) -> PruneRequest:
         inside = os.path.join(fs.realpath(request.directory), "")
         if place.startswith(inside) and (request.recursive or _holds_checkpoint_at(inside, place)):
             return request
-    if not options.paths:
+    if not retention.paths:
         return replace(requests[0], directory=around)
-    raise UsageError(f"{path} is in none of these directories: {', '.join(options.paths)}")
+    raise UsageError(f"{path} is in none of these directories: {', '.join(retention.paths)}")
 
 
 def _holds_checkpoint_at(directory: str, place: str) -> bool:
@@ -335,19 +336,19 @@ def _holds_checkpoint_at(directory: str, place: str) -> bool:
 # Empty the trash ------------------------------------------------------------------------------------
 
 
-def empty_trashes(options: PruneOptions, command: PruneCommand, consent: Consent) -> int:
+def empty_trashes(retention: Retention, command: PruneCommand, consent: Consent) -> int:
     """Empty the trash of all directories, and return the exit status: the worst of theirs."""
     if not consent.is_given:
-        preview, _ = _empty_each(options, dry_run=True)
+        preview, _ = _empty_each(retention, dry_run=True)
         if any(one.removed for one in preview) and not _agrees_to_empty(preview, command, consent):
             return 1
-    emptied, failures = _empty_each(options, dry_run=command.is_dry)
+    emptied, failures = _empty_each(retention, dry_run=command.is_dry)
     for failure in failures:
         say_error(failure)
     return _report_emptied(emptied, command, failed=bool(failures))
 
 
-def _empty_each(options: PruneOptions, *, dry_run: bool) -> tuple[list[EmptiedTrash], list[str]]:
+def _empty_each(retention: Retention, *, dry_run: bool) -> tuple[list[EmptiedTrash], list[str]]:
     """Return the outcome for each trash, and an error for each directory that can't be read.
 
     An error in the only directory is raised.
@@ -359,14 +360,16 @@ def _empty_each(options: PruneOptions, *, dry_run: bool) -> tuple[list[EmptiedTr
 
     emptied: list[EmptiedTrash] = []
     failures: list[str] = []
-    for path in options.paths or (os.curdir,):
+    for path in retention.paths or (os.curdir,):
         try:
             root = require_directory(path)
-            for place in dict.fromkeys([root, *(directories_with_trash(root) if options.recursive else ())]):
+            for place in dict.fromkeys(
+                [root, *(directories_with_trash(root) if retention.is_recursive else ())]
+            ):
                 empty_one = empty_store_trash if fs.is_remote(place) else empty
-                emptied.append(empty_one(place, options.older_than, dry_run=dry_run))
+                emptied.append(empty_one(place, retention.older_than, dry_run=dry_run))
         except CheckpointError as failure:
-            if len(options.paths) <= 1:
+            if len(retention.paths) <= 1:
                 raise
             failures.append(with_directory(failure, path))
     return emptied, failures

@@ -9,7 +9,7 @@ from typing import Any
 
 from ckpttool.cli.list import (
     best_option,
-    list_options,
+    listed_by,
     plan_config_option,
     read_listing,
     rules_group,
@@ -17,10 +17,9 @@ from ckpttool.cli.list import (
     verify_option,
     warn,
 )
-from ckpttool.cli.options import Depth, Mode, in_output, mode_option, quiet_option
+from ckpttool.cli.options import Depth, Mode, directory_or_paths, in_output, mode_option, quiet_option
 from ckpttool.cli.output import say
 from ckpttool.cli.paths import directory_name, say_inferred_mode
-from ckpttool.cli.prune_options import directory_or_paths
 from ckpttool.core.options import OUTPUT_PANEL, group, jobs_option
 from ckpttool.runs.scope import Scope
 
@@ -62,10 +61,10 @@ def report(command: ReportOptions) -> int:
     metric, mode, output, quiet = command.metric, command.mode, command.output, command.quiet
     given = {**command.scope, **command.rules, **({} if command.jobs is None else {"jobs": command.jobs})}
     named = [] if command.directory is None else [command.directory]
-    options = list_options(named, given, metric, mode, command.config)
-    paths = options.directories()
-    check_targets({"--output": output}, [*paths, *options.request_options.get("metrics", ())])
-    places, listing = read_listing(options, metric, mode, command.verify)
+    retention = listed_by(named, given, metric, mode, command.config)
+    paths = retention.directories
+    check_targets({"--output": output}, [*paths, *retention.request_values.get("metrics", ())])
+    listing, read = read_listing(retention, metric, mode, command.verify)
     if not quiet:
         say_inferred_mode(metric, mode)
         warn(listing, everything=not sys.stderr.isatty())
@@ -74,4 +73,4 @@ def report(command: ReportOptions) -> int:
     write_report("--output", output, report_page(", ".join(map(directory_name, paths)), subtitle, listing))
     if not quiet:
         say(f"wrote {output}: {len(listing.checkpoints):,} checkpoints in {len(listing.series):,} series")
-    return status_of(places, listing)
+    return status_of(listing, paths, read)

@@ -1,21 +1,29 @@
-"""``[retention]`` and ``[[retention.rule]]`` of a configuration."""
+"""``[retention]`` and ``[[retention.rule]]`` of a configuration, under the options of a command line."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.config import ConfigDocument
 from ckpttool.cli.config_keys import beside, paths_key, read
 from ckpttool.cli.options import trash_option, yes_option
-from ckpttool.core.errors import UsageError
-from ckpttool.core.options import Reach, group, jobs_option, option, same_option
+from ckpttool.core.errors import CheckpointError, UsageError
+from ckpttool.core.keywords import attribute_names
+from ckpttool.core.options import Reach, group, jobs_option, option, options_of, same_option
+from ckpttool.io import fs
 from ckpttool.runs.pruning.request import PruneRequest
 from ckpttool.runs.retention.policies import PathRule, Policies
-from ckpttool.runs.retention.rules import Policy
+from ckpttool.runs.retention.rules import RULES, Policy
 from ckpttool.runs.scope import Scope
+
+if TYPE_CHECKING:
+    from ckpttool.runs.members.order import Group
+    from ckpttool.transaction.paths import Problem
 
 
 def _log_beside(path: str, directory: str) -> str:
@@ -31,16 +39,23 @@ def _log_beside(path: str, directory: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """What a configuration says of ``prune``.
+    """Directories to prune, and how: ``[retention]`` of a configuration, under options of the command line.
 
     Attributes:
-        path: Where it stands.
-        policies: Which policy each series has.
-        paths: The directories, as seen from the current one.
+        config: The configuration that was read; None without one.
+        unread_config: A configuration with rules that isn't read, since the command line has a directory.
+        is_narrowed: Whether the command line's directory replaces those of the configuration.
+        policies: Policy of each series; None without a rule.
+        paths: Directories as seen from the current one; empty for the current one.
+        request: Further attributes of a ``PruneRequest``, over those above.
+        trash: Whether removed checkpoints go to the trash; those of failed runs always do.
+        older_than: Minimum age in seconds of what ``--empty-trash`` removes.
     """
 
-    path: str
-    policies: Policies | None
+    config: str | None = None
+    unread_config: str | None = None
+    is_narrowed: bool = False
+    policies: Policies | None = None
     rules: Mapping[str, Any] = group(Policy)
     failed: Mapping[str, Any] = group(PruneRequest, ("failed",))
     paths: tuple[str, ...] = paths_key("Directories to prune, relative to this file.")
@@ -56,22 +71,55 @@ class Retention:
         reach=Reach.HARMLESS,
         default=(),
     )
+    older_than: int | None = None
 
     @property
-    def values(self) -> dict[str, Any]:
-        """Return the values but for those of policies, by attribute."""
-        own = {name: getattr(self, name) for name in ("paths", "metrics", "trash", "yes", "jobs")}
+    def request_values(self) -> dict[str, Any]:
+        """Return the attributes of a ``PruneRequest`` that are set, but for directory and policies."""
+        own = {"metrics": self.metrics, "jobs": self.jobs}
         given = {name: value for name, value in own.items() if value not in (None, ())}
-        return {**self.failed, **self.scope, **self.request, **given}
+        return {**self.failed, **self.scope, **given, **self.request}
+
+    @property
+    def has_rules(self) -> bool:
+        """Tell whether something says which checkpoints to keep."""
+        return self.policies is not None or "failed" in self.request_values
+
+    @property
+    def is_recursive(self) -> bool:
+        """Tell whether subdirectories are searched."""
+        return bool(self.request_values.get("recursive", True))
+
+    @property
+    def directories(self) -> list[str]:
+        """Return the directories, each once."""
+        places: dict[str, str] = {}
+        for path in self.paths or (os.curdir,):
+            places.setdefault(fs.realpath(path), path)
+        return list(places.values())
+
+    def requests(self, **other: Any) -> list[PruneRequest]:
+        """Return one request for each directory, with other values of some attributes.
+
+        Raises:
+            UsageError: No rule says which checkpoints to keep.
+        """
+        if not self.has_rules:
+            more = "" if self.paths else "; or write a ckpttool.toml with [retention]"
+            if self.unread_config is not None:
+                more = f"; {self.unread_config} is not read, since a directory was given: --config reads it"
+            raise UsageError(f"no rule says which checkpoints to keep (--keep N keeps the newest N{more})")
+        values = {**self.request_values, **other}
+        return [PruneRequest(directory=path, policies=self.policies, **values) for path in self.directories]
 
 
 def read_retention(document: ConfigDocument, *, given: Collection[str] = ()) -> Retention | None:
-    """Return what a configuration says of ``prune``; None if it says nothing.
+    """Return ``[retention]`` of a configuration; None if it is empty, as ``ckpttool init`` writes it.
 
     Args:
         given: Attributes that the command line gives, by their names.
     """
-    if not document.table("retention"):  # as `ckpttool init` writes it
+    if not document.table("retention"):
         return None
     values = read(Retention, document, "retention", given=given)
     try:
@@ -81,4 +129,152 @@ def read_retention(document: ConfigDocument, *, given: Collection[str] = ()) -> 
     listed = values.get("path_rules", ())
     here = os.path.dirname(document.path) or os.curdir
     policies = Policies(default, listed, here) if default or listed else None
-    return Retention(path=document.path, policies=policies, **values)
+    return Retention(config=document.path, policies=policies, **values)
+
+
+def retention_for(
+    directories: Sequence[str],
+    given: Mapping[str, Any],
+    config: str | ConfigDocument | None = None,
+    *,
+    finds_unread: bool = False,
+) -> Retention:
+    """Return the options of the command line, over those of a configuration.
+
+    A configuration is searched for only if neither a directory nor a rule is given.
+
+    Args:
+        directories: Those of the command line.
+        given: Its options, by the names of attributes.
+        config: The configuration that it names, or one that was read already.
+        finds_unread: Whether to search for a configuration that isn't read, to mention it.
+    """
+    rules = {name: given[name] for name in RULES if name in given}
+    is_of_trash = "empty_trash" in given
+    older_than = rules.pop("older_than", None) if is_of_trash else None
+    if is_of_trash and (others := [*rules, *(name for name in _NOT_OF_TRASH if name in given)]):
+        raise UsageError(f"--empty-trash looks at no checkpoint (leave {_flag(others[0])} out)")
+    policies = Policies(Policy(**rules)) if rules else None
+    found = None
+    if config is not None or not (directories or rules or "failed" in given):
+        found = _configured(config, given)
+    if found is not None and policies is not None and found.policies is not None:
+        raise UsageError(f"{found.config} has rules, and so has the command line (leave out one of them)")
+    base = found or Retention(paths=())
+    request = {name: value for name, value in given.items() if name in attribute_names(PruneRequest)}
+    if excluded := (*base.scope.get("exclude", ()), *given.get("exclude", ())):
+        request["exclude"] = excluded
+    failed = given.get("failed", base.failed.get("failed"))
+    return replace(
+        base,
+        paths=tuple(directories) or base.paths,
+        policies=base.policies or policies,
+        request={**base.request, **request},
+        trash=given.get("trash", base.trash) or failed == "remove",
+        yes=given.get("yes", base.yes),
+        older_than=older_than,
+        is_narrowed=found is not None and bool(directories),
+        unread_config=_unread_config() if finds_unread and config is None and found is None else None,
+    )
+
+
+_NOT_OF_TRASH = (
+    "failed",
+    "trash",
+    "explain",
+    "require_copy",
+    "max_delete",
+    "min_age",
+    "metrics",
+    "group_by",
+    "series",
+)
+"""Options that say nothing of a trash, besides the rules."""
+
+
+def _flag(name: str) -> str:
+    options = {**options_of(Policy), **options_of(PruneRequest)}
+    return options[name].flags[0] if name in options else f"--{name.replace('_', '-')}"
+
+
+def _configured(config: str | ConfigDocument | None, given: Collection[str]) -> Retention | None:
+    """Return ``[retention]`` of a configuration, or of the one that is found."""
+    from ckpttool.cli.config import find_config, read_document
+
+    if config is None:
+        found = find_config()
+        return None if found is None else read_retention(read_document(found), given=given)
+    document = read_document(config, is_named=True) if isinstance(config, str) else config
+    retention = read_retention(document, given=given)
+    if retention is None:
+        raise UsageError(f"{document.path}: nothing is set in [retention]")
+    return retention
+
+
+def _unread_config() -> str | None:
+    """Return the configuration with rules that isn't read, or None; one that can't be read has none."""
+    from ckpttool.cli.config import find_config, read_document
+
+    try:
+        path = find_config()
+        tables = {} if path is None else read_document(path).tables
+    except (UsageError, CheckpointError):  # nobody asked for it
+        return None
+    return path if tables.get("retention") else None
+
+
+# Rules for some series ------------------------------------------------------------------------------
+
+_WILD = re.compile(r"[*?[]")
+
+
+def unmatched_rules(retention: Retention, requests: Sequence[PruneRequest]) -> list[Problem]:
+    """Return a problem for each rule of a configuration that no series in any of the directories matches.
+
+    Such a rule is most likely misspelled, and what it was to keep would be pruned by the rules for all
+    others: so nothing may be removed. A rule for what lies outside of the command line's directory is not
+    meant, nor one for what can't be read, which is an error of its own.
+    """
+    from ckpttool.transaction.paths import Problem
+
+    if retention.policies is None or not retention.policies.rules:
+        return []
+    groups, unseen = _groups(requests)
+    base = os.path.realpath(retention.policies.directory)
+    problems = []
+    for rule in retention.policies.unmatched(tuple(groups)):
+        place = _fixed_directory(rule, base)
+        is_elsewhere = retention.is_narrowed and not any(
+            _is_within(place, fs.realpath(request.directory)) for request in requests
+        )
+        is_unseen = any(_is_within(place, one) or _is_within(one, place) for one in unseen)
+        if not (is_elsewhere or is_unseen):
+            message = f"no series matches {rule.glob!r}; nothing was removed"
+            problems.append(Problem(rule.origin or "path", message))
+    return problems
+
+
+def _groups(requests: Sequence[PruneRequest]) -> tuple[list[Group], list[str]]:
+    """Return the series of all directories, and the directories that can't be read."""
+    from ckpttool.runs.surveying.survey import survey_directory
+
+    groups: list[Group] = []
+    unseen = []
+    for request in requests:
+        try:
+            survey = survey_directory(request.directory, replace(request, metrics=()))
+        except CheckpointError:  # pruning it raises the same
+            unseen.append(fs.realpath(request.directory))
+        else:
+            groups += survey.groups
+    return groups, unseen
+
+
+def _fixed_directory(rule: PathRule, base: str) -> str:
+    """Return the directory that everything lies in which a rule can match."""
+    names = rule.glob.split("/")
+    return os.path.join(base, *takewhile(lambda name: not _WILD.search(name), names))
+
+
+def _is_within(path: str, directory: str) -> bool:
+    return os.path.join(path, "").startswith(os.path.join(directory, ""))

@@ -135,8 +135,7 @@ def _configured_steps(
 
 
 def _prune_step(document: ConfigDocument, exclude: Sequence[str], jobs: int | None) -> Step | None:
-    from ckpttool.cli.prune_options import read_prune_options, unmatched_rules
-    from ckpttool.cli.retention_config import read_retention
+    from ckpttool.cli.retention_config import read_retention, retention_for, unmatched_rules
     from ckpttool.runs.watch_steps import prune_step
 
     given: dict[str, Any] = {"exclude": tuple(exclude), "yes": True}  # who watches isn't asked
@@ -144,15 +143,15 @@ def _prune_step(document: ConfigDocument, exclude: Sequence[str], jobs: int | No
     retention = read_retention(document, given=given)
     if retention is None or (retention.policies is None and not retention.failed):
         return None
-    options_for = partial(read_prune_options, given=given, config=document)
+    under = partial(retention_for, given=given, config=document)
 
     def request_for(directory: str) -> PruneRequest:
-        return options_for([directory]).requests()[0]
+        return under([directory]).requests()[0]
 
     def obstacles(request: PruneRequest) -> list[Problem]:
-        return unmatched_rules(options_for([request.directory]), [request])
+        return unmatched_rules(under([request.directory]), [request])
 
-    return prune_step(request_for, obstacles, trash=options_for([os.curdir]).trash)
+    return prune_step(request_for, obstacles, trash=under([os.curdir]).trash)
 
 
 def _slims(document: ConfigDocument) -> bool:

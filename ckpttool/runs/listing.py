@@ -53,14 +53,6 @@ ORDERS: Mapping[str, SortKey] = {
 """What there is besides any metric."""
 
 
-class ListedDirectory(NamedTuple):
-    """A directory, what of it is looked at, and the policy, if there is one, that says what would stay."""
-
-    directory: str
-    scope: Scope
-    retention: PruneRequest | None = None
-
-
 class DirectoryPreview(NamedTuple):
     """What lies in a directory: who points at it, and what a policy would do with it."""
 
@@ -309,7 +301,7 @@ def list_checkpoints(
         UsageError: No checkpoint has the metric, or a metric was given without a mode.
         CheckpointError: The directory, or a file of metrics, can't be looked at.
     """
-    scope = Scope(
+    scope = retention or Scope(
         recursive=recursive,
         exclude=exclude,
         max_depth=max_depth,
@@ -318,7 +310,7 @@ def list_checkpoints(
         metrics=metrics,
     )
     progress = progress or no_progress
-    preview = preview_directory(ListedDirectory(os.fspath(directory), scope, retention), progress, executor)
+    preview = preview_directory(os.fspath(directory), scope, progress, executor)
     return listing_of(
         [preview],
         sort=sort,
@@ -333,30 +325,33 @@ def list_checkpoints(
 
 
 def preview_directory(
-    listed: ListedDirectory, progress: Progress = no_progress, executor: Executor | None = None
+    directory: str, scope: Scope, progress: Progress = no_progress, executor: Executor | None = None
 ) -> DirectoryPreview:
-    """Return what lies in a directory; nothing on disk is changed."""
-    request = listed.retention
-    with progress(listed.directory, None) as advance:
+    """Return what lies in a directory; nothing on disk is changed.
+
+    Args:
+        scope: What of it is looked at. A ``PruneRequest`` previews what its policy would keep, too.
+    """
+    with progress(directory, None) as advance:
         survey = survey_directory(
-            listed.directory,
-            listed.scope if request is None else request,
-            enters_root=request is not None,
+            directory,
+            scope,
+            enters_root=isinstance(scope, PruneRequest),
             advance=advance,
             executor=executor,
         )
     protections = Pointers(
-        survey.root, survey.groups, recursive=listed.scope.recursive, exclude=listed.scope.exclude
+        survey.root, survey.groups, recursive=scope.recursive, exclude=scope.exclude
     ).protections()
-    if request is None:
+    if not isinstance(scope, PruneRequest):
         return DirectoryPreview(survey, protections, uploads=tuple(upload_warnings(survey.root)))
     try:
-        return DirectoryPreview(survey, protections, make_plan(request, progress, survey))
+        return DirectoryPreview(survey, protections, make_plan(scope, progress, survey))
     except UsageError as error:
-        if request.max_delete is None:
+        if scope.max_delete is None:
             raise
-        planned = make_plan(replace(request, max_delete=None), progress, survey)
-        return DirectoryPreview(survey, protections, planned, (Problem(listed.directory, str(error)),))
+        planned = make_plan(replace(scope, max_delete=None), progress, survey)
+        return DirectoryPreview(survey, protections, planned, (Problem(directory, str(error)),))
 
 
 def listing_of(

@@ -10,15 +10,15 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
 import pytest
 
 from ckpttool import Policy, PruneRequest
 from ckpttool.cli.commands import command_named
 from ckpttool.cli.config_keys import keys
-from ckpttool.cli.prune_options import PruneCommand, PruneOptions, read_prune_options
-from ckpttool.cli.retention_config import Retention
+from ckpttool.cli.prune import PruneCommand
+from ckpttool.cli.retention_config import Retention, retention_for
 from tests.support.commands import Run, refusals
 from tests.support.golden import Golden
 from tests.support.retention import policies
@@ -80,15 +80,11 @@ def test_what_was_not_given_is_left_to_the_defaults() -> None:
     assert (wanted.trash, wanted.yes) == (False, False)
 
 
-def options_from(arguments: str) -> tuple[PruneOptions, dict[str, Any]]:
-    """Return the options of a command line, and the values of all its parameters."""
+def options_from(arguments: str) -> tuple[Retention, PruneCommand]:
+    """Return what a command line asks for, and its options."""
     command = command_named("prune")
-    context = command.make_context("prune", shlex.split(arguments))
-    values = context.params
-    own = {name: values[name] for name in ("trash", "empty_trash", "yes") if values[name]}
-    taken: PruneCommand = command.record_of(context)
-    directories = [] if taken.directory is None else [taken.directory]
-    return read_prune_options(directories, {**taken.rules, **taken.request, **own}), values
+    taken: PruneCommand = command.record_of(command.make_context("prune", shlex.split(arguments)))
+    return retention_for([] if taken.directory is None else [taken.directory], taken.given), taken
 
 
 def test_what_is_given_counts_even_if_it_is_the_default(
@@ -226,7 +222,7 @@ def test_the_recipes_are_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     Path("ckpttool.toml").write_text("[retention]\nkeep-last = 3\n")
     Path("ckpttool.toml").chmod(0o644)
     for options in (*_COMMANDS, *(f"DIR {cell}" for cell in _CELLS)):
-        wanted, given = options_from(options)
-        if not given["empty_trash"]:
+        wanted, taken = options_from(options)
+        if not taken.empty_trash:
             (request,) = wanted.requests()
-            assert request.directory == str(given["directory"] or "."), options
+            assert request.directory == (taken.directory or "."), options

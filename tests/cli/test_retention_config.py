@@ -71,8 +71,7 @@ def test_every_key() -> None:
         jobs = 2
         """
     )
-    assert found.values == {
-        "paths": ("runs", os.path.join("..", "other")),
+    assert found.request_values == {
         "failed": "list",
         "recursive": True,
         "exclude": ("*.tmp",),
@@ -83,10 +82,9 @@ def test_every_key() -> None:
         "min_age": 7200,
         "max_delete": "20%",
         "depth": "quick",
-        "trash": True,
-        "yes": True,
         "jobs": 2,
     }
+    assert (found.paths, found.trash, found.yes) == (("runs", os.path.join("..", "other")), True, True)
     policy = Policy(
         keep_last=3,
         keep_best=2,
@@ -135,7 +133,7 @@ def test_rules_of_series() -> None:
 
 def test_a_number_is_a_count_and_nothing_else() -> None:
     found = retention_from("[retention]\nkeep-last = 1\nmin-age = 0\nmax-delete = 10\n")
-    assert (found.values["min_age"], found.values["max_delete"]) == (0, "10")
+    assert (found.request_values["min_age"], found.request_values["max_delete"]) == (0, "10")
     for key in ("keep-within", "max-size", "min-age"):
         with pytest.raises(UsageError, match=rf"^ckpttool.toml\[retention\]: {key}: 60"):
             retention_from(f"[retention]\n{key} = 60\n")
@@ -146,14 +144,16 @@ def test_a_project_has_the_same_table() -> None:
     found = read_retention(read_document("a/pyproject.toml"))
     assert found is not None
     assert found.policies == policies(Policy(keep_last=2), directory="a")
-    assert found.values == {"paths": (os.path.join("a", "runs"),), "trash": False, "yes": False}
+    assert found == Retention(
+        config="a/pyproject.toml", policies=found.policies, paths=("a/runs",), rules={"keep_last": 2}
+    )
 
 
 def test_without_paths_the_directory_of_the_file_is_meant() -> None:
     write(Path("a/ckpttool.toml"), "[retention]\nkeep-last = 2\n")
     found = read_retention(read_document("a/ckpttool.toml"))
     assert found is not None
-    assert found.values == {"paths": ("a",), "trash": False, "yes": False}
+    assert (found.paths, found.request_values) == (("a",), {})
 
 
 def test_logs_are_relative_to_the_file_or_to_each_run() -> None:
@@ -163,7 +163,7 @@ def test_logs_are_relative_to_the_file_or_to_each_run() -> None:
     found = read_retention(read_document("a/ckpttool.toml"))
     assert found is not None
     there = os.path.join("a", "logs", "all.csv")
-    assert found.values["metrics"] == (there, f"{there}:epoch+1", "metrics.csv", "metrics.csv:step")
+    assert found.request_values["metrics"] == (there, f"{there}:epoch+1", "metrics.csv", "metrics.csv:step")
 
 
 def test_a_file_may_say_nothing_of_it() -> None:
