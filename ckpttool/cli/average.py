@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ckpttool.cli.convert import plan_and_convert, target_argument
-from ckpttool.cli.options import Mode, json_option, mode_option, quiet_option
+from ckpttool.cli.options import json_option, quiet_option
 from ckpttool.core.errors import UsageError
-from ckpttool.core.options import SELECTION_PANEL, argument, group, option
+from ckpttool.core.options import SELECTION_PANEL, Mode, argument, group, mode_option, option
 from ckpttool.ops.conversion import ConvertOptions
 from ckpttool.runs.scope import Scope
 

@@ -3,59 +3,32 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ckpttool.cli.options import (
-    Depth,
-    dry_run_option,
-    json_option,
-    quiet_option,
-    yes_option,
-)
+from ckpttool.cli.options import dry_run_option, json_option, quiet_option, yes_option
 from ckpttool.cli.output import COULD_NOT, has_colour, print_json, say_error, say_warning, terminal_width
-from ckpttool.core.options import EXECUTION_PANEL, argument, group, jobs_option, option, options_of
-from ckpttool.runs.retention.rules import Policy
-from ckpttool.runs.scope import Scope
+from ckpttool.core.options import group
+from ckpttool.runs.copying import CopyRequest
 
 if TYPE_CHECKING:
     from ckpttool.cli.consent import Consent
     from ckpttool.runs.copying import Copied
     from ckpttool.runs.pruning.planning import PrunePlan
 
-_RULES = tuple(name for name in options_of(Policy) if name not in ("full", "dtype"))
-"""Copies are whole."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopyOptions:
+class CopyCommand:
     """The options of ``copy``."""
 
-    sources: Sequence[str] = argument("SRC...", "Checkpoints, or directories of checkpoints; paths or URLs.")
-    destination: str = argument("DST", "The directory to copy them to; a path or a URL.")
-    rules: Mapping[str, Any] = group(Policy, _RULES)
-    scope: Mapping[str, Any] = group(Scope)
-    force: bool = option(
-        "--force",
-        help="Replace a different checkpoint of the same name.",
-        panel=EXECUTION_PANEL,
-        default=False,
-    )
-    verify: Depth = option(
-        "--verify",
-        help="First verify only the structure, or every byte, of what is copied. [default: full]",
-        panel=EXECUTION_PANEL,
-        default="full",
-    )
+    request: CopyRequest = group(CopyRequest, is_record=True)
     dry_run: bool = dry_run_option("Show what would be copied; copy nothing.")
     yes: bool = yes_option()
-    jobs: int | None = jobs_option()
     json: bool = json_option()
     quiet: bool = quiet_option()
 
 
-def copy(options: CopyOptions) -> int:
+def copy(command: CopyCommand) -> int:
     """Copy checkpoints to another disk, or to or from an object store.
 
     Only valid checkpoints are copied, and each file is proven to have arrived. What is there already is not
@@ -63,34 +36,26 @@ def copy(options: CopyOptions) -> int:
     """
     from ckpttool.cli.consent import Consent
     from ckpttool.cli.progress import ProgressLines
-    from ckpttool.runs.copying import CopyRequest, carry_out, keep_policy, plan_copy
+    from ckpttool.runs.copying import carry_out, keep_policy, plan_copy
 
-    request = CopyRequest(
-        sources=tuple(options.sources),
-        destination=options.destination,
-        policy=Policy(**options.rules) if options.rules else None,
-        force=options.force,
-        depth=options.verify,
-        jobs=options.jobs,
-        **options.scope,
-    )
+    request = command.request
     lines = ProgressLines()
     with lines("looking for checkpoints", None):
         plan = plan_copy(request)
     with lines.of_all(one.work for one in plan.copies) as progress:
-        copied = carry_out(plan, dry_run=options.dry_run, progress=progress)
-    if not (options.json or options.quiet):
+        copied = carry_out(plan, dry_run=command.dry_run, progress=progress)
+    if not (command.json or command.quiet):
         from ckpttool.cli.render.text_changes import copy_text
 
         print(copy_text(copied, width=terminal_width(sys.stdout), colour=has_colour(sys.stdout)), flush=True)
-    consent = Consent(is_given=options.yes)
+    consent = Consent(is_given=command.yes)
     copied = keep_policy(
         copied,
         request,
-        confirm=lambda planned: _agrees(planned, consent, is_silent=options.json or options.quiet),
+        confirm=lambda planned: _agrees(planned, consent, is_silent=command.json or command.quiet),
         progress=lines,
     )
-    return _report(copied, json=options.json, quiet=options.quiet)
+    return _report(copied, json=command.json, quiet=command.quiet)
 
 
 def _agrees(planned: PrunePlan, consent: Consent, *, is_silent: bool) -> bool | None:

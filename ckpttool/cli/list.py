@@ -10,12 +10,9 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.options import (
-    Depth,
-    Mode,
     config_option,
     in_output,
     json_option,
-    mode_option,
     null_option,
     quiet_option,
 )
@@ -42,9 +39,12 @@ from ckpttool.core.options import (
     OUTPUT_PANEL,
     RULE_PANEL,
     SELECTION_PANEL,
+    Depth,
+    Mode,
     argument,
     group,
     jobs_option,
+    mode_option,
     option,
 )
 from ckpttool.core.printable import printable

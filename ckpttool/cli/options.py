@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from ckpttool.core.amounts import seconds
 from ckpttool.core.options import (
@@ -16,9 +16,6 @@ from ckpttool.core.options import (
     argument,
     option,
 )
-
-Depth = Literal["quick", "full"]
-Mode = Literal["min", "max"]
 
 in_output = partial(option, panel=OUTPUT_PANEL)
 _in_execution = partial(option, panel=EXECUTION_PANEL)
@@ -92,8 +89,3 @@ def dry_run_option(help: str) -> Any:
 
 def check_option(help: str) -> Any:
     return _in_execution("--check", help=help, default=False)
-
-
-def mode_option(panel: str) -> Any:
-    help = "Take the lowest or the highest value as the best. [default: by the name]"
-    return option("--mode", help=help, panel=panel)

@@ -96,14 +96,16 @@ class Command(click.Command):
 
     def _held_paths(self, record: Any) -> Iterator[str]:
         """Yield the paths of outputs and of what the command changes, whose directories it keeps open."""
-        values: dict[str, Any] = {}
-        for name, row in self.rows.items():
-            holder = record if row.group is None else getattr(record, row.group)
-            values[name] = holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name)
-        changes = self._changes if isinstance(self._changes, bool) else any(map(values.get, self._changes))
+
+        def value_of(name: str) -> Any:
+            group = self.rows[name].group
+            holder = record if group is None else getattr(record, group)
+            return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name)
+
+        changes = self._changes if isinstance(self._changes, bool) else any(map(value_of, self._changes))
         for name, row in self.rows.items():
             is_held = row.is_output or (changes and not row.flags)
-            if is_held and (value := values.get(name)) is not None:
+            if is_held and (value := value_of(name)) is not None:
                 yield from value if isinstance(value, tuple) else (value,)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -17,10 +17,10 @@ from ckpttool.cli.list import (
     verify_option,
     warn,
 )
-from ckpttool.cli.options import Depth, Mode, directory_or_paths, in_output, mode_option, quiet_option
+from ckpttool.cli.options import directory_or_paths, in_output, quiet_option
 from ckpttool.cli.output import say
 from ckpttool.cli.paths import directory_name, say_inferred_mode
-from ckpttool.core.options import OUTPUT_PANEL, group, jobs_option
+from ckpttool.core.options import OUTPUT_PANEL, Depth, Mode, group, jobs_option, mode_option
 from ckpttool.runs.scope import Scope
 
 

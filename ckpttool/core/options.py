@@ -6,10 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from functools import cache
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from ckpttool.core.errors import UsageError
 
+Depth = Literal["quick", "full"]
+"""Whether only the structure of a checkpoint is read, or every byte."""
+Mode = Literal["min", "max"]
+"""Whether the lowest or the highest value of a metric is the best."""
 RULE_PANEL = "Rules (a checkpoint stays if any rule keeps it)"
 CHECK_PANEL = "Checks"
 PREDICTION_PANEL = "Prediction"
@@ -158,6 +162,12 @@ def jobs_option(maximum: int | None = 1024) -> Any:
     )
 
 
+def mode_option(panel: str) -> Any:
+    """Return a field for which values of a metric are good."""
+    help = "Take the lowest or the highest value as the best. [default: by the name]"
+    return option("--mode", help=help, panel=panel)
+
+
 def same_option(record: type, name: str, **other: Any) -> Any:
     """Return a field with the option and the default of another record's, but for what is given."""
     (known,) = (one for one in fields(record) if one.name == name)
@@ -169,7 +179,7 @@ class Group(NamedTuple):
 
     Attributes:
         record: A dataclass whose attributes have options.
-        names: Its attributes, in the order of the help; empty for all that have an option.
+        names: Its attributes, in the order of the help; empty for all options and arguments.
         help: Other texts of the help, by attribute.
         refused: Why an attribute is not among them, by its name.
         is_record: Whether the field is an instance of the record.
@@ -184,7 +194,7 @@ class Group(NamedTuple):
     @property
     def rows(self) -> Iterator[Option]:
         """Yield its options."""
-        for name in self.names or options_of(self.record):
+        for name in self.names or rows(self.record):
             if name not in self.refused:
                 row = rows(self.record)[name]
                 yield replace(row, help=self.help.get(name, row.help))
@@ -197,10 +207,16 @@ def group(
     refused: Mapping[str, str] | None = None,
     *,
     is_record: bool = False,
+    default: Any = MISSING,
 ) -> Any:
-    """Return a field of a dataclass that holds the given options of another record, by attribute."""
+    """Return a field of a dataclass that holds the given options of another record, by attribute.
+
+    The default is the value of a record of whose options none is given.
+    """
     metadata = {"group": Group(record, names, help or {}, refused or {}, is_record)}
-    return field(metadata=metadata) if is_record else field(default_factory=dict, metadata=metadata)
+    if is_record:
+        return field(default=default, metadata=metadata)
+    return field(default_factory=dict, metadata=metadata)
 
 
 @cache
@@ -234,9 +250,12 @@ def by_field(record: type, values: Mapping[str, Any]) -> dict[str, Any]:
     for name, row in rows(record).items():
         if name in values:
             (found if row.group is None else found[row.group])[name] = values[name]
+    defaults = {one.name: one.default for one in fields(record)}
     for name, known in groups.items():
-        if known.is_record:
-            found[name] = known.record(**found[name])
+        if known.is_record and not found[name] and defaults[name] is not MISSING:
+            found[name] = defaults[name]
+        elif known.is_record:
+            found[name] = known.record(**by_field(known.record, found[name]))
     return found
 
 

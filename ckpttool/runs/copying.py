@@ -27,6 +27,15 @@ from ckpttool.core.errors import (
     from_os_error,
 )
 from ckpttool.core.keywords import attribute_names, require_known, shows_keywords
+from ckpttool.core.options import (
+    EXECUTION_PANEL,
+    Depth,
+    argument,
+    group,
+    jobs_option,
+    option,
+    options_of,
+)
 from ckpttool.core.report import Severity, counted
 from ckpttool.core.result import Table
 from ckpttool.formats import recognition_error
@@ -49,7 +58,7 @@ from ckpttool.ops.file_copy import (
 )
 from ckpttool.runs.members.full_read import Progress, no_progress
 from ckpttool.runs.pruning.prune import Confirm, Pruned, prune
-from ckpttool.runs.pruning.request import Depth, PruneRequest
+from ckpttool.runs.pruning.request import PruneRequest
 from ckpttool.runs.retention.rules import Policy
 from ckpttool.runs.scope import Scope
 from ckpttool.transaction.paths import Problem, bare, is_within, shown
@@ -142,6 +151,10 @@ class Copied(Table):
         return f"{there:,} of {counted(len(self.checkpoints), 'checkpoint')} in {self.destination}"
 
 
+_OF_SLIMMING = ("full", "dtype")
+"""Rules that no copy follows: copies are whole."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyRequest(Scope):
     """What is to be copied, and how.
@@ -155,12 +168,29 @@ class CopyRequest(Scope):
         jobs: Number of threads.
     """
 
-    sources: tuple[str, ...]
-    destination: str
-    policy: Policy | None = None
-    force: bool = False
-    depth: Depth = "full"
-    jobs: int | None = None
+    sources: tuple[str, ...] = argument(
+        "SRC...", "Checkpoints, or directories of checkpoints; paths or URLs."
+    )
+    destination: str = argument("DST", "The directory to copy them to; a path or a URL.")
+    policy: Policy | None = group(
+        Policy,
+        [name for name in options_of(Policy) if name not in _OF_SLIMMING],
+        is_record=True,
+        default=None,
+    )
+    force: bool = option(
+        "--force",
+        help="Replace a different checkpoint of the same name.",
+        panel=EXECUTION_PANEL,
+        default=False,
+    )
+    depth: Depth = option(
+        "--verify",
+        help="First verify only the structure, or every byte, of what is copied. [default: full]",
+        panel=EXECUTION_PANEL,
+        default="full",
+    )
+    jobs: int | None = jobs_option()
 
     def __post_init__(self) -> None:
         if self.policy is not None and self.policy.full is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckpttool.core.documents import document_of, messages, plain
 from ckpttool.core.errors import UsageError
 from ckpttool.core.numbers import utc_time
+from ckpttool.core.options import Depth, Mode
 from ckpttool.core.report import counted
 from ckpttool.core.result import Table
 from ckpttool.formats.interface import SIDECARS, natural_path
@@ -22,13 +23,13 @@ from ckpttool.runs.members.full_read import Progress, no_progress, read_each_in_
 from ckpttool.runs.members.order import Group, order_entries
 from ckpttool.runs.members.run_directories import Parameters, hyper_parameters
 from ckpttool.runs.members.saves import fault_beside, parts_of, series_of_saves
-from ckpttool.runs.metrics.modes import Mode, check_mode, resolve_mode
+from ckpttool.runs.metrics.modes import check_mode, resolve_mode
 from ckpttool.runs.pointers.pins import remarks_beside
 from ckpttool.runs.pointers.protection import Pointers
 from ckpttool.runs.pointers.remarks import NOTHING, Remark
 from ckpttool.runs.pointers.targets import PointerProtections
 from ckpttool.runs.pruning.planning import PrunePlan, make_plan
-from ckpttool.runs.pruning.request import Depth, PruneRequest
+from ckpttool.runs.pruning.request import PruneRequest
 from ckpttool.runs.reasons import Reason, true_of_all
 from ckpttool.runs.retention.rules import is_carried_on
 from ckpttool.runs.scope import GroupBy, Scope

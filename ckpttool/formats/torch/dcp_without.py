@@ -20,7 +20,7 @@ from ckpttool.core.readable import reader_from
 from ckpttool.core.tensor import Extent, Path, Span
 from ckpttool.formats.torch.dcp import METADATA
 from ckpttool.formats.torch.dcp_metadata import ItemPlace, Metadata
-from ckpttool.formats.torch.dcp_writer import write_fields
+from ckpttool.formats.torch.dcp_pickle import write_fields
 from ckpttool.formats.writer import Rewritten, Target, Trim
 from ckpttool.io import fs
 from ckpttool.io.pickle_nodes import Call

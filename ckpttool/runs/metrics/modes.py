@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import get_args
 
 from ckpttool.core.errors import UsageError
-
-Mode = Literal["min", "max"]
+from ckpttool.core.options import Mode
 
 _LOWER = """
 bce bpb bpc brier ce cer cost distance eer entropy err error fid kl loss losses mae mape mse nll perplexity

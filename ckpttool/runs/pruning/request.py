@@ -13,12 +13,11 @@ from typing import Any, Literal
 from ckpttool.core.amounts import seconds
 from ckpttool.core.errors import UsageError
 from ckpttool.core.keywords import attribute_names, require_known
-from ckpttool.core.options import AMOUNT, EXECUTION_PANEL, RULE_PANEL, Reach, option
+from ckpttool.core.options import AMOUNT, EXECUTION_PANEL, RULE_PANEL, Depth, Reach, option
 from ckpttool.runs.retention.policies import Policies
 from ckpttool.runs.retention.rules import Policy
 from ckpttool.runs.scope import Scope
 
-Depth = Literal["quick", "full"]
 Failed = Literal["list", "remove"]
 
 _LIMIT = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)%|(\d{1,9})", re.ASCII)

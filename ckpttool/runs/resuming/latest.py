@@ -8,9 +8,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
+from ckpttool.core.amounts import seconds
 from ckpttool.core.checkpoint import Granularity
 from ckpttool.core.documents import document_of
 from ckpttool.core.errors import (
@@ -20,6 +22,15 @@ from ckpttool.core.errors import (
     NotFound,
     UsageError,
     from_os_error,
+)
+from ckpttool.core.options import (
+    EXECUTION_PANEL,
+    SELECTION_PANEL,
+    Depth,
+    Mode,
+    jobs_option,
+    mode_option,
+    option,
 )
 from ckpttool.core.report import counted
 from ckpttool.core.result import Result
@@ -31,10 +42,9 @@ from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import FullReader, Progress, no_progress
 from ckpttool.runs.members.order import is_flat, newest_first, tiers
 from ckpttool.runs.members.saves import parts_of, series_of_saves
-from ckpttool.runs.metrics.modes import Mode, check_mode, resolve_mode
+from ckpttool.runs.metrics.modes import check_mode, resolve_mode
 from ckpttool.runs.pointers.protection import BEING_WRITTEN
 from ckpttool.runs.pointers.readers import temporary_for
-from ckpttool.runs.pruning.request import Depth
 from ckpttool.runs.reasons import Code, Reason, code_of, fault
 from ckpttool.runs.resuming.writers import (
     GONE_SECONDS,
@@ -118,15 +128,73 @@ class Latest(Result):
         return document
 
 
+def _step(text: str) -> int:
+    """Return a step; a round one may be written as ``1e5``."""
+    with suppress(ValueError):
+        step = float(text)
+        if step.is_integer() and step >= 0:
+            return int(text) if text.isdecimal() else int(step)
+    raise UsageError(f"--before {text}: no step (a whole number from 0 on)")
+
+
+_selection = partial(option, panel=SELECTION_PANEL)
+_execution = partial(option, panel=EXECUTION_PANEL)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatestQuery(Scope):
-    """Which checkpoint is wanted; ``latest`` says what each means."""
+    """Which checkpoint is wanted.
 
-    best: str | None
-    mode: Mode | None
-    before: int | None
-    allow_unsafe: bool = False
-    resume_exact: bool = False
+    Attributes:
+        best: Name of a metric whose best is wanted; None for the newest.
+        before: The step before which it has to be saved.
+        depth: Whether intact means every byte of the answer, or its structure.
+        wait: Seconds to wait for a writer that is at a checkpoint that would come first.
+        missing_ok: Whether the directory may be missing, as before a run's first job.
+        jobs: Number of threads.
+    """
+
+    best: str | None = _selection(
+        "--best",
+        metavar="METRIC",
+        complete="metric",
+        help="Print the checkpoint with the best METRIC instead.",
+    )
+    mode: Mode | None = mode_option(SELECTION_PANEL)
+    before: int | None = _selection(
+        "--before", metavar="STEP", help="Print the newest saved before this step.", parse=_step
+    )
+    allow_unsafe: bool = _selection(
+        "--allow-unsafe", help="Also accept a checkpoint that runs code when loaded.", default=False
+    )
+    resume_exact: bool = _selection(
+        "--resume-exact",
+        help="Accept only checkpoints from which a training resumes exactly.",
+        default=False,
+    )
+    depth: Depth = _execution(
+        "--verify",
+        help="Check only the structure of the result, or every byte. [default: full]",
+        default="full",
+    )
+    wait: float = _execution(
+        "--wait",
+        metavar="TIME",
+        help="Wait up to TIME (60 seconds, or 2m) until the newest is written.",
+        parse=partial(seconds, is_lenient=True),
+        default=0,
+    )
+    missing_ok: bool = _execution(
+        "--missing-ok",
+        help="If there is no checkpoint yet, print nothing and exit with 0.",
+        default=False,
+    )
+    jobs: int | None = jobs_option()
+
+    def __post_init__(self) -> None:
+        if self.mode is not None and self.best is None:
+            raise UsageError("--mode goes with --best METRIC")
+        check_mode(self.mode)
 
 
 def latest(
@@ -176,33 +244,41 @@ def latest(
         CheckpointError: The directory can't be looked at; or none was found, and something in it can't be, or
             is intact and unsafe; or checkpoints are renamed or removed as often as it is looked at.
     """
-    if mode is not None and best is None:
-        raise UsageError("--mode goes with --best METRIC")
-    check_mode(mode)
     query = LatestQuery(
         recursive=recursive,
         exclude=exclude,
         max_depth=max_depth,
+        depth=depth,
         best=best,
         mode=mode,
         metrics=metrics,
         before=before,
         allow_unsafe=allow_unsafe,
         resume_exact=resume_exact,
+        missing_ok=missing_ok,
+        wait=wait,
+        jobs=jobs,
     )
+    return find_latest(os.fspath(directory), query, tell=tell, progress=progress)
+
+
+def find_latest(
+    directory: str, query: LatestQuery, *, tell: Tell | None = None, progress: Progress | None = None
+) -> Latest:
+    """Return the checkpoint that is wanted of a directory; see ``latest``."""
     clock = SYSTEM
-    watch = Watch(wait, tell or (lambda text: None), clock)
-    reader = FullReader(jobs, progress or no_progress) if depth == "full" else None
+    watch = Watch(query.wait, tell or (lambda text: None), clock)
+    reader = FullReader(query.jobs, progress or no_progress) if query.depth == "full" else None
     refused: frozenset[str] = frozenset()
     looks = 0
     while True:
         search = _Search(directory, query, clock.time(), refused, frozenset(watch.writing), reader)
         surveyed = search.survey()
         # Reading takes long: as long as somebody writes what would come first, it would be in vain.
-        look = search.look(surveyed, reads=not wait)
-        if wait and watch.wait([*look.unsettled, *watch.growing(look.quiet)]):
+        look = search.look(surveyed, reads=not query.wait)
+        if query.wait and watch.wait([*look.unsettled, *watch.growing(look.quiet)]):
             continue
-        if wait and reader is not None:
+        if query.wait and reader is not None:
             look = search.look(surveyed, reads=True)
             if watch.wait(look.unsettled):
                 continue
@@ -212,18 +288,18 @@ def latest(
             continue
         looks += 1
         if vanished := _vanished(surveyed, look):
-            _require_rest(os.fspath(directory), looks, vanished)
+            _require_rest(directory, looks, vanished)
             clock.sleep(POLL_SECONDS)
             continue
         if look.latest.entry is None and look.unreadable:
-            raise _unreadable_error(os.fspath(directory), look.unreadable)
+            raise _unreadable_error(directory, look.unreadable)
         if look.latest.entry is None and look.unsafe:
-            raise _none_safe_error(os.fspath(directory), look.unsafe)
-        if look.latest.entry is None and not missing_ok and not fs.lexists(os.fspath(directory)):
+            raise _none_safe_error(directory, look.unsafe)
+        if look.latest.entry is None and not query.missing_ok and not fs.lexists(directory):
             hint = "--missing-ok takes that for a run without a checkpoint yet"
-            raise NotFound(os.fspath(directory), "no such directory", expected=hint)
+            raise NotFound(directory, "no such directory", expected=hint)
         waited_for = tuple(save.path for save in watch.waited_for)
-        return replace(look.latest, waited=watch.waited, waited_for=waited_for, best=best)
+        return replace(look.latest, waited=watch.waited, waited_for=waited_for, best=query.best)
 
 
 @dataclass(frozen=True, slots=True)

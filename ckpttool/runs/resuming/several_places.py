@@ -5,23 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 from ckpttool.core.errors import NotFound
 from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.members.full_read import Progress
 from ckpttool.runs.members.order import Group, newest_first
 from ckpttool.runs.metrics.modes import resolve_mode
-from ckpttool.runs.pruning.request import Depth
-from ckpttool.runs.resuming.latest import Latest, latest
+from ckpttool.runs.resuming.latest import Latest, LatestQuery, find_latest
+from ckpttool.runs.resuming.writers import Tell
 
 
 def latest_of(
     directories: Sequence[str | os.PathLike[str]],
+    query: LatestQuery,
     *,
-    depth: Depth = "full",
-    wait: float = 0,
-    missing_ok: bool = False,
-    **options: Any,
+    tell: Tell | None = None,
+    progress: Progress | None = None,
 ) -> Latest:
     """Return the newest intact checkpoint of several directories; of equals, that of the first directory.
 
@@ -29,39 +29,37 @@ def latest_of(
 
     Args:
         directories: Where they lie; the nearest first.
-        depth, wait, missing_ok: As in ``latest``.
-        options: Further ones of ``latest``.
 
     Raises:
         NotFound: No directory exists.
         CheckpointError: One of them can't be looked at: nobody knows then which is the newest.
     """
+    find = partial(find_latest, tell=tell, progress=progress)
     if len(directories) == 1:
-        return latest(directories[0], depth=depth, wait=wait, missing_ok=missing_ok, **options)
+        return find(os.fspath(directories[0]), query)
     found: dict[str, Latest] = {}
     missing: list[NotFound] = []
     for directory in dict.fromkeys(os.fspath(path) for path in directories):
-        left = max(wait - sum(one.waited for one in found.values()), 0)
+        left = max(query.wait - sum(one.waited for one in found.values()), 0)
         try:
-            found[directory] = latest(directory, depth="quick", wait=left, missing_ok=missing_ok, **options)
+            found[directory] = find(directory, replace(query, depth="quick", wait=left))
         except NotFound as error:
             missing.append(error)
     if not found:
         raise missing[0]
     read: dict[str, Latest] = {}
     while True:
-        first = _first({**found, **read}, options)
-        if first is None or first in read or depth == "quick":
+        first = _first({**found, **read}, query)
+        if first is None or first in read or query.depth == "quick":
             return _joined({**found, **read}, first)
-        read[first] = latest(first, depth="full", missing_ok=missing_ok, **options)
+        read[first] = find(first, replace(query, depth="full", wait=0))
 
 
-def _first(found: Mapping[str, Latest], options: Mapping[str, Any]) -> str | None:
+def _first(found: Mapping[str, Latest], query: LatestQuery) -> str | None:
     """Return the directory that has the newest, or the best; None where none has one."""
     entries = {directory: one.entry for directory, one in found.items() if one.entry is not None}
-    best = options.get("best")
-    if best is not None:
-        sign = 1 if resolve_mode(best, options.get("mode"), "--best") == "min" else -1
+    if query.best is not None:
+        sign = 1 if resolve_mode(query.best, query.mode, "--best") == "min" else -1
         values = {directory: sign * (found[directory].value or 0.0) for directory in entries}
         entries = {name: one for name, one in entries.items() if values[name] == min(values.values())}
     groups: list[Group] = []

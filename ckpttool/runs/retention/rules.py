@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from ckpttool.core.amounts import duration, nbytes, within
 from ckpttool.core.errors import UsageError
-from ckpttool.core.options import RULE_PANEL, Option, Reach
+from ckpttool.core.options import RULE_PANEL, Mode, Option, Reach
 from ckpttool.core.report import counted
-from ckpttool.runs.metrics.modes import Mode, check_mode, mode_of, resolve_mode
+from ckpttool.runs.metrics.modes import check_mode, mode_of, resolve_mode
 from ckpttool.runs.retention.dates import PERIODS, date_doubts
 
 if TYPE_CHECKING:
