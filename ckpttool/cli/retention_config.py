@@ -47,7 +47,7 @@ class Retention:
         is_narrowed: Whether the command line's directory replaces those of the configuration.
         policies: Policy of each series; None without a rule.
         paths: Directories as seen from the current one; empty for the current one.
-        request: Further attributes of a ``PruneRequest``, over those above.
+        request: Attributes of a ``PruneRequest``.
         trash: Whether removed checkpoints go to the trash; those of failed runs always do.
         older_than: Minimum age in seconds of what ``--empty-trash`` removes.
     """
@@ -57,11 +57,9 @@ class Retention:
     is_narrowed: bool = False
     policies: Policies | None = None
     rules: Mapping[str, Any] = group(Policy)
-    failed: Mapping[str, Any] = group(PruneRequest, ("failed",))
     paths: tuple[str, ...] = paths_key("Directories to prune, relative to this file.")
-    scope: Mapping[str, Any] = group(Scope)
+    request: Mapping[str, Any] = group(PruneRequest)
     metrics: Sequence[str] = same_option(Scope, "metrics", resolve=_log_beside)
-    request: Mapping[str, Any] = group(PruneRequest, ("min_age", "max_delete", "depth"))
     trash: bool = trash_option()
     yes: bool = yes_option()
     jobs: int | None = jobs_option(maximum=None)  # files were never limited
@@ -78,7 +76,7 @@ class Retention:
         """Return the attributes of a ``PruneRequest`` that are set, but for directory and policies."""
         own = {"metrics": self.metrics, "jobs": self.jobs}
         given = {name: value for name, value in own.items() if value not in (None, ())}
-        return {**self.failed, **self.scope, **given, **self.request}
+        return {**given, **self.request}
 
     @property
     def has_rules(self) -> bool:
@@ -162,15 +160,15 @@ def retention_for(
         raise UsageError(f"{found.config} has rules, and so has the command line (leave out one of them)")
     base = found or Retention(paths=())
     request = {name: value for name, value in given.items() if name in attribute_names(PruneRequest)}
-    if excluded := (*base.scope.get("exclude", ()), *given.get("exclude", ())):
+    if excluded := (*base.request.get("exclude", ()), *given.get("exclude", ())):
         request["exclude"] = excluded
-    failed = given.get("failed", base.failed.get("failed"))
+    request = {**base.request, **request}
     return replace(
         base,
         paths=tuple(directories) or base.paths,
         policies=base.policies or policies,
-        request={**base.request, **request},
-        trash=given.get("trash", base.trash) or failed == "remove",
+        request=request,
+        trash=given.get("trash", base.trash) or request.get("failed") == "remove",
         yes=given.get("yes", base.yes),
         older_than=older_than,
         is_narrowed=found is not None and bool(directories),

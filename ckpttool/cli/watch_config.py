@@ -141,7 +141,7 @@ def _prune_step(document: ConfigDocument, exclude: Sequence[str], jobs: int | No
     given: dict[str, Any] = {"exclude": tuple(exclude), "yes": True}  # who watches isn't asked
     given |= {} if jobs is None else {"jobs": jobs}
     retention = read_retention(document, given=given)
-    if retention is None or (retention.policies is None and not retention.failed):
+    if retention is None or not retention.has_rules:
         return None
     under = partial(retention_for, given=given, config=document)
 
