@@ -29,7 +29,7 @@ _WRITING = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AverageOptions:
+class AverageCommand:
     """The options of ``average``."""
 
     sources: Sequence[str] = argument("SRC...", "Checkpoints, the oldest first; or a directory of a series.")
@@ -63,7 +63,7 @@ class AverageOptions:
     quiet: bool = quiet_option()
 
 
-def average(options: AverageOptions) -> int:
+def average(command: AverageCommand) -> int:
     """Average the weights of several checkpoints into one and compare the result.
 
     Sums are made in float64 and rounded once. Whole numbers, such as counters, are those of the last SRC. DST
@@ -72,44 +72,44 @@ def average(options: AverageOptions) -> int:
     from ckpttool.cli.paths import single_checkpoint
     from ckpttool.ops.average import open_average, plan_average, shares_of
 
-    how = options.writing
-    if options.last is not None or options.best is not None:
-        paths = _of_series(options)
-    elif options.metric is not None or options.mode is not None or options.scope != Scope():
+    how = command.writing
+    if command.last is not None or command.best is not None:
+        paths = _of_series(command)
+    elif command.metric is not None or command.mode is not None or command.scope != Scope():
         raise UsageError("--metric, --mode, --metrics and --series go with --last N or --best N")
     else:
-        paths = [*map(single_checkpoint, options.sources)]
-    weights = None if options.weights is None else _numbers(options.weights)
-    with open_average(paths, shares_of(len(paths), weights, options.ema)) as averaged:
+        paths = [*map(single_checkpoint, command.sources)]
+    weights = None if command.weights is None else _numbers(command.weights)
+    with open_average(paths, shares_of(len(paths), weights, command.ema)) as averaged:
         return plan_and_convert(
             lambda path, model: plan_average(averaged, path, how, model),
-            options.target,
+            command.target,
             how,
-            json=options.json,
-            quiet=options.quiet,
+            json=command.json,
+            quiet=command.quiet,
         )
 
 
-def _of_series(options: AverageOptions) -> list[str]:
+def _of_series(command: AverageCommand) -> list[str]:
     """Return the checkpoints that ``--last`` or ``--best`` chooses in a directory."""
     from ckpttool.cli.paths import say_inferred_mode
     from ckpttool.cli.progress import ProgressLines
     from ckpttool.runs.average_sources import best_checkpoints, newest_checkpoints
 
-    scope, jobs, metric, mode = options.scope, options.writing.jobs, options.metric, options.mode
-    if len(options.sources) != 1:
+    scope, jobs, metric, mode = command.scope, command.writing.jobs, command.metric, command.mode
+    if len(command.sources) != 1:
         raise UsageError("--last and --best take one directory")
-    (directory,) = options.sources
-    if (options.last is None) == (options.best is None):
+    (directory,) = command.sources
+    if (command.last is None) == (command.best is None):
         raise UsageError("--last and --best exclude each other")
-    if options.last is not None:
+    if command.last is not None:
         if metric is not None or mode is not None:
             raise UsageError("--metric and --mode go with --best N")
-        return newest_checkpoints(directory, options.last, scope, jobs=jobs, progress=ProgressLines())
-    if metric is None or options.best is None:
+        return newest_checkpoints(directory, command.last, scope, jobs=jobs, progress=ProgressLines())
+    if metric is None or command.best is None:
         raise UsageError("--best needs --metric NAME, such as val_loss")
     found = best_checkpoints(
-        directory, options.best, metric, mode, scope, jobs=jobs, progress=ProgressLines()
+        directory, command.best, metric, mode, scope, jobs=jobs, progress=ProgressLines()
     )
     say_inferred_mode(metric, mode)
     return found

@@ -16,7 +16,7 @@ REMARK_PANEL = "Notes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CardOptions:
+class CardCommand:
     """The options of ``card``."""
 
     path: str = argument("PATH", "The checkpoint.")
@@ -45,7 +45,7 @@ class CardOptions:
     json: bool = json_option()
 
 
-def card(options: CardOptions) -> int:
+def card(command: CardCommand) -> int:
     """Write a card of a checkpoint in Markdown: what it is, its digests and metrics, and how to load it.
 
     With --note, --set and --from, note what people should know of it; this is kept beside it, as pins are,
@@ -54,24 +54,24 @@ def card(options: CardOptions) -> int:
     from ckpttool.cli.paths import single_checkpoint
     from ckpttool.runs.card import card as make_card
 
-    output, note = options.output, options.note
-    place = single_checkpoint(options.path)
-    as_json = options.json or (output is not None and output.lower().endswith(".json"))
+    output, note = command.output, command.note
+    place = single_checkpoint(command.path)
+    as_json = command.json or (output is not None and output.lower().endswith(".json"))
     if output is not None:
-        _check_output(output, as_json=as_json, force=options.force)
-    if note is not None or options.facts or options.sources:
+        _check_output(output, as_json=as_json, force=command.force)
+    if note is not None or command.facts or command.sources:
         from ckpttool.runs.card import source_text
         from ckpttool.runs.pointers.pins import remark
         from ckpttool.runs.pointers.remarks import parse_facts
 
-        told = dict(map(_fact, options.facts))
-        if options.sources:
-            told["source"] = "; ".join(map(source_text, options.sources))
+        told = dict(map(_fact, command.facts))
+        if command.sources:
+            told["source"] = "; ".join(map(source_text, command.sources))
         done = remark([place], note=note, facts=parse_facts(told))
         for message in done.recovered:
             say_warning(message)
     with progress("reading", 0) as advance:
-        made = make_card(place, verify=options.verify, advance=advance)
+        made = make_card(place, verify=command.verify, advance=advance)
     if output is None and as_json:
         print_json(made.to_dict())
         return 0

@@ -11,7 +11,7 @@ from ckpttool.core.suggest import did_you_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExplainOptions:
+class ExplainCommand:
     """The options of ``explain``."""
 
     code: str | None = argument(
@@ -19,14 +19,14 @@ class ExplainOptions:
     )
 
 
-def explain(options: ExplainOptions) -> int:
+def explain(command: ExplainCommand) -> int:
     """Explain a finding of verify: what it means, and what to do about it."""
     from ckpttool.cli.explanations import as_sentence, explanations, plain
     from ckpttool.cli.output import has_colour, width
     from ckpttool.cli.render.tables import hanging_lines
     from ckpttool.cli.render.terminal import Style, styled
 
-    code, rows = options.code, explanations()
+    code, rows = command.code, explanations()
     colour, room = has_colour(sys.stdout), min(width(sys.stdout), 100)
     if code is None:
         for section in dict.fromkeys(row.section for row in rows.values()):

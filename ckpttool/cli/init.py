@@ -19,20 +19,20 @@ _MODE = 0o644
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InitOptions:
+class InitCommand:
     """The options of ``init``."""
 
     directory: str = argument("[DIR]", "Directory of the project. [default: .]", default=os.curdir)
     quiet: bool = quiet_option()
 
 
-def init(options: InitOptions) -> int:
+def init(command: InitCommand) -> int:
     """Write a ckpttool.toml in which every key is commented out, with its default or an example."""
     from ckpttool.cli.config import NAME, find_config, read_document
     from ckpttool.cli.config_tables import config_template
     from ckpttool.cli.config_trust import confirm_trust
 
-    directory, quiet = options.directory, options.quiet
+    directory, quiet = command.directory, command.quiet
     other = find_config(directory)
     path = os.path.normpath(os.path.join(directory, NAME))
     if other is not None and os.path.dirname(other) == os.path.dirname(path):

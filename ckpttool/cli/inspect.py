@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InspectOptions:
+class InspectCommand:
     """The options of ``inspect``."""
 
     paths: Sequence[str] = argument("PATH...", "Files, directories or indexes.")
@@ -40,7 +40,7 @@ class InspectOptions:
     quiet: bool = quiet_option()
 
 
-def inspect(options: InspectOptions) -> int:
+def inspect(command: InspectCommand) -> int:
     """Show what a checkpoint contains.
 
     Format, size, epoch, step, loss, parameters, and tensors by module. No framework is imported, and no code
@@ -48,10 +48,10 @@ def inspect(options: InspectOptions) -> int:
     """
     from ckpttool.core.report import has_errors
 
-    filter, quiet = options.filter, options.quiet
-    inspections = [_inspect(path, filter, options.stats) for path in options.paths]
+    filter, quiet = command.filter, command.quiet
+    inspections = [_inspect(path, filter, command.stats) for path in command.paths]
     if not quiet:
-        _print(inspections, options)
+        _print(inspections, command)
     unmatched = [one for one in inspections if filter is not None and not one.tensors]
     if not quiet:
         for one in unmatched:
@@ -94,11 +94,11 @@ def _no_match(inspection: Inspection, filter: str) -> str:
     return printable(f"no tensor matches {filter!r}" + (f" ({hint})" if hint else ""))
 
 
-def _print(inspections: list[Inspection], options: InspectOptions) -> None:
-    field = options.field
+def _print(inspections: list[Inspection], command: InspectCommand) -> None:
+    field = command.field
     if field is not None:
         print("\n".join(_field(inspection, field) for inspection in inspections))
-    elif options.json:
+    elif command.json:
         from ckpttool.cli.output import print_json
         from ckpttool.ops.inspect import SCHEMA
 
@@ -109,7 +109,7 @@ def _print(inspections: list[Inspection], options: InspectOptions) -> None:
         shown = (
             inspect_text(
                 one,
-                all_tensors=options.all,
+                all_tensors=command.all,
                 colour=has_colour(sys.stdout),
                 width=width(sys.stdout),
                 remark=_remark_on(one.checkpoint.path),

@@ -15,7 +15,7 @@ from ckpttool.runs.scope import Scope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogOptions:
+class LogCommand:
     """The options of ``log``."""
 
     paths: Sequence[str] = argument("PATH...", "Checkpoints, and directories of them.")
@@ -31,7 +31,7 @@ class LogOptions:
     quiet: bool = quiet_option()
 
 
-def log(options: LogOptions) -> int:
+def log(command: LogCommand) -> int:
     """Verify checkpoints and record each with a tracker: verdict, SHA-256, size, epoch, step and metrics.
 
     What the tracker has already is not recorded again.
@@ -39,24 +39,24 @@ def log(options: LogOptions) -> int:
     from ckpttool.runs.tracking import TARGETS
     from ckpttool.runs.tracking import log as record
 
-    if options.to is None:
+    if command.to is None:
         raise UsageError(f"--to says where: {TARGETS}")
     with progress("verifying", 0) as advance:
         logged = record(
-            options.paths,
-            options.to,
-            exclude=options.exclude,
-            metrics=options.metrics,
-            jobs=options.jobs,
+            command.paths,
+            command.to,
+            exclude=command.exclude,
+            metrics=command.metrics,
+            jobs=command.jobs,
             advance=advance,
         )
     for warning in logged.warnings:
         say_warning(warning)
     for path, reason in logged.errors.items():
         say_error(f"{path}: {reason} (not recorded)")
-    if options.json:
+    if command.json:
         print_json(logged.to_dict())
-    elif not options.quiet:
+    elif not command.quiet:
         from ckpttool.cli.render.text_changes import logged_text
 
         print(logged_text(logged, colour=has_colour(sys.stdout)))

@@ -25,7 +25,7 @@ def _paths_argument() -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PinOptions:
+class PinCommand:
     """The options of ``pin``."""
 
     paths: Sequence[str] = _paths_argument()
@@ -42,7 +42,7 @@ class PinOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnpinOptions:
+class UnpinCommand:
     """The options of ``unpin``."""
 
     paths: Sequence[str] = _paths_argument()
@@ -50,29 +50,29 @@ class UnpinOptions:
     quiet: bool = quiet_option()
 
 
-def pin(options: PinOptions) -> int:
+def pin(command: PinCommand) -> int:
     """Pin checkpoints, so that no policy removes them."""
     from ckpttool.runs.pointers.pins import pin as carry_out
     from ckpttool.runs.pointers.remarks import parse_until
 
-    if options.list and (options.message is not None or options.until is not None):
+    if command.list and (command.message is not None or command.until is not None):
         raise UsageError("-m and --until go without --list")
-    if options.list:
-        return _list(options)
-    if options.null:
+    if command.list:
+        return _list(command)
+    if command.null:
         raise UsageError("-0 goes with --list")
-    day = None if options.until is None else parse_until(options.until)
-    done = carry_out(_require_paths(options.paths), note=options.message, until=day)
-    _print(done, "pinned", "is already pinned", json=options.json, quiet=options.quiet)
+    day = None if command.until is None else parse_until(command.until)
+    done = carry_out(_require_paths(command.paths), note=command.message, until=day)
+    _print(done, "pinned", "is already pinned", json=command.json, quiet=command.quiet)
     return 0
 
 
-def unpin(options: UnpinOptions) -> int:
+def unpin(command: UnpinCommand) -> int:
     """Unpin checkpoints, even those that no longer exist."""
     from ckpttool.runs.pointers.pins import unpin as carry_out
 
-    done = carry_out(_require_paths(options.paths))
-    _print(done, "unpinned", "is not pinned", json=options.json, quiet=options.quiet)
+    done = carry_out(_require_paths(command.paths))
+    _print(done, "unpinned", "is not pinned", json=command.json, quiet=command.quiet)
     return 0
 
 
@@ -94,22 +94,22 @@ def _print(done: Pinning, did: str, was: str, *, json: bool, quiet: bool) -> Non
             print(f"{printable(path)} {was}")
 
 
-def _list(options: PinOptions) -> int:
+def _list(command: PinCommand) -> int:
     from ckpttool.runs.pointers.pin_lists import absence_message, pin_fault
     from ckpttool.runs.pointers.pins import pin_document, pins_below
     from ckpttool.transaction.paths import shown
 
     errors: list[CheckpointError] = []
-    paths, quiet = options.paths or (os.curdir,), options.quiet
+    paths, quiet = command.paths or (os.curdir,), command.quiet
     listed = {(one.path, one.name): one for path in paths for one in pins_below(path, errors.append)}
     gone = [one for one in listed.values() if one.name and not one.is_there]
     faults = [(one, fault) for one in listed.values() if one not in gone and (fault := pin_fault(one))]
     void = {(one.path, one.name) for one, _ in faults}
     pins = {one.path: one for key, one in listed.items() if key not in void}
-    if options.json:
+    if command.json:
         print_json(pin_document([*pins.values()], void=faults))
     elif pins and not quiet:
-        print_paths([pinned.path for pinned in pins.values()], null=options.null)
+        print_paths([pinned.path for pinned in pins.values()], null=command.null)
     for pinned in pins.values() if not quiet else ():
         if pinned.remark.has_ended:
             say_warning(f"{pinned.path}: its pin ended on {pinned.remark.until}, and protects no more")

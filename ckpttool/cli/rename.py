@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RenameOptions:
+class RenameCommand:
     """The options of ``rename``."""
 
     directory: str = directory_argument()
@@ -58,7 +58,7 @@ class RenameOptions:
     quiet: bool = quiet_option()
 
 
-def rename(options: RenameOptions) -> int:
+def rename(command: RenameCommand) -> int:
     """Rename checkpoints by a template, and update what points at them.
 
     Fields are run, name, format, epoch, step, number, date, time, and any metric. {field?} is left out, with
@@ -70,10 +70,10 @@ def rename(options: RenameOptions) -> int:
     from ckpttool.runs.renaming.plan import RenameRequest
     from ckpttool.runs.renaming.rename import rename as carry_out
 
-    directory, json, quiet = options.directory, options.json, options.quiet
-    request = RenameRequest(directory=directory, template=_template(options), **options.scope)
-    is_dry = options.dry_run or options.check
-    consent = Consent(is_given=options.yes or is_dry)
+    directory, json, quiet = command.directory, command.json, command.quiet
+    request = RenameRequest(directory=directory, template=_template(command), **command.scope)
+    is_dry = command.dry_run or command.check
+    consent = Consent(is_given=command.yes or is_dry)
     is_shown = consent.asks or not (json or quiet)
     was_shown = False
 
@@ -99,13 +99,13 @@ def rename(options: RenameOptions) -> int:
         text = rename_text(renamed, width=columns, colour=colour)
         print(rename_total_line(renamed) if was_shown else text)
     is_void = not renamed.planned.plan.count and say_empty(
-        directory, recursive=request.recursive, quiet=quiet or json, checks=options.check
+        directory, recursive=request.recursive, quiet=quiet or json, checks=command.check
     )
-    is_off = options.check and bool(renamed.planned.plan.renamings)
+    is_off = command.check and bool(renamed.planned.plan.renamings)
     return int(bool(renamed.problems) or is_off or is_void or renamed.declined)
 
 
-def _template(options: RenameOptions) -> str:
+def _template(command: RenameCommand) -> str:
     """Return the template of the command line, else of a configuration.
 
     Raises:
@@ -116,11 +116,11 @@ def _template(options: RenameOptions) -> str:
     from ckpttool.cli.config_keys import naming_template
     from ckpttool.cli.config_trust import is_below
 
-    directory, config = options.directory, options.config
-    if options.template is not None:
+    directory, config = command.directory, command.config
+    if command.template is not None:
         if config is not None:
             raise UsageError("--template and --config both say what the names are (leave out one of them)")
-        return options.template
+        return command.template
     path = config or find_config()
     template = None
     if path is not None:

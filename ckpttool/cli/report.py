@@ -25,7 +25,7 @@ from ckpttool.runs.scope import Scope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportOptions:
+class ReportCommand:
     """The options of ``report``."""
 
     directory: str | None = directory_or_paths()
@@ -48,7 +48,7 @@ class ReportOptions:
     config: str | None = plan_config_option()
 
 
-def report(command: ReportOptions) -> int:
+def report(command: ReportCommand) -> int:
     """Write one HTML page: curves of all runs, sizes, verdicts, and tables to sort and filter.
 
     With rules of prune, it shows what they would keep and free. The page needs no network.

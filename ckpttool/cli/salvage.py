@@ -18,7 +18,7 @@ _WRITING = ("to", "only", "dtype", "shard_size", "dry_run", "force", "strict", "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SalvageOptions:
+class SalvageCommand:
     """The options of ``salvage``."""
 
     source: str = argument("SRC", "The truncated or damaged checkpoint.")
@@ -28,25 +28,25 @@ class SalvageOptions:
     quiet: bool = quiet_option()
 
 
-def salvage(options: SalvageOptions) -> int:
+def salvage(command: SalvageCommand) -> int:
     """Write what is whole of a truncated or damaged checkpoint as a sound one, and list what is lost.
 
     A tensor whose bytes are missing, or don't have their checksum, is left out. SRC stays as it is.
     """
     from ckpttool.ops.salvage import salvage as carry_out
 
-    target = options.target
+    target = command.target
     if is_remote(target):
         raise UsageError(f"{target}: salvage writes to a disk (ckpttool copy brings the result to a store)")
     with progress("reading", 0) as advance:
-        done = carry_out(options.source, target, options.writing, advance=advance)
+        done = carry_out(command.source, target, command.writing, advance=advance)
     for failure in done.converted.mismatches:
         say_error(f"{target}: {failure} (nothing was written)")
     for warning in done.converted.warnings:
         say_warning(warning)
-    if options.json:
+    if command.json:
         print_json(done.document())
-    elif not options.quiet and not done.converted.mismatches:
+    elif not command.quiet and not done.converted.mismatches:
         from ckpttool.cli.render.text_changes import salvage_text
 
         print(salvage_text(done, colour=has_colour(sys.stdout)))

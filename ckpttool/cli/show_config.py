@@ -22,7 +22,7 @@ _NOTHING = "there is no configuration (`ckpttool init` writes one)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigOptions:
+class ConfigCommand:
     """The options of ``config``."""
 
     place: str | None = argument(
@@ -43,7 +43,7 @@ class ConfigOptions:
     json: bool = json_option()
 
 
-def config(options: ConfigOptions) -> int:
+def config(command: ConfigCommand) -> int:
     """Show which configuration is in force: each key, its value, and whether the file sets it.
 
     A configuration that was found may only speak of what lies below it, until you have read it and trust it.
@@ -51,8 +51,8 @@ def config(options: ConfigOptions) -> int:
     from ckpttool.cli.config import read_document
     from ckpttool.cli.config_tables import config_entries, config_schema
 
-    place, trust, untrust, json = options.place, options.trust, options.untrust, options.json
-    if options.schema:
+    place, trust, untrust, json = command.place, command.trust, command.untrust, command.json
+    if command.schema:
         if place is not None or json or trust or untrust:
             raise UsageError("--schema prints a JSON document (leave everything else out)")
         _print_schema(config_schema())

@@ -13,7 +13,7 @@ from ckpttool.runs.scope import Scope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UndoOptions:
+class UndoCommand:
     """The options of ``undo``."""
 
     directory: str = directory_argument()
@@ -23,30 +23,30 @@ class UndoOptions:
     quiet: bool = quiet_option()
 
 
-def undo(options: UndoOptions) -> int:
+def undo(command: UndoCommand) -> int:
     """Undo the last prune --trash or rename: restore old names and pointers.
 
     Nothing is replaced: if a path is taken, undo names it and leaves that checkpoint where it is.
     """
     from ckpttool.runs.undo import undo as take_back
 
-    done = take_back(options.directory, recursive=options.recursive, dry_run=options.dry_run)
-    for warning in done.warnings if not options.quiet else ():
+    done = take_back(command.directory, recursive=command.recursive, dry_run=command.dry_run)
+    for warning in done.warnings if not command.quiet else ():
         say_warning(warning)
     for problem in done.problems:
         say_error(f"{problem.path}: {problem.message}")
-    if options.json:
+    if command.json:
         print_json(done.document())
     elif done.identity is None:
-        if not options.quiet:
+        if not command.quiet:
             subdirectories = (
                 "1 subdirectory has" if done.below == 1 else f"{done.below:,} subdirectories have"
             )
             below = (
                 f" in it, but {subdirectories} changes to undo (omit --no-recursive)" if done.below else ""
             )
-            say(f"{directory_name(options.directory)}: nothing to undo{below}")
-    elif not options.quiet:
+            say(f"{directory_name(command.directory)}: nothing to undo{below}")
+    elif not command.quiet:
         from ckpttool.cli.render.text_changes import undo_text
 
         print(undo_text(done, width=terminal_width(sys.stdout), colour=has_colour(sys.stdout)))

@@ -34,7 +34,7 @@ _ON_STDERR = (_FAILED, "warning")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WatchOptions:
+class WatchCommand:
     """The options of ``watch``."""
 
     directories: Sequence[str] = argument(
@@ -54,7 +54,7 @@ class WatchOptions:
     quiet: bool = quiet_option("Print only what fails.")
 
 
-def watch(options: WatchOptions) -> int:
+def watch(command: WatchCommand) -> int:
     """Verify checkpoints as they land, and do what ckpttool.toml asks for: rename, copy, prune and log.
 
     A checkpoint has landed when it is complete and has not changed between two looks. Each is verified once.
@@ -65,19 +65,19 @@ def watch(options: WatchOptions) -> int:
     from ckpttool.runs.watching import DirectoryWatch
     from ckpttool.runs.watching import watch as watch_all
 
-    jobs, quiet = options.jobs, options.quiet
-    settings = watch_settings(options.directories, options.config, options.exclude, jobs)
+    jobs, quiet = command.jobs, command.quiet
+    settings = watch_settings(command.directories, command.config, command.exclude, jobs)
     places = list({fs.realpath(one): one for one in settings.directories}.values())
     if remote := next(filter(fs.is_remote, places), None):
         raise UsageError(f"{remote}: only directories of this machine can be watched")
-    every = seconds(options.interval or settings.interval)
-    lines = _EventLines(json=options.json, quiet=quiet, is_one=len(places) == 1)
+    every = seconds(command.interval or settings.interval)
+    lines = _EventLines(json=command.json, quiet=quiet, is_one=len(places) == 1)
     with ExitStack() as stack:
         wait, is_ending = stack.enter_context(_ending_by_signals())
         watches = [
             stack.enter_context(
                 DirectoryWatch(
-                    _request(one, settings, options.max_depth, jobs),
+                    _request(one, settings, command.max_depth, jobs),
                     lines.print,
                     is_ending=is_ending,
                 )
@@ -88,9 +88,9 @@ def watch(options: WatchOptions) -> int:
             steps = ", ".join(["verify", *settings.steps])
             if settings.config is None:
                 steps = "verify only (--config FILE sets more steps)"
-            again = "once" if options.once else f"every {every} s"
+            again = "once" if command.once else f"every {every} s"
             say(f"watching {', '.join(map(printable, places))} {again}: {steps}")
-        watch_all(watches, wait, interval=every, once=options.once)
+        watch_all(watches, wait, interval=every, once=command.once)
     if not quiet:
         say(lines.summary)
     return int(any(one.has_problems for one in watches))
