@@ -158,5 +158,4 @@ def _slims(document: ConfigDocument) -> bool:
     from ckpttool.cli.retention_config import read_retention
 
     retention = read_retention(document, given=("yes",))
-    policies = None if retention is None else retention.policies
-    return policies is not None and any(one is not None and one.full is not None for one in policies.each)
+    return retention is not None and retention.policies is not None and retention.policies.slims

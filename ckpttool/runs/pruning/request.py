@@ -133,7 +133,7 @@ class PruneRequest(Scope):
     @property
     def joins_slim(self) -> bool:
         """Tell whether a policy slims: what it has slimmed stays in its series."""
-        return any(one is not None and one.full is not None for one in self.all_policies.each)
+        return self.all_policies.slims
 
     @property
     def all_policies(self) -> Policies:

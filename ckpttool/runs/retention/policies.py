@@ -89,6 +89,11 @@ class Policies(NamedTuple):
         yield self.default
         yield from (rule.policy for rule in self.rules)
 
+    @property
+    def slims(self) -> bool:
+        """Tell whether one of them removes the training state of older checkpoints."""
+        return any(one is not None and one.full is not None for one in self.each)
+
     def of(self, group: Group) -> Policy | None:
         """Return the policy of a series; None where it is left alone.
 
