@@ -16,6 +16,8 @@ from ckpttool import CheckpointError, UsageError
 from ckpttool.core import errors
 from ckpttool.ops.conversion import ConvertKeywords
 from ckpttool.ops.difference import DiffKeywords
+from ckpttool.runs.copying import CopyKeywords, CopyRequest
+from ckpttool.runs.pruning.request import PruneKeywords
 from ckpttool.runs.scope import Scope, ScopeKeywords
 
 PACKAGE = Path(ckpttool.__file__).parent
@@ -165,18 +167,26 @@ def test_type_checkers_know_keywords_and_results(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keywords", "record"),
+    ("keywords", "records", "given"),
     [
-        (DiffKeywords, ckpttool.DiffOptions),
-        (ConvertKeywords, ckpttool.ConvertOptions),
-        (ScopeKeywords, Scope),
+        (DiffKeywords, [ckpttool.DiffOptions], set()),
+        (ConvertKeywords, [ckpttool.ConvertOptions], set()),
+        (ScopeKeywords, [Scope], set()),
+        (PruneKeywords, [ckpttool.PruneRequest, ckpttool.Policy], {"directory"}),
+        (CopyKeywords, [CopyRequest, ckpttool.Policy], {"sources", "destination"}),
     ],
 )
-def test_keywords_for_type_checkers_are_the_attributes(keywords: type, record: type) -> None:
-    assert typing.get_type_hints(keywords) == typing.get_type_hints(record)
+def test_keywords_for_type_checkers_are_the_attributes(
+    keywords: type, records: list[type], given: set[str]
+) -> None:
+    types = {name: type_ for one in records for name, type_ in typing.get_type_hints(one).items()}
+    own = {name: type_ for name, type_ in types.items() if name not in given}
+    assert typing.get_type_hints(keywords) == own
 
 
-@pytest.mark.parametrize("name", ["diff", "convert", "merge", "average", "salvage", "rename"])
+@pytest.mark.parametrize(
+    "name", ["diff", "convert", "merge", "average", "salvage", "rename", "prune", "copy"]
+)
 def test_types_of_options_are_known_at_run_time(name: str) -> None:
     function = getattr(ckpttool, name)
     result = typing.get_type_hints(function)["return"]

@@ -6,7 +6,7 @@ from datetime import date
 from pathlib import Path
 
 import ckpttool
-from ckpttool import DiffOptions, RenameRequest
+from ckpttool import DiffOptions, Policy, PruneRequest, RenameRequest
 
 
 def options_as_keywords(a: Path, b: str) -> None:
@@ -28,6 +28,14 @@ def options_as_keywords(a: Path, b: str) -> None:
     ckpttool.rename(RenameRequest(directory=b, template="{epoch}"), dry_run=True)
     ckpttool.rename(a, "{epoch}", excude=())  # error: call-arg
     ckpttool.rename(a, "{epoch}", group_by="series")  # error: arg-type
+    ckpttool.prune(a, keep_last=3, depth="quick", exclude=["*.tmp"], trash=True, dry_run=True)
+    ckpttool.prune(PruneRequest(directory=b, policy=Policy(keep_last=3)), keep_best=2, metric="loss")
+    ckpttool.prune(a, keep_lst=1)  # error: call-arg
+    ckpttool.prune(a, keep_last="3")  # error: arg-type
+    ckpttool.prune(a, keep_last=3, depth="whole")  # error: arg-type
+    ckpttool.copy(a, "s3://bucket/runs", keep_last=5, force=True, max_depth=2)
+    ckpttool.copy([a, b], "backup", keep_last=5.5)  # error: arg-type
+    ckpttool.copy(a, "backup", require_copy="s3://bucket")  # error: call-arg
 
 
 def results(a: Path, b: str) -> tuple[object, ...]:
