@@ -148,12 +148,14 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module 'ckpttool' has no attribute {name!r}")
-    from importlib import import_module
+if not TYPE_CHECKING:  # a type checker would take any name for one of the package
 
-    return getattr(import_module(f"ckpttool.{_HOME_OF.get(name, 'core.errors')}"), name)
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module 'ckpttool' has no attribute {name!r}")
+        from importlib import import_module
+
+        return getattr(import_module(f"ckpttool.{_HOME_OF.get(name, 'core.errors')}"), name)
 
 
 def __dir__() -> list[str]:

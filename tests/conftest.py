@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 from tests.support.commands import Answer, Run, run_here
 from tests.support.faults import wait_for_no_disk
 from tests.support.memory import MemoryBucket, memory_stores
+from tests.support.schemas import require_valid
 from tests.support.stores import S3Bucket, WebServer, client_of, environment, serve_apart, web_server
 
 pytest_plugins = ["tests.support.golden", "tests.support.slowest"]
@@ -67,14 +68,16 @@ def raw() -> ModuleType:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Return what runs a command in this process."""
+    """Return what runs a command in this process; its JSON documents must be as their schema says."""
     for name in ("CKPTTOOL_DEBUG", "NO_COLOR", "FORCE_COLOR", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
 
     def answer(*arguments: object) -> Answer:
         capsys.readouterr()
         status = run_here(*arguments)
-        return Answer(status, *capsys.readouterr())
+        found = Answer(status, *capsys.readouterr())
+        require_valid(found.out)
+        return found
 
     return answer
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import typing
 from pathlib import Path
 from types import ModuleType
 
@@ -13,6 +14,11 @@ import pytest
 import ckpttool
 from ckpttool import CheckpointError, UsageError
 from ckpttool.core import errors
+from ckpttool.ops.conversion import ConvertKeywords
+from ckpttool.ops.difference import DiffKeywords
+from ckpttool.runs.copying import CopyKeywords, CopyRequest
+from ckpttool.runs.pruning.request import PruneKeywords
+from ckpttool.runs.scope import Scope, ScopeKeywords
 
 PACKAGE = Path(ckpttool.__file__).parent
 PUBLIC = [getattr(ckpttool, name) for name in ckpttool.__all__]
@@ -132,6 +138,59 @@ def test_errors_survive_a_process_boundary() -> None:
 
 def test_package_is_marked_as_typed() -> None:
     assert (PACKAGE / "py.typed").exists()
+
+
+TYPED_CALLS = Path(__file__).parent / "typed_calls.py"
+USER = """
+[mypy]
+strict = True
+python_version = 3.10
+cache_dir = /dev/null
+mypy_path = {root}
+[mypy-ckpttool.*]
+ignore_errors = True
+"""
+"""How a user checks a program; ``ckpttool`` is looked at as an installed package is."""
+
+
+def test_type_checkers_know_keywords_and_results(tmp_path: Path) -> None:
+    from mypy import api
+
+    (tmp_path / "mypy.ini").write_text(USER.format(root=PACKAGE.parent))
+    out, err, _ = api.run(["--config-file", str(tmp_path / "mypy.ini"), str(TYPED_CALLS)])
+    found = re.findall(r"typed_calls\.py:(\d+): error: .*\[([a-z-]+)\]$", out, re.MULTILINE)
+    lines = enumerate(TYPED_CALLS.read_text("utf-8").splitlines(), 1)
+    expected = [
+        (str(number), line.split("  # error: ")[1]) for number, line in lines if "  # error: " in line
+    ]
+    assert (found, err, len(expected) > 20) == (expected, "", True), out
+
+
+@pytest.mark.parametrize(
+    ("keywords", "records", "given"),
+    [
+        (DiffKeywords, [ckpttool.DiffOptions], set()),
+        (ConvertKeywords, [ckpttool.ConvertOptions], set()),
+        (ScopeKeywords, [Scope], set()),
+        (PruneKeywords, [ckpttool.PruneRequest, ckpttool.Policy], {"directory"}),
+        (CopyKeywords, [CopyRequest, ckpttool.Policy], {"sources", "destination"}),
+    ],
+)
+def test_keywords_for_type_checkers_are_the_attributes(
+    keywords: type, records: list[type], given: set[str]
+) -> None:
+    types = {name: type_ for one in records for name, type_ in typing.get_type_hints(one).items()}
+    own = {name: type_ for name, type_ in types.items() if name not in given}
+    assert typing.get_type_hints(keywords) == own
+
+
+@pytest.mark.parametrize(
+    "name", ["diff", "convert", "merge", "average", "salvage", "rename", "prune", "copy"]
+)
+def test_types_of_options_are_known_at_run_time(name: str) -> None:
+    function = getattr(ckpttool, name)
+    result = typing.get_type_hints(function)["return"]
+    assert str(inspect.signature(function)).endswith(f" -> '{result.__name__}'")
 
 
 def test_results_are_frozen(files: Path) -> None:

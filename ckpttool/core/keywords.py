@@ -37,12 +37,14 @@ def attribute_names(record: type) -> list[str]:
 
 
 def shows_keywords(*records: type) -> Callable[[Function], Function]:
-    """Let help and notebooks show the attributes of records in place of a function's ``**keywords``."""
+    """Let help and notebooks show the attributes of records in place of a function's ``**keywords``.
+
+    Type checkers read theirs from a ``TypedDict``; ``Unpack`` isn't imported at run time.
+    """
 
     def show(function: Function) -> Function:
-        own = [*inspect.signature(function).parameters.values()]
-        if own[-1].kind is inspect.Parameter.VAR_KEYWORD:
-            own.pop()
+        signature = inspect.signature(function)
+        *own, keywords = signature.parameters.values()
         names = {one.name for one in own}
         more = [
             inspect.Parameter(
@@ -52,7 +54,8 @@ def shows_keywords(*records: type) -> Callable[[Function], Function]:
             for one in fields(record)
             if one.name not in names
         ]
-        function.__signature__ = inspect.Signature([*own, *more])  # type: ignore[attr-defined]  # what inspect reads
+        function.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]  # what inspect reads
+        function.__annotations__ |= {keywords.name: Any}
         return function
 
     return show

@@ -26,7 +26,7 @@ from ckpttool.io import fs
 from ckpttool.io.held import holds
 from ckpttool.io.sink import SUMS, Algorithm
 from ckpttool.io.work import Advance, no_advance
-from ckpttool.ops.conversion import Converted, ConvertOptions
+from ckpttool.ops.conversion import Converted, ConvertKeywords, ConvertOptions
 from ckpttool.ops.conversion_plan import ConversionPlan, SummedTensor, content_of, model_of, plan_conversion
 from ckpttool.ops.convert import carry_out
 from ckpttool.weights.comparing.element_values import Widening, widening_of
@@ -34,6 +34,7 @@ from ckpttool.weights.converting.weight_selection import only_weights
 
 if TYPE_CHECKING:
     import numpy as np
+    from typing_extensions import Unpack
 
     Array = np.ndarray[Any, Any]
 
@@ -79,7 +80,7 @@ def average(
     ema: float | None = None,
     options: ConvertOptions | None = None,
     advance: Advance | None = None,
-    **keywords: Any,
+    **keywords: Unpack[ConvertKeywords],
 ) -> Converted:
     """Write one checkpoint whose weights are the average of several, and compare it.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict
 
 from ckpttool.core.amounts import nbytes
 from ckpttool.core.documents import document_of
@@ -81,6 +81,23 @@ class ConvertOptions:
         default=False,
     )
     jobs: int | None = jobs_option()
+
+
+class ConvertKeywords(TypedDict, total=False):
+    """The attributes of ``ConvertOptions``, for type checkers."""
+
+    to: str | None
+    only: Literal["weights", "all"]
+    dtype: Literal["float32", "float16", "bfloat16"] | None
+    layout: Literal["as-is", "torch", "keras"]
+    mapping: str | None
+    model: str | None
+    by_order: bool
+    shard_size: int | None
+    dry_run: bool
+    force: bool
+    strict: bool
+    jobs: int | None
 
 
 class Dropped(NamedTuple):

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, UsageError, from_os_error
@@ -17,12 +17,15 @@ from ckpttool.io import fs
 from ckpttool.io.held import holds
 from ckpttool.io.scan import Scanned, scan
 from ckpttool.io.work import Advance, default_jobs, no_advance
-from ckpttool.ops.conversion import Converted, ConvertOptions
+from ckpttool.ops.conversion import Converted, ConvertKeywords, ConvertOptions
 from ckpttool.ops.conversion_plan import ConversionPlan, SummedTensor, model_of, more, plan_conversion
 from ckpttool.ops.readback import mismatches
 from ckpttool.ops.scan_findings import checksum_findings
 from ckpttool.ops.target_path import target_error
 from ckpttool.transaction.staged_output import StagedOutput
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _AT_ONCE = 1 << 12
 """How many byte ranges are read at once: what is noted of each takes memory."""
@@ -36,7 +39,7 @@ def convert(
     options: ConvertOptions | None = None,
     *,
     advance: Advance | None = None,
-    **keywords: Any,
+    **keywords: Unpack[ConvertKeywords],
 ) -> Converted:
     """Write the content of a checkpoint in another format, in constant memory, and compare it.
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import DamagedCheckpoint, UsageError
@@ -25,6 +25,7 @@ from ckpttool.ops.difference import (
     Change,
     Described,
     Difference,
+    DiffKeywords,
     DiffOptions,
     Facts,
     Kind,
@@ -48,6 +49,9 @@ from ckpttool.weights.pairing.map_file import read_map
 from ckpttool.weights.pairing.notes import display_name
 from ckpttool.weights.pairing.pair_up import Pair, Pairing, PairingOptions, pair_up
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 Compared = tuple[Pair, Outcome]
 
 _RENAMED = ("content", "shape")
@@ -68,7 +72,7 @@ def diff(
     options: DiffOptions | None = None,
     *,
     advance: Advance | None = None,
-    **keywords: Any,
+    **keywords: Unpack[DiffKeywords],
 ) -> Difference:
     """Return how two checkpoints differ; both are read once, in constant memory.
 

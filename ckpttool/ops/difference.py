@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from ckpttool.core.documents import document_of, plain
 from ckpttool.core.dtypes import DType
@@ -79,6 +79,21 @@ class DiffOptions:
         default=False,
     )
     jobs: int | None = jobs_option()
+
+
+class DiffKeywords(TypedDict, total=False):
+    """The attributes of ``DiffOptions``, for type checkers."""
+
+    rtol: float
+    atol: float
+    bitwise: bool
+    layout: Literal["auto", "as-is"]
+    mapping: str | None
+    rename: bool
+    only: Literal["weights", "all"]
+    ignore: tuple[str, ...]
+    keep_going: bool
+    jobs: int | None
 
 
 class Absent:

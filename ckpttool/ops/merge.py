@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, Unsupported, UsageError
@@ -25,7 +25,7 @@ from ckpttool.formats.torch.ranks import VARIANT
 from ckpttool.io import fs
 from ckpttool.io.held import holds
 from ckpttool.io.work import Advance, no_advance
-from ckpttool.ops.conversion import Converted, ConvertOptions
+from ckpttool.ops.conversion import Converted, ConvertKeywords, ConvertOptions
 from ckpttool.ops.conversion_plan import ConversionPlan, model_of, plan_conversion
 from ckpttool.ops.convert import carry_out
 from ckpttool.ops.merging.discarded_rank_state import keep_first_rank
@@ -35,6 +35,9 @@ from ckpttool.ops.merging.merged_checkpoint import MergedCheckpoint, is_intact, 
 from ckpttool.ops.merging.source_paths import enclosing_checkpoint, open_spread, require_one_serial
 from ckpttool.ops.merging.universal import universal_model
 from ckpttool.ops.merging.zero import full_precision
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _DEEPSPEED = "deepspeed"
 """The variant of DeepSpeed's own files; others that it reads are merged as they are."""
@@ -48,7 +51,7 @@ def merge(
     options: ConvertOptions | None = None,
     *,
     advance: Advance | None = None,
-    **keywords: Any,
+    **keywords: Unpack[ConvertKeywords],
 ) -> Converted:
     """Write what parts make together as one checkpoint, in constant memory, and compare it.
 

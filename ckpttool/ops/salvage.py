@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint, TrainingState
 from ckpttool.core.documents import document_of
@@ -28,12 +28,15 @@ from ckpttool.io import fs
 from ckpttool.io.held import holds
 from ckpttool.io.scan import Scanned, scan
 from ckpttool.io.work import Advance, default_jobs, no_advance
-from ckpttool.ops.conversion import Converted, ConvertOptions
+from ckpttool.ops.conversion import Converted, ConvertKeywords, ConvertOptions
 from ckpttool.ops.conversion_plan import plan_conversion
 from ckpttool.ops.convert import carry_out
 from ckpttool.ops.scan_findings import checksum_findings
 from ckpttool.ops.survival import Survival, survival_of
 from ckpttool.weights.converting.tree_edits import edit_tree
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,7 @@ def salvage(
     options: ConvertOptions | None = None,
     *,
     advance: Advance | None = None,
-    **keywords: Any,
+    **keywords: Unpack[ConvertKeywords],
 ) -> Salvaged:
     """Write what is whole of a truncated or damaged checkpoint as a sound one; the source stays as it is.
 

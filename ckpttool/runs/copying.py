@@ -59,11 +59,13 @@ from ckpttool.ops.file_copy import (
 from ckpttool.runs.members.full_read import Progress, no_progress
 from ckpttool.runs.pruning.prune import Confirm, Pruned, prune
 from ckpttool.runs.pruning.request import PruneRequest
-from ckpttool.runs.retention.rules import Policy
-from ckpttool.runs.scope import Scope
+from ckpttool.runs.retention.rules import Policy, PolicyKeywords
+from ckpttool.runs.scope import Scope, ScopeKeywords
 from ckpttool.transaction.paths import Problem, bare, is_within, shown
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from ckpttool.ops.verdict import Verification
 
 _SMALL = 1 << 24
@@ -197,6 +199,15 @@ class CopyRequest(Scope):
             raise UsageError("--full: copies are whole (prune slims them)")
 
 
+class CopyKeywords(ScopeKeywords, PolicyKeywords, total=False):
+    """The attributes of ``CopyRequest`` but the paths, and those of ``Policy``, for type checkers."""
+
+    policy: Policy | None
+    force: bool
+    depth: Depth
+    jobs: int | None
+
+
 @shows_keywords(CopyRequest, Policy)
 @holds("sources", "destination")
 def copy(
@@ -206,7 +217,7 @@ def copy(
     dry_run: bool = False,
     confirm: Confirm | None = None,
     progress: Progress | None = None,
-    **keywords: Any,
+    **keywords: Unpack[CopyKeywords],
 ) -> Copied:
     """Copy checkpoints to another directory, or to or from an object store; nothing is sent twice.
 

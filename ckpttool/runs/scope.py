@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, TypedDict
 
 from ckpttool.core.options import SELECTION_PANEL, Reach, option
 
@@ -55,6 +55,17 @@ class Scope:
     def joins_slim(self) -> bool:
         """Tell whether checkpoints with training state and those without it are one series."""
         return False
+
+
+class ScopeKeywords(TypedDict, total=False):
+    """The attributes of ``Scope``, for type checkers."""
+
+    recursive: bool
+    exclude: Sequence[str]
+    max_depth: int | None
+    series: Sequence[str]
+    group_by: GroupBy | None
+    metrics: Sequence[str]
 
 
 WHOLE_TREE = Scope()

@@ -103,7 +103,7 @@ class Undone(Result):
 
 
 @holds("directory")
-def undo(directory: str, *, recursive: bool = True, dry_run: bool = False) -> Undone:
+def undo(directory: str | os.PathLike[str], *, recursive: bool = True, dry_run: bool = False) -> Undone:
     """Take back the last prune into the trash, or the last renaming, of a directory.
 
     Of what could not be taken back once already, the command before is tried, too.

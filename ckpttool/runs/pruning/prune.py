@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.documents import document_of
 from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
@@ -21,7 +21,7 @@ from ckpttool.runs.members.needs import all_places, named_above, named_beside, w
 from ckpttool.runs.pointers.readers import raise_error
 from ckpttool.runs.pruning.planning import PrunePlan, make_plan, survey_series
 from ckpttool.runs.pruning.protections import foreign_reason
-from ckpttool.runs.pruning.request import PruneRequest
+from ckpttool.runs.pruning.request import PruneKeywords, PruneRequest
 from ckpttool.runs.reasons import Code, Reason
 from ckpttool.runs.retention.plan import GroupPlan, KeptEntry, RetentionPlan
 from ckpttool.runs.retention.rules import Policy
@@ -37,6 +37,9 @@ from ckpttool.transaction.removal import RemovalOutcome, remove
 from ckpttool.transaction.staged_output import clear_areas, has_leftovers, is_leftover_name
 from ckpttool.transaction.store_removal import Way, in_order, keeps_versions, remove_from_store
 from ckpttool.transaction.trash import put_aside
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 SCHEMA = "ckpttool.prune/1"
 Confirm = Callable[[PrunePlan], bool | None]
@@ -106,7 +109,7 @@ def prune(
     confirm: Confirm | None = None,
     progress: Progress | None = None,
     reader: FullReader | None = None,
-    **keywords: Any,
+    **keywords: Unpack[PruneKeywords],
 ) -> Pruned:
     """Remove what a policy doesn't keep; with ``dry_run`` say what that would be.
 

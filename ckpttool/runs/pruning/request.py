@@ -15,8 +15,8 @@ from ckpttool.core.errors import UsageError
 from ckpttool.core.keywords import attribute_names, require_known
 from ckpttool.core.options import AMOUNT, EXECUTION_PANEL, RULE_PANEL, Depth, Reach, option
 from ckpttool.runs.retention.policies import Policies
-from ckpttool.runs.retention.rules import Policy
-from ckpttool.runs.scope import Scope
+from ckpttool.runs.retention.rules import Policy, PolicyKeywords
+from ckpttool.runs.scope import Scope, ScopeKeywords
 
 Failed = Literal["list", "remove"]
 
@@ -139,3 +139,16 @@ class PruneRequest(Scope):
     def all_policies(self) -> Policies:
         """Return the policies, of which there may be one alone, or none."""
         return self.policies or Policies(self.policy)
+
+
+class PruneKeywords(ScopeKeywords, PolicyKeywords, total=False):
+    """The attributes of ``PruneRequest`` but the directory, and those of ``Policy``, for type checkers."""
+
+    policy: Policy | None
+    policies: Policies | None
+    depth: Depth
+    min_age: int
+    max_delete: str | None
+    failed: Failed | None
+    jobs: int | None
+    require_copy: str | None

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.documents import document_of
 from ckpttool.core.errors import AccessDenied, CheckpointError, UsageError, from_os_error
@@ -22,11 +22,15 @@ from ckpttool.runs.renaming.pointer_updates import updates_for
 from ckpttool.runs.renaming.scene import PathRenames, Scene, Updates, links_near
 from ckpttool.runs.renaming.steps import RenameStep, entry_after, next_wave, refresh, remaining_step, steps
 from ckpttool.runs.renaming.template import parse_template
+from ckpttool.runs.scope import ScopeKeywords
 from ckpttool.transaction.journal import Kind, Moves, Recovery, new_identity
 from ckpttool.transaction.lock import lock_directory
 from ckpttool.transaction.move_transaction import ChainedMoves, apply_moves
 from ckpttool.transaction.paths import Problem, require_directory
 from ckpttool.transaction.recovery import recover_directory
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -92,7 +96,7 @@ def rename(
     *,
     dry_run: bool = False,
     confirm: Confirm | None = None,
-    **keywords: Any,
+    **keywords: Unpack[ScopeKeywords],
 ) -> RenameResult:
     """Give checkpoints their names; with ``dry_run`` say what these would be.
 
@@ -103,7 +107,7 @@ def rename(
         template: What their names are to be, such as ``{run}-e{epoch:04d}``.
         dry_run: Whether to change nothing.
         confirm: Called with the plan before anything is renamed; nothing is unless it returns true.
-        keywords: Attributes of ``RenameRequest``, such as ``exclude``.
+        keywords: Attributes of ``Scope``, such as ``exclude``.
 
     Raises:
         UsageError: The template is missing or isn't valid, or the directory is a checkpoint itself.

@@ -14,7 +14,7 @@ from datetime import datetime
 from functools import cached_property, lru_cache, partial
 from itertools import chain, pairwise
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypedDict, get_args
 
 from ckpttool.core.amounts import duration, nbytes, within
 from ckpttool.core.errors import UsageError
@@ -514,6 +514,31 @@ class Policy:
     def has_limit(self) -> bool:
         """Tell whether there is a limit of size, which keeps what fits."""
         return any(name in self.rules for name in LIMITS)
+
+
+class PolicyKeywords(TypedDict, total=False):
+    """The attributes of ``Policy``, for type checkers."""
+
+    keep_last: int | None
+    keep_best: int | None
+    keep_best_runs: int | None
+    metric: str | None
+    mode: Mode | None
+    keep_every_steps: int | None
+    keep_every_epochs: int | None
+    keep_hourly: int | None
+    keep_daily: int | None
+    keep_weekly: int | None
+    keep_monthly: int | None
+    keep_yearly: int | None
+    keep_within: int | None
+    older_than: int | None
+    keep_names: tuple[str, ...]
+    max_size: int | None
+    max_total_size: int | None
+    full: int | None
+    dtype: SlimType | None
+    incomplete: Incomplete
 
 
 _SLIMMING = frozenset({"full", "dtype", "incomplete"})
