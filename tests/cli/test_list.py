@@ -420,7 +420,7 @@ def test_long_shows_what_is_known(run, short: Path, terminal: Callable[[int], No
     assert lines[0].split() == ["checkpoint", "epoch", "loss", "size", "changed", "holds", "state", "notes"]
     assert lines[1].endswith("damaged   it is a ZIP archive of something else; expected a PyTorch checkpoint")
     assert re.search(
-        r"2023-11-1\d \d\d:\d3:20[+-]\d\d:\d\d  full, \d+ tensors of weights, \d+ parameters", lines[2]
+        r"2023-11-1\d \d\d:\d\d:20[+-]\d\d:\d\d  full, \d+ tensors of weights, \d+ parameters", lines[2]
     )
 
 

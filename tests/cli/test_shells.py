@@ -28,7 +28,7 @@ def _started_from(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("shell", "script", "profile", "line"),
     [
-        ("bash", ".bash_completions/ckpttool.sh", ".bashrc", "source {home}/.bash_completions/ckpttool.sh"),
+        ("bash", ".bash_completions/ckpttool.sh", ".bashrc", "source {path}"),
         ("zsh", ".zfunc/_ckpttool", ".zshrc", "fpath+=~/.zfunc; autoload -Uz compinit; compinit"),
         ("fish", ".config/fish/completions/ckpttool.fish", None, ""),
     ],
@@ -51,7 +51,9 @@ def test_installing_twice_is_installing_once(
     assert (home / script).read_text() == run("--show-completion").out.rstrip("\n") + "\n"
     assert f"_CKPTTOOL_COMPLETE={shell}_complete" in (home / script).read_text()
     if profile is not None:
-        assert (home / profile).read_text() == f"alias l=ls\n{line.format(home=home)}\n"
+        assert (
+            home / profile
+        ).read_text() == f"alias l=ls\n{line.format(path=shlex.quote(str(home / script)))}\n"
 
 
 def test_another_shell_is_refused(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,11 +57,11 @@ def test_the_service(project: Path, tmp_path: Path) -> None:
         assert unit.name not in checked.stderr, checked.stderr
     parser = configparser.ConfigParser(interpolation=None)
     parser.read_string(text)
-    service = {key: value.replace("%h", str(tmp_path)) for key, value in parser["Service"].items()}
+    service = parser["Service"]
     shutil.copy(SERIES / "model_epoch_1.pth", project / "runs")
     with subprocess.Popen(
-        shlex.split(service["execstart"]),
-        cwd=service["workingdirectory"],
+        [part.replace("%h", str(tmp_path)) for part in shlex.split(service["execstart"])],
+        cwd=service["workingdirectory"].replace("%h", str(tmp_path)),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -8,6 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -49,6 +50,12 @@ def run_redirected(*arguments: object) -> Answer:
     return Answer(status, out.getvalue(), err.getvalue())
 
 
+def arguments_of(line: str) -> list[str]:
+    """Return the arguments of a line as a shell takes them; the folder of temporary files may have spaces."""
+    folder = tempfile.gettempdir()
+    return [one.replace("\0", folder) for one in shlex.split(line.replace(folder, "\0"))]
+
+
 def transcript(run: Run, *commands: tuple[int, str]) -> str:
     """Return command lines, each with what it printed and, behind ``!``, what it said on stderr.
 
@@ -58,7 +65,7 @@ def transcript(run: Run, *commands: tuple[int, str]) -> str:
     """
     told: list[str] = []
     for status, line in commands:
-        answer = run(*shlex.split(line))
+        answer = run(*arguments_of(line))
         assert answer.status == status, (line, answer)
         told += [f"$ ckpttool {line}", *_lines(answer.out), *(f"! {one}" for one in _lines(answer.err)), ""]
     return "\n".join(told)
@@ -68,7 +75,7 @@ def refusals(run: Run, *lines: str) -> str:
     """Return what is said of command lines that are wrong: one line each, and nothing is printed."""
     told = []
     for line in lines:
-        status, out, err = run(*shlex.split(line))
+        status, out, err = run(*arguments_of(line))
         assert (status, out, err.count("\n"), err[-1:]) == (2, "", 1, "\n"), (line, status, out, err)
         told.append(f"$ ckpttool {line}\n! {err}")
     return "".join(told)

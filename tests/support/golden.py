@@ -7,6 +7,7 @@ word of an answer runs ``make golden`` and reads the difference, instead of chan
 from __future__ import annotations
 
 import re
+import shlex
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -40,6 +41,8 @@ class Golden:
         self._count += 1
         name = self._name if self._count == 1 else f"{self._name} #{self._count}"
         text = text.replace(str(self._folder), "TMP").replace(str(FILES), "FILES").rstrip("\n") + "\n"
+        if shlex.quote(str(self._folder)) != str(self._folder):  # so a proposed command quotes it
+            text = re.sub(r"(: ckpttool [^\n']*)'(TMP[\w./-]*)'", r"\1\2", text)
         if self._writes:
             _written[self._path][name] = text
         else:
