@@ -78,13 +78,14 @@ def fail_reading(patch: pytest.MonkeyPatch, failure: BaseException) -> None:
 
 
 def refuse_opening(patch: pytest.MonkeyPatch, name: str, failure: OSError) -> None:
-    """Let the system not open files of a name."""
+    """Let the system not open files of a name, nor list directories of it."""
 
     def refuse(path: Any, *_: Any) -> None:
         if isinstance(path, str) and os.path.basename(path) == name:
             raise failure
 
-    _do_before(patch, os, "open", refuse)
+    for call in ("open", "scandir"):
+        _do_before(patch, os, call, refuse)
 
 
 def lack_h5py(patch: pytest.MonkeyPatch) -> None:
