@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import pytest
@@ -17,6 +17,7 @@ from ckpttool.io.h5worker import Worker
 from ckpttool.ops import checks, verify
 from ckpttool.ops import inspect as inspecting
 from ckpttool.runs.members import full_read
+from tests.support.faults import path_at
 
 
 def _do_before(patch: pytest.MonkeyPatch, place: Any, name: str, act: Callable[..., object]) -> None:
@@ -65,6 +66,26 @@ def names_read_in_full(patch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     _do_before(patch, full_read, "read_all", lambda entry, *_: names.append(entry.name))
     return names
+
+
+def before_call(
+    patch: pytest.MonkeyPatch,
+    path: str | os.PathLike[str],
+    act: Callable[[], object],
+    calls: Sequence[str] = ("open", "scandir"),
+) -> None:
+    """Do something before each of some calls of ``os`` with a path, however that is given."""
+
+    def watched(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if arguments and path_at(arguments[0], options.get("dir_fd")) == os.fspath(path):
+                act()
+            return real(*arguments, **options)
+
+        return call
+
+    for name in calls:
+        patch.setattr(os, name, watched(getattr(os, name)))
 
 
 def fail_inspecting(patch: pytest.MonkeyPatch, failure: BaseException) -> None:
