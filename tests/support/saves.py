@@ -81,6 +81,18 @@ def warnings_in(directory: Path, **options: Any) -> list[str]:
     return [one.replace(f"{directory}/", "") for one in list_checkpoints(directory, **options).warnings]
 
 
+def protected_in(directory: Path, *, recursive: bool = False, **options: Any) -> dict[str, list[str]]:
+    """Return what ``list`` says protects checkpoints, by their paths in a directory."""
+    rows = list_checkpoints(directory, recursive=recursive, **options).document()["checkpoints"]
+    return {os.path.relpath(row["path"], directory): row["protected"] for row in rows if row["protected"]}
+
+
+def skipped_in(directory: Path, *, recursive: bool = False) -> dict[str, str]:
+    """Return why prune leaves whole series alone though all of their checkpoints would stay, by key."""
+    every = {"policy": Policy(keep_last=1000), "recursive": recursive}
+    return {key: why for key, why in left_alone(directory, **every).items() if why is not None}
+
+
 def left_alone(directory: Path, **options: Any) -> dict[str, str | None]:
     """Return why ``--keep 1`` leaves each series as it is, by key; None if it doesn't."""
     request = {"policy": Policy(keep_last=1), "depth": "quick", **options}
