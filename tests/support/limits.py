@@ -19,6 +19,8 @@ LIMITS = {
     "fields_of_a_model": "formats.savedmodel.walk.MAX_FIELDS",
     "constants": "formats.savedmodel.computation.MAX_READ",
     "journal": "transaction.journal.MAX_BYTES",
+    "units_worth_a_child": "runs.surveying.look_workers.WORTH_UNITS",
+    "units_at_once": "runs.surveying.look_workers._BATCH",
     "short_constant": "formats.savedmodel.computation._LONG",
 }
 

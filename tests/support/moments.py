@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -98,11 +99,11 @@ def fail_reading(patch: pytest.MonkeyPatch, failure: BaseException) -> None:
     patch.setattr(os, "preadv" if hasattr(os, "preadv") else "read", _raises(failure))
 
 
-def refuse_opening(patch: pytest.MonkeyPatch, name: str, failure: OSError) -> None:
-    """Let the system not open files of a name, nor list directories of it."""
+def refuse_opening(patch: pytest.MonkeyPatch, name: str | Path, failure: OSError) -> None:
+    """Let the system not open files of a name, nor list directories of it; or what is at a path alone."""
 
     def refuse(path: Any, *_: Any) -> None:
-        if isinstance(path, str) and os.path.basename(path) == name:
+        if isinstance(path, str) and name in (os.path.basename(path), Path(path)):
             raise failure
 
     for call in ("open", "scandir"):
