@@ -20,6 +20,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
 from ckpttool import AccessDenied, open_checkpoint, prune, undo, verify
+from ckpttool.transaction import move_transaction
 from ckpttool.transaction.files import fingerprint
 from ckpttool.transaction.journal import Moves, Successor
 from ckpttool.transaction.move_transaction import apply_moves
@@ -28,7 +29,6 @@ from ckpttool.transaction.state_dir import state_dir_of
 from tests.formats.test_megatron import CONFIG
 from tests.support.changes import file_bytes
 from tests.support.faults import dies_at, fill_disk, is_killed_at
-from tests.support.moments import after_call
 from tests.support.thorough import sampled
 from tests.support.transactions import IDENTITY, move
 
@@ -258,7 +258,13 @@ def test_a_data_file_that_a_trainer_writes_anew_keeps_its_name(
     run_of, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_of(_megatron)
-    after_call(monkeypatch, "__0_0.distcp", lambda: _megatron(run / "iter_0000001", 7), ["link"])
+    place = move_transaction.place_successors
+
+    def place_and_save(*arguments: Any) -> None:
+        place(*arguments)
+        _megatron(run / "iter_0000001", 7)
+
+    monkeypatch.setattr(move_transaction, "place_successors", place_and_save)
     prune(run, full=1, trash=True)
     torch.manual_seed(7)
     assert torch.equal(_loaded(run / "iter_0000001")[WEIGHTS[0]], torch.randn(16, 16))

@@ -32,7 +32,6 @@ from ckpttool import (
     prune,
     rename,
 )
-from ckpttool.runs.members.run_directories import hyper_parameters
 from ckpttool.runs.metrics import mlflow as mlflow_stores
 from ckpttool.runs.metrics import wandb as wandb_runs
 from ckpttool.runs.metrics.log import Log
@@ -41,6 +40,7 @@ from ckpttool.runs.pruning.prune import Pruned
 from ckpttool.runs.scope import Scope
 from ckpttool.runs.surveying.survey import Survey, survey_directory
 from tests.support.frameworks import python_with_frameworks
+from tests.support.saves import save
 
 pytestmark = pytest.mark.framework
 
@@ -534,7 +534,9 @@ def test_a_server_that_isnt_there(sqlite: Path, monkeypatch: pytest.MonkeyPatch)
 def test_the_parameters_of_a_run_kept_as_files(files_store: Path) -> None:
     for folder in files_store.glob("mlruns/*/*/params"):
         name = (folder.parent / "tags" / "mlflow.runName").read_text()
-        assert hyper_parameters(str(folder.parent), []) == {
+        save(folder.parent / "artifacts" / "m.pt")
+        (run,) = list_checkpoints(folder.parent).runs
+        assert run.hyper_parameters == {
             "lr": str({"slow": 0.1, "fast": 0.5}[name]),
             "seed": "7",
         }

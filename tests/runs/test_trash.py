@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from ckpttool import AccessDenied, Policy, PruneRequest, convert, list_checkpoints, prune, undo
+from ckpttool.transaction import move_transaction
+from ckpttool.transaction.journal import Move
+from ckpttool.transaction.move_steps import MoveDirs
 from tests.support.changes import empty_trash, file_bytes, prune_to_trash
 from tests.support.faults import fill_disk
-from tests.support.moments import after_call
 
 TRASH = ".ckpttool-trash"
 
@@ -89,8 +91,14 @@ def test_one_that_has_changed_stays_and_the_others_go(files: Path, tmp_path: Pat
 
 def test_one_that_is_written_to_while_it_moves_stays(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = short / "model_epoch_7.pth"
-    # In place: the link in the trash is the same file.
-    after_call(monkeypatch, path.name, lambda: path.write_bytes(b"saved meanwhile"), ["link"])
+    place = move_transaction.place_successors
+
+    def place_and_save(dirs: MoveDirs, move: Move) -> None:
+        place(dirs, move)
+        if move.members[0][0] == path.name:
+            path.write_bytes(b"saved meanwhile")  # in place: the link in the trash is the same file
+
+    monkeypatch.setattr(move_transaction, "place_successors", place_and_save)
     done = prune_to_trash(short)
     [problem] = done.problems
     assert (problem.path, "it has changed" in problem.message) == (str(path), True)

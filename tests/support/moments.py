@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -88,26 +87,6 @@ def before_call(
 
     for name in calls:
         patch.setattr(os, name, watched(getattr(os, name)))
-
-
-def after_call(patch: pytest.MonkeyPatch, name: str, act: Callable[[], object], calls: Sequence[str]) -> None:
-    """Do something once, after the first of some calls of ``os`` that is given a path whose name matches."""
-    is_over = False
-
-    def watched(real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            nonlocal is_over
-            result = real(*arguments, **options)
-            names = [os.path.basename(one) for one in arguments if isinstance(one, str)]
-            if fnmatch.filter(names, name) and not is_over:
-                is_over = True
-                act()
-            return result
-
-        return call
-
-    for one in calls:
-        patch.setattr(os, one, watched(getattr(os, one)))
 
 
 def fail_inspecting(patch: pytest.MonkeyPatch, failure: BaseException) -> None:
