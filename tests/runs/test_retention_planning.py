@@ -16,26 +16,22 @@ from safetensors.numpy import save_file
 
 from ckpttool import Policy, PruneRequest, UsageError, open_checkpoint
 from ckpttool.core.tensor import Extent
-from ckpttool.runs.retention.failed_runs import failed_runs
 from ckpttool.testing import recorded_reads
 from tests.support.directories import (
     Entry,
-    damaged,
     faulty_entry,
     incomplete,
-    unreadable,
 )
 from tests.support.retention import (
     Pruned,
     dry_run,
     policies,
     removed_names,
-    series_of,
     why,
     why_in,
 )
 from tests.support.runs import make_run
-from tests.support.saves import Facts, left_alone, save, save_all, series_in
+from tests.support.saves import START, Facts, left_alone, save, save_all, series_in
 
 NO_RULE = "no rule of the configuration is for it"
 FINITE = "newest of a failed run that is intact and finite"
@@ -477,21 +473,25 @@ def test_nobody_reads_values_who_does_not_ask(diverged: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("fault", "age", "name", "busy", "is_failed"),
+    ("how", "age", "is_busy", "is_failed"),
     [
-        (incomplete("a shard is missing"), 7200, "m_epoch_3.pt", False, True),
-        (incomplete("a shard is missing"), 60, "m_epoch_3.pt", False, False),
-        (incomplete("a shard is missing"), 7200, "m_epoch_3.pt", True, False),
-        (damaged("checksum"), 7200, "m_epoch_3.pt", False, False),
-        (unreadable("permission denied"), 7200, "m_epoch_3.pt", False, False),
+        ("cut", 7200, False, True),
+        ("cut", 60, False, False),
+        ("cut", 7200, True, False),
+        ("damaged", 7200, False, False),
     ],
 )
-def test_which_unfinished_runs_failed(entry, fault, age, name, busy, is_failed) -> None:
-    now = 1_790_000_000
-    cut = faulty_entry(name, fault, modified=(now - age) * 10**9)
-    whole = entry("m_epoch_2.pt", has_weights=False)
-    told = failed_runs(series_of([whole, cut]), now, busy={cut.path} if busy else ())
-    assert told == ({"run/m_epoch_*.pt": f"its newest, {name}, is {fault}"} if is_failed else {})
+def test_which_unfinished_runs_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, age: int, is_busy: bool, is_failed: bool
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: START + age)
+    save(tmp_path / "m_epoch_2.pt", modified=-60)
+    newest = save(tmp_path / "m_epoch_3.pt", **{how: True})
+    if is_busy:
+        newest.with_suffix(".pt.tmp").write_bytes(b"")
+    (group,) = _planned(tmp_path, failed="list").document()["groups"]
+    why = "its newest, m_epoch_3.pt, is incomplete: "
+    assert (group["failed"] or "").startswith(why) == (group["failed"] is not None) == is_failed
 
 
 # Why ------------------------------------------------------------------------------------------------
