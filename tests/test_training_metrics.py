@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from ckpttool import open_checkpoint
+from ckpttool import list_checkpoints, open_checkpoint
 from ckpttool.core.training import is_metric, training_state
-from tests.support.directories import entry_at
 
 
 @pytest.mark.parametrize(
@@ -26,10 +25,14 @@ from tests.support.directories import entry_at
     ],
 )
 def test_score_is_that_of_the_file_that_it_was_kept_for(
-    files: Path, name: str, metrics: dict[str, float], logged_as: int
+    files: Path, tmp_path: Path, name: str, metrics: dict[str, float], logged_as: int
 ) -> None:
-    found = entry_at(files / "metrics" / "lightning" / name)
-    assert (dict(found.metrics), found.logged_as, found.loss) == (metrics, logged_as, None)
+    log = tmp_path / "log.csv"
+    log.write_text("epoch,step,logged\n" + "".join(f"0,{step},{step}\n" for step in range(18)))
+    path = files / "metrics" / "lightning" / name
+    rows = list_checkpoints(path.parent, metrics=[str(log)]).document()["checkpoints"]
+    (found,) = (row for row in rows if row["path"] == str(path))
+    assert (found["metrics"], found["loss"]) == (metrics | {"logged": logged_as}, None)
 
 
 def test_best_score_is_the_best_and_no_metric_of_this_one(files: Path) -> None:
@@ -117,8 +120,8 @@ def test_zero_dimensional_numbers_of_torch_and_numpy(tmp_path: Path) -> None:
     }
     weights = {"fc.weight": torch.zeros(2, 2)}
     torch.save({"model": weights, "epoch": torch.tensor(4), "metrics": metrics}, tmp_path / "m.pth")
-    found = entry_at(tmp_path / "m.pth")
-    assert (found.epoch, dict(found.metrics)) == (4, {"val_loss": 0.25, "f1": 0.5, "acc": 0.75, "n": 0.5})
+    (found,) = list_checkpoints(tmp_path).document()["checkpoints"]
+    assert (found["epoch"], found["metrics"]) == (4, {"val_loss": 0.25, "f1": 0.5, "acc": 0.75, "n": 0.5})
 
 
 @pytest.mark.parametrize(
@@ -136,7 +139,8 @@ def test_loss_of_a_series_is_the_training_loss_alone(
 ) -> None:
     torch = pytest.importorskip("torch")
     torch.save({"model": {"fc.weight": torch.zeros(2)}} | tree, tmp_path / name)
-    assert entry_at(tmp_path / name).loss == loss
+    (found,) = list_checkpoints(tmp_path).document()["checkpoints"]
+    assert found["loss"] == loss
 
 
 @pytest.mark.parametrize(("key", "expected"), [("val_loss", True), ("loss_scale", False), (3, False)])

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from ckpttool.runs import tracking
 from tests.support.commands import Run, refusals, transcript
 from tests.support.configs import trusted_config
 from tests.support.golden import Golden
+from tests.support.moments import before_call
 
 
 @pytest.fixture
@@ -91,14 +92,18 @@ def test_one_save_is_named_as_all_are(run: Run, runs: Path) -> None:
 
 def test_what_changes_is_not_recorded(run: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = runs / "model_epoch_1.pth"
+    opened: list[int] = []
+    with monkeypatch.context() as patch:
+        before_call(patch, path, lambda: opened.append(path.stat().st_size))
+        run("log", path, "--to", "tensorboard:another")
+    last = 2 * len(opened)
 
-    def facts(*arguments: object, **more: object) -> object:
-        found = before(*arguments, **more)
-        path.write_bytes(path.read_bytes()[:-1])
-        return found
+    def cut() -> None:
+        opened.append(path.stat().st_size)
+        if len(opened) == last:
+            os.truncate(path, opened[0] - 1)
 
-    before = tracking.facts_of
-    monkeypatch.setattr(tracking, "facts_of", facts)
+    before_call(monkeypatch, path, cut)
     answer = run("log", path, "--to", "tensorboard:tb")
     assert (answer.status, "it changed while it was read (not recorded)" in answer.err) == (1, True)
     assert not Path("tb").exists()

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.commands import Run, Terminal, refusals, run_here, transcript
 from tests.support.directories import survey
-from tests.support.faults import is_killed_at
+from tests.support.faults import hit_call, is_killed_at
 from tests.support.golden import Golden
 from tests.support.moments import wait_for_no_answer
 from tests.support.runs import flip_value
@@ -482,11 +482,11 @@ def test_the_plan_is_printed_before_anything_goes(
 ) -> None:
     seen = []
 
-    def carried_out(*arguments: object) -> None:
+    def interrupt() -> None:
         seen.append((capsys.readouterr().out, len(_epochs(series))))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ckpttool.runs.pruning.prune.remove", carried_out)
+    hit_call(1, interrupt, ("rename", "unlink"), monkeypatch.setattr)
     assert run("prune", series, "--keep", 7).status == 130
     ((plan, count),) = seen
     assert (plan.count("\n  remove  "), count, "removed" in plan) == (3, 10, False)

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import AccessDenied, Policy, PruneRequest, UsageError, prune, undo
+from ckpttool import AccessDenied, Policy, PruneRequest, UsageError, list_checkpoints, prune, undo
 from tests.support.changes import directory_of, held_by_another, journals_of, observed, state_place
-from tests.support.directories import survey
 
 CHANGES = ("rename", "replace", "unlink", "rmdir", "mkdir", "link", "fsync", "write")
 KEEP_2 = Policy(keep_last=2)
@@ -131,7 +130,7 @@ def test_a_kill_on_the_way_to_the_trash_is_settled_however_the_root_is_called(
             fault.none()
             assert number > 20
             return
-        shown = {os.path.basename(entry.path) for entry in survey(called).entries}
+        shown = {os.path.basename(row.entry.path) for row in list_checkpoints(called).checkpoints}
         put_away = {path.name for path in root.parent.glob(".ckpttool-trash@run/*/0/checkpoint_*")}
         assert sorted([*shown, *put_away]) == SERIALS[2:], number
         settled = prune(called, keep_last=9)

@@ -2,45 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ckpttool import AccessDenied, CheckpointError, NotFound, latest, list_checkpoints
-from ckpttool.formats import discovery
-from ckpttool.formats.interface import Probe
-from ckpttool.runs.members.look import look_for
-from ckpttool.runs.surveying import look_workers
+from tests.support.moments import refuse_opening
+from tests.support.saves import HOUR, Facts, save, save_all
 
-
-def refused(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    """Let the system refuse to open what has one of some names."""
-
-    def refusing(look: Callable[[str], object]) -> Callable[[str], object]:
-        def refuse(path: str) -> object:
-            if os.path.basename(path) in names:
-                raise AccessDenied(path, "permission denied")
-            return look(path)
-
-        return refuse
-
-    monkeypatch.setattr(discovery, "Probe", refusing(Probe))
-    monkeypatch.setattr(look_workers, "look_for", refusing(look_for))
+CLOSED = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def test_what_may_not_be_looked_at_is_not_what_is_not_there(
     series: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused(monkeypatch, *os.listdir(series))
+    for epoch in range(2, 11):
+        refuse_opening(monkeypatch, f"model_epoch_{epoch}.pth", CLOSED)
+    assert latest(series).path == str(series / "model_epoch_1.pth")
+    refuse_opening(monkeypatch, "model_epoch_1.pth", CLOSED)
     with pytest.raises(AccessDenied) as error:
         latest(series)
     assert error.value.path == str(series)
     assert "permission denied (and 9 more)" in error.value.reason
-    refused(monkeypatch, *(name for name in os.listdir(series) if name != "model_epoch_1.pth"))
-    assert latest(series).path == str(series / "model_epoch_1.pth")
 
 
 def test_a_directory_that_may_not_be_read_may_hold_one(
@@ -48,7 +34,7 @@ def test_a_directory_that_may_not_be_read_may_hold_one(
 ) -> None:
     (tmp_path / "run" / "closed").mkdir(parents=True)
     assert latest(tmp_path / "run", recursive=True).path is None
-    refused(monkeypatch, "closed")
+    refuse_opening(monkeypatch, "closed", CLOSED)
     with pytest.raises(AccessDenied, match="closed: permission denied"):
         latest(tmp_path / "run", recursive=True)
 
@@ -63,14 +49,55 @@ def test_a_link_that_leads_nowhere_is_no_run_that_has_not_begun(tmp_path: Path) 
     assert latest(tmp_path / "none" / "exp1", missing_ok=True).path is None
 
 
-def _saves(run: Path, *told: dict[str, object]) -> None:
-    """Save as PyTorch does, an hour apart."""
-    import torch
+# Which series one would resume from ------------------------------------------------------------------
 
+FULL: Facts = {"state": True}
+OPTIMIZER: Facts = {"weights": None, "state": True}
+NEITHER: Facts = {"weights": None}
+OTHER: Facts = {"weights": "other"}
+DAMAGED: Facts = {"damaged": True}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "other"),
+    [
+        (("checkpoint-300", FULL), ("training_args.bin", NEITHER)),
+        (("checkpoint-300", FULL), ("model.bin", OTHER)),
+        (("model_epoch_3.pth", {}), ("test_embeddings.pt", OTHER)),
+        (("model_epoch_3.pth", {}), ("history.pkl", NEITHER)),
+        (("model_3.pt", {}), ("optim_3.pt", OPTIMIZER)),
+        (("model.pt", {}), ("optim_3.pt", OPTIMIZER)),
+        (("optim_3.pt", OPTIMIZER), ("rng_epoch_9.pt", NEITHER)),
+        (("model_3.pt", {}), ("user_9.pt", OTHER)),
+        (("model_3.pt", {}), ("model_4_ema.pt", OTHER)),
+        (("model.pt", {}), ("model_epoch_9.pt", DAMAGED)),
+    ],
+    ids=str,
+)
+def test_what_there_is_to_resume_from_comes_before_time(tmp_path: Path, wanted, other) -> None:
+    save(tmp_path / wanted[0], **wanted[1])
+    save(tmp_path / other[0], **other[1], modified=1000 * HOUR)
+    assert latest(tmp_path).path == str(tmp_path / wanted[0])
+
+
+@pytest.mark.parametrize(
+    "newest_first",
+    [("a_epoch_9.pt", "b_epoch_5.pt", "a_epoch_1.pt"), ("b_epoch_5.pt", "a_epoch_3.pt", "c.pt")],
+)
+def test_series_as_good_as_each_other_compete(tmp_path: Path, newest_first: tuple[str, ...]) -> None:
+    save_all(tmp_path, {name: {} for name in newest_first})
+    for name in newest_first:
+        assert latest(tmp_path).path == str(tmp_path / name)
+        (tmp_path / name).unlink()
+
+
+# What is said beside the answer -----------------------------------------------------------------------
+
+
+def _saves(run: Path, *told: Facts) -> None:
+    """Save an hour apart."""
     for number, one in enumerate(told, 1):
-        path = run / f"m_epoch_{number}.pt"
-        torch.save({"model": {"w": torch.ones(2)}, **one}, path)
-        os.utime(path, (1_700_000_000 + number * 3600, 1_700_000_000 + number * 3600))
+        save(run / f"m_epoch_{number}.pt", modified=number * HOUR, **one)
 
 
 @pytest.mark.parametrize(

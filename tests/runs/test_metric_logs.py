@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from ckpttool import CheckpointError, DamagedCheckpoint, LimitExceeded, Unsupported
 from ckpttool.runs.metrics import events as metric_events
-from ckpttool.runs.metrics import log as metric_log
-from ckpttool.runs.metrics import text_logs as metric_lines
 from ckpttool.runs.metrics.log import Log
 from ckpttool.runs.metrics.log_metrics import read_log
+from tests.support.limits import lower_limits
 
 ALL = frozenset(range(-5, 60))
 
@@ -148,16 +147,16 @@ def test_damage_is_told_with_its_place(tmp_path: Path, text: str | bytes, told: 
 
 
 def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metric_log, "MAX_NAMES", 3)
+    lower_limits(monkeypatch, names_in_a_log=3)
     with pytest.raises(LimitExceeded, match="more than 3 names"):
         log_of(tmp_path / "log", "step,a,b,c,d\n1,1,1,1,1\n")
-    monkeypatch.setattr(metric_log, "MAX_VALUES", 4)
+    lower_limits(monkeypatch, values_in_a_log=4)
     with pytest.raises(LimitExceeded, match="more than 4 values"):
         log_of(tmp_path / "log", "step,a\n" + "".join(f"{step},1\n" for step in range(9)))
-    monkeypatch.setattr(metric_lines, "MAX_LINE", 10)
+    lower_limits(monkeypatch, line_of_a_log=10)
     with pytest.raises(LimitExceeded, match="line 2"):
         log_of(tmp_path / "log", "step,loss\n1,0.123456789\n")
-    monkeypatch.setattr(metric_lines, "MAX_STATE", 10)
+    lower_limits(monkeypatch, state_of_a_trainer=10)
     with pytest.raises(LimitExceeded, match="10 bytes of JSON"):
         log_of(tmp_path / "trainer_state.json", '{"log_history": []}')
 
@@ -234,7 +233,7 @@ def test_events_that_are_still_written(files: Path, tmp_path: Path) -> None:
 def test_directory_without_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unsupported, match="a directory without event files"):
         read_log(str(tmp_path), ALL)
-    monkeypatch.setattr(metric_events, "MAX_FILES", 2)
+    lower_limits(monkeypatch, event_files=2)
     for number in range(3):
         (tmp_path / f"events.out.tfevents.{number}").touch()
     with pytest.raises(LimitExceeded, match="more than 2 event files"):

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
-from collections.abc import Callable
-from dataclasses import replace
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from ckpttool import NotFound, UsageError
-from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.metrics.log_metrics import add_log_metrics
-from tests.support.directories import survey
-
-Make = Callable[..., Entry]
+from ckpttool import NotFound, UsageError, list_checkpoints
+from tests.support.saves import Facts, save, warnings_in
 
 
 @pytest.fixture(autouse=True)
@@ -26,9 +21,24 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def measured(entries: list[Entry], *files: str) -> tuple[list[dict[str, float]], list[str]]:
-    found, warnings = add_log_metrics(entries, files, "run")
-    return [dict(one.metrics) for one in found], warnings
+def metrics_in(directory: Path | str, *files: str) -> tuple[dict[str, dict[str, float]], list[str]]:
+    """Return the metrics that checkpoints have with some logs, by their paths, and what is said of these."""
+    listing = list_checkpoints(directory, metrics=files)
+    rows = [row.document() for row in listing.checkpoints]
+    told = [one for one in listing.warnings if "the files' own times" not in one]
+    return {os.path.relpath(row["path"], directory): row["metrics"] for row in rows}, told
+
+
+def measured(
+    saves: Sequence[str] | dict[str, Facts], *files: str
+) -> tuple[list[dict[str, float]], list[str]]:
+    """Return the metrics that checkpoints below ``run`` have with some logs, and what is said of these."""
+    for old in Path("run").rglob("*.*pt"):
+        old.unlink()
+    for name in saves:
+        save(Path("run", name), **(saves[name] if isinstance(saves, dict) else {}))
+    found, warnings = metrics_in("run", *files)
+    return [found[name] for name in saves], warnings
 
 
 def log(path: str, text: str) -> str:
@@ -43,8 +53,8 @@ def log(path: str, text: str) -> str:
 @pytest.mark.parametrize("name", ["metrics.csv", "tb"])
 def test_lightning_logs_what_follows_a_step_under_the_one_before(files: Path, name: str) -> None:
     run = files / "metrics" / "lightning"
-    found = survey(run, recursive=True, metrics=[str(run / name)])
-    losses = {entry.name: entry.metrics.get("val_loss") for entry in found.entries}
+    found, warnings = metrics_in(run, str(run / name))
+    losses = {os.path.basename(path): metrics.get("val_loss") for path, metrics in found.items()}
     assert losses == {
         "epoch=1-val_loss=0.25.ckpt": 0.25,
         "epoch=3-val_loss=0.38.ckpt": 0.375,
@@ -55,23 +65,24 @@ def test_lightning_logs_what_follows_a_step_under_the_one_before(files: Path, na
         "epoch=2-step=12.ckpt": 0.75,
         "epoch=3-step=15.ckpt": None,
     }
-    assert found.remarks == (f"{run / name}: one log for the checkpoints of 2 directories",)
+    assert warnings == [f"{run / name}: one log for the checkpoints of 2 directories"]
 
 
 def test_log_of_ones_own_beside_lightning_counts_as_the_checkpoints_do(files: Path) -> None:
     path = log("own.csv", "epoch,step,f1\n1,8,0.5\n3,16,0.75\n")
-    found = survey(files / "metrics" / "lightning" / "best", recursive=True, metrics=[path])
-    assert {entry.step: entry.metrics["f1"] for entry in found.entries} == {8: 0.5, 16: 0.75}
+    listing = list_checkpoints(files / "metrics" / "lightning" / "best", metrics=[path])
+    rows = [row.document() for row in listing.checkpoints]
+    assert {row["step"]: row["metrics"]["f1"] for row in rows} == {8: 0.5, 16: 0.75}
 
 
-def test_trainer_logs_under_the_step_of_the_checkpoint(files: Path, entry: Make) -> None:
+def test_trainer_logs_under_the_step_of_the_checkpoint(files: Path) -> None:
     run = files / "metrics" / "trainer"
     history = json.loads((run / "checkpoint-8" / "trainer_state.json").read_text())["log_history"]
     expected = [
         next((one["eval_loss"] for one in history if one["step"] == step and "eval_loss" in one), None)
         for step in (2, 4, 6, 8)
     ]
-    entries = [entry(f"checkpoint-{step}") for step in (2, 4, 6, 8)]
+    entries = [f"checkpoint-{step}" for step in (2, 4, 6, 8)]
     for name, tag in (("checkpoint-8/trainer_state.json", "eval_loss"), ("", "eval/loss")):
         found, warnings = measured(entries, str(run / name))
         assert [one.get(tag) for one in found] == [one and pytest.approx(one) for one in expected]
@@ -82,41 +93,40 @@ def test_keras_counts_epochs_from_0_in_logs_and_from_1_in_names(files: Path) -> 
     run = files / "metrics" / "keras"
     path = run / "log.csv"
     with pytest.raises(UsageError) as refused:
-        survey(run, recursive=True, metrics=[str(path)])
+        metrics_in(run, str(path))
     assert str(refused.value) == (
         f"{path}: it has epochs 0 to 3, the checkpoints steps 2 to 8 and epochs 1 to 4; "
         f"it can't be told which epochs are the same "
         f"(say {path}:epoch+1, or {path}:epoch where equal numbers are)"
     )
-    found = survey(run, recursive=True, metrics=[f"{path}:epoch+1"])
-    assert len(found.entries) == 4 and found.remarks == ()
-    for one in found.entries:
-        assert one.metrics["val_loss"] == pytest.approx(one.metrics["value"], abs=1e-4)
-    events = survey(run, recursive=True, metrics=[f"{run / 'tb'}:epoch+1"])
-    for one, other in zip(found.entries, events.entries, strict=True):
-        assert other.metrics["validation/epoch_loss"] == pytest.approx(one.metrics["val_loss"])
+    found, warnings = metrics_in(run, f"{path}:epoch+1")
+    assert len(found) == 4 and warnings == []
+    events, _ = metrics_in(run, f"{run / 'tb'}:epoch+1")
+    for name, metrics in found.items():
+        assert metrics["val_loss"] == pytest.approx(metrics["value"], abs=1e-4)
+        assert events[name]["validation/epoch_loss"] == pytest.approx(metrics["val_loss"])
 
 
 # What belongs to what -------------------------------------------------------------------------------
 
 
-def test_steps_come_before_epochs(entry: Make) -> None:
+def test_steps_come_before_epochs() -> None:
     path = log("m.csv", "epoch,step,loss\n1,10,0.5\n1,20,0.25\n2,30,0.1\n")
-    entries = [entry("a-epoch=1-step=10.ckpt"), entry("a-epoch=1-step=15.ckpt"), entry("a-epoch=1.ckpt")]
+    entries = ["a-epoch=1-step=10.ckpt", "a-epoch=1-step=15.ckpt", "a-epoch=1.ckpt"]
     assert measured(entries, path) == ([{"loss": 0.5}, {}, {"loss": 0.25}], [])
 
 
-def test_rows_without_a_step_are_matched_by_epoch(entry: Make) -> None:
+def test_rows_without_a_step_are_matched_by_epoch() -> None:
     path = log(
         "m.jsonl", '{"epoch": 1, "acc": 0.5}\n{"step": 10, "loss": 0.25}\n{"epoch": 2.0, "acc": 0.75}\n'
     )
-    entries = [entry("a-epoch=1-step=10.ckpt"), entry("a-epoch=2-step=20.ckpt")]
+    entries = ["a-epoch=1-step=10.ckpt", "a-epoch=2-step=20.ckpt"]
     assert measured(entries, path) == ([{"acc": 0.5, "loss": 0.25}, {"acc": 0.75}], [])
 
 
-def test_pairs_in_names_have_steps(entry: Make) -> None:
+def test_pairs_in_names_have_steps() -> None:
     path = log("m.csv", "step,loss\n100,0.5\n200,0.25\n")
-    entries = [entry("checkpoint_1_100.pt"), entry("checkpoint_2_200.pt")]
+    entries = ["checkpoint_1_100.pt", "checkpoint_2_200.pt"]
     assert measured(entries, path)[0] == [{"loss": 0.5}, {"loss": 0.25}]
 
 
@@ -132,11 +142,9 @@ def test_pairs_in_names_have_steps(entry: Make) -> None:
         (range(10), (8, 9, 10), False),
     ],
 )
-def test_epochs_are_not_guessed(
-    entry: Make, epochs: range, numbers: tuple[int, ...], is_matched: bool
-) -> None:
+def test_epochs_are_not_guessed(epochs: range, numbers: tuple[int, ...], is_matched: bool) -> None:
     path = log("m.csv", "epoch,loss\n" + "".join(f"{epoch},0.{epoch}\n" for epoch in epochs))
-    entries = [entry(f"m_epoch_{number}.pt") for number in numbers]
+    entries = [f"m_epoch_{number}.pt" for number in numbers]
     if not is_matched:
         with pytest.raises(UsageError, match="which epochs are the same"):
             measured(entries, path)
@@ -144,10 +152,10 @@ def test_epochs_are_not_guessed(
         assert measured(entries, path) == ([{"loss": float(f"0.{number}")} for number in numbers], [])
 
 
-def test_epochs_that_are_not_decided_are_told_beside_steps_that_are(entry: Make) -> None:
+def test_epochs_that_are_not_decided_are_told_beside_steps_that_are() -> None:
     """As in the logs of Keras for TensorBoard: one tag counts steps, another epochs."""
     path = log("m.csv", "step,epoch,by_step,by_epoch\n1,,0.5,\n,0,,0.9\n2,,0.4,\n,1,,0.8\n")
-    entries = [replace(entry(f"m_epoch_{number}.pt"), step=number) for number in (1, 2)]
+    entries: dict[str, Facts] = {f"m_epoch_{number}.pt": {"global_step": number} for number in (1, 2)}
     found, (warning,) = measured(entries, path)
     assert found == [{"by_step": 0.5}, {"by_step": 0.4}]
     assert warning == (
@@ -157,10 +165,10 @@ def test_epochs_that_are_not_decided_are_told_beside_steps_that_are(entry: Make)
     assert measured(entries, f"{path}:epoch+1")[0] == [{"by_epoch": 0.9}, {"by_epoch": 0.8}]
 
 
-def test_one_of_many_runs_that_is_not_decided_is_a_warning(entry: Make) -> None:
+def test_one_of_many_runs_that_is_not_decided_is_a_warning() -> None:
     log("run/a/m.csv", "epoch,loss\n0,0.5\n1,0.25\n")
     log("run/b/m.csv", "epoch,loss\n1,0.5\n")
-    entries = [moved(entry, f"run/{name}", "epoch_2.pt" if name == "a" else "epoch_1.pt") for name in "ab"]
+    entries = ["a/epoch_2.pt", "b/epoch_1.pt"]
     found, (warning,) = measured(entries, "m.csv")
     assert found == [{}, {"loss": 0.5}] and "run/a/m.csv: it has epochs 0 to 1" in warning
 
@@ -173,14 +181,14 @@ def test_one_of_many_runs_that_is_not_decided_is_a_warning(entry: Make) -> None:
         ("m.csv:epoch-1", [{}, {}]),
     ],
 )
-def test_what_is_matched_can_be_said(entry: Make, given: str, found: list[dict[str, float]]) -> None:
+def test_what_is_matched_can_be_said(given: str, found: list[dict[str, float]]) -> None:
     log("m.csv", "epoch,loss\n0,0.5\n1,0.25\n")
-    assert measured([entry("m_epoch_1.pt"), entry("m_epoch_2.pt")], given)[0] == found
+    assert measured(["m_epoch_1.pt", "m_epoch_2.pt"], given)[0] == found
 
 
-def test_steps_of_a_log_may_be_epochs(entry: Make) -> None:
+def test_steps_of_a_log_may_be_epochs() -> None:
     log("m.csv", "step,loss\n1,0.5\n2,0.25\n")
-    entries = [entry("m_epoch_1.pt"), entry("m_epoch_2.pt")]
+    entries = ["m_epoch_1.pt", "m_epoch_2.pt"]
     assert measured(entries, "m.csv") == (
         [{}, {}],
         [
@@ -189,36 +197,36 @@ def test_steps_of_a_log_may_be_epochs(entry: Make) -> None:
         ],
     )
     assert measured(entries, "m.csv:epoch") == ([{"loss": 0.5}, {"loss": 0.25}], [])
-    assert measured([entry("m_2.pt")], "m.csv:step") == ([{"loss": 0.25}], [])
+    assert measured(["m_2.pt"], "m.csv:step") == ([{"loss": 0.25}], [])
 
 
-def test_file_that_is_called_so_is_meant(entry: Make) -> None:
+def test_file_that_is_called_so_is_meant() -> None:
     path = log("m.csv:step+1", "step,loss\n10,0.5\n")
-    assert measured([entry("step_10.pt")], path)[0] == [{"loss": 0.5}]
+    assert measured(["step_10.pt"], path)[0] == [{"loss": 0.5}]
 
 
-def test_nothing_matches(entry: Make) -> None:
+def test_nothing_matches() -> None:
     path = log("m.csv", "step,loss\n1,0.5\n99,0.25\n")
     told = "m.csv: it has steps 1 to 99, the checkpoints steps 100 to 200; none of them is in it"
-    assert measured([entry("step_100.pt"), entry("step_200.pt")], path) == ([{}, {}], [told])
+    assert measured(["step_100.pt", "step_200.pt"], path) == ([{}, {}], [told])
     log("m.csv", "step,loss\n")
-    assert measured([entry("step_100.pt")], path) == ([{}], ["m.csv: nothing is in it yet"])
+    assert measured(["step_100.pt"], path) == ([{}], ["m.csv: nothing is in it yet"])
     log("m.csv", "step;loss\n100;3,00\n200;2,50\n")
     comma = "m.csv: loss is '3,00' in line 2: a number with a comma is not read"
     told = "m.csv: it has steps 100 to 200, the checkpoints steps 100 to 200; it has no number at any of them"
-    assert measured([entry("step_100.pt"), entry("step_200.pt")], path) == ([{}, {}], [comma, told])
+    assert measured(["step_100.pt", "step_200.pt"], path) == ([{}, {}], [comma, told])
 
 
 # What counts ----------------------------------------------------------------------------------------
 
 
-def test_log_counts_more_than_the_checkpoint_and_contradictions_are_told(entry: Make) -> None:
+def test_log_counts_more_than_the_checkpoint_and_contradictions_are_told() -> None:
     path = log("m.csv", "step,val_loss,loss,acc\n10,0.35,0.5,0.934\n20,nan,0.5,0.9\n30,0.125,0.5,0.7\n")
-    entries = [
-        entry("step_10.pt", metrics={"val_loss": 0.25, "acc": 0.93}, loss=0.5),
-        entry("step_20.pt", metrics={"val_loss": 0.5, "f1": 0.5}),
-        entry("step_30.pt", metrics={"val_loss": 0.12}),
-    ]
+    entries: dict[str, Facts] = {
+        "step_10.pt": {"metrics": {"val_loss": 0.25, "acc": 0.93}, "loss": 0.5},
+        "step_20.pt": {"metrics": {"val_loss": 0.5, "f1": 0.5}},
+        "step_30.pt": {"metrics": {"val_loss": 0.12}},
+    }
     found, warnings = measured(entries, path)
     assert [one["val_loss"] for one in found[::2]] == [0.35, 0.125] and math.isnan(found[1]["val_loss"])
     assert found[1]["f1"] == 0.5
@@ -228,20 +236,20 @@ def test_log_counts_more_than_the_checkpoint_and_contradictions_are_told(entry: 
     ]
 
 
-def test_of_two_logs_the_later_counts(entry: Make) -> None:
+def test_of_two_logs_the_later_counts() -> None:
     one, two = log("1.csv", "step,a,b\n10,1,1\n"), log("2.csv", "step,a\n10,2\n")
-    assert measured([entry("step_10.pt")], one, two)[0] == [{"a": 2.0, "b": 1.0}]
+    assert measured(["step_10.pt"], one, two)[0] == [{"a": 2.0, "b": 1.0}]
 
 
 # Where they lie -------------------------------------------------------------------------------------
 
 
-def test_name_is_looked_for_beside_each_series_and_above(entry: Make) -> None:
+def test_name_is_looked_for_beside_each_series_and_above() -> None:
     log("run/a/m.csv", "step,loss\n10,0.5\n")
     log("run/b/m.csv", "step,loss\n10,0.25\n")
     Path("run/b/ckpt").mkdir()
     log("run/c/other.csv", "")
-    entries = [moved(entry, "run/a"), moved(entry, "run/b/ckpt"), moved(entry, "run/c")]
+    entries = ["a/step_10.pt", "b/ckpt/step_10.pt", "c/step_10.pt"]
     assert measured(entries, "m.csv") == (
         [{"loss": 0.5}, {"loss": 0.25}, {}],
         ["m.csv: there is none beside the checkpoints in run/c"],
@@ -255,35 +263,57 @@ def test_name_is_looked_for_beside_each_series_and_above(entry: Make) -> None:
     assert warnings == ["m.csv: one log for the checkpoints of 3 directories"]
 
 
-def test_logs_that_are_missing_are_counted(entry: Make) -> None:
+def test_logs_that_are_missing_are_counted() -> None:
     log("run/a/m.csv", "step,loss\n10,0.5\n")
-    entries = [moved(entry, f"run/{name}") for name in "abcd"]
+    entries = [f"{name}/step_10.pt" for name in "abcd"]
     told = "m.csv: there is none beside the checkpoints in run/b and 2 other directories"
     assert measured(entries, "m.csv")[1] == [told]
     assert measured(entries[:3], "m.csv")[1] == [told.replace("2 other directories", "1 other directory")]
 
 
-def test_log_that_is_nowhere(entry: Make) -> None:
+def test_log_that_is_nowhere() -> None:
     told = "m.csv: no such file or directory, neither here nor beside the checkpoints nor above them"
     for given in ("m.csv", "m.csv:epoch+1"):
         with pytest.raises(NotFound) as failure:
-            measured([entry("step_10.pt")], given)
+            measured(["step_10.pt"], given)
         assert str(failure.value) == told
     with pytest.raises(NotFound):
-        measured([entry("step_10.pt")], "/nowhere/m.csv")
+        measured(["step_10.pt"], "/nowhere/m.csv")
     assert measured([], "m.csv") == ([], [])
 
 
-def moved(entry: Make, directory: str, name: str = "step_10.pt") -> Entry:
-    found = entry(name)
-    return replace(found, unit=found.unit._replace(path=f"{directory}/{name}"))
+# What a name says otherwise than the checkpoint itself --------------------------------------------------
 
 
-def test_survey_takes_logs(series: Path) -> None:
-    log(
-        str(series.parent / "m.csv"), "epoch,f1\n" + "".join(f"{epoch},0.{epoch}\n" for epoch in range(1, 11))
-    )
-    shutil.rmtree(series / "none", ignore_errors=True)
-    found = survey(series, recursive=True, metrics=["m.csv"])
-    assert [entry.metric("f1") for entry in found.entries][:3] == [0.1, 0.2, 0.3]
-    assert found.warnings == ()
+@pytest.mark.parametrize(
+    ("name", "inside", "is_another"),
+    [
+        ("e-val_loss=0.12.pt", 0.1249, False),
+        ("e-val_loss=0.12.pt", 0.1151, False),
+        ("e-val_loss=1.pt", 1.4, False),
+        ("e-val_loss=91.2.pt", 0.91234, False),
+        ("e-val_loss=nan.pt", math.nan, False),
+        ("e-val_loss=inf.pt", math.inf, False),
+        ("e-val_loss=1e-05.pt", 1.4e-5, False),
+        ("e-other_loss=0.1.pt", 0.9, False),
+        ("e-val_loss=0.1.pt", 0.9, True),
+        ("e-val_loss=0.12.pt", 0.1, True),
+        ("e-val_loss=1.00.pt", 1.4, True),
+        ("e-val_loss=0.5.pt", math.nan, True),
+        ("e-val_loss=nan.pt", 0.5, True),
+    ],
+)
+def test_rounded_in_the_name_or_another_inside(
+    here: Path, name: str, inside: float, is_another: bool
+) -> None:
+    save(here / name, metrics={"val_loss": inside})
+    what = "val_loss of 1 checkpoint is another inside than in the name, and what is inside counts"
+    assert warnings_in(here) == [f"{what}: {name} has {inside:.6g} inside"] * is_another
+
+
+def test_several_are_told_once(here: Path) -> None:
+    for number in (1, 2, 3):
+        save(here / f"epoch_{number}_loss_0.{number}.pt", loss=0.01)
+    (told,) = warnings_in(here)
+    assert told.startswith("loss of 3 checkpoints is another inside")
+    assert told.endswith("epoch_1_loss_0.1.pt has 0.01 inside")

@@ -19,8 +19,8 @@ from ckpttool.runs.pointers.targets import CheckpointIndex
 from ckpttool.runs.renaming.note_rewrites import NoteRewriter, rewrite_data
 from ckpttool.runs.renaming.scene import Note, PathRenames, Scene
 from tests.runs.renamings import content, renamed
-from tests.support.directories import pointers_in, survey
 from tests.support.runs import make_run
+from tests.support.saves import protected_in
 
 OLD, NEW = "model_epoch_9.pth", "model-e0009.pth"
 
@@ -61,12 +61,10 @@ SILENT = {
 
 def _named_by(directory: Path) -> dict[str, set[str]]:
     """Return which checkpoints each note protects from prune."""
-    found = survey(str(directory), recursive=False)
-    pointed = pointers_in(found)
     named: dict[str, set[str]] = {}
-    for path, reasons in pointed.reasons.items():
+    for name, reasons in protected_in(directory).items():
         for reason in reasons:
-            named.setdefault(reason, set()).add(os.path.basename(path))
+            named.setdefault(reason, set()).add(name)
     return named
 
 

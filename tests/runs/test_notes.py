@@ -11,14 +11,8 @@ import pytest
 from ckpttool.runs.pointers.notes import SILENT
 from ckpttool.runs.pointers.protection import SOURCES
 from tests.support.commands import Run
-from tests.support.directories import pointers_in, survey
 from tests.support.runs import make_run
-
-
-def _reasons(directory: Path, recursive: bool = False) -> dict[str, list[str]]:
-    found = survey(directory, recursive=recursive)
-    pointed = pointers_in(found, recursive=recursive)
-    return {os.path.relpath(path, directory): reasons for path, reasons in pointed.reasons.items() if reasons}
+from tests.support.saves import protected_in
 
 
 @pytest.fixture
@@ -81,7 +75,7 @@ def _misread(run: Path, cases: Iterable[tuple[str, bytes]], named: set[str]) -> 
     wrong = []
     for name, content in cases:
         (run / name).write_bytes(content)
-        if _reasons(run) != {path: [name] for path in named}:
+        if protected_in(run) != {path: [name] for path in named}:
             wrong.append((name, content))
         (run / name).unlink()
     return wrong
@@ -89,7 +83,7 @@ def _misread(run: Path, cases: Iterable[tuple[str, bytes]], named: set[str]) -> 
 
 def test_a_list_of_the_best(few: Path) -> None:
     (few / "top_k.txt").write_text("model_epoch_3.pth\nmodel_epoch_7.pth\n")
-    assert _reasons(few) == {THIRD: ["top_k.txt"], "model_epoch_7.pth": ["top_k.txt"]}
+    assert protected_in(few) == {THIRD: ["top_k.txt"], "model_epoch_7.pth": ["top_k.txt"]}
 
 
 NO_NOTES = (
@@ -179,9 +173,9 @@ def test_own_output_is_no_note(few: Path, run: Run, command: str, monkeypatch: p
     assert len(out + err) <= 4096
     for where in (few, few.parent):
         (where / "files.txt").write_text(out + err)
-        assert _reasons(few) == {}
+        assert protected_in(few) == {}
         (where / "files.txt").write_text(f"{out}{err}The best is model_epoch_3.pth.\n")
-        assert _reasons(few) == {THIRD: ["files.txt"]}
+        assert protected_in(few) == {THIRD: ["files.txt"]}
         (where / "files.txt").unlink()
 
 
@@ -190,7 +184,7 @@ def test_what_latest_says_is_a_note(few: Path, run: Run) -> None:
     for options in ([], ["--json"]):
         out = run("latest", few, *options).out
         (few / "resume_from").write_text(out)
-        assert _reasons(few) == {"model_epoch_7.pth": ["resume_from"]}
+        assert protected_in(few) == {"model_epoch_7.pth": ["resume_from"]}
 
 
 @pytest.mark.parametrize("name", ["best.txt", "plot.yaml", "README.md"])
@@ -200,77 +194,77 @@ def test_a_path_means_no_namesake_elsewhere(runs: Path, name: str) -> None:
         *("/gone/exp3/model_epoch_1.pth", "exp3\\model_epoch_1.pth", "exp1/sub/model_epoch_1.pth"),
     ):
         (runs / name).write_text(f"see `{text}`\n")
-        assert _reasons(runs, recursive=True) == {}
+        assert protected_in(runs, recursive=True) == {}
     (runs / name).write_text("see `exp2/model_epoch_1.pth`\n")
-    assert _reasons(runs, recursive=True) == {"exp2/model_epoch_1.pth": [name]}
+    assert protected_in(runs, recursive=True) == {"exp2/model_epoch_1.pth": [name]}
 
 
 def test_a_path_that_is_gone_from_its_directory_means_nothing_else(runs: Path) -> None:
     (runs / "exp2" / "model_epoch_1.pth").unlink()
     (runs / "exp1" / "best.txt").write_text("../exp2/model_epoch_1.pth")
-    assert _reasons(runs, recursive=True) == {}
+    assert protected_in(runs, recursive=True) == {}
 
 
 def test_a_number_is_a_name_only_where_it_stands_alone(series: Path) -> None:
     os.rename(series / THIRD, series / "3.pth")
     (series / "config.yaml").write_text("layers: 3\nepochs: 10\n")
-    assert _reasons(series) == {}
+    assert protected_in(series) == {}
     (series / "best.txt").write_text("3\n")
-    assert _reasons(series) == {"3.pth": ["best.txt"]}
+    assert protected_in(series) == {"3.pth": ["best.txt"]}
 
 
 def test_a_path_one_level_up(runs: Path) -> None:
     (runs / "best.txt").write_text("exp1/model_epoch_1.pth\n")
-    assert _reasons(runs, recursive=True) == {"exp1/model_epoch_1.pth": ["best.txt"]}
-    assert _reasons(runs / "exp1") == {"model_epoch_1.pth": ["best.txt"]}
-    assert _reasons(runs / "exp2") == {}
+    assert protected_in(runs, recursive=True) == {"exp1/model_epoch_1.pth": ["best.txt"]}
+    assert protected_in(runs / "exp1") == {"model_epoch_1.pth": ["best.txt"]}
+    assert protected_in(runs / "exp2") == {}
 
 
 def test_an_absolute_path_above_the_directory(runs: Path) -> None:
     (runs.parent / "best.txt").write_text(f"{runs}/exp1/model_epoch_1.pth")
-    assert _reasons(runs, recursive=True) == {"exp1/model_epoch_1.pth": ["best.txt"]}
+    assert protected_in(runs, recursive=True) == {"exp1/model_epoch_1.pth": ["best.txt"]}
 
 
 def test_a_path_into_another_run_means_no_namesake(runs: Path) -> None:
     (runs / "exp1" / "resume_from").write_text("exp2/model_epoch_1.pth")
-    assert _reasons(runs, recursive=True) == {"exp2/model_epoch_1.pth": ["resume_from"]}
-    assert _reasons(runs / "exp1") == {}
+    assert protected_in(runs, recursive=True) == {"exp2/model_epoch_1.pth": ["resume_from"]}
+    assert protected_in(runs / "exp1") == {}
     (runs / "exp1" / "resume_from").write_text("../exp2/model_epoch_1.pth")
-    assert _reasons(runs, recursive=True) == {"exp2/model_epoch_1.pth": ["resume_from"]}
+    assert protected_in(runs, recursive=True) == {"exp2/model_epoch_1.pth": ["resume_from"]}
 
 
 def test_a_path_of_a_tree_that_was_moved(runs: Path) -> None:
     (runs / "exp1" / "resume_from").write_text("/old/place/exp2/model_epoch_1.pth")
-    assert _reasons(runs, recursive=True) == {"exp2/model_epoch_1.pth": ["resume_from"]}
+    assert protected_in(runs, recursive=True) == {"exp2/model_epoch_1.pth": ["resume_from"]}
     (runs / "exp1" / "resume_from").write_text("/old/place/gone/model_epoch_1.pth")
-    assert _reasons(runs, recursive=True) == {"exp1/model_epoch_1.pth": ["resume_from"]}
+    assert protected_in(runs, recursive=True) == {"exp1/model_epoch_1.pth": ["resume_from"]}
 
 
 def test_a_name_alone_means_what_lies_beside_or_else_below(runs: Path) -> None:
     (runs / "exp1" / "best.txt").write_text("model_epoch_1.pth")
-    assert _reasons(runs, recursive=True) == {"exp1/model_epoch_1.pth": ["best.txt"]}
+    assert protected_in(runs, recursive=True) == {"exp1/model_epoch_1.pth": ["best.txt"]}
     os.rename(runs / "exp1" / "best.txt", runs / "best.txt")
     told = {f"{run}/model_epoch_1.pth": ["best.txt"] for run in ("exp1", "exp2")}
-    assert _reasons(runs, recursive=True) == told
+    assert protected_in(runs, recursive=True) == told
 
 
 def test_notes_in_a_directory_without_checkpoints(runs: Path) -> None:
     (runs / "notes").mkdir()
     (runs / "notes" / "best.txt").write_text("exp2/model_epoch_2.pth")
-    assert _reasons(runs, recursive=True) == {"exp2/model_epoch_2.pth": ["best.txt"]}
+    assert protected_in(runs, recursive=True) == {"exp2/model_epoch_2.pth": ["best.txt"]}
 
 
 def test_a_path_to_a_part_of_a_directory(trainer: Path) -> None:
     (trainer.parent / "best.txt").write_text("trainer/checkpoint-2/model.safetensors")
-    assert _reasons(trainer)["checkpoint-2"] == ["best.txt"]
+    assert protected_in(trainer)["checkpoint-2"] == ["best.txt"]
 
 
 def test_notes_below_a_directory_of_one_run(runs: Path) -> None:
     """Where nothing else lies below, they count with ``-r`` all the same, and else only here and above."""
     (runs / "exp1" / "meta").mkdir()
     (runs / "exp1" / "meta" / "best.txt").write_text("../model_epoch_1.pth\n")
-    assert _reasons(runs / "exp1", recursive=True) == {"model_epoch_1.pth": ["best.txt"]}
-    assert _reasons(runs / "exp1") == {}
+    assert protected_in(runs / "exp1", recursive=True) == {"model_epoch_1.pth": ["best.txt"]}
+    assert protected_in(runs / "exp1") == {}
     os.rename(runs / "exp1" / "meta" / "best.txt", runs / "best.txt")
     (runs / "best.txt").write_text("exp1/model_epoch_1.pth\n")
-    assert _reasons(runs / "exp1") == {"model_epoch_1.pth": ["best.txt"]}
+    assert protected_in(runs / "exp1") == {"model_epoch_1.pth": ["best.txt"]}

@@ -20,11 +20,12 @@ from ckpttool import (
     Policy,
     Unsupported,
     pin,
+    rename,
     unpin,
 )
-from ckpttool.runs.pointers.pins import rename_pins
 from tests.support.changes import held_by_another, pinned_in, wait_for_the_lock
 from tests.support.retention import dry_run, removed_names
+from tests.support.runs import KINDS
 
 PINS = ".ckpttool-pins.toml"
 KEEP_1 = Policy(keep_last=1)
@@ -262,12 +263,30 @@ def test_any_step_that_fails_leaves_the_old_list(series: Path, fault) -> None:
     assert {path for path in os.listdir(series) if path.startswith(".ckpttool")} == {PINS}
 
 
-def test_pins_follow_a_rename() -> None:
-    text = '# mine\npinned = [\n  "a.pth",  # best\n  "./b.pth",\n  "ckpt-1.index",\n  "other",\n]\n'
-    renamed = {"a.pth": "x.pth", "b.pth": "y.pth", "ckpt-1": "run-1", "gone": "here"}
-    assert rename_pins(text, renamed) == (
-        '# mine\npinned = [\n  "x.pth",  # best\n  "y.pth",\n  "run-1",\n  "other",\n]\n'
-    )
-    assert rename_pins("x = 1\n", renamed) == "x = 1\n"
-    with pytest.raises(ValueError):
-        rename_pins("pinned = [", renamed)
+@pytest.mark.parametrize(
+    ("kind", "template", "text", "expected"),
+    [
+        (
+            "PyTorch",
+            "m{epoch}",
+            '# mine\npinned = [\n  "model_epoch_1.pth",  # best\n  "./model_epoch_2.pth",\n  "other",\n]\n',
+            '# mine\npinned = [\n  "m1.pth",  # best\n  "m2.pth",\n  "other",\n]\n',
+        ),
+        ("PyTorch", "m{epoch}", "x = 1\n", "x = 1\n"),
+        ("TensorFlow", "run-{step}", 'pinned = ["ckpt-1.index"]\n', 'pinned = ["run-1.index"]\n'),
+        ("TensorFlow", "run-{step}", 'pinned = ["ckpt-1"]\n', 'pinned = ["run-1"]\n'),
+    ],
+)
+def test_pins_follow_a_rename(tmp_path: Path, kind: str, template: str, text: str, expected: str) -> None:
+    KINDS[kind][0](tmp_path, (1, 2, 3))
+    (tmp_path / PINS).write_text(text)
+    assert rename(tmp_path, template=template).problems == ()
+    assert (tmp_path / PINS).read_text() == expected
+
+
+def test_pins_that_can_not_be_read_leave_all_names(series: Path) -> None:
+    (series / PINS).write_text("pinned = [")
+    before = sorted(os.listdir(series))
+    done = rename(series, template="m{epoch}")
+    assert done.problems and all("can't be changed: Invalid value" in one.message for one in done.problems)
+    assert sorted(os.listdir(series)) == before

@@ -10,7 +10,7 @@ import pytest
 
 from tests.runs.renamings import renamed
 from tests.support.changes import empty_trash
-from tests.support.directories import pointers_in, survey
+from tests.support.saves import protected_in, skipped_in
 
 
 @pytest.fixture
@@ -28,10 +28,8 @@ def lightning(files: Path, tmp_path: Path) -> Path:
 
 def _best(run: Path) -> tuple[list[str], list[str]]:
     """Return what is protected as the best, and why the series is left alone."""
-    found = survey(str(run), recursive=False)
-    pointed = pointers_in(found)
-    best = [path for path, reasons in pointed.reasons.items() if "best_model_path" in reasons]
-    return sorted(map(os.path.basename, best)), list(pointed.skipped.values())
+    best = [name for name, reasons in protected_in(run).items() if "best_model_path" in reasons]
+    return sorted(best), [*skipped_in(run).values()]
 
 
 def test_the_best_is_known_by_its_new_name(lightning: Path) -> None:
@@ -68,6 +66,4 @@ def test_without_records_a_link_says_which_it_is(lightning: Path) -> None:
     assert best == [] and why.endswith("(a symlink of that name to the best says which it is)")
     (lightning / "epoch=1-step=4.ckpt").symlink_to("a-epoch=1-step=4.ckpt")
     assert _best(lightning)[1] == []
-    found = survey(str(lightning), recursive=False)
-    reasons = pointers_in(found).reasons
-    assert any(path.endswith("a-epoch=1-step=4.ckpt") and told for path, told in reasons.items())
+    assert "a-epoch=1-step=4.ckpt" in protected_in(lightning)

@@ -10,23 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import Policy, PruneRequest, prune
-from ckpttool.runs.scope import Scope
-from ckpttool.runs.surveying.survey import survey_directory
-from tests.support.directories import pointers_in, survey
+from ckpttool import Policy, PruneRequest, list_checkpoints, prune
+from tests.support.retention import dry_run, kept_reasons
 from tests.support.runs import make_run
-
-
-def _reasons(directory: Path, recursive: bool = False) -> dict[str, list[str]]:
-    found = survey(directory, recursive=recursive)
-    pointed = pointers_in(found, recursive=recursive)
-    return {os.path.basename(path): reasons for path, reasons in pointed.reasons.items() if reasons}
-
-
-def _skipped(directory: Path) -> dict[str, str]:
-    found = survey(directory, recursive=False)
-    pointed = pointers_in(found)
-    return {os.path.basename(key): why for key, why in pointed.skipped.items()}
+from tests.support.saves import protected_in, skipped_in
 
 
 def _kept(directory: Path, keep: int) -> set[str]:
@@ -48,20 +35,20 @@ def test_a_symlink_in_the_tree_or_beside_it(series: Path, link: str) -> None:
     place = series / link
     place.parent.mkdir(exist_ok=True)
     place.symlink_to(series / "model_epoch_3.pth")
-    assert _reasons(series) == {"model_epoch_3.pth": ["symlink best.pth"]}
+    assert protected_in(series) == {"model_epoch_3.pth": ["symlink best.pth"]}
     assert "model_epoch_3.pth" in _kept(series, 2)
 
 
 def test_a_relative_symlink_through_another(series: Path) -> None:
     (series / "a.pth").symlink_to("b.pth")
     (series / "b.pth").symlink_to("model_epoch_2.pth")
-    assert _reasons(series) == {"model_epoch_2.pth": ["symlink a.pth", "symlink b.pth"]}
+    assert protected_in(series) == {"model_epoch_2.pth": ["symlink a.pth", "symlink b.pth"]}
 
 
 def test_a_symlink_to_or_into_a_directory(trainer: Path) -> None:
     (trainer / "latest").symlink_to("checkpoint-2")
     (trainer / "weights").symlink_to("checkpoint-6/model.safetensors")
-    reasons = _reasons(trainer)
+    reasons = protected_in(trainer)
     assert reasons["checkpoint-2"] == ["symlink latest"]
     assert reasons["checkpoint-6"] == ["symlink weights"]
 
@@ -69,32 +56,32 @@ def test_a_symlink_to_or_into_a_directory(trainer: Path) -> None:
 def test_a_symlink_inside_a_checkpoint_to_itself_protects_nothing(trainer: Path) -> None:
     (trainer / "checkpoint-2" / "again").symlink_to("model.safetensors")
     (trainer / "checkpoint-6" / "self").symlink_to(".")
-    assert set(_reasons(trainer)) == {"checkpoint-4"}
+    assert set(protected_in(trainer)) == {"checkpoint-4"}
 
 
 def test_symlinks_in_a_circle_harm_nobody(series: Path) -> None:
     (series / "a").symlink_to("b")
     (series / "b").symlink_to("a")
     (series / "loop").symlink_to(".")
-    assert _reasons(series) == {}
+    assert protected_in(series) == {}
     assert len(_kept(series, 2)) == 2
 
 
 def test_a_dangling_symlink_of_a_run_that_was_moved(series: Path) -> None:
     (series / "best.pth").symlink_to("/gone/away/model_epoch_4.pth")
-    assert _reasons(series) == {"model_epoch_4.pth": ["symlink best.pth"]}
+    assert protected_in(series) == {"model_epoch_4.pth": ["symlink best.pth"]}
 
 
 def test_a_dangling_symlink_that_may_have_meant_the_series(series: Path) -> None:
     (series / "best.pth").symlink_to("model_epoch_11.pth")
-    (why,) = _skipped(series).values()
+    (why,) = skipped_in(series).values()
     assert why.endswith("best.pth: leads to model_epoch_11.pth, which doesn't exist")
     assert len(_kept(series, 2)) == 6
 
 
 def test_a_dangling_symlink_that_can_not_have(series: Path) -> None:
     (series / "debug.log").symlink_to("/tmp/wandb/debug.log.gone")
-    assert _skipped(series) == {}
+    assert skipped_in(series) == {}
 
 
 def test_a_checkpoint_that_is_a_symlink_stays(series: Path, tmp_path: Path) -> None:
@@ -112,56 +99,56 @@ def test_a_checkpoint_that_is_a_symlink_stays(series: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("text", ["model_epoch_3.pth", "model_epoch_3.pth\n", "/moved/model_epoch_3.pth"])
 def test_a_text_that_names_one(series: Path, name: str, text: str) -> None:
     (series / name).write_text(text)
-    assert _reasons(series) == {"model_epoch_3.pth": [name]}
+    assert protected_in(series) == {"model_epoch_3.pth": [name]}
 
 
 @pytest.mark.parametrize("name", ["best.txt", "latest.txt", "best_checkpoint", "whatever"])
 def test_a_small_text_that_is_nothing_but_a_name(series: Path, name: str) -> None:
     (series / name).write_text("model_epoch_3.pth\n")
-    assert _reasons(series) == {"model_epoch_3.pth": [name]}
+    assert protected_in(series) == {"model_epoch_3.pth": [name]}
     (series / name).write_text("model_epoch_12.pth")
-    assert (_reasons(series), _skipped(series)) == ({}, {})
+    assert (protected_in(series), skipped_in(series)) == ({}, {})
     (series / name).write_text("the best is\nmodel_epoch_3.pth")
-    assert _reasons(series) == {"model_epoch_3.pth": [name]}
+    assert protected_in(series) == {"model_epoch_3.pth": [name]}
     (series / name).write_text("the best is not my_model_epoch_3.pth, nor model_epoch_3.pth2")
-    assert _reasons(series) == {}
+    assert protected_in(series) == {}
 
 
 def test_a_link_to_what_is_gone_means_the_run_of_its_setting(series: Path) -> None:
     for at, path in enumerate(sorted(series.iterdir())):
         path.rename(series / f"llama_acc{2 + 2 * (at % 2)}_epoch_{at // 2}.pth")
     (series / "current").symlink_to("llama_acc4_epoch_9.pth")
-    (key,) = _skipped(series)
+    (key,) = skipped_in(series)
     assert key.endswith("llama_acc4_epoch_*.pth")
 
 
 def test_what_is_named_best(series: Path) -> None:
     os.rename(series / "model_epoch_3.pth", series / "model_best_epoch_3.pth")
     os.rename(series / "model_epoch_5.pth", series / "model_best_epoch_5.pth")
-    assert _reasons(series) == {f"model_best_epoch_{epoch}.pth": ["named best"] for epoch in (3, 5)}
+    assert protected_in(series) == {f"model_best_epoch_{epoch}.pth": ["named best"] for epoch in (3, 5)}
     assert {f"model_best_epoch_{epoch}.pth" for epoch in (3, 5)} < _kept(series, 1)
 
 
 def test_a_text_that_names_what_is_gone(series: Path) -> None:
     (series / "latest").write_text("model_epoch_12.pth")
-    (why,) = _skipped(series).values()
+    (why,) = skipped_in(series).values()
     assert "latest is model_epoch_12.pth, which doesn't exist" in why
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"two\nlines", b"x" * 5000])
 def test_a_file_called_latest_that_is_no_pointer(series: Path, content: bytes) -> None:
     (series / "latest").write_bytes(content)
-    assert (_reasons(series), _skipped(series)) == ({}, {})
+    assert (protected_in(series), skipped_in(series)) == ({}, {})
 
 
 def test_a_text_that_names_what_is_no_checkpoint(series: Path) -> None:
     (series / "global_step5").mkdir()
     (series / "latest").write_text("global_step5")
-    assert (_reasons(series), _skipped(series)) == ({}, {})
+    assert (protected_in(series), skipped_in(series)) == ({}, {})
 
 
 def test_a_trainer_s_best(trainer: Path) -> None:
-    assert _reasons(trainer) == {"checkpoint-4": ["best_model_checkpoint"]}
+    assert protected_in(trainer) == {"checkpoint-4": ["best_model_checkpoint"]}
     assert _kept(trainer, 2) == {"checkpoint-4", "checkpoint-8", "checkpoint-10"}
 
 
@@ -169,17 +156,17 @@ def test_the_newest_trainer_state_alone_speaks(trainer: Path) -> None:
     state = json.loads((trainer / "checkpoint-10" / "trainer_state.json").read_text())
     state["best_model_checkpoint"] = "/elsewhere/trainer/checkpoint-6"
     (trainer / "checkpoint-10" / "trainer_state.json").write_text(json.dumps(state))
-    assert _reasons(trainer) == {"checkpoint-6": ["best_model_checkpoint"]}
+    assert protected_in(trainer) == {"checkpoint-6": ["best_model_checkpoint"]}
 
 
 def test_the_run_s_own_trainer_state(trainer: Path) -> None:
     (trainer / "trainer_state.json").write_text(json.dumps({"best_model_checkpoint": "x/checkpoint-2"}))
-    assert set(_reasons(trainer)) == {"checkpoint-2", "checkpoint-4"}
+    assert set(protected_in(trainer)) == {"checkpoint-2", "checkpoint-4"}
 
 
 def test_a_trainer_state_that_can_not_be_read(trainer: Path) -> None:
     (trainer / "trainer_state.json").write_text('{"best_model')
-    (why,) = _skipped(trainer).values()
+    (why,) = skipped_in(trainer).values()
     assert why.endswith("trainer_state.json: best_model_checkpoint can't be read")
 
 
@@ -187,7 +174,7 @@ def test_lightning_s_best(tmp_path: Path, files: Path) -> None:
     content = (files / "pytorch" / "lightning" / "epoch=1-step=4.ckpt").read_bytes()
     for step in (2, 4, 6):
         (tmp_path / f"epoch=1-step={step}.ckpt").write_bytes(content)
-    assert _reasons(tmp_path) == {"epoch=1-step=4.ckpt": ["best_model_path"]}
+    assert protected_in(tmp_path) == {"epoch=1-step=4.ckpt": ["best_model_path"]}
 
 
 def test_a_best_that_is_gone_leaves_the_series_alone(tmp_path: Path, files: Path) -> None:
@@ -196,18 +183,18 @@ def test_a_best_that_is_gone_leaves_the_series_alone(tmp_path: Path, files: Path
     content = (files / "pytorch" / "lightning" / "epoch=1-step=4.ckpt").read_bytes()
     for step in (2, 6):
         (run / f"epoch=1-step={step}.ckpt").write_bytes(content)
-    (why,) = _skipped(run).values()
+    (why,) = skipped_in(run).values()
     assert "best_model_path is lightning/epoch=1-step=4.ckpt, which doesn't exist" in why
     (tmp_path / "lightning").mkdir()
     (tmp_path / "lightning" / "epoch=1-step=4.ckpt").write_bytes(content)
-    assert _skipped(run) == {}
+    assert skipped_in(run) == {}
 
 
 def test_pins(series: Path) -> None:
     (series / ".ckpttool-pins.toml").write_text('pinned = ["model_epoch_2.pth"]\n')
-    assert _reasons(series) == {"model_epoch_2.pth": ["pinned"]}
+    assert protected_in(series) == {"model_epoch_2.pth": ["pinned"]}
     (series / ".ckpttool-pins.toml").write_text("pinned = [")
-    assert len(_skipped(series)) == 1
+    assert len(skipped_in(series)) == 1
 
 
 # Writers, nested runs, age --------------------------------------------------------------------------
@@ -216,7 +203,7 @@ def test_pins(series: Path) -> None:
 @pytest.mark.parametrize("name", ["model_epoch_3.pth.tmp", "model_epoch_3.part", ".model_epoch_3.pth.tmp-81"])
 def test_a_writer_s_temporary_file(series: Path, name: str) -> None:
     (series / name).write_bytes(b"half")
-    assert _reasons(series) == {"model_epoch_3.pth": ["being written"]}
+    assert protected_in(series) == {"model_epoch_3.pth": ["being written"]}
 
 
 def test_an_old_temporary_file_says_how_old_it_is(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,9 +212,9 @@ def test_an_old_temporary_file_says_how_old_it_is(series: Path, monkeypatch: pyt
     os.utime(path, (1_700_000_000, 1_700_000_000))
     monkeypatch.setattr(time, "time", lambda: 1_700_000_000 + 7 * 86_400.0)
     told = "being written (model_epoch_3.pth.tmp, 7 d old)"
-    assert _reasons(series) == {"model_epoch_3.pth": [told]}
+    assert protected_in(series) == {"model_epoch_3.pth": [told]}
     monkeypatch.setattr(time, "time", lambda: 1_700_000_000 + 2 * 3_600.0)
-    assert _reasons(series)["model_epoch_3.pth"][0].endswith(", 2 h old)")
+    assert protected_in(series)["model_epoch_3.pth"][0].endswith(", 2 h old)")
 
 
 def test_a_run_that_is_a_checkpoint_too_stays(trainer: Path, files: Path) -> None:
@@ -269,10 +256,8 @@ def test_the_best_of_one_run_is_not_that_of_another(trainer: Path, tmp_path: Pat
     _best_of(tmp_path / "other", None)
     shutil.rmtree(trainer / "checkpoint-4")
     _best_of(trainer, "/old/home/out/checkpoint-4")
-    found = survey(tmp_path, recursive=True)
-    pointed = pointers_in(found)
-    assert not any(pointed.reasons.values())
-    (why,) = pointed.skipped.values()
+    assert protected_in(tmp_path, recursive=True) == {}
+    (why,) = skipped_in(tmp_path, recursive=True).values()
     assert why.endswith("best_model_checkpoint is /old/home/out/checkpoint-4, which doesn't exist")
     made = prune(trainer, keep_last=1, depth="quick", dry_run=True)
     assert made.plan.removals == () and len(made.problems) == 1
@@ -287,12 +272,9 @@ def test_what_lies_elsewhere_has_to_be_more_like_the_path(trainer: Path, tmp_pat
     shutil.rmtree(moved / "checkpoint-4")
     for target, is_found in (("/old/b/%s/checkpoint-4", True), ("/old/c/%s/checkpoint-4", False)):
         _best_of(moved, target % parent)
-        found = survey(tmp_path / "a", recursive=True)
-        assert (not pointers_in(found).skipped) == is_found
+        assert (skipped_in(tmp_path / "a", recursive=True) == {}) == is_found
         _best_of(tmp_path / "b" / parent, None)
-        found = survey(tmp_path, recursive=True)
-        own = str(tmp_path / "b" / parent / "checkpoint-4")
-        assert (pointers_in(found).reasons.get(own) is not None) == is_found
+        assert (f"b/{parent}/checkpoint-4" in protected_in(tmp_path, recursive=True)) == is_found
 
 
 @pytest.mark.parametrize("target", ["{0}/checkpoint-4", "trainer/checkpoint-4", "./trainer/checkpoint-4/"])
@@ -311,19 +293,17 @@ def test_a_single_checkpoint_loses_nothing_by_a_best_that_is_gone(trainer: Path,
     shutil.rmtree(trainer)
     state = tmp_path / "final" / "trainer_state.json"
     state.write_text(json.dumps({"best_model_checkpoint": "/old/out/checkpoint-4"}))
-    assert _skipped(tmp_path) == {}
+    assert skipped_in(tmp_path) == {}
 
 
 def test_a_model_that_holds_its_own_run_s_checkpoints(trainer: Path, tmp_path: Path) -> None:
     for name in ("model.safetensors", "trainer_state.json"):
         shutil.copy2(trainer / "checkpoint-10" / name, trainer)
     os.rename(trainer, tmp_path / "moved")
-    for scope in (Scope(), Scope(recursive=True)):
-        found = survey_directory(tmp_path, scope)
-        pointed = pointers_in(found)
-        assert pointed.skipped == {}
-        best = pointed.reasons.get(str(tmp_path / "moved" / "checkpoint-4"))
-        assert best == (["best_model_checkpoint"] if scope.recursive else None)
+    for recursive in (False, True):
+        assert skipped_in(tmp_path, recursive=recursive) == {}
+        best = protected_in(tmp_path, recursive=recursive).get("moved/checkpoint-4")
+        assert best == (["best_model_checkpoint"] if recursive else None)
 
 
 @pytest.mark.parametrize("glob", ["checkpoint-4", "model/checkpoint-4/", "{0}/model/checkpoint-4"])
@@ -331,7 +311,8 @@ def test_what_is_excluded_inside_a_checkpoint(trainer: Path, files: Path, tmp_pa
     model = tmp_path / "all" / "model"
     shutil.copytree(files / "savedmodel" / "plain", model)
     os.rename(trainer / "checkpoint-4", model / "checkpoint-4")
-    given = [glob.format(model.parent)]
-    (one,) = survey(model.parent, recursive=True, exclude=given).entries
-    assert (one.path, one.holds_others) == (str(model), True)
-    assert survey(model.parent, recursive=True, exclude=given).remarks == ()
+    excluded = [glob.format(model.parent)]
+    listing = list_checkpoints(model.parent, exclude=excluded)
+    assert ([row.entry.path for row in listing.checkpoints], listing.warnings) == ([str(model)], ())
+    planned = dry_run(model.parent, policy=Policy(keep_last=1), recursive=True, exclude=excluded)
+    assert "holds other checkpoints" in kept_reasons(planned)["model"]

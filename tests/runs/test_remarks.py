@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ckpttool import CheckpointError, Policy, pin, rename, undo, unpin
+from ckpttool import CheckpointError, Policy, list_checkpoints, pin, rename, undo, unpin
 from ckpttool.io.toml import parse_toml, quote
-from ckpttool.runs.pointers.pins import pins_below, remark, remark_on
 from ckpttool.runs.pointers.remarks import NOTHING, Remark, merged, remarks_in, rename_remarks, with_remark
 from tests.support.commands import Run
 from tests.support.retention import dry_run, kept_reasons
@@ -33,6 +34,12 @@ def series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def reasons(series: Path) -> dict[str, tuple[str, ...]]:
     return kept_reasons(dry_run(series, policy=Policy(keep_last=1)))
+
+
+def said(series: Path) -> dict[str, Any]:
+    """Return what ``list`` tells that people say of checkpoints, by name."""
+    rows = json.loads(json.dumps(list_checkpoints(series).document()))["checkpoints"]
+    return {Path(row["path"]).name: row["about"] for row in rows if "about" in row}
 
 
 def test_a_pin_has_a_note_and_an_end(series: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,20 +63,21 @@ def test_pinning_again_changes_note_and_end(series: Path) -> None:
     path = series / "model_epoch_3.pth"
     pin([path], note="figure 2", until=date(2030, 1, 1))
     pin([path], until=date(2031, 1, 1))
-    assert remark_on(str(path)) == Remark("figure 2", date(2031, 1, 1))
-    unpin([path])
-    assert remark_on(str(path)) == Remark("figure 2")  # a note says something without a pin, too
-    assert pins_below(series) == ()
+    assert said(series) == {path.name: {"note": "figure 2", "until": "2031-01-01", "facts": {}}}
+    unpin([path])  # a note says something without a pin, too
+    assert said(series) == {path.name: {"note": "figure 2", "until": None, "facts": {}}}
+    assert path.name not in reasons(series)
 
 
-def test_a_note_follows_a_renaming_and_its_undoing(series: Path) -> None:
+def test_a_note_follows_a_renaming_and_its_undoing(series: Path, run: Run) -> None:
     pin([series / "model_epoch_3.pth"], note="figure 2", until=date(2030, 1, 1))
-    remark([series / "model_epoch_4.pth"], note="for the talk", facts={"data": "CIFAR-10"})
+    noted = run("card", series / "model_epoch_4.pth", "--note", "for the talk", "--set", "data=CIFAR-10")
+    assert noted.status == 0
     before = (series / LIST).read_text()
     rename(str(series), "net-{epoch}")
-    assert remarks_in((series / LIST).read_text()) == {
-        "net-3.pth": Remark("figure 2", date(2030, 1, 1)),
-        "net-4.pth": Remark("for the talk", facts={"data": "CIFAR-10"}),
+    assert said(series) == {
+        "net-3.pth": {"note": "figure 2", "until": "2030-01-01", "facts": {}},
+        "net-4.pth": {"note": "for the talk", "until": None, "facts": {"data": "CIFAR-10"}},
     }
     assert reasons(series)["net-3.pth"] == ("pinned: figure 2 (until 2030-01-01)",)
     undo(str(series))
@@ -86,8 +94,7 @@ def test_what_is_no_end(until: str, series: Path, run: Run) -> None:
 
 def test_an_end_in_so_many_days(series: Path, run: Run) -> None:
     run("pin", series / "model_epoch_3.pth", "--until", "90d")
-    (pinned,) = pins_below(series)
-    assert pinned.remark.until == date.fromtimestamp(NOW + 90 * DAY)
+    assert said(series)["model_epoch_3.pth"]["until"] == str(date.fromtimestamp(NOW + 90 * DAY))
 
 
 def test_an_end_that_is_no_date_protects_with_a_warning(series: Path) -> None:
@@ -116,7 +123,7 @@ def test_what_somebody_wrote_otherwise_is_kept(text: str, series: Path) -> None:
     except CheckpointError:
         assert (series / LIST).read_text() == text
     else:
-        assert remark_on(str(series / "model_epoch_3.pth")).note == "mine"
+        assert said(series)["model_epoch_3.pth"]["note"] == "mine"
 
 
 _TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)

@@ -26,10 +26,11 @@ from ckpttool import (
     undo,
 )
 from ckpttool.io.directories import RETRIES
-from ckpttool.transaction import removal
 from ckpttool.transaction.journal import PointerText, Removals
+from ckpttool.transaction.removal import remove
 from tests.support.changes import held_by_another
 from tests.support.faults import dies_at, fill_disk, path_at
+from tests.support.limits import lower_limits
 
 KEEP = 2
 JOURNAL, LOCK = "journal.json", ".ckpttool.lock"
@@ -697,7 +698,7 @@ def test_every_directory_has_a_journal_of_its_own(series: Path, tmp_path: Path) 
 
 def test_pointers_are_rewritten_before_anything_goes(series: Path) -> None:
     (series / "checkpoint").write_text("old")
-    assert removal.remove(str(series), Removals((), (PointerText("checkpoint", "new"),))).failed == {}
+    assert remove(str(series), Removals((), (PointerText("checkpoint", "new"),))).failed == {}
     assert (series / "checkpoint").read_text() == "new"
     assert _leftovers(series) == []
 
@@ -718,7 +719,7 @@ def test_a_disk_that_is_full_until_the_first_went(series: Path, monkeypatch: pyt
 
 
 def test_many_are_unlinked_by_two_threads(series: Path, monkeypatch: pytest.MonkeyPatch, fault) -> None:
-    monkeypatch.setattr(removal, "_MANY", 2)
+    lower_limits(monkeypatch, files_for_two_threads=2)
     (series / "model_epoch_2.pth").unlink()
     os.link(series / "model_epoch_1.pth", series / "model_epoch_2.pth")
     kept, planned = _kept(series), _prune(series, dry_run=True)
@@ -734,7 +735,7 @@ def test_two_threads_free_what_one_would(series: Path, monkeypatch: pytest.Monke
     (series / "model_epoch_2.pth").unlink()
     os.link(series / "model_epoch_1.pth", series / "model_epoch_2.pth")
     kept, planned = _kept(series), _prune(series, dry_run=True)
-    monkeypatch.setattr(removal, "_MANY", 2)
+    lower_limits(monkeypatch, files_for_two_threads=2)
     done = _prune(series)
     assert (done.freed_bytes, done.problems) == (planned.freed_bytes, ())
     assert (_digests(series), _leftovers(series)) == (kept, [])

@@ -12,32 +12,30 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from ckpttool import Policy, PruneRequest, UsageError, open_checkpoint
 from ckpttool.core.tensor import Extent
-from ckpttool.runs.retention.failed_runs import failed_runs
 from ckpttool.testing import recorded_reads
 from tests.support.directories import (
     Entry,
-    damaged,
     faulty_entry,
     incomplete,
-    make_entry,
-    unreadable,
 )
 from tests.support.retention import (
     Pruned,
-    doubts_about,
     dry_run,
     policies,
     removed_names,
-    series_of,
     why,
     why_in,
 )
+from tests.support.runs import make_run
+from tests.support.saves import START, Facts, left_alone, save, save_all, series_in
 
 NO_RULE = "no rule of the configuration is for it"
 FINITE = "newest of a failed run that is intact and finite"
+NOT_COUNTED = "nothing says that its numbers count saves: could be different models"
 EQUALLY_LONG = "all were trained equally long: could be different models"
 UNORDERED = "no number in its names, nor in it, tells which is older"
 
@@ -49,67 +47,60 @@ def _planned(directory: Path, **request: Any) -> Pruned:
 # Groups that somebody chooses -----------------------------------------------------------------------
 
 
-def _many() -> list[Entry]:
-    a, b = {"directory": "run/a", "holds": "full"}, {"directory": "run/b", "holds": "full"}
-    moments = {"signature": "other", "holds": "partial, 4 tensors, 9 parameters"}
-    return [
-        make_entry("m_epoch_1.pt", **a),
-        make_entry("m_epoch_2.pt", **a),
-        make_entry("warm_epoch_3.pt", **a),
-        make_entry("opt_epoch_3.pt", **a | moments),
-        make_entry("m_epoch_4.pt", **b),
-        make_entry("m_epoch_5.keras", **b, format="keras"),
-        faulty_entry("m_epoch_6.pt", incomplete("cut"), **b),
-    ]
+A = {"": ["a/m_epoch_1.pt", "a/m_epoch_2.pt"], "warm": ["a/warm_epoch_3.pt"], "opt": ["a/opt_epoch_4.pt"]}
+B = {"": ["b/m_epoch_4.pt", "b/m_epoch_6.pt"], "safetensors": ["b/m_epoch_5.safetensors"]}
+WHOLE, PART = "partial, 1 tensor of weights, 6 parameters", "partial, 2 tensors, 0 parameters"
+BY_NAME = {
+    "a/m_epoch_*.pt": A[""],
+    "a/opt_epoch_*.pt": A["opt"],
+    "a/warm_epoch_*.pt": A["warm"],
+    "b/m_epoch_*.pt": B[""],
+    "b/m_epoch_*.safetensors": B["safetensors"],
+}
 
 
 @pytest.mark.parametrize(
-    ("by", "sizes"),
+    ("by", "expected"),
     [
+        (None, BY_NAME),
+        ("prefix", BY_NAME),
         (
-            None,
+            "parent",
             {
-                "run/a/m_epoch_*.pt": 2,
-                "run/a/opt_epoch_*.pt": 1,
-                "run/a/warm_epoch_*.pt": 1,
-                "run/b/m_epoch_*.keras": 1,
-                "run/b/m_epoch_*.pt": 2,
-            },
-        ),
-        ("parent", {"run/a/* (full)": 3, "run/a/* (partial, 4 tensors, 9 parameters)": 1, "run/b/*": 3}),
-        (
-            "prefix",
-            {
-                "run/a/m_epoch_*.pt": 2,
-                "run/a/opt_epoch_*.pt": 1,
-                "run/a/warm_epoch_*.pt": 1,
-                "run/b/m_epoch_*.keras": 1,
-                "run/b/m_epoch_*.pt": 2,
+                f"a/* ({WHOLE})": [*A[""], *A["warm"]],
+                f"a/* ({PART})": A["opt"],
+                "b/*": [B[""][0], *B["safetensors"], B[""][1]],
             },
         ),
         (
             "format",
             {
-                "run/a/* (format pytorch) (full)": 3,
-                "run/a/* (format pytorch) (partial, 4 tensors, 9 parameters)": 1,
-                "run/b/* (format keras)": 1,
-                "run/b/* (format pytorch)": 2,
+                f"a/* (format pytorch) ({WHOLE})": [*A[""], *A["warm"]],
+                f"a/* (format pytorch) ({PART})": A["opt"],
+                "b/* (format pytorch)": B[""],
+                "b/* (format safetensors)": B["safetensors"],
             },
         ),
         (
             "none",
             {
-                "all checkpoints (full)": 6,
-                "all checkpoints (partial, 4 tensors, 9 parameters)": 1,
+                f"all checkpoints ({WHOLE})": [*A[""], *A["warm"], B[""][0], *B["safetensors"], B[""][1]],
+                f"all checkpoints ({PART})": A["opt"],
             },
         ),
     ],
 )
-def test_what_makes_a_series(by: str | None, sizes) -> None:
-    found = series_of(_many(), by)
-    for one in found:
-        assert len({two.signature for two in one.entries if two.is_sound}) == 1
-    assert {one.key: len(one.entries) for one in found} == sizes
+def test_what_makes_a_series(tmp_path: Path, by: str | None, expected: dict[str, list[str]]) -> None:
+    """The last of ``b`` is cut short, and goes with the only series of its name."""
+    import torch
+
+    save(tmp_path / A["opt"][0], weights=None, state=True)
+    (tmp_path / "b").mkdir()
+    for name in (*A[""], *A["warm"], *B[""]):
+        torch.save({"w": torch.zeros(2, 3)}, tmp_path / name)
+    os.truncate(tmp_path / B[""][1], 900)
+    save_file({"w": np.zeros((2, 3), np.float32)}, tmp_path / B["safetensors"][0])
+    assert series_in(tmp_path, group_by=by) == expected
 
 
 def test_a_series_over_directories_is_planned_as_one(series: Path) -> None:
@@ -129,19 +120,21 @@ def test_a_series_over_directories_is_planned_as_one(series: Path) -> None:
     assert [one.key for one in planned.plan.groups] == ["all checkpoints"]
 
 
-def test_what_nothing_orders_is_left_alone_though_somebody_makes_it_one_series(entry) -> None:
-    apart = [entry(f"{name}.pt") for name in ("alpha", "beta")]
-    assert doubts_about(apart, "parent") == [UNORDERED]
-    equal = [entry(f"{name}.pt", inside=(9, 900)) for name in ("alpha", "beta")]
-    assert doubts_about(equal, "none") == [EQUALLY_LONG]
-    counted = [entry(f"{name}.pt", inside=(number, None)) for number, name in enumerate("ab")]
-    assert doubts_about(counted, "none") == [None]
-
-
-def test_a_doubt_about_a_part_is_one_about_all(entry) -> None:
-    parts = [entry(f"digit_{number}.pt", inside=(None, None)) for number in (3, 4)]
-    (doubt,) = doubts_about([*parts, entry("m_epoch_5.pt")], "parent")
-    assert [doubt] == doubts_about(parts) != [None]
+@pytest.mark.parametrize(
+    ("saves", "by", "why"),
+    [
+        ({"alpha.pt": {}, "beta.pt": {}}, "parent", UNORDERED),
+        ({"alpha.pt": {"epoch": 9, "step": 900}, "beta.pt": {"epoch": 9, "step": 900}}, "none", EQUALLY_LONG),
+        ({"alpha.pt": {"epoch": 1}, "beta.pt": {"epoch": 2}}, "none", None),
+        # A doubt about a part is one about all.
+        ({"digit_3.pt": {}, "digit_4.pt": {}, "m_epoch_5.pt": {}}, "parent", NOT_COUNTED),
+    ],
+)
+def test_what_nothing_orders_is_left_alone_though_somebody_makes_it_one_series(
+    tmp_path: Path, saves: dict[str, Facts], by: str, why: str | None
+) -> None:
+    (told,) = left_alone(save_all(tmp_path, saves), group_by=by).values()
+    assert (told is None) == (why is None) and (told or "").startswith(why or "")
 
 
 # Policies by path, and a limit ----------------------------------------------------------------------
@@ -454,6 +447,21 @@ def test_copies_that_count_twice_are_told(diverged: Path) -> None:
     assert not any("copies" in one for one in _planned(diverged, **told).warnings)
 
 
+@pytest.mark.parametrize("how", ["byte", "name"])
+def test_what_differs_in_a_byte_or_has_another_name_is_no_copy(tmp_path: Path, how: str) -> None:
+    for path in (make_run(tmp_path / "one", 7, 8), make_run(tmp_path / "two", 7, 8)):
+        for number in (7, 8):
+            one = path / f"model_epoch_{number}.pth"
+            raw = bytearray(one.read_bytes())
+            if path.name == "two" and how == "byte":
+                raw[raw.index(b"PK\x01\x02") + 14] ^= 1  # the time of an archive's member, which nobody reads
+                one.write_bytes(raw)
+            elif path.name == "two":
+                one.rename(path / f"model_epoch_{number + 9}.pth")
+    warned = _planned(tmp_path, policy=Policy(keep_last=9), recursive=True, group_by="none").warnings
+    assert not any("copies" in one for one in warned)
+
+
 def test_nobody_reads_values_who_does_not_ask(diverged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_checkpoint(diverged / "bad" / "m_epoch_3.pt") as newest:
         values = [tensor.extent for tensor in newest.tensors]
@@ -465,21 +473,25 @@ def test_nobody_reads_values_who_does_not_ask(diverged: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("fault", "age", "name", "busy", "is_failed"),
+    ("how", "age", "is_busy", "is_failed"),
     [
-        (incomplete("a shard is missing"), 7200, "m_epoch_3.pt", False, True),
-        (incomplete("a shard is missing"), 60, "m_epoch_3.pt", False, False),
-        (incomplete("a shard is missing"), 7200, "m_epoch_3.pt", True, False),
-        (damaged("checksum"), 7200, "m_epoch_3.pt", False, False),
-        (unreadable("permission denied"), 7200, "m_epoch_3.pt", False, False),
+        ("cut", 7200, False, True),
+        ("cut", 60, False, False),
+        ("cut", 7200, True, False),
+        ("damaged", 7200, False, False),
     ],
 )
-def test_which_unfinished_runs_failed(entry, fault, age, name, busy, is_failed) -> None:
-    now = 1_790_000_000
-    cut = faulty_entry(name, fault, modified=(now - age) * 10**9)
-    whole = entry("m_epoch_2.pt", has_weights=False)
-    told = failed_runs(series_of([whole, cut]), now, busy={cut.path} if busy else ())
-    assert told == ({"run/m_epoch_*.pt": f"its newest, {name}, is {fault}"} if is_failed else {})
+def test_which_unfinished_runs_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, age: int, is_busy: bool, is_failed: bool
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: START + age)
+    save(tmp_path / "m_epoch_2.pt", modified=-60)
+    newest = save(tmp_path / "m_epoch_3.pt", **{how: True})
+    if is_busy:
+        newest.with_suffix(".pt.tmp").write_bytes(b"")
+    (group,) = _planned(tmp_path, failed="list").document()["groups"]
+    why = "its newest, m_epoch_3.pt, is incomplete: "
+    assert (group["failed"] or "").startswith(why) == (group["failed"] is not None) == is_failed
 
 
 # Why ------------------------------------------------------------------------------------------------

@@ -550,3 +550,36 @@ def test_of_equals_the_newer_is_best_unless_the_metric_is_carried_on(entry, metr
     entries = _measured(entry, 0.1, 0.9, 0.9, 0.2, metric=metric)
     kept = _kept(_plan(entries, keep_best=1, metric=metric, mode="max"))
     assert kept == {"m_epoch_4.pt": "newest", best: f"best 1 by {metric} (0.9)"}
+
+
+# What a plan says -------------------------------------------------------------------------------------
+
+
+def test_reasons(entry) -> None:
+    entries = [entry(f"m_epoch_{epoch}.pth") for epoch in range(1, 6)]
+    entries.append(entry("m_epoch_6.pth", fault=incomplete("a shard is missing"), is_complete=False))
+    protected = {"run/m_epoch_1.pth": ["latest", "symlink best"]}
+    made = series_plan(entries, Policy(keep_last=2), reasons=protected)
+    assert [(kept.entry.name, kept.reasons) for kept in made.keep] == [
+        ("m_epoch_6.pth", ("incomplete: a shard is missing",)),
+        ("m_epoch_5.pth", ("newest", "last 2")),
+        ("m_epoch_4.pth", ("last 2",)),
+        ("m_epoch_1.pth", ("latest", "symlink best")),
+    ]
+    assert [one.name for one in made.remove] == ["m_epoch_3.pth", "m_epoch_2.pth"]
+
+
+def test_the_newest_incomplete_one_stays_as_such_where_none_is_complete() -> None:
+    entries = [faulty_entry(f"m_epoch_{n}.pth", incomplete("a shard is missing")) for n in (1, 2)]
+    made = series_plan(entries, Policy(keep_last=1))
+    assert made.keep[0].reasons == ("none is intact", "incomplete: a shard is missing")
+    assert not made.remove
+
+
+def test_bytes_that_have_another_name_are_not_freed(entry) -> None:
+    def linked(name: str, inode: int, links: int) -> Entry:
+        return entry(name, files=[file_of(name, inode, links=links)])
+
+    saves = [linked("a_epoch_1.pt", 1, 1), linked("a_epoch_2.pt", 2, 2), linked("a_epoch_3.pt", 2, 2)]
+    assert plan_of(saves, Policy(keep_last=1)).freed_bytes == 100
+    assert plan_of([*saves, linked("a_epoch_4.pt", 3, 1)], Policy(keep_last=1)).freed_bytes == 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from ckpttool import Policy, UsageError, list_checkpoints, prune
 from ckpttool.runs.members.order import group
-from ckpttool.runs.members.run_directories import hyper_parameters, run_directory
 from ckpttool.runs.retention.plan import Protections, RetentionPlan, plan
 from tests.support.commands import run_redirected
 from tests.support.directories import Entry, make_entry
 from tests.support.retention import dry_run, removed_names
 from tests.support.runs import flip_value
+from tests.support.saves import save
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
 SEARCH = FILES / "runs" / "lightning" / "search"
@@ -50,26 +50,29 @@ def verl_runs(root: Path, **losses: float) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("directory", "expected"),
+    ("directory", "searched", "expected"),
     [
-        ("runs/exp1", "runs/exp1"),
-        ("runs/exp1/checkpoints", "runs/exp1"),
-        ("runs/exp1/step_100", "runs/exp1"),
-        ("runs/exp1/checkpoint_000003", "runs/exp1"),
-        ("runs/exp1/global_step_10/actor", "runs/exp1/global_step_10/actor"),
-        ("runs/mlruns/1/abc/artifacts/checkpoints", "runs/mlruns/1/abc"),
-        ("runs/wandb/run-1/files/ckpt", "runs/wandb/run-1"),
-        ("runs/trial_1", "runs/trial_1"),
-        ("runs", "runs"),
+        ("runs/exp1", "runs", "runs/exp1"),
+        ("runs/exp1/checkpoints", "runs", "runs/exp1"),
+        ("runs/exp1/step_100", "runs", "runs/exp1"),
+        ("runs/exp1/checkpoint_000003", "runs", "runs/exp1"),
+        ("runs/exp1/global_step_10/actor", "runs", "runs/exp1"),
+        ("runs/mlruns/1/abc/artifacts/checkpoints", "runs", "runs/mlruns/1/abc"),
+        ("runs/wandb/run-1/files/ckpt", "runs", "runs/wandb/run-1"),
+        ("runs/trial_1", "runs", "runs/trial_1"),
+        ("runs", "runs", "runs"),
+        # None is looked for above what was searched.
+        ("runs/exp1/checkpoints", "runs/exp1/checkpoints", "runs/exp1/checkpoints"),
+        ("checkpoints/step_1", ".", "."),
     ],
 )
-def test_the_run_is_above_single_saves_and_the_folders_of_frameworks(directory: str, expected: str) -> None:
-    assert run_directory(directory, "runs") == expected
-
-
-def test_no_run_is_looked_for_above_what_was_searched() -> None:
-    assert run_directory("runs/exp1/checkpoints", "runs/exp1/checkpoints") == "runs/exp1/checkpoints"
-    assert run_directory("checkpoints/step_1", ".") == "."
+def test_the_run_is_above_single_saves_and_the_folders_of_frameworks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: str, searched: str, expected: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(Path(directory) / "m.pt")
+    (run,) = list_checkpoints(searched).runs
+    assert run.path == expected
 
 
 _NAMES = st.sampled_from(["trial_1", "trial_2", "checkpoints", "lr=0.1", "step_3", "exp"])
@@ -80,12 +83,16 @@ _FILES = st.sampled_from(["epoch_1.pt", "epoch_2.pt", "last.pt", "best.pt", "ema
     st.lists(st.tuples(st.lists(_NAMES, max_size=4), _FILES), min_size=1, max_size=12),
     st.sampled_from([None, "run", "prefix", "parent", "format"]),
 )
-def test_checkpoints_of_different_runs_share_no_series(places: list[tuple[list[str], str]], by: str) -> None:
-    paths = {os.path.join("run", *names, file) for names, file in places}
-    entries = [make_entry(os.path.relpath(path, "run"), inside=(1, None)) for path in sorted(paths)]
-    groups = group(entries, by, "run")
-    assert sorted(entry.path for one in groups for entry in one.entries) == sorted(paths)
-    assert all(len({entry.run for entry in one.entries}) == 1 for one in groups)
+def test_checkpoints_of_different_runs_share_no_series(
+    tmp_path_factory: pytest.TempPathFactory, places: list[tuple[list[str], str]], by: str
+) -> None:
+    root = tmp_path_factory.mktemp("runs")
+    for names, file in places:
+        save(root.joinpath(*names, file), epoch=1)
+    rows = list_checkpoints(root, group_by=by).document()["checkpoints"]
+    assert len(rows) == len({row["path"] for row in rows}) > 0
+    runs = {(row["group"], row["run"]) for row in rows}
+    assert len({series for series, _ in runs}) == len(runs)
 
 
 def test_a_run_is_one_series_but_for_averages(search: Path) -> None:
@@ -127,16 +134,23 @@ def test_hyper_parameters_are_those_that_the_framework_wrote(search: Path) -> No
 def test_files_of_a_run_tell_them_or_nothing(
     tmp_path: Path, name: str, text: str, expected: dict[str, object]
 ) -> None:
+    save(tmp_path / "m.pt")
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(text)
-    assert hyper_parameters(str(tmp_path), []) == expected
+    assert _hyper_parameters(tmp_path) == expected
+
+
+def _hyper_parameters(directory: Path) -> Mapping[str, object]:
+    (run,) = list_checkpoints(directory).runs
+    return run.hyper_parameters
 
 
 def test_aliases_that_multiply_are_cut(tmp_path: Path) -> None:
     lines = ["a0: &a0 {x: 1, y: 2}"]
     lines += [f"a{n}: &a{n} {{x: *a{n - 1}, y: *a{n - 1}}}" for n in range(1, 60)]
     (tmp_path / "hparams.yaml").write_text("\n".join(lines))
-    assert len(hyper_parameters(str(tmp_path), [])) <= 1_000
+    save(tmp_path / "m.pt")
+    assert len(_hyper_parameters(tmp_path)) <= 1_000
 
 
 def test_list_shows_what_differs_first(search: Path) -> None:

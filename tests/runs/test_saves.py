@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import os
 import random
-from itertools import product
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ckpttool import Granularity, Policy, UsageError, latest, list_checkpoints, prune
-from ckpttool.runs.members.saves import series_of_saves
-from tests.support.directories import Entry, damaged
-from tests.support.retention import dry_run, plan_of, series_of
+from ckpttool import Policy, UsageError, latest, list_checkpoints, prune
+from tests.support.retention import dry_run, kept_reasons
+from tests.support.runs import flip_value
+from tests.support.saves import DAY, START, Facts, save
 
-DAY = 86_400 * 10**9
-WEIGHTS: dict[str, Any] = {"has_weights": True, "granularity": Granularity.PARTIAL}
-STATE: dict[str, Any] = {"granularity": Granularity.PARTIAL}
+WEIGHTS: Facts = {}
+STATE: Facts = {"weights": None, "state": True}
 
 PAIRS = [
     ("model_epoch_{}.pt", "optim_epoch_{}.pt"),
@@ -54,131 +54,141 @@ SIBLINGS = [
 """Parts that hold weights, all of them."""
 
 
-def _entries(
-    entry: Any, names: tuple[str, ...], told: tuple[dict[str, Any], ...], count: int = 5
-) -> list[Entry]:
-    """Return saves a day apart, whose parts were written seconds apart."""
-    return [
-        entry(
-            os.path.basename(name.format(number)),
-            directory=os.path.join("run", os.path.dirname(name)).rstrip("/"),
-            signature=name,
-            modified=number * DAY + place * 10**9,
-            **known,
-        )
-        for number, (place, (name, known)) in product(
-            range(1, count + 1), enumerate(zip(names, told, strict=True))
-        )
-    ]
-
-
-def _whole_saves(left: set[str], names: tuple[str, ...], count: int = 5) -> list[int]:
-    wanted = {
-        number: {os.path.join("run", name.format(number)) for name in names} for number in range(1, count + 1)
-    }
-    return [number for number, paths in wanted.items() if paths <= left]
-
-
-def _left(entries: list[Entry], policy: Policy, **protections: Any) -> set[str]:
-    planned = plan_of(entries, policy, **protections)
-    assert [group.skipped for group in planned.groups] == [None] * len(planned.groups)
-    return {entry.path for entry in entries} - {entry.path for entry in planned.removals}
-
-
 CASES = [
     *((names, (WEIGHTS, STATE)) for names in PAIRS),
     *((names, (WEIGHTS, WEIGHTS)) for names in SIBLINGS),
 ]
 
 
+def _write(run: Path, names: Sequence[str], told: Sequence[Facts], count: int = 5) -> list[Path]:
+    """Save a day apart, with the parts of a save seconds apart; return their paths, save by save.
+
+    A number whose name doesn't say that it counts saves is inside, too.
+    """
+    inside = not any(re.search("epoch|step|iter", name) for name in names)
+    return [
+        save(
+            run / name.format(number),
+            **{
+                "weights": name,
+                "modified": number * DAY + place,
+                **({"epoch": number} if inside else {}),
+                **known,
+            },
+        )
+        for number in range(1, count + 1)
+        for place, (name, known) in enumerate(zip(names, told, strict=True))
+    ]
+
+
+def _write_lines(run: Path, lines: Mapping[str, Iterable[int]], told: Sequence[Facts]) -> None:
+    """Save one kind of checkpoint after the other, each of it a day apart."""
+    for (form, numbers), known in zip(lines.items(), told, strict=True):
+        for number in numbers:
+            save(run / form.format(number), **{"weights": form, "modified": number * DAY, **known})
+
+
+def _saves_in(run: Path) -> list[tuple[int, int, str | None]]:
+    """Return epoch, number of parts and fault of each save that ``list`` finds."""
+    rows = list_checkpoints(run).document()["checkpoints"]
+    return [(row["epoch"], len(row.get("parts", "1")), row["fault"]) for row in rows]
+
+
+def _left(run: Path, policy: Policy, depth: str = "quick") -> set[str]:
+    """Return the names of what a policy leaves."""
+    groups = dry_run(run, policy=policy, depth=depth, recursive=True).document()["groups"]
+    assert {group["skipped"] for group in groups} == {None}
+    removed = {one["path"] for group in groups for one in group["remove"]}
+    files = [path for path in run.rglob("*") if path.suffix != ".txt" and path.is_file()]
+    return {str(path.relative_to(run)) for path in files if str(path) not in removed}
+
+
+def _names(names: Sequence[str], numbers: Iterable[int]) -> set[str]:
+    return {name.format(number) for name in names for number in numbers}
+
+
+def _whole_saves(left: set[str], names: Sequence[str], count: int = 5) -> list[int]:
+    return [number for number in range(1, count + 1) if _names(names, [number]) <= left]
+
+
+@contextmanager
+def _spoilt(path: Path, how: str) -> Iterator[None]:
+    """Have a file missing, cut short, or with a wrong value for a while."""
+    data, times = path.read_bytes(), path.stat()
+    if how == "missing":
+        path.unlink()
+    elif how == "cut":
+        os.truncate(path, len(data) - 300)
+    else:
+        flip_value(path)
+    if path.exists():
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    yield
+    path.write_bytes(data)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
 @pytest.mark.parametrize(("names", "told"), CASES, ids=lambda one: str(one[0])[:30])
-def test_so_many_complete_saves_stay_whatever_is_wrong_with_the_newest(entry, names, told) -> None:
-    whole = _entries(entry, names, told)
+def test_so_many_complete_saves_stay_whatever_is_wrong_with_the_newest(tmp_path: Path, names, told) -> None:
+    _write(tmp_path, names, told)
     for count in (1, 2):
-        left = _left(whole, Policy(keep_last=count))
-        assert left == {
-            os.path.join("run", name.format(number)) for name in names for number in range(6 - count, 6)
-        }
-        for broken in names:
-            path = os.path.join("run", broken.format(5))
-            missing = [one for one in whole if one.path != path]
-            cut = [entry_with(one, fault=damaged("cut")) if one.path == path else one for one in whole]
-            for entries in (missing, cut):
-                left = _left(entries, Policy(keep_last=count))
+        assert _left(tmp_path, Policy(keep_last=count)) == _names(names, range(6 - count, 6))
+        for broken in names if count == 2 else names[:1]:
+            path = tmp_path / broken.format(5)
+            for how in ("missing", "cut", "flipped") if count == 2 else ("missing",):
+                with _spoilt(path, how):
+                    left = _left(tmp_path, Policy(keep_last=count), "full" if how == "flipped" else "quick")
+                    newest = {name for name in _names(names, [5]) if (tmp_path / name).exists()}
                 assert _whole_saves(left, names, 4) == list(range(5 - count, 5))
-                assert {one.path for one in entries if "5" in one.name} <= left  # it may be being written
-            left = _left(whole, Policy(keep_last=count), faults={path: "damaged"})
-            assert _whole_saves(left, names, 4) == list(range(5 - count, 5))
-
-
-def entry_with(one: Entry, **known: Any) -> Entry:
-    from dataclasses import replace
-
-    return replace(one, **known)
+                assert newest <= left  # it may be being written
 
 
 @pytest.mark.parametrize("place", range(1, 6))
 @pytest.mark.parametrize("missing", [0, 1])
-def test_what_belongs_to_an_incomplete_save_goes_as_one(entry, place: int, missing: int) -> None:
+def test_what_belongs_to_an_incomplete_save_goes_as_one(tmp_path: Path, place: int, missing: int) -> None:
     names = PAIRS[0]
-    path = os.path.join("run", names[missing].format(place))
-    entries = [one for one in _entries(entry, names, (WEIGHTS, STATE)) if one.path != path]
+    _write(tmp_path, names, (WEIGHTS, STATE))
+    (tmp_path / names[missing].format(place)).unlink()
     for policy in (
         Policy(keep_last=1),
         Policy(keep_last=2, incomplete="remove"),
         Policy(keep_every_epochs=2),
     ):
-        left = _left(entries, policy)
+        left = _left(tmp_path, policy)
         halves = {number for number in range(1, 6) if number != place} - set(_whole_saves(left, names))
-        assert not any(
-            os.path.join("run", name.format(number)) in left for name in names for number in halves
-        )
+        assert not _names(names, halves) & left
 
 
-def test_a_part_that_only_some_saves_have_stays_with_these(entry) -> None:
-    entries = _entries(entry, PAIRS[0], (WEIGHTS, STATE), 9)
-    entries += [
-        entry(f"ema_epoch_{number}.safetensors", modified=number * DAY + 5, **WEIGHTS) for number in (3, 6)
-    ]
-    (saves,) = series_of_saves(series_of(entries))
-    assert [(save.fields.epoch, len(save.parts), save.fault) for save in saves.entries] == [
-        (epoch, 3 if epoch in (3, 6) else 2, None) for epoch in range(1, 10)
-    ]
-    left = _left(entries, Policy(keep_last=1, keep_names=("ema_epoch_3*",)))
-    assert sorted(left) == sorted(
-        f"run/{name}"
-        for name in [
-            "model_epoch_3.pt",
-            "optim_epoch_3.pt",
-            "ema_epoch_3.safetensors",
-            "model_epoch_9.pt",
-            "optim_epoch_9.pt",
-        ]
-    )
+def test_a_part_that_only_some_saves_have_stays_with_these(tmp_path: Path) -> None:
+    _write(tmp_path, PAIRS[0], (WEIGHTS, STATE), 9)
+    for number in (3, 6):
+        save(tmp_path / f"ema_epoch_{number}.safetensors", weights="ema", modified=number * DAY + 5)
+    assert _saves_in(tmp_path) == [(epoch, 3 if epoch in (3, 6) else 2, None) for epoch in range(1, 10)]
+    left = _left(tmp_path, Policy(keep_last=1, keep_names=("ema_epoch_3*",)))
+    assert left == {*_names(PAIRS[0], (3, 9)), "ema_epoch_3.safetensors"}
 
 
-def test_what_protects_one_part_protects_all(entry) -> None:
-    entries = _entries(entry, SIBLINGS[0], (WEIGHTS, WEIGHTS))
-    planned = plan_of(entries, Policy(keep_last=1), reasons={"run/D_2.pth": ["named in best.txt"]})
-    told = {kept.entry.name: kept.reasons for group in planned.groups for kept in group.keep}
-    assert told == {
+def test_what_protects_one_part_protects_all(tmp_path: Path) -> None:
+    _write(tmp_path, SIBLINGS[0], (WEIGHTS, WEIGHTS))
+    (tmp_path / "best.txt").write_text("D_2.pth")
+    assert kept_reasons(dry_run(tmp_path, policy=Policy(keep_last=1))) == {
         "G_5.pth": ("newest", "last 1"),
         "D_5.pth": ("newest", "last 1"),
-        "D_2.pth": ("named in best.txt",),
+        "D_2.pth": ("best.txt",),
         "G_2.pth": ("belongs with D_2.pth",),
     }
 
 
-def test_a_metric_of_one_part_is_that_of_the_save(entry) -> None:
-    entries = _entries(entry, PAIRS[0], (WEIGHTS, STATE), 4)
-    values = {1: 0.5, 2: 0.1, 3: 0.4, 4: 0.3}
-    entries = [
-        entry_with(one, metrics={"val_loss": values[int(one.fields.epoch or 0)]}) if one.has_weights else one
-        for one in entries
-    ]
-    left = _left(entries, Policy(keep_best=1, metric="val_loss", mode="min"))
-    assert _whole_saves(left, PAIRS[0], 4) == [2, 4]
-    assert len(left) == 4
+def test_a_metric_of_one_part_is_that_of_the_save(tmp_path: Path) -> None:
+    for number, value in enumerate((0.5, 0.1, 0.4, 0.3), 1):
+        known: Facts = {"modified": number * DAY}
+        save(tmp_path / f"model_epoch_{number}.pt", metrics={"val_loss": value}, **known)
+        save(tmp_path / f"optim_epoch_{number}.pt", **STATE, **known)
+    left = _left(tmp_path, Policy(keep_best=1, metric="val_loss", mode="min"))
+    assert left == _names(PAIRS[0], (2, 4))
+
+
+# What is no part ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -191,36 +201,16 @@ def test_a_metric_of_one_part_is_that_of_the_save(entry) -> None:
         ("gpu_0/step_{}.pt", "gpu_1/step_{}.pt"),
     ],
 )
-def test_runs_beside_each_other_are_strangers(entry, names: tuple[str, str]) -> None:
+def test_runs_beside_each_other_are_strangers(tmp_path: Path, names: tuple[str, str]) -> None:
     """They may be trained at the same time, at a pace of their own."""
-    entries = [
-        entry_with(one, contents=entry(one.name, modified=one.modified_ns + number * DAY // 7).contents)
-        for number, one in enumerate(_entries(entry, names, (WEIGHTS, WEIGHTS)))
-    ]
-    alone = [one for one in entries if one.path != os.path.join("run", names[1].format(5))]
-    assert len(series_of_saves(series_of(alone))) == 2
-    assert all(one.is_sound for series in series_of(alone) for one in series.entries)
+    for place, path in enumerate(_write(tmp_path, names, (WEIGHTS, WEIGHTS))):
+        when = path.stat().st_mtime + place * DAY // 7
+        os.utime(path, (when, when))
+    (tmp_path / names[1].format(5)).unlink()
+    assert [(parts, fault) for _, parts, fault in _saves_in(tmp_path)] == [(1, None)] * 9
 
 
-def test_a_stage_that_follows_another_is_none_of_its_parts(entry) -> None:
-    """``decoder_1`` is trained after ``encoder_9``: none of the encoder's saves lacks it."""
-    first = [entry(f"encoder_epoch_{number}.pt", modified=number * DAY, **WEIGHTS) for number in range(1, 10)]
-    later = [
-        entry(f"decoder_epoch_{number}.pt", modified=(20 + number) * DAY, **WEIGHTS) for number in range(1, 7)
-    ]
-    assert all(one.is_sound for series in series_of([*first, *later]) for one in series.entries)
-
-
-def test_a_conversion_of_all_but_the_newest_is_no_part_that_it_lacks(entry) -> None:
-    entries = _entries(entry, ("epoch_{}.pth", "epoch_{}.safetensors"), (WEIGHTS, WEIGHTS))
-    assert all(one.is_sound for series in series_of(entries[:-1]) for one in series.entries)
-
-
-def _line(entry: Any, form: str, numbers: Any, told: dict[str, Any], **known: Any) -> list[Entry]:
-    return [entry(form.format(number), modified=number * DAY, **told, **known) for number in numbers]
-
-
-FULL: dict[str, Any] = {"has_weights": True, "granularity": Granularity.FULL}
+FULL: Facts = {"state": True}
 
 
 @pytest.mark.parametrize(
@@ -236,51 +226,53 @@ FULL: dict[str, Any] = {"has_weights": True, "granularity": Granularity.FULL}
         ({"model_epoch_{}.pt": range(1, 7), "samples_epoch_{}.pt": range(1, 6)}, (FULL, STATE)),
         ({"model_{}.pt": range(1, 6), "ema_{}.pt": range(1, 5)}, (FULL, WEIGHTS)),
         ({"step_{}_rank0.pt": range(1, 9), "step_{}_rank1.pt": range(1, 6)}, (FULL, FULL)),
+        # A conversion of all but the newest.
+        ({"epoch_{}.pth": range(1, 6), "epoch_{}.safetensors": range(1, 5)}, (WEIGHTS, WEIGHTS)),
     ],
+    ids=str,
 )
-def test_a_save_lacks_nothing_that_others_have_by_chance(entry, lines, told) -> None:
+def test_a_save_lacks_nothing_that_others_have_by_chance(tmp_path: Path, lines, told) -> None:
     """Averages now and then, optimizers that were deleted, other runs in step, exports, fewer ranks."""
-    entries = [
-        one
-        for (form, numbers), known in zip(lines.items(), told, strict=True)
-        for one in _line(entry, form, numbers, known, signature=form)
-    ]
-    assert all(one.is_sound for series in series_of(entries) for one in series.entries)
+    _write_lines(tmp_path, lines, told)
+    assert {fault for _, _, fault in _saves_in(tmp_path)} == {None}
+
+
+def test_a_stage_that_follows_another_is_none_of_its_parts(tmp_path: Path) -> None:
+    """``decoder_1`` is trained after ``encoder_9``: none of the encoder's saves lacks it."""
+    _write_lines(tmp_path, {"encoder_epoch_{}.pt": range(1, 10)}, [WEIGHTS])
+    for number in range(1, 7):
+        save(tmp_path / f"decoder_epoch_{number}.pt", weights="decoder", modified=(20 + number) * DAY)
+    assert {fault for _, _, fault in _saves_in(tmp_path)} == {None}
 
 
 @pytest.mark.parametrize(("names", "told"), [CASES[0], CASES[10], CASES[18]])
-def test_a_copy_without_times_keeps_saves_together(entry, names, told) -> None:
+def test_a_copy_without_times_keeps_saves_together(tmp_path: Path, names, told) -> None:
     """It writes one name after the other, some seconds a file."""
-    entries = [
-        entry_with(one, contents=entry(one.name, modified=number * 40 * 10**9).contents)
-        for number, one in enumerate(sorted(_entries(entry, names, told), key=lambda one: one.name))
-    ]
-    (saves,) = series_of_saves(series_of(entries))
-    assert {len(save.parts) for save in saves.entries} == {2}
+    for place, path in enumerate(sorted(_write(tmp_path, names, told), key=lambda path: path.name)):
+        os.utime(path, (START + place * 40,) * 2)
+    assert [parts for _, parts, _ in _saves_in(tmp_path)] == [2] * 5
 
 
-def test_the_times_in_names_of_one_save_may_differ(entry) -> None:
-    entries = [
-        entry(f"{word}_2024-01-0{number}_12-00-0{place}_epoch{number}.pt", signature=word, **told)
-        for number in range(1, 5)
-        for place, (word, told) in enumerate({"model": WEIGHTS, "optim": STATE}.items())
-    ]
-    (saves,) = series_of_saves(series_of(entries))
-    assert {len(save.parts) for save in saves.entries} == {2}
+def test_the_times_in_names_of_one_save_may_differ(tmp_path: Path) -> None:
+    for number in range(1, 5):
+        for place, (word, told) in enumerate({"model": WEIGHTS, "optim": STATE}.items()):
+            save(tmp_path / f"{word}_2024-01-0{number}_12-00-0{place}_epoch{number}.pt", **told)
+    assert [parts for _, parts, _ in _saves_in(tmp_path)] == [2] * 4
 
 
-def test_a_conversion_that_is_damaged_spoils_nothing(entry) -> None:
-    entries = _entries(entry, ("epoch_{}.pth", "epoch_{}.safetensors"), (FULL, WEIGHTS))
-    entries[-1] = entry_with(entries[-1], fault=damaged("cut"))
-    (saves,) = series_of_saves(series_of(entries))
-    assert all(save.is_sound for save in saves.entries)
+def test_a_conversion_that_is_damaged_spoils_nothing(tmp_path: Path) -> None:
+    *_, last = _write(tmp_path, ("epoch_{}.pth", "epoch_{}.safetensors"), (FULL, WEIGHTS))
+    os.truncate(last, 900)
+    assert [(parts, fault) for _, parts, fault in _saves_in(tmp_path)] == [(2, None)] * 5
 
 
-def test_a_part_elsewhere_keeps_its_save(entry) -> None:
+def test_a_part_elsewhere_keeps_its_save(tmp_path: Path) -> None:
     """An optimizer that was moved away left a symlink, which no rule removes."""
-    entries = _entries(entry, PAIRS[0], (WEIGHTS, STATE), 3)
-    links = {one.path: ["is a symlink"] for one in entries if one.name.startswith("optim")}
-    assert _left(entries, Policy(keep_last=1), reasons=links) == {one.path for one in entries}
+    for path in _write(tmp_path / "run", PAIRS[0], (WEIGHTS, STATE), 3):
+        if path.name.startswith("optim"):
+            path.rename(tmp_path / path.name)
+            path.symlink_to(f"../{path.name}")
+    assert _left(tmp_path / "run", Policy(keep_last=1)) == _names(PAIRS[0], (1, 2, 3))
 
 
 # Whole commands -------------------------------------------------------------------------------------
@@ -345,24 +337,19 @@ def test_an_incomplete_save_is_listed_as_one(gan: Path) -> None:
 
 
 def _run(directory: Path, epochs: range, begun: int, apart: int = 3600) -> None:
-    import torch
-
-    directory.mkdir(parents=True)
     for number in epochs:
-        path = directory / f"epoch_{number}.pth"
-        torch.save({"epoch": number, "state_dict": torch.nn.Linear(2, 2).state_dict()}, path)
-        os.utime(path, (begun + number * apart,) * 2)
+        save(directory / f"epoch_{number}.pth", epoch=number, modified=begun + number * apart)
 
 
 def test_between_runs_the_time_decides(tmp_path: Path) -> None:
-    _run(tmp_path / "exp1", range(8, 11), 1_700_000_000)
-    _run(tmp_path / "exp2", range(1, 4), 1_700_100_000)
+    _run(tmp_path / "exp1", range(8, 11), 0)
+    _run(tmp_path / "exp2", range(1, 4), 100_000)
     assert latest(tmp_path).path == str(tmp_path / "exp2" / "epoch_3.pth")
 
 
 def test_where_nothing_says_which_run_is_newer_it_is_asked(tmp_path: Path) -> None:
-    _run(tmp_path / "exp1", range(8, 11), 1_700_000_000, apart=1)
-    _run(tmp_path / "exp2", range(1, 4), 1_700_000_020, apart=1)
+    _run(tmp_path / "exp1", range(8, 11), 0, apart=1)
+    _run(tmp_path / "exp2", range(1, 4), 20, apart=1)
     with pytest.raises(UsageError) as raised:
         latest(tmp_path)
     assert "exp1/epoch_10.pth" in str(raised.value)
@@ -393,20 +380,22 @@ def test_arrays_and_stray_shards_are_no_answer_beside_weights(tmp_path: Path) ->
 # Random scenes --------------------------------------------------------------------------------------
 
 
-def test_random_scenes_keep_what_a_model_of_saves_keeps(entry) -> None:
+def test_random_scenes_keep_what_a_model_of_saves_keeps(tmp_path: Path) -> None:
     """Parts are missing and cut short at any place; the model knows sets of numbers and nothing of names."""
     chance = random.Random(45)
-    for _ in range(int(os.environ.get("CKPTTOOL_SCENES", "150"))):
+    for scene in range(int(os.environ.get("CKPTTOOL_SCENES", "60"))):
         names, told = chance.choice(CASES)
         count, wanted = chance.randint(5, 12), chance.randint(1, 4)
-        entries = _entries(entry, names, told, count)
-        missing = set(chance.sample(range(len(entries)), chance.randint(0, count // 4)))
-        cut = set(chance.sample(range(len(entries)), chance.randint(0, 2))) - missing
-        there = [
-            entry_with(one, fault=damaged("cut")) if place in cut else one
-            for place, one in enumerate(entries)
-            if place not in missing
-        ]
+        run = tmp_path / str(scene)
+        paths = _write(run, names, told, count)
+        missing = set(chance.sample(range(len(paths)), chance.randint(0, count // 4)))
+        cut = set(chance.sample(range(len(paths)), chance.randint(0, 2))) - missing
+        for place in missing:
+            paths[place].unlink()
+        for place in cut:
+            times = paths[place].stat()
+            os.truncate(paths[place], 900)
+            os.utime(paths[place], ns=(times.st_atime_ns, times.st_mtime_ns))
         numbers = [
             {place // 2 + 1 for place in range(part, 2 * count, 2) if place not in missing} for part in (0, 1)
         ]
@@ -419,15 +408,6 @@ def test_random_scenes_keep_what_a_model_of_saves_keeps(entry) -> None:
                 spoilt |= gaps | (after if len(after) < 3 else set())
         whole = [number for number in saves if number not in spoilt]
         stay = {*whole[-wanted:], *spoilt}
-        left = _left(there, Policy(keep_last=wanted))
-        assert left == {one.path for one in there if _number(one) in stay}, (
-            names,
-            count,
-            wanted,
-            missing,
-            cut,
-        )
-
-
-def _number(one: Entry) -> object:
-    return next(number for number in one.fields.position if number is not None)
+        there = {paths[place] for place in {*range(len(paths))} - missing if place // 2 + 1 in stay}
+        left = {run / name for name in _left(run, Policy(keep_last=wanted))}
+        assert left == there, (names, count, wanted, missing, cut)

@@ -2,180 +2,166 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from ckpttool import Granularity, Policy
-from ckpttool.runs.members.saves import series_of_saves
-from ckpttool.runs.members.series_doubts import (
-    CONTRADICTED,
-    METRICS_ALONE,
-    NOT_COUNTED,
-    PARTS,
-    UNORDERED,
-    YEARS,
-    doubt_of,
-    untrained_entries,
-)
-from ckpttool.runs.retention.save_plan import doubts_of
-from tests.support.directories import Entry
-from tests.support.retention import doubts_about, series_of, series_plan
+from ckpttool import Policy, list_checkpoints
+from tests.support.retention import dry_run, kept_reasons
+from tests.support.saves import HOUR, Facts, left_alone, save_all, series_in
 
-HOUR = 3600 * 10**9
+PARTS = "numbered from 0 and written at once, with no epoch or step inside: could be parts of one checkpoint"
+NOT_COUNTED = "nothing says that its numbers count saves: could be different models"
+YEARS = "its numbers could be years: nothing inside says that they count saves"
+CONTRADICTED = "the epochs or steps inside don't grow with its numbers: could be different models"
+METRICS_ALONE = "a metric is all that tells its names apart"
+UNORDERED = "no number in its names, nor in it, tells which is older"
+SAYS_SO = (PARTS, NOT_COUNTED, YEARS, CONTRADICTED)
+"""Doubts that go if somebody says that it is one series."""
 
 
-def _saves(entry, names: list[str], *, apart: int = HOUR, **known: object) -> list[Entry]:
-    return [entry(name, modified=count * apart, **known) for count, name in enumerate(names)]
-
-
-@pytest.mark.parametrize(
-    ("names", "why"),
-    [
-        (["model_0.pt", "model_1.pt", "model_2.pt"], PARTS),
-        (["0.pt", "1.pt"], PARTS),
-        (["model_1.pt", "model_2.pt"], None),
-        (["model_0.pt", "model_2.pt"], None),
-        (["model_epoch_0.pt", "model_epoch_1.pt"], None),
-    ],
-)
-def test_what_is_numbered_from_zero_and_written_at_once_could_be_parts(entry, names, why) -> None:
-    assert doubts_about(_saves(entry, names, apart=10**9)) == [why]
-
-
-def test_what_is_written_one_after_another_is_no_set_of_parts(entry) -> None:
-    assert doubts_about(_saves(entry, ["model_0.pt", "model_1.pt", "model_2.pt"])) == [None]
-
-
-@pytest.mark.parametrize("stem", ["digit_", "dncnn_", "llama", "user_", "train_"])
-def test_a_number_after_another_word_may_count_models(entry, stem: str) -> None:
-    names = [f"{stem}{number}.pt" for number in (10, 20, 30)]
-    assert doubts_about(_saves(entry, names)) == [NOT_COUNTED]
-
-
-@pytest.mark.parametrize("stem", ["model_", "ckpt", "net.", "weights-", "snapshot_", "", "my_state_"])
-def test_a_number_after_a_plain_word_counts_saves(entry, stem: str) -> None:
-    names = [f"{stem}{number}.pt" for number in (10, 20, 30)]
-    assert doubts_about(_saves(entry, names)) == [None]
-
-
-def test_epochs_inside_that_grow_with_the_names_settle_it(entry) -> None:
-    entries = [entry(f"vae_{number}.pt", inside=(number, None)) for number in range(3)]
-    assert doubts_about(entries) == [None]
-    entries = [entry(f"digit_{number}.pt", inside=(10, None)) for number in range(3)]
-    assert doubts_about(entries) == [NOT_COUNTED]
-
-
-@pytest.mark.parametrize(
-    "names", ["model_{}.pth", "net_{}.pth", "model ({}).pth", "model.{}", "{}.pth", "checkpoint-v{}.pt"]
-)
-def test_models_that_were_trained_equally_long_are_no_series(entry, names: str) -> None:
-    alike = [
-        entry(names.format(number), inside=(10, None), modified=number * HOUR) for number in (1, 2, 4, 8)
-    ]
-    assert all(doubt_of(one) for one in series_of(alike) if len(one.entries) > 1)
-    steps = [entry(names.format(number), inside=(None, 500), modified=number * HOUR) for number in (1, 2, 4)]
-    assert all(doubt_of(one) for one in series_of(steps) if len(one.entries) > 1)
-
-
-@pytest.mark.parametrize(
-    ("inside", "why"),
-    [
-        ([(10, None)] * 3, CONTRADICTED),
-        ([(10, 300)] * 3, CONTRADICTED),
-        ([(10, None), (10, None), (8, None)], CONTRADICTED),
-        ([(10, None), (8, None), (12, None)], CONTRADICTED),
-        ([(1, 100), (1, 200), (1, 300)], None),
-        ([(0, None), (0, None), (1, None)], None),
-        ([(1, 10), (2, 20), (1, 30)], None),
-        ([(None, None)] * 3, None),
-        ([(1, None), (None, None), (1, None)], CONTRADICTED),
-        ([(1, None), (None, None), (None, None)], None),
-        ([(1, None), (None, None), (2, None)], None),
-    ],
-)
-def test_counts_inside_go_on_where_numbers_count_saves(entry, inside, why: str | None) -> None:
-    saves = [entry(f"model_{at + 1}.pt", inside=told, modified=at * HOUR) for at, told in enumerate(inside)]
-    assert doubts_about(saves) == [why]
-    named = [entry(f"model_epoch_{at + 1}.pt", inside=told) for at, told in enumerate(inside)]
-    assert doubts_about(named) == [None]
-
-
-@pytest.mark.parametrize(
-    ("numbers", "why"),
-    [((2021, 2022, 2023), YEARS), ((1990, 2100), YEARS), ((1989, 1990), None), ((2000, 2100, 2200), None)],
-)
-def test_what_is_numbered_like_years_may_be_years(entry, numbers: tuple[int, ...], why: str | None) -> None:
-    assert doubts_about(_saves(entry, [f"model_{number}.pt" for number in numbers])) == [why]
-    counted = [entry(f"model_{number}.pt", inside=(None, number)) for number in numbers]
-    assert doubts_about(counted) == [None]
-    named = [entry(f"model_step_{number}.pt") for number in numbers]
-    assert doubts_about(named) == [None]
-
-
-@pytest.mark.parametrize("stem", ["model_acc_90.", "checkpoint.loss_3.", "model_0."])
-def test_a_metric_alone_orders_nothing(entry, stem: str) -> None:
-    names = [f"{stem}{number}.pt" for number in (11, 12, 13)]
-    assert doubts_about(_saves(entry, names)) == [METRICS_ALONE]
-
-
-def test_a_series_that_somebody_names_needs_an_order(entry) -> None:
-    for names, why in ((["a_1.pt", "a_2.pt"], None), (["a_1.pt", "a_final.pt"], UNORDERED)):
-        (one,) = series_of([entry(name) for name in names], declared=["a_*.pt"])
-        assert doubt_of(one, ["a_*.pt"]) == why
-    epochs = [entry(name, inside=(at, None)) for at, name in enumerate(("a_1.pt", "a_final.pt"))]
-    (one,) = series_of(epochs, declared=["a_*.pt"])
-    assert doubt_of(one, ["a_*.pt"]) is None
-
-
-def test_a_doubt_counts_where_something_would_go(entry) -> None:
-    saves = _saves(entry, ["llama2.pt", "llama3.pt"])
-    doubts = {series_of(saves)[0].key: NOT_COUNTED}
-    left = series_plan(saves, Policy(keep_last=1), doubts=doubts)
-    assert (left.skipped, left.remove, len(left.keep)) == (NOT_COUNTED, (), 2)
-    assert series_plan(saves, Policy(keep_last=2), doubts=doubts).skipped is None
-
-
-def test_what_was_not_trained_stays(entry) -> None:
-    told = {"granularity": Granularity.LIGHTWEIGHT}
-    (one,) = series_of(_saves(entry, ["ckpt_1.pkl", "ckpt_2.pkl"], **told))
-    assert len(untrained_entries(one)) == 2
-    counted = [entry(f"ckpt_{number}.pkl", inside=(number, None), **told) for number in (1, 2)]
-    assert [untrained_entries(one) for one in series_of(counted)] == [[]]
-    (one,) = series_of(_saves(entry, ["ckpt_1.pkl", "ckpt_2.pkl"], granularity=Granularity.PARTIAL))
-    assert untrained_entries(one) == []
-
-
-# What counts saves ------------------------------------------------------------------------------
-
-
-def _saved_together(entry, kinds: dict[str, dict[str, object]], apart: int, later: int = 0) -> set[str]:
-    """Return the kinds that are in doubt; all but the models are written so much later."""
-    entries = [
-        entry(
-            f"{kind}_{number}.pt", signature=kind, modified=number * apart + later * (kind != "model"), **told
-        )
-        for kind, told in kinds.items()
-        for number in (1, 2, 3)
-    ]
+def _saves(form: str, numbers: Sequence[object], *inside: Facts, apart: float = HOUR) -> dict[str, Facts]:
+    """Return saves of some numbers, each written later than the one before."""
+    told = inside or [{}] * len(numbers)
     return {
-        key.removeprefix("run/").removesuffix("_*.pt")
-        for key in doubts_of(series_of_saves(series_of(entries)))
+        form.format(number): {"modified": at * apart, **one}
+        for at, (number, one) in enumerate(zip(numbers, told, strict=True))
     }
 
 
+def _counts(*pairs: tuple[int | None, int | None]) -> list[Facts]:
+    """Return what checkpoints say that have these epochs and steps inside."""
+    named = [{"epoch": epoch, "global_step": step} for epoch, step in pairs]
+    return [{name: count for name, count in one.items() if count is not None} for one in named]
+
+
+INSIDE: list[tuple[list[tuple[int | None, int | None]], str | None]] = [
+    ([(10, None)] * 3, CONTRADICTED),
+    ([(10, 300)] * 3, CONTRADICTED),
+    ([(10, None), (10, None), (8, None)], CONTRADICTED),
+    ([(10, None), (8, None), (12, None)], CONTRADICTED),
+    ([(1, 100), (1, 200), (1, 300)], None),
+    ([(0, None), (0, None), (1, None)], None),
+    ([(1, 10), (2, 20), (1, 30)], None),
+    ([(None, None)] * 3, None),
+    ([(1, None), (None, None), (1, None)], CONTRADICTED),
+    ([(1, None), (None, None), (None, None)], None),
+    ([(1, None), (None, None), (2, None)], None),
+]
+"""Epochs and steps inside models of numbers that grow."""
+
+
 @pytest.mark.parametrize(
-    ("apart", "later", "doubtful"),
+    ("saves", "why"),
     [
-        (HOUR, 10**9, {"digit"}),
-        (0, 0, {"digit"}),
-        (HOUR, 24 * HOUR, {"digit"}),
+        # Numbered from 0 and written at once they could be parts.
+        (_saves("model_{}.pt", (0, 1, 2), apart=1), PARTS),
+        (_saves("{}.pt", (0, 1), apart=1), PARTS),
+        (_saves("model_{}.pt", (1, 2), apart=1), None),
+        (_saves("model_{}.pt", (0, 2), apart=1), None),
+        (_saves("model_epoch_{}.pt", (0, 1), apart=1), None),
+        (_saves("model_{}.pt", (0, 1, 2)), None),
+        # A number after another word may count models.
+        *(
+            (_saves(f"{stem}{{}}.pt", (10, 20, 30)), NOT_COUNTED)
+            for stem in ("digit_", "dncnn_", "llama", "user_", "train_")
+        ),
+        *(
+            (_saves(f"{stem}{{}}.pt", (10, 20, 30)), None)
+            for stem in ("model_", "ckpt", "net.", "weights-", "snapshot_", "", "my_state_")
+        ),
+        # Epochs inside that grow with it settle that.
+        (_saves("vae_{}.pt", range(3), *_counts((0, None), (1, None), (2, None))), None),
+        (_saves("digit_{}.pt", range(3), *_counts(*[(10, None)] * 3)), NOT_COUNTED),
+        *((_saves("model_{}.pt", (1, 2, 3), *_counts(*inside)), why) for inside, why in INSIDE),
+        *((_saves("model_epoch_{}.pt", (1, 2, 3), *_counts(*inside)), None) for inside, _ in INSIDE),
+        # Numbers like years may be years.
+        (_saves("model_{}.pt", (2021, 2022, 2023)), YEARS),
+        (_saves("model_{}.pt", (1990, 2100)), YEARS),
+        (_saves("model_{}.pt", (1989, 1990)), None),
+        (_saves("model_{}.pt", (2000, 2100, 2200)), None),
+        (_saves("model_{}.pt", (2021, 2022), *_counts((None, 2021), (None, 2022))), None),
+        (_saves("model_step_{}.pt", (2021, 2022)), None),
+        # A metric alone orders nothing.
+        *(
+            (_saves(f"{stem}{{}}.pt", (11, 12, 13)), METRICS_ALONE)
+            for stem in ("model_acc_90.", "checkpoint.loss_3.", "model_0.")
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_doubted(saves: dict[str, Facts], why: str | None, tmp_path: Path) -> None:
+    ((key, told),) = left_alone(save_all(tmp_path, saves)).items()
+    hint = f" (if they are one series, say --series '{key}')" if why in SAYS_SO else ""
+    assert told == (None if why is None else why + hint)
+    if why in SAYS_SO:
+        assert left_alone(tmp_path, series=(key,)) == {key: None}
+
+
+@pytest.mark.parametrize(
+    "form", ["model_{}.pth", "net_{}.pth", "model ({}).pth", "model.{}", "{}.pth", "checkpoint-v{}.pt"]
+)
+@pytest.mark.parametrize("count", [(10, None), (None, 500)])
+def test_models_that_were_trained_equally_long_are_no_series(tmp_path: Path, form: str, count) -> None:
+    save_all(tmp_path, _saves(form, (1, 2, 4, 8), *_counts(*[count] * 4)))
+    lengths = {key: len(names) for key, names in series_in(tmp_path).items()}
+    assert all(why is not None or lengths[key] == 1 for key, why in left_alone(tmp_path).items())
+
+
+@pytest.mark.parametrize(
+    ("names", "epochs", "why"),
+    [
+        (("a_1.pt", "a_2.pt"), (None, None), None),
+        (("a_1.pt", "a_final.pt"), (None, None), UNORDERED),
+        (("a_1.pt", "a_final.pt"), (0, 1), None),
     ],
 )
-def test_what_is_saved_with_a_series_counts_its_saves(entry, apart: int, later: int, doubtful) -> None:
-    weights = {"has_weights": True}
-    kinds = {"model": weights, "optim": {}, "ema": weights, "digit": weights}
-    assert _saved_together(entry, kinds, apart, later) == doubtful
-    parts = [entry(f"{kind}_{number}.pt", signature=kind) for kind in ("model", "optim") for number in (0, 1)]
-    assert len(doubts_of(series_of_saves(series_of(parts)))) == 1
+def test_a_series_that_somebody_names_needs_an_order(tmp_path: Path, names, epochs, why) -> None:
+    save_all(tmp_path, dict(zip(names, _counts(*((epoch, None) for epoch in epochs)), strict=True)))
+    assert left_alone(tmp_path, series=("a_*.pt",)) == {"a_*.pt": why}
+
+
+def test_a_doubt_counts_where_something_would_go(tmp_path: Path) -> None:
+    save_all(tmp_path, _saves("llama{}.pt", (2, 3)))
+    doubted = dry_run(tmp_path, policy=Policy(keep_last=1), depth="quick")
+    assert (len(doubted.problems), [*kept_reasons(doubted)]) == (1, ["llama3.pt", "llama2.pt"])
+    assert left_alone(tmp_path, policy=Policy(keep_last=2)) == {"llama*.pt": None}
+
+
+@pytest.mark.parametrize(
+    ("inside", "stays"),
+    [
+        ([{"weights": None}] * 2, True),
+        ([{"weights": None, "epoch": 1}, {"weights": None, "epoch": 2}], False),
+        ([{"weights": None, "state": True}] * 2, False),
+    ],
+)
+def test_what_was_not_trained_stays(tmp_path: Path, inside: list[Facts], stays: bool) -> None:
+    save_all(tmp_path, _saves("ckpt_{}.pkl", (1, 2), *inside))
+    kept = kept_reasons(dry_run(tmp_path, policy=Policy(keep_last=1), depth="quick"))
+    assert ("holds neither weights nor an optimizer" in kept.get("ckpt_1.pkl", ())) == stays
+
+
+# What counts saves ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("apart", "later"), [(HOUR, 1), (0, 0), (HOUR, 24 * HOUR)])
+def test_what_is_saved_with_a_series_counts_its_saves(tmp_path: Path, apart: float, later: float) -> None:
+    kinds: dict[str, Any] = {"model": {}, "optim": {"weights": None, "state": True}, "ema": {}, "digit": {}}
+    for kind, told in kinds.items():
+        for number in (1, 2, 3):
+            when = number * apart + later * (kind != "model")
+            told = {"weights": kind, **told, "modified": when}
+            save_all(tmp_path, {f"{kind}_{number}.pt": told})
+    assert [key for key, why in left_alone(tmp_path).items() if why is not None] == ["digit_*.pt"]
+
+
+def test_parts_of_one_save_may_be_parts_of_one_checkpoint(tmp_path: Path) -> None:
+    for kind, told in {"model": {}, "optim": {"weights": None, "state": True}}.items():
+        save_all(tmp_path, {f"{kind}_{number}.pt": told for number in (0, 1)})
+    assert all((why or "").startswith(PARTS) for why in left_alone(tmp_path).values())
 
 
 # Epoch and step -------------------------------------------------------------------------------------
@@ -184,14 +170,14 @@ def test_what_is_saved_with_a_series_counts_its_saves(entry, apart: int, later: 
 @pytest.mark.parametrize(
     "form", ["model_epoch{}_{}.pth", "ckpt-{}-{}.pt", "m.epoch_{}_{}.weights.h5", "cp_{}_{}"]
 )
-def test_two_numbers_that_grow_are_an_epoch_and_a_step(entry, form: str) -> None:
+def test_two_numbers_that_grow_are_an_epoch_and_a_step(tmp_path: Path, form: str) -> None:
     names = [form.format(epoch, 700 * epoch) for epoch in (9, 10, 11)]
-    entries = [entry(name, inside=(None, None), epoch=None, step=None) for name in names]
-    (one,) = series_of(entries)
-    assert [(two.name, two.epoch, two.step) for two in one.entries] == [
-        (name, epoch, 700 * epoch) for name, epoch in zip(names, (9, 10, 11), strict=True)
+    save_all(tmp_path, {name: {} for name in names})
+    rows = [row.document() for row in list_checkpoints(tmp_path).checkpoints]
+    assert [(row["path"], row["epoch"], row["step"]) for row in rows] == [
+        (str(tmp_path / name), epoch, 700 * epoch) for name, epoch in zip(names, (9, 10, 11), strict=True)
     ]
-    assert doubts_about(entries) == [None]
+    assert left_alone(tmp_path) == {form.format("*", "*"): None}
 
 
 @pytest.mark.parametrize(
@@ -202,5 +188,5 @@ def test_two_numbers_that_grow_are_an_epoch_and_a_step(entry, form: str) -> None
         ["model_5_3500.pt", "model_6_4200.pt"],
     ],
 )
-def test_other_pairs_of_numbers_are_none(entry, names: list[str]) -> None:
-    assert not any(one.key.count("*") > 1 for one in series_of([entry(name) for name in names]))
+def test_other_pairs_of_numbers_are_none(tmp_path: Path, names: list[str]) -> None:
+    assert not any(key.count("*") > 1 for key in series_in(save_all(tmp_path, {name: {} for name in names})))

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ckpttool import Policy, PruneRequest, RenameRequest, prune, rename, undo
+from ckpttool import Policy, PruneRequest, RenameRequest, list_checkpoints, prune, rename, undo
 from ckpttool.runs.members import needs
-from tests.support.directories import before_it_is_looked_at, survey
+from tests.support.moments import before_call
 from tests.support.opening import checkpoints_in
 from tests.support.retention import dry_run, kept_reasons, overlook_need
 
@@ -243,8 +243,9 @@ def test_what_vanishes_while_it_is_looked_at_is_no_error(run: Path, monkeypatch:
     _shard(run / "single.safetensors", "w", 0)
 
     single = run / "single.safetensors"
-    before_it_is_looked_at(monkeypatch, single, lambda: single.unlink(missing_ok=True))
+    before_call(monkeypatch, single, lambda: single.unlink(missing_ok=True))
     errors: list[object] = []
     assert len(checkpoints_in(run, on_error=errors.append)) == 3
     assert errors == []
-    assert survey(run).errors == ()
+    _shard(run / "single.safetensors", "w", 0)
+    assert list_checkpoints(run).problems == ()

@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from ckpttool import Policy, RenameRequest, UsageError, latest, pin, prune, rename, undo
-from ckpttool.runs.renaming.names import SAVE_TEMPLATES
-from tests.support.directories import survey
+from ckpttool import Policy, RenameRequest, UsageError, latest, list_checkpoints, pin, prune, rename, undo
 from tests.support.retention import Pruned, dry_run, kept_reasons, removed_names
+from tests.support.saves import series_in
 
 FORMS = (
     "step_{}",
@@ -55,6 +54,10 @@ def write(path: Path, value: float = 0, name: str = "w") -> None:
     path.with_suffix(".safetensors").rename(path)
 
 
+def _steps(run: Path) -> list[int]:
+    return [row["step"] for row in list_checkpoints(run).document()["checkpoints"]]
+
+
 def saved(run: Path, steps: Iterable[int], names: Iterable[str], form: str = "step_{}") -> Path:
     """Return a run with a directory for each save."""
     for step in steps:
@@ -81,8 +84,8 @@ def test_each_is_one_of_one_series(tmp_path: Path, number: int, of: int) -> None
     """Grouped in every way, of which each family is planned in some."""
     form, names = FAMILIES[number]
     run = saved(tmp_path / "run", (8, 9, 10), names, form)
-    (one,) = survey(run, recursive=False).groups
-    assert [entry.name for entry in one.entries] == [form.format(step) for step in (8, 9, 10)]
+    (found,) = series_in(run, recursive=False).values()
+    assert found == [form.format(step) for step in (8, 9, 10)]
     ways = [(by, recursive) for by in (None, "parent", "prefix", "format", "none") for recursive in (0, 1)]
     for by, recursive in ways[number % of :: of]:
         gone = removed_names(planned(run, group_by=by, recursive=bool(recursive)))
@@ -100,7 +103,7 @@ def test_what_may_be_a_trials_directory_is_none(tmp_path: Path) -> None:
     wrong = []
     for number, form in enumerate(forms):
         run = saved(tmp_path / str(number), (1, 2, 3), ("model.pt",), form)
-        found = [entry.name for entry in survey(run, recursive=False).entries]
+        found = series_in(run, recursive=False)
         if found or removed_names(planned(run, recursive=True)):
             wrong.append((form, found))
     assert not wrong
@@ -114,8 +117,8 @@ def test_lerobots_are_saves_by_what_lies_in_them(tmp_path: Path) -> None:
     for step in (20_000, 100_000):
         record = places / f"{step:06d}" / "training_state" / "training_step.json"
         record.write_text(json.dumps({"step": step}))
-    (one,) = survey(tmp_path / "run").groups
-    assert [(entry.name, entry.step) for entry in one.entries] == [("020000", 20_000), ("100000", 100_000)]
+    assert [*series_in(tmp_path / "run").values()] == [["checkpoints/020000", "checkpoints/100000"]]
+    assert _steps(tmp_path / "run") == [20_000, 100_000]
     assert latest(tmp_path / "run", recursive=True).entry.path == str(places / "100000")
     assert removed_names(planned(tmp_path / "run", recursive=True)) == ["020000"]
 
@@ -158,13 +161,13 @@ def test_trials_are_series_of_their_own(tmp_path: Path) -> None:
 )
 def test_a_run_is_no_save(tmp_path: Path, names: tuple[str, ...]) -> None:
     saved(tmp_path, (1, 2), names, "iter_{}")
-    found = survey(tmp_path)
-    assert sorted(entry.path for entry in found.entries) == sorted(
-        str(tmp_path / f"iter_{number}" / (name if name.startswith("epoch") else os.path.dirname(name)))
+    found = [*series_in(tmp_path).values()]
+    assert sorted(name for same in found for name in same) == sorted(
+        f"iter_{number}/{name if name.startswith('epoch') else os.path.dirname(name)}"
         for number in (1, 2)
         for name in names
     )
-    assert all(len({entry.directory for entry in one.entries}) == 1 for one in found.groups)
+    assert all(len({os.path.dirname(name) for name in same}) == 1 for same in found)
 
 
 @pytest.mark.parametrize("names", [("epoch_7.pt",), ("model_70.pt", "model_80.pt"), ("model_7.pt",)])
@@ -315,7 +318,7 @@ def test_the_directory_gets_another_name_and_nothing_in_it(tmp_path: Path) -> No
     rename(RenameRequest(directory=str(run), template=template, recursive=True))
     assert _names(run) == {f"run-e0001-s{step:08d}/{name}" for step in (1, 2) for name in MEGATRON}
     assert (run / "best.json").read_text() == '{"best": "run-e0001-s00000001/mp_rank_00/model_optim_rng.pt"}'
-    assert [entry.step for entry in survey(run, recursive=False).entries] == [1, 2]
+    assert _steps(run) == [1, 2]
     undo(run)
     assert _names(run) == before
 
@@ -411,7 +414,10 @@ def _step(place: Path) -> int:
     return int("".join(filter(str.isdigit, place.name)))
 
 
-@pytest.mark.parametrize("template", SAVE_TEMPLATES)
+SUGGESTED = ("step_{step}", "epoch_{epoch:04d}-step_{step:08d}")
+
+
+@pytest.mark.parametrize("template", SUGGESTED)
 def test_the_templates_that_are_suggested_keep_a_series(tmp_path: Path, template: str) -> None:
     run = tmp_path / "run"
     for step in (50, 100, 150):
@@ -428,5 +434,5 @@ def test_a_template_that_ends_a_series_is_refused(tmp_path: Path, template: str)
         write(run / f"epoch_{step // 50}-step_{step}" / "model.pt", step)
     done = rename(RenameRequest(directory=str(run), template=template))
     assert (done.is_refused, done.renames) == (True, ())
-    assert all(one in done.problems[0].message for one in SAVE_TEMPLATES)
+    assert all(one in done.problems[0].message for one in SUGGESTED)
     assert len(planned(run).plan.removals) == 2

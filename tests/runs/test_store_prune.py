@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +15,7 @@ from ckpttool import CheckpointError, UsageError, prune, undo
 from ckpttool.io import remote
 from ckpttool.transaction.store_removal import journals_in
 from tests.support.commands import Run
+from tests.support.limits import lower_limits
 from tests.support.memory import Killed, MemoryBucket
 from tests.support.runs import KINDS
 from tests.support.thorough import sampled
@@ -227,8 +228,10 @@ def test_min_age_goes_by_the_clock_of_the_store(
     in_store: MemoryBucket, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = in_store.url("runs")
-    later = datetime.now(timezone.utc).timestamp() + timedelta(days=1).total_seconds()
-    monkeypatch.setattr("ckpttool.runs.pruning.protections.time", SimpleNamespace(time=lambda: later))
+    day = timedelta(days=1).total_seconds()
+    later = time.time() + day
+    in_store.clock = lambda: later - day
+    monkeypatch.setattr(time, "time", lambda: later)
     done = run("prune", url, "--keep", "2", "--min-age", "1h", "--dry-run")
     assert "nothing to remove (10 checkpoints, all kept)" in done.out
 
@@ -289,7 +292,7 @@ def test_what_makes_a_checkpoint_whole_goes_first(bucket: MemoryBucket, tmp_path
 @pytest.fixture
 def one_request_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the order of requests be the same each time."""
-    monkeypatch.setattr("ckpttool.transaction.store_removal.REQUESTS_AT_ONCE", 1)
+    lower_limits(monkeypatch, requests_at_once=1)
 
 
 def listed(run: Run, url: str) -> set[tuple[str, int]]:
@@ -472,7 +475,7 @@ def test_what_was_listed_long_ago_is_listed_again_and_not_asked_for_one_by_one(
     url = in_store.url("runs")
     names = [entry.name for entry in remote.entries(url)]
     for later in (100.0, 200.0):
-        monkeypatch.setattr(remote.time, "monotonic", lambda later=later: later + 1e9)
+        monkeypatch.setattr(time, "monotonic", lambda later=later: later + 1e9)
         in_store.calls.clear()
         for name in names:
             assert remote.look_at(f"{url}/{name}").object is not None

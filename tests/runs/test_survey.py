@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+import subprocess
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ckpttool import AccessDenied, CheckpointError
-from ckpttool.formats import discovery
-from ckpttool.formats.interface import Probe
+from ckpttool import CheckpointError, list_checkpoints, prune
 from ckpttool.formats.savedmodel.graph import MetaGraph
-from ckpttool.io import children
-from ckpttool.runs.members import look as looks
-from ckpttool.runs.surveying import look_workers
-from tests.support.directories import Survey, survey
+from tests.support.limits import lower_limits
+from tests.support.moments import before_call, refuse_opening
 from tests.support.runs import make_run
 
 
@@ -33,141 +34,155 @@ def tree(files: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look_workers, "WORTH_UNITS", 4)
-    monkeypatch.setattr(look_workers, "_BATCH", 3)
-    monkeypatch.setattr(look_workers, "default_jobs", lambda: 3)
-
-
-@pytest.fixture
-def alone(tree: Path) -> Survey:
+def alone(tree: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Return what one process finds."""
-    found = survey(tree)
-    assert len(found.entries) > 20
+    found = list_checkpoints(tree).document()
+    assert len(found["checkpoints"]) > 20
     return found
 
 
-def same(one: Survey, other: Survey) -> bool:
-    return repr(one) == repr(other) and [entry.unit.path for entry in one.entries] == [
-        entry.unit.path for entry in other.entries
-    ]
+@pytest.fixture
+def small(alone: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let few checkpoints be worth children, of which this machine can run two."""
+    lower_limits(monkeypatch, units_worth_a_child=4, units_at_once=3)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
 
 
-def test_children_find_what_one_process_finds(tree: Path, alone: Survey, small: None) -> None:
-    found = survey(tree)
-    assert same(found, alone)
-    assert [entry.contents for entry in found.entries] == [entry.contents for entry in alone.entries]
-    assert [entry.fields for entry in found.entries] == [entry.fields for entry in alone.entries]
-    assert {type(entry.unit.format) for entry in found.entries} == {
-        type(entry.unit.format) for entry in alone.entries
-    }
+class Started(threading.Event):
+    """Is set once a child was started.
+
+    Attributes:
+        children: All of them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.children: list[subprocess.Popen[bytes]] = []
 
 
-def test_a_child_that_is_killed_is_no_loss(
-    tree: Path, alone: Survey, small: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ask, killed = children.Child.ask, []
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    """Return the children, as they are started."""
+    started = Started()
 
-    def killing(self: children.Child, order: object) -> object:
-        killed.append(self._process.pid)
-        self._process.kill()
-        return ask(self, order)
+    class Known(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            started.children.append(self)
+            started.set()
 
-    monkeypatch.setattr(children.Child, "ask", killing)
-    assert same(survey(tree), alone)
+    monkeypatch.setattr(subprocess, "Popen", Known)
+    return started
 
 
-def test_a_child_that_cannot_be_started_is_no_loss(
-    tree: Path, alone: Survey, small: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no child be started."""
+
     def refuse(*arguments: object, **options: object) -> None:
         raise OSError("no more processes")
 
-    monkeypatch.setattr(children.subprocess, "Popen", refuse)
-    assert same(survey(tree), alone)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+
+
+def test_children_find_what_one_process_finds(
+    tree: Path, alone: dict[str, Any], small: None, started: Started
+) -> None:
+    assert list_checkpoints(tree).document() == alone
+    assert started.children
+
+
+def test_a_child_that_is_killed_is_no_loss(
+    tree: Path, alone: dict[str, Any], small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = []
+
+    class Doomed(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.kill()
+            killed.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Doomed)
+    assert list_checkpoints(tree).document() == alone
+    assert killed
+
+
+def test_a_child_that_cannot_be_started_is_no_loss(
+    tree: Path, alone: dict[str, Any], small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_child(monkeypatch)
+    assert list_checkpoints(tree).document() == alone
 
 
 def test_what_vanishes_meanwhile_is_not_there(
-    tree: Path, small: None, monkeypatch: pytest.MonkeyPatch
+    tree: Path, alone: dict[str, Any], small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def vanishing(found: object) -> list[look_workers.Entry | None]:
-        (tree / "run0" / "model_epoch_1.pth").unlink(missing_ok=True)
-        return look(found)
-
-    look = look_workers._look_at_batch
-    monkeypatch.setattr(look_workers, "_look_at_batch", vanishing)
-    monkeypatch.setattr(children.subprocess, "Popen", lambda *_, **__: (_ for _ in ()).throw(OSError()))
-    paths = [entry.path for entry in survey(tree).entries]
-    assert not any(path.endswith("run0/model_epoch_1.pth") for path in paths)
+    no_child(monkeypatch)
+    path = tree / "run0" / "model_epoch_1.pth"
+    before_call(monkeypatch, path, lambda: path.unlink(missing_ok=True))
+    listing = list_checkpoints(tree)
+    rows = [row for row in alone["checkpoints"] if row["path"] != str(path)]
+    assert [row["path"] for row in listing.document()["checkpoints"]] == [row["path"] for row in rows]
+    assert not any(problem.path == str(path) for problem in listing.problems)
 
 
-def test_an_interrupt_ends_the_children(tree: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    started = []
+def test_an_interrupt_ends_the_children(
+    tree: Path, small: None, monkeypatch: pytest.MonkeyPatch, started: Started
+) -> None:
+    def interrupt() -> None:
+        if started.wait(0.5):  # until another thread has started one
+            raise KeyboardInterrupt
 
-    class Found(children.subprocess.Popen):  # type: ignore[type-arg]
-        def __init__(self, *arguments, **options) -> None:
-            super().__init__(*arguments, **options)
-            started.append(self)
-
-    def interrupted(found: object) -> list[look_workers.Entry | None]:
-        raise KeyboardInterrupt
-
-    def lost(self: children.Child, batch: object) -> None:
-        raise children.Lost("a child that would be quicker than what is interrupted")
-
-    monkeypatch.setattr(children.subprocess, "Popen", Found)
-    monkeypatch.setattr(children.Child, "ask", lost)
-    monkeypatch.setattr(look_workers, "_look_at_batch", interrupted)
+    for path in tree.glob("run*/*.pth"):  # each of which this process may be the one to look at
+        before_call(monkeypatch, path, interrupt)
     with pytest.raises(KeyboardInterrupt):
-        survey(tree)
-    assert all(child.poll() is not None for child in started)
+        list_checkpoints(tree)
+    assert started.children and all(child.poll() is not None for child in started.children)
 
 
-def test_a_directory_that_cannot_be_read_is_told(tmp_path: Path, small: None) -> None:
+def test_a_directory_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
-        survey(tmp_path / "none")
+        list_checkpoints(tmp_path / "none")
 
 
 def test_errors_come_in_the_order_of_the_walk(
-    tree: Path, alone: Survey, small: None, monkeypatch: pytest.MonkeyPatch
+    tree: Path, alone: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    closed = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     refused = [tree / "run0" / "model_epoch_2.pth", tree / "run1", tree / "run2" / "model_epoch_1.pth"]
-    look_for = look_workers.look_for
-
-    def refusing(look: object) -> object:
-        def looked(path: str) -> object:
-            if Path(path) in refused:
-                raise AccessDenied(path, "nobody may look at it")
-            return look(path)  # type: ignore[operator]
-
-        return looked
-
-    monkeypatch.setattr(look_workers, "default_jobs", lambda: 1)
-    monkeypatch.setattr(discovery, "Probe", refusing(Probe))
-    monkeypatch.setattr(look_workers, "look_for", refusing(look_for))
-    found = survey(tree)
-    assert [error.path for error in found.errors] == [str(path) for path in refused]
-    gone = {str(refused[0]), str(refused[2])}
-    assert {entry.path for entry in found.entries} == {
-        entry.path for entry in alone.entries if entry.path not in gone and entry.directory != str(refused[1])
-    }
+    for path in refused:
+        refuse_opening(monkeypatch, path, closed)
+    listing = list_checkpoints(tree)
+    faulty = {row["path"] for row in alone["checkpoints"] if row["fault"] is not None}
+    assert [problem.path for problem in listing.problems if problem.path not in faulty] == [
+        *map(str, refused)
+    ]
+    kept = [Path(row["path"]) for row in alone["checkpoints"]]
+    assert [Path(row.entry.path) for row in listing.checkpoints] == [
+        path for path in kept if path not in refused and path.parent not in refused
+    ]
 
 
-def test_what_is_replaced_after_it_was_found_is_noticed(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tree / "run0" / "model_epoch_1.pth"
-    before = path.stat().st_ino
-    unit_of = looks.unit_of
+def test_what_is_replaced_while_it_is_opened_does_not_go(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tree / "run0"
+    path, other = run / "model_epoch_1.pth", tree / "other"
+    shutil.copy2(path, other)
+    opened: list[Path] = []
+    with monkeypatch.context() as patch:
+        before_call(patch, path, lambda: opened.append(path))
+        prune(run, keep_last=1, depth="quick", dry_run=True)
+    last = len(opened)
 
-    def replacing(probe: Probe) -> object:
-        other = path.with_suffix(".new")
-        shutil.copyfile(path, other)
-        other.replace(path)
-        return unit_of(probe)
+    def replace() -> None:
+        opened.append(path)
+        if len(opened) == 2 * last:
+            other.replace(path)
 
-    monkeypatch.setattr(looks, "unit_of", replacing)
-    _, entry, _ = looks.look_for(str(path))
-    assert entry is not None
-    assert [file.inode for file in entry.contents.files] == [before] != [path.stat().st_ino]
+    before_call(monkeypatch, path, replace)
+    pruned = prune(run, keep_last=1, depth="quick")
+    assert [*pruned.failed] == [str(path)]
+    assert path.exists() and not (run / "model_epoch_2.pth").exists()
 
 
 def test_a_graph_is_not_digested_to_list_it(
@@ -176,5 +191,5 @@ def test_a_graph_is_not_digested_to_list_it(
     """What is told of a graph takes its time, and nothing of it is listed."""
     shutil.copytree(files / "savedmodel" / "plain", tmp_path / "run" / "model")
     monkeypatch.setattr(MetaGraph, "computes", lambda self: pytest.fail("digested"))
-    (one,) = survey(tmp_path / "run").entries
-    assert (one.format, one.fault) == ("savedmodel", None)
+    (row,) = list_checkpoints(tmp_path / "run").document()["checkpoints"]
+    assert (row["format"], row["fault"]) == ("savedmodel", None)

@@ -32,15 +32,14 @@ from ckpttool import (
     prune,
     rename,
 )
-from ckpttool.runs.members.run_directories import hyper_parameters
+from ckpttool.runs.listing import Listing
 from ckpttool.runs.metrics import mlflow as mlflow_stores
 from ckpttool.runs.metrics import wandb as wandb_runs
 from ckpttool.runs.metrics.log import Log
 from ckpttool.runs.pointers import registries
 from ckpttool.runs.pruning.prune import Pruned
-from ckpttool.runs.scope import Scope
-from ckpttool.runs.surveying.survey import Survey, survey_directory
 from tests.support.frameworks import python_with_frameworks
+from tests.support.saves import save
 
 pytestmark = pytest.mark.framework
 
@@ -123,11 +122,12 @@ def _no_uri(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def measured(survey: Survey, metric: str) -> dict[str, float]:
+def measured(listing: Listing, metric: str) -> dict[str, float]:
+    rows = listing.document()["checkpoints"]
     return {
-        os.path.join(os.path.basename(entry.directory), entry.name): entry.metrics[metric]
-        for entry in survey.entries
-        if metric in entry.metrics
+        "/".join(Path(row["path"]).parts[-2:]): row["metrics"][metric]
+        for row in rows
+        if metric in row["metrics"]
     }
 
 
@@ -144,25 +144,22 @@ def planned(root: Path) -> Pruned:
 @pytest.mark.parametrize("store", ["sqlite", "files_store"])
 def test_metrics_and_parameters_of_mlflow(store: str, request: pytest.FixtureRequest) -> None:
     place = request.getfixturevalue(store)
-    survey = survey_directory(place / "runs", Scope(metrics=["mlflow:digits"]))
-    assert measured(survey, "val/loss") == LOSSES
-    assert {entry.hyper_parameters["lr"] for entry in survey.entries} == {"0.1", "0.5"}
-    assert all(
-        "epoch" not in entry.metrics and entry.metrics["bad"] != entry.metrics["bad"]
-        for entry in survey.entries
-    )
+    found = list_checkpoints(place / "runs", metrics=["mlflow:digits"])
+    assert measured(found, "val/loss") == LOSSES
+    assert {run.hyper_parameters["lr"] for run in found.runs} == {"0.1", "0.5"}
+    assert measured(found, "epoch") == {}
+    bad = measured(found, "bad").values()
+    assert len(bad) == len(found.checkpoints) and all(value != value for value in bad)
 
 
 def test_a_run_of_mlflow_is_named(sqlite: Path) -> None:
-    survey = survey_directory(sqlite / "runs", Scope(metrics=["mlflow:digits/slow"]))
-    assert measured(survey, "val/loss") == {name: one for name, one in LOSSES.items() if "slow" in name}
-    assert any(
-        "mlflow:digits/slow: nothing tells that its run (slow) wrote" in one for one in survey.warnings
-    )
+    found = list_checkpoints(sqlite / "runs", metrics=["mlflow:digits/slow"])
+    assert measured(found, "val/loss") == {name: one for name, one in LOSSES.items() if "slow" in name}
+    assert any("mlflow:digits/slow: nothing tells that its run (slow) wrote" in one for one in found.warnings)
     with pytest.raises(NotFound, match="no run of the experiment digits is called none"):
-        survey_directory(sqlite / "runs", Scope(metrics=["mlflow:digits/none"]))
+        list_checkpoints(sqlite / "runs", metrics=["mlflow:digits/none"])
     with pytest.raises(NotFound, match="no such experiment"):
-        survey_directory(sqlite / "runs", Scope(metrics=["mlflow:letters"]))
+        list_checkpoints(sqlite / "runs", metrics=["mlflow:letters"])
 
 
 def test_nobody_guesses_whose_run_it_is(
@@ -171,14 +168,14 @@ def test_nobody_guesses_whose_run_it_is(
     shutil.copytree(sqlite / "runs" / "slow", tmp_path / "other")
     monkeypatch.chdir(sqlite)
     with pytest.raises(UsageError, match=r"its 2 runs \(slow, fast\) wrote"):
-        survey_directory(tmp_path, Scope(metrics=["mlflow:digits"]))
+        list_checkpoints(tmp_path, metrics=["mlflow:digits"])
 
 
 def test_metrics_of_a_server(asked: str, sqlite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", asked)
     with warnings_of_mlflow():
-        survey = survey_directory(sqlite / "runs", Scope(metrics=["mlflow:digits"]))
-    assert measured(survey, "val/loss") == LOSSES
+        found = list_checkpoints(sqlite / "runs", metrics=["mlflow:digits"])
+    assert measured(found, "val/loss") == LOSSES
 
 
 @contextmanager
@@ -190,11 +187,11 @@ def warnings_of_mlflow() -> Iterator[None]:
 
 
 def test_metrics_of_wandb(offline: Path) -> None:
-    survey = survey_directory(offline / "runs", Scope(metrics=[f"wandb:{offline}"]))
-    assert measured(survey, "val_loss") == LOSSES
-    assert measured(survey, "val.acc")["slow/step_20.pt"] == 0.2
-    assert {entry.hyper_parameters["lr"] for entry in survey.entries} == {0.1, 0.5}
-    assert {entry.hyper_parameters["opt.name"] for entry in survey.entries} == {"sgd"}
+    found = list_checkpoints(offline / "runs", metrics=[f"wandb:{offline}"])
+    assert measured(found, "val_loss") == LOSSES
+    assert measured(found, "val.acc")["slow/step_20.pt"] == 0.2
+    assert {run.hyper_parameters["lr"] for run in found.runs} == {0.1, 0.5}
+    assert {run.hyper_parameters["opt.name"] for run in found.runs} == {"sgd"}
 
 
 @pytest.mark.parametrize("store", ["sqlite", "files_store"])
@@ -294,10 +291,10 @@ def test_a_database_holds_anything(sqlite: Path, tmp_path: Path, column: str, va
         database.execute("UPDATE params SET value = x'ff'")
     database.close()
     if column == "key":
-        assert survey_directory(place / "runs", Scope(metrics=["mlflow:digits"])).entries
+        assert list_checkpoints(place / "runs", metrics=["mlflow:digits"]).checkpoints
         return
     with pytest.raises(DamagedCheckpoint, match=r"mlflow\.db"):
-        survey_directory(place / "runs", Scope(metrics=["mlflow:digits"]))
+        list_checkpoints(place / "runs", metrics=["mlflow:digits"])
 
 
 @pytest.mark.parametrize(
@@ -534,7 +531,9 @@ def test_a_server_that_isnt_there(sqlite: Path, monkeypatch: pytest.MonkeyPatch)
 def test_the_parameters_of_a_run_kept_as_files(files_store: Path) -> None:
     for folder in files_store.glob("mlruns/*/*/params"):
         name = (folder.parent / "tags" / "mlflow.runName").read_text()
-        assert hyper_parameters(str(folder.parent), []) == {
+        save(folder.parent / "artifacts" / "m.pt")
+        (run,) = list_checkpoints(folder.parent).runs
+        assert run.hyper_parameters == {
             "lr": str({"slow": 0.1, "fast": 0.5}[name]),
             "seed": "7",
         }

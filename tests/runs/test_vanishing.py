@@ -6,41 +6,23 @@ import os
 import shutil
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
-from itertools import cycle
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ckpttool import AccessDenied, latest
-from ckpttool.runs.members import full_read
-from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.members.full_read import FullRead, read_all
-from ckpttool.runs.resuming import latest as resuming
-from tests.support.directories import before_it_is_looked_at, before_it_is_looked_into, survey
+from ckpttool import AccessDenied, latest, list_checkpoints
+from tests.support.clock import Clock
 from tests.support.faults import hit_call
-from tests.support.moments import before_verifying
+from tests.support.moments import before_call, before_verifying
 
 START = 1_700_000_000
 LOOKS = ("stat", "lstat", "scandir", "listdir")
 """Calls of ``os`` by which a directory is looked at."""
-
-
-class Rest:
-    """A clock on which nobody waits."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def time(self) -> float:
-        return time.time()
-
-    def monotonic(self) -> float:
-        return self.seconds
-
-    def sleep(self, seconds: float, /) -> None:
-        self.seconds += seconds
 
 
 @pytest.fixture
@@ -51,26 +33,50 @@ def legacy(files: Path, short: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("place", "count"), [("short", 4), ("legacy", 5)], ids=["in a directory", "in a checkpoint"]
+    ("place", "found"), [("short", 4), ("legacy", 5)], ids=["in a directory", "in a checkpoint"]
 )
-def test_a_directory_that_goes_before_it_is_opened(
-    request: pytest.FixtureRequest, short: Path, monkeypatch: pytest.MonkeyPatch, place: str, count: int
+@pytest.mark.parametrize("call", ["stat", "scandir"])
+def test_a_directory_that_goes_before_it_is_looked_at(
+    request: pytest.FixtureRequest,
+    short: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    found: int,
+    call: str,
 ) -> None:
     temporary = request.getfixturevalue(place) / "ckpt-9_temp"
     temporary.mkdir()
-    before_it_is_looked_at(monkeypatch, temporary, temporary.rmdir)
-    found = survey(short)
+
+    def remove() -> None:
+        with suppress(FileNotFoundError):
+            os.rmdir(temporary)
+
+    before_call(monkeypatch, temporary, remove, [call])
+    listing = list_checkpoints(short)
     assert not temporary.exists()
-    assert (found.errors, len(found.entries)) == ((), count)
+    assert (listing.problems, len(listing.checkpoints)) == ((), found)
 
 
-def test_a_checkpoint_that_goes_before_it_is_looked_into(
-    legacy: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_checkpoint_that_goes_while_it_is_looked_into(
+    legacy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before_it_is_looked_into(monkeypatch, legacy, lambda: shutil.rmtree(legacy))
-    found = survey(legacy.parent)
-    assert not legacy.exists()
-    assert (found.errors, len(found.entries)) == ((), 4)
+    counts = []
+    for number in count(1):
+        run = Path(shutil.copytree(legacy.parent, tmp_path / str(number)))
+        looks = count(1)
+
+        def look(run: Path = run, looks: Iterator[int] = looks, number: int = number) -> None:
+            if next(looks) == number:
+                (run / legacy.name).rename(run.with_suffix(".gone"))
+
+        with monkeypatch.context() as patch:
+            before_call(patch, run / legacy.name, look, LOOKS)
+            found = list_checkpoints(run)
+        if next(looks) <= number:
+            break
+        assert found.problems == ()
+        counts.append(len(found.checkpoints))
+    assert {4} <= set(counts) <= {4, 5}  # 5 if it had been looked at by then
 
 
 # An answer while checkpoints are renamed --------------------------------------------------------------
@@ -91,7 +97,7 @@ def renamed_partly(short: Path) -> Path:
 def test_the_answer_is_the_newest_under_its_old_name_or_its_new_one(
     renamed_partly: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(resuming, "SYSTEM", Rest())
+    Clock(monkeypatch, time.time())
     wanted = latest(renamed_partly, **options).path
     assert wanted is not None
     with monkeypatch.context() as patch:
@@ -120,29 +126,26 @@ def rename_all(run: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_directory_that_never_rests_has_no_answer(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rest = Rest()
-    monkeypatch.setattr(resuming, "SYSTEM", rest)
+    clock = Clock(monkeypatch, time.time())
     names = cycle(["model_epoch_10.pth", "model_epoch_11.pth"])
     at = next(names)
 
-    def rename(entry: Entry) -> FullRead:
+    def rename(unit: Any) -> None:
         nonlocal at
-        if entry.name == at:
+        if os.path.basename(unit.path) == at:
             before, at = at, next(names)
             (short / before).rename(short / at)
-        return read_all(entry)
 
-    monkeypatch.setattr(full_read, "read_all", lambda entry, *more: rename(entry))
+    before_verifying(monkeypatch, rename)
     with pytest.raises(AccessDenied, match="checkpoints are renamed or removed as often as it is looked at"):
         latest(short)
-    assert rest.seconds > 1
+    assert clock.now > 1
 
 
 def test_an_older_one_that_a_training_removes_is_no_reason_to_look_again(
     short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rest = Rest()
-    monkeypatch.setattr(resuming, "SYSTEM", rest)
+    clock = Clock(monkeypatch, time.time())
     before_verifying(monkeypatch, lambda unit: (short / "model_epoch_7.pth").unlink(missing_ok=True))
     assert latest(short).path == str(short / "model_epoch_10.pth")
-    assert (rest.seconds, (short / "model_epoch_7.pth").exists()) == (0, False)
+    assert (clock.now, (short / "model_epoch_7.pth").exists()) == (0, False)

@@ -7,55 +7,26 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ckpttool import latest
-from ckpttool.runs.members import full_read
-from ckpttool.runs.resuming import latest as resuming
-from ckpttool.runs.resuming import writers
+from tests.support.clock import START, Clock
 from tests.support.commands import run_here
+from tests.support.moments import before_call
 from tests.support.runs import make_run
 
-START = 1_700_000_000.0
 LONG_AGO = START - 7200
-
-
-class Time:
-    """A clock that stands still but for sleeps; what happens meanwhile is told beforehand."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.happening: list[tuple[float, Callable[[], None]]] = []
-
-    def time(self) -> float:
-        return START + self.now
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float, /) -> None:
-        assert seconds > 0
-        self.now += seconds
-        while self.happening and self.happening[0][0] <= self.now:
-            self.happening.pop(0)[1]()
-
-    def at(self, second: float, step: Callable[[], None]) -> None:
-        """Let something happen at a second."""
-        self.happening.append((second, step))
-
-    def stamp(self, path: Path) -> None:
-        """Give a file the time that it is."""
-        os.utime(path, (self.time(), self.time()))
+POLL, MOMENT, MOMENT_BETWEEN = 0.25, 1.0, 2.0
+"""Seconds between two looks, and those in which a file, or a directory, has to stay as it is."""
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
-    time = Time()
-    monkeypatch.setattr(resuming, "SYSTEM", time)
-    return time
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
 
 
 @pytest.fixture
@@ -73,7 +44,7 @@ def new(run: Path) -> bytes:
     return (run.parent / "new.pth").read_bytes()
 
 
-def write(clock: Time, path: Path, content: bytes) -> Callable[[], None]:
+def write(clock: Clock, path: Path, content: bytes) -> Callable[[], None]:
     """Return what writes a file, at the time that it is then."""
 
     def step() -> None:
@@ -83,12 +54,12 @@ def write(clock: Time, path: Path, content: bytes) -> Callable[[], None]:
     return step
 
 
-def asked(run: Path, clock: Time, seconds: float = 60, **more: Any):
+def asked(run: Path, clock: Clock, seconds: float = 60, **more: Any):
     said: list[str] = []
     return latest(run, wait=seconds, tell=said.append, **more), said
 
 
-def test_nothing_is_waited_for_where_nobody_writes(run: Path, clock: Time, tmp_path: Path) -> None:
+def test_nothing_is_waited_for_where_nobody_writes(run: Path, clock: Clock, tmp_path: Path) -> None:
     found, said = asked(run, clock)
     assert (found.path, said, clock.now) == (str(run / "model_epoch_9.pth"), [], 0)
     (tmp_path / "empty").mkdir()
@@ -97,7 +68,7 @@ def test_nothing_is_waited_for_where_nobody_writes(run: Path, clock: Time, tmp_p
         assert (found.path, said, clock.now) == (None, [], 0)
 
 
-def test_what_grows_is_waited_for_and_is_the_answer(run: Path, clock: Time, new: bytes) -> None:
+def test_what_grows_is_waited_for_and_is_the_answer(run: Path, clock: Clock, new: bytes) -> None:
     path = run / "model_epoch_10.pth"
     write(clock, path, new[:100])()
     for second in range(1, 10):
@@ -106,38 +77,37 @@ def test_what_grows_is_waited_for_and_is_the_answer(run: Path, clock: Time, new:
     found, said = asked(run, clock)
     assert found.path == str(path)
     assert said[0].startswith(f"waiting up to 60 s for {path}: incomplete: ")
-    assert 10 < clock.now <= 10 + writers.MOMENTS + 2 * writers.POLL_SECONDS
+    assert 10 < clock.now <= 10 + MOMENT + 2 * POLL
     assert found.waited == clock.now
     assert (found.waited_for, found.passed_over) == ((str(path),), ())
 
 
-def test_while_it_grows_only_that_is_looked_at(run: Path, clock: Time, new: bytes, monkeypatch) -> None:
+def test_while_it_grows_only_that_is_looked_at(run: Path, clock: Clock, new: bytes, monkeypatch) -> None:
     path = run / "model_epoch_10.pth"
     write(clock, path, new[:100])()
     for second in range(1, 30):
         clock.at(second, write(clock, path, new[: 10 * second]))
     clock.at(30, write(clock, path, new))
-    surveys = []
-    real = resuming.survey_directory
-    monkeypatch.setattr(
-        resuming, "survey_directory", lambda *one, **more: surveys.append(one) or real(*one, **more)
-    )
+    looks: list[float] = []
+    before_call(monkeypatch, run / "model_epoch_3.pth", lambda: looks.append(clock.now))
     assert asked(run, clock)[0].path == str(path)
-    assert len(surveys) <= 3
+    assert len(looks) <= 3
 
 
 def test_the_answer_is_read_in_full_once_and_after_it_was_waited_for(
-    run: Path, clock: Time, new: bytes, monkeypatch: pytest.MonkeyPatch
+    run: Path, clock: Clock, new: bytes
 ) -> None:
     path = run / "model_epoch_10.pth"
     write(clock, path, new[:100])()
     clock.at(5, write(clock, path, new))
     read: list[tuple[str, float]] = []
-    real = full_read.read_all
-    monkeypatch.setattr(
-        full_read, "read_all", lambda one, *more: read.append((one.name, clock.now)) or real(one, *more)
-    )
-    assert asked(run, clock)[0].path == str(path)
+
+    def progress(label: str, nbytes: int | None) -> AbstractContextManager[Callable[[int], None]]:
+        if nbytes is not None:
+            read.append((label, clock.now))
+        return nullcontext(lambda done: None)
+
+    assert asked(run, clock, progress=progress)[0].path == str(path)
     ((name, when),) = read
     assert (name, when > 5) == (path.name, True)
 
@@ -154,7 +124,7 @@ def test_no_part_of_a_file_is_ever_the_answer(tmp_path: Path, step: int) -> None
     assert latest(run).path == str(path)
 
 
-def test_when_the_time_is_up_the_newest_intact_one_is_the_answer(run: Path, clock: Time, new: bytes) -> None:
+def test_when_the_time_is_up_the_newest_intact_one_is_the_answer(run: Path, clock: Clock, new: bytes) -> None:
     path = run / "model_epoch_10.pth"
     write(clock, path, new[:900])()
     found, said = asked(run, clock, 5)
@@ -162,16 +132,16 @@ def test_when_the_time_is_up_the_newest_intact_one_is_the_answer(run: Path, cloc
     assert [one.path for one in found.passed_over] == [str(path)]
 
 
-def test_what_has_not_changed_for_long_is_not_waited_for(run: Path, clock: Time, new: bytes) -> None:
+def test_what_has_not_changed_for_long_is_not_waited_for(run: Path, clock: Clock, new: bytes) -> None:
     path = run / "model_epoch_10.pth"
     path.write_bytes(new[:900])
     os.utime(path, (START - 601, START - 601))
     found, said = asked(run, clock)
-    assert (found.path, said, clock.now) == (str(run / "model_epoch_9.pth"), [], writers.MOMENTS)
+    assert (found.path, said, clock.now) == (str(run / "model_epoch_9.pth"), [], MOMENT)
     assert [one.path for one in found.passed_over] == [str(path)]
 
 
-def test_a_server_s_clock_that_is_behind_hides_no_writer(run: Path, clock: Time, new: bytes) -> None:
+def test_a_server_s_clock_that_is_behind_hides_no_writer(run: Path, clock: Clock, new: bytes) -> None:
     path = run / "model_epoch_10.pth"
 
     def grown(size: int) -> Callable[[], None]:
@@ -188,42 +158,44 @@ def test_a_server_s_clock_that_is_behind_hides_no_writer(run: Path, clock: Time,
     found, said = asked(run, clock)
     assert found.path == str(path)
     assert said[0].startswith("waiting up to 60 s ") and said[0].endswith(", and it changes")
-    assert 6 + writers.MOMENTS <= clock.now <= 6 + writers.MOMENTS + 3 * writers.POLL_SECONDS
+    assert 6 + MOMENT <= clock.now <= 6 + MOMENT + 3 * POLL
 
 
-def test_what_is_older_than_the_answer_is_not_waited_for(run: Path, clock: Time) -> None:
+def test_what_is_older_than_the_answer_is_not_waited_for(run: Path, clock: Clock) -> None:
     write(clock, run / "model_epoch_3.pth", b"")()
     found, said = asked(run, clock)
     assert (found.path, said, clock.now) == (str(run / "model_epoch_9.pth"), [], 0)
 
 
-def test_a_temporary_file_becomes_the_answer(run: Path, clock: Time, new: bytes) -> None:
+def test_a_temporary_file_becomes_the_answer(run: Path, clock: Clock, new: bytes) -> None:
     temporary, path = run / "model_epoch_10.pth.tmp", run / "model_epoch_10.pth"
     write(clock, temporary, b"")()
     clock.at(3, write(clock, temporary, new))
     clock.at(4, lambda: temporary.rename(path))
     found, said = asked(run, clock)
     assert found.path == str(path)
-    assert clock.now <= 4 + writers.MOMENTS + 2 * writers.POLL_SECONDS
+    assert clock.now <= 4 + MOMENT + 2 * POLL
     assert str(temporary) in said[0]
 
 
-def test_a_temporary_file_of_something_else_is_none(run: Path, clock: Time) -> None:
+def test_a_temporary_file_of_something_else_is_none(run: Path, clock: Clock) -> None:
     write(clock, run / "losses.csv.tmp", b"1,2")()
     assert asked(run, clock)[1] == []
     write(clock, run / "model_epoch_10.pth.tmp", b"")()
     assert asked(run, clock, exclude=["*_10.pth"])[1] == []
 
 
-def test_one_that_was_changed_a_moment_ago_is_looked_at_once_more(run: Path, clock: Time, new: bytes) -> None:
+def test_one_that_was_changed_a_moment_ago_is_looked_at_once_more(
+    run: Path, clock: Clock, new: bytes
+) -> None:
     path = run / "model_epoch_10.pth"
     write(clock, path, new)()
     found, said = asked(run, clock)
     assert (found.path, said) == (str(path), [f"waiting up to 60 s for {path}: it was changed a moment ago"])
-    assert writers.MOMENTS <= clock.now <= writers.MOMENTS + writers.POLL_SECONDS
+    assert MOMENT <= clock.now <= MOMENT + POLL
 
 
-def test_one_that_never_rests_is_not_the_answer(run: Path, clock: Time, new: bytes) -> None:
+def test_one_that_never_rests_is_not_the_answer(run: Path, clock: Clock, new: bytes) -> None:
     path = run / "model_epoch_10.pth"
     write(clock, path, new)()
     for number in range(1, 40):
@@ -233,23 +205,23 @@ def test_one_that_never_rests_is_not_the_answer(run: Path, clock: Time, new: byt
     assert [one.message for one in found.passed_over] == ["being written: it changed while it was waited for"]
 
 
-def test_a_clock_that_is_behind_the_files_does_not_wait_for_ever(run: Path, clock: Time, new: bytes) -> None:
+def test_a_clock_that_is_behind_the_files_does_not_wait_for_ever(run: Path, clock: Clock, new: bytes) -> None:
     path = run / "model_epoch_10.pth"
     path.write_bytes(new)
     os.utime(path, (START + 300, START + 300))
     found, _ = asked(run, clock)
     assert found.path == str(path)
-    assert clock.now <= writers.MOMENTS + writers.POLL_SECONDS
+    assert clock.now <= MOMENT + POLL
 
 
-def test_the_best_may_be_the_one_that_is_being_written(run: Path, clock: Time, new: bytes) -> None:
+def test_the_best_may_be_the_one_that_is_being_written(run: Path, clock: Clock, new: bytes) -> None:
     path = run / "model_epoch_10.pth"
     write(clock, path, new[:900])()
     clock.at(2, write(clock, path, new))
     assert asked(run, clock, best="loss", mode="min")[0].path == str(path)
 
 
-def test_a_step_that_is_not_wanted_is_not_waited_for(trainer: Path, clock: Time) -> None:
+def test_a_step_that_is_not_wanted_is_not_waited_for(trainer: Path, clock: Clock) -> None:
     for path in trainer.rglob("*"):
         os.utime(path, (LONG_AGO, LONG_AGO))
     write(clock, trainer / "checkpoint-10" / "model.safetensors", b"")()
@@ -258,7 +230,7 @@ def test_a_step_that_is_not_wanted_is_not_waited_for(trainer: Path, clock: Time)
     assert asked(trainer, clock, 1)[1] != []
 
 
-def fresh(clock: Time, trainer: Path, age: float) -> Path:
+def fresh(clock: Clock, trainer: Path, age: float) -> Path:
     """Let a trainer's files have been written in its own order, the newest checkpoint an ``age`` ago."""
     order = ("model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json")
     for path in sorted(path for path in trainer.rglob("*") if path.is_file()):
@@ -268,7 +240,7 @@ def fresh(clock: Time, trainer: Path, age: float) -> Path:
     return trainer / "checkpoint-10"
 
 
-def test_a_trainers_directory_is_waited_for_until_its_state_is_there(trainer: Path, clock: Time) -> None:
+def test_a_trainers_directory_is_waited_for_until_its_state_is_there(trainer: Path, clock: Clock) -> None:
     newest = fresh(clock, trainer, 5)
     state = (newest / "trainer_state.json").read_bytes()
     (newest / "trainer_state.json").unlink()
@@ -277,10 +249,10 @@ def test_a_trainers_directory_is_waited_for_until_its_state_is_there(trainer: Pa
     found, said = asked(trainer, clock)
     assert found.path == str(newest)
     assert "trainer_state.json" in said[0]
-    assert clock.now <= 7 + writers.MOMENTS_BETWEEN + 2 * writers.POLL_SECONDS
+    assert clock.now <= 7 + MOMENT_BETWEEN + 2 * POLL
 
 
-def test_a_writers_file_in_a_directory_tells_that_it_is_being_written(trainer: Path, clock: Time) -> None:
+def test_a_writers_file_in_a_directory_tells_that_it_is_being_written(trainer: Path, clock: Clock) -> None:
     newest = fresh(clock, trainer, 5)
     write(clock, newest / "optimizer.pt.tmp", b"")()
     found = latest(trainer)
@@ -291,13 +263,11 @@ def test_a_writers_file_in_a_directory_tells_that_it_is_being_written(trainer: P
 
 
 def test_the_command_says_what_it_waited_for(
-    run: Path, clock: Time, new: bytes, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    run: Path, clock: Clock, new: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = run / "model_epoch_10.pth"
     write(clock, path, new[:900])()
     clock.at(2, write(clock, path, new))
-    monkeypatch.setattr(latest, "__kwdefaults__", latest.__kwdefaults__ | {"clock": clock})
-    capsys = request.getfixturevalue("capsys")
     assert run_here("latest", run, "--wait", "1m", "--json") == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["waited_for"] == [str(path)]

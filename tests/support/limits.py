@@ -19,6 +19,15 @@ LIMITS = {
     "fields_of_a_model": "formats.savedmodel.walk.MAX_FIELDS",
     "constants": "formats.savedmodel.computation.MAX_READ",
     "journal": "transaction.journal.MAX_BYTES",
+    "names_in_a_log": "runs.metrics.log.MAX_NAMES",
+    "values_in_a_log": "runs.metrics.log.MAX_VALUES",
+    "line_of_a_log": "runs.metrics.text_logs.MAX_LINE",
+    "state_of_a_trainer": "runs.metrics.text_logs.MAX_STATE",
+    "event_files": "runs.metrics.events.MAX_FILES",
+    "files_for_two_threads": "transaction.removal._MANY",
+    "requests_at_once": "transaction.store_removal.REQUESTS_AT_ONCE",
+    "units_worth_a_child": "runs.surveying.look_workers.WORTH_UNITS",
+    "units_at_once": "runs.surveying.look_workers._BATCH",
     "short_constant": "formats.savedmodel.computation._LONG",
 }
 

@@ -47,6 +47,7 @@ class MemoryBucket(Bucket):
             status, listing, read, write, remove and copy.
         before: Called with each of them before it is done; what it raises is the answer.
         after: The same, afterwards.
+        clock: Tells the seconds since 1970 to whoever asks the store.
         new_tags: Whether each object that is written has another ETag, as in Azure; else its content has one.
     """
 
@@ -55,6 +56,7 @@ class MemoryBucket(Bucket):
         self.calls: list[str] = []
         self.before: Callable[[str], object] = lambda call: None
         self.after: Callable[[str], object] = lambda call: None
+        self.clock: Callable[[], float] = time.time
         self.new_tags = False
         self._lock = RLock()
         self._objects: dict[str, list[Stored]] = {}
@@ -249,6 +251,9 @@ class MemoryStore(Store):
 
     def older_versions(self) -> OlderVersions:
         return self._bucket
+
+    def clock(self) -> float:
+        return self._bucket.clock()
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -17,6 +18,7 @@ from ckpttool.io.h5worker import Worker
 from ckpttool.ops import checks, verify
 from ckpttool.ops import inspect as inspecting
 from ckpttool.runs.members import full_read
+from tests.support.faults import path_at
 
 
 def _do_before(patch: pytest.MonkeyPatch, place: Any, name: str, act: Callable[..., object]) -> None:
@@ -67,6 +69,26 @@ def names_read_in_full(patch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+def before_call(
+    patch: pytest.MonkeyPatch,
+    path: str | os.PathLike[str],
+    act: Callable[[], object],
+    calls: Sequence[str] = ("open", "scandir"),
+) -> None:
+    """Do something before each of some calls of ``os`` with a path, however that is given."""
+
+    def watched(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if arguments and path_at(arguments[0], options.get("dir_fd")) == os.fspath(path):
+                act()
+            return real(*arguments, **options)
+
+        return call
+
+    for name in calls:
+        patch.setattr(os, name, watched(getattr(os, name)))
+
+
 def fail_inspecting(patch: pytest.MonkeyPatch, failure: BaseException) -> None:
     """Let ``inspect`` fail at what nobody foresaw."""
     patch.setattr(inspect_command, "_newest_in", _raises(failure))
@@ -77,14 +99,15 @@ def fail_reading(patch: pytest.MonkeyPatch, failure: BaseException) -> None:
     patch.setattr(os, "preadv" if hasattr(os, "preadv") else "read", _raises(failure))
 
 
-def refuse_opening(patch: pytest.MonkeyPatch, name: str, failure: OSError) -> None:
-    """Let the system not open files of a name."""
+def refuse_opening(patch: pytest.MonkeyPatch, name: str | Path, failure: OSError) -> None:
+    """Let the system not open files of a name, nor list directories of it; or what is at a path alone."""
 
     def refuse(path: Any, *_: Any) -> None:
-        if isinstance(path, str) and os.path.basename(path) == name:
+        if isinstance(path, str) and name in (os.path.basename(path), Path(path)):
             raise failure
 
-    _do_before(patch, os, "open", refuse)
+    for call in ("open", "scandir"):
+        _do_before(patch, os, call, refuse)
 
 
 def lack_h5py(patch: pytest.MonkeyPatch) -> None:

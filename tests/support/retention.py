@@ -15,7 +15,6 @@ from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import Group, group
 from ckpttool.runs.members.runs import apply_series_globs
 from ckpttool.runs.members.saves import mark_saves, series_of_saves
-from ckpttool.runs.members.series_doubts import doubt_of
 from ckpttool.runs.pointers import protection
 from ckpttool.runs.pruning import prune as pruning
 from ckpttool.runs.pruning.explanation import Explanation, explain
@@ -33,11 +32,6 @@ def series_of(
 ) -> tuple[Group, ...]:
     """Return the series that checkpoints of ``run/`` are, each from the oldest on; globs may declare some."""
     return mark_saves(group(apply_series_globs(list(entries), Globs(declared, "run")), by))
-
-
-def doubts_about(entries: Iterable[Entry], by: GroupBy | None = None) -> list[str | None]:
-    """Return of each series that checkpoints are why it may be none."""
-    return [doubt_of(series) for series in group(entries, by)]
 
 
 def policies(
