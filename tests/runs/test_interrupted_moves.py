@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from ckpttool import AccessDenied, DamagedCheckpoint
 from tests.runs.interrupted_moves import Play, ours, tree
 from tests.support.changes import recover
-from tests.support.faults import is_hit_at
+from tests.support.faults import hit_call, is_hit_at
 from tests.support.transactions import (
     Moves,
     kill_before,
@@ -194,6 +195,29 @@ def test_a_directory_that_can_not_be_written(run_of: Path, monkeypatch: pytest.M
     with pytest.raises(AccessDenied, match="read-only file system; nothing was moved"):
         make_moves(run_of, planned)
     assert texts(run_of) == before
+
+
+@pytest.mark.parametrize("names", [{"a.pt": "c.pt"}, {}])
+@pytest.mark.parametrize(
+    ("pointer", "kind", "write"),
+    [("latest", "rewrites", Path.write_text), ("best", "relinks", Path.symlink_to)],
+)
+def test_a_pointer_that_has_changed_is_seen_before_anything_is_begun(
+    pointer: str,
+    kind: str,
+    write: Callable[[Path, str], object],
+    names: dict[str, str],
+    run_of: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write(run_of / pointer, "a.pt")
+    planned = renaming(run_of, names, **{kind: [(pointer, "a.pt", "c.pt")]})
+    (run_of / pointer).unlink()
+    write(run_of / pointer, "b.pt")
+    calls = hit_call(0, lambda: None, patch=monkeypatch.setattr)
+    done = make_moves(run_of, planned)
+    told = f"{pointer} has changed since the plan was made"
+    assert (done.failed, calls()) == ({str(run_of / name): told for name in names or [""]}, 0)
 
 
 def test_other_names_of_a_file_stay(run_of: Path) -> None:
