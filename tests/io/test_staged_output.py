@@ -26,7 +26,7 @@ from ckpttool.io.directories import OpenDirectory
 from ckpttool.io.source import Source
 from ckpttool.transaction import staged_output
 from ckpttool.transaction.staged_output import StagedOutput
-from tests.support.faults import in_child, is_killed_at
+from tests.support.faults import ends_all_threads, in_child, is_killed_at
 from tests.support.thorough import sampled
 from tests.support.writing import byte_tensor
 
@@ -580,6 +580,17 @@ def test_an_interrupt_while_room_is_made_leaves_nothing(place: Path, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         StagedOutput(place / "ckpt")
     assert state(place) == {}
+
+
+@pytest.mark.parametrize("steps", [(), ("settle",), ("settle", "commit")])
+def test_an_interrupt_ends_all_threads(steps: tuple[str, ...], place: Path, large: Tensor) -> None:
+    with ends_all_threads(), StagedOutput(place / "ckpt") as target:
+        sink = target.create()
+        sink.put(large)
+        sink.settle()
+        for step in steps:
+            getattr(target, step)()
+        raise KeyboardInterrupt
 
 
 def test_what_only_looks_like_an_area_stays(place: Path) -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ckpttool import AccessDenied, CheckpointError
 from ckpttool.formats import discovery
-from ckpttool.formats.interface import Probe
+from ckpttool.formats.interface import Probe, Unit
 from ckpttool.formats.savedmodel.graph import MetaGraph
 from ckpttool.io import children
 from ckpttool.runs.members import look as looks
 from ckpttool.runs.surveying import look_workers
 from tests.support.directories import Survey, survey
+from tests.support.faults import ends_all_threads
 from tests.support.runs import make_run
 
 
@@ -121,6 +123,17 @@ def test_an_interrupt_ends_the_children(tree: Path, small: None, monkeypatch: py
     with pytest.raises(KeyboardInterrupt):
         survey(tree)
     assert all(child.poll() is not None for child in started)
+
+
+def test_an_interrupt_while_more_is_found_ends_all_threads(tree: Path, small: None) -> None:
+    entries = survey(tree).entries
+
+    def found() -> Iterator[tuple[Unit, bool]]:
+        yield from ((entry.unit, False) for entry in entries)
+        raise KeyboardInterrupt
+
+    with ends_all_threads():
+        look_workers.look_at_all(found())
 
 
 def test_a_directory_that_cannot_be_read_is_told(tmp_path: Path, small: None) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -56,6 +59,26 @@ def hit_call(
 def retry_at_once(patch: Callable[[Any, str, Any], object] = setattr) -> None:
     """Let a directory that is in use be tried again without a pause."""
     patch(directories, "RETRY_SECONDS", 0)
+
+
+@contextmanager
+def ends_all_threads() -> Iterator[None]:
+    """Require that Ctrl-C ends what is done in a context, and all threads that it has started."""
+    before = set(threading.enumerate())
+    with pytest.raises(KeyboardInterrupt):
+        yield
+    assert not set(threading.enumerate()) - before
+
+
+def interrupt_hand_out(patch: pytest.MonkeyPatch, module: ModuleType) -> None:
+    """Let Ctrl-C come once a module has handed out its first batch of tasks."""
+    real = module.batches
+
+    def batches(*arguments: Any) -> Iterator[Any]:
+        yield next(real(*arguments))
+        raise KeyboardInterrupt
+
+    patch.setattr(module, "batches", batches)
 
 
 def fill_disk(patch: pytest.MonkeyPatch, has_room: Callable[[], bool] = lambda: False) -> list[object]:
