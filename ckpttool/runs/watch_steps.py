@@ -33,16 +33,16 @@ def rename_step(template: str, exclude: Sequence[str] = ()) -> Step:
         for _ in range(_MOST_TRIES):
             globs = (*exclude, *landed.excluded, *map(escape, passed))
             renamed = rename(RenameRequest(directory=landed.root, template=template, exclude=globs))
-            # All are renamed, or none: the others are, once what can't be is left out.
-            stuck = {one.path: one for one in renamed.planned.plan.refused} or {
-                path: Problem(path, f"not renamed: {why}") for path, why in islice(renamed.failed.items(), 1)
-            }
-            if stuck.keys() <= passed.keys():
+            # One without a name is left out. What fails on the disk is not: the others would be copied with
+            # pointers that are changed once it is renamed, too.
+            refused = {one.path: one for one in renamed.planned.plan.refused}
+            if refused.keys() <= passed.keys():
                 break
-            passed |= stuck
+            passed |= refused
         for old, new in renamed.renames:
             landed.emit(EventStatus.RENAMED, old, to=new)
-        problems = (*passed.values(), *renamed.problems)
+        culprit = dict(islice(renamed.failed.items(), 1))  # for which none of the others was renamed
+        problems = (*passed.values(), *replace(renamed, failed=culprit).problems)
         is_owed = bool(passed or renamed.failed or renamed.stale)
         is_done = not renamed.stale  # else a pointer may protect nothing
         return StepResult(is_done, problems, renamed.planned.warnings, dict(renamed.renames), is_owed=is_owed)
