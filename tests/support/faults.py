@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -24,6 +24,32 @@ CHANGES = ("open", "rename", "replace", "unlink", "rmdir", "mkdir", "link", "sym
 def wait_for_no_disk() -> None:
     """Let this process force nothing onto the disk: what lies in the system's cache survives a kill."""
     os.fsync = lambda descriptor: None
+
+
+class DiskStep(NamedTuple):
+    """A call that changes the disk, or makes it durable, and the inode of the file that it is about."""
+
+    call: str
+    inode: int
+
+
+def disk_steps(patch: pytest.MonkeyPatch) -> list[DiskStep]:
+    """Return the list that gets each call from now on that renames, links, unlinks or forces a file."""
+    steps: list[DiskStep] = []
+
+    def watch(name: str, inode: Callable[..., int]) -> None:
+        real = getattr(os, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            steps.append(DiskStep(name, inode(*arguments, options.get("src_dir_fd", options.get("dir_fd")))))
+            return real(*arguments, **options)
+
+        patch.setattr(os, name, call)
+
+    watch("fsync", lambda descriptor, place: os.fstat(descriptor).st_ino)
+    for name in ("rename", "replace", "link", "unlink"):
+        watch(name, lambda source, *more: os.lstat(source, dir_fd=more[-1]).st_ino)
+    return steps
 
 
 def hit_call(
