@@ -147,12 +147,19 @@ copy-to = "backup"
 """
 
 
+LIKE_OTHERS = ("generation_config.json", "rng_state.pth", "scheduler.pt", "training_args.bin")
+"""Files of the Trainer's that are read, copied and moved by the same calls as its others."""
+
+
 def watches() -> dict[str, Way]:
     """Return a pass of a watch that renames, copies and prunes."""
 
     def made(kind: str, run: Path) -> None:
         make, field = KINDS[kind]
-        make(run, NUMBERS)
+        make(run, NUMBERS[:3])  # one goes, the best stays, and the newest
+        for name in LIKE_OTHERS:
+            for path in run.glob(f"*/{name}"):
+                path.unlink()
         (run.parent / "watch.toml").write_text(CONFIG.format(field=field))
 
     return {
@@ -164,8 +171,8 @@ def watches() -> dict[str, Way]:
 def copies() -> dict[str, Way]:
     """Return copies to a directory."""
     found = {}
-    for kind in ("PyTorch", "TensorFlow", "Trainer", "Fluid"):
-        made = partial(KINDS[kind][0], numbers=NUMBERS)
+    for kind, count in {"PyTorch": 3, "TensorFlow": 3, "Trainer": 2, "Fluid": 2}.items():
+        made = partial(KINDS[kind][0], numbers=NUMBERS[:count])  # of each file a copy does the same
         found[f"copy: {kind}"] = Way(made, COPY, settle=[COPY], is_copied=True)
     found["copy: step directories"] = Way(step_directories, COPY, settle=[COPY], is_copied=True)
     return found

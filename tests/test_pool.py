@@ -23,6 +23,7 @@ from ckpttool.io.work import (
     submitted,
     worker_of,
 )
+from tests.support.faults import ends_all_threads
 
 Check = Callable[[], None]
 
@@ -70,6 +71,32 @@ def test_the_first_exception_stops_all_and_comes_out(error: BaseException, jobs:
     assert not set(threading.enumerate()) - before
 
 
+def test_ctrl_c_between_two_tasks_ends_all() -> None:
+    begun = threading.Event()
+
+    def items() -> Iterator[int]:
+        yield 0
+        assert begun.wait(60)
+        raise KeyboardInterrupt
+
+    with ends_all_threads():
+        in_order(lambda number, check: begun.set(), items(), 2)
+
+
+def test_what_an_executor_has_not_begun_is_cancelled() -> None:
+    given: list[Future[Any]] = []
+
+    class Busy(Executor):
+        def submit(self, function: Any, /, *arguments: Any, **options: Any) -> Future[Any]:
+            given.append(Future())
+            return given[-1]
+
+    futures = submitted(partial(pow, 2), [1, 2, 3], Busy())
+    assert next(futures) is given[0]
+    futures.close()
+    assert [future.cancelled() for future in given] == [True] * 3
+
+
 def test_what_is_waited_for_has_ended_before_an_error_comes_out() -> None:
     writes, begun = [], threading.Event()
 
@@ -89,6 +116,69 @@ def test_what_is_waited_for_has_ended_before_an_error_comes_out() -> None:
         with pytest.raises(OSError, match="full"):
             pool.settle()
         assert writes == ["ended"]
+
+
+def test_what_is_begun_is_waited_for() -> None:
+    done = []
+
+    def slow() -> None:
+        done.append(sum(range(1 << 20)))
+
+    with pool_of_calls(1) as pool:
+        pool.add(slow)
+        pool.settle()
+        assert len(done) == 1
+
+
+def test_work_returns_once_all_threads_have_ended() -> None:
+    before = set(threading.enumerate())
+    left = threading.Event()
+
+    @contextmanager
+    def own() -> Iterator[Callable[[int], None]]:
+        yield lambda number: None
+        left.set()
+
+    def slow(number: int) -> None:
+        left.wait(60)
+        sum(range(1 << 20))
+
+    with Pool[int]() as pool:
+        pool.add(1)
+        pool.start(worker_of(slow))
+        while pool._tasks:  # until the thread has it
+            pass
+        pool.work(own)
+        assert not set(threading.enumerate()) - before
+
+
+def test_nothing_is_begun_once_it_is_stopped() -> None:
+    done: list[int] = []
+    with Pool[int]() as pool:
+        pool.add(1)
+        pool.stop()
+        pool.start(worker_of(done.append))
+    assert done == []
+
+
+def test_the_first_error_is_the_one_that_is_told() -> None:
+    begun = threading.Event()
+
+    def fail_later() -> None:
+        begun.set()
+        while not pool.is_stopped:
+            pass
+        raise OSError("closed")
+
+    def fail() -> None:
+        begun.wait()
+        raise OSError("full")
+
+    with pool_of_calls(2) as pool:
+        pool.add(fail_later)
+        pool.add(fail)
+        with pytest.raises(OSError, match="full"):
+            pool.settle()
 
 
 def test_a_lost_worker_gives_its_task_back() -> None:
@@ -177,5 +267,5 @@ def test_an_interrupt_before_a_thread_is_started(monkeypatch: pytest.MonkeyPatch
         raise KeyboardInterrupt
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
-    with pytest.raises(KeyboardInterrupt), Pool[int]() as pool:
+    with ends_all_threads(), Pool[int]() as pool:
         pool.start(lambda task: None)

@@ -28,8 +28,8 @@ except ImportError:  # no such locks on Windows
 HAS_LOCKS = fcntl is not None
 
 FOLLOWS_NOTHING = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
-CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | FOLLOWS_NOTHING
-"""Opens a file that nobody else has made."""
+CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL
+"""Opens a file that nobody else has made; ``O_EXCL`` refuses a symlink, too."""
 
 _NOT_IT = {errno.ELOOP, errno.ENOTDIR, errno.ENOENT}
 _MADE = "it was made"

@@ -234,7 +234,7 @@ class HeldDirectory:
 
     def hold(self) -> None:
         """Open a root."""
-        self._descriptor = Descriptor(os.open(self.name, _PASSAGE | _NO_LINK))
+        self._descriptor = Descriptor(os.open(self.name, _PASSAGE))
         self.identify(_identity(self._descriptor.number))
 
     def close(self) -> None:

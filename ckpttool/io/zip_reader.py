@@ -344,22 +344,14 @@ def _zip64_numbers(
 def locate(source: Readable, members: list[Member], end: int, findings: list[Finding]) -> list[Member]:
     """Return the members with their payload offsets, having compared every local header."""
     located: list[Member] = []
-    previous: Member | None = None
     boundaries = [*(member.header for member in members), end][1:]
-    expected_start = 0
     headers = _HeaderReader(source)
     for index, (member, boundary) in enumerate(zip(members, boundaries, strict=True)):
         if boundary > headers.end:
             headers.fetch(member, boundaries, index)
-        if previous is not None:
-            expected_start = previous.end
-        if member.header < expected_start:
-            found = f"the record at byte {member.header:,} overlaps the one before it"
-            raise DamagedCheckpoint(source.path, found, where=member.name, code="zip-overlap")
-        if previous is None and member.header:
+        if index == 0 and member.header:
             findings.append(error("zip-gap", f"{member.header:,} bytes lie before the first record"))
-        previous = _locate_member(headers, member, boundary, findings)
-        located.append(previous)
+        located.append(_locate_member(headers, member, boundary, findings))
     return located
 
 

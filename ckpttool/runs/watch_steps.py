@@ -29,21 +29,23 @@ def rename_step(template: str, exclude: Sequence[str] = ()) -> Step:
     """Return the step that gives valid checkpoints the names of a template, as far as they can have one."""
 
     def step(landed: Landed) -> StepResult:
-        passed: dict[str, Problem] = {}
+        refused: dict[str, str] = {}
+        globs = (*exclude, *landed.excluded)
         for _ in range(_MOST_TRIES):
-            globs = (*exclude, *landed.excluded, *map(escape, passed))
-            renamed = rename(RenameRequest(directory=landed.root, template=template, exclude=globs))
-            # All are renamed, or none: the others are, once what can't be is left out.
-            stuck = {one.path: one for one in renamed.planned.plan.refused} or {
-                path: Problem(path, f"not renamed: {why}") for path, why in islice(renamed.failed.items(), 1)
-            }
-            if stuck.keys() <= passed.keys():
+            renamed = rename(
+                RenameRequest(directory=landed.root, template=template, exclude=globs, keeps=refused)
+            )
+            # What has no name keeps its own. What fails on the disk keeps all from being renamed: copies of
+            # the others would have pointers that are changed once it is renamed, too.
+            more = {one.path: one.message for one in renamed.planned.plan.refused}
+            if not more:
                 break
-            passed |= stuck
+            refused |= more
         for old, new in renamed.renames:
             landed.emit(EventStatus.RENAMED, old, to=new)
-        problems = (*passed.values(), *renamed.problems)
-        is_owed = bool(passed or renamed.failed or renamed.stale)
+        culprit = dict(islice(renamed.failed.items(), 1))
+        problems = replace(renamed, failed=culprit).problems
+        is_owed = bool(refused or renamed.failed or renamed.stale)
         is_done = not renamed.stale  # else a pointer may protect nothing
         return StepResult(is_done, problems, renamed.planned.warnings, dict(renamed.renames), is_owed=is_owed)
 

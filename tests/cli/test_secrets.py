@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import base64
+import gc
+import io
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from ckpttool import CheckpointError, UsageError, verify
+from ckpttool import CheckpointError, MissingPackage, Unsupported, UsageError, verify
+from ckpttool.__main__ import main
+from ckpttool.cli.streams import SafeStderr
 from ckpttool.core.secrets import without_secrets, without_signatures
 from ckpttool.io import remote
+from ckpttool.io.stores import as_os_errors
+from ckpttool.runs.metrics import tracked
+from ckpttool.runs.metrics.mlflow import ServerStore, experiment_runs, mlflow_client
+from ckpttool.runs.metrics.tracked import asking
 from tests.support.commands import ckpttool, run_here
 from tests.support.stores import Answer, Asked, WebServer
 
@@ -184,6 +193,51 @@ def test_what_is_shown_of_a_url(said: str, shown: str) -> None:
     assert without_signatures(said) == shown
     assert str(UsageError(said)) == shown
     assert CheckpointError("m", said).reason == shown
+    assert str(CheckpointError("m", said)) == f"m: {shown}"
+
+
+NAMED = "http://me:secret-word@host"
+"""A URL of which only ``http://***@host`` is shown."""
+
+
+def test_what_packages_warn_of_shows_none() -> None:
+    said = io.StringIO()
+    SafeStderr(said).write(f"UserWarning: {NAMED}/x?sig=1 is slow\n")
+    assert said.getvalue() == "UserWarning: http://***@host/x?*** is slow\n"
+
+
+def test_a_traceback_shows_none(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> int:
+        raise ValueError(NAMED)
+
+    monkeypatch.setattr("ckpttool.cli.run", fail)
+    monkeypatch.setattr(gc, "set_threshold", lambda *numbers: None)
+    with pytest.raises(SystemExit):
+        main()
+    assert "ValueError: http://***@host\n" in capsys.readouterr().err
+
+
+def test_an_answer_is_cut_once_it_has_none() -> None:
+    """Of half a URL nobody knows what is a secret."""
+    with pytest.raises(OSError, match=r"\.{280} http://\*\*\*@host"), as_os_errors("s3://bucket/m"):
+        raise ValueError(f"{'.' * 280} {NAMED}")
+    with pytest.raises(Unsupported, match=r"\.{180} http://\*\*\*@host"), asking("mlflow:digits"):
+        raise ValueError(f"{'.' * 180} {NAMED}")
+
+
+def test_a_server_of_mlflow_is_named_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name is the path of errors, which JSON has as it is."""
+
+    def fail(name: str) -> ModuleType:
+        raise ImportError(name)
+
+    monkeypatch.setattr(tracked, "import_module", fail)
+    assert ServerStore(NAMED).name == "http://***@host"
+    with pytest.raises(MissingPackage) as caught:
+        mlflow_client(NAMED)
+    assert caught.value.path == "http://***@host"
+    with pytest.raises(UsageError, match="credentials would be shown"):
+        experiment_runs([], f"digits@{NAMED}")
 
 
 def test_an_answer_is_changed_only_where_a_secret_stands(monkeypatch: pytest.MonkeyPatch) -> None:

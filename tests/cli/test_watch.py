@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -38,10 +39,13 @@ from ckpttool.runs.watching import (
     WatchEvent,
     WatchRequest,
 )
+from ckpttool.transaction import move_transaction
+from ckpttool.transaction.journal import Move
+from ckpttool.transaction.move_steps import MoveDirs
 from tests.support.commands import TIMEOUT, Run, refusals, transcript
 from tests.support.configs import trusted_config
 from tests.support.golden import Golden
-from tests.support.runs import flip_value
+from tests.support.runs import flip_value, trainer
 
 SERIES = Path(__file__).parents[2] / "fixtures" / "files" / "series"
 
@@ -306,6 +310,46 @@ def test_one_that_can_not_be_renamed_is_passed(run_directory: Path, tmp_path: Pa
         assert "already exists" in next(one.reason for one in watched.events if one.reason)
         assert sorted(path.name for path in run_directory.glob("run-*")) == ["run-e0002.pth", "run-e0003.pth"]
         assert len(list((tmp_path / "backup").glob("*.pth"))) == 4
+
+
+def test_one_that_can_not_be_renamed_names_others_by_their_new_names(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "kept-3").mkdir(parents=True)
+    trainer(run, (1, 2, 3))
+    with Watched(run, rename=rename_step("kept-{step}")) as watched:
+        said = watched.look(2)
+        assert [one for one in said if one.endswith("failed")] == ["checkpoint-3 failed"]
+    states = {path.parent.name: json.loads(path.read_text()) for path in run.glob("*/trainer_state.json")}
+    assert {name: state["best_model_checkpoint"] for name, state in states.items()} == dict.fromkeys(
+        ("kept-1", "kept-2", "checkpoint-3"), "run/kept-2"
+    )
+
+
+def test_a_disk_that_fails_at_one_keeps_all_their_names(
+    run_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another's copy would have its new name, and pointers that are changed once this one is renamed."""
+    for epoch in (1, 2, 3):
+        land(run_directory, epoch)
+    real = move_transaction.link_new
+
+    def link_new(dirs: MoveDirs, move: Move) -> None:
+        if move.path.endswith(name(2)):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(dirs, move)
+
+    steps = {"rename": rename_step("e{epoch:04d}"), "copy": copy_step(str(tmp_path / "backup"))}
+    with Watched(run_directory, **steps) as watched:
+        with monkeypatch.context() as patch:
+            patch.setattr(move_transaction, "link_new", link_new)
+            said = watched.look(2)
+        assert [one for one in said if one.endswith(("failed", "renamed"))] == [f"{name(2)} failed"]
+        said = watched.look(12, seconds=RETRY_SECONDS / 12)
+        assert said == [
+            *(f"{name(epoch)} renamed" for epoch in (1, 2, 3)),
+            *(f"e000{epoch}.pth copied" for epoch in (1, 2, 3)),
+        ]
+        assert not watched.watch.has_problems
 
 
 def test_one_that_can_not_be_copied_stays_and_the_others_are_pruned(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -165,6 +166,12 @@ def test_gives_each_rule_its_own_code(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError) as raised:
             open_checkpoint(written(tmp_path, content))
         assert (type(raised.value), raised.value.code) == (error, code), kind
+
+
+def test_reads_as_many_axes_as_arrays_have(tmp_path: Path) -> None:
+    content = file_of({"x": GOOD | {"shape": [1] * (MAX_AXES - 1) + [4]}})
+    with open_checkpoint(written(tmp_path, content)) as opened:
+        assert opened["x"].shape == safetensors.numpy.load(content)["x"].shape
 
 
 def test_tells_truncated_from_trailing(tmp_path: Path) -> None:

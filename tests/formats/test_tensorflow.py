@@ -21,6 +21,7 @@ from ckpttool import (
     open_checkpoint,
     verify,
 )
+from ckpttool.formats.tensorflow.bundle import read_header
 from tests.support.commands import Run
 from tests.support.frameworks import python_with_frameworks
 from tests.support.opening import checkpoint_at, checkpoints_in, only_checkpoint, open_found, paths_in
@@ -466,6 +467,18 @@ def test_hostile_entries(bundle: Bundle, raw: ModuleType) -> None:
 def test_places_outside_a_shard(bundle: Bundle, raw: ModuleType) -> None:
     prefix = bundle({b"a": raw.tensor(4, (3,), b"abc", offset=1 << 60)}, b"abc")
     assert "truncated" in codes(prefix)
+
+
+@pytest.mark.parametrize(
+    ("shards", "is_possible"), [(0, False), (1, True), (100_000, True), (100_001, False)]
+)
+def test_how_many_shards_there_may_be(shards: int, is_possible: bool, raw: ModuleType) -> None:
+    message = raw.header(shards=shards)
+    if is_possible:
+        assert read_header("ckpt.index", message).shards == shards
+    else:
+        with pytest.raises(DamagedCheckpoint, match="shards, byte order"):
+            read_header("ckpt.index", message)
 
 
 def test_tensors_that_overlap(bundle: Bundle, raw: ModuleType) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from ckpttool import AccessDenied, CheckpointError, ConvertOptions, UsageError, convert, open_checkpoint
+from ckpttool.io.atomic import remove_leftover
 from ckpttool.io.directories import Exchanged, OpenDirectory
+from ckpttool.transaction.lock import LOCK, lock_directory
 from ckpttool.transaction.staged_output import StagedOutput
 from tests.exchanging import WAYS, Way, exchanges
 
@@ -190,6 +192,71 @@ def test_links_in_what_is_removed_are_not_followed(tmp_path: Path) -> None:
         with pytest.raises(NotADirectoryError):
             opened.remove("tree")
     assert (outside / "secret").read_bytes() == OLD
+
+
+@pytest.fixture
+def secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a file of somebody else's, which must not be opened."""
+    path = tmp_path / "secret"
+    path.write_bytes(OLD)
+    path.chmod(0o600)
+    inode, real = path.stat().st_ino, os.open
+
+    def open_another(*arguments: Any, **options: Any) -> int:
+        descriptor = real(*arguments, **options)
+        assert os.fstat(descriptor).st_ino != inode
+        return descriptor
+
+    monkeypatch.setattr(os, "open", open_another)
+    return path
+
+
+def link_once_seen(patch: pytest.MonkeyPatch, name: str, secret: Path) -> None:
+    """Put a link in the place of a file as soon as somebody has looked what it is."""
+    real = OpenDirectory.status
+
+    def status(self: OpenDirectory, entry: str) -> os.stat_result | None:
+        found = real(self, entry)
+        if entry == name and not os.path.islink(self.join(name)):
+            os.unlink(self.join(name))
+            os.symlink(secret, self.join(name))
+        return found
+
+    patch.setattr(OpenDirectory, "status", status)
+
+
+def test_a_link_in_the_place_of_a_leftover_is_not_followed(
+    secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "leftover").write_bytes(OLD)
+    link_once_seen(monkeypatch, "leftover", secret)
+    with OpenDirectory(str(tmp_path)) as opened:
+        remove_leftover(opened, "leftover")
+    assert (tmp_path / "leftover").is_symlink()
+
+
+def test_a_link_in_the_place_of_what_was_written_is_not_followed(
+    secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would get the mode of the file that gives way."""
+    (tmp_path / "ckpt").write_bytes(OLD)
+    with (
+        pytest.raises(OSError, match="symbolic"),
+        StagedOutput(tmp_path / "ckpt", replaces=["ckpt"]) as target,
+    ):
+        target.create().write(NEW)
+        target.settle()
+        link_once_seen(monkeypatch, "ckpt", secret)
+        target.commit()
+    assert secret.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_lock_that_is_a_link_is_not_followed(secret: Path, tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    place.mkdir()
+    (place / LOCK).symlink_to(secret)
+    with pytest.raises(AccessDenied, match="symbolic"), lock_directory(str(place)):
+        pass
 
 
 @pytest.mark.parametrize("is_supported", [True, False])

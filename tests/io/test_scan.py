@@ -19,6 +19,7 @@ from ckpttool.core.values import in_memory
 from ckpttool.io import scan as under_test
 from ckpttool.io.crc import combined_crc32
 from ckpttool.io.scan import count_specials, scan
+from tests.support.faults import ends_all_threads, interrupt_hand_out
 
 NARROW = [dtype for dtype in BY_NAME.values() if dtype.float_code is not None and dtype.word_bytes <= 2]
 WIDE = [dtype for dtype in BY_NAME.values() if dtype.float_code is not None and dtype.word_bytes > 2]
@@ -121,8 +122,14 @@ def test_any_other_error_reaches_the_caller() -> None:
         raise KeyboardInterrupt
 
     broken = [Span(Extent("x", 0, 100), "record", fail, 1) for _ in range(8)]
-    with pytest.raises(KeyboardInterrupt):
+    with ends_all_threads():
         scan(broken, jobs=4)
+
+
+def test_an_interrupt_between_two_tasks_ends_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt_hand_out(monkeypatch, under_test)
+    with ends_all_threads():
+        scan([span(b"abc")], jobs=2)
 
 
 # Values ---------------------------------------------------------------------------------------------

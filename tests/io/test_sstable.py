@@ -158,11 +158,11 @@ def test_snappy_that_is_no_snappy(raw: ModuleType, tmp_path: Path) -> None:
         entries_of_table(path)
 
 
-def _typed(raw: ModuleType, contents: bytes, kind: int) -> bytes:
-    """Return a table of one block of a kind; its index blocks are plain."""
+def _typed(raw: ModuleType, contents: bytes, kind: int, last: bytes = b"z") -> bytes:
+    """Return a table of one block of a kind; its index, which is plain, states the last key."""
     data = contents + raw.trailer(contents, kind)
     meta = raw.block(b"")
-    index = raw.block(raw.entry(b"z", raw.varint(0) + raw.varint(len(contents))))
+    index = raw.block(raw.entry(last, raw.varint(0) + raw.varint(len(contents))))
     places = raw.varint(len(data)) + raw.varint(len(meta))
     data += meta + raw.trailer(meta)
     places += raw.varint(len(data)) + raw.varint(len(index))
@@ -194,6 +194,14 @@ def test_a_block_that_contradicts_itself(
 ) -> None:
     with pytest.raises(DamagedCheckpoint, match=said):
         entries_of_table(written(tmp_path / "t", raw.table(raw.block(entries, restarts))))
+
+
+def test_a_key_behind_the_one_that_the_index_states(raw: ModuleType, tmp_path: Path) -> None:
+    """Whoever looks for it goes by the index, and doesn't find it."""
+    block = raw.block(raw.entry(b"b", b""))
+    assert entries_of_table(written(tmp_path / "t", _typed(raw, block, 0, b"b"))) == {b"b": b""}
+    with pytest.raises(DamagedCheckpoint, match="keys behind the one that the index states"):
+        entries_of_table(written(tmp_path / "t", _typed(raw, block, 0, b"a")))
 
 
 def test_more_restarts_than_bytes(raw: ModuleType, tmp_path: Path) -> None:

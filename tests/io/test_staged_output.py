@@ -26,7 +26,7 @@ from ckpttool.io.directories import OpenDirectory
 from ckpttool.io.source import Source
 from ckpttool.transaction import staged_output
 from ckpttool.transaction.staged_output import StagedOutput
-from tests.support.faults import in_child, is_killed_at
+from tests.support.faults import disk_steps, ends_all_threads, in_child, is_killed_at
 from tests.support.thorough import sampled
 from tests.support.writing import byte_tensor
 
@@ -582,6 +582,17 @@ def test_an_interrupt_while_room_is_made_leaves_nothing(place: Path, monkeypatch
     assert state(place) == {}
 
 
+@pytest.mark.parametrize("steps", [(), ("settle",), ("settle", "commit")])
+def test_an_interrupt_ends_all_threads(steps: tuple[str, ...], place: Path, large: Tensor) -> None:
+    with ends_all_threads(), StagedOutput(place / "ckpt") as target:
+        sink = target.create()
+        sink.put(large)
+        sink.settle()
+        for step in steps:
+            getattr(target, step)()
+        raise KeyboardInterrupt
+
+
 def test_what_only_looks_like_an_area_stays(place: Path) -> None:
     (place / ".ckpttool-0123456789ab").mkdir()
     (place / ".ckpttool-0123456789ab.new").write_bytes(b"a file")
@@ -772,21 +783,7 @@ def test_all_is_durable_before_it_is_moved_and_the_move_is_too(
 ) -> None:
     """Files and directories are synchronised before they are moved, and what they were moved to behind."""
     job.lay_out(place)
-    steps: list[tuple[str, int]] = []
-    new: set[int] = set()
-
-    def watched(name: str, node: Callable[..., int]) -> None:
-        real = getattr(os, name)
-
-        def call(*arguments: Any, **options: Any) -> Any:
-            steps.append((name, node(*arguments, options.get("src_dir_fd"))))
-            return real(*arguments, **options)
-
-        monkeypatch.setattr(os, name, call)
-
-    watched("fsync", lambda descriptor, place: os.fstat(descriptor).st_ino)
-    for name in ("rename", "replace", "link"):
-        watched(name, lambda source, target, place: os.lstat(source, dir_fd=place).st_ino)
+    steps, new = disk_steps(monkeypatch), set()
     with StagedOutput(place / "ckpt", job.shape, replaces=job.replaces) as target:
         for name in job.new:
             target.create(name).put(large)
@@ -797,7 +794,9 @@ def test_all_is_durable_before_it_is_moved_and_the_move_is_too(
         target.commit()
     synced = {node for name, node in steps if name == "fsync"}
     assert new <= synced
-    moves = [number for number, (name, node) in enumerate(steps) if name != "fsync" and node in new]
+    moves = [
+        number for number, (name, node) in enumerate(steps) if name not in ("fsync", "unlink") and node in new
+    ]
     assert all(steps.index(("fsync", node)) < moves[0] for node in new)
     assert place.stat().st_ino in {node for name, node in steps[moves[-1] :] if name == "fsync"}
 

@@ -384,6 +384,14 @@ def test_records_that_overlap() -> None:
     assert codes(bytes(data)) == {"zip-overlap"}
 
 
+def test_a_record_that_reaches_a_byte_into_the_next() -> None:
+    data = bytearray(written(contents={"r/data/0": b"first", "r/data/1": b"second"}))
+    longer = b"firstP"
+    for checksum in (14, directory_at(bytes(data)) + 16):
+        struct.pack_into("<3I", data, checksum, zlib.crc32(longer), len(longer), len(longer))
+    assert codes(bytes(data)) == {"zip-overlap"}
+
+
 def test_a_record_inside_the_payload_of_another() -> None:
     inner = written(contents={"r/data/1": b"inner"})
     data = bytearray(written(contents={"r/data/0": inner, "r/data/1": b"outer"}))

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ckpttool import list_checkpoints, verify_all
 from ckpttool.io.executors import executor_at
+from ckpttool.runs.surveying import look_workers
 from tests.support.clusters import Deadly, Elsewhere, local_cluster
 from tests.support.commands import Run
 from tests.support.stores import S3Bucket
@@ -76,6 +79,44 @@ def test_any_executor_will_do(runs: Path, kind: str) -> None:
 
 def executor_of(kind: str) -> Executor:
     return ThreadPoolExecutor(2) if kind == "threads" else ProcessPoolExecutor(2, get_context("fork"))
+
+
+class Interrupted(Executor):
+    """Interrupts the first task of a function, and begins no other; tasks of others are done at once."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.futures: list[Future[Any]] = []
+
+    def submit(self, function: Any, /, *arguments: Any, **options: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        if self._name not in repr(function):
+            future.set_result(function(*arguments, **options))
+            return future
+        if not self.futures:
+            future.set_exception(KeyboardInterrupt())
+        self.futures.append(future)
+        return future
+
+
+@pytest.mark.parametrize(
+    ("name", "act"),
+    [
+        ("_look_as_worker", list_checkpoints),
+        ("_read_as_worker", partial(list_checkpoints, depth="full")),
+        ("_RemoteTask.run", verify_all),
+    ],
+)
+def test_an_interrupt_cancels_what_has_not_begun(
+    name: str, act: Callable[..., object], runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(look_workers, "_SHARED_BATCH", 1)
+    executor = Interrupted(name)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        act(runs, executor=executor)
+    assert caught.tb is not None  # it keeps what would be cancelled otherwise as nobody has it any more
+    assert [future.cancelled() for future in executor.futures[1:]] == [True] * (len(executor.futures) - 1)
+    assert len(executor.futures) > 1
 
 
 def test_a_lost_worker_is_an_error_of_its_checkpoint(cluster: str, runs: Path) -> None:

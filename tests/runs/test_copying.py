@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import ckpttool
+from ckpttool.formats.copy_notes import COPYING
 from ckpttool.formats.discovery import discover
 from ckpttool.io import fs, remote
 from ckpttool.io.fs import open_source
@@ -133,6 +134,34 @@ def test_replaced_set_is_none_until_all_of_it_is_there(
     assert whole_checkpoints(destination) == {same: before[same]}
     assert ckpttool.copy(source, destination, force=True).is_complete
     assert whole_checkpoints(destination) == after != before
+
+
+def no_file(note: Path) -> None:
+    note.mkdir()
+
+
+def no_json(note: Path) -> None:
+    note.write_text('{"set-1.safetensors.index.json": [')
+
+
+def no_lists(note: Path) -> None:
+    note.write_text('{"set-1": "shards"}')
+
+
+def too_long(note: Path) -> None:
+    note.write_text(" " * (1 << 24) + "{}")
+
+
+@pytest.mark.parametrize("make", [no_file, no_json, no_lists, too_long])
+def test_all_is_incomplete_beside_a_note_that_can_not_be_read(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    sharded(tmp_path, range(1, 3))
+    assert len(ckpttool.list_checkpoints(tmp_path).checkpoints) == 2
+    make(tmp_path / COPYING)
+    listing = ckpttool.list_checkpoints(tmp_path)
+    told = ["its copy was interrupted, or isn't done yet (ckpttool copy goes on with it)"]
+    assert ([*listing.checkpoints], [problem.message for problem in listing.problems]) == ([], told)
 
 
 def test_source_that_changes_is_not_copied(

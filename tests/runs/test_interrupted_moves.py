@@ -5,15 +5,20 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Callable
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 
 from ckpttool import AccessDenied, DamagedCheckpoint
+from ckpttool.transaction import move_transaction
+from ckpttool.transaction.journal import Move
+from ckpttool.transaction.move_steps import MoveDirs
 from tests.runs.interrupted_moves import Play, ours, tree
 from tests.support.changes import recover
-from tests.support.faults import is_hit_at
+from tests.support.faults import DiskStep, disk_steps, hit_call, is_hit_at
 from tests.support.transactions import (
     Moves,
     kill_before,
@@ -194,6 +199,63 @@ def test_a_directory_that_can_not_be_written(run_of: Path, monkeypatch: pytest.M
     with pytest.raises(AccessDenied, match="read-only file system; nothing was moved"):
         make_moves(run_of, planned)
     assert texts(run_of) == before
+
+
+@pytest.mark.parametrize("names", [{"a.pt": "c.pt"}, {}])
+@pytest.mark.parametrize(
+    ("pointer", "kind", "write"),
+    [("latest", "rewrites", Path.write_text), ("best", "relinks", Path.symlink_to)],
+)
+def test_a_pointer_that_has_changed_is_seen_before_anything_is_begun(
+    pointer: str,
+    kind: str,
+    write: Callable[[Path, str], object],
+    names: dict[str, str],
+    run_of: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write(run_of / pointer, "a.pt")
+    planned = renaming(run_of, names, **{kind: [(pointer, "a.pt", "c.pt")]})
+    (run_of / pointer).unlink()
+    write(run_of / pointer, "b.pt")
+    calls = hit_call(0, lambda: None, patch=monkeypatch.setattr)
+    done = make_moves(run_of, planned)
+    told = f"{pointer} has changed since the plan was made"
+    assert (done.failed, calls()) == ({str(run_of / name): told for name in names or [""]}, 0)
+
+
+FORWARD = ["link", "sync", "replace", "sync", "unlink"]
+"""A pointer is replaced once the new names are on the disk, and the old ones go once the pointer is."""
+
+
+@pytest.mark.parametrize(
+    ("fails", "expected"), [(False, [*FORWARD, "sync", "replace"]), (True, [*FORWARD, *FORWARD, "sync"])]
+)
+def test_each_step_is_on_the_disk_before_the_next(
+    fails: bool, expected: list[str], run_of: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Last comes the record; a renaming of which one old name can't be unlinked is taken back likewise."""
+    make_moves(run_of, renaming(run_of, {"two\nlines.pt": "e.pt"}))  # there is a record before
+    (run_of / "latest").write_text("a.pt")
+    inodes = {(run_of / name).stat().st_ino for name in ("a.pt", "b.pt")}
+    real = move_transaction.unlink_old
+
+    def unlink_old(dirs: MoveDirs, move: Move) -> None:
+        if fails and move.path.endswith("b.pt"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        real(dirs, move)
+
+    def word(step: DiskStep) -> str | None:
+        if step.call == "fsync":
+            return "sync" if step.inode == run_of.stat().st_ino else None
+        return step.call if step.call == "replace" or step.inode in inodes else None
+
+    planned = renaming(run_of, {"a.pt": "c.pt", "b.pt": "d.pt"}, rewrites=[("latest", "a.pt", "c.pt")])
+    monkeypatch.setattr(move_transaction, "unlink_old", unlink_old)
+    steps = disk_steps(monkeypatch)
+    assert bool(make_moves(run_of, planned).failed) is fails
+    words = [one for one, _ in groupby(filter(None, map(word, steps)))]
+    assert words[words.index("link") :] == expected
 
 
 def test_other_names_of_a_file_stay(run_of: Path) -> None:

@@ -158,6 +158,7 @@ def test_moves_that_are_written_are_read_again(tmp_path: Path) -> None:
         (("moves", 0, "members"), [["a", "x/a"]]),
         (("moves", 0, "members"), [["a/b", "0/a"]]),
         (("moves", 0, "members"), [["a.pt", "0/a.pt"], ["a.pt", "0/b"]]),
+        (("moves", 0, "members"), [["a.pt", "0/a.pt"], ["b", "0/a.pt"]]),
         (("moves", 0, "members"), [["a.pt"]]),
         (("moves", 0, "path"), None),
         (("moves", 0, "files"), [["b", 1, 2, 3, 4]]),

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import RenameRequest, prune, rename, undo
+from ckpttool.transaction.files import opened
 from ckpttool.transaction.mounts import HOLDS_MOUNT, is_mounted, mount_points
 from tests.support.changes import empty_trash, file_bytes
-from tests.support.mounts import list_mounts, list_no_mounts, mount_once_open
+from tests.support.mounts import list_mounts, list_no_mounts, mount_of, mount_once_open
 from tests.support.retention import kept_reasons
 from tests.support.transactions import before_unlinking
 
@@ -99,6 +100,16 @@ def test_one_that_comes_while_it_is_unlinked(run: Path, monkeypatch: pytest.Monk
     assert (left / "sub dir" / "notes").read_text() == "precious"
     assert OLDEST not in kept_reasons(result)
     assert result.freed_bytes > 0
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/mountinfo"), reason="needs Linux's list of mounts")
+def test_the_number_of_a_mount_is_that_in_the_systems_list(tmp_path: Path) -> None:
+    with open("/proc/self/mountinfo") as lines:
+        numbers = {words[4]: int(words[0]) for words in map(str.split, lines)}
+    for place in (tmp_path, Path("/proc")):
+        around = next(str(path) for path in (place, *place.parents) if str(path) in numbers)
+        with opened(str(place)) as descriptor:
+            assert mount_of(descriptor) == (place.stat().st_dev, numbers[around])
 
 
 def test_another_device_is_one_without_a_list_of_mounts(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

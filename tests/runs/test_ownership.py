@@ -18,7 +18,6 @@ from tests.support.limits import lower_limits
 from tests.support.transactions import (
     IDENTITY,
     Moves,
-    Removal,
     hidden_names,
     journal_of,
     make_moves,
@@ -298,40 +297,6 @@ def test_a_record_that_is_none_stops_a_renaming_before_it_begins(run: Path) -> N
     with pytest.raises(DamagedCheckpoint, match="a record that isn't one of ours"):
         make_moves(run, model_9(run))
     assert sorted(seen(run)) == ["model_1.pt", "model_2.pt"]
-
-
-# A removal that never began -------------------------------------------------------------------------
-
-
-def with_a_ghost(run: Path) -> Removal:
-    (run / "ghost").write_bytes(b"")
-    one = removal_of(run, "model_2.pt", "ghost")
-    (run / "ghost").unlink()
-    return one
-
-
-def test_a_file_that_is_nowhere_does_not_take_the_rest_with_it(run: Path) -> None:
-    stage = plant_journal(run, journal_of(run, with_a_ghost(run)))
-    (stage / "0").mkdir()
-    assert not recover(run).finished
-    assert (run / "model_2.pt").read_bytes() == b"weights 2"
-    assert not stage.exists()
-
-
-def test_a_removal_that_lost_a_part_in_its_stage_is_finished(run: Path) -> None:
-    stage = plant_journal(run, journal_of(run, with_a_ghost(run)))
-    (stage / "0").mkdir()
-    (run / "model_2.pt").rename(stage / "0" / "model_2.pt")
-    assert recover(run).finished == [str(run / "model_2.pt")]
-    assert sorted(seen(run)) == ["model_1.pt"]
-
-
-def test_a_removal_of_which_nothing_is_left_is_finished(run: Path) -> None:
-    stage = plant_journal(run, journal_of(run, with_a_ghost(run)))
-    (stage / "0").mkdir()
-    (run / "model_2.pt").unlink()
-    assert recover(run).finished == [str(run / "model_2.pt")]
-    assert not stage.exists()
 
 
 # What is no journal ---------------------------------------------------------------------------------

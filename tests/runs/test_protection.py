@@ -102,6 +102,25 @@ def test_a_text_that_names_one(series: Path, name: str, text: str) -> None:
     assert protected_in(series) == {"model_epoch_3.pth": [name]}
 
 
+@pytest.mark.parametrize("name", ["iter_{:07d}", "global_step_{}"])
+def test_the_number_that_megatron_and_verl_write(name: str, files: Path, tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        shutil.copytree(files / "torch-dcp" / "two-ranks", tmp_path / name.format(number))
+    tracker = tmp_path / "latest_checkpointed_iteration.txt"
+    tracker.write_text("2\n")
+    assert protected_in(tmp_path) == {name.format(2): [tracker.name]}
+
+
+def test_the_newest_that_is_damaged_does_not_say_which_is_the_best(trainer: Path) -> None:
+    newest = trainer / "checkpoint-10"
+    state = json.loads((newest / "trainer_state.json").read_text())
+    (newest / "trainer_state.json").write_text(json.dumps(state | {"best_model_checkpoint": "checkpoint-2"}))
+    assert protected_in(trainer) == {"checkpoint-2": ["best_model_checkpoint"]}
+    weights = newest / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert protected_in(trainer) == {"checkpoint-4": ["best_model_checkpoint"]}
+
+
 @pytest.mark.parametrize("name", ["best.txt", "latest.txt", "best_checkpoint", "whatever"])
 def test_a_small_text_that_is_nothing_but_a_name(series: Path, name: str) -> None:
     (series / name).write_text("model_epoch_3.pth\n")
@@ -129,10 +148,11 @@ def test_what_is_named_best(series: Path) -> None:
     assert {f"model_best_epoch_{epoch}.pth" for epoch in (3, 5)} < _kept(series, 1)
 
 
-def test_a_text_that_names_what_is_gone(series: Path) -> None:
-    (series / "latest").write_text("model_epoch_12.pth")
+@pytest.mark.parametrize("name", ["latest", "latest_universal", "last_checkpoint"])
+def test_a_text_that_names_what_is_gone(series: Path, name: str) -> None:
+    (series / name).write_text("model_epoch_12.pth")
     (why,) = skipped_in(series).values()
-    assert "latest is model_epoch_12.pth, which doesn't exist" in why
+    assert f"{name} is model_epoch_12.pth, which doesn't exist" in why
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"two\nlines", b"x" * 5000])

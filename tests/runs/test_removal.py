@@ -26,10 +26,11 @@ from ckpttool import (
     undo,
 )
 from ckpttool.io.directories import RETRIES
+from ckpttool.transaction import lock
 from ckpttool.transaction.journal import PointerText, Removals
 from ckpttool.transaction.removal import remove
 from tests.support.changes import held_by_another
-from tests.support.faults import dies_at, fill_disk, path_at
+from tests.support.faults import dies_at, disk_steps, fill_disk, path_at
 from tests.support.limits import lower_limits
 
 KEEP = 2
@@ -140,6 +141,21 @@ def test_two_names_of_one_file_in_the_series(series: Path) -> None:
     os.link(series / "model_epoch_1.pth", series / "model_epoch_2.pth")
     planned = _prune(series, dry_run=True)
     assert _prune(series).freed_bytes == planned.freed_bytes
+
+
+def test_all_lies_in_the_stage_durably_before_anything_is_unlinked(
+    series: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inodes = {path.stat().st_ino for path in series.glob("*.pth")}
+    steps = disk_steps(monkeypatch)
+    _prune(series)
+    calls = {
+        call: [at for at, one in enumerate(steps) if one == (call, one.inode) and one.inode in inodes]
+        for call in ("rename", "unlink")
+    }
+    assert len(calls["rename"]) == len(calls["unlink"]) == 8
+    between = steps[calls["rename"][-1] : calls["unlink"][0]]
+    assert ("fsync", series.stat().st_ino) in between
 
 
 # Killed and failing ---------------------------------------------------------------------------------
@@ -511,6 +527,27 @@ def test_locks_that_a_kill_left_below_go_unless_they_are_held(series: Path) -> N
     (series / "b" / LOCK).write_text("")
     prune(request)
     assert not list(series.rglob(LOCK))
+
+
+def test_a_lock_whose_file_was_removed_meanwhile_is_taken_anew(
+    series: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever held it is done, and removes it: what was opened before has no name any more."""
+    real, removed = lock._lock, []
+
+    def remove_first(path: str, descriptor: int) -> None:
+        if not removed:
+            removed.append(path)
+            os.unlink(path)
+        real(path, descriptor)
+
+    monkeypatch.setattr(lock, "_lock", remove_first)
+    with (
+        held_by_another(series),
+        pytest.raises(AccessDenied, match="another ckpttool is changing this directory"),
+        held_by_another(series),
+    ):
+        pass
 
 
 def test_a_file_system_without_locks(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,18 @@ import os
 import shutil
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ckpttool import CheckpointError, list_checkpoints, prune
+from ckpttool.formats.interface import Unit
 from ckpttool.formats.savedmodel.graph import MetaGraph
+from ckpttool.runs.surveying import look_workers
+from tests.support.directories import survey
+from tests.support.faults import ends_all_threads
 from tests.support.limits import lower_limits
 from tests.support.moments import before_call, refuse_opening
 from tests.support.runs import make_run
@@ -139,6 +144,17 @@ def test_an_interrupt_ends_the_children(
     with pytest.raises(KeyboardInterrupt):
         list_checkpoints(tree)
     assert started.children and all(child.poll() is not None for child in started.children)
+
+
+def test_an_interrupt_while_more_is_found_ends_all_threads(tree: Path, small: None) -> None:
+    entries = survey(tree).entries
+
+    def found() -> Iterator[tuple[Unit, bool]]:
+        yield from ((entry.unit, False) for entry in entries)
+        raise KeyboardInterrupt
+
+    with ends_all_threads():
+        look_workers.look_at_all(found())
 
 
 def test_a_directory_that_cannot_be_read_is_told(tmp_path: Path) -> None:

@@ -149,6 +149,13 @@ def test_emptied_is_what_records_list(trainer: Path) -> None:
     assert undo(str(trainer)).identity is None
 
 
+def test_emptying_frees_nothing_that_has_another_name(short: Path) -> None:
+    (short.parent / "other.pth").hardlink_to(short / "model_epoch_7.pth")
+    nbytes = (short / "model_epoch_8.pth").stat().st_size
+    prune_to_trash(short)
+    assert [empty_trash(short, dry_run=is_dry).freed_bytes for is_dry in (True, False)] == [nbytes, nbytes]
+
+
 def test_only_what_is_older(short: Path) -> None:
     done = prune_to_trash(short)
     assert empty_trash(short, older_than=3600).removed == ()

@@ -58,7 +58,7 @@ POINTERS = [
     Pointer("best.txt", READ, 1, _text("NAME")),
     Pointer("best.json", READ, 1, _text('{"best": {"path": "NAME"}}')),
     Pointer("README.md", READ, 2, _text("Take **NAME**.")),
-    Pointer("../notes.txt", READ, 3, _text("run/NAME")),
+    Pointer("../notes.txt", (*READ, "lstat"), 3, _text("run/NAME")),
     Pointer("paper/figures.yaml", READ, 4, _text("figure: ../NAME")),
     Pointer("latest", READ, 5, _text("NAME")),
     Pointer("last_checkpoint", READ, 5, _text("NAME")),
@@ -221,9 +221,12 @@ def test_a_manifest_that_can_not_be_read_may_tell_of_what_would_be_slimmed(short
             assert slimmed() == set()
 
 
-def test_what_has_just_gone_names_nothing(short: Path) -> None:
-    (short / "best.txt").write_text("model_epoch_8.pth")
-    with _failing("open", short / "best.txt", errno.ENOENT):
+@pytest.mark.parametrize(("call", "number"), [("open", errno.ENOENT), ("lstat", errno.ENOTDIR)])
+def test_what_has_just_gone_names_nothing(short: Path, call: str, number: int) -> None:
+    notes = short.parent / "notes.txt"
+    notes.write_text("run/model_epoch_8.pth")
+    assert len(_pruned(short)[0]) == 2
+    with _failing(call, notes, number):
         assert len(_pruned(short)[0]) == 3
 
 

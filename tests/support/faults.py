@@ -5,9 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -21,6 +24,32 @@ CHANGES = ("open", "rename", "replace", "unlink", "rmdir", "mkdir", "link", "sym
 def wait_for_no_disk() -> None:
     """Let this process force nothing onto the disk: what lies in the system's cache survives a kill."""
     os.fsync = lambda descriptor: None
+
+
+class DiskStep(NamedTuple):
+    """A call that changes the disk, or makes it durable, and the inode of the file that it is about."""
+
+    call: str
+    inode: int
+
+
+def disk_steps(patch: pytest.MonkeyPatch) -> list[DiskStep]:
+    """Return the list that gets each call from now on that renames, links, unlinks or forces a file."""
+    steps: list[DiskStep] = []
+
+    def watch(name: str, inode: Callable[..., int]) -> None:
+        real = getattr(os, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            steps.append(DiskStep(name, inode(*arguments, options.get("src_dir_fd", options.get("dir_fd")))))
+            return real(*arguments, **options)
+
+        patch.setattr(os, name, call)
+
+    watch("fsync", lambda descriptor, place: os.fstat(descriptor).st_ino)
+    for name in ("rename", "replace", "link", "unlink"):
+        watch(name, lambda source, *more: os.lstat(source, dir_fd=more[-1]).st_ino)
+    return steps
 
 
 def hit_call(
@@ -56,6 +85,26 @@ def hit_call(
 def retry_at_once(patch: Callable[[Any, str, Any], object] = setattr) -> None:
     """Let a directory that is in use be tried again without a pause."""
     patch(directories, "RETRY_SECONDS", 0)
+
+
+@contextmanager
+def ends_all_threads() -> Iterator[None]:
+    """Require that Ctrl-C ends what is done in a context, and all threads that it has started."""
+    before = set(threading.enumerate())
+    with pytest.raises(KeyboardInterrupt):
+        yield
+    assert not set(threading.enumerate()) - before
+
+
+def interrupt_hand_out(patch: pytest.MonkeyPatch, module: ModuleType) -> None:
+    """Let Ctrl-C come once a module has handed out its first batch of tasks."""
+    real = module.batches
+
+    def batches(*arguments: Any) -> Iterator[Any]:
+        yield next(real(*arguments))
+        raise KeyboardInterrupt
+
+    patch.setattr(module, "batches", batches)
 
 
 def fill_disk(patch: pytest.MonkeyPatch, has_room: Callable[[], bool] = lambda: False) -> list[object]:

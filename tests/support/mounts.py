@@ -52,3 +52,8 @@ def mount_once_open(patch: pytest.MonkeyPatch, name: str) -> None:
         return (0, 99) if os.path.basename(path) == name else real(descriptor)
 
     patch.setattr(mounts, "_mount", mount)
+
+
+def mount_of(descriptor: int) -> tuple[int, int | None]:
+    """Return the device of an open directory, and the number of its mount."""
+    return mounts._mount(descriptor)

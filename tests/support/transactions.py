@@ -148,11 +148,12 @@ def put_in_trash(directory: Path, *removals: Removal, identity: str = IDENTITY) 
 # What lies in a directory ---------------------------------------------------------------------------
 
 
-def journal_of(directory: Path, planned: Moves | Removal) -> bytes:
-    """Return the journal of moves, or of a removal."""
-    if isinstance(planned, Moves):
-        return json.dumps(moves_document(planned, str(directory))).encode()
-    return json.dumps(removals_document(Removals((planned,)))).encode()
+def journal_of(directory: Path, *planned: Moves | Removal) -> bytes:
+    """Return the journal of moves, or of removals."""
+    if isinstance(planned[0], Moves):
+        return json.dumps(moves_document(planned[0], str(directory))).encode()
+    removals = tuple(one for one in planned if isinstance(one, Removal))
+    return json.dumps(removals_document(Removals(removals))).encode()
 
 
 def plant_journal(directory: Path, journal: bytes) -> Path:

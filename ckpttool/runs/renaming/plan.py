@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ckpttool.core.errors import UsageError
 from ckpttool.core.name_patterns import PIN_LISTS
@@ -44,10 +44,12 @@ class RenameRequest(Scope):
     Attributes:
         directory: Where the checkpoints lie.
         template: What their names are to be.
+        keeps: Why some keep their names, by path; what names others in them follows.
     """
 
     directory: str
     template: str
+    keeps: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +97,11 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
         for reason in reasons:
             if code_of(reason) in (Code.BEING_WRITTEN, Code.PART_OF, Code.REGISTERED):
                 left.setdefault(path, reason)
+    left |= request.keeps
     unknown, there = _unknown_fields(template, [entry for entry in entries if entry.path not in left])
-    for field in unknown:
-        if not field.is_optional:
-            problem = f"no checkpoint has a field {field.name} (there are {there})"
+    for one in unknown:
+        if not one.is_optional:
+            problem = f"no checkpoint has a field {one.name} (there are {there})"
             raise UsageError(f"template {template.text!r}: {problem}")
     scene = Scene(root, entries, links_near(root), note_directories(root, entries))
     plan, moved, updates = _plan_with_updates(template, scene, standing, left)
@@ -115,9 +118,9 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
     warnings += [*surveyed.remarks, *name_doubts(plan.renamings, template)]
     warnings += namesake_warnings(plan.renamings, entries, standing)
     unknown, there = _unknown_fields(template, [entry for entry in entries if entry.path not in left])
-    for field in unknown:
-        problem = f"no checkpoint has a field {field.name}, which is left out of every name"
-        warnings.append(f"{field.shown} of the template: {problem} (there are {there})")
+    for one in unknown:
+        problem = f"no checkpoint has a field {one.name}, which is left out of every name"
+        warnings.append(f"{one.shown} of the template: {problem} (there are {there})")
     warnings += unseen_above(root)
     return PlannedNames(plan, scene, updates.count, tuple(problems), tuple(warnings), surveyed.journals)
 

@@ -79,7 +79,7 @@ def look_at_all(
     done: dict[int, list[LookResult | None]] = {}
     count = children = 0
     with Pool[_Task]() as pool:
-        for number, batch in enumerate(_batches(found)):
+        for number, batch in enumerate(_batches(found, _BATCH)):
             pool.add((number, batch))
             advance(0)
             count += len(batch)
@@ -90,7 +90,7 @@ def look_at_all(
     return [result for number in range(len(done)) for result in done[number]]
 
 
-def _batches(found: Iterable[Discovered], size: int = _BATCH) -> Iterator[Sequence[Discovered]]:
+def _batches(found: Iterable[Discovered], size: int) -> Iterator[Sequence[Discovered]]:
     candidates = iter(found)
     while batch := list(islice(candidates, size)):
         yield batch

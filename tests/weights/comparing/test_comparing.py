@@ -32,6 +32,7 @@ from ckpttool.weights.comparing.compare import (
     Statistics,
     compare_all,
 )
+from tests.support.faults import ends_all_threads, interrupt_hand_out
 from tests.support.opening import paths_in
 from tests.support.tensors import Array, compared, measured, tensor_of
 
@@ -394,11 +395,16 @@ def test_an_interrupt_ends_all_threads(jobs: int, is_equal: bool, monkeypatch: p
         seen.append(nbytes)
         raise KeyboardInterrupt
 
-    before = set(threading.enumerate())
-    with pytest.raises(KeyboardInterrupt):
+    with ends_all_threads():
         compare_all([(tensor_of(a), tensor_of(b))], jobs=jobs, advance=interrupt)
-    assert not set(threading.enumerate()) - before
     assert sum(seen) < 2 * a.nbytes
+
+
+def test_an_interrupt_between_two_tasks_ends_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt_hand_out(monkeypatch, compare)
+    a = tensor_of(randoms(10))
+    with ends_all_threads():
+        compare_all([(a, a)], jobs=2)
 
 
 def test_few_tensors_are_put_together_at_once() -> None:
