@@ -43,7 +43,8 @@ class Retention:
 
     Attributes:
         config: The configuration that was read; None without one.
-        unread_config: A configuration with rules that isn't read, since the command line has a directory.
+        unread_config: A configuration with ``[retention]`` that isn't read, since the command line has a
+            directory or a rule.
         is_narrowed: Whether the command line's directory replaces those of the configuration.
         policies: Policy of each series; None without a rule.
         paths: Directories as seen from the current one; empty for the current one.
@@ -210,7 +211,7 @@ def _configured(config: str | ConfigDocument | None, given: Collection[str]) -> 
 
 
 def _unread_config() -> str | None:
-    """Return the configuration with rules that isn't read, or None; one that can't be read has none."""
+    """Return the configuration with ``[retention]`` that isn't read, or None; also if it can't be read."""
     from ckpttool.cli.config import find_config, read_document
 
     try:

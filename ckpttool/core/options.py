@@ -163,7 +163,7 @@ def jobs_option(maximum: int | None = 1024) -> Any:
 
 
 def mode_option(panel: str) -> Any:
-    """Return a field for which values of a metric are good."""
+    """Return a field for whether the lowest or the highest value of a metric is the best."""
     help = "Take the lowest or the highest value as the best. [default: by the name]"
     return option("--mode", help=help, panel=panel)
 

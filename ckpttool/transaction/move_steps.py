@@ -68,6 +68,11 @@ class MoveDirs(NamedTuple):
         """Tell whether both are the same directory."""
         return os.path.samestat(os.fstat(self.source), os.fstat(self.target))
 
+    @property
+    def leaves_trash(self) -> bool:
+        """Tell whether checkpoints come back out of the trash, where nobody saves."""
+        return self.is_return and not self.is_one
+
 
 @contextmanager
 def open_move_dirs(directory: str, moves: Moves, *, is_planned: bool = False) -> Iterator[MoveDirs]:
@@ -121,7 +126,7 @@ def link_new(dirs: MoveDirs, move: Move) -> None:
             _add(dirs, one)
     for old, new in reversed(move.members):
         there = _state_of_new(dirs, move, old, new)
-        if there is EntryState.SAME:
+        if there is EntryState.SAME or _was_saved_over(dirs, move, old, new):
             continue
         gives_way = _is_successor(move, dirs.target, new)
         if there is not EntryState.NOTHING and not gives_way and not _is_variant(dirs, old, new):
@@ -135,9 +140,17 @@ def link_new(dirs: MoveDirs, move: Move) -> None:
             continue
         is_link = _link_or_rename(dirs, old, new)
         # Only what came is known to be what was checked: another could have come between.
-        if _entry_state(dirs.target, new, move, old, dirs.rewritten) is not EntryState.SAME:
+        there = _entry_state(dirs.target, new, move, old, dirs.rewritten)
+        if not (there is EntryState.SAME or _was_saved_over(dirs, move, old, new)):
             _undo_link(dirs, old, new, is_link=is_link)
             raise StalePlan("it has changed", since_plan=True)
+
+
+def _was_saved_over(dirs: MoveDirs, move: Move, old: str, new: str) -> bool:
+    """Tell whether what has come back was written to since: it has its name, and keeps it."""
+    if not dirs.is_return or _entry_state(dirs.target, new, move, old, dirs.rewritten) is not EntryState.KIN:
+        return False
+    return status_at(old, dirs.source) is None or is_same_file(old, dirs.source, new, dirs.target)
 
 
 def _add(dirs: MoveDirs, added: Successor) -> None:
@@ -177,12 +190,16 @@ def unlink_old(dirs: MoveDirs, move: Move) -> None:
 
     A trainer that saves into the same directory truncates files in place: one that was written to since is
     still the same file, and keeps its name. Once successors have taken their names, nothing else is taken
-    back; before, all of the checkpoint is.
+    back; before, all of the checkpoint is. Names in the trash always go.
     """
-    if not move.replacing and any(_was_written_to(dirs.source, move, old) for old, _ in move.members):
+
+    def keeps_name(old: str) -> bool:
+        return not dirs.leaves_trash and _was_written_to(dirs.source, move, old)
+
+    if not move.replacing and any(keeps_name(old) for old, _ in move.members):
         raise StalePlan("it has changed", since_plan=True)
     for old, new in move.members:
-        if not (_may_be_same_name(old, new) or _was_written_to(dirs.source, move, old)):
+        if not (_may_be_same_name(old, new) or keeps_name(old)):
             _unlink_other_name(dirs.source, old, dirs.target, new)
     if dirs.is_return:
         _remove_added(dirs.target, move)
@@ -197,6 +214,8 @@ def relink_old(dirs: MoveDirs, move: Move) -> None:
             _may_be_same_name(old, new) and not _lists_name(dirs.target, new)
         ):
             continue
+        if dirs.leaves_trash and there is EntryState.KIN:
+            continue
         if is_same_file(old, dirs.source, new, dirs.target) and not _is_variant(dirs, new, old):
             continue
         if is_replaced(dirs, move, old):
@@ -210,12 +229,13 @@ def relink_old(dirs: MoveDirs, move: Move) -> None:
 def unlink_new(dirs: MoveDirs, move: Move) -> None:
     """Take a checkpoint's new names away, its index first, where it has the old ones.
 
-    What has replaced a successor keeps its names: nothing else has them any more.
+    What has replaced a successor keeps its names: nothing else has them any more. So does what a trainer
+    has written to since it came back.
     """
     if dirs.is_return and not all(_lies_at(one, dirs.target, one.file.path) for one in move.replacing):
         return
     for old, new in move.members:
-        if not _may_be_same_name(old, new):
+        if not (_may_be_same_name(old, new) or _was_saved_over(dirs, move, old, new)):
             _unlink_other_name(dirs.target, new, dirs.source, old)
     if not dirs.is_return:
         _remove_added(dirs.source, move)
@@ -285,10 +305,7 @@ def _was_written_to(place: int, move: Move, old: str) -> bool:
     noted = next((file for file in move.contents.files if file.path == old), None)
     status = None if noted is None else status_at(old, place)
     return (
-        noted is not None
-        and status is not None
-        and (noted.device, noted.inode) == (status.st_dev, status.st_ino)
-        and not noted.is_of(status)
+        noted is not None and status is not None and noted.inode == status.st_ino and not noted.is_of(status)
     )
 
 

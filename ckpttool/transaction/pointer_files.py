@@ -56,8 +56,7 @@ def require_pointers(directory: str, moves: Moves) -> None:
     """Require that all pointers say what they said when the plan was made."""
     with _opened_pointers(directory, moves) as pointers:
         for rewrite in moves.rewrites:
-            if pointers.text(rewrite.name) != rewrite.before:
-                raise StalePlan(f"{rewrite.name} has changed", since_plan=True)
+            _require_text(pointers, rewrite)
         for link in moves.relinks:
             if pointers.target(link.name) != link.before:
                 raise StalePlan(f"{link.name} has changed", since_plan=True)
@@ -215,11 +214,9 @@ def _file_to_imitate(rewrites: Sequence[Rewrite], one: Rewrite) -> str:
 
 def _write_text(pointers: _PointerDirectory, one: Rewrite, scratch: int, like: str) -> None:
     """Make a pointer say something else: all of it, or nothing, whenever a kill comes."""
-    now = pointers.text(one.name)
-    if now == one.after:
+    if pointers.text(one.name) == one.after:
         return
-    if now != one.before:
-        raise StalePlan(f"{one.name} has changed", since_plan=True)
+    _require_text(pointers, one)
     with pointers.open_parent(one.name) as (place, name), _keeping_time(place, one.name):
         if one.after is None:
             os.unlink(name, dir_fd=place)
@@ -236,11 +233,18 @@ def _write_text(pointers: _PointerDirectory, one: Rewrite, scratch: int, like: s
                     os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
                 # Its content is on the disk before its name is: else a crash could leave an empty pointer.
                 os.fsync(descriptor)
+            _require_text(pointers, one)  # a disk may take long to sync, and trainers don't wait
             if one.before is None:
                 _link_new_file(scratch, temporary, place, name)
             else:
                 os.replace(temporary, name, src_dir_fd=scratch, dst_dir_fd=place)
         sync_descriptor(place)
+
+
+def _require_text(pointers: _PointerDirectory, one: Rewrite) -> None:
+    """Require that a pointer says what it said when the plan was made."""
+    if pointers.text(one.name) != one.before:
+        raise StalePlan(f"{one.name} has changed", since_plan=True)
 
 
 def _write_link(pointers: _PointerDirectory, link: Relink, scratch: int) -> None:

@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from ckpttool import CheckpointError, RenameRequest, UsageError, open_checkpoint, rename, undo
 from tests.runs.renamings import TEMPLATE, content, names, renamed
 from tests.support.changes import observed, recover
-from tests.support.faults import Fault
+from tests.support.faults import Fault, hit_call
 from tests.support.runs import make_run
 
 # What is left alone ---------------------------------------------------------------------------------
@@ -272,6 +273,20 @@ def test_what_changed_since_stays(short: Path) -> None:
     done = rename(RenameRequest(directory=str(short), template=TEMPLATE), confirm=confirm)
     assert path.exists()
     assert any("changed since" in one.message for one in done.problems)
+
+
+def test_a_pointer_that_a_trainer_writes_while_the_disk_syncs_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in count(1):
+        run = make_run(tmp_path / str(number), 1, 2, 3, latest=2)
+        with monkeypatch.context() as patch:
+            save = partial((run / "latest").write_text, "model_epoch_3.pth")
+            calls = hit_call(number, save, ("fsync",), patch.setattr)
+            renamed(run)
+        if calls() < number:
+            break
+        assert (run / "latest").read_text() in ("model_epoch_3.pth", "model-e0003.pth")
 
 
 def test_a_pointer_elsewhere_that_changed_is_told(

@@ -13,10 +13,10 @@ import pytest
 
 from ckpttool import AccessDenied, Policy, PruneRequest, convert, list_checkpoints, prune, undo
 from ckpttool.transaction import move_transaction
-from ckpttool.transaction.journal import Move
+from ckpttool.transaction.journal import JOURNAL, Move
 from ckpttool.transaction.move_steps import MoveDirs
 from tests.support.changes import empty_trash, file_bytes, prune_to_trash
-from tests.support.faults import dies_at, fill_disk
+from tests.support.faults import Killed, dies_at, fill_disk
 from tests.support.outcomes import stages
 from tests.support.runs import KINDS
 
@@ -93,21 +93,46 @@ def test_one_that_has_changed_stays_and_the_others_go(files: Path, tmp_path: Pat
     assert '"ckpt-2"' not in text
 
 
-def test_one_that_is_written_to_while_it_moves_stays(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = short / "model_epoch_7.pth"
+def save_while_it_moves(patch: pytest.MonkeyPatch, path: Path) -> None:
+    """Let a trainer write to a file in place, whose link in the trash is the same file."""
     place = move_transaction.place_successors
 
     def place_and_save(dirs: MoveDirs, move: Move) -> None:
         place(dirs, move)
         if move.members[0][0] == path.name:
-            path.write_bytes(b"saved meanwhile")  # in place: the link in the trash is the same file
+            path.write_bytes(b"saved meanwhile")
 
-    monkeypatch.setattr(move_transaction, "place_successors", place_and_save)
+    patch.setattr(move_transaction, "place_successors", place_and_save)
+
+
+def test_one_that_is_written_to_while_it_moves_stays(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = short / "model_epoch_7.pth"
+    save_while_it_moves(monkeypatch, path)
     done = prune_to_trash(short)
     [problem] = done.problems
     assert (problem.path, "it has changed" in problem.message) == (str(path), True)
     assert path.read_bytes() == b"saved meanwhile"
     assert path.name not in os.listdir(short / TRASH / str(done.trash) / "0")
+
+
+def test_one_that_is_written_to_while_a_kill_is_settled_stays(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = short / "model_epoch_7.pth"
+
+    def die(*arguments: object, **options: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(move_transaction, "rewrite_pointers", die)
+        prune_to_trash(short)
+    [journal] = short.glob(f".ckpttool-*/{JOURNAL}")
+    device = f'"{path.name}", {short.stat().st_dev}'
+    assert device in journal.read_text()
+    journal.write_text(journal.read_text().replace(device, f"{device}1"))  # mounted anew since
+    save_while_it_moves(monkeypatch, path)
+    prune(short, keep_last=9, min_age=0, depth="quick")
+    assert path.read_bytes() == b"saved meanwhile"
 
 
 @pytest.mark.parametrize("is_slimmed", [False, True])
@@ -132,6 +157,34 @@ def test_a_save_after_a_kill_keeps_its_name_and_blocks_nothing(
         if not is_killed:
             break
         assert oldest.read_bytes() == b"saved after the kill"
+        shutil.rmtree(run)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("PyTorch", "model_epoch_1.pth"),
+        ("TensorFlow", "ckpt-1.index"),
+        ("Trainer", "checkpoint-1/trainer_state.json"),
+    ],
+)
+def test_a_save_over_what_a_killed_undo_restored_keeps_its_name(tmp_path: Path, kind: str, name: str) -> None:
+    make, _ = KINDS[kind]
+    for number in count(1):
+        run = tmp_path / str(number)
+        run.mkdir()
+        make(run, range(1, 4))
+        prune(run, trash=True, keep_last=1, min_age=0, depth="quick")
+        is_killed = dies_at(number, partial(undo, str(run)))
+        saved = run / name
+        is_restored = saved.exists()
+        if is_restored:
+            saved.write_bytes(b"saved after the kill")
+        prune(run, keep_last=9, min_age=0, depth="quick")
+        assert list(stages(run)) == []
+        assert not is_restored or saved.read_bytes() == b"saved after the kill"
+        if not is_killed:
+            break
         shutil.rmtree(run)
 
 
