@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from ckpttool.cli.verdicts import VerifyOutcome
 from ckpttool.core.documents import messages, plain, record_of
@@ -96,18 +96,15 @@ def _unread_of(body: Mapping[str, Any]) -> dict[str, str]:
     return {str(one["path"]): str(one["message"]) for one in body.get("unread", ())}
 
 
-class MergedList(NamedTuple):
-    """The document of ``list``, path and message of each problem, and why models are not read, by path."""
-
-    document: dict[str, Any]
-    problems: list[tuple[str, str]]
-    unread: dict[str, str]
-
-
-def merge_lists(documents: Sequence[PartDocument]) -> MergedList:
-    """Return what one run of ``list`` would have come to.
+def merge_lists(
+    documents: Sequence[PartDocument],
+) -> tuple[dict[str, Any], list[tuple[str, str]], dict[str, str]]:
+    """Return the result of one ``list`` in place of its parts.
 
     No part knows what the others found damaged: which checkpoint is the newest sound one turns out here.
+
+    Returns:
+        The document, path and message of each problem, and why models are not read, by path.
     """
     rows: dict[int, dict[str, Any]] = {}
     problems: dict[tuple[str, str], None] = {}
@@ -138,7 +135,7 @@ def merge_lists(documents: Sequence[PartDocument]) -> MergedList:
     unread = {path: why for one in documents for path, why in one.parsed(_unread_of).items()}
     if unread:
         document["unread"] = messages(unread)
-    return MergedList(document, [*problems], unread)
+    return document, [*problems], unread
 
 
 def _without_newest(series: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -153,13 +153,13 @@ def _show_merged_list(documents: Sequence[PartDocument], shown: VerifyCommand, *
 
     if not shown.json or has_reports:
         raise UsageError("--merge of documents of list goes with --json, and without reports")
-    merged = merge_lists(documents)
-    for path, message in merged.problems:
+    document, problems, unread = merge_lists(documents)
+    for path, message in problems:
         say_warning(f"{path}: {message}")
     if not shown.quiet:
-        say_unread(merged.unread, "not listed", everything=shown.verbose)
-    print_json(merged.document)
-    return int(bool(merged.problems))
+        say_unread(unread, "not listed", everything=shown.verbose)
+    print_json(document)
+    return int(bool(problems))
 
 
 def _configuration(

@@ -112,17 +112,6 @@ def _indices(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 # Tiles ----------------------------------------------------------------------------------------------
 
 
-class _Runs(NamedTuple):
-    """How a tile is read: the axes from ``split`` on in one run, the others step by step; in elements."""
-
-    split: int
-    run: int
-    times: int
-
-    def nbytes(self, itemsize: int) -> int:
-        return self.times * self.run * itemsize
-
-
 class _Tiling(NamedTuple):
     """A box that is cut into tiles; axes are in the order of what is stored, the widest step first.
 
@@ -140,8 +129,8 @@ class _Tiling(NamedTuple):
     itemsize: int
     forwards: bool = False
 
-    def runs(self, sizes: Sequence[int]) -> _Runs:
-        """Return how a tile of these sizes is read."""
+    def runs(self, sizes: Sequence[int]) -> tuple[int, int, int]:
+        """Return the first axis that a run covers in a tile, elements a run, and the number of runs."""
         split, run, count = len(sizes), 1, 1
         for axis in range(len(sizes) - 1, -1, -1):
             size, step = sizes[axis], self.steps[axis]
@@ -150,7 +139,7 @@ class _Tiling(NamedTuple):
                 split, run = axis, run + (size - 1) * step
             else:
                 count *= size
-        return _Runs(split, run, count)
+        return split, run, count
 
     def sizes(self) -> tuple[int, ...]:
         """Return how many indexes of each axis a tile has."""
@@ -166,7 +155,8 @@ class _Tiling(NamedTuple):
         return tuple(sizes)
 
     def _nbytes(self, sizes: Sequence[int]) -> int:
-        return self.runs(sizes).nbytes(self.itemsize)
+        _, run, count = self.runs(sizes)
+        return count * run * self.itemsize
 
     def _grow(self, sizes: list[int], axes: Sequence[int], goal: int) -> None:
         """Lengthen one axis after the other until together they have as many bytes as are wanted."""
@@ -238,7 +228,7 @@ class _TileReader:
         self, source: Readable, offset: int, tiling: _Tiling, swap: int, item: np.dtype[Any]
     ) -> None:
         self._source, self._offset, self._tiling, self._swap, self._item = source, offset, tiling, swap, item
-        self._plans: dict[tuple[int, ...], tuple[_Runs, int, list[int]]] = {}
+        self._plans: dict[tuple[int, ...], tuple[int, int, int, list[int]]] = {}
         self._buffer = memoryview(b"")
 
     def tile(self, start: tuple[int, ...], sizes: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -247,13 +237,13 @@ class _TileReader:
 
         if sizes not in self._plans:
             self._plans[sizes] = self._plan(sizes)
-        runs, pitch, offsets = self._plans[sizes]
+        split, run, pitch, offsets = self._plans[sizes]
         itemsize, steps = self._item.itemsize, self._tiling.steps
         used = len(offsets) * pitch * itemsize
         if len(self._buffer) < used:
             self._buffer = aligned_buffer(used)
         first = sum(at * step for at, step in zip(start, steps, strict=True))
-        base, width, at = self._offset + first * itemsize, runs.run * itemsize, 0
+        base, width, at = self._offset + first * itemsize, run * itemsize, 0
         for offset in offsets:
             self._source.read_into(base + offset, self._buffer[at : at + width])
             at += pitch * itemsize
@@ -261,22 +251,22 @@ class _TileReader:
             np.frombuffer(self._buffer[:used], f"u{self._swap}").byteswap(inplace=True)
         strides = [step * itemsize if size > 1 else 0 for step, size in zip(steps, sizes, strict=True)]
         below = pitch * itemsize
-        for axis in range(runs.split - 1, -1, -1):
+        for axis in range(split - 1, -1, -1):
             strides[axis] = below
             below *= sizes[axis]
         items = np.frombuffer(self._buffer, self._item, used // itemsize)
         return np.lib.stride_tricks.as_strided(items, sizes, strides, writeable=False)
 
-    def _plan(self, sizes: tuple[int, ...]) -> tuple[_Runs, int, list[int]]:
-        """Return how a tile is read, how far apart its runs are put, and where they begin, in bytes."""
-        runs, itemsize = self._tiling.runs(sizes), self._item.itemsize
+    def _plan(self, sizes: tuple[int, ...]) -> tuple[int, int, int, list[int]]:
+        """Return the first axis that a run covers, elements a run, the pitch, and each run's byte offset."""
+        (split, run, count), itemsize = self._tiling.runs(sizes), self._item.itemsize
         offsets = [0]
-        for size, step in zip(sizes[: runs.split], self._tiling.steps, strict=False):
+        for size, step in zip(sizes[:split], self._tiling.steps, strict=False):
             offsets = [at + index * step * itemsize for at in offsets for index in range(size)]
-        pitch = runs.run
-        if runs.times > 1 and runs.run * itemsize % _PERIOD_BYTES == 0:
+        pitch = run
+        if count > 1 and run * itemsize % _PERIOD_BYTES == 0:
             pitch += max(1, 64 // itemsize)  # so that they don't compete for the same lines of a cache
-        return runs, pitch, offsets
+        return split, run, pitch, offsets
 
 
 def copy(stored: np.ndarray[Any, Any], into: np.ndarray[Any, Any]) -> None:

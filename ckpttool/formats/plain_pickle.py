@@ -115,10 +115,10 @@ class _PickleObjects(TorchObjects):
         source, start, end = self._inner_bytes(content)
         pickles = Pickles(source)
         pickles.safety = self.safety
-        legacy = read_legacy(pickles, start, end)
-        if not isinstance(legacy.root, Persistent) or legacy.end != end:
+        root, storages, behind = read_legacy(pickles, start, end)
+        if not isinstance(root, Persistent) or behind != end:
             raise TypeError("bytes that hold no storage")
-        storage = legacy.storages(legacy.root.id)
+        storage = storages(root.id)
         return replace(storage, key=f"{len(self._inner)}/{storage.key}")
 
     def _inner_bytes(self, content: object) -> tuple[Readable, int, int]:

@@ -51,16 +51,8 @@ class ShardIndex(NamedTuple):
     findings: tuple[Finding, ...]
 
 
-class WeightMap(NamedTuple):
-    """What an index says of any kind of weights, as it stands there; ``findings`` tell of doubled keys."""
-
-    weight_map: Mapping[str, Any]
-    metadata: Mapping[str, Any]
-    findings: tuple[Finding, ...]
-
-
-def read_weight_map(path: str) -> WeightMap:
-    """Return what an index file maps to what."""
+def read_weight_map(path: str) -> tuple[Mapping[str, Any], Mapping[str, Any], tuple[Finding, ...]]:
+    """Return the weight map and metadata of an index file, unchecked, and findings about doubled keys."""
     with fs.open_source(path) as source:
         if source.size > MAX_INDEX:
             raise LimitExceeded(path, f"an index of {source.size:,} bytes", expected=f"at most {MAX_INDEX:,}")
@@ -76,7 +68,7 @@ def read_weight_map(path: str) -> WeightMap:
     doubled = (part for part in (index, weight_map, metadata) if isinstance(part, Doubled))
     name = os.path.basename(path)
     findings = tuple(error("duplicate-key", f"{part.key!r} stands twice", name) for part in doubled)
-    return WeightMap(weight_map, metadata or {}, findings)
+    return weight_map, metadata or {}, findings
 
 
 def require_few(path: str, shards: Sized) -> None:

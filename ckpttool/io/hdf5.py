@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated
 from ckpttool.core.gather import copy
 from ckpttool.core.readable import swap_bytes
+from ckpttool.core.report import Finding, error
 from ckpttool.io import fs
 from ckpttool.io.budget import Budget
 from ckpttool.io.h5worker import WORKER, Crashed
@@ -178,22 +179,14 @@ class Link(NamedTuple):
     target: str
 
 
-class Fault(NamedTuple):
-    """What could not be read, and why."""
-
-    where: str
-    code: str
-    message: str
-
-
 @dataclass(slots=True)
 class Tree:
-    """All that a file holds, values left out; attributes of groups by path."""
+    """All that a file holds, values left out; attributes of groups by path, and errors for unread objects."""
 
     groups: dict[tuple[str, ...], Attributes] = field(default_factory=dict)
     datasets: dict[tuple[str, ...], Dataset] = field(default_factory=dict)
     links: list[Link] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[Finding] = field(default_factory=list)
 
 
 def walk(location: Location) -> Tree:
@@ -204,7 +197,7 @@ def walk(location: Location) -> Tree:
         try:
             budget.charge(len(item.get("path", "")))
         except LimitExceeded as failure:
-            tree.faults.append(Fault("/", "hdf5-limit", failure.reason))
+            tree.faults.append(error("hdf5-limit", failure.reason, "/"))
             break
         _add(tree, item)
     return tree
@@ -227,7 +220,7 @@ def _add(tree: Tree, item: dict[str, Any]) -> None:
     elif item["k"] == "type":
         tree.links.append(Link(path, "type", ""))
     elif item["k"] != "alive":
-        tree.faults.append(Fault("/" + "/".join(path), item["code"], item["message"]))
+        tree.faults.append(error(item["code"], item["message"], "/" + "/".join(path)))
 
 
 def _attributes(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -304,15 +297,8 @@ def stored_chunks(location: Location, dataset: Dataset) -> tuple[Chunk, ...]:
     return tuple(sorted(chunks, key=lambda chunk: chunk.offset))
 
 
-class DatasetChecksum(NamedTuple):
-    """A checksum, and of how many bytes."""
-
-    crc32: int
-    nbytes: int
-
-
-def dataset_checksum(location: Location, dataset: Dataset, limit: int) -> DatasetChecksum | None:
-    """Return the CRC-32 of all elements of a dataset; None where they can't be read, or are too many.
+def dataset_checksum(location: Location, dataset: Dataset, limit: int) -> tuple[int, int] | None:
+    """Return the CRC-32 and bytes of all elements of a dataset; None if unreadable, or over the limit.
 
     Elements of one size are summed as they are stored; of texts and arrays of any length, each with its
     length; of references, what they lead to.
@@ -323,7 +309,7 @@ def dataset_checksum(location: Location, dataset: Dataset, limit: int) -> Datase
         return None
     for answer in (json.loads(payload) for _, payload in frames):
         if answer["k"] == "sum":
-            return DatasetChecksum(answer["crc32"], answer["nbytes"])
+            return answer["crc32"], answer["nbytes"]
     return None
 
 

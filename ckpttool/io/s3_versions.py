@@ -9,7 +9,7 @@ import errno
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckpttool.core.errors import MissingPackage
 from ckpttool.io.stored_checksums import s3_client
@@ -17,13 +17,6 @@ from ckpttool.io.stores import ObjectStatus, ObjectVersions
 
 _MOST_UPLOADS = 100
 """Unfinished uploads of which the parts are counted."""
-
-
-class UnfinishedUploads(NamedTuple):
-    """How many uploads were begun and not finished, and the bytes of them that are paid for, if known."""
-
-    uploads: int
-    nbytes: int | None
 
 
 class VersionedBucket:
@@ -61,8 +54,8 @@ class VersionedBucket:
             self._client.delete_object(Bucket=self._bucket, Key=name, VersionId=marker)
 
 
-def unfinished_uploads(url: str) -> UnfinishedUploads | None:
-    """Return what was begun and not finished below a URL; None if there is nothing, or nobody can tell."""
+def unfinished_uploads(url: str) -> tuple[int, int | None] | None:
+    """Return the number of unfinished uploads below a URL and their bytes, if known; None without any."""
     if importlib.util.find_spec("boto3") is None:
         return None
     bucket, _, name = url.partition("://")[2].partition("/")
@@ -74,7 +67,7 @@ def unfinished_uploads(url: str) -> UnfinishedUploads | None:
             )
             uploads = [one for page in pages for one in page.get("Uploads", ())]
             if len(uploads) > _MOST_UPLOADS:
-                return UnfinishedUploads(len(uploads), None)
+                return len(uploads), None
             parts = (
                 part
                 for one in uploads
@@ -86,7 +79,7 @@ def unfinished_uploads(url: str) -> UnfinishedUploads | None:
             nbytes = sum(part["Size"] for part in parts)
     except OSError:  # it takes a permission of its own, and is of no use to what was asked
         return None
-    return UnfinishedUploads(len(uploads), nbytes) if uploads else None
+    return (len(uploads), nbytes) if uploads else None
 
 
 def _client(url: str) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from isal import isal_zlib
 
@@ -234,26 +234,19 @@ class Repetition:
             self.holds = self._first.startswith(bytes(block))
 
 
-class Specials(NamedTuple):
-    """How many elements are no numbers, and the bytes of the one element that all are, little-endian."""
-
-    nan: int = 0
-    infinite: int = 0
-    element: bytes | None = None
-
-
 def count_specials(
     values: Values, dtype: DType, advance: Callable[[int], None] = lambda nbytes: None
-) -> Specials:
-    """Return how many stored elements are NaN, and how many infinite; a complex one counts by its parts.
+) -> tuple[int, int, bytes | None]:
+    """Count the stored elements that are NaN, and infinite ones; a complex one counts by its parts.
 
-    ``advance`` is called with the bytes of each block before it is looked at.
+    Also return the bytes of the one element that all are, little-endian, or None. ``advance`` is called with
+    the bytes of each block before it is looked at.
     """
     import numpy as np
 
     code = dtype.float_code
     if code is None:
-        return Specials()
+        return 0, 0, None
     nan = infinite = 0
     repetition = Repetition(dtype.itemsize)
     for block in stored_once(values).blocks(_COUNTED_BYTES):
@@ -266,4 +259,4 @@ def count_specials(
         nan += int(np.count_nonzero((words >= code.first_nan) & (words <= code.last_nan)))
         if code.infinity is not None:
             infinite += int(np.count_nonzero(words == code.infinity))
-    return Specials(nan, infinite, repetition.element)
+    return nan, infinite, repetition.element

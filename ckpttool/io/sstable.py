@@ -42,13 +42,6 @@ class Handle(NamedTuple):
         return self.offset + self.nbytes + TRAILER_BYTES
 
 
-class TableEntry(NamedTuple):
-    """One key with its value."""
-
-    key: bytes
-    value: memoryview
-
-
 class Table:
     """A table whose index is read and checked; its blocks are read one by one.
 
@@ -63,8 +56,8 @@ class Table:
         self._last_inflated: tuple[Handle, memoryview] | None = None
         metaindex, index = self._footer()
         self.blocks = [
-            (entry.key, self._parse_handle(bytes(entry.value), "index block"))
-            for entry in self._entries(index, "index block", None, self._budget())
+            (key, self._parse_handle(bytes(value), "index block"))
+            for key, value in self._entries(index, "index block", None, self._budget())
         ]
         expected = 0  # the blocks lie one behind the other, and nothing between them
         for handle in (*(handle for _, handle in self.blocks), metaindex, index):
@@ -112,17 +105,17 @@ class Table:
             raise self._damage("bytes behind the place of a block", where)
         return Handle(offset, nbytes)
 
-    def entries(self) -> Iterator[TableEntry]:
+    def entries(self) -> Iterator[tuple[bytes, memoryview]]:
         """Yield all keys with their values, in order; every block is checked."""
         before, budget = None, self._budget()
         for number, (last, handle) in enumerate(self.blocks):
-            for entry in self._entries(handle, f"block {number}", before, budget):
-                yield entry
-                before = entry.key
+            for key, value in self._entries(handle, f"block {number}", before, budget):
+                yield key, value
+                before = key
             if before is not None and before > last:
                 raise self._damage("keys behind the one that the index states", f"block {number}")
 
-    def block(self, number: int) -> Iterator[TableEntry]:
+    def block(self, number: int) -> Iterator[tuple[bytes, memoryview]]:
         """Yield the keys of one block with their values."""
         return self._entries(self.blocks[number][1], f"block {number}", None, self._budget())
 
@@ -131,8 +124,7 @@ class Table:
         number = self.block_of(key)
         if number is None:
             return None
-        found = (entry.value for entry in self.block(number) if entry.key == key)
-        value = next(found, None)
+        value = next((value for one, value in self.block(number) if one == key), None)
         return None if value is None else (number, value)
 
     def block_of(self, key: bytes) -> int | None:
@@ -175,8 +167,8 @@ class Table:
 
     def _entries(
         self, handle: Handle, where: str, before: bytes | None, budget: Budget
-    ) -> Iterator[TableEntry]:
-        """Yield a block's entries; ``before`` is the key in front of them, None for none."""
+    ) -> Iterator[tuple[bytes, memoryview]]:
+        """Yield a block's keys and values; ``before`` is the key in front of them, None for none."""
         data = self._contents(handle, where)
         end = self._end_of_entries(data, where)
         at, key = 0, before
@@ -197,7 +189,7 @@ class Table:
             if key is not None and previous <= key:
                 raise self._damage("keys out of order", where, "each greater than the one before")
             at += added
-            yield TableEntry(previous, data[at : at + length])
+            yield previous, data[at : at + length]
             at, key = at + length, previous
 
     def _end_of_entries(self, data: memoryview, where: str) -> int:

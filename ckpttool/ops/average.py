@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.dtypes import numpy_dtype
@@ -161,8 +161,7 @@ def open_average(paths: Sequence[str | os.PathLike[str]], shares: Sequence[float
                 if tensor.dtype.bits < 8:
                     raise UsageError(f"{name}: {tensor.dtype.name} can't be averaged (convert --dtype can)")
                 owner = averages.get(tensor.shares_with or "")
-                members = [_Member(one, one.tensors[name]) for one in selected]
-                values = average_values(members, shares, summed) if owner is None else owner.values
+                values = _average_values(selected, name, shares, summed) if owner is None else owner.values
                 averages[tensor.name] = Tensor(
                     tensor.path,
                     tensor.dtype,
@@ -248,20 +247,14 @@ def _notes(last: _Weights, averages: dict[str, Tensor]) -> Iterator[str]:
 # Values ---------------------------------------------------------------------------------------------
 
 
-class _Member(NamedTuple):
-    """A tensor that is averaged with others, and the checkpoint that it lies in."""
-
-    source: _Weights
-    tensor: Tensor
-
-
-def average_values(
-    members: Sequence[_Member], shares: Sequence[float], summed: list[SummedTensor]
+def _average_values(
+    sources: Sequence[_Weights], name: str, shares: Sequence[float], summed: list[SummedTensor]
 ) -> Computed:
-    """Return the average of tensors of one shape in the type of the last; what is read is summed, too."""
-    last = members[-1].tensor
+    """Return the average of a weight in the last source's type; add the checksums of all to ``summed``."""
+    tensors = [source.tensors[name] for source in sources]
+    last = tensors[-1]
     parts = 2 if last.dtype.kind == "complex" else 1
-    widenings = [widening_of(one.tensor.dtype) for one in members]
+    widenings = [widening_of(tensor.dtype) for tensor in tensors]
     is_uniform = len(set(shares)) == 1
     divisor = len(shares) if is_uniform else math.fsum(shares)
 
@@ -270,15 +263,15 @@ def average_values(
 
         count = max(16, min(_AT_ONCE, limit // last.dtype.itemsize // 16 * 16))
         lengths = [min(count, last.size - start) for start in range(0, last.size, count)]
-        groups = [_groups(one.tensor, lengths) for one in members]
+        groups = [_groups(tensor, lengths) for tensor in tensors]
         sums, scaled = np.empty(count * parts), np.empty(count * parts)
-        checksums = [0] * len(members)
+        checksums = [0] * len(sources)
         for length, *data in zip(lengths, *groups, strict=True):
             sum_, product = sums[: length * parts], scaled[: length * parts]
             sum_.fill(0)
-            for at, (raw, member, widening) in enumerate(zip(data, members, widenings, strict=True)):
-                if member.source.algorithm is not None:
-                    checksums[at] = SUMS[member.source.algorithm](raw, checksums[at])
+            for at, (raw, source, widening) in enumerate(zip(data, sources, widenings, strict=True)):
+                if source.algorithm is not None:
+                    checksums[at] = SUMS[source.algorithm](raw, checksums[at])
                 elements = _elements(widening, raw, len(sum_))
                 with np.errstate(all="ignore"):
                     if not is_uniform:
@@ -286,15 +279,15 @@ def average_values(
                     np.add(sum_, elements, out=sum_)
             sum_ /= divisor
             if not np.isfinite(sum_).all():
-                wide = np.empty((len(members), len(sum_)))
+                wide = np.empty((len(sources), len(sum_)))
                 for row, widening, raw in zip(wide, widenings, data, strict=True):
                     row[:] = _elements(widening, raw, len(sum_))
-                _settle_infinities(members, wide, sum_)
+                _settle_infinities(sources, name, wide, sum_)
                 _settle_overflows(wide, [share / math.fsum(shares) for share in shares], sum_)
-            yield _rounded(sum_, members[-1])
-        for member, checksum in zip(members, checksums, strict=True):
-            if member.source.algorithm is not None:
-                summed.append(SummedTensor(member.tensor, member.source.algorithm, checksum))
+            yield _rounded(sum_, last, sources[-1].checkpoint.path)
+        for source, tensor, checksum in zip(sources, tensors, checksums, strict=True):
+            if source.algorithm is not None:
+                summed.append(SummedTensor(tensor, source.algorithm, checksum))
 
     return Computed(make)
 
@@ -321,22 +314,22 @@ def _elements(widening: Widening, raw: bytearray | memoryview, count: int) -> Ar
     return narrow
 
 
-def _settle_infinities(members: Sequence[_Member], wide: Array, sums: Array) -> None:
-    """Let an infinity stand that all sources have, as a mask does; any other, or NaN, is an error.
+def _settle_infinities(sources: Sequence[_Weights], name: str, wide: Array, sums: Array) -> None:
+    """Keep an infinity that all sources have, as masks do; raise for any other, and for NaN.
 
     ``wide`` has the elements of each source in a row.
     """
     import numpy as np
 
     is_shared = np.isinf(wide).all(axis=0) & (wide == wide[0]).all(axis=0)
-    for (source, tensor), row in zip(members, wide, strict=True):
+    for source, row in zip(sources, wide, strict=True):
         strange = ~np.isfinite(row) & ~is_shared
         if strange.any():
             what, code = ("NaN", "nan") if np.isnan(row[strange]).any() else ("an infinity", "infinity")
             raise DamagedCheckpoint(
                 source.checkpoint.path,
                 f"{what} would spoil the average",
-                where=tensor.name,
+                where=source.tensors[name].name,
                 code=code,
             )
     sums[is_shared] = wide[0][is_shared]
@@ -356,19 +349,18 @@ def _settle_overflows(wide: Array, parts: Sequence[float], sums: Array) -> None:
         sums[at] = np.clip(np.multiply(halves, 2), rows.min(axis=0), rows.max(axis=0))
 
 
-def _rounded(sums: Array, last: _Member) -> memoryview:
-    """Return sums in the type of a tensor, each rounded once."""
+def _rounded(sums: Array, last: Tensor, path: str) -> memoryview:
+    """Return sums in the type of a tensor of a checkpoint, each rounded once."""
     import numpy as np
 
-    dtype = last.tensor.dtype
+    dtype = last.dtype
     with np.errstate(over="ignore"):
         if numpy_type := _PARTS.get(dtype.name) or {"float32": "<f4", "float16": "<f2"}.get(dtype.name):
             result = sums.astype(numpy_type)
         else:
             result = _to_odd(sums).astype(numpy_dtype(dtype))
     if (np.isfinite(sums) & ~np.isfinite(result)).any():
-        path, where = last.source.checkpoint.path, last.tensor.name
-        raise DamagedCheckpoint(path, f"the average is too large for {dtype.name}", where=where)
+        raise DamagedCheckpoint(path, f"the average is too large for {dtype.name}", where=last.name)
     return memoryview(result.view(np.uint8).data)
 
 

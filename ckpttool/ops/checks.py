@@ -207,11 +207,11 @@ class Verifier:
     def _specials(self, tensor: Tensor) -> list[Finding]:
         assert tensor.values is not None  # selected by the caller
         try:
-            specials = count_specials(tensor.values, tensor.dtype, self._reread)
+            nan, infinite, element = count_specials(tensor.values, tensor.dtype, self._reread)
         except CheckpointError as failure:
             return [error(failure.code, failure.reason, tensor.name)]
-        self._elements[tensor.path] = specials.element
-        return special_findings(specials, tensor)
+        self._elements[tensor.path] = element
+        return special_findings(nan, infinite, tensor)
 
     def _repeated_element(self) -> Element:
         """Return what tells which element a tensor repeats, from the pass over the file."""
@@ -256,17 +256,17 @@ class Verifier:
     def _manifest(self) -> Check:
         if not self._has_manifest:
             return Check("manifest", Status.SKIPPED, "there is none beside it")
-        comparison = compare_manifests(
+        findings, compared, unproven = compare_manifests(
             self._checkpoint,
             self._manifests,
             self._jobs,
             self._advance,
             reads_objects=self._reads_objects,
         )
-        is_partial = any(one.code == UNLISTED for one in comparison.findings)
-        check = self._check("manifest", comparison.findings, comparison.compared, is_partial=is_partial)
-        if check.status is not Status.FAILED and comparison.unproven:
-            return Check("manifest", Status.SKIPPED, why_unproven(comparison.unproven))
+        is_partial = any(one.code == UNLISTED for one in findings)
+        check = self._check("manifest", findings, compared, is_partial=is_partial)
+        if check.status is not Status.FAILED and unproven:
+            return Check("manifest", Status.SKIPPED, why_unproven(unproven))
         return check
 
     def _copy(self, copy: str) -> Check:

@@ -22,7 +22,7 @@ from ckpttool.io.crc import crc_functions
 from ckpttool.io.work import Advance, no_advance
 from ckpttool.ops.digests import Wanted, sums_of_files
 from ckpttool.ops.manifest import base_of, stated_sums
-from ckpttool.ops.stored_sums import SumsComparison, compare_sums, shown_digits, stored_checksums
+from ckpttool.ops.stored_sums import compare_sums, shown_digits, stored_checksums
 
 _STRONGEST_FIRST = ("sha256", "git-sha1", "sha1", "crc64nvme", "md5", "crc32c", "crc32")
 
@@ -194,11 +194,11 @@ class _Pair:
             (self._stated[0], second, "manifest, store"),
             (self._stated[1], first, "store, manifest"),
         ):
-            compared = compare_sums(known, kept)
-            if compared.difference:
-                return self._different(compared.difference)
-            if compared.algorithm:
-                return self._same(f"{TITLES[compared.algorithm]} ({sides})")
+            algorithm, difference = compare_sums(known, kept)
+            if difference:
+                return self._different(difference)
+            if algorithm:
+                return self._same(f"{TITLES[algorithm]} ({sides})")
         return None
 
     def plan_reading(self, to_read: dict[str, Wanted], *, reads_objects: bool) -> FileComparison | None:
@@ -232,18 +232,18 @@ class _Pair:
                 return self._same("SHA-256 (read, read)")
             return self._different(f"its SHA-256 is {_instead(other, mine)}")
         side = 0 if found[0] is not None else 1
-        compared = compare_sums(sums[0], self._stored[1 - side])
+        algorithm, difference = compare_sums(sums[0], self._stored[1 - side])
         how = "store"
-        if compared == SumsComparison():
+        if algorithm is None:
             digests = self._stated[1 - side].digests.items()
             stated = StoredChecksums(tuple(Checksum(name, digits) for name, digits in digests))
-            compared, how = compare_sums(sums[0], stated, "the manifest's"), "manifest"
-        if compared.difference:
-            return self._different(compared.difference)
-        if compared.algorithm is None:
+            (algorithm, difference), how = compare_sums(sums[0], stated, "the manifest's"), "manifest"
+        if difference:
+            return self._different(difference)
+        if algorithm is None:
             return FileComparison(*self._paths, unproven="no checksum is known of both")
         sides = f"read, {how}" if side == 0 else f"{how}, read"
-        return self._same(f"{TITLES[compared.algorithm]} ({sides})")
+        return self._same(f"{TITLES[algorithm]} ({sides})")
 
     def _same(self, proof: str) -> FileComparison:
         return FileComparison(*self._paths, proof=proof)
@@ -254,8 +254,8 @@ class _Pair:
 
 def _believed(path: str, stated: FileSums, stored: StoredChecksums) -> FileSums:
     """Return what is stated of a file; of an object only what the store's checksum bears out."""
-    compared = compare_sums(stated, stored)
-    is_borne_out = compared.algorithm is not None and compared.difference is None
+    algorithm, difference = compare_sums(stated, stored)
+    is_borne_out = algorithm is not None and difference is None
     return stated if is_borne_out or not fs.is_remote(path) else FileSums(None)
 
 

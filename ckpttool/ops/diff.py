@@ -37,11 +37,11 @@ from ckpttool.ops.resume import resume_verdict
 from ckpttool.ops.scan_findings import checksum_findings
 from ckpttool.weights.comparing.compare import (
     Comparison,
-    Failure,
     NotCompared,
     Outcome,
     Side,
     Tolerance,
+    Unreadable,
     compare_all,
 )
 from ckpttool.weights.pairing.layouts import LayoutItem
@@ -118,7 +118,7 @@ def diff_checkpoints(
     tensors = [(pair.a.tensor, pair.b.tensor) for pair in pairs]
     compared = [*zip(pairs, compare_all(tensors, tolerance, jobs=jobs, advance=advance), strict=True)]
     for pair, outcome in compared:
-        if isinstance(outcome, Failure):
+        if isinstance(outcome, Unreadable):
             item = pair.a if outcome.side is Side.A else pair.b
             broken.append(Broken(display_name(item), outcome.side, outcome.error.reason))
     corrupted = [*corrupted_tensors(compared, a, b, jobs)]

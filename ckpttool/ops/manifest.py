@@ -86,21 +86,6 @@ def has_digests(checkpoint: Checkpoint) -> bool:
     return fs.isfile(base_of(checkpoint) + DIGESTS_SUFFIX)
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestComparison:
-    """How a checkpoint differs from what lies beside it.
-
-    Attributes:
-        findings: The differences.
-        compared: What was compared, in words.
-        unproven: Of files that could not be compared, why not, by name.
-    """
-
-    findings: Sequence[Finding]
-    compared: str
-    unproven: Mapping[str, str] = field(default_factory=dict)
-
-
 def has_statements(checkpoint: Checkpoint, manifests: Sequence[Manifest]) -> bool:
     """Tell whether anything says what the files of a checkpoint should be."""
     if manifests or has_digests(checkpoint):
@@ -115,37 +100,40 @@ def compare_manifests(
     advance: Advance = no_advance,
     *,
     reads_objects: bool = True,
-) -> ManifestComparison:
-    """Return how a checkpoint differs from what lies beside it, and from its names in a cache.
+) -> tuple[Sequence[Finding], str, Mapping[str, str]]:
+    """Compare a checkpoint with the manifests and digests beside it, and with its names in a cache.
 
     Objects in a store are compared by the checksums that the store keeps. Only if it keeps none that help are
     they read, and that only if ``reads_objects``.
+
+    Returns:
+        The differences; the compared items, in words; and why others could not be compared, by file name.
     """
     findings = [finding for manifest in manifests for finding in manifest.malformed]
     base, parts = base_of(checkpoint), [entry.path for entry in checkpoint.files]
     written = _read_digests(base, findings)
     stated = _statements(base, parts, manifests, written)
     present = list(_present_files(checkpoint, stated, findings))
-    kept = _compare_stored(stated, [path for path in present if fs.is_remote(path)])
-    unread = {} if reads_objects else kept.unproven
-    by_store = [path for path in present if fs.is_remote(path) and path not in kept.unproven]
+    differing, unproven = _compare_stored(stated, [path for path in present if fs.is_remote(path)])
+    unread = {} if reads_objects else unproven
+    by_store = [path for path in present if fs.is_remote(path) and path not in unproven]
     to_read = [path for path in present if path not in by_store and path not in unread]
     found = sums_of_files({path: Wanted(stated[path].algorithms) for path in to_read}, jobs, advance=advance)
-    changed = [*kept.findings, *_changed_files(stated, found)]
+    changed = [*differing, *_changed_files(stated, found)]
     findings += changed
     may_read = reads_objects or not fs.is_remote(checkpoint.path)
     if written is not None and may_read and (changed or not stated):
         findings += changed_tensors(checkpoint, written, jobs, advance)
     if not stated:
         what = counted(len(written.tensors), "tensor") if written else "digests that can't be read"
-        return ManifestComparison(findings, what)
+        return findings, what, {}
     findings += _unlisted_files(checkpoint, manifests) if manifests else ()
     compared = counted(len(present) - len(unread), "file")
     if by_store:
         compared += (
             f", {'' if len(by_store) == len(present) else f'{len(by_store):,} '}by the store's checksums"
         )
-    return ManifestComparison(findings, compared, {stated[path].name: why for path, why in unread.items()})
+    return findings, compared, {stated[path].name: why for path, why in unread.items()}
 
 
 def stated_sums(path: str, base: str, parts: Sequence[str]) -> dict[str, FileSums]:
@@ -249,20 +237,22 @@ def _present_files(
     findings += [*outside, *missing]
 
 
-def _compare_stored(stated: Mapping[str, _Statement], urls: Sequence[str]) -> ManifestComparison:
-    """Compare objects with what is said of them by the checksums that stores keep; nothing is read."""
+def _compare_stored(
+    stated: Mapping[str, _Statement], urls: Sequence[str]
+) -> tuple[list[Finding], dict[str, str]]:
+    """Return which objects differ by their stores' checksums, and why others can't be compared, by URL."""
     findings, unproven = [], {}
     for url, stored in stored_checksums(urls).items():
         one = stated[url]
         compared = [compare_sums(sums, stored) for sums in one.sums]
-        differences = [each.difference for each in compared if each.difference]
+        differences = [difference for _, difference in compared if difference]
         if one.crcs.nbytes not in (None, nbytes := fs.getsize(url)):
             differences.insert(0, f"it has {nbytes:,} bytes instead of {one.crcs.nbytes:,}")
         if differences:
             findings.append(error("manifest-mismatch", differences[0], one.name))
-        elif not all(each.algorithm for each in compared):
+        elif not all(algorithm for algorithm, _ in compared):
             unproven[url] = stored.reason or "the manifest has none of the checksums that the store keeps"
-    return ManifestComparison(findings, "", unproven)
+    return findings, unproven
 
 
 def _changed_files(

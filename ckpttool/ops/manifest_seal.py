@@ -93,18 +93,6 @@ def _moment(unit: Unit) -> Moment:
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Document:
-    """A file to be written; ``difference`` says how the one there differs: empty not at all.
-
-    None stands for no file there, or one that says less.
-    """
-
-    path: str
-    text: bytes
-    difference: str | None
-
-
 def _write_manifest(
     checkpoint: Checkpoint, unit: Unit, before: Moment, force: bool, jobs: int, advance: Advance
 ) -> SealResult:
@@ -121,7 +109,6 @@ def _write_manifest(
     sums = sums_of_files(dict.fromkeys(files.values(), Wanted(("sha256", *CRCS))), jobs, advance)
     of_files = {name: _require_read(sums[path]) for name, path in files.items()}
     lines = [Line(name, one.digests["sha256"]) for name, one in of_files.items()]
-    listed = _Document(manifest, dumps_manifest(lines), _listing_difference(manifest, lines))
 
     tensors = list(checkpoint.values())
     of_tensors = digests_of_tensors(tensors, jobs, advance)
@@ -129,19 +116,22 @@ def _write_manifest(
         _require_read(digest)
     text = dumps_digests(of_files, tensors, of_tensors)
     # The manifest is written last: it never lies there without what explains it.
-    documents = (_Document(digests, text, document_difference(digests, text)), listed)
+    documents = (
+        (digests, text, document_difference(digests, text)),
+        (manifest, dumps_manifest(lines), _listing_difference(manifest, lines)),
+    )
     if _moment(unit) != before:
         return SealResult(refused="it has changed while it was read")
-    for document in documents if not force else ():
-        if document.difference:
-            name = os.path.basename(document.path)
-            return SealResult(refused=f"{name} is there and {document.difference}; --force replaces it")
-    to_write = [document for document in documents if document.difference is None or document.difference]
-    for document in to_write:
+    for path, _, difference in documents if not force else ():
+        if difference:
+            name = os.path.basename(path)
+            return SealResult(refused=f"{name} is there and {difference}; --force replaces it")
+    to_write = [(path, text) for path, text, difference in documents if difference != ""]
+    for path, text in to_write:
         try:
-            write_atomically(document.path, document.text)
+            write_atomically(path, text)
         except OSError as error:
-            raise from_os_error(error, document.path) from error
+            raise from_os_error(error, path) from error
     return SealResult((manifest, digests), written=bool(to_write))
 
 
@@ -152,7 +142,7 @@ def _require_read(found: T | CheckpointError) -> T:
 
 
 def _listing_difference(path: str, lines: list[Line]) -> str | None:
-    """Return how a manifest that is there differs from what would be written; its spelling doesn't count."""
+    """Return how an existing manifest differs from the new lines, spelling aside; None if there is none."""
     if not fs.lexists(path):
         return None
     there = read_manifest(path)

@@ -100,16 +100,16 @@ def _element_mismatches(pairs: Sequence[tuple[Tensor, Tensor]], jobs: int, advan
     """Yield which tensors hold other elements, by reading both sides."""
     from ckpttool.weights.comparing.compare import (
         Comparison,
-        Failure,
         NotCompared,
         Side,
         Tolerance,
+        Unreadable,
         compare_all,
     )
 
     outcomes = compare_all(pairs, Tolerance(bitwise=True), jobs=jobs, advance=advance)
     for (tensor, _), outcome in zip(pairs, outcomes, strict=True):
-        if isinstance(outcome, Failure):
+        if isinstance(outcome, Unreadable):
             if outcome.side is Side.A:
                 raise outcome.error
             yield f"{tensor.name}: {outcome.error.reason}"

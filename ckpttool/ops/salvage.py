@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.checkpoint import Checkpoint, TrainingState
 from ckpttool.core.documents import document_of
@@ -135,15 +135,15 @@ def salvage(
     with losses_allowed():
         opened = open_checkpoint(source)
     with opened as checkpoint:
-        found = _assess(checkpoint, options.jobs, advance)
+        good, lost, proven, sound = _assess(checkpoint, options.jobs, advance)
         # A lost number may be the score or the step that the training state would tell.
-        kept = {one.name for one in found.good}
+        kept = {one.name for one in good}
         has_numbers = all(one.name in kept for one in checkpoint.tensors if one.size == 1)
         left = checkpoint.but(
-            tensors=found.good,
-            tree=lambda: _tree_of(checkpoint, found.good),
+            tensors=good,
+            tree=lambda: _tree_of(checkpoint, good),
             training=lambda: checkpoint.training if has_numbers else TrainingState(),
-            spans=lambda: iter(found.sound),
+            spans=lambda: iter(sound),
             findings=(),
             complete=True,
         )
@@ -151,13 +151,13 @@ def salvage(
         return Salvaged(
             checkpoint.path,
             converted,
-            found.lost,
-            found.proven,
-            len(found.good) - found.proven,
-            sum(tensor.nbytes for tensor in found.good),
+            lost,
+            proven,
+            len(good) - proven,
+            sum(tensor.nbytes for tensor in good),
             tuple(one for one in checkpoint.findings if one.severity is Severity.ERROR),
             checkpoint.names_all,
-            tuple(one.role for one in found.good),
+            tuple(one.role for one in good),
         )
 
 
@@ -170,8 +170,8 @@ def salvageable(source: str, *, jobs: int | None = None, advance: Advance = no_a
         with losses_allowed():
             opened = open_checkpoint(source)
         with opened as checkpoint:
-            found = _assess(checkpoint, jobs, advance)
-            return _survival([one.role for one in found.good], found.lost, names_all=checkpoint.names_all)
+            good, lost, _, _ = _assess(checkpoint, jobs, advance)
+            return _survival([one.role for one in good], lost, names_all=checkpoint.names_all)
     except CheckpointError:  # the verdict has told why it can't be read
         return None
 
@@ -180,17 +180,10 @@ def _survival(kept: Iterable[Role], lost: Iterable[Loss], *, names_all: bool) ->
     return survival_of(kept, ((one.name, one.role) for one in lost), names_all=names_all)
 
 
-class _Assessment(NamedTuple):
-    """What is whole: ``sound`` are the ranges that have their checksums, ``proven`` counts their tensors."""
-
-    good: tuple[Tensor, ...]
-    lost: tuple[Loss, ...]
-    proven: int
-    sound: tuple[Span, ...]
-
-
-def _assess(checkpoint: Checkpoint, jobs: int | None, advance: Advance) -> _Assessment:
-    """Return which tensors are whole, having read all of them.
+def _assess(
+    checkpoint: Checkpoint, jobs: int | None, advance: Advance
+) -> tuple[tuple[Tensor, ...], tuple[Loss, ...], int, tuple[Span, ...]]:
+    """Read all tensors; return intact and lost ones, how many checksums prove, and the intact ranges.
 
     Raises:
         DamagedCheckpoint: None is, or what says which there are is damaged.
@@ -214,7 +207,7 @@ def _assess(checkpoint: Checkpoint, jobs: int | None, advance: Advance) -> _Asse
     common = Counter(one.role for one in checkpoint.tensors).most_common(1)[0][0]
     lost += [Loss(name, why, None, role_below((name,)) or common) for name, why in unread]
     sound = tuple(one.span for one in scanned if not _is_damaged(one))
-    return _Assessment(good, tuple(lost), sum(map(cover.proves, good)), sound)
+    return good, tuple(lost), sum(map(cover.proves, good)), sound
 
 
 class _Sizes:
@@ -311,7 +304,7 @@ def _tree_of(checkpoint: Checkpoint, good: Sequence[Tensor]) -> object:
     """Return what lies around the tensors, without those that are lost."""
     tree = checkpoint.tree
     kept = {id(tensor): tensor for tensor in good}
-    edits: dict[int, list[Any]] = {id(one): [] for one in checkpoint.tensors if id(one) not in kept}
+    edits: dict[int, list[Tensor]] = {id(one): [] for one in checkpoint.tensors if id(one) not in kept}
     if tree is None or not edits:
         return tree
     try:

@@ -11,7 +11,7 @@ from ckpttool.core.report import Finding, counted, error, first_names, has_error
 from ckpttool.core.tensor import Span, Tensor
 from ckpttool.core.values import storages_of
 from ckpttool.formats.traits import traits_of
-from ckpttool.io.scan import Scanned, Specials
+from ckpttool.io.scan import Scanned
 from ckpttool.ops.verdict import VALUES_NOT_READ
 
 _UNREAD = frozenset(
@@ -29,13 +29,13 @@ _UNREAD = frozenset(
 """Findings of formats which say that there are values that nothing looks at."""
 
 
-def special_findings(specials: Specials, tensor: Tensor) -> list[Finding]:
+def special_findings(nan: int, infinite: int, tensor: Tensor) -> list[Finding]:
     """Return an error for NaN and a warning for infinities, which attention masks hold on purpose."""
     findings = []
-    if specials.nan:
-        findings.append(error("nan", f"{specials.nan:,} of {tensor.size:,} values are NaN", tensor.name))
-    if specials.infinite and not _is_start_value(tensor):
-        message = f"{specials.infinite:,} of {tensor.size:,} values are infinite"
+    if nan:
+        findings.append(error("nan", f"{nan:,} of {tensor.size:,} values are NaN", tensor.name))
+    if infinite and not _is_start_value(tensor):
+        message = f"{infinite:,} of {tensor.size:,} values are infinite"
         findings.append(warning("infinity", message, tensor.name))
     return findings
 

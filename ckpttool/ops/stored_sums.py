@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
 
 from ckpttool.core.errors import from_os_error
 from ckpttool.io.checksums import TITLES, FileSums, StoredChecksums
@@ -11,16 +10,6 @@ from ckpttool.io.work import in_order
 
 REQUESTS_AT_ONCE = 16
 _SHOWN_DIGITS = 16
-
-
-class SumsComparison(NamedTuple):
-    """How checksums compare: the algorithm of one that both sides have, and how one of them differs.
-
-    Without any in common, ``algorithm`` is None.
-    """
-
-    algorithm: str | None = None
-    difference: str | None = None
 
 
 def stored_checksums(urls: Iterable[str]) -> dict[str, StoredChecksums]:
@@ -43,8 +32,10 @@ def _ask(url: str, check: Callable[[], None]) -> StoredChecksums:
         raise from_os_error(error, url) from error
 
 
-def compare_sums(known: FileSums, stored: StoredChecksums, whose: str = "the store's") -> SumsComparison:
-    """Compare what is known of a file with what a store, or whoever ``whose`` names, says of another."""
+def compare_sums(
+    known: FileSums, stored: StoredChecksums, whose: str = "the store's"
+) -> tuple[str | None, str | None]:
+    """Return the algorithm of a checksum that both files have, or None, and how one differs, if it does."""
     common = None
     for checksum in stored.checksums:
         value = known.value_like(checksum)
@@ -52,9 +43,9 @@ def compare_sums(known: FileSums, stored: StoredChecksums, whose: str = "the sto
             continue
         if value != checksum.digits:
             kept = f"{whose} {TITLES[checksum.algorithm]} is {shown_digits(checksum.digits)}"
-            return SumsComparison(checksum.algorithm, f"{kept} instead of {shown_digits(value)}")
+            return checksum.algorithm, f"{kept} instead of {shown_digits(value)}"
         common = common or checksum.algorithm
-    return SumsComparison(common)
+    return common, None
 
 
 def shown_digits(digits: str) -> str:

@@ -232,10 +232,9 @@ def _mlflow(wanted: str, root: str) -> Iterator[Record]:
     to = f"{mlflow.PREFIX}{wanted}"
     stores = mlflow.stores_around(places_around(root))
     found = mlflow.experiment_runs(stores, wanted)
-    store = stores[0] if found is None and stores else found and found.store
+    store, runs, is_of_one = found or (next(iter(stores), None), [], False)
     client = mlflow.mlflow_client(None if store is None else store.uri)
-    runs = [] if found is None else found.runs
-    named = runs[0] if found is not None and found.is_of_one else None
+    named = runs[0] if is_of_one else None
     ids: dict[str, str] = {}
 
     def run_id(one: LoggedCheckpoint) -> str:

@@ -7,7 +7,6 @@ import stat
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -27,25 +26,16 @@ def in_little_endian(raw: bytes, tensor: Tensor) -> bytes:
     return b"".join(raw[start : start + word][::-1] for start in range(0, len(raw), word))
 
 
-@dataclass(frozen=True)
-class Read:
-    """One read: so many bytes of a file from an offset."""
-
-    file: str
-    offset: int
-    nbytes: int
-
-
 @contextmanager
-def recorded_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Read]]:
+def recorded_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Extent]]:
     """Record every read of a file or an object, as ``Source`` is asked for it."""
-    reads: list[Read] = []
+    reads: list[Extent] = []
 
     def record_reads_by(source: type[Source]) -> None:
         read_into = source.read_into
 
         def recording(self: Source, offset: int, buffer: memoryview, where: str | None = None) -> None:
-            reads.append(Read(self.path, offset, len(buffer)))
+            reads.append(Extent(self.path, offset, len(buffer)))
             read_into(self, offset, buffer, where)
 
         patch.setattr(source, "read_into", recording)
@@ -56,14 +46,10 @@ def recorded_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Read]]:
         yield reads
 
 
-def lies_inside(read: Read, extent: Extent) -> bool:
+def lies_inside(read: Extent, extent: Extent) -> bool:
     """Tell whether a read touched nothing but an extent: no structure around it explains it."""
-    return (
-        read.nbytes > 0
-        and read.file == extent.file
-        and extent.offset <= read.offset
-        and read.offset + read.nbytes <= extent.end
-    )
+    is_below = extent.offset <= read.offset and read.end <= extent.end
+    return read.nbytes > 0 and read.file == extent.file and is_below
 
 
 def is_inside(offset: int, extents: list[Extent]) -> bool:

@@ -139,10 +139,9 @@ def test_an_interrupt_between_two_tasks_ends_all_threads(monkeypatch: pytest.Mon
 def test_every_pattern_of_narrow_types_is_judged_as_the_real_type_does(dtype: DType) -> None:
     words = np.arange(1 << 8 * dtype.word_bytes, dtype=f"<u{dtype.word_bytes}")
     nan, infinite = specials(words, dtype)
-    found = count_specials(in_memory(words.tobytes()), dtype)
-    assert (found.nan, found.infinite) == (nan.sum(), infinite.sum())
+    assert count_specials(in_memory(words.tobytes()), dtype)[:2] == (nan.sum(), infinite.sum())
     for word in words[nan | infinite]:
-        assert count_specials(in_memory(word.tobytes()), dtype) != under_test.Specials()
+        assert count_specials(in_memory(word.tobytes()), dtype)[:2] != (0, 0)
 
 
 @pytest.mark.parametrize("byteorder", ORDERS)
@@ -193,8 +192,7 @@ def test_wide_types_are_judged_as_numpy_does(
     words = np.array([word & ((1 << 8 * width) - 1) for word in drawn], f"<u{width}")
     words = np.resize(words, len(words) + len(words) % 2)
     nan, infinite = specials(words, dtype)
-    found = count_specials(in_memory(words.tobytes()), dtype)
-    assert (found.nan, found.infinite) == (nan.sum(), infinite.sum())
+    assert count_specials(in_memory(words.tobytes()), dtype)[:2] == (nan.sum(), infinite.sum())
     stored = words.byteswap() if byteorder == "big" else words
     (result,) = scan([span(stored.tobytes(), dtype, byteorder=byteorder)], jobs=1)
     assert result.is_suspicious == bool((nan | infinite).any())
@@ -222,7 +220,7 @@ def test_what_is_no_float_is_never_suspicious(name: str) -> None:
     data = b"\xff" * 64
     (result,) = scan([span(data, BY_NAME[name])], jobs=1)
     assert not result.is_suspicious
-    assert count_specials(in_memory(data), BY_NAME[name]) == under_test.Specials()
+    assert count_specials(in_memory(data), BY_NAME[name]) == (0, 0, None)
 
 
 def test_values_can_be_left_out() -> None:

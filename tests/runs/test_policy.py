@@ -9,7 +9,7 @@ import pytest
 from ckpttool import Policy, UsageError
 from ckpttool.runs.members.order import group
 from ckpttool.runs.metrics.modes import mode_of
-from ckpttool.runs.pruning.request import delete_limit
+from ckpttool.runs.pruning.request import max_removals
 from ckpttool.runs.retention.policies import PathRule, Policies
 from ckpttool.runs.retention.rules import History, rank_by_metric
 from tests.support.directories import make_entry
@@ -54,13 +54,13 @@ def test_the_rules_that_were_given() -> None:
     ],
 )
 def test_how_much_may_go(limit: str, removed: int, total: int, allowed: bool) -> None:
-    assert delete_limit(limit).allows(removed, total) is allowed
+    assert (removed <= max_removals(limit, total)) is allowed
 
 
 @pytest.mark.parametrize("text", ["", "%", "101%", "-1", "ten", "1e3", "1.5"])
 def test_what_is_no_limit(text: str) -> None:
     with pytest.raises(UsageError, match="no limit"):
-        delete_limit(text)
+        max_removals(text, 0)
 
 
 # Policies by path -----------------------------------------------------------------------------------

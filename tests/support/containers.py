@@ -20,7 +20,7 @@ def pickles_in(data: bytes) -> PickleSequence:
 def entries_of_table(path: Path) -> dict[bytes, bytes]:
     """Return what a table in a file holds."""
     with Source(path) as source:
-        return {entry.key: bytes(entry.value) for entry in Table(source).entries()}
+        return {key: bytes(value) for key, value in Table(source).entries()}
 
 
 def stage(target: Path, fill: Callable[[StagedOutput], object], shape: OutputShape = "file") -> Path:

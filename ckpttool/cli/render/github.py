@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ckpttool.cli.render.verdicts import (
     VERDICTS,
@@ -37,13 +37,6 @@ _DATA = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
 _PROPERTY = {**_DATA, **str.maketrans({":": "%3A", ",": "%2C"})}
 
 
-class _Annotation(NamedTuple):
-    severity: Severity
-    path: str
-    title: str
-    message: str
-
-
 def workflow_commands(
     verifications: Sequence[Verification],
     failures: Sequence[CheckpointError] = (),
@@ -61,18 +54,18 @@ def workflow_commands(
     """
     has_failed = bool(failures) or not all(one.passes(strict=strict) for one in verifications)
     last = Severity.ERROR if has_failed else Severity.NOTE
-    unread = (_Annotation(Severity.ERROR, one.path, one.code, printable_cut(one.reason)) for one in failures)
+    unread = ((Severity.ERROR, one.path, one.code, printable_cut(one.reason)) for one in failures)
     ranked = (
-        _Annotation(finding.severity, one.path, finding.code, message_with_place(finding))
+        (finding.severity, one.path, finding.code, message_with_place(finding))
         for one, finding in rank_findings(verifications)
     )
-    shown: dict[Severity, list[_Annotation]] = {severity: [] for severity in _COMMANDS}
+    shown: dict[Severity, list[str]] = {severity: [] for severity in _COMMANDS}
     more = 0
-    for annotation in chain(unread, ranked):
+    for severity, path, title, message in chain(unread, ranked):
         # GitHub is to show the line that counts, too.
-        room = MAX_SHOWN - (annotation.severity is last)
-        if len(shown[annotation.severity]) < room:
-            shown[annotation.severity].append(annotation)
+        room = MAX_SHOWN - (severity is last)
+        if len(shown[severity]) < room:
+            shown[severity].append(_command(severity, path, title, message, root))
         else:
             more += 1
     counts = [count_verdicts(verifications)]
@@ -80,15 +73,14 @@ def workflow_commands(
         counts.append(f"{len(failures):,} not read")
     if more:
         counts.append(f"{counted(more, 'more finding')} in the log")
-    lines = [_command(one, root) for one in chain.from_iterable(shown.values())]
+    lines = chain.from_iterable(shown.values())
     return "\n".join([*lines, f"::{_COMMANDS[last]} title=ckpttool verify::{'; '.join(counts)}"])
 
 
-def _command(annotation: _Annotation, root: str | None) -> str:
-    path = path_from_root(annotation.path, root) or annotation.path
-    file, title = printable_cut(path).translate(_PROPERTY), annotation.title.translate(_PROPERTY)
-    message = f"{printable_cut(annotation.path)}: {annotation.message}".translate(_DATA)
-    return f"::{_COMMANDS[annotation.severity]} file={file},title={title}::{message}"
+def _command(severity: Severity, path: str, title: str, message: str, root: str | None) -> str:
+    file = printable_cut(path_from_root(path, root) or path).translate(_PROPERTY)
+    text = f"{printable_cut(path)}: {message}".translate(_DATA)
+    return f"::{_COMMANDS[severity]} file={file},title={title.translate(_PROPERTY)}::{text}"
 
 
 # A job's summary, in Markdown -----------------------------------------------------------------------

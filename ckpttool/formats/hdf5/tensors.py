@@ -84,16 +84,16 @@ class OpenedHdf5:
 
     @property
     def other_content(self) -> dict[str, object]:
-        """Return what holds no numbers; what is only described has its checksum, as long as that is cheap."""
+        """Texts, and descriptions of other datasets, with their checksums as long as that is cheap."""
         bytes_left, deadline = MAX_SUMMED, time.monotonic() + _SUM_SECONDS
         for dataset in self.unsummed[:_MAX_SUMS]:
-            checksum = (
-                None if time.monotonic() > deadline else dataset_checksum(self.location, dataset, bytes_left)
-            )
-            if checksum is not None:
-                bytes_left -= checksum.nbytes
+            if time.monotonic() > deadline:
+                break
+            if (found := dataset_checksum(self.location, dataset, bytes_left)) is not None:
+                crc32, nbytes = found
+                bytes_left -= nbytes
                 description: Any = self.described[dataset.name]
-                self.described[dataset.name] = {**description, "CRC-32": f"{checksum.crc32:08x}"}
+                self.described[dataset.name] = {**description, "CRC-32": f"{crc32:08x}"}
         self.unsummed.clear()
         return self.described
 
@@ -207,8 +207,7 @@ def open_h5(location: Location, source: Readable, base: int, *, in_place: bool =
         message = f"{source.size - base:,} bytes, expected {location.size:,}"
         opened.findings.append(error("truncated", message))
     _judge_links(opened)
-    for fault in tree.faults:
-        opened.findings.append(error(fault.code, fault.message, fault.where))
+    opened.findings += tree.faults
     if tree.faults:
         message = "a part of it was not read; what links there lead to is not known"
         opened.safety.append(warning("not-scanned", message, tree.faults[0].where))

@@ -43,11 +43,11 @@ class KerasIndex(NamedTuple):
 
 
 def read_index(path: str) -> KerasIndex:
-    """Return what an index file says."""
-    index = read_weight_map(path)
-    findings = list(index.findings)
+    """Return the contents of an index file."""
+    weight_map, metadata, doubled_keys = read_weight_map(path)
+    findings = list(doubled_keys)
     groups: dict[str, tuple[str, ...]] = {}
-    for group, names in index.weight_map.items():
+    for group, names in weight_map.items():
         shards = []
         for name in names if isinstance(names, list) else [names]:
             why = refusal(name)
@@ -58,7 +58,7 @@ def read_index(path: str) -> KerasIndex:
         groups[group] = tuple(shards)
     files = tuple(sorted({name for names in groups.values() for name in names}))
     require_few(path, files)
-    return KerasIndex(path, groups, files, index.metadata.get("total_size"), tuple(dict.fromkeys(findings)))
+    return KerasIndex(path, groups, files, metadata.get("total_size"), tuple(dict.fromkeys(findings)))
 
 
 class KerasSharded(SetFormat):

@@ -9,7 +9,7 @@ Source: Keras ``src/saving/saving_lib.py``, ``src/legacy/saving/legacy_h5_format
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 from ckpttool.core.checkpoint import TrainingState
@@ -110,11 +110,10 @@ class KerasWriter(_KerasFileWriter):
         archive.assemble(_WEIGHTS, weights.size, weights.stream_with_crc)
         for name, data in assets.items():
             archive.add(name, data)
-        held = NativeContent(
-            {**object_of(metadata), "model_config": model},
-            {METADATA: metadata, CONFIG: config, **{ASSET + name: data for name, data in assets.items()}},
-        )
-        sidecar = _sidecar(content, self._paths, held)
+        native = {METADATA: metadata, CONFIG: config}
+        native |= {ASSET + name: data for name, data in assets.items()}
+        described = {**object_of(metadata), "model_config": model}
+        sidecar = _sidecar(content, self._paths, described, native)
         if sidecar is not None:
             archive.add(ENTRY, sidecar)
         archive.finish()
@@ -195,8 +194,7 @@ class KerasH5Writer(_KerasFileWriter):
         skipped = ("layer_names", *CONFIGS)
         metadata = {key: value for key, value in attributes.items() if not key.startswith(skipped)}
         configs = {key: object_of(attributes[key].encode()) for key in CONFIGS if key in attributes}
-        held = NativeContent({**metadata, **configs}, h5_native(plan.groups, ()))
-        sidecar = _sidecar(content, self._paths, held)
+        sidecar = _sidecar(content, self._paths, {**metadata, **configs}, h5_native(plan.groups, ()))
         if sidecar is not None:
             plan.texts[(ENTRY,)] = sidecar
         draw(plan).stream(target.create())
@@ -220,36 +218,29 @@ def keras_plan(content: Content, places: Places) -> Plan:
 # The entry of what a file does not hold natively ----------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class NativeContent:
-    """What a file holds in its own way, as its reader will give it back.
-
-    Attributes:
-        metadata: Without the digests of its records.
-        native: Without the places of its tensors.
-    """
-
-    metadata: Mapping[str, object]
-    native: Mapping[str, bytes]
-
-
-def _sidecar(content: Content, paths: Mapping[str, Path], held: NativeContent) -> bytes | None:
+def _sidecar(
+    content: Content,
+    paths: Mapping[str, Path],
+    held_metadata: Mapping[str, object],
+    held_native: Mapping[str, bytes],
+) -> bytes | None:
     """Return the sidecar, or None if the file holds everything; one that is there has the training, too.
 
     Args:
         content: What is written.
         paths: The path under which the file's reader knows each tensor, by its name in the content.
-        held: What the file holds without it.
+        held_metadata: Metadata that the file's reader finds without it, digests of records excluded.
+        held_native: Native parts that it finds without it, places of tensors excluded.
     """
     native = {
-        key: value for key, value in content.native.items() if key != STORED and held.native.get(key) != value
+        key: value for key, value in content.native.items() if key != STORED and held_native.get(key) != value
     }
     is_native = STORED in content.native
     for key, value in content.metadata.items() if is_native else ():
         if key == RECORDS and isinstance(value, Mapping):
-            is_native &= all(ASSET + name in held.native for name in value)
+            is_native &= all(ASSET + name in held_native for name in value)
         else:
-            is_native &= key in held.metadata and held.metadata[key] == value
+            is_native &= key in held_metadata and held_metadata[key] == value
     metadata = {} if is_native else content.metadata
     names = {tensor.name for tensor in content.tensors}
     is_known = content.training == TrainingState() or (is_native and is_told_by(content.training, names))

@@ -65,22 +65,16 @@ FILE_INPUTS: Mapping[str, tuple[FileInput, ...]] = {
 """Ops that are safe if they open only files of the model."""
 
 
-class Passing(NamedTuple):
-    """Inputs that an op forwards, and the origin of the result for each origin of an input."""
-
-    inputs: slice
-    becomes: Mapping[Origin, Origin]
-
-
 _SAME = {one: one for one in Origin}
 _NUMBERED = {Origin.PREFIX: Origin.BESIDE, Origin.BESIDE: Origin.BESIDE}
-_PASSING: Mapping[str, Passing] = {
-    "Identity": Passing(slice(0, 1), _SAME),
-    "Pack": Passing(slice(None), _SAME),
-    "Select": Passing(slice(1, 3), _SAME),
-    "SelectV2": Passing(slice(1, 3), _SAME),
-    "ShardedFilename": Passing(slice(0, 1), _NUMBERED),
+_PASSING: Mapping[str, tuple[slice, Mapping[Origin, Origin]]] = {
+    "Identity": (slice(0, 1), _SAME),
+    "Pack": (slice(None), _SAME),
+    "Select": (slice(1, 3), _SAME),
+    "SelectV2": (slice(1, 3), _SAME),
+    "ShardedFilename": (slice(0, 1), _NUMBERED),
 }
+"""Inputs that an op forwards, and the origin of the result for each origin of an input."""
 _FIRST_ARGUMENT: Mapping[tuple[str, bytes], int] = {
     ("PartitionedCall", b"f"): 0,
     ("StatefulPartitionedCall", b"f"): 0,
@@ -165,9 +159,9 @@ class FileNames:
             return self._origins_of_variable(node, depth)
         if node.op not in _PASSING:
             return _ELSEWHERE
-        passing = _PASSING[node.op]
-        found = self._origins_of_inputs(body, node, passing.inputs, depth)
-        return frozenset(passing.becomes.get(one, Origin.ELSEWHERE) for one in found)
+        inputs, becomes = _PASSING[node.op]
+        found = self._origins_of_inputs(body, node, inputs, depth)
+        return frozenset(becomes.get(one, Origin.ELSEWHERE) for one in found)
 
     def _origins_of_joined(self, body: str, node: GraphNode, depth: int) -> Origins:
         """Return ``BESIDE`` for the checkpoint prefix joined with suffixes."""

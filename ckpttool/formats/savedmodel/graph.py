@@ -207,15 +207,15 @@ def _judge_ops(graph: MetaGraph) -> None:
 
 def _judge_files(graph: MetaGraph, uncalled: Collection[str]) -> None:
     names = _file_names(graph, uncalled)
-    standings = graph.saver.standings(graph.files)
+    uses = graph.saver.uses_of(graph.files)
     for op in graph.files:
         if op.function in uncalled and op.op in stateful_ops():
             graph.uncalled.setdefault(op.op, _place(op.name, op.function))
             continue
         is_harmless = names.are_own(op.op, op.name, op.function)
         if op.op in SAVER_OPS:
-            standing = standings[op]
-            is_harmless = standing.is_own and (is_harmless or not standing.is_run)
+            is_savers, is_run = uses[op]
+            is_harmless = is_savers and (is_harmless or not is_run)
             if not is_harmless and _is_for_initializers(graph, op):
                 graph.initializing.setdefault(op.op, op.name)
                 continue

@@ -42,13 +42,6 @@ class FileOp(NamedTuple):
     function: str
 
 
-class Standing(NamedTuple):
-    """Whether an op serves the saver alone, and whether the saver runs it; an older one's isn't run."""
-
-    is_own: bool
-    is_run: bool
-
-
 @dataclass
 class Saver:
     """What a graph's nodes and functions lead to, as far as it takes to tell what serves the saver alone.
@@ -134,8 +127,11 @@ class Saver:
         called = self._called_by(self._calls) | self.offered | (self.functions.keys() & known_ops().keys())
         return self.functions.keys() - _reachable(called, self.functions)
 
-    def standings(self, ops: Iterable[FileOp]) -> dict[FileOp, Standing]:
-        """Return whether each of some ops serves the saver alone."""
+    def uses_of(self, ops: Iterable[FileOp]) -> dict[FileOp, tuple[bool, bool]]:
+        """Return for each op whether it serves the saver alone, and whether the saver runs it.
+
+        A node that only an older saver ran isn't run.
+        """
         takes = self._takes()
         saving, left = self._own_nodes(takes)
         functions, nodes = self._own_functions(saving), saving | left
@@ -147,7 +143,7 @@ class Saver:
             is_own = op.function in functions if op.function else node in nodes
             is_loaded = op.function in loaded if op.function else node in loading
             is_run = bool(op.function) or node not in left
-            found[op] = Standing(is_own and not (is_loaded and op.op in _WRITING), is_run)
+            found[op] = is_own and not (is_loaded and op.op in _WRITING), is_run
         return found
 
     def _takes(self) -> dict[int, list[int]]:

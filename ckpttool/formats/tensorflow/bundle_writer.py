@@ -7,7 +7,6 @@ Source: tensorflow/tensorflow ``core/util/tensor_bundle/tensor_bundle.cc`` (for 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
 
 from ckpttool.core.errors import DamagedCheckpoint
 from ckpttool.core.tensor import Tensor
@@ -44,7 +43,7 @@ def write_bundle(
         texts: Strings that it holds besides, by key.
     """
     data = target.create(shard_name(prefix, 0, 1))
-    entries = {}
+    entries: dict[bytes, tuple[str, tuple[int, ...], int, int, int | Written]] = {}
     for key, tensor in tensors:
         offset = data.offset
         checksum: int | Written
@@ -54,40 +53,33 @@ def write_bundle(
             checksum = _put_variants(data, tensor)
         else:
             checksum = data.put(tensor, "crc32c")
-        entries[key] = _IndexEntry(tensor.dtype.name, tensor.shape, offset, data.offset - offset, checksum)
+        entries[key] = (tensor.dtype.name, tensor.shape, offset, data.offset - offset, checksum)
     for key, text in texts.items():
         offset = data.offset
         checksum = _put_text(data, text)
-        entries[key] = _IndexEntry(_STRING, (), offset, data.offset - offset, checksum)
+        entries[key] = (_STRING, (), offset, data.offset - offset, checksum)
     data.settle()
     table = TableWriter(target.create(prefix + INDEX))
     table.add(b"", _HEADER)
     for key in sorted(entries):
-        table.add(key, entries[key].message())
+        table.add(key, _entry_message(*entries[key]))
     table.finish()
 
 
-class _IndexEntry(NamedTuple):
-    """An entry of the index, of which the elements are in the shard or on their way."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
-    checksum: int | Written
-
-    def message(self) -> bytes:
-        """Return the entry as a message; it waits for its checksum."""
-        crc = self.checksum.checksum if isinstance(self.checksum, Written) else self.checksum
-        return b"".join(
-            (
-                number_field(1, NUMBERS[self.dtype]),
-                bytes_field(2, shape_message(self.shape)),
-                number_field(4, self.offset),
-                number_field(5, self.nbytes),
-                fixed32_field(6, mask_crc(crc)),
-            )
+def _entry_message(
+    dtype: str, shape: tuple[int, ...], offset: int, nbytes: int, checksum: int | Written
+) -> bytes:
+    """Return an entry of the index; blocks until the checksum of its elements is known."""
+    crc = checksum.checksum if isinstance(checksum, Written) else checksum
+    return b"".join(
+        (
+            number_field(1, NUMBERS[dtype]),
+            bytes_field(2, shape_message(shape)),
+            number_field(4, offset),
+            number_field(5, nbytes),
+            fixed32_field(6, mask_crc(crc)),
         )
+    )
 
 
 def shape_message(shape: tuple[int, ...]) -> bytes:

@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint, Producer, TrainingState
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, NotDownloaded, NotFound, Unsupported
@@ -183,22 +182,19 @@ def open_stage(path: str) -> Checkpoint:
 # The index and its shards ---------------------------------------------------------------------------
 
 
-class _StoredEntry(NamedTuple):
-    """An entry with elements of its own, by the name that findings give it."""
-
-    entry: BundleEntry
-    name: str
-
-
 class Bundle(Opening):
-    """A bundle while it is opened."""
+    """A bundle while it is opened.
+
+    Attributes:
+        stored: The entries with elements of their own, each with its name in findings.
+    """
 
     def __init__(self, prefix: str) -> None:
         super().__init__()
         self.prefix = prefix
         self.path = prefix + INDEX
         self.sources: dict[int, Source] = {}
-        self.stored: list[_StoredEntry] = []
+        self.stored: list[tuple[BundleEntry, str]] = []
         self.unreadable: set[str] = set()
         self.header = BundleHeader(1, "little", 1, 0)
 
@@ -213,14 +209,14 @@ class Bundle(Opening):
                 found_size, most = f"an index of {source.size:,} bytes", f"at most {MAX_INDEX:,}"
                 raise LimitExceeded(self.path, found_size, expected=most)
             entries = Table(source).entries()
-            first = next(entries, None)
-            if first is None or first.key:
+            key, value = next(entries, (None, b""))
+            if key != b"":
                 found = "a table without a header"
                 raise DamagedCheckpoint(self.path, found, where="header", code="bundle-header")
-            self.header = read_header(self.path, first.value)
+            self.header = read_header(self.path, value)
             by_key: dict[bytes, BundleEntry] = {}
-            for entry in entries:
-                by_key[entry.key] = read_entry(self.path, entry.key, entry.value)
+            for key, value in entries:
+                by_key[key] = read_entry(self.path, key, value)
                 if len(by_key) > MAX_ENTRIES:
                     raise LimitExceeded(self.path, f"more than {MAX_ENTRIES:,} entries", where="index")
             return by_key
@@ -257,7 +253,7 @@ class Bundle(Opening):
             message = f"truncated: {source.size:,} of at least {entry.end:,} bytes"
             self.fault("truncated", message, f"{os.path.basename(source.path)}: {name}")
             return None
-        self.stored.append(_StoredEntry(entry, name))
+        self.stored.append((entry, name))
         return source
 
     def graph(self, entry: BundleEntry | None) -> dict[str, KnownVariable]:
@@ -346,11 +342,11 @@ class Bundle(Opening):
 
     def account(self) -> Iterator[Finding]:
         """Yield what is wrong with how the shards are filled: overlaps, and bytes that belong to nothing."""
-        by_shard: dict[int, list[_StoredEntry]] = defaultdict(list)
-        for stored in self.stored:
-            by_shard[stored.entry.shard].append(stored)
+        by_shard: dict[int, list[tuple[BundleEntry, str]]] = defaultdict(list)
+        for entry, where in self.stored:
+            by_shard[entry.shard].append((entry, where))
         for shard, source in self.sources.items():
-            ordered = sorted(by_shard[shard], key=lambda stored: (stored.entry.offset, stored.entry.end))
+            ordered = sorted(by_shard[shard], key=lambda stored: (stored[0].offset, stored[0].end))
             name = os.path.basename(source.path)
             end = gaps = 0
             for entry, where in ordered:
@@ -368,7 +364,7 @@ class Bundle(Opening):
     def spans(self) -> Iterator[Span]:
         """Yield the stored bytes of all tensors, in the order of the files, with their checksums."""
         byteorder = self.header.byteorder
-        for entry, name in sorted(self.stored, key=lambda stored: (stored.entry.shard, stored.entry.offset)):
+        for entry, name in sorted(self.stored, key=lambda stored: (stored[0].shard, stored[0].offset)):
             if name in self.unreadable:
                 continue
             source = self.sources[entry.shard]

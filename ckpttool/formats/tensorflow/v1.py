@@ -127,15 +127,15 @@ def _elements(path: str, name: str, dtype: DType, message: memoryview) -> bytes:
 def _listed_tensors(table: Table) -> Iterator[_ListedTensor]:
     """Yield what the first entry of a table says of all tensors in it."""
     path = table.path
-    first = next(table.block(0), None) if table.blocks else None
-    if first is None or first.key:
+    key, value = next(table.block(0), (None, b"")) if table.blocks else (None, b"")
+    if key != b"":
         raise DamagedCheckpoint(path, "a table without a header", where="header", code="bundle-header")
-    for field in fields(first.value, path, "header"):
+    for field in fields(value, path, "header"):
         if field.number == _META and field.kind != BYTES:
             found, expected = "the index of a checkpoint under another name", "a name ending in .index"
             raise DamagedCheckpoint(path, found, expected=expected, code="bundle-header")
-        if len(first.value) > MAX_VARINTS:
-            found = f"a list of tensors of {len(first.value):,} bytes"
+        if len(value) > MAX_VARINTS:
+            found = f"a list of tensors of {len(value):,} bytes"
             raise LimitExceeded(path, found, expected=f"at most {MAX_VARINTS:,}", where="header")
         if field.number == _META:
             for inner in fields(field.data, path, "header"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from ckpttool.formats.sidecar import ENTRY
 from ckpttool.formats.sidecar_writer import sidecar_of
@@ -42,7 +42,7 @@ class TensorFlowWriter(Writer):
     shape = "prefix"
 
     def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
-        if keyed_as_before(content) is None:
+        if keys_as_before(content) is None:
             yield from refused_names(content)
         for tensor in content.tensors:
             yield from refused_type(tensor)
@@ -54,29 +54,22 @@ class TensorFlowWriter(Writer):
 
     def write(self, content: Content, target: Target, options: WriteOptions) -> None:
         content = without_computation(content)
-        keyed = keyed_as_before(content) or keyed_by_name(content)
+        own = keys_as_before(content)
+        keys, graph = own or keys_by_name(content)
         # What a checkpoint has no place for is its sidecar; the keys and their graph it has itself.
         native = {name: part for name, part in content.native.items() if not name.startswith(OWN)}
         is_plain = content.tree is None and not content.metadata and not native and not content.conventions
-        if keyed.is_native and is_plain and all(map(_FROM_TENSORS, content.training.origin.values())):
+        if own and is_plain and all(map(_FROM_TENSORS, content.training.origin.values())):
             sidecar = None
         else:
             sidecar = sidecar_of(replace(content, native=native))
-        texts = {GRAPH_KEY.encode(): keyed.graph, ENTRY.encode(): sidecar}
-        tensors = ((keyed.keys[tensor.name], tensor) for tensor in content.owned)
+        texts = {GRAPH_KEY.encode(): graph, ENTRY.encode(): sidecar}
+        tensors = ((keys[tensor.name], tensor) for tensor in content.owned)
         write_bundle(target, "", tensors, {key: text for key, text in texts.items() if text is not None})
 
 
-class Keyed(NamedTuple):
-    """Under which keys tensors are written, by name, and the graph of objects that goes with it, if any."""
-
-    keys: Mapping[str, bytes]
-    graph: bytes | None
-    is_native: bool
-
-
-def keyed_as_before(content: Content) -> Keyed | None:
-    """Return the keys that a content had in TensorFlow; None where it had none, or was renamed."""
+def keys_as_before(content: Content) -> tuple[Mapping[str, bytes], bytes | None] | None:
+    """Return the keys that a content had in TensorFlow, and its graph; None without keys, or if renamed."""
     if len(content.owned) < len(content.tensors):
         return None
     keys = keys_from(content.native, content.tensors)
@@ -88,13 +81,13 @@ def keyed_as_before(content: Content) -> Keyed | None:
         known = known_keys(content.native) or {}
         gone = {key for name, key in known.items() if name not in keys}
         graph = cut_graph(GRAPH, graph, kept, gone - kept)
-    return Keyed(keys, graph, is_native=True)
+    return keys, graph
 
 
-def keyed_by_name(content: Content) -> Keyed:
-    """Return keys, and a graph of objects, by the names alone."""
+def keys_by_name(content: Content) -> tuple[Mapping[str, bytes], bytes]:
+    """Return keys and a graph of objects that are made of the tensors' names."""
     keys = {tensor.name: key_of(tensor.name).encode() for tensor in content.owned}
-    return Keyed(keys, graph_of(keys, ties_in(content.tensors)), is_native=False)
+    return keys, graph_of(keys, ties_in(content.tensors))
 
 
 def refused_names(content: Content) -> Iterator[str]:

@@ -12,7 +12,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
@@ -33,7 +33,6 @@ from ckpttool.formats.shard_index import refusal
 from ckpttool.formats.sidecar import ENTRY, apply_sidecar_file
 from ckpttool.formats.torch.dcp_items import Item, Items
 from ckpttool.formats.torch.dcp_metadata import (
-    ItemPlace,
     Key,
     Metadata,
     MetadataEntry,
@@ -121,21 +120,20 @@ def _metadata_files(entries: Entries) -> dict[str, os.DirEntry[str]]:
     return {name: entry for name, entry in entries.items() if _OF_A_RANK.fullmatch(name) and entry.is_file()}
 
 
-@dataclass(slots=True)
-class _DataFile:
-    """A ``.distcp`` file, and what lies in it by offset."""
-
-    source: Source
-    items: dict[int, Item] = field(default_factory=dict)
-
-
 class _DcpDirectory:
-    """The files of a checkpoint, and the tensors and values that their items make."""
+    """The files of a checkpoint, and the tensors and values that their items make.
+
+    Attributes:
+        sources: The files of metadata by name.
+        _files: The ``.distcp`` files by name.
+        _items_at: The items of each ``.distcp`` file by offset.
+    """
 
     def __init__(self, probe: Probe, parts: OpenedParts) -> None:
         self._probe, self._parts = probe, parts
         self.sources: dict[str, Source] = {}
-        self._files: dict[str, _DataFile] = {}
+        self._files: dict[str, Source] = {}
+        self._items_at: dict[str, dict[int, Item]] = defaultdict(dict)
         self._items: dict[Key, Item] = {}
         self._metadata, self._opener = Metadata(), Items()
         self.tensors: list[tuple[Path, TensorParts]] = []
@@ -181,16 +179,16 @@ class _DcpDirectory:
 
     def scanned_paths(self) -> frozenset[str]:
         """Return the paths of the files whose pickles were looked into."""
-        sources = (*self.sources.values(), *(file.source for file in self._files.values()))
+        sources = (*self.sources.values(), *self._files.values())
         return frozenset((*self._parts.judged, *(fs.abspath(source.path) for source in sources)))
 
     def spans(self, parts: OpenedParts) -> Iterator[Span]:
         """Iterate over the metadata, which has no checksum, and the records of all items file by file."""
         for name, source in self.sources.items():
             yield Span(Extent(source.path, 0, source.size), name, source.read_into)
-        for name, file in self._files.items():
-            for offset in sorted(file.items):
-                yield from file.items[offset].spans(name)
+        for name in self._files:
+            for _, item in sorted(self._items_at[name].items()):
+                yield from item.spans(name)
         yield from parts.spans()
 
     def _read_metadata(self) -> None:
@@ -220,25 +218,25 @@ class _DcpDirectory:
 
     def _open_items(self) -> None:
         """Open each item once, file after file, in the order of the file."""
-        by_file: dict[str, list[tuple[ItemPlace, Key]]] = defaultdict(list)
+        by_file: dict[str, list[tuple[Extent, Key]]] = defaultdict(list)
         for key, places in self._metadata.places.items():
             for place in places:
                 by_file[place.file].append((place, key))
         for name in sorted(by_file):
-            file = self._open_file(name)
-            if file is None:
+            source = self._open_file(name)
+            if source is None:
                 continue
             items = sorted(by_file[name], key=lambda item: item[0])
-            self._check_ranges(name, file.source.size, [place for place, _ in items])
+            self._check_ranges(name, source.size, [place for place, _ in items])
             # What is read of an item lies around the values, at both of its ends.
-            boundaries = {at for place, _ in items for at in (place.offset, place.offset + place.nbytes)}
-            file.source.prefetch((max(0, at - _ITEM_FRAME), at + _ITEM_FRAME) for at in boundaries)
+            boundaries = {at for place, _ in items for at in (place.offset, place.end)}
+            source.prefetch((max(0, at - _ITEM_FRAME), at + _ITEM_FRAME) for at in boundaries)
             for place, key in items:
                 # Items behind the end of the file, and transformed ones, have a finding for them all.
-                if place.offset + place.nbytes <= file.source.size and key not in self._metadata.transformed:
-                    self._open_item(file, place, key)
+                if place.end <= source.size and key not in self._metadata.transformed:
+                    self._open_item(source, place, key)
 
-    def _open_file(self, name: str) -> _DataFile | None:
+    def _open_file(self, name: str) -> Source | None:
         why = refusal(name) or ("a path into a directory" if "/" in name else None)
         entry = self._probe.entries.get(name)
         path = os.path.join(self._probe.path, name) if entry is None else entry.path
@@ -251,12 +249,12 @@ class _DcpDirectory:
         elif not fs.isfile(path):
             self._parts.fault("part-damaged", "not a regular file", name)
         else:
-            file = self._files[name] = _DataFile(self._parts.opened.enter_context(fs.open_source(path)))
-            return file
+            source = self._files[name] = self._parts.opened.enter_context(fs.open_source(path))
+            return source
         self._parts.safety.append(warning("not-scanned", "it was not looked into", name))
         return None
 
-    def _check_ranges(self, name: str, size: int, places: list[ItemPlace]) -> None:
+    def _check_ranges(self, name: str, size: int, places: list[Extent]) -> None:
         """Compare the ranges of the items with each other and the file."""
         expected, findings = 0, self._parts.findings
         for place in dict.fromkeys(places):
@@ -266,7 +264,7 @@ class _DcpDirectory:
             elif place.offset > expected:
                 message = f"{place.offset - expected:,} bytes before byte {place.offset:,} belong to no item"
                 findings.append(error("items-gap", message, name))
-            expected = max(expected, place.offset + place.nbytes)
+            expected = max(expected, place.end)
         if expected < size:
             message = f"{size - expected:,} bytes behind the last item belong to none"
             findings.append(error("items-gap", message, name))
@@ -274,16 +272,16 @@ class _DcpDirectory:
             self._parts.fault("part-truncated", f"truncated: {size:,} of {expected:,} bytes", name)
             self._parts.safety.append(warning("not-scanned", "the items behind its end were not read", name))
 
-    def _open_item(self, file: _DataFile, place: ItemPlace, key: Key) -> None:
-        fqn = key[0]
+    def _open_item(self, source: Source, place: Extent, key: Key) -> None:
+        fqn, items = key[0], self._items_at[place.file]
         where = f"{fqn}: {place.file}"
         entry = self._metadata.entries.get(fqn)
         # Chunks of one tensor, and of others of its type and shape, are compared with one of them.
         kind = None if entry is None or entry.dtype is None else (entry.dtype.name, entry.shape)
         try:
-            item = file.items.get(place.offset)
+            item = items.get(place.offset)
             if item is None or item.nbytes != place.nbytes:
-                item = file.items[place.offset] = self._opener.open(file.source, place, fqn, kind)
+                item = items[place.offset] = self._opener.open(source, place, fqn, kind)
                 self._parts.findings += (add_part_name(finding, where) for finding in item.findings)
                 self._parts.safety += (add_part_name(finding, where) for finding in item.safety)
             self._items.setdefault(key, item)

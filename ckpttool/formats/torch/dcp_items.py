@@ -14,7 +14,6 @@ from ckpttool.core.tensor import Extent, Path, Span, Tensor
 from ckpttool.core.values import Contiguous
 from ckpttool.formats.content.assembly import tree_of
 from ckpttool.formats.content.flattening import TensorParts, flatten
-from ckpttool.formats.torch.dcp_metadata import ItemPlace
 from ckpttool.formats.torch.objects import TorchObjects
 from ckpttool.formats.torch.tree_nodes import torch_node
 from ckpttool.formats.torch.zip import Records, StorageRecords, trailing_findings
@@ -72,7 +71,7 @@ class KnownPickles:
         return self._known[data]
 
 
-def open_item(source: Source, place: ItemPlace, fqn: str, pickles: KnownPickles) -> Item:
+def open_item(source: Source, place: Extent, fqn: str, pickles: KnownPickles) -> Item:
     """Return what lies at a place."""
     records = _records(source, place, fqn)
     judged = pickles.read(records)
@@ -95,7 +94,7 @@ def open_item(source: Source, place: ItemPlace, fqn: str, pickles: KnownPickles)
     )
 
 
-def _records(source: Source, place: ItemPlace, fqn: str) -> Records:
+def _records(source: Source, place: Extent, fqn: str) -> Records:
     return Records(Archive(Part(source, place.offset, place.nbytes, fqn)), source.path)
 
 
@@ -126,7 +125,7 @@ class Items:
         self._pickles = KnownPickles()
         self._templates: dict[Hashable, _ItemTemplate] = {}
 
-    def open(self, source: Source, place: ItemPlace, fqn: str, kind: Hashable) -> Item:
+    def open(self, source: Source, place: Extent, fqn: str, kind: Hashable) -> Item:
         """Return what lies at a place; ``kind`` is what it should be."""
         template = self._templates.get((kind, place.nbytes))
         if template is not None and template.matches(source, place):
@@ -155,7 +154,7 @@ class _ItemTemplate(NamedTuple):
     checksums: tuple[tuple[int, ...], ...]
     others: tuple[int, ...]
 
-    def matches(self, source: Source, place: ItemPlace) -> bool:
+    def matches(self, source: Source, place: Extent) -> bool:
         """Tell whether what lies at a place is the same item but for values and checksums."""
         data = _read_except(source, place, self.skipped)
         if not all(data.startswith(constant, offset) for offset, constant in self.constants):
@@ -167,7 +166,7 @@ class _ItemTemplate(NamedTuple):
                 return False
         return not any(data[offset] == _PICKLE for offset in self.others)
 
-    def item_at(self, source: Source, place: ItemPlace, fqn: str) -> Item:
+    def item_at(self, source: Source, place: Extent, fqn: str) -> Item:
         """Return the item at a place that matches."""
         ((path, parts),) = self.item.stored
         values = parts.values
@@ -188,7 +187,7 @@ class _ItemTemplate(NamedTuple):
         )
 
 
-def _read_except(source: Source, place: ItemPlace, skipped: tuple[int, int]) -> bytes:
+def _read_except(source: Source, place: Extent, skipped: tuple[int, int]) -> bytes:
     """Return the bytes of an item without those in a range."""
     start, end = skipped
     if place.nbytes <= _MAX_KNOWN_BYTES:
@@ -197,7 +196,7 @@ def _read_except(source: Source, place: ItemPlace, skipped: tuple[int, int]) -> 
     return source.read(place.offset, start) + source.read(place.offset + end, place.nbytes - end)
 
 
-def _make_template(source: Source, place: ItemPlace, item: Item) -> _ItemTemplate | None:
+def _make_template(source: Source, place: Extent, item: Item) -> _ItemTemplate | None:
     """Return what items that are like this one have in common, or None where it is not a plain tensor's."""
     if item.findings or item.safety or [path for path, _ in item.stored] != [()]:
         return None

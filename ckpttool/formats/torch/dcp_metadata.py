@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ckpttool.core.dtypes import DType
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.report import Finding, error
-from ckpttool.core.tensor import Path
+from ckpttool.core.tensor import Extent, Path
 from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.torch.objects import MAX_AXES
 from ckpttool.formats.torch.types import COMPONENTS, sizes, torch_dtype
@@ -58,14 +58,6 @@ class TensorChunk(NamedTuple):
         return tuple(start + length for start, length in zip(self.offsets, self.sizes, strict=True))
 
 
-class ItemPlace(NamedTuple):
-    """Where an item lies: a file's name, and a range of bytes in it."""
-
-    file: str
-    offset: int
-    nbytes: int
-
-
 @dataclass(slots=True)
 class MetadataEntry:
     """What is saved under one name: a tensor in chunks, or with ``dtype`` None any other object."""
@@ -89,7 +81,7 @@ class Metadata:
     """
 
     entries: dict[str, MetadataEntry] = field(default_factory=dict)
-    places: dict[Key, list[ItemPlace]] = field(default_factory=dict)
+    places: dict[Key, list[Extent]] = field(default_factory=dict)
     transformed: dict[Key, str] = field(default_factory=dict)
     is_megatron: bool = False
     findings: list[Finding] = field(default_factory=list)
@@ -113,7 +105,7 @@ class _MetadataReader:
     def __init__(self, metadata: Metadata, path: str, name: str) -> None:
         self._metadata, self._path, self._name = metadata, path, name
         self._paths: Mapping[Any, Any] = {}
-        self._place_of: dict[Key, ItemPlace] = {}
+        self._place_of: dict[Key, Extent] = {}
 
     def run(self, root: object) -> Mapping[str, Any]:
         if not isinstance(root, Call) or not root.is_of(_MODULE, "Metadata"):
@@ -174,7 +166,7 @@ class _MetadataReader:
         if transforms:
             names = transforms if isinstance(transforms, list | tuple) else [transforms]
             self._metadata.transformed[key] = ", ".join(f"{describe(name)!s:.60}" for name in names[:4])
-        place = ItemPlace(file, *self._numbers((start, nbytes)))
+        place = Extent(file, *self._numbers((start, nbytes)))
         self._metadata.places.setdefault(key, []).append(place)
         if self._place_of.setdefault(key, place) != place:
             message = "two places are given for one chunk"

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
@@ -142,20 +142,12 @@ def _first_missing(numbers: set[int], last: int) -> int | None:
     return next((number for number in candidates if number not in numbers), None)
 
 
-@dataclass(slots=True)
-class _Chunks:
-    """The chunks of one tensor, and where each begins."""
-
-    starts: list[tuple[int, ...]] = field(default_factory=list)
-    parts: list[Tensor] = field(default_factory=list)
-
-
 class _ChunkMerger:
-    """Makes tensors of the chunks of all ranks."""
+    """Makes tensors of the chunks of all ranks; each chunk has its start in the tensor."""
 
     def __init__(self, path: str, parts: OpenedParts) -> None:
         self._path, self._parts = path, parts
-        self._chunks: dict[str, _Chunks] = {}
+        self._chunks: dict[str, list[tuple[tuple[int, ...], Tensor]]] = {}
 
     def add(self, name: str, part: Checkpoint) -> None:
         """Take over the chunks of a file."""
@@ -166,14 +158,13 @@ class _ChunkMerger:
             self._parts.fault(failure.code, failure.reason, where)
             starts = {}
         for tensor in part.tensors:
-            chunks = self._chunks.setdefault(tensor.name, _Chunks())
+            chunks = self._chunks.setdefault(tensor.name, [])
             start = starts.get(tensor.name)
             if start is None:
                 continue
-            first = chunks.parts[0] if chunks.parts else tensor
+            first = chunks[0][1] if chunks else tensor
             if (tensor.dtype, len(tensor.shape)) == (first.dtype, len(first.shape)):
-                chunks.starts.append(start)
-                chunks.parts.append(tensor)
+                chunks.append((start, tensor))
             else:
                 other = f"another file has {first.dtype} {list(first.shape)}"
                 message = f"{tensor.dtype} {list(tensor.shape)}, and {other}"
@@ -182,14 +173,12 @@ class _ChunkMerger:
     def tensors(self) -> Iterator[Tensor]:
         """Yield all tensors; those whose chunks don't tile them are without values."""
         for name, chunks in self._chunks.items():
-            if chunks.parts:
+            if chunks:
                 yield self._merge(name, chunks)
 
-    def _merge(self, name: str, chunks: _Chunks) -> Tensor:
-        first = chunks.parts[0]
-        boxes = [
-            TensorChunk(start, part.shape) for start, part in zip(chunks.starts, chunks.parts, strict=True)
-        ]
+    def _merge(self, name: str, chunks: Sequence[tuple[tuple[int, ...], Tensor]]) -> Tensor:
+        _, first = chunks[0]
+        boxes = [TensorChunk(start, part.shape) for start, part in chunks]
         # The shape of the whole is not stated: it reaches as far as its chunks do.
         shape = tuple(map(max, zip(*(box.ends for box in boxes), strict=True))) if first.shape else ()
         empty = replace(first, shape=shape, values=None, extent=None, storage=None)
@@ -201,11 +190,8 @@ class _ChunkMerger:
             self._parts.fault(finding.code, finding.message, name)
         if findings:
             return empty
-        filled = [index for index, part in enumerate(chunks.parts) if part.size] or [0]
-        if chunks.parts[filled[0]].shape == shape:
-            return chunks.parts[filled[0]]
-        starts, parts = [chunks.starts[index] for index in filled], [chunks.parts[index] for index in filled]
-        return replace(empty, values=tile(shape, starts, parts))
+        starts, parts = zip(*([chunk for chunk in chunks if chunk[1].size] or chunks[:1]), strict=True)
+        return parts[0] if parts[0].shape == shape else replace(empty, values=tile(shape, starts, parts))
 
 
 def _starts(part: Checkpoint) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -19,7 +19,7 @@ from ckpttool.core.errors import Unsupported
 from ckpttool.core.readable import reader_from
 from ckpttool.core.tensor import Extent, Path, Span
 from ckpttool.formats.torch.dcp import METADATA
-from ckpttool.formats.torch.dcp_metadata import ItemPlace, Metadata
+from ckpttool.formats.torch.dcp_metadata import Metadata
 from ckpttool.formats.torch.dcp_pickle import write_fields
 from ckpttool.formats.writer import Rewritten, Target, Trim
 from ckpttool.io import fs
@@ -73,7 +73,7 @@ def _write(
     target: Target,
     advance: Advance,
 ) -> Rewritten:
-    kept: dict[str, set[ItemPlace]] = defaultdict(set)
+    kept: dict[str, set[Extent]] = defaultdict(set)
     changed: set[str] = set()
     for (name, _), places in metadata.places.items():
         for place in places:
@@ -82,7 +82,7 @@ def _write(
             else:
                 kept[place.file].add(place)
     files: dict[str, str] = {}
-    moved: dict[ItemPlace, ItemPlace] = {}
+    moved: dict[Extent, Extent] = {}
     spans: list[Span] = []
     taken = set(os.listdir(path))
     for file in sorted(changed & kept.keys()):
@@ -90,7 +90,7 @@ def _write(
         sink = target.create(files[file])
         with fs.open_source(os.path.join(path, file)) as source:
             for place in sorted(kept[file]):
-                moved[place] = ItemPlace(files[file], sink.offset, place.nbytes)
+                moved[place] = Extent(files[file], sink.offset, place.nbytes)
                 crc = _copy(source.read, place, sink, advance)
                 extent = Extent(sink.path, moved[place].offset, place.nbytes)
                 spans.append(Span(extent, files[file], _read_staged(extent), crc))
@@ -129,7 +129,7 @@ def _free_name(file: str, taken: set[str]) -> str:
     return name
 
 
-def _copy(read: Callable[[int, int], Any], place: ItemPlace, sink: Sink, advance: Advance) -> int:
+def _copy(read: Callable[[int, int], Any], place: Extent, sink: Sink, advance: Advance) -> int:
     """Append an item to a file, and return the checksum of its bytes."""
     crc = 0
     for offset in range(0, place.nbytes, _BLOCK):
@@ -151,14 +151,14 @@ def _read_staged(extent: Extent) -> Callable[[int, memoryview], None]:
 
 
 def _stored_entries(
-    stored: Mapping[Call, Call], lost: Collection[str], moved: Mapping[ItemPlace, ItemPlace]
+    stored: Mapping[Call, Call], lost: Collection[str], moved: Mapping[Extent, Extent]
 ) -> Iterator[tuple[Call, Call]]:
     """Yield the entries of ``storage_data`` that stay, with the places that their items have now."""
     for index, info in stored.items():
         if index.state["fqn"] in lost:
             continue
         fields = info.state
-        place = ItemPlace(fields["relative_path"], fields["offset"], fields["length"])
+        place = Extent(fields["relative_path"], fields["offset"], fields["length"])
         now = moved.get(place, place)
         state = {**fields, "relative_path": now.file, "offset": now.offset}
         yield index, Call(info.function, info.args, state=state, is_new=info.is_new)

@@ -50,13 +50,6 @@ Source: deepspeedai/DeepSpeed ``deepspeed/runtime/precision_config.py``.
 Shape = tuple[int, ...]
 
 
-class _State(NamedTuple):
-    """What a file holds of a parameter: a tensor, if it is sound, and how it was put together."""
-
-    tensor: Tensor | None
-    made: Mapping[str, Any]
-
-
 class _Model(NamedTuple):
     """What the model states of all ranks say of the parameters.
 
@@ -79,15 +72,16 @@ class UniversalStates:
     """The parameters of a universal checkpoint, and what its optimizer keeps of them.
 
     Attributes:
-        metadata: What is said of the whole optimizer.
+        metadata: Of the whole optimizer.
         paths: All files below ``zero``.
+        _states: For each parameter and state, the tensor of its file, None if damaged, and its metadata.
     """
 
     def __init__(self, probe: Probe, parts: OpenedParts) -> None:
         self.metadata: Mapping[str, Any] = {}
         self.paths: list[str] = []
         self._parts = parts
-        self._states: dict[str, dict[str, _State]] = {}
+        self._states: dict[str, dict[str, tuple[Tensor | None, Mapping[str, Any]]]] = {}
         self._shared: list[Tensor] = []
         self._has_directory = ZERO in probe.entries
         if not self._has_directory:
@@ -116,12 +110,12 @@ class UniversalStates:
         weights, states = dict.fromkeys((*expected, *self._states)), []
         found: dict[str, Tensor] = {}
         for name in weights:
-            for state, stored in self._states.get(name, {}).items():
-                tensor = self._checked(stored, model) if stored.tensor is not None else None
+            for state, (stored, metadata) in self._states.get(name, {}).items():
+                tensor = self._checked(stored, metadata, model) if stored is not None else None
                 if tensor is not None and state == FP32:
                     found[name] = replace(tensor, path=(MODULE, name), role=Role.WEIGHTS)
-                elif stored.tensor is not None:
-                    states.append(tensor or replace(stored.tensor, role=Role.OTHER))
+                elif stored is not None:
+                    states.append(tensor or replace(stored, role=Role.OTHER))
             if name not in found and (lost := _lost(name, model)) is not None:
                 found[name] = lost
         ordered = {name: found[name] for name in (*model.names, *found) if name in found}
@@ -173,10 +167,8 @@ class UniversalStates:
                 where = f"{ZERO}/{name}/{state}{_SUFFIX}"
                 self._parts.findings.append(warning("part-missing", message, where))
 
-    def _checked(self, stored: _State, model: _Model) -> Tensor | None:
+    def _checked(self, tensor: Tensor, metadata: Mapping[str, Any], model: _Model) -> Tensor | None:
         """Return a tensor in its parameter's shape, None if it can't be it."""
-        tensor = stored.tensor
-        assert tensor is not None  # the caller asked
         _, name, state = map(str, tensor.path)
         place = f"{ZERO}/{name}/{state}{_SUFFIX}"
         if state == FP32 and tensor.dtype.name not in model.masters:
@@ -186,7 +178,7 @@ class UniversalStates:
         slices = model.slices.get(name, ())
         if state == _STEP or not slices:
             return tensor
-        shape = _fitting_shape(tensor.shape, stored.made, slices, model.rows)
+        shape = _fitting_shape(tensor.shape, metadata, slices, model.rows)
         if shape is not None:
             return replace(tensor, shape=shape)
         said = ", ".join(dict.fromkeys(str(list(one)) for one in slices[:_MAX_NAMED]))
@@ -204,10 +196,10 @@ class UniversalStates:
             state = entry.name.removesuffix(_SUFFIX)
             self.paths.append(entry.path)
             part = self._parts.add(place, partial(open_file, entry.path))
-            states[state] = _State(None, {})
+            states[state] = None, {}
             if part is not None:
                 tensor = self._only_tensor(part, (ZERO, directory.name, state), place)
-                states[state] = _State(tensor, part.metadata)
+                states[state] = tensor, part.metadata
 
     def _only_tensor(self, part: Checkpoint, path: tuple[str, str, str], place: str) -> Tensor | None:
         """Return the one tensor of a file; a step may be a number."""
@@ -309,18 +301,18 @@ def _half_masters(config: object) -> Iterator[str]:
 
 
 def _fitting_shape(
-    shape: Shape, made: Mapping[str, Any], slices: Sequence[Shape], rows: int | None
+    shape: Shape, metadata: Mapping[str, Any], slices: Sequence[Shape], rows: int | None
 ) -> Shape | None:
-    """Return the shape of a parameter that ranks had slices of, None if what a file holds has another."""
-    experts = made.get("ep_num_experts")
-    if made.get("is_expert_param") is True and type(experts) is int:  # each rank has some of them only
+    """Return the shape of a parameter that ranks had slices of, None if that of its file is another."""
+    experts = metadata.get("ep_num_experts")
+    if metadata.get("is_expert_param") is True and type(experts) is int:  # each rank has some of them only
         slices = [(experts, *one[1:]) for one in slices]
     wholes = _joined_shapes(slices)
     if shape in wholes:
         return shape
-    if "sub_param_shape" in made:  # the sub-parameters may have an axis of their own
+    if "sub_param_shape" in metadata:  # the sub-parameters may have an axis of their own
         return shape if math.prod(shape) in map(math.prod, wholes) else None
-    if made.get("vocab_tensor") is True and shape[:1] > (0,):  # without the rows that padded it
+    if metadata.get("vocab_tensor") is True and shape[:1] > (0,):  # without the rows that padded it
         padded = (one[0] for one in wholes if one[1:] == shape[1:])
         return shape if any(shape[0] == min(rows or shape[0], length) for length in padded) else None
     flat = (one for one in wholes if shape == (math.prod(one),))

@@ -102,28 +102,21 @@ class Mesh(NamedTuple):
     stored: frozenset[Extent]
 
 
-class _Placement(NamedTuple):
-    """How a tensor lies on one dimension of a mesh; ``axis`` is None where that doesn't cut it."""
-
-    text: str
-    axis: int | None
-    pieces: int
-
-
 def _dtensor_shard(
     mesh: Mesh, spec: Mapping[str, Any], shape: tuple[int, ...], local: tuple[int, ...]
 ) -> Shard:
     placements = [_placement(node, len(shape)) for node in spec["placements"]]
     if len(placements) != len(mesh.shape):
         raise ValueError(f"{len(placements)} placements on a mesh of {len(mesh.shape)} dimensions")
-    texts = tuple(placement.text for placement in placements)
+    texts = tuple(text for text, _, _ in placements)
     ranges: tuple[tuple[Range, ...], ...] | None
     if not mesh.is_member:
         ranges = tuple(() for _ in shape)
-    elif mesh.place is None and any(placement.axis is not None for placement in placements):
+    elif mesh.place is None and any(axis is not None for _, axis, _ in placements):
         ranges = None
     else:
-        ranges = _ranges(shape, mesh, placements, _cut_order(spec, len(placements)))
+        cuts = [(axis, pieces) for _, axis, pieces in placements]
+        ranges = _ranges(shape, mesh, cuts, _cut_order(spec, len(placements)))
     if ranges is not None and mesh.is_member:
         expected = tuple(sum(end - start for start, end in runs) for runs in ranges)
         if expected != local:
@@ -132,22 +125,22 @@ def _dtensor_shard(
     return Shard(shape, ranges, texts, mesh.shape, mesh.rank, mesh.world)
 
 
-def _placement(node: Any, axes: int) -> _Placement:
-    """Return a placement as it is pickled: an object with a dimension, or without."""
+def _placement(node: Any, axes: int) -> tuple[str, int | None, int]:
+    """Return a pickled placement as text, the axis that it cuts, or None, and the pieces cut first."""
     function = node.function if isinstance(node, Call) else None
     if not isinstance(function, Global):
         raise TypeError("no placement")
     name, fields = function.name, _attributes(node.state)
     if name not in ("Shard", "_StridedShard"):
         reduction = fields.get("reduce_op")
-        return _Placement(f"{name}({reduction if isinstance(reduction, str) else ''})", None, 1)
+        return f"{name}({reduction if isinstance(reduction, str) else ''})", None, 1
     axis, pieces = fields["dim"], fields.get("split_factor", 1)
     if type(axis) is not int or not -axes <= axis < axes:
         raise ValueError(f"{name} along axis {describe(axis)} of {axes}")
     if type(pieces) is not int or not 1 <= pieces <= _MAX_PIECES:
         raise ValueError(f"{name} of {describe(pieces)} pieces")
     text = f"Shard({axis})" if name == "Shard" else f"_StridedShard({axis}, {pieces})"
-    return _Placement(text, axis % axes, pieces if name == "_StridedShard" else 1)
+    return text, axis % axes, pieces if name == "_StridedShard" else 1
 
 
 def _cut_order(spec: Mapping[str, Any], dimensions: int) -> list[int]:
@@ -162,17 +155,19 @@ def _cut_order(spec: Mapping[str, Any], dimensions: int) -> list[int]:
 
 
 def _ranges(
-    shape: tuple[int, ...], mesh: Mesh, placements: Sequence[_Placement], order: Sequence[int]
+    shape: tuple[int, ...], mesh: Mesh, cuts: Sequence[tuple[int | None, int]], order: Sequence[int]
 ) -> tuple[tuple[Range, ...], ...]:
-    """Return which indexes of each axis a process has, by cutting what is left for it again and again."""
+    """Return the indexes of each axis that a process has, by cutting the rest again and again.
+
+    ``cuts`` has for each dimension of the mesh the axis, None without one, and the pieces that are cut first.
+    """
     ranges: list[list[Range]] = [[(0, length)] if length else [] for length in shape]
     for dimension in order:
-        placement = placements[dimension]
-        if placement.axis is not None and mesh.place is not None:
-            runs = ranges[placement.axis]
-            total = sum(end - start for start, end in runs)
-            chunks = _chunks(total, placement.pieces, mesh.shape[dimension], mesh.place[dimension])
-            ranges[placement.axis] = list(_select(runs, chunks))
+        axis, pieces = cuts[dimension]
+        if axis is not None and mesh.place is not None:
+            total = sum(end - start for start, end in ranges[axis])
+            chunks = _chunks(total, pieces, mesh.shape[dimension], mesh.place[dimension])
+            ranges[axis] = list(_select(ranges[axis], chunks))
     return tuple(map(tuple, ranges))
 
 

@@ -21,7 +21,6 @@ from ckpttool.formats.content.flattening import Flat, TensorParts
 from ckpttool.formats.content.plain_data import describe_members, under_free_key
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.torch.dcp_items import Item, KnownPickles, open_item
-from ckpttool.formats.torch.dcp_metadata import ItemPlace
 from ckpttool.formats.torch.export_graph import (
     describe_graph,
     judge_operators,
@@ -223,7 +222,7 @@ class _ProgramArchive:
             failure = DamagedCheckpoint(self._path, "no archive of torch.save", where=member.name)
             failure.safety = tuple(_pickle_findings(content, start, member))
             raise failure
-        place = ItemPlace(member.name, member.payload, member.size)
+        place = Extent(member.name, member.payload, member.size)
         return open_item(self._archive.source, place, member.name, KnownPickles())
 
     # What loading and running it could do -----------------------------------------------------------

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.dtypes import DType
@@ -44,10 +44,10 @@ def open_legacy(probe: Probe, name: str) -> Checkpoint:
     source = probe.source
     pickles = Pickles(source)
     with attach_safety(pickles.safety):
-        legacy = read_legacy(pickles, 0, source.size)
-        leaf = _LegacyObjects(probe.path, legacy.storages).leaf
-        flat = flatten(legacy.root, leaf, probe.path)
-    trailing = source.size - legacy.end
+        root, storages, end = read_legacy(pickles, 0, source.size)
+        leaf = _LegacyObjects(probe.path, storages).leaf
+        flat = flatten(root, leaf, probe.path)
+    trailing = source.size - end
     findings = [error("trailing-bytes", f"{trailing:,} bytes lie behind the last storage")]
     return assemble(
         probe=probe,
@@ -55,14 +55,14 @@ def open_legacy(probe: Probe, name: str) -> Checkpoint:
         variant="legacy",
         flat=note_embedded_sources(flat, pickles.sources),
         files=(FileEntry(probe.path, source.size),),
-        spans=lambda: storage_spans(legacy.storages.by_key, flat),
+        spans=lambda: storage_spans(storages.by_key, flat),
         producer=Producer("pytorch"),
         findings=(
             *(findings if trailing else ()),
-            *unused_storages(legacy.storages.by_key.values(), flat.tensors),
+            *unused_storages(storages.by_key.values(), flat.tensors),
         ),
         safety=tuple(pickles.safety),
-        tree=tree_of(legacy.root, leaf, probe.path, torch_node),
+        tree=tree_of(root, leaf, probe.path, torch_node),
     )
 
 
@@ -133,16 +133,8 @@ class Pickles:
 # The storages -------------------------------------------------------------------------------------
 
 
-class Legacy(NamedTuple):
-    """What lies in one such file, which may be part of another; ``end`` is the offset behind it."""
-
-    root: object
-    storages: LegacyStorages
-    end: int
-
-
-def read_legacy(pickles: Pickles, start: int, end: int) -> Legacy:
-    """Return the object and the storages that lie between two offsets, in bytes."""
+def read_legacy(pickles: Pickles, start: int, end: int) -> tuple[object, LegacyStorages, int]:
+    """Return the object and the storages between two offsets of a file, and the offset behind them."""
     parts: list[Pickle] = []
     for where in PARTS:
         parts.append(pickles.read(parts[-1].end if parts else start, end, where))
@@ -155,7 +147,7 @@ def read_legacy(pickles: Pickles, start: int, end: int) -> Legacy:
     if not isinstance(info, dict):
         raise DamagedCheckpoint(path, "no system info", expected="a dictionary", where=PARTS[2])
     storages = LegacyStorages(pickles.source, _announced_storages(path, root))
-    return Legacy(root, storages, storages.locate(keys, parts[-1].end, end))
+    return root, storages, storages.locate(keys, parts[-1].end, end)
 
 
 def _announced_storages(path: str, root: object) -> dict[str, tuple[DType | None, int]]:

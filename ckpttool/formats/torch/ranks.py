@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckpttool.core.checkpoint import Checkpoint, Producer
 from ckpttool.core.errors import LimitExceeded
@@ -396,8 +396,8 @@ class _Assembly:
         self._pieces += sum(math.prod(len(runs) for runs in shard.ranges or ()) for shard in shards)
         if self._pieces > _MAX_PIECES:
             raise LimitExceeded(self._path, f"tensors in more than {_MAX_PIECES:,} pieces", where=name)
-        boxes = [(part.tensor, box) for part in parts for box in _boxes(part.tensor)]
-        chunks = [TensorChunk(box.start, box.lengths) for _, box in boxes]
+        boxes = [(part.tensor, *box) for part in parts for box in _boxes(part.tensor)]
+        chunks = [box for _, box, _ in boxes]
         faults = list(check_chunks(self._path, name, MetadataEntry(path, first.dtype, shape, chunks)))
         if faults:
             # Where a file is missing, that was told, and stands for all tensors.
@@ -455,16 +455,8 @@ def _view(tensor: Tensor) -> object:
     return None if view is None else (view.offset - base, view.strides, nbytes)
 
 
-class _Box(NamedTuple):
-    """A box of a tensor: where it begins in the whole, where in the rank's own part, and how large it is."""
-
-    start: tuple[int, ...]
-    start_in_part: tuple[int, ...]
-    lengths: tuple[int, ...]
-
-
-def _boxes(tensor: Tensor) -> Iterator[_Box]:
-    """Yield the boxes that a rank's tensor has."""
+def _boxes(tensor: Tensor) -> Iterator[tuple[TensorChunk, tuple[int, ...]]]:
+    """Yield the boxes of the whole tensor that a rank has, and the start of each in the rank's part."""
     assert tensor.shard is not None  # the caller chose those
     assert tensor.shard.ranges is not None
     axes = []
@@ -475,20 +467,23 @@ def _boxes(tensor: Tensor) -> Iterator[_Box]:
             length += end - start
         axes.append(axis)
     for box in product(*axes):
-        yield _Box(*(tuple(axis[field] for axis in box) for field in range(3)))
+        offsets, start_in_part, sizes = (tuple(axis[field] for axis in box) for field in range(3))
+        yield TensorChunk(offsets, sizes), start_in_part
 
 
-def _tile(shape: tuple[int, ...], example: Tensor, boxes: Sequence[tuple[Tensor, _Box]]) -> Values | None:
-    """Return the elements of pieces as one tensor's; None where they can't be read where they lie."""
+def _tile(
+    shape: tuple[int, ...], example: Tensor, boxes: Sequence[tuple[Tensor, TensorChunk, tuple[int, ...]]]
+) -> Values | None:
+    """Return the elements of pieces as one tensor's; None if they can't be read in place."""
     width, tiles, storages = example.dtype.itemsize, [], []
-    for tensor, box in boxes:
+    for tensor, box, start_in_part in boxes:
         view = None if tensor.values is None else as_strided(tensor.values, tensor.shape, width)
         if view is None or tensor.dtype.bits < 8:
             return None
-        skipped = sum(index * stride for index, stride in zip(box.start_in_part, view.strides, strict=True))
+        skipped = sum(index * stride for index, stride in zip(start_in_part, view.strides, strict=True))
         offset = view.offset + skipped * width
-        values = Strided(view.source, offset, width, box.lengths, view.strides, view.swap)
-        tiles.append(Tile(box.start, values))
+        values = Strided(view.source, offset, width, box.sizes, view.strides, view.swap)
+        tiles.append(Tile(box.offsets, values))
         storages += [tensor.storage] if tensor.storage is not None else []
     # Which storages they lie in is known of all pieces or not at all.
     known = tuple(dict.fromkeys(storages)) if len(storages) == len(boxes) else ()

@@ -100,11 +100,10 @@ class _Agent:
 
     def _open_tensors(self, probe: Probe, stem: str, member: Member) -> None:
         from ckpttool.formats.torch.dcp_items import KnownPickles, open_item
-        from ckpttool.formats.torch.dcp_metadata import ItemPlace
 
         if member.method != STORED:
             raise Unsupported(self._path, "files of tensors that are compressed", where=member.name)
-        place = ItemPlace(probe.name, member.payload, member.stored)
+        place = Extent(probe.name, member.payload, member.stored)
         item = self.items[stem] = open_item(probe.source, place, stem, KnownPickles())
         self.findings += (add_part_name(finding, member.name) for finding in item.findings)
         self.safety += (add_part_name(finding, member.name) for finding in item.safety)

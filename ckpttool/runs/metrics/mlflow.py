@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
 from ckpttool.core.errors import DamagedCheckpoint, NotFound, UsageError, from_os_error
@@ -89,19 +89,14 @@ def find_runs(stores: list[Store], wanted: str) -> list[TrackedRun]:
     if (found := experiment_runs(stores, wanted)) is None:
         names = ", ".join(store.name for store in stores)
         raise NotFound(label, f"there is no such experiment in {names}")
-    return found.runs
+    _, runs, _ = found
+    return runs
 
 
-class FoundRuns(NamedTuple):
-    """The runs that a name stands for, the store that has them, and whether it is the name of one of them."""
+def experiment_runs(stores: list[Store], wanted: str) -> tuple[Store, list[TrackedRun], bool] | None:
+    """Return the store that has an experiment or a run, and its runs; None without such an experiment.
 
-    store: Store
-    runs: list[TrackedRun]
-    is_of_one: bool = False
-
-
-def experiment_runs(stores: list[Store], wanted: str) -> FoundRuns | None:
-    """Return the runs as ``find_runs`` does; None without such an experiment.
+    The third value tells whether one run was named, which the store has once.
 
     Raises:
         NotFound: The experiment has no run of that name.
@@ -111,13 +106,13 @@ def experiment_runs(stores: list[Store], wanted: str) -> FoundRuns | None:
     experiment, _, run = wanted.rpartition("/")
     for store in stores:
         if (runs := store.runs(wanted)) is not None:
-            return FoundRuns(store, runs)
+            return store, runs, False
         if experiment and (runs := store.runs(experiment)) is not None:
             named = [one for one in runs if run in (one.name, one.id)]
             if not named:
                 problem = f"no run of the experiment {experiment} is called {run} in {store.name}"
                 raise NotFound(f"{PREFIX}{wanted}", problem)
-            return FoundRuns(store, named, len(named) == 1)
+            return store, named, len(named) == 1
     return None
 
 

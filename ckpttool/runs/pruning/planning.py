@@ -31,9 +31,9 @@ from ckpttool.runs.pointers.readers import names_in
 from ckpttool.runs.pointers.targets import PointerProtections
 from ckpttool.runs.pruning.copies import without_copy
 from ckpttool.runs.pruning.protections import own_reasons, protections_of
-from ckpttool.runs.pruning.request import PruneRequest, delete_limit
+from ckpttool.runs.pruning.request import PruneRequest, max_removals
 from ckpttool.runs.reasons import Code, Reason, code_of
-from ckpttool.runs.retention.failed_runs import Failures, failures
+from ckpttool.runs.retention.failed_runs import failures
 from ckpttool.runs.retention.missing_metrics import lack_warnings, unmatched_names
 from ckpttool.runs.retention.plan import NEWEST_UNREAD, NO_RULE, GroupPlan, Protections, RetentionPlan, plan
 from ckpttool.runs.retention.rules import Policy
@@ -101,8 +101,8 @@ def make_plan(
     )
     own = own_reasons(survey, request, request.min_age, keeps_foreign=keeps_foreign)
     saves = series_of_saves(groups)
-    failed = _failed_runs(request, saves, pointers, now, progress)
-    faults, checked = dict(failed.faults), set(failed.finite.values())
+    failed, finite, faults = _failed_runs(request, saves, pointers, now, progress)
+    checked = set(finite.values())
     copied: set[str] = set()
     whole: dict[str, str | None] = {}
     if request.joins_slim and fs.is_remote(survey.root):
@@ -112,8 +112,8 @@ def make_plan(
         pointed = pointers.protections(faults)
         protections = replace(
             protections_of(groups, pointed, own, faults, series=request.series, policies=policies),
-            failed=failed.reasons,
-            finite=failed.finite,
+            failed=failed,
+            finite=finite,
             removes_failed=request.failed == "remove",
             whole={path: why for path, why in whole.items() if why is not None},
             root=survey.root,
@@ -186,10 +186,10 @@ def _survey(root: str, request: PruneRequest, progress: Progress) -> Survey:
 
 def _failed_runs(
     request: PruneRequest, groups: Sequence[Group], pointers: Pointers, now: float, progress: Progress
-) -> Failures:
-    """Return which series failed, for who asks for it: the newest of each is read."""
+) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """Return the answer of ``failures`` for ``--failed``, which reads the newest of each series."""
     if request.failed is None:
-        return Failures()
+        return {}, {}, {}
     busy = {
         path
         for path, reasons in pointers.protections().reasons.items()
@@ -216,7 +216,7 @@ def _unread_survivors(retention: RetentionPlan, read: Collection[str]) -> list[E
 
 def _require_allowed(retention: RetentionPlan, total: int, limit: str | None) -> None:
     removed = len(retention.removals)
-    if limit is not None and not delete_limit(limit).allows(removed, total):
+    if limit is not None and removed > max_removals(limit, total):
         would_go = f"{removed:,} of {counted(total, 'checkpoint')} would go"
         raise UsageError(f"{would_go}, more than --max-delete {limit} allows; nothing was removed")
 

@@ -326,29 +326,29 @@ def _slim(
     from ckpttool.runs.pruning.slimming import Slimming, without_failures
 
     slimming = Slimming(identity, jobs, progress)
-    outcome, slimmed = slimming.outcome, {entry.path for entry in result.plan.slimmed}
+    slimmed = {entry.path for entry in result.plan.slimmed}
     for group in result.plan.groups:
         whole = [one.entry for one in group.keep if one.entry.is_sound and one.entry.path not in slimmed]
         changed = next((one for one in whole if not one.is_unchanged), None) if group.slim else None
         for entry in reversed(group.slim):
             if changed is not None:
-                outcome.failed[entry.path] = f"{changed.name}, which was to stay whole, has changed"
+                slimming.failed[entry.path] = f"{changed.name}, which was to stay whole, has changed"
                 continue
             try:
                 locks.hold(entry.directory)
             except CheckpointError as failure:
-                outcome.failed[entry.path] = failure.reason
+                slimming.failed[entry.path] = failure.reason
             else:
                 slimming.slim(group, entry)
     is_trash = identity is not None
-    problems = [Problem(path, f"not slimmed: {why}") for path, why in outcome.failed.items()]
+    problems = [Problem(path, f"not slimmed: {why}") for path, why in slimming.failed.items()]
     return replace(
         result,
-        plan=result.plan._replace(groups=without_failures(result.plan.groups, outcome.failed)),
-        freed_bytes=result.freed_bytes + (0 if is_trash else outcome.freed),
-        trashed_bytes=result.trashed_bytes + (outcome.freed if is_trash else 0),
-        failed={**result.failed, **outcome.failed},
-        problems=(*result.problems, *problems, *outcome.problems),
+        plan=result.plan._replace(groups=without_failures(result.plan.groups, slimming.failed)),
+        freed_bytes=result.freed_bytes + (0 if is_trash else slimming.freed),
+        trashed_bytes=result.trashed_bytes + (slimming.freed if is_trash else 0),
+        failed={**result.failed, **slimming.failed},
+        problems=(*result.problems, *problems, *slimming.problems),
     )
 
 

@@ -23,31 +23,17 @@ Failed = Literal["list", "remove"]
 _LIMIT = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)%|(\d{1,9})", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteLimit:
-    """How much one prune may remove: a number of checkpoints, or a share of them in percent."""
-
-    count: int | None = None
-    percent: Decimal | None = None
-
-    def allows(self, removed: int, total: int) -> bool:
-        """Tell whether so many of all checkpoints may go."""
-        if self.count is not None:
-            return removed <= self.count
-        return self.percent is None or removed * 100 <= self.percent * total
-
-
-def delete_limit(text: str) -> DeleteLimit:
-    """Return the limit that ``10`` or ``20%`` means."""
-    match = _LIMIT.fullmatch(text.strip())
+def max_removals(limit: str, total: int) -> int:
+    """Return how many of ``total`` checkpoints a limit such as ``10`` or ``20%`` lets one prune remove."""
+    match = _LIMIT.fullmatch(limit.strip())
     if match is None or (match[1] is not None and Decimal(match[1]) > 100):
-        raise UsageError(f"--max-delete {text}: no limit (such as 10 or 20%)")
+        raise UsageError(f"--max-delete {limit}: no limit (such as 10 or 20%)")
     percent, count = match.groups()
-    return DeleteLimit(None if count is None else int(count), None if percent is None else Decimal(percent))
+    return int(count) if percent is None else int(Decimal(percent) * total // 100)
 
 
 def _checked_limit(text: str) -> str:
-    delete_limit(text)
+    max_removals(text, 0)
     return text
 
 
@@ -104,7 +90,7 @@ class PruneRequest(Scope):
 
     def __post_init__(self) -> None:
         if self.max_delete is not None:
-            delete_limit(self.max_delete)
+            max_removals(self.max_delete, 0)
         policies = self.all_policies
         if policies.default is None and not policies.rules and self.failed is None:
             raise UsageError("no rule says which checkpoints to keep (--keep N keeps the newest N)")

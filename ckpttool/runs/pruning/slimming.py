@@ -8,8 +8,8 @@ back, as all moves to the trash are.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 
 from ckpttool.core.errors import CheckpointError, UsageError
@@ -74,31 +74,22 @@ def _files_that_go(entry: Entry) -> tuple[Fingerprint, ...]:
     return tuple(file for file in entry.contents.files if file.path in names)
 
 
-@dataclass(slots=True)
-class SlimmingOutcome:
-    """What became of slimming: the bytes that it freed, why some stayed whole by path, and other problems."""
-
-    freed: int = 0
-    failed: dict[str, str] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
 class Slimming:
-    """How checkpoints are slimmed.
+    """Slims checkpoints one by one.
 
     Attributes:
-        identity: Of the command in whose place in the trash what was stays; None deletes it.
-        jobs: Number of threads.
-        progress: Told what is read.
-        outcome: Told what became of it.
+        freed: Bytes freed.
+        failed: Why checkpoints stayed whole, by path.
+        problems: Other problems.
     """
 
-    identity: str | None
-    jobs: int | None
-    progress: Progress
-    outcome: SlimmingOutcome = field(default_factory=SlimmingOutcome)
-    _numbers: Iterator[int] = field(default_factory=lambda: count(int(PLACE) + 1))
+    def __init__(self, identity: str | None, jobs: int | None, progress: Progress) -> None:
+        """Slim with ``jobs`` threads; the trash of command ``identity`` keeps the old files, None deletes."""
+        self._identity, self._jobs, self._progress = identity, jobs, progress
+        self._numbers = count(int(PLACE) + 1)
+        self.freed = 0
+        self.failed: dict[str, str] = {}
+        self.problems: list[Problem] = []
 
     def slim(self, group: GroupPlan, entry: Entry) -> None:
         """Slim one checkpoint of a series, whose directory is locked."""
@@ -110,7 +101,7 @@ class Slimming:
             else:
                 self._trim_directory(entry)
         except (NotSlim, CheckpointError, UsageError) as failure:
-            self.outcome.failed[entry.path] = str(failure).removeprefix(entry.unit.path).removeprefix(": ")
+            self.failed[entry.path] = str(failure).removeprefix(entry.unit.path).removeprefix(": ")
 
     def _slim_file(self, entry: Entry, dtype: str | None) -> None:
         name = entry.name
@@ -120,8 +111,8 @@ class Slimming:
             self._move(entry, [(name, os.path.join(PLACE, name))], entry.contents, successors)
 
         with open_checkpoint(entry.unit.path) as checkpoint:
-            plan = plan_slim_file(checkpoint, dtype, self.jobs)
-            with self.progress(name, plan.work) as advance:
+            plan = plan_slim_file(checkpoint, dtype, self._jobs)
+            with self._progress(name, plan.work) as advance:
                 write_slim_file(plan, place, advance)
 
     def _slim_directory(self, entry: Entry) -> None:
@@ -138,7 +129,7 @@ class Slimming:
             contents = Contents(tuple(sorted(files, key=lambda file: file.path != successors[-1].file.path)))
             self._move(entry, self._trash_names(contents), contents, successors)
 
-        write_trimmed(entry.unit.path, place, self.jobs, self.progress)
+        write_trimmed(entry.unit.path, place, self._jobs, self._progress)
 
     def _trash_names(self, contents: Contents) -> list[tuple[str, str]]:
         """Return where each file goes in the trash, by its path."""
@@ -153,7 +144,7 @@ class Slimming:
         successors: tuple[Successor, ...] = (),
     ) -> None:
         """Move what was into the trash, and let successors take its place; empty the trash of it then."""
-        identity = self.identity or new_identity()
+        identity = self._identity or new_identity()
         moves = Moves(
             kind="trash",
             identity=identity,
@@ -164,9 +155,9 @@ class Slimming:
         moved = apply_moves(entry.directory, moves)
         if entry.path not in moved.moved:
             raise NotSlim(moved.failed.get(entry.path, "it has vanished"))
-        self.outcome.freed += contents.nbytes - sum(one.file.size for one in successors)
-        if self.identity is None:
-            self.outcome.problems += empty_command(entry.directory, identity).problems
+        self.freed += contents.nbytes - sum(one.file.size for one in successors)
+        if self._identity is None:
+            self.problems += empty_command(entry.directory, identity).problems
 
 
 def _successors(entry: Entry, waits: Mapping[str, str], below: str) -> tuple[Successor, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ckpttool.runs.members.entry import Entry
@@ -19,22 +19,15 @@ _COPY_SECONDS = 2
 """No training that anybody prunes by the clock saves three times at such a pace; a copy of files does."""
 
 
-class Period(NamedTuple):
-    """A natural period: what all moments of one have in common, and how it is written."""
-
-    key: Callable[[datetime], Hashable]
-    format: str
-
-
-PERIODS: Mapping[str, Period] = {
+PERIODS: Mapping[str, tuple[Callable[[datetime], Hashable], str]] = {
     # The fold tells the two hours apart that carry one name when summer time ends.
-    "keep_hourly": Period(lambda when: (when.date(), when.hour, when.fold), "%Y-%m-%d %H:00"),
-    "keep_daily": Period(datetime.date, "%Y-%m-%d"),
-    "keep_weekly": Period(lambda when: tuple(when.isocalendar())[:2], "%G-W%V"),
-    "keep_monthly": Period(lambda when: (when.year, when.month), "%Y-%m"),
-    "keep_yearly": Period(lambda when: when.year, "%Y"),
+    "keep_hourly": (lambda when: (when.date(), when.hour, when.fold), "%Y-%m-%d %H:00"),
+    "keep_daily": (datetime.date, "%Y-%m-%d"),
+    "keep_weekly": (lambda when: tuple(when.isocalendar())[:2], "%G-W%V"),
+    "keep_monthly": (lambda when: (when.year, when.month), "%Y-%m"),
+    "keep_yearly": (lambda when: when.year, "%Y"),
 }
-"""The natural periods, by the rule that counts them."""
+"""By the rule that counts natural periods: a key that is equal for all moments of one, and its format."""
 
 
 def local_time(seconds: float) -> datetime | None:

@@ -6,8 +6,7 @@ run is to go, it is read backwards until one is found that is worth keeping.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
 
 from ckpttool.core.errors import CheckpointError
 from ckpttool.runs.members.entry import Entry
@@ -20,21 +19,6 @@ STALE_SECONDS = 3600
 """No checkpoint takes an hour to write; a younger one may be about to be finished."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failures:
-    """Runs that came to nothing.
-
-    Attributes:
-        reasons: Why series failed, by their keys.
-        finite: The path of the newest that is intact and finite, by the key of its series.
-        faults: What reading them found wrong, by path.
-    """
-
-    reasons: Mapping[str, str] = field(default_factory=dict)
-    finite: Mapping[str, str] = field(default_factory=dict)
-    faults: Mapping[str, str] = field(default_factory=dict)
-
-
 def failures(
     groups: Sequence[Group],
     now: float,
@@ -43,21 +27,23 @@ def failures(
     jobs: int | None = None,
     goes: bool = False,
     progress: Progress = no_progress,
-) -> Failures:
-    """Return which series of saves failed.
+) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """Find the series of saves that failed.
 
-    ``busy`` has the paths of checkpoints that a writer is at work on. Where they are to go (``goes``), it
-    matters what of them is worth keeping, and they are read for that.
+    ``busy`` has the paths of checkpoints that a writer is at work on. If failed series are removed
+    (``goes``), they are read to find the checkpoint that is worth keeping.
+
+    Returns:
+        Why series failed, by key; the path of the newest intact and finite checkpoint, by its series' key;
+        and the faults that reading found, by path.
     """
     reasons = failed_runs(groups, now, busy=busy, jobs=jobs)
-    if not goes:
-        return Failures(reasons)
     faults: dict[str, str] = {}
     finite: dict[str, str] = {}
-    for group in groups:
+    for group in groups if goes else ():
         if group.key in reasons and (path := _newest_finite(group, jobs, progress, faults)) is not None:
             finite[group.key] = path
-    return Failures(reasons, finite, faults)
+    return reasons, finite, faults
 
 
 def failed_runs(

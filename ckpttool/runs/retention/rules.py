@@ -14,7 +14,7 @@ from datetime import datetime
 from functools import cached_property, lru_cache, partial
 from itertools import chain, pairwise
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args
 
 from ckpttool.core.amounts import duration, nbytes, within
 from ckpttool.core.errors import UsageError
@@ -36,14 +36,6 @@ SlimType = Literal["bfloat16", "float16"]
 
 KeptWithReasons: TypeAlias = "Iterator[tuple[Entry, str]]"
 """Checkpoints to keep, each with the reason in a few words."""
-
-
-class Dated(NamedTuple):
-    """A checkpoint with its time: in seconds since 1970, and in the local zone."""
-
-    seconds: float
-    when: datetime
-    entry: Entry
 
 
 @dataclass(frozen=True)
@@ -74,15 +66,14 @@ class History:
         return date_doubts(self.intact, self.now)
 
     @cached_property
-    def dated(self) -> Sequence[Dated]:
-        """Return those with a date that can be believed, the newest first."""
-        times = [(entry.save_time, entry) for entry in self.intact if entry.path not in self._doubts]
-        return [Dated(seconds, datetime.fromtimestamp(seconds), entry) for seconds, entry in times]
+    def dated(self) -> Sequence[Entry]:
+        """Intact checkpoints with a date that can be believed, the newest first."""
+        return [entry for entry in self.intact if entry.path not in self._doubts]
 
     @cached_property
-    def by_time(self) -> Sequence[Dated]:
-        """Return those with a date, the last saved first; of equals the newer."""
-        return sorted(self.dated, key=attrgetter("seconds"), reverse=True)
+    def by_time(self) -> Sequence[Entry]:
+        """Those with a date, the last saved first; of equals the newer."""
+        return sorted(self.dated, key=attrgetter("save_time"), reverse=True)
 
     @property
     def undated(self) -> KeptWithReasons:
@@ -230,8 +221,8 @@ def _keep_periods(rule: str, policy: Policy, history: History) -> KeptWithReason
 
 def _not_newest(rule: str, policy: Policy, history: History, entry: Entry) -> str:
     word, count = rule.removeprefix("keep_"), getattr(policy, rule)
-    when = next(dated.when for dated in history.by_time if dated.entry is entry)
-    period = when.strftime(PERIODS[rule].format)
+    _, format = PERIODS[rule]
+    period = datetime.fromtimestamp(entry.save_time).strftime(format)
     periods = list(newest_of_periods(rule, history))
     if period not in {text for text, _ in periods[:count]}:
         return f"{word}: {period} is not one of the newest {count:,}"
@@ -243,7 +234,8 @@ def newest_of_periods(rule: str, history: History) -> Iterator[tuple[str, Entry]
     """Yield each natural period that has a checkpoint, in words, and its newest one; the newest first."""
     key, format = PERIODS[rule]
     seen: set[Hashable] = set()
-    for _, when, entry in history.by_time:
+    for entry in history.by_time:
+        when = datetime.fromtimestamp(entry.save_time)
         if (period := key(when)) not in seen:
             seen.add(period)
             yield when.strftime(format), entry
@@ -252,26 +244,26 @@ def newest_of_periods(rule: str, history: History) -> Iterator[tuple[str, Entry]
 def _keep_within(policy: Policy, history: History) -> KeptWithReasons:
     """Keep what is not much older than the newest that has a date, and what has none."""
     span = policy.keep_within or 0
-    for seconds, _, entry in history.dated:
-        if seconds >= history.dated[0].seconds - span:
+    for entry in history.dated:
+        if entry.save_time >= history.dated[0].save_time - span:
             yield entry, f"within {duration(span)}"
     yield from history.undated
 
 
 def _not_within(policy: Policy, history: History, entry: Entry) -> str:
-    span, since = policy.keep_within or 0, history.dated[0].seconds
+    span, since = policy.keep_within or 0, history.dated[0].save_time
     return f"{duration(int(since - entry.save_time))} older than the newest, not within {duration(span)}"
 
 
 def _keep_younger(policy: Policy, history: History) -> KeptWithReasons:
     """Keep what was saved a short time ago from now, and what has no date; else the newest."""
     span = policy.older_than or 0
-    is_young = [one for one in history.dated if history.now is None or one.seconds > history.now - span]
-    for _, _, entry in is_young:
+    young = [one for one in history.dated if history.now is None or one.save_time > history.now - span]
+    for entry in young:
         yield entry, f"younger than {duration(span)}"
     undated = list(history.undated)
     yield from undated
-    if not is_young and not undated:
+    if not young and not undated:
         for entry in history.intact[:1]:
             yield entry, f"none is younger than {duration(span)}"
 

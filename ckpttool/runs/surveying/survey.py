@@ -134,8 +134,9 @@ def upload_warnings(root: str) -> Iterator[str]:
     from ckpttool.io.s3_versions import unfinished_uploads
 
     if (found := unfinished_uploads(root)) is not None:
-        size = "" if found.nbytes is None else f" ({found.nbytes:,} bytes)"
-        what = f"{counted(found.uploads, 'unfinished upload')}{size}"
+        count, nbytes = found
+        size = "" if nbytes is None else f" ({nbytes:,} bytes)"
+        what = f"{counted(count, 'unfinished upload')}{size}"
         yield f"{shown(root)}: {what}, which no listing shows; ckpttool leaves them alone"
 
 

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ckpttool.core.errors import CheckpointError
 from ckpttool.core.tensor import Tensor
 from ckpttool.core.values import Strided
 from ckpttool.io.work import Advance, batches, default_jobs, no_advance
@@ -36,12 +35,12 @@ from ckpttool.weights.comparing.workers import (
 
 __all__ = [
     "Comparison",
-    "Failure",
     "NotCompared",
     "Outcome",
     "Side",
     "Statistics",
     "Tolerance",
+    "Unreadable",
     "compare_all",
 ]
 EXACT = Tolerance()
@@ -68,14 +67,6 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """Two tensors that couldn't be compared, since one of them can't be read: which, and why."""
-
-    side: Side
-    error: CheckpointError
-
-
-@dataclass(frozen=True, slots=True)
 class NotCompared:
     """Two tensors of which one has no values that could be compared: which, and why. They are not equal."""
 
@@ -83,7 +74,7 @@ class NotCompared:
     why: str
 
 
-Outcome = Comparison | Failure | NotCompared
+Outcome = Comparison | Unreadable | NotCompared
 
 
 def compare_all(
@@ -230,14 +221,14 @@ class _TwoPasses:
 def _outcome_of(pair: TensorPair) -> Outcome:
     """Return the outcome of a pair whose bytes differ, or couldn't be read."""
     if pair.failure is not None:
-        return Failure(pair.failure.side, pair.failure.error)
+        return pair.failure
     if pair.a.dtype.kind == "string":
         from ckpttool.weights.comparing.strings import NotDecoded, string_statistics
 
         try:
             statistics = string_statistics(pair.a, pair.b)
         except Unreadable as failure:
-            return Failure(failure.side, failure.error)
+            return failure
         except NotDecoded as refusal:
             return NotCompared(refusal.side, refusal.why)
     else:

@@ -9,7 +9,7 @@ from ckpttool.core.report import counted
 from ckpttool.core.tensor import Path, Role, Tensor
 from ckpttool.formats.writer import Content
 from ckpttool.weights.converting.ties import carry_ties, lost_ties
-from ckpttool.weights.converting.tree_edits import Edit, Edits, edit_tree
+from ckpttool.weights.converting.tree_edits import edit_tree
 from ckpttool.weights.pairing.map_file import TensorMap, TensorRule
 from ckpttool.weights.pairing.map_rules import SideNames, apply_rule, fill_stars
 from ckpttool.weights.pairing.rearrangement import Unfit
@@ -31,13 +31,13 @@ def rename_by_map(content: Content, tensor_map: TensorMap) -> tuple[Content, lis
 
 
 class _MapEdits:
-    """What becomes of each tensor: ``_edits`` has what stands in its place, nothing for what is gone."""
+    """Edits of a content: ``_edits`` has, by ``id``, the tensors that replace one; an empty list drops it."""
 
     def __init__(self, content: Content, tensor_map: TensorMap) -> None:
         self._content, self._map = content, tensor_map
         self._tensors = {tensor.name: tensor for tensor in content.tensors}
         self._names = SideNames(tensor.name for tensor in content.tensors)
-        self._edits: Edits = {}
+        self._edits: dict[int, list[Tensor]] = {}
         self._given: dict[str, str] = {}
         self._decided: dict[str, str] = {}
         self._dropped = 0
@@ -64,8 +64,7 @@ class _MapEdits:
             for target in targets:
                 self._give(rule.place, target, names[0], "layout")
             self._edits[id(sources[0])] = [
-                Edit(path[-1], replace(tensor, path=path))
-                for path, tensor in zip(paths, results, strict=True)
+                replace(tensor, path=path) for path, tensor in zip(paths, results, strict=True)
             ]
             self._edits.update((id(source), []) for source in sources[1:])
             matched += 1
@@ -80,8 +79,7 @@ class _MapEdits:
                 continue
             tensor, target = self._tensors[source], fill_stars(name, captured)
             self._give(place, target, source, "name")
-            path = self._path(place, tensor, target)
-            self._edits[id(tensor)] = [Edit(path[-1], replace(tensor, path=path))]
+            self._edits[id(tensor)] = [replace(tensor, path=self._path(place, tensor, target))]
             matched += 1
         if not matched:
             raise self._map.wrong(place, self._none(glob))
@@ -103,8 +101,7 @@ class _MapEdits:
         # Each tensor that there will be, behind the one whose place it takes.
         placed: list[tuple[Tensor, Tensor]] = []
         for tensor in content.tensors:
-            edits = self._edits.get(id(tensor))
-            placed += [(tensor, tensor)] if edits is None else [(tensor, edit.tensor) for edit in edits]
+            placed += [(tensor, new) for new in self._edits.get(id(tensor), [tensor])]
         known: dict[str, str] = {}
         for old, new in placed:
             if new.name in known:
@@ -123,10 +120,7 @@ class _MapEdits:
         notes = [f"by the map: {', '.join(parts)}", *lost_ties([old for old, _ in placed], tensors)]
         tree = content.tree
         if tree is not None:
-            edits_of_tree = {
-                at: [Edit(edit.key, tied[id(edit.tensor)]) for edit in edits]
-                for at, edits in self._edits.items()
-            }
+            edits_of_tree = {at: [tied[id(new)] for new in edits] for at, edits in self._edits.items()}
             kept = {id(old): tied[id(old)] for old, new in placed if old is new}
             tree, tree_notes = edit_tree(tree, edits_of_tree, kept, content.tensors)
             notes += tree_notes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckpttool.core.errors import UsageError
 from ckpttool.core.report import counted
@@ -15,19 +15,8 @@ _VERSIONS_KEY = "_metadata"
 """The attribute of a state dict that has, for each module, the version of its layout."""
 
 
-class Edit(NamedTuple):
-    """What stands in a tensor's place: a tensor, and its key there."""
-
-    key: str | int
-    tensor: Tensor
-
-
-Edits = dict[int, list[Edit]]
-"""What stands in the place of tensors, by their ``id``."""
-
-
 def edit_tree(
-    tree: object, edits: Mapping[int, list[Edit]], kept: Mapping[int, Tensor], old: Iterable[Tensor]
+    tree: object, edits: Mapping[int, list[Tensor]], kept: Mapping[int, Tensor], old: Iterable[Tensor]
 ) -> tuple[object, list[str]]:
     """Return a tree with edits, and what there is to say of it.
 
@@ -35,7 +24,7 @@ def edit_tree(
 
     Args:
         tree: The tree.
-        edits: For the ``id`` of a tensor, what stands in its place.
+        edits: For the ``id`` of a tensor, those that take its place, each under the last key of its path.
         kept: For the ``id`` of a tensor that keeps its place, what it is now.
         old: All tensors of the tree as it was.
     """
@@ -50,7 +39,7 @@ def edit_tree(
     if missed is not None:
         raise UsageError(f"{missed.name}: a map can't change what lies in no dictionary (use --only weights)")
     edited = replace_tensors(edited, kept)
-    known = {id(edit.tensor) for new in edits.values() for edit in new} | set(map(id, kept.values()))
+    known = {id(tensor) for new in (*edits.values(), kept.values()) for tensor in new}
     stale = next((one for one in tensors_in(edited) if id(one) not in known), None)
     if stale is not None:
         raise UsageError(f"{stale.name}: a map can't change what lies in several places (use --only weights)")
@@ -63,7 +52,7 @@ class _TreeEditor:
     def __init__(
         self,
         tree: object,
-        edits: Mapping[int, list[Edit]],
+        edits: Mapping[int, list[Tensor]],
         kept: Mapping[int, Tensor],
         tensors: list[Tensor],
     ) -> None:
@@ -96,8 +85,8 @@ class _TreeEditor:
             elif id(tensor) in self._edits:
                 edits = self._edits[id(tensor)]
                 self.done.add(id(tensor))
-                names[key] = [str(edit.key) for edit in edits]
-                entries += [(edit.key, replace_tensors(value, {id(held): edit.tensor})) for edit in edits]
+                names[key] = [str(new.path[-1]) for new in edits]
+                entries += [(new.path[-1], replace_tensors(value, {id(held): new})) for new in edits]
             else:
                 names[key] = [key]
                 entries.append((key, replace_tensors(value, {id(held): self._kept[id(tensor)]})))

@@ -106,7 +106,7 @@ def _clash_notes(clashes: Iterable[Clash], unpaired: Unpaired) -> list[str]:
     alone = {id(item) for item in (*unpaired.a, *unpaired.b)}
     notes = []
     for clash in clashes:
-        sides = [[item.sources[0].name for item in side if id(item) in alone] for side in (clash.a, clash.b)]
+        sides = [[item.sources[0].name for item in side if id(item) in alone] for side in clash]
         if all(sides):
             ours, theirs = (" and ".join(names[:_SHOWN]) for names in sides)
             notes.append(

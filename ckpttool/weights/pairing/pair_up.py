@@ -198,7 +198,7 @@ def _weights_of_model(items: Iterable[LayoutItem]) -> list[LayoutItem]:
     """Return the weights under the model's names: without the key that its state dict has."""
     weights = [item for item in items if item.tensor.role is Role.WEIGHTS]
     containers = {item.tensor.path[0] if len(item.tensor.path) > 1 else None for item in weights}
-    if len(containers) != 1 or not all(bare_name(item.tensor).front for item in weights):
+    if len(containers) != 1 or any(bare_name(one.tensor) == torch_name(one.tensor) for one in weights):
         return weights
     return [replace(item, name=".".join(map(str, item.tensor.path[1:]))) for item in weights]
 
@@ -300,7 +300,7 @@ def _pair_equal_names(unpaired: Unpaired) -> None:
 def _pair_by_convention(unpaired: Unpaired) -> list[Clash]:
     """Pair names that are equal in PyTorch's words, then without what wraps a model; return what clashes."""
     unpaired.match(lambda item: _role_key(item, torch_name(item.tensor)), "convention")
-    clashes = unpaired.match(lambda item: _role_key(item, bare_name(item.tensor).steps), "convention")
+    clashes = unpaired.match(lambda item: _role_key(item, bare_name(item.tensor)), "convention")
     pair_by_optimizer_order(unpaired)
     _pair_by_common_prefix(unpaired, unpaired.a, unpaired.b)
     _pair_by_common_prefix(unpaired, unpaired.b, unpaired.a)
@@ -313,8 +313,8 @@ def _role_key(item: LayoutItem, steps: Steps) -> Hashable | None:
 
 def _pair_by_common_prefix(unpaired: Unpaired, wrapped: list[LayoutItem], plain: list[LayoutItem]) -> None:
     """Pair the weights of which one side has all below more modules, if that is all that differs."""
-    deeper = {id(item): bare_name(item.tensor).steps for item in wrapped if item.tensor.role is Role.WEIGHTS}
-    names = {bare_name(item.tensor).steps for item in plain if item.tensor.role is Role.WEIGHTS}
+    deeper = {id(item): bare_name(item.tensor) for item in wrapped if item.tensor.role is Role.WEIGHTS}
+    names = {bare_name(item.tensor) for item in plain if item.tensor.role is Role.WEIGHTS}
     depth = _wrapper_depth(set(deeper.values()), names)
     if depth is None:
         return
@@ -322,7 +322,7 @@ def _pair_by_common_prefix(unpaired: Unpaired, wrapped: list[LayoutItem], plain:
     def key(item: LayoutItem) -> Hashable | None:
         if item.tensor.role is not Role.WEIGHTS:
             return None
-        steps = bare_name(item.tensor).steps
+        steps = bare_name(item.tensor)
         return _role_key(item, steps[depth:] if id(item) in deeper else steps)
 
     unpaired.match(key, "convention")

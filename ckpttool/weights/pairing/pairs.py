@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +11,8 @@ from ckpttool.weights.pairing.layouts import LayoutItem
 
 How = Literal["name", "convention", "map", "content", "shape"]
 Keyed = Callable[[LayoutItem], "Hashable | None"]
+Clash = tuple[Sequence[LayoutItem], Sequence[LayoutItem]]
+"""Tensors of both sides that a key can't tell apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +27,6 @@ class Pair:
     def doubt(self) -> DoubtReason | None:
         """Return why one of them may be in another order than the rule says that was followed, or None."""
         return self.a.doubt or self.b.doubt
-
-
-@dataclass(frozen=True, slots=True)
-class Clash:
-    """Tensors that a key can't tell apart."""
-
-    key: Hashable
-    a: tuple[LayoutItem, ...]
-    b: tuple[LayoutItem, ...]
 
 
 class Unpaired:
@@ -52,7 +45,7 @@ class Unpaired:
         in_order: bool = False,
         unless: Callable[[LayoutItem, LayoutItem], bool] = lambda a, b: False,
     ) -> list[Clash]:
-        """Pair what has a key that one tensor on each side has; return what more of them have.
+        """Pair the tensors that are alone on their side with a key; return those that share one.
 
         Args:
             key: What is looked at; None is no key.
@@ -61,7 +54,8 @@ class Unpaired:
             unless: What tells that two of one key are not one all the same.
         """
         theirs = _group_by_key(self.b, key)
-        clashes, pairs = [], []
+        clashes: list[Clash] = []
+        pairs = []
         for value, a_items in _group_by_key(self.a, key).items():
             b_items = theirs.get(value)
             if b_items is None:
@@ -73,7 +67,7 @@ class Unpaired:
                     if not unless(a, b)
                 ]
             else:
-                clashes.append(Clash(value, tuple(a_items), tuple(b_items)))
+                clashes.append((a_items, b_items))
         self.take(pairs)
         return clashes
 

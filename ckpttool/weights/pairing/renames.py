@@ -75,8 +75,8 @@ class _ContentMatcher:
             return None if held is None else (_kind(item), held, word(item), *more)
 
         clashes = unpaired.match(lambda item: key(item, self._samples), "content", unless=unless)
-        for clash in clashes:
-            for item in (*clash.a, *clash.b):
+        for a_items, b_items in clashes:
+            for item in (*a_items, *b_items):
                 if id(item) not in self._checksums:
                     self._checksums[id(item)] = checksum(item.tensor)
         unpaired.match(lambda item: key(item, self._checksums), "content", unless=unless)
@@ -94,8 +94,8 @@ def pair_by_layer(unpaired: Unpaired) -> None:
     candidates: dict[tuple[Role, Steps], set[Steps]] = {}
     for pair in unpaired.pairs:
         if pair.how == "content":
-            layer = bare_name(pair.a.tensor).steps[:-1]
-            candidates.setdefault((pair.a.tensor.role, layer), set()).add(bare_name(pair.b.tensor).steps[:-1])
+            layer = bare_name(pair.a.tensor)[:-1]
+            candidates.setdefault((pair.a.tensor.role, layer), set()).add(bare_name(pair.b.tensor)[:-1])
     counterparts = {key: next(iter(layers)) for key, layers in candidates.items() if len(layers) == 1}
     if not counterparts:
         return
@@ -104,7 +104,7 @@ def pair_by_layer(unpaired: Unpaired) -> None:
 
     def key(item: LayoutItem) -> Hashable | None:
         """Return the variable and the layer of the second side; None if nothing says which that is."""
-        role, layer = item.tensor.role, bare_name(item.tensor).steps[:-1]
+        role, layer = item.tensor.role, bare_name(item.tensor)[:-1]
         if id(item) in theirs:
             counterpart = layer if layer in known else None
         else:

@@ -48,7 +48,7 @@ def _originals_of_copies(items: Sequence[LayoutItem]) -> dict[int, Hashable]:
     for group in same_samples(_copies_and_candidates(items)):
         for same in [group] if len(group) == 2 else same_checksums(group):
             copies = [item for item in same if _is_listed(item)]
-            names = sorted(bare_name(item.tensor).steps for item in same if not _is_listed(item))
+            names = sorted(bare_name(item.tensor) for item in same if not _is_listed(item))
             originals |= {
                 id(copy): (steps_of(copy.tensor.path)[0], steps)
                 for copy, steps in zip(copies, names, strict=False)

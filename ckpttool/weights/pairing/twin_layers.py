@@ -48,7 +48,7 @@ def _layers_in_order(items: Sequence[LayoutItem], order: Order) -> Layers:
     """Return the weights by layer and variable, in the order that the files say, or of the tensors."""
     layers: Layers = {}
     for item in in_file_order([*items]):
-        if item.tensor.role is Role.WEIGHTS and (place := bare_name(item.tensor).steps[:-1]):
+        if item.tensor.role is Role.WEIGHTS and (place := bare_name(item.tensor)[:-1]):
             layers.setdefault(place, {})[leaf_name(item)] = item
     if not order:
         return layers

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.tensor import Path, Role, Tensor
@@ -64,13 +63,6 @@ _LISTS = ("_operations", "_layers", "layers")
 _LAYER = re.compile(r"layer(_with_weights)?-\d+")
 
 
-class BareName(NamedTuple):
-    """What a tensor is called, and what was left out in front of it."""
-
-    steps: Steps
-    front: str
-
-
 @lru_cache(maxsize=1 << 12)
 def leaf_of(name: str) -> str:
     """Return what PyTorch calls the variable that a name ends with."""
@@ -89,21 +81,20 @@ def _torch_name(path: Path) -> Steps:
     return (*steps[:-1], leaf_of(steps[-1])) if steps else steps
 
 
-def bare_name(tensor: Tensor) -> BareName:
+def bare_name(tensor: Tensor) -> Steps:
     """Return a tensor's name in PyTorch's words, without what wraps the model or the optimizer."""
     return _bare_name(tensor.path, tensor.role is Role.OPTIMIZER)
 
 
 @lru_cache(maxsize=1 << 17)
-def _bare_name(path: Path, is_optimizer: bool) -> BareName:
+def _bare_name(path: Path, is_optimizer: bool) -> Steps:
     steps = _torch_name(path)
     wrapper = _OPTIMIZER if is_optimizer else _IN_FRONT
     modules = tuple(step for step in steps[:-1] if step not in INSIDE)
     depth = 0
     while depth < len(modules) and wrapper.fullmatch(modules[depth]):
         depth += 1
-    front = [*modules[:depth], *(step for step in steps[:-1] if step in INSIDE)]
-    return BareName((*modules[depth:], *steps[-1:]), "".join(f"{step}." for step in front))
+    return (*modules[depth:], *steps[-1:])
 
 
 def is_bookkeeping(tensor: Tensor, format: str, *, across: bool) -> bool:
@@ -134,13 +125,13 @@ def is_bookkeeping(tensor: Tensor, format: str, *, across: bool) -> bool:
 
 def leaf_name(item: LayoutItem) -> str:
     """Return what PyTorch calls the variable, whichever layer of a stack it is of."""
-    steps = bare_name(item.tensor).steps
+    steps = bare_name(item.tensor)
     return _RECURRENT_LAYER.sub("", steps[-1]) if steps else ""
 
 
 def layer_word(item: LayoutItem) -> str | None:
     """Return what the layer of a tensor is called, where that is a word and no number."""
-    steps = bare_name(item.tensor).steps
+    steps = bare_name(item.tensor)
     name = steps[-2].lstrip("_").lower() if len(steps) > 1 else ""
     if match := _PART.fullmatch(name):
         return match.lastgroup

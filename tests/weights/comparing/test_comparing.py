@@ -25,11 +25,11 @@ from ckpttool.io.source import Source
 from ckpttool.weights.comparing import compare, elements, strings
 from ckpttool.weights.comparing.compare import (
     Comparison,
-    Failure,
     NotCompared,
     Outcome,
     Side,
     Statistics,
+    Unreadable,
     compare_all,
 )
 from tests.support.faults import ends_all_threads, interrupt_hand_out
@@ -269,7 +269,7 @@ def test_damaged_strings_are_a_failure(tmp_path: Path) -> None:
     (tmp_path / "b").write_bytes(data)
     place = Contiguous(Source(tmp_path / "b"), 0, len(data))
     (found,) = compare_all([(a, replace(a, values=place))])
-    assert isinstance(found, Failure) and found.side is Side.B
+    assert isinstance(found, Unreadable) and found.side is Side.B
 
 
 # What can't be read ---------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def test_a_file_that_was_cut_fails_on_its_side_alone(tmp_path: Path, side: Side,
         os.truncate(tmp_path / f"{side.value}.safetensors", 1_000_000)
         first, last = compare_all([(a[name], b[name]) for name in ("first", "last")], advance=told.append)
     assert isinstance(first, Comparison) and first.equal is not differs
-    assert isinstance(last, Failure) and last.side is side and isinstance(last.error, Truncated)
+    assert isinstance(last, Unreadable) and last.side is side and isinstance(last.error, Truncated)
     assert last.error.path == str(tmp_path / f"{side.value}.safetensors")
     assert sum(told) == 4 * 800_000
 
@@ -314,8 +314,8 @@ def test_values_that_are_not_as_many_as_told_are_a_failure() -> None:
         there = tensor_of(np.frombuffer(b"1" * 16, np.float32))
         wrong = replace(there, values=Yielding(given))
         first, second = compare_all([(wrong, there), (there, wrong)])
-        assert isinstance(first, Failure) and first.side is Side.A, given
-        assert isinstance(second, Failure) and second.side is Side.B, given
+        assert isinstance(first, Unreadable) and first.side is Side.A, given
+        assert isinstance(second, Unreadable) and second.side is Side.B, given
         assert "16 bytes" in str(second.error), given
 
 

@@ -19,10 +19,10 @@ from ckpttool.weights.comparing import compare, remote_worker, workers
 from ckpttool.weights.comparing.compare import (
     EXACT,
     Comparison,
-    Failure,
     Outcome,
     Side,
     Tolerance,
+    Unreadable,
     compare_all,
 )
 
@@ -125,7 +125,7 @@ def test_a_file_that_was_cut_short_is_told(pair: tuple[Path, Path]) -> None:
         os.truncate(pair[1], 1000)
         found = compare_all([(a[name], b[name]) for name in a], jobs=3)
 
-    assert {one.side for one in found if isinstance(one, Failure)} == {Side.B}
+    assert {one.side for one in found if isinstance(one, Unreadable)} == {Side.B}
 
 
 def test_a_file_that_was_replaced_is_read_as_it_was(pair: tuple[Path, Path]) -> None:
