@@ -115,12 +115,11 @@ def _request(
 
 
 def _verify(entry: Entry, progress: Progress, settings: WatchSettings, jobs: int | None) -> Judgement:
-    """Verify a checkpoint as ``verify`` does."""
+    """Verify a checkpoint as ``verify`` does; return the verdict, and what makes it fail, or None."""
     from ckpttool.cli.verify_config import settings_for
     from ckpttool.core.report import Severity
     from ckpttool.ops.ignored_findings import apply_ignores
     from ckpttool.ops.verify import verify
-    from ckpttool.runs.watching import Judgement
 
     config = settings.config
     strict = config is not None and config.strict
@@ -136,13 +135,13 @@ def _verify(entry: Entry, progress: Progress, settings: WatchSettings, jobs: int
         )
     judged = apply_ignores(found, asked.ignores, strict=strict) if asked and asked.ignores else found
     if judged.passes(strict=strict):
-        return Judgement(found, None)
+        return found, None
     findings = [one for one in judged.findings if one.ignored is None]
     worst = min(findings, key=lambda one: [*Severity].index(one.severity), default=None)
     if worst is None:
-        return Judgement(found, "not everything could be checked")
+        return found, "not everything could be checked"
     word = "invalid" if not judged.is_valid else judged.safety.value
-    return Judgement(found, f"{word}: {f'{worst.where}: ' if worst.where else ''}{worst.message}")
+    return found, f"{word}: {f'{worst.where}: ' if worst.where else ''}{worst.message}"
 
 
 # Ending ---------------------------------------------------------------------------------------------

@@ -301,19 +301,19 @@ def _runnable_model(made: Any) -> Any:
 
 def restore(job: PredictionJob, made: Any, model: Any, optimizer: Any) -> str:
     """Restore a checkpoint into what a factory made, and return what was restored, in words."""
-    names = _ReadableNames(*job.options["names"])
+    names, roles = job.options["names"]
     with findings_on_error("load-failed"):
         reader = tf.train.load_checkpoint(job.path)
         shapes = reader.get_variable_to_shape_map()
     if _GRAPH not in shapes:
-        return _restore_by_name(reader, shapes, names, model, optimizer)
+        return _restore_by_name(reader, shapes, roles, model, optimizer)
     graph = _ObjectGraph.parse(reader.get_tensor(_GRAPH))
     target, keys = _target(job, graph, made, model, optimizer)
     findings = [
         *_missing_findings(_model_parts(made, model), keys),
-        *_unused_findings(keys, names, with_optimizer=optimizer is not None),
+        *_unused_findings(keys, names, roles, with_optimizer=optimizer is not None),
         *[
-            shape_finding(names.of(one.text), shapes[one.text], one.live.shape)
+            shape_finding(_readable(one.text, names), shapes[one.text], one.live.shape)
             for one in keys
             if one.text in shapes and one.text.endswith(_VALUE) and hasattr(one.live, "shape")
             if list(one.live.shape) != list(shapes[one.text])
@@ -416,23 +416,28 @@ def _own_variables(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _unused_findings(
-    keys: Iterable[_VariableKey], names: _ReadableNames, *, with_optimizer: bool
+    keys: Iterable[_VariableKey], names: Mapping[str, str], roles: Mapping[str, str], *, with_optimizer: bool
 ) -> list[Finding]:
-    """Return what the checkpoint has and nothing took, as ``assert_consumed`` asks.
+    """Return a finding for each stored key that nothing took, as ``assert_consumed`` does.
 
-    An optimizer's state is of no interest where the user gave none.
+    An optimizer's state counts only if the user gave an optimizer. ``names`` and ``roles`` are by key.
     """
     unused = (one for one in keys if one.live is None and (with_optimizer or not one.is_optimizer))
     return [
-        not_consumed_finding(names.of(one.text))
+        not_consumed_finding(_readable(one.text, names))
         for one in unused
         # Steps, epochs and metrics are bookkeeping.
-        if names.roles.get(one.text) != "training" and not one.text.startswith(f"{_COUNTER}/")
+        if roles.get(one.text) != "training" and not one.text.startswith(f"{_COUNTER}/")
     ]
 
 
+def _readable(key: str, names: Mapping[str, str]) -> str:
+    """Return the readable name of a stored key."""
+    return names.get(key, key.removesuffix(_VALUE))
+
+
 def _restore_by_name(
-    reader: Any, shapes: Mapping[str, Any], names: _ReadableNames, model: Any, optimizer: Any
+    reader: Any, shapes: Mapping[str, Any], roles: Mapping[str, str], model: Any, optimizer: Any
 ) -> str:
     """Restore what TensorFlow 1 saved, without objects: by the names of the variables."""
     if optimizer is not None:
@@ -444,7 +449,7 @@ def _restore_by_name(
     findings += [
         not_consumed_finding(key)
         for key in sorted(shapes)
-        if key not in own and names.roles.get(key) not in ("optimizer", "training")
+        if key not in own and roles.get(key) not in ("optimizer", "training")
     ]
     shared = [name for name, one in own.items() if name in shapes and list(one.shape) != list(shapes[name])]
     findings += [shape_finding(name, shapes[name], own[name].shape) for name in shared]
@@ -457,16 +462,6 @@ def _restore_by_name(
 
 
 # The object graph of a checkpoint -------------------------------------------------------------------
-
-
-class _ReadableNames(NamedTuple):
-    """What our own reading calls a checkpoint's variables: readable names by key, and whose they are."""
-
-    readable: Mapping[str, str]
-    roles: Mapping[str, str]
-
-    def of(self, key: str) -> str:
-        return self.readable.get(key, key.removesuffix(_VALUE))
 
 
 class _VariableKey(NamedTuple):

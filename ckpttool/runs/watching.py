@@ -20,7 +20,7 @@ from glob import escape
 from hashlib import blake2b
 from importlib.metadata import version
 from itertools import chain, repeat
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, UsageError, from_os_error
 from ckpttool.core.keywords import attribute_names
@@ -97,13 +97,8 @@ class Ending(Exception):
     """The watch is to end, and nothing is half done."""
 
 
-class Judgement(NamedTuple):
-    """What ``verify`` says of a checkpoint: the verdict, and what is wrong by what is asked of it."""
-
-    verification: Verification
-    problem: str | None
-
-
+Judgement = tuple[Verification, str | None]
+"""A checkpoint's verdict, and the problem by the standards of the watch, or None."""
 Verify = Callable[[Entry, Progress], Judgement]
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import operator
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ckpttool.core.errors import LimitExceeded
@@ -309,7 +308,7 @@ def fold(
     cycle: Callable[[object], object] = no_cycle,
     where: str = "",
 ) -> object:
-    """Return what a tree becomes, from its leaves up.
+    """Transform a tree from its leaves up.
 
     Args:
         root: The tree.
@@ -320,12 +319,13 @@ def fold(
     # Nodes are kept with what they became: an address alone may come to be another's.
     known: dict[int, tuple[object, object]] = {}
     entered: set[int] = set()
-    stack = [_Frame(None, iter((root,)), lambda done: done[0])]
+    # Each open node, its parts still to come, the function that makes it of its parts, and those made.
+    stack: list[tuple[object, Iterator[object], Callable[[list[Any]], object], list[Any]]] = []
+    stack.append((None, iter((root,)), lambda done: done[0], []))
     visits = 0
     while True:
-        frame = stack[-1]
-        done = frame.done
-        for node in frame.parts:
+        whole, parts, make, done = stack[-1]
+        for node in parts:
             address = id(node)
             if address in known:
                 done.append(known[address][1])
@@ -343,21 +343,13 @@ def fold(
             if len(stack) > MAX_OPEN or visits > MAX_FOLDED:
                 raise LimitExceeded(where, f"objects nested over {MAX_OPEN:,} deep, or over {MAX_FOLDED:,}")
             entered.add(address)
-            stack.append(_Frame(node, iter(made.parts), made.make))
+            stack.append((node, iter(made.parts), made.make, []))
             break
         else:
-            made = frame.make(done)
+            made = make(done)
             stack.pop()
             if not stack:
                 return made
-            entered.discard(id(frame.node))
-            known[id(frame.node)] = frame.node, made
-            stack[-1].done.append(made)
-
-
-@dataclass(slots=True)
-class _Frame:
-    node: object
-    parts: Iterator[object]
-    make: Callable[[list[Any]], object]
-    done: list[Any] = field(default_factory=list)
+            entered.discard(id(whole))
+            known[id(whole)] = whole, made
+            stack[-1][-1].append(made)

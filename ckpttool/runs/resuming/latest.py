@@ -54,7 +54,7 @@ from ckpttool.runs.resuming.writers import (
     Tell,
     UnfinishedSave,
     Watch,
-    temporary_files,
+    temporary_saves,
     written_inside,
 )
 from ckpttool.runs.retention.rules import is_carried_on
@@ -465,17 +465,9 @@ class _Search:
         for part in () if chosen is None else parts_of(chosen):
             if self._age(part.modified_ns) < GONE_SECONDS or part.path in self.writing:
                 yield _unsettled_entry(part, "it was changed a moment ago", is_whole=True)
-        for file in temporary_files(surveyed, self.query.exclude):
-            if file.path not in paths and self._is_before(file.fields.step):
-                directory, name = os.path.split(file.path)
-                yield UnfinishedSave(
-                    file.path,
-                    "being written",
-                    directory or os.curdir,
-                    (name,),
-                    file.contents.files,
-                    modified_ns=file.modified_ns,
-                )
+        for step, save in temporary_saves(surveyed, self.query.exclude):
+            if save.path not in paths and self._is_before(step):
+                yield save
 
     def _is_recent(self, save: UnfinishedSave) -> bool:
         return self._age(save.modified_ns) < (2 * MOMENTS if save.is_whole else GONE_SECONDS)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ckpttool.core.errors import CheckpointError
-from ckpttool.core.naming import NameFields, parse_name
+from ckpttool.core.naming import parse_name
 from ckpttool.formats import suffix_format
 from ckpttool.formats.discovery import OWN_PREFIX, unit_at
 from ckpttool.formats.globs import Globs
@@ -20,7 +20,7 @@ from ckpttool.runs.members.look import look_at
 from ckpttool.runs.pointers.readers import names_in, temporary_for
 from ckpttool.runs.reasons import Code, Reason
 from ckpttool.runs.surveying.survey import Survey
-from ckpttool.transaction.files import Contents, Fingerprint, contents
+from ckpttool.transaction.files import Fingerprint, contents
 from ckpttool.transaction.paths import shown
 
 POLL_SECONDS = 0.25
@@ -39,16 +39,6 @@ State = tuple[Fingerprint, ...] | None
 """The files of something; None where it isn't there."""
 
 
-@dataclass(frozen=True, slots=True)
-class TemporaryFile:
-    """A writer's temporary file or directory: where it is, and what its name says of what it will be."""
-
-    path: str
-    fields: NameFields
-    contents: Contents
-    modified_ns: int
-
-
 def written_inside(entry: Entry, now: float) -> Reason | None:
     """Return what tells that a writer is still at a directory that can be read already, or None."""
     for file in entry.contents.files:
@@ -59,8 +49,8 @@ def written_inside(entry: Entry, now: float) -> Reason | None:
     return None
 
 
-def temporary_files(surveyed: Survey, exclude: Sequence[str]) -> Iterator[TemporaryFile]:
-    """Yield what writers have begun in the directories that were looked at, under names of their own."""
+def temporary_saves(surveyed: Survey, exclude: Sequence[str]) -> Iterator[tuple[int | None, UnfinishedSave]]:
+    """Yield the saves under writers' temporary names in the directories of a survey, with their steps."""
     root = surveyed.root
     if any(entry.unit.path == root and not entry.holds_others for entry in surveyed.entries):
         return
@@ -82,7 +72,12 @@ def temporary_files(surveyed: Survey, exclude: Sequence[str]) -> Iterator[Tempor
                 inside, modified_ns = contents(directory, [name]), fs.lstat(path).st_mtime_ns
             except OSError:  # it has just gone
                 continue
-            yield TemporaryFile(shown(path), fields, inside, max(modified_ns, inside.modified_ns))
+            above, name = os.path.split(shown(path))
+            newest = max(modified_ns, inside.modified_ns)
+            save = UnfinishedSave(
+                shown(path), "being written", above or os.curdir, (name,), inside.files, modified_ns=newest
+            )
+            yield fields.step, save
 
 
 class WaitClock(Protocol):

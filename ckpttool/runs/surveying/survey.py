@@ -135,8 +135,7 @@ def upload_warnings(root: str) -> Iterator[str]:
 
     if (found := unfinished_uploads(root)) is not None:
         count, nbytes = found
-        size = "" if nbytes is None else f" ({nbytes:,} bytes)"
-        what = f"{counted(count, 'unfinished upload')}{size}"
+        what = counted(count, "unfinished upload") + ("" if nbytes is None else f" ({nbytes:,} bytes)")
         yield f"{shown(root)}: {what}, which no listing shows; ckpttool leaves them alone"
 
 
