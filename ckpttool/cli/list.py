@@ -164,7 +164,7 @@ def list_(command: ListCommand) -> int:
     if (command.mtbf or command.save_time) and not command.cadence:
         raise UsageError("--mtbf and --save-time go with --cadence")
     given = {**command.scope, **command.rules, **({} if command.jobs is None else {"jobs": command.jobs})}
-    retention = listed_by(command.directories, given, metric, mode, command.config)
+    retention = retention_for_list(command.directories, given, metric, mode, command.config)
     paths = retention.directories
     if plot is not None:
         from ckpttool.cli.reports import check_plot
@@ -250,7 +250,7 @@ def _show_cadence(listing: Listing, command: ListCommand) -> None:
         say("no series of several checkpoints")
 
 
-def listed_by(
+def retention_for_list(
     directories: Sequence[str],
     given: Mapping[str, Any],
     metric: str | None,

@@ -9,9 +9,9 @@ from typing import Any
 
 from ckpttool.cli.list import (
     best_option,
-    listed_by,
     plan_config_option,
     read_listing,
+    retention_for_list,
     rules_group,
     status_of,
     verify_option,
@@ -61,7 +61,7 @@ def report(command: ReportCommand) -> int:
     metric, mode, output, quiet = command.metric, command.mode, command.output, command.quiet
     given = {**command.scope, **command.rules, **({} if command.jobs is None else {"jobs": command.jobs})}
     named = [] if command.directory is None else [command.directory]
-    retention = listed_by(named, given, metric, mode, command.config)
+    retention = retention_for_list(named, given, metric, mode, command.config)
     paths = retention.directories
     check_targets({"--output": output}, [*paths, *retention.request_values.get("metrics", ())])
     listing, read = read_listing(retention, metric, mode, command.verify)

@@ -131,6 +131,20 @@ def read_retention(document: ConfigDocument, *, given: Collection[str] = ()) -> 
     return Retention(config=document.path, policies=policies, **values)
 
 
+_NOT_OF_TRASH = (
+    "failed",
+    "trash",
+    "explain",
+    "require_copy",
+    "max_delete",
+    "min_age",
+    "metrics",
+    "group_by",
+    "series",
+)
+"""Options that say nothing of a trash, besides the rules."""
+
+
 def retention_for(
     directories: Sequence[str],
     given: Mapping[str, Any],
@@ -175,20 +189,6 @@ def retention_for(
         is_narrowed=found is not None and bool(directories),
         unread_config=_unread_config() if finds_unread and config is None and found is None else None,
     )
-
-
-_NOT_OF_TRASH = (
-    "failed",
-    "trash",
-    "explain",
-    "require_copy",
-    "max_delete",
-    "min_age",
-    "metrics",
-    "group_by",
-    "series",
-)
-"""Options that say nothing of a trash, besides the rules."""
 
 
 def _flag(name: str) -> str:

@@ -353,7 +353,10 @@ def _is_prunable(directory: str) -> bool:
         return True
     from ckpttool.io.remote import store_at
 
-    return store_at(directory)[0].is_changeable
+    try:
+        return store_at(directory)[0].is_changeable
+    except OSError as error:
+        raise from_os_error(error, directory) from error
 
 
 def _units_at(

@@ -291,7 +291,8 @@ def list_checkpoints(
         best: A metric: the checkpoint of each series that has the best of it is told.
         mode: Which of its values are good.
         depth: Whether structure alone is looked at, or every byte is read.
-        retention: A policy: what it would keep and remove is told.
+        retention: Request whose policy is previewed: what it would keep and remove. What it says of series
+            and subdirectories counts, in place of the arguments above.
         jobs: Number of threads.
         progress: Told what is read.
         executor: Looks at the checkpoints and reads them in place of this process: that of Dask, of mpi4py

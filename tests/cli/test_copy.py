@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -245,6 +246,18 @@ def test_what_a_pin_keeps_in_the_source_stays_there_too(run: Run, files: Path, t
 def test_rules_are_refused_where_nothing_is_removed(run: Run, runs: Path) -> None:
     answer = run("copy", runs, "memory://copies", "--keep", "1")
     assert answer.status == 2 and "nothing is removed from such a store" in answer.err
+
+
+def test_a_host_that_nobody_knows_is_an_error(run: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fsspec")
+
+    def refuse(*place: object, **options: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    answer = run("copy", runs, "ftp://nowhere/copies", "--keep", "1")
+    assert (answer.status, answer.out) == (2, "")
+    assert answer.err == "ckpttool: error: ftp://nowhere/copies: Name or service not known\n"
 
 
 def test_other_file_systems_are_destinations_too(run: Run, files: Path, tmp_path: Path) -> None:
