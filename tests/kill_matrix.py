@@ -25,6 +25,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
@@ -358,7 +359,8 @@ class Stage:
             said += f"\nthen\n{self.said.read_text()}"
             problems += [f"{command[0]} ends with {status}"] if status else []
         problems += check(above / "run")
-        left = litter(above)
+        # What was copied and then removed is copied no more: what it left there stays, if the user was told.
+        left = (one for one in litter(above) if not (way.copies and f"{one} can't be removed" in said))
         problems += [f"{one} was left behind" for one in left]
         if problems:
             there = "\n".join(sorted(str(path.relative_to(above)) for path in above.rglob("*")))
@@ -456,6 +458,8 @@ def prepare() -> None:
 
     directories.RETRY_SECONDS = 0
     select.select = lambda *_: ([], [], [])  # a watch looks twice
+    strftime = time.strftime
+    time.strftime = lambda text, *_: strftime(text, time.gmtime(0))  # a page says when it was made
     wait_for_no_disk()
     gc.disable()  # to look for garbage copies the pages that a child shares
 
