@@ -14,9 +14,9 @@ pytestmark = pytest.mark.skipif("sys.platform == 'win32'", reason="needs a POSIX
 
 
 def played(request: pytest.FixtureRequest) -> set[str]:
-    """Return the names of the cases that are played with a fixture."""
-    items = (item for item in request.session.items if request.fixturename in item.fixturenames)
-    return {item.callspec.params["name"] for item in items}
+    """Return the names of the cases that tests of this module play with a fixture."""
+    items = (item for item in request.session.items if item.getparent(pytest.Module) is request.node)
+    return {item.callspec.params["name"] for item in items if request.fixturename in item.fixturenames}
 
 
 @pytest.fixture(scope="module")
