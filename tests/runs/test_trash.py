@@ -142,7 +142,7 @@ def test_a_save_after_a_kill_keeps_its_name_and_blocks_nothing(
 ) -> None:
     make, _ = KINDS["PyTorch"]
     policy = {"full": 1} if is_slimmed else {"keep_last": 1}
-    for number in count(1, 3):
+    for number in count(1, 7):
         run = tmp_path / str(number)
         make(run, numbers=range(1, 4))
         is_killed = dies_at(number, partial(prune, run, trash=True, min_age=0, depth="quick", **policy))
