@@ -131,11 +131,8 @@ def _misused(error: click.ClickException) -> int:
     hint = f" (see '{context.command_path} --help')" if context is not None else ""
     if isinstance(error, click.NoSuchOption):
         message = f"no option {error.option_name}"
-        known = (
-            []
-            if context is None
-            else [flag for one in context.command.params for flag in (*one.opts, *one.secondary_opts)]
-        )
+        params = () if context is None else context.command.params
+        known = [flag for one in params for flag in (*one.opts, *one.secondary_opts)]
         if meant := did_you_mean(error.option_name, known):
             hint = f" ({meant})"
     say_error(f"{message.rstrip('.')}{hint}")

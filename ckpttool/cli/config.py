@@ -57,7 +57,7 @@ class ConfigDocument(NamedTuple):
         return None if self.is_named else trust_doubt(self.path, self.tables)
 
     def require_trust(self, origin: str, why: str) -> None:
-        """Raise an error if the file isn't trusted; ``why`` says what a value would do."""
+        """Raise UsageError if the file isn't trusted; ``why`` is the effect of the value in question."""
         if (doubt := self.trust_doubt()) is not None:
             hint = f"--config {self.path} uses it anyway"
             if doubt.can_be_confirmed:

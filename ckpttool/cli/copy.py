@@ -6,14 +6,14 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckpttool.cli.consent import Consent
 from ckpttool.cli.options import dry_run_option, json_option, quiet_option, yes_option
 from ckpttool.cli.output import COULD_NOT, has_colour, print_json, say_error, say_warning, terminal_width
+from ckpttool.cli.progress import ProgressLines
 from ckpttool.core.options import group
-from ckpttool.runs.copying import CopyRequest
+from ckpttool.runs.copying import Copied, CopyRequest, CopyStatus, carry_out, keep_policy, plan_copy
 
 if TYPE_CHECKING:
-    from ckpttool.cli.consent import Consent
-    from ckpttool.runs.copying import Copied
     from ckpttool.runs.pruning.planning import PrunePlan
 
 
@@ -34,10 +34,6 @@ def copy(command: CopyCommand) -> int:
     Only valid checkpoints are copied, and each file is proven to have arrived. What is there already is not
     sent again, so an interrupted copy goes on. With rules, DST keeps what they keep, and the rest is removed.
     """
-    from ckpttool.cli.consent import Consent
-    from ckpttool.cli.progress import ProgressLines
-    from ckpttool.runs.copying import carry_out, keep_policy, plan_copy
-
     request = command.request
     lines = ProgressLines()
     with lines("looking for checkpoints", None):
@@ -71,8 +67,6 @@ def _agrees(planned: PrunePlan, consent: Consent, *, is_silent: bool) -> bool | 
 
 def _report(copied: Copied, *, json: bool, quiet: bool) -> int:
     """Print what is left to say, and return the exit status."""
-    from ckpttool.runs.copying import CopyStatus
-
     for warning in copied.warnings if not quiet else ():
         say_warning(warning)
     for one in copied.checkpoints if json or quiet else ():

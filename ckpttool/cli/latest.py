@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ckpttool.cli.options import (
     json_option,
@@ -19,10 +18,9 @@ from ckpttool.cli.progress import ProgressLines
 from ckpttool.cli.streams import discard
 from ckpttool.core.options import argument, group
 from ckpttool.core.printable import printable
-from ckpttool.runs.resuming.latest import LatestQuery
-
-if TYPE_CHECKING:
-    from ckpttool.runs.resuming.latest import Latest
+from ckpttool.runs.members.full_read import no_progress
+from ckpttool.runs.resuming.latest import Latest, LatestQuery
+from ckpttool.runs.resuming.several_places import latest_of
 
 _MAX_NAMED = 3
 
@@ -52,9 +50,6 @@ def latest(command: LatestCommand) -> int:
 
     Of several directories, such as a disk and its copy in a store, the newest of all.
     """
-    from ckpttool.runs.members.full_read import no_progress
-    from ckpttool.runs.resuming.several_places import latest_of
-
     places, query, quiet = command.directories, command.query, command.quiet
     found = latest_of(
         places,

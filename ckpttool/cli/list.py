@@ -257,7 +257,7 @@ def retention_for_list(
     mode: Mode | None,
     config: str | None,
 ) -> Retention:
-    """Return what is listed and by which rules; ``--keep-best`` goes by the metric whose best is marked."""
+    """Return directories and rules; ``--keep-best`` ranks by the metric of ``--best``."""
     from ckpttool.cli.retention_config import retention_for
 
     if given.keys() & {"keep_best", "keep_best_runs"}:
@@ -277,7 +277,7 @@ def read_listing(
     executor: Executor | None = None,
     part: Part | None = None,
 ) -> tuple[Listing, list[str]]:
-    """Return what the directories hold, with what prune would do there, and those that could be read."""
+    """Return the listing, with prune's plan if there are rules, and the directories that were read."""
     from ckpttool.runs.listing import listing_of
 
     scopes, problems = _scopes(retention, verify)

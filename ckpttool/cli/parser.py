@@ -95,7 +95,7 @@ class Command(click.Command):
         }
 
     def _held_paths(self, record: Any) -> Iterator[str]:
-        """Yield the paths of outputs and of what the command changes, whose directories it keeps open."""
+        """Yield the output and changed paths, whose directories stay open while the command runs."""
 
         def value_of(name: str) -> Any:
             group = self.rows[name].group

@@ -1,4 +1,4 @@
-"""``ckpttool prune``: remove by a retention policy, explain what it does to one file, or empty the trash."""
+"""``ckpttool prune``: apply a retention policy, explain its effect on one checkpoint, or empty the trash."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ class PruneCommand:
 
     @property
     def is_dry(self) -> bool:
-        """Tell whether nothing is changed."""
+        """Whether this is a dry run."""
         return self.dry_run or self.check
 
     @property
     def given(self) -> dict[str, Any]:
-        """Return what the command line says of ``[retention]`` and of the trash, by attribute."""
+        """Return the given options of ``[retention]`` and of the trash, by attribute."""
         own = ("trash", "empty_trash", "jobs", "explain", "require_copy")
         values = {name: value for name in own if (value := getattr(self, name)) not in (None, False)}
         is_agreed = self.yes or self.is_dry or self.explain is not None  # then nobody is asked
@@ -174,7 +174,7 @@ def _prune_directory(
 
 
 def _without_checkpoints(outcome: Pruned, request: PruneRequest, command: PruneCommand) -> Pruned:
-    """Return the outcome of a directory without a checkpoint: a problem if some lie below."""
+    """Return the outcome for a directory without checkpoints; those in subdirectories are a problem."""
     from ckpttool.runs.surveying.survey import NOTHING, nothing_in
     from ckpttool.transaction.paths import Problem
 
@@ -215,7 +215,7 @@ def _say_unread(retention: Retention, command: PruneCommand) -> None:
 
 
 def _report_wrong_rules(retention: Retention, problems: Sequence[Problem], command: PruneCommand) -> int:
-    """Print what is wrong with the rules and return the exit status; nothing is removed."""
+    """Print the problems of the rules and return the exit status; nothing is removed."""
     from ckpttool.runs.pruning.prune import Pruned
     from ckpttool.runs.retention.plan import RetentionPlan
     from ckpttool.runs.retention.policies import Policies
@@ -228,7 +228,7 @@ def _report_wrong_rules(retention: Retention, problems: Sequence[Problem], comma
     return 1
 
 
-# What several directories came to -------------------------------------------------------------------
+# Outcomes of several directories --------------------------------------------------------------------
 
 
 def _combined(outcomes: Sequence[Pruned]) -> Pruned:
@@ -289,7 +289,7 @@ def _real_path(entry: Entry, real: Mapping[str, str]) -> str:
 
 
 def _report(outcomes: Sequence[Pruned], command: PruneCommand, consent: Consent, *, failed: bool) -> int:
-    """Print the outcome and return the exit status; stdout stays empty if a directory failed as a whole."""
+    """Print the combined outcome and return the exit status; stdout stays empty if a directory failed."""
     if not outcomes:
         return COULD_NOT
     outcomes = _without_duplicates(outcomes)
@@ -318,7 +318,7 @@ def _print(outcomes: Sequence[Pruned], command: PruneCommand, consent: Consent, 
 
 
 def _was_shown(outcome: Pruned, command: PruneCommand, consent: Consent) -> bool:
-    """Tell whether a plan was printed before it was carried out: then something was to be changed."""
+    """Tell whether the plan was printed before it was applied, as every plan with changes is."""
     is_silent = command.json and not consent.asks
     had_changes = outcome.declined or outcome.plan.changes or bool(outcome.failed)
     return had_changes and not outcome.dry_run and not is_silent
@@ -332,7 +332,7 @@ def _text(groups: Sequence[GroupPlan], command: PruneCommand, stream: TextIO) ->
 
 
 def _print_plan(planned: PrunePlan, command: PruneCommand, consent: Consent) -> None:
-    """Print a plan before anything is removed: if we are killed, the output says what was going on."""
+    """Print a plan before it is applied, so that the output explains the state after a kill."""
     if consent.asks:
         from ckpttool.cli.render.text_changes import excess_lines
 
@@ -484,7 +484,7 @@ def _agrees_to_empty(preview: Sequence[EmptiedTrash], command: PruneCommand, con
 
 
 def _report_emptied(emptied: Sequence[EmptiedTrash], command: PruneCommand, *, failed: bool) -> int:
-    """Print the outcome and return the exit status; stdout stays empty if a directory failed as a whole."""
+    """Print the combined outcome and return the exit status; stdout stays empty if a directory failed."""
     problems = [problem for one in emptied for problem in one.problems]
     for warning in (warning for one in emptied for warning in one.warnings if not command.quiet):
         say_warning(warning)

@@ -129,7 +129,7 @@ def test_chunks_that_contradict_each_other(
     ("text", "code"),
     [
         ("{", "metadata-not-json"),
-        ("[" * 1000, "metadata-too-deep"),
+        ("[" * 1000 + "]" * 1000, "metadata-too-deep"),
         ("[]", "metadata-malformed"),
         ('{"weight": {}, "weight": {}}', "duplicate-key"),
     ],

@@ -74,7 +74,7 @@ def renamed(place: Path) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("work", [removed, trashed, undone, renamed])
-@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.thorough)])
 def test_nothing_outside_is_touched_and_nothing_is_lost_that_was_to_stay(
     work: Callable[[Path], None], way: Way, step: int, tmp_path: Path
 ) -> None:

@@ -528,8 +528,8 @@ def test_a_server_that_isnt_there(sqlite: Path, monkeypatch: pytest.MonkeyPatch)
         log([sqlite / "runs"], "mlflow:digits")
 
 
-def test_the_parameters_of_a_run_kept_as_files(files_store: Path) -> None:
-    for folder in files_store.glob("mlruns/*/*/params"):
+def test_the_parameters_of_a_run_kept_as_files(files_store: Path, tmp_path: Path) -> None:
+    for folder in Path(shutil.copytree(files_store, tmp_path / "store")).glob("mlruns/*/*/params"):
         name = (folder.parent / "tags" / "mlflow.runName").read_text()
         save(folder.parent / "artifacts" / "m.pt")
         (run,) = list_checkpoints(folder.parent).runs

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import marshal
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,7 +34,7 @@ class Place:
 
     @property
     def command(self) -> str:
-        return f"touch {self.marker}"
+        return f"touch {shlex.quote(self.marker)}"
 
     @property
     def expression(self) -> str:

@@ -788,7 +788,7 @@ def main() -> None:
 def _start_again(names: list[str]) -> None:
     """Start this module again with guarded memory."""
     source = Path(__file__).with_name("guarded_malloc.c")
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # LD_PRELOAD ends at a space
         library = Path(directory) / "guarded_malloc.so"
         subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
         environment = {**os.environ, "LD_PRELOAD": str(library), _PRELOADED: "1"}
