@@ -50,6 +50,16 @@ def state_directory(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytes
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state"))
 
 
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Path:
+    """Return an empty directory that lies alone: pytest leaves a link beside it for each test before, and
+    ``list`` follows the links beside a directory.
+    """
+    alone = tmp_path / "t"
+    alone.mkdir()
+    return alone
+
+
 @pytest.fixture(scope="session")
 def files() -> Path:
     """Return the directory of the fixtures."""

@@ -14,6 +14,7 @@ choose() { # the ROUND-th of some words, over and over
 }
 
 round=0
+failed=
 while [ "$round" -lt "$rounds" ]; do
     round=$((round + 1))
     zone=$(choose "$round" UTC Asia/Kathmandu America/St_Johns Pacific/Kiritimati)
@@ -26,5 +27,6 @@ while [ "$round" -lt "$rounds" ]; do
         umask "$mask"
         TZ=$zone LC_ALL=$language TMPDIR=$place "$BIN/python" -m pytest -q -n "${JOBS:-2}" \
             --dist worksteal --random-order-seed "$round" --random-order
-    )
+    ) || failed="$failed $round"
 done
+[ -z "$failed" ] || { echo "failed in round$failed" >&2; exit 1; }

@@ -129,7 +129,6 @@ def test_header_bits_that_change_what_is_loaded(
 @pytest.mark.framework
 def test_the_bit_that_makes_pytorch_read_nothing(tmp_path: Path) -> None:
     """Bit 4 of the attributes of each record: a directory."""
-    torch = pytest.importorskip("torch")
     path = tmp_path / "m.pth"
     write_pth(path)
     whole, truth = path.read_bytes(), load_pth(path)
@@ -140,7 +139,7 @@ def test_the_bit_that_makes_pytorch_read_nothing(tmp_path: Path) -> None:
         path.write_bytes(data)
         try:
             differs = load_pth(path) != truth
-        except (RuntimeError, ValueError, torch.serialization.pickle.UnpicklingError):
+        except Exception:  # noqa: BLE001 - PyTorch unpickles memory that nobody wrote
             differs = True
         verification = verify(path)
         assert not verification.is_valid
