@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import time
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -140,7 +141,7 @@ RULES = [
 def test_rules_from_the_shell(run: Run, series: Path) -> None:
     Path("losses.csv").write_text(LOSSES)
     for epoch in range(1, 11):  # hourly, and the first of them on the day before
-        when = 1_760_054_400 + epoch * 3600 - (epoch == 1) * 86_400
+        when = time.mktime((2025, 10, 10 - (epoch == 1), epoch, 0, 0, 0, 0, -1))
         os.utime(series / f"model_epoch_{epoch}.pth", (when, when))
     for options, kept in RULES:
         answer = run("prune", series, *options.split(), "-n", "--json")

@@ -326,10 +326,11 @@ def test_tensors_of_more_than_one_block(tmp_path: Path) -> None:
 
 
 @pytest.mark.framework
-def test_records_that_torch_does_not_write_are_told(tmp_path: Path) -> None:
+def test_records_that_torch_does_not_write_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    path = tmp_path / "m.pth"
+    monkeypatch.chdir(tmp_path)  # PyTorch names no root after a file whose path is not ASCII
+    path = Path("m.pth")
     torch.save({"w": torch.ones(3), "epoch": 3}, path)
     with open_checkpoint(path) as checkpoint:
         assert checkpoint.metadata == {"epoch": 3}

@@ -155,7 +155,7 @@ def attack(name, run=False, edit=None, **more):
     program = json.loads(base[MODEL])
     if edit:
         edit(program, made)
-    calling = b"cos\nmkdir\n(S'%s'\ntR." % made.encode()
+    calling = b"cos\nmkdir\n(V%s\ntR." % made.encode("raw_unicode_escape")
     held = {n: calling if d == "CALL" else d for n, d in more.items()}
     write(path, base | {MODEL: json.dumps(program).encode()} | held)
     load = (lambda p: torch.export.load(p).module()(torch.ones(3))) if run else torch.export.load

@@ -38,7 +38,11 @@ def placed(bucket: MemoryBucket, path: Path) -> str:
 def verdict_on(place: str, damage: str) -> str:
     """Return what a verification says, wherever the checkpoint is: that a store fails is an error, too."""
     outcome = outcome_of(place, damage)
-    text = str(outcome) if isinstance(outcome, CheckpointError) else json.dumps(outcome.to_dict())
+    text = (
+        str(outcome)
+        if isinstance(outcome, CheckpointError)
+        else json.dumps(outcome.to_dict(), ensure_ascii=False)
+    )
     # HDF5 has words of its own for each of its drivers.
     return re.sub(r" object \([^)]*\)", " object", text).replace(os.path.dirname(place), "PLACE")
 
@@ -54,7 +58,7 @@ def content_of(place: str) -> tuple[object, ...]:
         tensors = [(digest(tensor), tensor.tobytes()) for tensor in checkpoint.tensors]
         spans = [(span.where, str(span.extent).replace(above, ""), span.crc32) for span in checkpoint.spans()]
         found = described(checkpoint)
-    document = json.dumps(inspect(place).document()).replace(above, "PLACE")
+    document = json.dumps(inspect(place).document(), ensure_ascii=False).replace(above, "PLACE")
     return tensors, spans, found, document
 
 

@@ -157,7 +157,7 @@ def torchscript_code(place: Place) -> Variants:
         "comment": "torch.save({0}, {1}) # torch.add",
     }
     for name, template in spellings.items():
-        yield name, _scripted(place, template.format("x", json.dumps(place.marker)))
+        yield name, _scripted(place, template.format("x", json.dumps(place.marker, ensure_ascii=False)))
 
 
 def _scripted(place: Place, call: str) -> Callable[[], Loaded]:
@@ -175,7 +175,6 @@ def _respelled(member: Member, call: str) -> Member:
     """Return a record of code with a call in its first method of the name forward."""
     if not member.name.endswith("fixture_models.py"):
         return member
-    code = re.sub(
-        r"(def forward\(self[^)]*\) -> Tensor:\n)", rf"\1    {call}\n", member.data.decode(), count=1
-    )
+    head = re.compile(r"def forward\(self[^)]*\) -> Tensor:\n")
+    code = head.sub(lambda found: f"{found[0]}    {call}\n", member.data.decode(), count=1)
     return Member(member.name, code.encode())

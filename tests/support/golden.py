@@ -6,6 +6,7 @@ word of an answer runs ``make golden`` and reads the difference, instead of chan
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections import defaultdict
@@ -40,7 +41,9 @@ class Golden:
             text = "\n".join(_named(name, str(told)) for name, told in text.items())
         self._count += 1
         name = self._name if self._count == 1 else f"{self._name} #{self._count}"
-        text = text.replace(str(self._folder), "TMP").replace(str(FILES), "FILES").rstrip("\n") + "\n"
+        for folder, word in ((str(self._folder), "TMP"), (str(FILES), "FILES")):
+            text = text.replace(folder, word).replace(json.dumps(folder)[1:-1], word)
+        text = text.rstrip("\n") + "\n"
         if shlex.quote(str(self._folder)) != str(self._folder):  # so a proposed command quotes it
             text = re.sub(r"(: ckpttool [^\n']*)'(TMP[\w./-]*)'", r"\1\2", text)
         if self._writes:
