@@ -193,9 +193,11 @@ def _keep_all(declined: Pruned) -> Pruned:
     groups = tuple(
         replace(
             one,
-            keep=(*one.keep, *(KeptEntry(entry, ("declined",)) for entry in one.remove)),
+            keep=(
+                *(kept._replace(slims=False) for kept in one.keep),
+                *(KeptEntry(entry, ("declined",)) for entry in one.remove),
+            ),
             remove=(),
-            slim=(),
         )
         for one in declined.plan.groups
     )
@@ -269,8 +271,7 @@ def _without_duplicates(outcomes: Sequence[Pruned]) -> list[Pruned]:
             keep = tuple(kept for kept in series.keep if _real_path(kept.entry, real) not in seen)
             remove = tuple(entry for entry in series.remove if _real_path(entry, real) not in seen)
             if keep or remove:
-                slim = tuple(entry for entry in series.slim if _real_path(entry, real) not in seen)
-                groups.append(replace(series, keep=keep, remove=remove, slim=slim))
+                groups.append(replace(series, keep=keep, remove=remove))
         seen |= {_real_path(entry, real) for series in one.plan.groups for entry in _entries_of(series)}
         distinct.append(replace(one, plan=one.plan._replace(groups=tuple(groups))))
     return distinct

@@ -179,7 +179,9 @@ def without_failures(groups: Sequence[GroupPlan], failed: dict[str, str]) -> tup
     return tuple(
         replace(
             group,
-            slim=tuple(entry for entry in group.slim if entry.path not in failed),
+            keep=tuple(
+                kept._replace(slims=kept.slims and kept.entry.path not in failed) for kept in group.keep
+            ),
             whole={**group.whole, **{one.path: failed[one.path] for one in group.slim if one.path in failed}},
         )
         for group in groups

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -30,6 +30,16 @@ NEWEST_UNREAD = Reason(Code.NEWEST, "newest (not read)")
 FINITE = "newest of a failed run that is intact and finite"
 
 
+def _by_path() -> Any:
+    """Return a field with a text for checkpoints, by path."""
+    return field(default_factory=dict, metadata={"is_by_path": True})
+
+
+def fields_by_path(record: type) -> list[str]:
+    """Return the names of a record's fields that have a text for checkpoints, by path."""
+    return [one.name for one in fields(record) if "is_by_path" in one.metadata]
+
+
 @dataclass(frozen=True, slots=True)
 class Protections:
     """What is stronger than every rule.
@@ -49,21 +59,26 @@ class Protections:
 
     reasons: Mapping[str, Sequence[str]] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
-    faults: Mapping[str, str] = field(default_factory=dict)
+    faults: Mapping[str, str] = _by_path()
     doubts: Mapping[str, str] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
     removes_failed: bool = False
     finite: Mapping[str, str] = field(default_factory=dict)
-    whole: Mapping[str, str] = field(default_factory=dict)
+    whole: Mapping[str, str] = _by_path()
     holders: Mapping[tuple[str, str], str] = field(default_factory=dict)
     root: str = os.curdir
 
 
 class KeptEntry(NamedTuple):
-    """A checkpoint that stays, and every reason for it."""
+    """A checkpoint that stays, and every reason for it.
+
+    Attributes:
+        slims: Whether it stays without its training state; of a part, whether its save does.
+    """
 
     entry: Entry
     reasons: tuple[str, ...]
+    slims: bool = False
 
     def document(self) -> dict[str, Any]:
         return document_of(
@@ -85,8 +100,7 @@ class GroupPlan:
         rank: The rank of its run, if its policy ranks runs.
         excess: By how much it takes more than its limit of size.
         unfitting: Which limit of size leaves no room for some, by path; other rules may keep them.
-        slim: What stays without its training state.
-        whole: Why others stay whole that are old enough to be slimmed, by path.
+        whole: Why some stay whole that are old enough to be slimmed, by path.
     """
 
     key: str
@@ -97,9 +111,14 @@ class GroupPlan:
     failed: str | None = None
     rank: RunRank | None = None
     excess: Excess | None = None
-    unfitting: Mapping[str, str] = field(default_factory=dict)
-    slim: tuple[Entry, ...] = ()
-    whole: Mapping[str, str] = field(default_factory=dict)
+    unfitting: Mapping[str, str] = _by_path()
+    whole: Mapping[str, str] = _by_path()
+
+    @property
+    def slim(self) -> tuple[Entry, ...]:
+        """Return what stays without its training state; a part of a save may have none."""
+        kept_slim = (kept.entry for kept in self.keep if kept.slims)
+        return tuple(entry for entry in kept_slim if entry.has_weights and entry.state.nbytes)
 
     def slim_bytes(self, entry: Entry) -> int:
         """Return how many bytes slimming a checkpoint frees, about."""
@@ -386,23 +405,21 @@ def _group_plan(
     remove = tuple(entry for entry in newest_first if not reasons[entry.path])
     older = [entry for entry in draft.slim if reasons[entry.path]]
     whole = {one.path: why for one in older if (why := _reason_to_stay_whole(one, protections)) is not None}
-    slim = tuple(entry for entry in older if entry.path not in whole)
+    slim = {entry.path for entry in older} - whole.keys()
     changes = bool(remove or slim)
     skipped = protections.skipped.get(group.key) or (protections.doubts.get(group.key) if changes else None)
     if skipped is None and policy is None and not remove:
         skipped = NO_RULE
     if skipped is not None:
-        remove = ()
+        remove, slim = (), set()
     stays = newest_first if not remove else tuple(entry for entry in newest_first if reasons[entry.path])
-    keep = tuple(KeptEntry(entry, tuple(reasons[entry.path])) for entry in stays)
+    keep = tuple(KeptEntry(entry, tuple(reasons[entry.path]), entry.path in slim) for entry in stays)
     if skipped is not None or policy is None:
         return GroupPlan(group.key, keep, remove, skipped, policy, failed, draft.rank)
     required = [entry for entry in stays if draft.reasons[entry.path]]
     over = excess("max_size", policy.max_size, stays, required)
     unfitting = {entry.path: too_large[entry.path] for entry in newest_first if entry.path in too_large}
-    return GroupPlan(
-        group.key, keep, remove, None, policy, failed, draft.rank, over, unfitting, slim=slim, whole=whole
-    )
+    return GroupPlan(group.key, keep, remove, None, policy, failed, draft.rank, over, unfitting, whole)
 
 
 def fault_of(entry: Entry, protections: Protections) -> str | None:

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import Group
 from ckpttool.runs.members.saves import parts_of, series_of_saves
 from ckpttool.runs.members.series_doubts import NOT_COUNTED, doubt_of
-from ckpttool.runs.retention.plan import GroupPlan, KeptEntry, Protections, RetentionPlan, fault_of, plan
+from ckpttool.runs.retention.plan import (
+    GroupPlan,
+    KeptEntry,
+    Protections,
+    RetentionPlan,
+    fault_of,
+    fields_by_path,
+    plan,
+)
 from ckpttool.runs.retention.policies import Policies
 from ckpttool.runs.retention.rules import Policy
 
@@ -50,6 +59,9 @@ def of_saves(saves: Sequence[Group], protections: Protections) -> Protections:
                 reasons[group.key] = why
         return reasons
 
+    texts: dict[str, Any] = {
+        name: first_of(getattr(protections, name)) for name in fields_by_path(Protections)
+    }
     return replace(
         protections,
         reasons={
@@ -58,8 +70,6 @@ def of_saves(saves: Sequence[Group], protections: Protections) -> Protections:
             )
             for one in entries
         },
-        faults=first_of(protections.faults),
-        whole=first_of(protections.whole),
         skipped=of_series(protections.skipped),
         holders={
             (one.path, why): protections.holders[part.path, why]
@@ -68,6 +78,7 @@ def of_saves(saves: Sequence[Group], protections: Protections) -> Protections:
             for why in protections.reasons.get(part.path, ())
             if (part.path, why) in protections.holders
         },
+        **texts,
     )
 
 
@@ -82,26 +93,21 @@ def _part_plan(
     kept = {one.entry.path: one for made in plans.values() for one in made.keep}
     saves = {entry.path: by_part[entry.path][0] for entry in group.entries}
     newest_first = group.entries[::-1]
-    slim = {one.path for made in plans.values() for one in made.slim}
-    whole = {path: why for made in plans.values() for path, why in made.whole.items()}
-    unfitting = {path: why for made in plans.values() for path, why in made.unfitting.items()}
+    texts: dict[str, Any] = {}
+    for name in fields_by_path(GroupPlan):
+        known = {path: text for made in plans.values() for path, text in getattr(made, name).items()}
+        texts[name] = {path: known[save.path] for path, save in saves.items() if save.path in known}
     return replace(
         main,
         key=group.key,
         keep=tuple(
-            KeptEntry(entry, _reasons(entry, kept[saves[entry.path].path], protections))
+            one._replace(entry=entry, reasons=_reasons(entry, one, protections))
             for entry in newest_first
-            if saves[entry.path].path in kept
+            if (one := kept.get(saves[entry.path].path)) is not None
         ),
         remove=tuple(entry for entry in newest_first if saves[entry.path].path not in kept),
-        slim=tuple(
-            entry
-            for entry in newest_first
-            if saves[entry.path].path in slim and entry.has_weights and entry.state.nbytes
-        ),
-        whole={path: whole[save.path] for path, save in saves.items() if save.path in whole},
-        unfitting={path: unfitting[save.path] for path, save in saves.items() if save.path in unfitting},
         excess=main.excess if main.key == group.key else None,
+        **texts,
     )
 
 
