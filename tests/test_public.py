@@ -173,7 +173,7 @@ def test_type_checkers_know_keywords_and_results(tmp_path: Path) -> None:
         (ConvertKeywords, [ckpttool.ConvertOptions], set()),
         (ScopeKeywords, [Scope], set()),
         (PruneKeywords, [ckpttool.PruneRequest, ckpttool.Policy], {"directory"}),
-        (CopyKeywords, [CopyRequest, ckpttool.Policy], {"sources", "destination"}),
+        (CopyKeywords, [CopyRequest, ckpttool.Policy], {"sources", "destination", "full", "dtype"}),
     ],
 )
 def test_keywords_for_type_checkers_are_the_attributes(

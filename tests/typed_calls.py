@@ -36,6 +36,7 @@ def options_as_keywords(a: Path, b: str) -> None:
     ckpttool.copy(a, "s3://bucket/runs", keep_last=5, force=True, max_depth=2)
     ckpttool.copy([a, b], "backup", keep_last=5.5)  # error: arg-type
     ckpttool.copy(a, "backup", require_copy="s3://bucket")  # error: call-arg
+    ckpttool.copy(a, "backup", full=2)  # error: call-arg
 
 
 def results(a: Path, b: str) -> tuple[object, ...]:

@@ -18,6 +18,7 @@ from ckpttool.core.urls import is_remote
 
 if TYPE_CHECKING:
     from ckpttool.runs.pruning.request import PruneRequest
+    from ckpttool.runs.retention.rules import Rule
     from ckpttool.runs.watching import Step
     from ckpttool.transaction.paths import Problem
 
@@ -104,8 +105,9 @@ def watch_settings(
     names = table.names or (VERIFY, *configured)
     if missing := [name for name in names if name not in (VERIFY, *configured)]:
         raise document.wrong("watch", f"steps: {missing[0]} needs {_NEEDS[missing[0]]}")
-    if {"copy", "prune"} <= {*names} and _slims(document):
-        raise document.wrong("watch", "copy-to goes with no full in [retention]: what is slimmed is no copy")
+    if {"copy", "prune"} <= {*names} and (rule := _alteration(document)) is not None:
+        why = f"copy-to goes with no {rule.key} in [retention]: what is slimmed is no copy"
+        raise document.wrong("watch", why)
     return replace(
         table,
         directories=tuple(directories) or table.directories,
@@ -154,8 +156,8 @@ def _prune_step(document: ConfigDocument, exclude: Sequence[str], jobs: int | No
     return prune_step(request_for, obstacles, trash=under([os.curdir]).trash)
 
 
-def _slims(document: ConfigDocument) -> bool:
+def _alteration(document: ConfigDocument) -> Rule | None:
     from ckpttool.cli.retention_config import read_retention
 
     retention = read_retention(document, given=("yes",))
-    return retention is not None and retention.policies is not None and retention.policies.slims
+    return None if retention is None or retention.policies is None else retention.policies.alteration

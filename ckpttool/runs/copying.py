@@ -34,7 +34,6 @@ from ckpttool.core.options import (
     group,
     jobs_option,
     option,
-    options_of,
 )
 from ckpttool.core.report import Severity, counted
 from ckpttool.core.result import Table
@@ -59,7 +58,7 @@ from ckpttool.ops.file_copy import (
 from ckpttool.runs.members.full_read import Progress, no_progress
 from ckpttool.runs.pruning.prune import Confirm, Pruned, prune
 from ckpttool.runs.pruning.request import PruneRequest
-from ckpttool.runs.retention.rules import Policy, PolicyKeywords
+from ckpttool.runs.retention.rules import CHOICES, ChoiceKeywords, Policy
 from ckpttool.runs.scope import Scope, ScopeKeywords
 from ckpttool.transaction.paths import Problem, bare, is_within, shown
 
@@ -153,10 +152,6 @@ class Copied(Table):
         return f"{there:,} of {counted(len(self.checkpoints), 'checkpoint')} in {self.destination}"
 
 
-_OF_SLIMMING = ("full", "dtype")
-"""Rules that no copy follows: copies are whole."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyRequest(Scope):
     """What is to be copied, and how.
@@ -174,12 +169,7 @@ class CopyRequest(Scope):
         "SRC...", "Checkpoints, or directories of checkpoints; paths or URLs."
     )
     destination: str = argument("DST", "The directory to copy them to; a path or a URL.")
-    policy: Policy | None = group(
-        Policy,
-        [name for name in options_of(Policy) if name not in _OF_SLIMMING],
-        is_record=True,
-        default=None,
-    )
+    policy: Policy | None = group(Policy, CHOICES, is_record=True, default=None)
     force: bool = option(
         "--force",
         help="Replace a different checkpoint of the same name.",
@@ -195,12 +185,12 @@ class CopyRequest(Scope):
     jobs: int | None = jobs_option()
 
     def __post_init__(self) -> None:
-        if self.policy is not None and self.policy.full is not None:
-            raise UsageError("--full: copies are whole (prune slims them)")
+        if self.policy is not None and (rule := self.policy.alteration) is not None:
+            raise UsageError(f"{rule.flags[0]}: copies are whole (prune slims them)")
 
 
-class CopyKeywords(ScopeKeywords, PolicyKeywords, total=False):
-    """The attributes of ``CopyRequest`` but the paths, and those of ``Policy``, for type checkers."""
+class CopyKeywords(ScopeKeywords, ChoiceKeywords, total=False):
+    """The attributes of ``CopyRequest`` but the paths, and those of its policy, for type checkers."""
 
     policy: Policy | None
     force: bool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ckpttool
 from ckpttool import AccessDenied, Policy, UsageError, list_checkpoints, open_checkpoint, prune, undo, verify
 from ckpttool.runs.members.entry import StatePart
 from tests.support.changes import file_bytes
@@ -449,6 +451,11 @@ def test_a_configuration_says_it(epochs: Path, run, monkeypatch: pytest.MonkeyPa
 def test_copy_takes_no_part_of_checkpoints(epochs: Path, tmp_path: Path, run) -> None:
     status, _, err = run("copy", epochs, tmp_path / "copy", "--full", "2")
     assert (status, "--full" in err) == (2, True)
+    refusal = re.escape("--full: copies are whole (prune slims them)")
+    for rules in ({"full": 2}, {"policy": Policy(keep_last=3, full=2, dtype="bfloat16")}):
+        with pytest.raises(UsageError, match=f"^{refusal}$"):
+            ckpttool.copy(epochs, tmp_path / "copy", **rules)
+    assert not (tmp_path / "copy").exists()
 
 
 # Directories ----------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ def _against(
     for name, rule in RULES.items():
         if name in policy.rules and rule.keep is not None and rule.against is not None:
             kept_by_rule = {kept.path for kept, _ in rule.keep(policy, history)}
-            if save.path not in kept_by_rule or (name == "full" and entry in group_plan.slim):
+            if save.path not in kept_by_rule or (rule.alters and entry in group_plan.slim):
                 yield rule.against(policy, history, save)
     if entry.path in group_plan.whole:
         yield f"it stays whole: {group_plan.whole[entry.path]}"

@@ -118,8 +118,8 @@ class PruneRequest(Scope):
 
     @property
     def joins_slim(self) -> bool:
-        """Tell whether a policy slims: what it has slimmed stays in its series."""
-        return self.all_policies.slims
+        """Tell whether a policy changes checkpoints that stay: these stay in their series."""
+        return self.all_policies.alteration is not None
 
     @property
     def all_policies(self) -> Policies:

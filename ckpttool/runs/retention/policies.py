@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import Reach, WrongValue, group, option
 from ckpttool.io import fs
-from ckpttool.runs.retention.rules import Policy
+from ckpttool.runs.retention.rules import Policy, Rule
 
 if TYPE_CHECKING:
     from ckpttool.runs.members.order import Group
@@ -90,9 +90,10 @@ class Policies(NamedTuple):
         yield from (rule.policy for rule in self.rules)
 
     @property
-    def slims(self) -> bool:
-        """Tell whether one of them removes the training state of older checkpoints."""
-        return any(one is not None and one.full is not None for one in self.each)
+    def alteration(self) -> Rule | None:
+        """Return a rule of one of them that changes checkpoints that stay."""
+        rules = (one.alteration for one in self.each if one is not None)
+        return next((rule for rule in rules if rule is not None), None)
 
     def of(self, group: Group) -> Policy | None:
         """Return the policy of a series; None where it is left alone.

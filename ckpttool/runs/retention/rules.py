@@ -279,7 +279,7 @@ def _keep_whole(policy: Policy, history: History) -> KeptWithReasons:
     for entry in history.intact:
         if entry.path in whole:
             yield entry, f"full {policy.full}"
-        elif policy.rules.keys() <= _SLIMMING:
+        elif policy.rules.keys() <= _CHOOSE_NOTHING:
             yield entry, "no rule removes it"
 
 
@@ -322,12 +322,14 @@ class Rule(Option):
         against: Returns what it says of a checkpoint that it doesn't keep.
         is_amount: Whether its value is a number of at least 1.
         needs: What it keeps a checkpoint for lacking.
+        alters: Whether it changes checkpoints that stay, rather than choosing them.
     """
 
     keep: Callable[[Policy, History], KeptWithReasons] | None = None
     against: Callable[[Policy, History, Entry], str] | None = None
     is_amount: bool = False
     needs: Literal["step", "epoch", "date"] | None = None
+    alters: bool = False
 
 
 def _rule(*flags: str, default: Any = None, **more: Any) -> Any:
@@ -443,9 +445,12 @@ class Policy:
         help="Keep the newest N whole; remove optimizer and other training state from older ones.",
         keep=_keep_whole,
         against=_not_whole,
+        alters=True,
         example=2,
     )
-    dtype: SlimType | None = _rule("--dtype", help="Convert the weights that --full slims to this type.")
+    dtype: SlimType | None = _rule(
+        "--dtype", help="Convert the weights that --full slims to this type.", alters=True
+    )
     incomplete: Incomplete = _rule(
         "--incomplete",
         help="Keep or remove incomplete older checkpoints. [default: keep]",
@@ -498,9 +503,14 @@ class Policy:
         return dict(_given_rules(self))
 
     @property
+    def alteration(self) -> Rule | None:
+        """Return the first rule that was given and changes checkpoints that stay."""
+        return next((RULES[name] for name in self.rules if RULES[name].alters), None)
+
+    @property
     def keeps_whole_runs(self) -> bool:
         """Tell whether it says which runs stay, and nothing of what of them does."""
-        return self.rules.keys() <= {"keep_best_runs", "metric", "mode", *_SLIMMING}
+        return self.rules.keys() <= {"keep_best_runs", "metric", "mode", *_CHOOSE_NOTHING}
 
     @property
     def has_limit(self) -> bool:
@@ -508,8 +518,8 @@ class Policy:
         return any(name in self.rules for name in LIMITS)
 
 
-class PolicyKeywords(TypedDict, total=False):
-    """The attributes of ``Policy``, for type checkers."""
+class ChoiceKeywords(TypedDict, total=False):
+    """The attributes of ``Policy`` that only choose checkpoints, for type checkers."""
 
     keep_last: int | None
     keep_best: int | None
@@ -528,19 +538,27 @@ class PolicyKeywords(TypedDict, total=False):
     keep_names: tuple[str, ...]
     max_size: int | None
     max_total_size: int | None
-    full: int | None
-    dtype: SlimType | None
     incomplete: Incomplete
 
 
-_SLIMMING = frozenset({"full", "dtype", "incomplete"})
-"""What says nothing of which intact checkpoints stay, and how."""
+class PolicyKeywords(ChoiceKeywords, total=False):
+    """The attributes of ``Policy``, for type checkers."""
+
+    full: int | None
+    dtype: SlimType | None
+
 
 LIMITS = ("max_size", "max_total_size")
 """The rules that keep what is newest, as far as it fits into so many bytes."""
 
 RULES: Mapping[str, Rule] = {one.name: one.metadata["option"] for one in fields(Policy)}
 """The rows of ``Policy``, by their attributes."""
+
+CHOICES = tuple(name for name, rule in RULES.items() if not rule.alters)
+"""The rules that only choose checkpoints."""
+
+_CHOOSE_NOTHING = frozenset({"incomplete", *(RULES.keys() - CHOICES)})
+"""What says nothing of which intact checkpoints stay."""
 
 
 @lru_cache
