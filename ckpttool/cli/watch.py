@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.cli.options import config_option, interval_option, json_option, quiet_option
 from ckpttool.cli.output import print_json, say, say_error, say_warning
 from ckpttool.core.amounts import seconds
-from ckpttool.core.documents import document_of
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import EXECUTION_PANEL, SELECTION_PANEL, argument, jobs_option, option, same_option
 from ckpttool.core.printable import printable
@@ -190,7 +189,7 @@ class _EventLines:
 
     def print(self, event: WatchEvent) -> None:
         """Print what happened to stdout, and what failed to stderr."""
-        status = event.status.value
+        status = event.status
         self._counts[status] += 1
         if status == _FAILED:
             step = "" if event.step in ("look", "verify") else f"{event.step}: "
@@ -199,31 +198,14 @@ class _EventLines:
             say_warning(f"{event.step}: {event.reason}")
         if self._json and not (self._quiet and status != _FAILED):
             moment = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-            print_json({"schema": "ckpttool.watch/1", "time": moment, **document_of(event)})
+            print_json({"schema": "ckpttool.watch/1", "time": moment, **event.document()})
         elif not (self._quiet or self._json or status in _ON_STDERR):
             name = printable(os.path.relpath(event.path, event.directory) if self._is_one else event.path)
             self._width = max(self._width, len(name))
-            print(f"{time.strftime('%H:%M:%S')}  {name:{self._width}}  {_text(event)}", flush=True)
+            print(f"{time.strftime('%H:%M:%S')}  {name:{self._width}}  {printable(event.words)}", flush=True)
 
     @property
     def summary(self) -> str:
         """Return how many events of each kind there were."""
         parts = [f"{count:,} {status}" for status, count in self._counts.items()]
         return f"ended: {', '.join(parts) or 'nothing new'}"
-
-
-def _text(event: WatchEvent) -> str:
-    from ckpttool.core.numbers import file_size
-
-    size = "" if event.nbytes is None else file_size(event.nbytes)
-    to = "" if event.to is None else printable(event.to)
-    texts = {
-        "valid": f"valid, {event.safety if event.safety != 'unknown' else 'safety unknown'}, {size}",
-        "renamed": f"renamed to {os.path.basename(to)}",
-        "copied": f"copied to {to}",
-        "slimmed": "slimmed to its weights",
-        "removed": f"removed, {size}",
-        "recorded": f"recorded in {to}",
-        "trashed": f"moved to the trash, {size}",
-    }
-    return texts[event.status.value]

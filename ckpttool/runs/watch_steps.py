@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from glob import escape
@@ -17,7 +18,7 @@ from ckpttool.runs.pruning.request import PruneRequest
 from ckpttool.runs.renaming.plan import RenameRequest
 from ckpttool.runs.renaming.rename import rename
 from ckpttool.runs.tracking import facts_of, open_target
-from ckpttool.runs.watching import EventStatus, Landed, Step, StepResult, require_same_place
+from ckpttool.runs.watching import Landed, Step, StepResult, require_same_place
 from ckpttool.transaction.files import Contents
 from ckpttool.transaction.paths import Problem
 
@@ -42,7 +43,7 @@ def rename_step(template: str, exclude: Sequence[str] = ()) -> Step:
                 break
             refused |= more
         for old, new in renamed.renames:
-            landed.emit(EventStatus.RENAMED, old, to=new)
+            landed.emit("renamed", old, f"renamed to {os.path.basename(new)}", to=new)
         culprit = dict(islice(renamed.failed.items(), 1))
         problems = replace(renamed, failed=culprit).problems
         is_owed = bool(refused or renamed.failed or renamed.stale)
@@ -94,7 +95,8 @@ def copy_step(destination: str, exclude: Sequence[str] = (), jobs: int | None = 
                 problems.append(Problem(entry.path, f"not copied to {one.target}: {one.why}"))
                 stay.append(entry.path)
             if one.status is CopyStatus.COPIED:
-                landed.emit(EventStatus.COPIED, entry.path, to=one.target, nbytes=one.sent_bytes)
+                words = f"copied to {one.target}"
+                landed.emit("copied", entry.path, words, to=one.target, nbytes=one.sent_bytes)
         return StepResult(True, tuple(problems), warnings, stay=tuple(stay), is_owed=bool(problems))
 
     return step
@@ -122,18 +124,14 @@ def prune_step(
         known = {*landed.bad, *(entry.path for entry in landed.entries)}
 
         def confirm(planned: PrunePlan) -> bool | None:
-            """Refuse if something would go that was not verified, and perhaps not copied; nobody is asked."""
-            is_known = all(one.path in known for one in (*planned.plan.removals, *planned.plan.slimmed))
-            return None if is_known else False
+            """Refuse to change what was not verified, and perhaps not copied; nobody is asked."""
+            return None if all(one.path in known for one in planned.plan.changed) else False
 
         pruned = prune(request, trash=trash, confirm=confirm, progress=landed.progress, reader=landed.reader)
         if pruned.declined:
             return StepResult(is_done=False)
-        status = EventStatus.REMOVED if pruned.trash is None else EventStatus.TRASHED
-        for entry in pruned.plan.removals:
-            landed.emit(status, entry.path, nbytes=entry.nbytes)
-        for entry in pruned.plan.slimmed:
-            landed.emit(EventStatus.SLIMMED, entry.path)
+        for one in pruned.events:
+            landed.emit(one.status, one.path, one.words, nbytes=one.nbytes)
         return StepResult(not pruned.failed, pruned.problems, pruned.warnings)
 
     return step
@@ -157,7 +155,7 @@ def log_step(to: str, jobs: int | None = None) -> Step:
         for entry, is_new in done:  # only now is all of it written
             recorded[entry.path] = entry.contents
             if is_new:
-                landed.emit(EventStatus.RECORDED, entry.path, to=to)
+                landed.emit("recorded", entry.path, f"recorded in {to}", to=to)
         return StepResult()
 
     return step

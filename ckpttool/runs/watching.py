@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from functools import partial
 from glob import escape
 from hashlib import blake2b
@@ -22,14 +21,16 @@ from importlib.metadata import version
 from itertools import chain, repeat
 from typing import Any
 
+from ckpttool.core.documents import document_of
 from ckpttool.core.errors import AccessDenied, CheckpointError, UsageError, from_os_error
 from ckpttool.core.keywords import attribute_names
+from ckpttool.core.numbers import file_size
 from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.io import fs
 from ckpttool.io.atomic import write_atomically
 from ckpttool.io.held import holding
 from ckpttool.io.work import Advance
-from ckpttool.ops.verdict import Verification
+from ckpttool.ops.verdict import Safety, Verification
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import SPECIAL, FullRead, FullReader, Progress, no_progress
 from ckpttool.runs.pointers.protection import Pointers
@@ -49,21 +50,8 @@ RECORD = ".ckpttool-watch.json"
 """Says what was verified and is valid, so that the next watch doesn't read it again."""
 _MAX_RECORD = 1 << 26
 VERIFY, LOOK = "verify", "look"
+VALID, FAILED, WARNING = "valid", "failed", "warning"
 _CHANGED = "it changed while it was verified"
-
-
-class EventStatus(str, Enum):
-    """What became of a checkpoint."""
-
-    VALID = "valid"
-    RENAMED = "renamed"
-    COPIED = "copied"
-    SLIMMED = "slimmed"
-    REMOVED = "removed"
-    TRASHED = "trashed"
-    RECORDED = "recorded"
-    FAILED = "failed"
-    WARNING = "warning"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +62,8 @@ class WatchEvent:
         directory: The directory that is watched.
         path: What it is about: a checkpoint, or a directory.
         step: ``look``, ``verify``, or the name of another step.
+        status: In a word: ``valid``, ``failed``, ``warning``, or what a step did.
+        words: What a log says of it; empty for what failed or is doubtful.
         to: Its new path, that of its copy, or the tracker that has it.
         nbytes: The bytes that were verified, sent or freed.
         safety: What loading it could run, once it was verified.
@@ -83,11 +73,15 @@ class WatchEvent:
     directory: str
     path: str
     step: str
-    status: EventStatus
+    status: str
+    words: str = ""
     to: str | None = None
     nbytes: int | None = None
     safety: str | None = None
     reason: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        return document_of(self, "directory", "path", "step", "status", "to", "bytes", "safety", "reason")
 
 
 Emit = Callable[[WatchEvent], object]
@@ -368,7 +362,9 @@ class DirectoryWatch:
         self._judged[entry.path] = _Judged(entry.contents, problem, is_sound and problem is None)
         if problem is None:
             safety = verification.safety.value
-            self._event(VERIFY, EventStatus.VALID, entry.path, safety=safety, nbytes=entry.nbytes)
+            judged = "safety unknown" if verification.safety is Safety.UNKNOWN else safety
+            words = f"valid, {judged}, {file_size(entry.nbytes)}"
+            self._event(VERIFY, VALID, entry.path, words, safety=safety, nbytes=entry.nbytes)
         return problem
 
     # The steps --------------------------------------------------------------------------------------
@@ -391,7 +387,7 @@ class DirectoryWatch:
             for warning in result.warnings:
                 if warning not in self._warned:
                     self._warned.add(warning)
-                    event(EventStatus.WARNING, shown(self.root), reason=warning)
+                    event(WARNING, shown(self.root), reason=warning)
             if not result.is_done:
                 self._retry_in(RETRY_SECONDS)
                 return
@@ -419,8 +415,9 @@ class DirectoryWatch:
 
     # What is told, and what is written down ---------------------------------------------------------
 
-    def _event(self, step: str, status: EventStatus, path: str, **more: Any) -> None:
-        self._emit(WatchEvent(directory=shown(self.root), step=step, status=status, path=path, **more))
+    def _event(self, step: str, status: str, path: str, words: str = "", **more: Any) -> None:
+        directory = shown(self.root)
+        self._emit(WatchEvent(directory=directory, step=step, status=status, path=path, words=words, **more))
 
     def _tell(self, step: str, problems: Mapping[str, str]) -> None:
         """Take what is wrong with a step now, and tell what wasn't before."""
@@ -428,7 +425,7 @@ class DirectoryWatch:
         self._problems[step] = dict(problems)
         for path, problem in problems.items():
             if known.get(path) != problem:
-                self._event(step, EventStatus.FAILED, path, reason=problem)
+                self._event(step, FAILED, path, reason=problem)
 
     def _retry_in(self, seconds: float) -> None:
         self._due = min(self._due, self._clock.monotonic() + seconds)

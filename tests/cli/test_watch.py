@@ -33,7 +33,6 @@ from ckpttool.runs.watching import (
     RETRY_SECONDS,
     DirectoryWatch,
     Ending,
-    EventStatus,
     Judgement,
     Step,
     WatchEvent,
@@ -107,7 +106,7 @@ class Watched:
         for _ in range(times):
             self.clock.passed += seconds
             self.watch.look()
-        return [f"{os.path.basename(one.path)} {one.status.value}" for one in self.events]
+        return [f"{os.path.basename(one.path)} {one.status}" for one in self.events]
 
 
 @pytest.fixture
@@ -394,7 +393,7 @@ def test_the_end_comes_between_two_checkpoints(run_directory: Path) -> None:
         watched.look()
         with pytest.raises(Ending):
             watched.watch.look()
-    assert [one.status for one in watched.events] == [EventStatus.VALID]
+    assert [one.status for one in watched.events] == ["valid"]
     with Watched(run_directory) as again:
         assert again.look(2) == [f"{name(2)} valid"]
 

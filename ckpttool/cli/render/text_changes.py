@@ -298,8 +298,7 @@ def _slimming_question(planned: RetentionPlan, *, trash: bool) -> str:
 
 def _hints(pruned: Pruned) -> Iterator[str]:
     """Yield how to restore what is in the trash now, and how to delete it."""
-    changed = (*pruned.plan.removals, *pruned.plan.slimmed)
-    places = {entry.directory for entry in changed if entry.path not in pruned.failed}
+    places = {entry.directory for entry in pruned.plan.changed if entry.path not in pruned.failed}
     if pruned.dry_run or not pruned.trash or not places:
         return
     if len(places) == 1:

@@ -129,7 +129,7 @@ def make_plan(
         faults |= damaged
         lacking: dict[str, str] = {}
         if not damaged and request.require_copy is not None:
-            going = [one for one in (*retention.removals, *retention.slimmed) if one.path not in copied]
+            going = [one for one in retention.changed if one.path not in copied]
             copied.update(entry.path for entry in going)
             lacking = without_copy(going, survey.root, request.require_copy, progress)
         for path, why in lacking.items():

@@ -7,11 +7,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.documents import document_of
 from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
 from ckpttool.core.keywords import shows_keywords
+from ckpttool.core.numbers import file_size
 from ckpttool.core.result import Result
 from ckpttool.io import fs, remote
 from ckpttool.io.held import holds
@@ -44,6 +45,21 @@ if TYPE_CHECKING:
 SCHEMA = "ckpttool.prune/1"
 Confirm = Callable[[PrunePlan], bool | None]
 """Returns whether what a plan removes is to go; None if nobody has said so."""
+
+
+class PruneEvent(NamedTuple):
+    """What a prune did to a checkpoint.
+
+    Attributes:
+        status: In a word: ``removed``, ``trashed``, ``slimmed``.
+        words: What a log says of it.
+        nbytes: Bytes of its files; None if it stays.
+    """
+
+    path: str
+    status: str
+    words: str
+    nbytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -85,6 +101,15 @@ class Pruned(Result):
         )
         slim = f", {len(self.plan.slimmed):,} {slimmed}" if self.plan.slimmed else ""
         return f"{len(self.plan.removals):,} {removed}{slim}, {self.freed_bytes:,} bytes"
+
+    @property
+    def events(self) -> Iterator[PruneEvent]:
+        """Yield what was done to checkpoints, one by one; of a dry run nothing was."""
+        status, verb = ("removed", "removed") if self.trash is None else ("trashed", "moved to the trash")
+        for entry in self.plan.removals:
+            yield PruneEvent(entry.path, status, f"{verb}, {file_size(entry.nbytes)}", entry.nbytes)
+        for entry in self.plan.slimmed:
+            yield PruneEvent(entry.path, "slimmed", "slimmed to its weights")
 
     def document(self) -> dict[str, Any]:
         names = {"policy": "plan.rules", "groups": "plan.groups"}

@@ -182,6 +182,11 @@ class RetentionPlan(NamedTuple):
         return tuple(entry for group in self.groups for entry in group.slim)
 
     @property
+    def changed(self) -> tuple[Entry, ...]:
+        """Return all that doesn't stay as it is."""
+        return (*self.removals, *self.slimmed)
+
+    @property
     def freed_bytes(self) -> int:
         """Return the bytes that are freed: of files none of whose names stays, and about those of states."""
         return freed_bytes(self.removals) + self.slim_bytes
@@ -198,8 +203,8 @@ class RetentionPlan(NamedTuple):
 
     @property
     def changes(self) -> bool:
-        """Tell whether anything goes, or is slimmed."""
-        return bool(self.removals or self.slimmed)
+        """Tell whether anything doesn't stay as it is."""
+        return bool(self.changed)
 
 
 def plan(
