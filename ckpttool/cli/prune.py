@@ -169,7 +169,7 @@ def _prune_directory(
         request, dry_run=command.is_dry, confirm=confirm, progress=ProgressLines(), trash=trash or False
     )
     if outcome.declined:
-        return _keep_all(outcome)
+        return replace(outcome, plan=outcome.plan.declined())
     return _preview_trash(outcome) if command.is_dry and trash is not None else outcome
 
 
@@ -184,24 +184,6 @@ def _without_checkpoints(outcome: Pruned, request: PruneRequest, command: PruneC
     if not (command.quiet or command.json):
         say(f"{directory_name(request.directory)}: {message}")
     return outcome
-
-
-def _keep_all(declined: Pruned) -> Pruned:
-    """Return the outcome of a plan that was declined: every checkpoint is kept."""
-    from ckpttool.runs.retention.plan import KeptEntry
-
-    groups = tuple(
-        replace(
-            one,
-            keep=(
-                *(kept._replace(slims=False) for kept in one.keep),
-                *(KeptEntry(entry, ("declined",)) for entry in one.remove),
-            ),
-            remove=(),
-        )
-        for one in declined.plan.groups
-    )
-    return replace(declined, plan=declined.plan._replace(groups=groups))
 
 
 def _preview_trash(preview: Pruned) -> Pruned:

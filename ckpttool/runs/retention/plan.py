@@ -120,6 +120,12 @@ class GroupPlan:
         kept_slim = (kept.entry for kept in self.keep if kept.slims)
         return tuple(entry for entry in kept_slim if entry.has_weights and entry.state.nbytes)
 
+    def declined(self) -> GroupPlan:
+        """Return the plan by which everything stays as it is, since somebody said no."""
+        stays = (kept._replace(slims=False) for kept in self.keep)
+        declined = (KeptEntry(entry, ("declined",)) for entry in self.remove)
+        return replace(self, keep=(*stays, *declined), remove=())
+
     def slim_bytes(self, entry: Entry) -> int:
         """Return how many bytes slimming a checkpoint frees, about."""
         has_dtype = self.policy is not None and self.policy.dtype is not None
@@ -205,6 +211,10 @@ class RetentionPlan(NamedTuple):
     def changes(self) -> bool:
         """Tell whether anything doesn't stay as it is."""
         return bool(self.changed)
+
+    def declined(self) -> RetentionPlan:
+        """Return the plan by which everything stays as it is, since somebody said no."""
+        return self._replace(groups=tuple(group.declined() for group in self.groups))
 
 
 def plan(
