@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ckpttool import list_checkpoints, open_checkpoint
+from ckpttool import list_checkpoints, open_checkpoint, prune
 from ckpttool.core.training import is_metric, training_state
 
 
@@ -33,6 +34,20 @@ def test_score_is_that_of_the_file_that_it_was_kept_for(
     rows = list_checkpoints(path.parent, metrics=[str(log)]).document()["checkpoints"]
     (found,) = (row for row in rows if row["path"] == str(path))
     assert (found["metrics"], found["loss"]) == (metrics | {"logged": logged_as}, None)
+
+
+def test_one_that_is_slimmed_has_the_step_that_its_logger_counts(files: Path, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    log = tmp_path / "log.csv"
+    run = Path(shutil.copytree(files / "metrics" / "lightning", tmp_path / "run")) / "every"
+    for path in run.glob("*.ckpt"):
+        content = torch.load(path, weights_only=True)
+        content["optimizer_states"][0]["state"] = {0: {"exp_avg": torch.zeros(100)}}
+        torch.save(content, path)
+    log.write_text("epoch,step,logged\n" + "".join(f"0,{step},{step}\n" for step in range(18)))
+    assert len(prune(run, full=1).plan.slimmed) == 4
+    rows = list_checkpoints(run, metrics=[str(log)]).document()["checkpoints"]
+    assert {row["step"]: row["metrics"]["logged"] for row in rows} == {3: 2, 6: 5, 9: 8, 12: 11, 15: 14}
 
 
 def test_best_score_is_the_best_and_no_metric_of_this_one(files: Path) -> None:

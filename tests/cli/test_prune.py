@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.changes import file_bytes
 from tests.support.commands import Run, Terminal, refusals, run_here, transcript
 from tests.support.directories import survey
 from tests.support.faults import hit_call, is_killed_at
@@ -409,6 +410,24 @@ def test_it_asks_on_a_terminal(
     answer = run("prune", series, "--keep", 7)
     assert (answer.status, len(_epochs(series))) == (status, left)
     golden(answer.out + answer.err)
+
+
+def test_who_declines_keeps_all_whole(run: Run, series: Path, typed) -> None:
+    before = file_bytes(series)
+    rules = ("--keep", 3, "--keep-every-epochs", 5, "--full", 1)
+    typed("n\n")
+    answer = run("prune", series, *rules, "--json")
+    document = json.loads(answer.out)
+    (group,) = document["groups"]
+    assert (answer.status, document["declined"], document["freed_bytes"]) == (1, True, 0)
+    assert "Remove 5 and slim 4 checkpoints" in answer.err
+    assert (group["slim"], group["remove"], len(group["keep"])) == ([], [], 10)
+    declined = [one["path"] for one in group["keep"] if one["reasons"] == ["declined"]]
+    assert [Path(path).name for path in declined] == [f"model_epoch_{at}.pth" for at in (7, 6, 4, 3, 2)]
+    typed("n\n")
+    answer = run("prune", series, *rules)
+    assert answer.out.splitlines()[-1] == "nothing removed (10 checkpoints, all kept)"
+    assert file_bytes(series) == before
 
 
 def test_who_interrupts_a_question_gets_a_line_of_his_own(run, series: Path, typed) -> None:

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -115,12 +116,16 @@ def run_directory(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def keep_last(count: int, *, trash: bool = False) -> Step:
+def pruned_by(*, trash: bool = False, **rules: Any) -> Step:
     return prune_step(
-        lambda root: PruneRequest(directory=root, policy=Policy(keep_last=count), depth="quick"),
+        lambda root: PruneRequest(directory=root, policy=Policy(**rules), depth="quick"),
         lambda request: (),
         trash=trash,
     )
+
+
+def keep_last(count: int) -> Step:
+    return pruned_by(keep_last=count)
 
 
 # When a checkpoint has landed -----------------------------------------------------------------------
@@ -367,6 +372,20 @@ def test_one_that_can_not_be_copied_stays_and_the_others_are_pruned(
         (backup / name(2)).unlink()
         assert watched.look(12, seconds=RETRY_SECONDS / 12) == [f"{name(2)} copied", f"{name(2)} removed"]
         assert not watched.watch.has_problems
+
+
+def test_nothing_is_slimmed_before_all_of_it_is_verified(run_directory: Path) -> None:
+    for epoch in (1, 2, 3):
+        land(run_directory, epoch)
+    with Watched(run_directory, prune=pruned_by(full=1)) as watched:
+        assert watched.look() == []
+        os.utime(land(run_directory, 1), (1_700_000_000,) * 2)  # written again between two looks
+        before = {path: path.read_bytes() for path in run_directory.glob("*.pth")}
+        assert watched.look() == [f"{name(2)} valid", f"{name(3)} valid"]
+        assert {path: path.read_bytes() for path in run_directory.glob("*.pth")} == before
+        assert watched.look() == [f"{name(1)} valid", f"{name(2)} slimmed", f"{name(1)} slimmed"]
+        words = [(one.words, one.nbytes) for one in watched.events if one.status == "slimmed"]
+        assert words == [("slimmed to its weights", None)] * 2
 
 
 def test_a_directory_that_vanishes_is_told_once_and_watched_again(run_directory: Path) -> None:

@@ -163,10 +163,12 @@ def test_the_reference_has_all_that_protects_and_what_does_not() -> None:
     [
         *("verify", "verify --json", "prune --keep 2 -n", "prune --keep 2 -n --json", "list --json"),
         *("prune --keep-name model_epoch_3.pth -n", "watch --once", "watch --once --json", "copy ../other"),
+        *("prune --full 1 -n", "watch --once --config ../full.toml"),
     ],
 )
 def test_own_output_is_no_note(few: Path, run: Run, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(few)
+    (few.parent / "full.toml").write_text("[retention]\nfull = 1\n")
     name, *options = command.split()
     _, out, err = run(name, few, *options)
     assert "model_epoch_3.pth" in out

@@ -179,6 +179,43 @@ def test_what_protects_one_part_protects_all(tmp_path: Path) -> None:
     }
 
 
+def _slimming(run: Path, full: int) -> dict[str, tuple[list[str], dict[str, str]]]:
+    """Return what of each series would be slimmed, and why the rest stays whole, by the end of its key."""
+    groups = dry_run(run, policy=Policy(full=full), depth="quick").document()["groups"]
+    return {
+        os.path.basename(group["key"]): (
+            [os.path.basename(one["path"]) for one in group["slim"]],
+            {os.path.basename(one["path"]): one["reason"] for one in group["whole"]},
+        )
+        for group in groups
+    }
+
+
+def test_of_a_save_only_the_parts_with_a_state_are_slimmed(tmp_path: Path) -> None:
+    _write(tmp_path, SIBLINGS[0], ({"state": True}, WEIGHTS), 3)
+    assert _slimming(tmp_path, 1) == {"G_*.pth": (["G_2.pth", "G_1.pth"], {}), "D_*.pth": ([], {})}
+
+
+def test_what_keeps_one_part_whole_keeps_all_whole(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    _write(run, SIBLINGS[0], ({"state": True}, {"state": True}), 3)
+    os.link(run / "D_2.pth", tmp_path / "another name")
+    why = "it has other names (hard links)"
+    assert _slimming(run, 1) == {
+        "G_*.pth": (["G_1.pth"], {"G_2.pth": why}),
+        "D_*.pth": (["D_1.pth"], {"D_2.pth": why}),
+    }
+
+
+def test_a_limit_that_leaves_no_room_for_a_save_says_so_of_each_part(tmp_path: Path) -> None:
+    paths = _write(tmp_path, SIBLINGS[0], (WEIGHTS, WEIGHTS), 3)
+    limit = sum(path.stat().st_size for path in paths[2:])
+    groups = dry_run(tmp_path, policy=Policy(max_size=limit)).document()["groups"]
+    gone = {os.path.basename(one["path"]): one["unfitting"] for group in groups for one in group["remove"]}
+    assert gone.keys() == {"G_1.pth", "D_1.pth"}
+    assert all(why is not None for why in gone.values()) and len(set(gone.values())) == 1
+
+
 def test_a_metric_of_one_part_is_that_of_the_save(tmp_path: Path) -> None:
     for number, value in enumerate((0.5, 0.1, 0.4, 0.3), 1):
         known: Facts = {"modified": number * DAY}
