@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ckpttool.io import fs
 from ckpttool.transaction.files import Contents, Fingerprint, fingerprint_at, opened
-from ckpttool.transaction.journal import Moves, Removal, Successor, contents_at_target
+from ckpttool.transaction.journal import Moves, Successor, contents_at_target
 from ckpttool.transaction.move_steps import is_replaced, open_move_dirs
 
 COPIED = "it was copied; the files here have the sizes and times that were noted, and other inodes"
@@ -72,13 +72,6 @@ def inodes_of_moves(directory: str, moves: Moves) -> InodeMap:
             )
     except OSError:  # whoever makes the moves is told the same
         return InodeMap(is_copy=False, now={})
-
-
-def inodes_of_removal(removal: Removal, *places: int) -> InodeMap:
-    """Return which files a removal means, in open directories in one of which each lies, or has lain."""
-    return _inode_map(
-        [(file, [fingerprint_at(file.path, place) for place in places]) for file in removal.contents.files]
-    )
 
 
 def leftover_names(directory: str, moves: Moves, done: Iterable[str]) -> list[str]:

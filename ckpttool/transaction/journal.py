@@ -12,25 +12,31 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 from ckpttool.core.errors import AccessDenied, from_os_error
 from ckpttool.io import fs
 from ckpttool.io.atomic import write_in
-from ckpttool.io.directories import OpenDirectory
+from ckpttool.io.directories import OpenDirectory, remove_directory, retry_while_busy
 from ckpttool.io.held import IS_SUPPORTED
 from ckpttool.transaction.files import Contents, Fingerprint
 from ckpttool.transaction.lock import FULL
-from ckpttool.transaction.state_dir import MAX_BYTES, StateDir, open_own, read_own, state_dir_of_stage
+from ckpttool.transaction.state_dir import MAX_BYTES, StateDir, open_own
 
 STAGE_PREFIX = ".ckpttool-"
 JOURNAL = "journal.json"
+DONE = "done.json"
+"""File beside a journal of operations: the groups that stand, once all operations are done."""
+PLACE = "0"
+"""Directory in a stage, or in a command's place in the trash, for the files of one directory."""
 TEMPORARY = ".tmp"
 
-SCHEMA = "ckpttool.journal/1"
-"""Of a journal of removals."""
+SCHEMA = "ckpttool.operations/1"
+"""Of a journal of operations."""
 MOVES_SCHEMA = "ckpttool.moves/1"
 CHAINED = "ckpttool.moves-in-a-row/1"
 SWAPS_SCHEMA = "ckpttool.swaps/2"
@@ -69,18 +75,45 @@ class Removal(NamedTuple):
         return len(self.members) == len(self.contents.files) == 1 and not self.contents.directories
 
 
-class PointerText(NamedTuple):
-    """A pointer file in the directory that is to say something else: its name and its new text."""
+class Relocation(NamedTuple):
+    """Operation that moves a member of a checkpoint into the stage.
 
+    Attributes:
+        group: Number of the checkpoint in ``OperationList.groups``.
+        name: Name of the member in the directory.
+        target: Path in the stage.
+    """
+
+    group: int
     name: str
-    text: str
+    target: str
 
 
-class Removals(NamedTuple):
-    """All that one journal of removals does in one directory."""
+class OperationList(NamedTuple):
+    """Operations of one journal, in the order in which they are done; see ``operations``.
 
-    removals: tuple[Removal, ...]
-    rewrites: tuple[PointerText, ...] = ()
+    Attributes:
+        groups: Checkpoints; all operations of one are done or none.
+        operations: Pointers to be written, then members to be moved.
+        done: Numbers of the groups that stand; None before all operations were done.
+    """
+
+    groups: tuple[Removal, ...]
+    operations: tuple[Rewrite | Relocation, ...]
+    done: frozenset[int] | None = None
+
+    @property
+    def rewrites(self) -> tuple[Rewrite, ...]:
+        """Return the pointers to be written."""
+        return tuple(one for one in self.operations if isinstance(one, Rewrite))
+
+    def relocations(self) -> list[list[Relocation]]:
+        """Return the moves of each group."""
+        moves: list[list[Relocation]] = [[] for _ in self.groups]
+        for one in self.operations:
+            if isinstance(one, Relocation):
+                moves[one.group].append(one)
+        return moves
 
 
 class Successor(NamedTuple):
@@ -251,36 +284,72 @@ def _map_path(path: str, new: Mapping[str, str]) -> str:
 # The text of a journal, and what is read back -----------------------------------------------------
 
 
-def removals_document(removals: Removals) -> dict[str, Any]:
-    """Return removals as plain data; see ``removals_of``."""
+def operations_document(listed: OperationList) -> dict[str, Any]:
+    """Return operations as plain data; see ``operations_of``."""
     return {
         "schema": SCHEMA,
-        "rewrites": [{"name": rewrite.name, "text": rewrite.text} for rewrite in removals.rewrites],
-        "removals": [
-            {
-                "path": removal.path,
-                "members": removal.members,
-                **contents_document(removal.contents),
-                "survivors": removal.survivors,
-            }
-            for removal in removals.removals
+        "groups": [
+            {"path": one.path, **contents_document(one.contents), "survivors": one.survivors}
+            for one in listed.groups
+        ],
+        "operations": [
+            ("move", *one) if isinstance(one, Relocation) else ("write", *one) for one in listed.operations
         ],
     }
 
 
-def removals_of(document: Mapping[str, Any]) -> Removals:
-    """Return removals from what ``removals_document`` returned; every name was checked to stay inside."""
-    if document["schema"] != SCHEMA:
-        raise ValueError(f"schema {document['schema']!r}")
-    removals: list[Removal] = []
-    for removal in document["removals"]:
-        members = names_of(removal["members"])
-        survivors = tuple(name_of(name) for name in removal["survivors"])
-        removals.append(Removal(text_of(removal["path"]), members, contents_of(removal, members), survivors))
-    rewrites = tuple(
-        PointerText(name_of(rewrite["name"]), text_of(rewrite["text"])) for rewrite in document["rewrites"]
+def operations_of(document: Mapping[str, Any], done: object = None) -> OperationList:
+    """Return operations from what ``operations_document`` returned; every name was checked to stay inside.
+
+    Args:
+        document: The plain data.
+        done: Numbers of the groups that stand, as the file beside the journal has them; None without one.
+    """
+    count = len(document["groups"])
+    operations = tuple(_operation_of(one, count) for one in document["operations"])
+    members: list[list[str]] = [[] for _ in range(count)]
+    targets: set[str] = set()
+    for one in operations:
+        if isinstance(one, Relocation):
+            members[one.group].append(one.name)
+            targets.add(one.target)
+    if len(targets) < sum(map(len, members)):
+        raise ValueError("two members at one place")
+    groups = (
+        Removal(
+            text_of(group["path"]),
+            names_of(names),
+            contents_of(group, names),
+            tuple(name_of(name) for name in group["survivors"]),
+        )
+        for group, names in zip(document["groups"], members, strict=True)
     )
-    return Removals(tuple(removals), rewrites)
+    return OperationList(tuple(groups), operations, None if done is None else _group_numbers(done, count))
+
+
+def _operation_of(value: Sequence[Any], count: int) -> Rewrite | Relocation:
+    kind, *rest = value
+    if kind == "write":
+        name, before, after = rest
+        return Rewrite(path_of(name), text_or_none(before), text_or_none(after))
+    if kind != "move":
+        raise ValueError(f"operation {kind!r}")
+    group, name, target = rest
+    return Relocation(group_number(group, count), name_of(name), _member(target, "stage"))
+
+
+def group_number(value: object, count: int) -> int:
+    """Return the number of one of some groups."""
+    number = count_of(value)
+    if not 0 <= number < count:
+        raise ValueError(f"no group {number}")
+    return number
+
+
+def _group_numbers(value: object, count: int) -> frozenset[int]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} is no list")
+    return frozenset(group_number(one, count) for one in value)
 
 
 def moves_document(moves: Moves, directory: str) -> dict[str, Any]:
@@ -395,12 +464,12 @@ def successors_document(successors: Sequence[Successor]) -> dict[str, Any]:
 
 
 def _member(value: object, place: str) -> str:
-    """Return the path of a member in the directory; in the trash it lies in a numbered directory."""
+    """Return the path of a member in the directory; in a trash or a stage it lies in a numbered directory."""
     if place == "directory":
         return path_of(value)
     number, _, name = text_of(value).partition(os.sep)
     if not number.isdecimal():
-        raise ValueError(f"{value!r} is no place in the trash")
+        raise ValueError(f"{value!r} is no place in the {place}")
     return os.path.join(number, name_of(name))
 
 
@@ -520,31 +589,46 @@ def require_system(directory: str, done: str) -> None:
 
 
 def begin_journal(directory: str, state_dir: StateDir, document: Mapping[str, Any], done: str) -> str:
-    """Write a journal, synced to disk, and return the stage that it lies in.
+    """Write a journal, synced to disk, and return the stage that it lies in; see ``new_stage``."""
+    with new_stage(directory, state_dir, document, done) as stage:
+        return stage.path
+
+
+@contextmanager
+def new_stage(
+    directory: str, state_dir: StateDir, document: Mapping[str, Any], done: str, *, has_place: bool = False
+) -> Iterator[OpenDirectory]:
+    """Make a stage with its journal, synced to disk; it is held open, and stays.
 
     Args:
         directory: Whose journal it is.
         state_dir: Where it is to lie.
         document: What it is to say.
         done: What was done to nothing if it can't be written: "removed".
+        has_place: Whether to make a directory for files in the stage.
     """
     text = _journal_text(directory, document, f"; nothing was {done}")
     name = f"{STAGE_PREFIX}{os.urandom(4).hex()}{state_dir.suffix}"
-    try:
-        with OpenDirectory(state_dir.path) as place, place.make(name, 0o700) as stage:
+    with ExitStack() as stack:
+        try:
+            place = stack.enter_context(OpenDirectory(state_dir.path))
+            stage = stack.enter_context(place.make(name, 0o700))
             try:
+                if has_place:
+                    stage.make(PLACE, 0o700).close()
                 write_in(stage, JOURNAL, text)
                 place.sync()
             except BaseException:
+                remove_places(stage)
                 _remove_stage(place, stage)
                 raise
-    except OSError as error:
-        reason = from_os_error(error, directory).reason
-        if error.errno in FULL:
-            message = f"{reason} for the journal; nothing was {done}: free a few kB and try again"
-            raise NoRoom(directory, message) from error
-        raise AccessDenied(directory, f"{reason}; nothing was {done}") from error
-    return os.path.join(state_dir.path, name)
+        except OSError as error:
+            reason = from_os_error(error, directory).reason
+            if error.errno in FULL:
+                message = f"{reason} for the journal; nothing was {done}: free a few kB and try again"
+                raise NoRoom(directory, message) from error
+            raise AccessDenied(directory, f"{reason}; nothing was {done}") from error
+        yield stage
 
 
 def rewrite_journal(directory: str, stage: str, document: Mapping[str, Any]) -> None:
@@ -563,21 +647,14 @@ def _journal_text(directory: str, document: Mapping[str, Any], result: str = "")
     return text
 
 
-def read_journal(path: str, directory: str) -> Removals | Moves | None:
-    """Return what a journal says, or None where there is none.
+def remove_places(stage: OpenDirectory) -> None:
+    """Remove the directories for files in a stage.
 
-    Args:
-        path: Where it lies.
-        directory: The directory that it is for, as it is to be called in what is returned.
+    Raises:
+        OSError: One is not empty.
     """
-    stage = os.path.dirname(path)
-
-    def parse(document: Mapping[str, Any]) -> Removals | Moves:
-        if document["schema"] in MOVES_SCHEMAS:
-            return moves_of(document, directory, state_dir_of_stage(stage))
-        return removals_of(document)
-
-    return read_own(directory, *os.path.split(stage), JOURNAL, what="a journal", parse=parse)
+    for name in filter(str.isdecimal, stage.names()):
+        retry_while_busy(partial(remove_directory, stage.at(name), stage.descriptor))
 
 
 def remove_stage(path: str) -> bool:
@@ -589,7 +666,8 @@ def remove_stage(path: str) -> bool:
 
 def _remove_stage(place: OpenDirectory, stage: OpenDirectory) -> bool:
     names = stage.names()
-    ours = [name for name in names if name == JOURNAL or is_temporary(name)]
+    # A journal without the file beside it would be taken back.
+    ours = [name for name in (JOURNAL, DONE) if name in names] + list(filter(is_temporary, names))
     if len(ours) < len(names):
         return False
     for name in ours:

@@ -30,14 +30,12 @@ from ckpttool.transaction.history import (
     tidy,
 )
 from ckpttool.transaction.journal import (
-    JOURNAL,
     Chain,
     Move,
     Moves,
     Recovery,
     begin_journal,
     moves_document,
-    read_journal,
     remove_stage,
     require_system,
     rewrite_journal,
@@ -63,6 +61,7 @@ from ckpttool.transaction.pointer_files import (
     rewrite_pointers,
 )
 from ckpttool.transaction.state_dir import StateDir, state_dir_of, state_dir_of_stage
+from ckpttool.transaction.stored_journals import read_journal
 
 
 class MoveFailure(NamedTuple):
@@ -277,7 +276,7 @@ def apply_moves(directory: str, moves: Moves, state_dir: StateDir | None = None)
 
 def _settle(directory: str, stage: str) -> None:
     """Make moves that were interrupted, or take them back, as recovery does later."""
-    moves = read_journal(os.path.join(stage, JOURNAL), directory)
+    moves = read_journal(stage, directory)
     try:
         if isinstance(moves, Moves) and recover_moves(directory, stage, moves, Recovery()):
             remove_stage(stage)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.discovery import Walk, discover
 from ckpttool.formats.interface import Unit
 from ckpttool.io import fs
-from ckpttool.transaction.journal import JOURNAL, Moves, read_journal, stages
+from ckpttool.transaction.journal import JOURNAL, Moves, stages
 from ckpttool.transaction.state_dir import (
     StateDir,
     may_keep_state_beside,
@@ -22,6 +21,7 @@ from ckpttool.transaction.state_dir import (
     state_dir_of_stage,
     user_name,
 )
+from ckpttool.transaction.stored_journals import read_journal
 
 
 def pending_journals(directory: str) -> list[str]:
@@ -76,7 +76,7 @@ def incomplete_names(directory: str) -> frozenset[str]:
     names: set[str] = set()
     for path in pending_journals(directory):
         try:
-            journal = read_journal(path, directory)
+            journal = read_journal(os.path.dirname(path), directory)
         except CheckpointError:  # the next command that changes something refuses to go on
             continue
         if isinstance(journal, Moves):
@@ -84,10 +84,12 @@ def incomplete_names(directory: str) -> frozenset[str]:
 
             names |= partially_moved_names(directory, journal)
             continue
-        for number, removal in enumerate(journal.removals if journal is not None else ()):
-            with suppress(OSError):  # not begun, or gone altogether
-                if not removal.is_single and fs.listdir(os.path.join(os.path.dirname(path), str(number))):
-                    names.update(removal.members)
+        for group, moves in zip(
+            *(journal.groups, journal.relocations()) if journal is not None else ((), ()), strict=True
+        ):
+            aside = (os.path.join(os.path.dirname(path), one.target) for one in moves)
+            if not group.is_single and any(map(fs.lexists, aside)):
+                names.update(group.members)
     return frozenset(names)
 
 

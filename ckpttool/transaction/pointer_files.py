@@ -25,7 +25,7 @@ from ckpttool.io.atomic import OWN_PREFIX, adopt_mode
 from ckpttool.io.directories import CREATE, link_or_rename, rename, sync_descriptor
 from ckpttool.io.source import NotRegular, regular_descriptor
 from ckpttool.transaction.files import StalePlan, opened, status_of
-from ckpttool.transaction.journal import Moves, PointerText, Relink, Rewrite
+from ckpttool.transaction.journal import Moves, Relink, Rewrite
 from ckpttool.transaction.state_dir import open_own
 
 MAX_TEXT = 1 << 26
@@ -118,13 +118,19 @@ def _is_written_since(moves: Moves, text: str | None, known: tuple[str | None, s
     return any(new in text for _, new in pairs) or not any(old in text for old, _ in pairs)
 
 
+def write_pointer(one: Rewrite, directory: int, stage: int) -> None:
+    """Rewrite a pointer in an open directory, unless it has changed since the plan was made."""
+    _write_text(_PointerDirectory(directory), one, stage, one.name)
+
+
 class _PointerDirectory:
     """Where a pointer lies: in a directory that moves, perhaps, and has moved already, or not."""
 
-    def __init__(self, place: int, moves: Moves) -> None:
+    def __init__(self, place: int, moves: Moves | None = None) -> None:
         self._place = place
-        self._old_names = {new: old for move in moves.moves for old, new in move.members}
-        self._is_within = moves.source == moves.target
+        moved = () if moves is None else moves.moves
+        self._old_names = {new: old for move in moved for old, new in move.members}
+        self._is_within = moves is not None and moves.source == moves.target
 
     @contextmanager
     def open_parent(self, name: str) -> Iterator[tuple[int, str]]:
@@ -287,8 +293,18 @@ def _temporary_name() -> str:
 # TensorFlow's state file, as checkpoints that it lists are removed or restored -------------------
 
 
-def state_without(directory: str, removed: Collection[str]) -> PointerText | None:
-    """Return the new text of the state file in a directory; None where it has nothing to do with what goes.
+def state_rewrite(directory: str, removed: Collection[str]) -> tuple[Rewrite, ...]:
+    """Return how the state file of a directory changes as checkpoints go, if it does; see ``state_without``.
+
+    Raises:
+        StalePlan: It is a symlink, or no file.
+    """
+    text = state_without(directory, removed)
+    return () if text is None else (Rewrite(NAME, text_at(os.path.join(directory, NAME)), text),)
+
+
+def state_without(directory: str, removed: Collection[str]) -> str | None:
+    """Return the new text of the state file in a directory; None where it names nothing that goes.
 
     Args:
         directory: Where the state file lies, if there is one.
@@ -311,7 +327,7 @@ def state_without(directory: str, removed: Collection[str]) -> PointerText | Non
     state = state._replace(
         latest=latest or state.latest, paths=tuple(path for path, _ in kept), timestamps=times
     )
-    return PointerText(NAME, state_text(state))
+    return state_text(state)
 
 
 def _remaining_path(directory: str, path: str, removed: Collection[str]) -> str | None:

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import replace
 
 from ckpttool.core.errors import AccessDenied, DamagedCheckpoint
 from ckpttool.io import fs
-from ckpttool.transaction.journal import (
-    JOURNAL,
-    Moves,
-    Recovery,
-    read_journal,
-    remove_stage,
-    stages,
-)
-from ckpttool.transaction.move_transaction import (
-    recover_moves,
-)
+from ckpttool.transaction.journal import Moves, Recovery, remove_places, remove_stage, stages
+from ckpttool.transaction.move_transaction import recover_moves
+from ckpttool.transaction.operations import open_stage
 from ckpttool.transaction.paths import shown
-from ckpttool.transaction.removal import recover_removals
 from ckpttool.transaction.staged_output import error_text
 from ckpttool.transaction.state_dir import (
     StateDir,
     may_keep_state_beside,
+    open_own,
     require_own,
     state_dir_beside,
 )
+from ckpttool.transaction.stored_journals import read_journal
 
 
 def recover_directory(directory: str) -> Recovery:
@@ -56,16 +50,18 @@ def recover_stage(directory: str, path: str) -> Recovery:
     recovery = Recovery()
     require_own(path, directory)
     try:
-        journal = read_journal(os.path.join(path, JOURNAL), directory)
+        journal = read_journal(path, directory)
         if isinstance(journal, Moves):
             moves = journal.with_each(lambda move: replace(move, path=_rebased(move.path, directory)))
             if not recover_moves(directory, path, moves, recovery):
                 return recovery
         elif journal is not None:
-            removals = [
-                removal._replace(path=_rebased(removal.path, directory)) for removal in journal.removals
-            ]
-            recover_removals(directory, path, removals, recovery)
+            groups = tuple(one._replace(path=_rebased(one.path, directory)) for one in journal.groups)
+            with open_stage(directory, path, journal._replace(groups=groups)) as stage:
+                stage.recover(recovery)
+        else:
+            with open_own(directory, *os.path.split(path)) as inner, suppress(OSError):  # it is told below
+                remove_places(inner)
         if not remove_stage(path) and not recovery.failed:
             expected = "move them where they belong"
             raise DamagedCheckpoint(path, "files that no journal tells of", expected=expected)

@@ -335,7 +335,7 @@ def _state_rewrite(place: StoreDirectory, record: StoreRecord) -> Rewrite | None
     found = None if new is None else place.read(NAME)
     if new is None or found is None:
         return None
-    return Rewrite(NAME, found[0].decode("utf-8", "surrogateescape"), new.text)
+    return Rewrite(NAME, found[0].decode("utf-8", "surrogateescape"), new)
 
 
 def _rewrite_state(place: StoreDirectory, rewrite: Rewrite) -> bool:

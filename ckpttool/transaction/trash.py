@@ -35,18 +35,17 @@ from ckpttool.transaction.history import (
     tidy,
     write_record,
 )
-from ckpttool.transaction.journal import Move, Moves, Removal, Rewrite, is_temporary
+from ckpttool.transaction.journal import PLACE, Move, Moves, Removal, is_temporary
 from ckpttool.transaction.lock import lock_directory
 from ckpttool.transaction.mounts import require_unmounted
 from ckpttool.transaction.move_transaction import apply_moves, failure_text
+from ckpttool.transaction.operations import purge, require_removable
 from ckpttool.transaction.paths import Problem, bare, shown
-from ckpttool.transaction.pointer_files import state_without, text_at
+from ckpttool.transaction.pointer_files import state_rewrite
 from ckpttool.transaction.recovery import recover_directory
-from ckpttool.transaction.removal import RemovalOutcome, purge, require_removable
+from ckpttool.transaction.removal import RemovalOutcome
 from ckpttool.transaction.state_dir import OWNER, TRASH, StateDir, state_dir_beside, state_dir_of
 
-PLACE = "0"
-"""The directory in a command's place that its files lie in: their names are those of one directory."""
 _MARK = TRASH + OWNER
 
 
@@ -67,10 +66,6 @@ def put_aside(directory: str, removals: Sequence[Removal], identity: str) -> Rem
 
 
 def _moves_to_trash(directory: str, removals: Sequence[Removal], identity: str) -> Moves:
-    state = state_without(directory, {os.path.basename(removal.path) for removal in removals})
-    rewrites: tuple[Rewrite, ...] = ()
-    if state is not None:
-        rewrites = (Rewrite(state.name, text_at(os.path.join(directory, state.name)), state.text),)
     return Moves(
         kind="trash",
         identity=identity,
@@ -82,7 +77,7 @@ def _moves_to_trash(directory: str, removals: Sequence[Removal], identity: str) 
             )
             for removal in removals
         ),
-        rewrites=rewrites,
+        rewrites=state_rewrite(directory, {os.path.basename(removal.path) for removal in removals}),
         source=directory,
         target=state_dir_of(directory).trash_place(identity),
     )

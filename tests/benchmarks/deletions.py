@@ -13,12 +13,12 @@ from tests.benchmarks.measure import Command
 DELETE = """
 import os, sys
 from ckpttool.transaction.files import Contents, contents
-from ckpttool.transaction.journal import Removals, Removal
+from ckpttool.transaction.journal import Removal
 from ckpttool.transaction.removal import remove
 directory = sys.argv[1]
 found = contents(directory, sorted(os.listdir(directory))).files
 removals = [Removal(file.path, (file.path,), Contents((file,))) for file in found]
-done = remove(directory, Removals(tuple(removals)))
+done = remove(directory, removals)
 sys.exit(bool(done.failed) or len(done.removed) < len(removals))
 """
 """What ``prune`` does once the plan is made: journal, renaming, comparing, unlinking."""

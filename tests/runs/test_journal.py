@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +13,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import DamagedCheckpoint
+from ckpttool.transaction import operations
 from ckpttool.transaction.files import Contents, Fingerprint
 from ckpttool.transaction.journal import (
+    DONE,
     JOURNAL,
     Chain,
     Move,
     Moves,
-    PointerText,
     Relink,
     Removal,
-    Removals,
     Rewrite,
     moves_document,
     moves_of,
-    read_journal,
-    removals_document,
+    operations_document,
 )
 from ckpttool.transaction.state_dir import StateDir
+from ckpttool.transaction.stored_journals import read_journal
 from tests.support.changes import journals_of
 from tests.support.transactions import IDENTITY, stages_of
 
@@ -55,40 +56,55 @@ def removals(draw: st.DrawFn) -> Removal:
     return Removal(draw(st.text()), tuple(members), Contents(files, directories), survivors)
 
 
-@given(st.lists(removals(), max_size=3), st.lists(st.builds(PointerText, NAMES, st.text()), max_size=2))
-def test_what_is_written_is_read_again(tmp_path_factory, told, rewrites) -> None:
-    journal = Removals(tuple(told), tuple(rewrites))
-    path = tmp_path_factory.getbasetemp() / "journal.json"
-    path.write_text(json.dumps(removals_document(journal)))
-    assert read_journal(str(path), str(path.parent)) == journal
+@given(
+    st.lists(removals(), max_size=3, unique_by=lambda one: one.members),
+    st.lists(st.builds(Rewrite, NAMES, st.none() | st.text(), st.none() | st.text()), max_size=2),
+    st.sampled_from([None, [], [0]]),
+)
+def test_what_is_written_is_read_again(tmp_path_factory, told, rewrites, done) -> None:
+    taken: set[str] = set()
+    groups = [one for one in told if taken.isdisjoint(one.members) and not taken.update(one.members)]
+    done = done if groups else None
+    listed = operations.removals(groups, rewrites)
+    stage = tmp_path_factory.getbasetemp() / "stage"
+    shutil.rmtree(stage, ignore_errors=True)
+    stage.mkdir()
+    (stage / JOURNAL).write_text(json.dumps(operations_document(listed)))
+    if done is not None:
+        (stage / DONE).write_text(json.dumps(done))
+    expected = listed._replace(done=None if done is None else frozenset(done))
+    assert read_journal(str(stage), str(stage)) == expected
 
 
 BAD = {
     "not json": "{",
     "a list": "[]",
     "no keys": "{}",
-    "another schema": '{"schema": "ckpttool.journal/2", "removals": [], "rewrites": []}',
+    "another schema": '{"schema": "ckpttool.operations/2", "groups": [], "operations": []}',
     "deep": "[" * 100_000,
 }
 
 
 @pytest.mark.parametrize("text", BAD.values(), ids=BAD)
 def test_what_can_not_be_understood(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "journal.json"
-    path.write_text(text)
+    (tmp_path / JOURNAL).write_text(text)
     with pytest.raises(DamagedCheckpoint, match="a journal that isn't one of ours"):
-        read_journal(str(path), str(path.parent))
+        read_journal(str(tmp_path), str(tmp_path))
+
+
+GROUP = {"path": "a", "files": [], "directories": [], "survivors": []}
+MOVE, OLD_NAMES = ["move", 0, "a", "0/a"], {"members": ["a"]}
+
+
+def require_refused(stage: Path, document: object) -> None:
+    (stage / JOURNAL).write_text(json.dumps(document))
+    with pytest.raises(DamagedCheckpoint):
+        read_journal(str(stage), str(stage))
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("members", ["../other"]),
-        ("members", [".."]),
-        ("members", [""]),
-        ("members", ["/etc/passwd"]),
-        ("members", ["a\0b"]),
-        ("members", [3]),
         ("files", [["../a", 1, 2, 3, 4]]),
         ("files", [["a/../../b", 1, 2, 3, 4]]),
         ("files", [["b", 1, 2, 3, 4]]),
@@ -103,12 +119,47 @@ def test_what_can_not_be_understood(tmp_path: Path, text: str) -> None:
     ],
 )
 def test_paths_that_lead_out_are_refused(tmp_path: Path, key: str, value: object) -> None:
-    removal = {"path": "a", "members": ["a"], "files": [], "directories": [], "survivors": []}
-    document = {"schema": "ckpttool.journal/1", "rewrites": [], "removals": [removal | {key: value}]}
-    path = tmp_path / "journal.json"
-    path.write_text(json.dumps(document))
-    with pytest.raises(DamagedCheckpoint):
-        read_journal(str(path), str(path.parent))
+    group = GROUP | {key: value}
+    require_refused(tmp_path, {"schema": "ckpttool.operations/1", "groups": [group], "operations": [MOVE]})
+    old = {"schema": "ckpttool.journal/1", "rewrites": [], "removals": [OLD_NAMES | group]}
+    require_refused(tmp_path, old)
+
+
+@pytest.mark.parametrize("name", ["../other", "..", "", "/etc/passwd", "a\0b", 3])
+def test_names_that_lead_out_are_refused(tmp_path: Path, name: object) -> None:
+    for operation in (["move", 0, name, "0/a"], ["move", 0, "a", name], ["move", 0, "a", f"0/{name}/a"]):
+        document = {"schema": "ckpttool.operations/1", "groups": [GROUP], "operations": [operation]}
+        require_refused(tmp_path, document)
+    old = {"schema": "ckpttool.journal/1", "rewrites": [], "removals": [GROUP | {"members": [name]}]}
+    require_refused(tmp_path, old)
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        [],
+        [["move", 1, "a", "0/a"]],
+        [["move", -1, "a", "0/a"]],
+        [MOVE, MOVE],
+        [MOVE, ["move", 0, "b", "0/a"]],
+        [MOVE, ["unlink", 0, "a", "0/a"]],
+        [MOVE, ["write", "../a", "b", "c"]],
+        [MOVE, ["write", "a", 3, "c"]],
+        [MOVE, ["write", "a", "c"]],
+        [MOVE, None],
+    ],
+)
+def test_no_other_operations_are_believed(tmp_path: Path, operations: object) -> None:
+    document = {"schema": "ckpttool.operations/1", "groups": [GROUP], "operations": operations}
+    require_refused(tmp_path, document)
+
+
+@pytest.mark.parametrize("done", [{}, 1, [1], [-1], ["0"], [True], None])
+def test_no_other_groups_are_believed(tmp_path: Path, done: object) -> None:
+    (tmp_path / DONE).write_text(json.dumps(done))
+    if done is None:
+        (tmp_path / DONE).write_text("[")
+    require_refused(tmp_path, {"schema": "ckpttool.operations/1", "groups": [GROUP], "operations": [MOVE]})
 
 
 def test_only_our_own_directories_are_stages(tmp_path: Path) -> None:
@@ -140,7 +191,7 @@ def test_moves_that_are_written_are_read_again(tmp_path: Path) -> None:
     stage.mkdir()
     moves = trashed(str(tmp_path))
     (stage / JOURNAL).write_text(json.dumps(moves_document(moves, str(tmp_path))))
-    assert read_journal(str(stage / JOURNAL), str(tmp_path)) == moves
+    assert read_journal(str(stage), str(tmp_path)) == moves
 
 
 @pytest.mark.parametrize(

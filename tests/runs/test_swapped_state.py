@@ -11,7 +11,7 @@ import pytest
 
 from ckpttool import AccessDenied, CheckpointError, pin, undo
 from ckpttool.transaction.files import contents
-from ckpttool.transaction.journal import Move, Moves, Removal, Removals, Rewrite
+from ckpttool.transaction.journal import Move, Moves, Removal, Rewrite
 from ckpttool.transaction.move_transaction import apply_moves
 from ckpttool.transaction.removal import remove
 from ckpttool.transaction.trash import put_aside
@@ -40,7 +40,7 @@ def removals(place: Path) -> tuple[Removal, ...]:
 
 def removed(place: Path) -> None:
     with held_by_another(place):
-        remove(str(place), Removals(removals(place)))
+        remove(str(place), removals(place))
 
 
 def trashed(place: Path) -> None:

@@ -99,7 +99,7 @@ def test_the_shards_of_the_first_version_are_one_in_the_list(tmp_path: Path) -> 
     write_state(tmp_path, CheckpointState(paths[1], paths))
     rewrite = state_without(str(tmp_path), {"m-1-00000-of-00002", "m-1-00001-of-00002"})
     assert rewrite is not None
-    assert parse_state(rewrite.text) == CheckpointState(paths[1], paths[1:])
+    assert parse_state(rewrite) == CheckpointState(paths[1], paths[1:])
 
 
 # Merged with what came since -------------------------------------------------------------------------
@@ -279,7 +279,7 @@ def test_namesake_in_another_directory_stays_listed(managed: Path) -> None:
     write_state(managed, state)
     rewrite = state_without(str(managed), {"ckpt-9"})
     assert rewrite is not None
-    left = parse_state(rewrite.text)
+    left = parse_state(rewrite)
     assert left == CheckpointState("../elsewhere/ckpt-10", ("../elsewhere/ckpt-9", "../elsewhere/ckpt-10"))
 
 

@@ -15,9 +15,9 @@ from ckpttool.io.toml import parse_toml
 from ckpttool.runs.pointers import pins
 from ckpttool.runs.pruning.prune import Pruned
 from ckpttool.runs.renaming import reserved_names
-from ckpttool.transaction import state_dir
+from ckpttool.transaction import operations, state_dir
 from ckpttool.transaction.files import contents
-from ckpttool.transaction.journal import Recovery, Removal, Removals, begin_journal, removals_document
+from ckpttool.transaction.journal import Recovery, Removal
 from ckpttool.transaction.lock import lock_directory
 from ckpttool.transaction.pending_journals import owner_of_journal, pending_journals
 from ckpttool.transaction.recovery import recover_directory
@@ -40,9 +40,8 @@ def begin_removal(directory: Path, *names: str) -> str:
     """Let a prune begin to remove a checkpoint of some files, and stop; return the path of its journal."""
     place, names = str(directory), tuple(sorted(names))
     removal = Removal(os.path.join(place, names[0]), names, contents(place, names))
-    journal = removals_document(Removals((removal,)))
-    stage = Path(begin_journal(place, state_dir_of(place), journal, "removed"))
-    (stage / "0").mkdir()
+    with operations.begin_stage(place, operations.removals([removal]), "removed") as begun:
+        stage = Path(begun.path)
     (directory / names[0]).rename(stage / "0" / names[0])
     return str(stage / "journal.json")
 

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +73,12 @@ def _beside(tree: Tree) -> Tree:
     return {name: digest for name, digest in tree.items() if not re.search(r"\d", name.split("/")[0])}
 
 
+def _names_exactly(state: Path, numbers: Collection[int]) -> bool:
+    """Tell whether a state file of TensorFlow names the checkpoints of some numbers, and no others."""
+    paths = re.findall(r'all_model_checkpoint_paths: "\D*(\d+)', state.read_text())
+    return bool(paths) and {int(one) for one in paths} == {*numbers}
+
+
 def wrong(change: Change, run: Path) -> Iterator[str]:
     """Yield what is wrong in a directory once the next command has run."""
     now = content(run)
@@ -91,8 +97,9 @@ def wrong(change: Change, run: Path) -> Iterator[str]:
             yield f"checkpoint {number} is not whole, or has other bytes: {sorted(found[0])}"
     before, after = _beside(change.places[1]), _beside(change.places[2])
     for name in before.keys() | after.keys():
-        if _beside(now).get(name) not in (before.get(name), after.get(name)):
-            yield f"{name} says neither what it said nor what it was to say"
+        is_known = _beside(now).get(name) in (before.get(name), after.get(name))
+        if not (is_known or _names_exactly(run / name, here.keys())):
+            yield f"{name} says neither what it said nor what it was to say, nor what is there"
     yield from (f"{name} leads nowhere" for name in dangling(run))
     yield from (f"{name} was left behind" for name in stages(run))
 

@@ -10,17 +10,16 @@ from typing import Any
 
 import pytest
 
-from ckpttool.transaction import move_transaction, removal
+from ckpttool.transaction import move_transaction, operations, removal
 from ckpttool.transaction.files import contents
 from ckpttool.transaction.journal import (
     Move,
     Moves,
     Relink,
     Removal,
-    Removals,
     Rewrite,
     moves_document,
-    removals_document,
+    operations_document,
     stages,
 )
 from ckpttool.transaction.move_transaction import MoveOutcome
@@ -40,7 +39,8 @@ STEPS: dict[str, tuple[Any, str]] = {
     "add_to_record": (move_transaction, "add_to_record"),
     "next_moves": (move_transaction.ChainedMoves, "make"),
     "next_moves_in_journal": (move_transaction, "rewrite_journal"),
-    "remove": (removal, "_unlink_file"),
+    "commit": (operations.Stage, "commit"),
+    "remove": (operations, "_unlink_file"),
 }
 """Where a transaction can be killed, each by the function that does it."""
 
@@ -65,13 +65,13 @@ def kill_before(step: str, act: Callable[[], object], number: int = 1) -> None:
 
 def before_unlinking(patch: pytest.MonkeyPatch, act: Callable[[Path], object]) -> None:
     """Do something once all that is removed is set aside in a stage; it is told where that is."""
-    real = removal._unlink_staged
+    real = removal._purge
 
-    def unlink_staged(at: removal.RemovalStage, *arguments: Any) -> None:
-        act(Path(at.path))
-        real(at, *arguments)
+    def purge(stage: operations.Stage, *arguments: Any) -> None:
+        act(Path(stage.path))
+        real(stage, *arguments)
 
-    patch.setattr(removal, "_unlink_staged", unlink_staged)
+    patch.setattr(removal, "_purge", purge)
 
 
 # Moves ----------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def removal_of(
 
 def remove(directory: Path, *removals: Removal) -> RemovalOutcome:
     """Remove checkpoints of a directory."""
-    return removal.remove(str(directory), Removals(removals))
+    return removal.remove(str(directory), removals)
 
 
 def put_in_trash(directory: Path, *removals: Removal, identity: str = IDENTITY) -> RemovalOutcome:
@@ -152,16 +152,24 @@ def journal_of(directory: Path, *planned: Moves | Removal) -> bytes:
     """Return the journal of moves, or of removals."""
     if isinstance(planned[0], Moves):
         return json.dumps(moves_document(planned[0], str(directory))).encode()
-    removals = tuple(one for one in planned if isinstance(one, Removal))
-    return json.dumps(removals_document(Removals(removals))).encode()
+    removals = [one for one in planned if isinstance(one, Removal)]
+    return json.dumps(operations_document(operations.removals(removals))).encode()
 
 
-def plant_journal(directory: Path, journal: bytes) -> Path:
-    """Leave a journal in a directory, as a command does that is killed when it begins; return its stage."""
-    removal = directory / ".ckpttool-0123abcd"
-    removal.mkdir(mode=0o700)
-    (removal / "journal.json").write_bytes(journal)
-    return removal
+def plant_journal(directory: Path, journal: bytes, done: Sequence[int] | None = None) -> Path:
+    """Leave a journal in a directory, as a command does that is killed; return its stage.
+
+    Args:
+        directory: The directory.
+        journal: The journal.
+        done: Groups that stand; None if the command was killed before its point of no return.
+    """
+    stage = directory / ".ckpttool-0123abcd"
+    stage.mkdir(mode=0o700)
+    (stage / "journal.json").write_bytes(journal)
+    if done is not None:
+        (stage / "done.json").write_text(json.dumps(done))
+    return stage
 
 
 def stages_of(directory: Path) -> list[Path]:

@@ -28,11 +28,10 @@ from ckpttool.runs.retention.plan import GroupPlan, KeptEntry, RetentionPlan
 from ckpttool.runs.retention.rules import Policy
 from ckpttool.runs.surveying.survey import Survey
 from ckpttool.transaction.files import Contents
-from ckpttool.transaction.journal import Recovery, Removal, Removals, new_identity
+from ckpttool.transaction.journal import Recovery, Removal, new_identity
 from ckpttool.transaction.lock import BUSY, clear_stale, lock_directory
 from ckpttool.transaction.paths import Problem, require_directory
 from ckpttool.transaction.pending_journals import directory_of_journal, pending_journals
-from ckpttool.transaction.pointer_files import state_without
 from ckpttool.transaction.recovery import recover_directory
 from ckpttool.transaction.removal import RemovalOutcome, remove
 from ckpttool.transaction.staged_output import clear_areas, has_leftovers, is_leftover_name
@@ -312,8 +311,7 @@ def _carry_out(locks: _Locks, root: str, planned: PrunePlan, identity: str | Non
             if way is not None:
                 outcome = remove_from_store(directory, removals, in_store, way)
             elif identity is None:
-                rewrite = state_without(directory, {os.path.basename(removal.path) for removal in removals})
-                outcome = remove(directory, Removals(tuple(removals), () if rewrite is None else (rewrite,)))
+                outcome = remove(directory, removals)
             else:
                 outcome = put_aside(directory, removals, identity)
         except CheckpointError as failure:

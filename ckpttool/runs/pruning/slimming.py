@@ -30,12 +30,12 @@ from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import Progress
 from ckpttool.runs.retention.plan import GroupPlan
 from ckpttool.transaction.files import Contents, Fingerprint, fingerprint
-from ckpttool.transaction.journal import Move, Moves, Successor, new_identity
+from ckpttool.transaction.journal import PLACE, Move, Moves, Successor, new_identity
 from ckpttool.transaction.move_transaction import apply_moves
 from ckpttool.transaction.paths import Problem
 from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.transaction.state_dir import state_dir_of
-from ckpttool.transaction.trash import PLACE, empty_command
+from ckpttool.transaction.trash import empty_command
 
 
 def obstacle_to_slimming(entry: Entry, dtype: str | None) -> str | None:
