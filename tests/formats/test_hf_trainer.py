@@ -180,7 +180,7 @@ def test_says_that_number_and_step_disagree(directory: Path) -> None:
         ('{"a": 1}\0', "state-not-json"),
         ("[]", "state-not-object"),
         ('{"global_step": 1, "global_step": 2}', "duplicate-key"),
-        ("[" * 9999, "state-too-deep"),
+        ("[" * 1000 + "]" * 1000, "state-too-deep"),
         ("", "state-not-json"),
     ],
 )

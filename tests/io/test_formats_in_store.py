@@ -56,7 +56,10 @@ def content_of(place: str) -> tuple[object, ...]:
         return (str(error).replace(above, "PLACE"),)
     with opened as checkpoint:
         tensors = [(digest(tensor), tensor.tobytes()) for tensor in checkpoint.tensors]
-        spans = [(span.where, str(span.extent).replace(above, ""), span.crc32) for span in checkpoint.spans()]
+        spans = [
+            (span.where, span.extent._replace(file=span.extent.file.removeprefix(above)), span.crc32)
+            for span in checkpoint.spans()
+        ]
         found = described(checkpoint)
     document = json.dumps(inspect(place).document(), ensure_ascii=False).replace(above, "PLACE")
     return tensors, spans, found, document

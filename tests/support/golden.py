@@ -42,7 +42,8 @@ class Golden:
         self._count += 1
         name = self._name if self._count == 1 else f"{self._name} #{self._count}"
         for folder, word in ((str(self._folder), "TMP"), (str(FILES), "FILES")):
-            text = text.replace(folder, word).replace(json.dumps(folder)[1:-1], word)
+            for spelling in (folder, json.dumps(folder)[1:-1], shlex.quote(folder)[1:-1]):
+                text = text.replace(spelling, word)
         text = text.rstrip("\n") + "\n"
         if shlex.quote(str(self._folder)) != str(self._folder):  # so a proposed command quotes it
             text = re.sub(r"(: ckpttool [^\n']*)'(TMP[\w./-]*)'", r"\1\2", text)
