@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import reprlib
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -308,11 +309,15 @@ def operations_of(document: Mapping[str, Any], done: object = None) -> Operation
     count = len(document["groups"])
     operations = tuple(_operation_of(one, count) for one in document["operations"])
     members: list[list[str]] = [[] for _ in range(count)]
+    places: dict[int, str] = {}
     targets: set[str] = set()
     for one in operations:
         if isinstance(one, Relocation):
             members[one.group].append(one.name)
             targets.add(one.target)
+            place, name = os.path.split(one.target)
+            if name != one.name or places.setdefault(one.group, place) != place:
+                raise ValueError("a checkpoint with another name, or in two places, in the stage")
     if len(targets) < sum(map(len, members)):
         raise ValueError("two members at one place")
     groups = (
@@ -333,7 +338,7 @@ def _operation_of(value: Sequence[Any], count: int) -> Rewrite | Relocation:
         name, before, after = rest
         return Rewrite(path_of(name), text_or_none(before), text_or_none(after))
     if kind != "move":
-        raise ValueError(f"operation {kind!r}")
+        raise ValueError(f"operation {_named(kind)}")
     group, name, target = rest
     return Relocation(group_number(group, count), name_of(name), _member(target, "stage"))
 
@@ -348,7 +353,7 @@ def group_number(value: object, count: int) -> int:
 
 def _group_numbers(value: object, count: int) -> frozenset[int]:
     if not isinstance(value, list):
-        raise TypeError(f"{value!r} is no list")
+        raise TypeError(f"{_named(value)} is no list")
     return frozenset(group_number(one, count) for one in value)
 
 
@@ -395,12 +400,12 @@ def moves_of(document: Mapping[str, Any], directory: str, state_dir: StateDir) -
     """
     schema, kind = document["schema"], document["kind"]
     if schema not in MOVES_SCHEMAS:
-        raise ValueError(f"schema {schema!r}")
+        raise ValueError(f"schema {_named(schema)}")
     identity = identity_of(document["identity"])
     places = {"directory": directory, "trash": state_dir.trash_place(identity)}
     source, target = document["source"], document["target"]
     if kind not in get_args(Kind):
-        raise ValueError(f"kind {kind!r}")
+        raise ValueError(f"kind {_named(kind)}")
     moves = Moves(
         kind=kind,
         identity=identity,
@@ -469,7 +474,7 @@ def _member(value: object, place: str) -> str:
         return path_of(value)
     number, _, name = text_of(value).partition(os.sep)
     if not number.isdecimal():
-        raise ValueError(f"{value!r} is no place in the {place}")
+        raise ValueError(f"{_named(value)} is no place in the {place}")
     return os.path.join(number, name_of(name))
 
 
@@ -477,7 +482,7 @@ def identity_of(value: object) -> str:
     """Return an identity."""
     identity = text_of(value)
     if not IDENTITY.fullmatch(identity):
-        raise ValueError(f"{identity!r} is no identity")
+        raise ValueError(f"{_named(identity)} is no identity")
     return identity
 
 
@@ -489,7 +494,7 @@ def is_name(name: str) -> bool:
 def text_of(value: object) -> str:
     """Return a text."""
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{_named(value)} is no text")
     value.encode("utf-8", "surrogateescape")
     return value
 
@@ -502,7 +507,7 @@ def text_or_none(value: object) -> str | None:
 def count_of(value: object) -> int:
     """Return a number."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{value!r} is no number")
+        raise TypeError(f"{_named(value)} is no number")
     return value
 
 
@@ -520,7 +525,7 @@ def name_of(value: object) -> str:
     """Return a name."""
     name = text_of(value)
     if not is_name(name):
-        raise ValueError(f"{name!r} leads out of the directory")
+        raise ValueError(f"{_named(name)} leads out of the directory")
     return name
 
 
@@ -528,26 +533,32 @@ def path_of(value: object) -> str:
     """Return a path of one or more names, relative to a directory."""
     path = text_of(value)
     if not all(map(is_name, path.split(os.sep))):
-        raise ValueError(f"{path!r} leads out of the directory")
+        raise ValueError(f"{_named(path)} leads out of the directory")
     return path
 
 
-def path_below(value: object, members: Collection[str]) -> str:
-    """Return a path that is one of some others, or lies below one."""
-    path = path_of(value)
-    parts = path.split(os.sep)
-    if not any(os.sep.join(parts[:count]) in members for count in range(1, len(parts) + 1)):
-        raise ValueError(f"{path!r} leads out of the directory")
-    return path
+def _named(text: object) -> str:
+    """Return what stands in a journal, shortened for a message."""
+    return reprlib.repr(text)
 
 
-def contents_of(document: Mapping[str, Any], members: Collection[str]) -> Contents:
+def contents_of(document: Mapping[str, Any], members: Iterable[str]) -> Contents:
     """Return the files and directories that lie at some members."""
+    known = frozenset(members)
+    depths = {member.count(os.sep) + 1 for member in known}
+
+    def below(value: object) -> str:
+        path = path_of(value)
+        parts = path.split(os.sep)
+        if not any(os.sep.join(parts[:depth]) in known for depth in depths):
+            raise ValueError(f"{_named(path)} leads out of the directory")
+        return path
+
     files = tuple(
-        Fingerprint(path_below(path, members), *(count_of(number) for number in numbers))
+        Fingerprint(below(path), *(count_of(number) for number in numbers))
         for path, *numbers in document["files"]
     )
-    return Contents(files, tuple(path_below(path, members) for path in document["directories"]))
+    return Contents(files, tuple(map(below, document["directories"])))
 
 
 def contents_document(contents: Contents) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import groupby
 
-from ckpttool.core.errors import system_text
+from ckpttool.core.errors import AccessDenied, system_text
 from ckpttool.io.atomic import write_in
 from ckpttool.io.directories import (
     OpenDirectory,
@@ -60,7 +60,7 @@ from ckpttool.transaction.journal import (
 )
 from ckpttool.transaction.mounts import require_one_mount, require_unmounted
 from ckpttool.transaction.paths import shown
-from ckpttool.transaction.pointer_files import text_at, write_pointer
+from ckpttool.transaction.pointer_files import restored_pointer, text_at, write_pointer
 from ckpttool.transaction.state_dir import open_own, state_dir_of
 
 
@@ -134,7 +134,7 @@ class Stage:
             for one in self.listed.rewrites:
                 write_pointer(one, self._directory, self._stage)
         except (OSError, StalePlan):
-            self.restore_pointers()
+            self.restore_pointers(range(len(self.listed.groups)))
             raise
 
     def set_aside(self, number: int) -> None:
@@ -171,12 +171,19 @@ class Stage:
                 sync_descriptor(place)
             sync_descriptor(self._directory)
             self._write_done(numbers)
-        except OSError:
-            with suppress(FileNotFoundError):
-                self._inner.unlink(DONE)
-                self._inner.sync()
-            self.done = frozenset()
+        except OSError as error:
+            try:
+                with suppress(FileNotFoundError):
+                    self._inner.unlink(DONE)
+                    self._inner.sync()
+            except OSError as failure:  # it may be on the disk, or not: recovery will see
+                raise AccessDenied(self.path, f"{system_text(error)}; the next prune recovers") from failure
             raise
+
+    def withdraw(self, numbers: Collection[int]) -> None:
+        """Write down that some groups stand no more, before they are put back."""
+        if not self.done.isdisjoint(numbers):
+            self._write_done(self.done - frozenset(numbers))
 
     def _write_done(self, numbers: Collection[int]) -> None:
         write_in(self._inner, DONE, json.dumps(sorted(numbers)).encode())
@@ -185,24 +192,31 @@ class Stage:
     # Back ---------------------------------------------------------------------------------------------
 
     def restore(self, number: int) -> None:
-        """Move a checkpoint back of which nothing was removed, its index last; it stands no more."""
+        """Move a checkpoint back of which nothing was removed, its index last; all of it, or nothing."""
+        members = self.listed.groups[number].members
         try:
-            if number in self.done:
-                self._write_done(self.done - {number})
             with self.place_of(number) as place:
-                for name in reversed(self.listed.groups[number].members):
-                    if status_of(name, place) is not None:
-                        _move_back(name, place, self._directory)
+                names = [name for name in reversed(members) if status_of(name, place) is not None]
+                for name in names:
+                    _require_free(name, place, self._directory)
+                for name in names:
+                    _move_back(name, place, self._directory)
         except OSError as error:
-            why = f"not put back: {system_text(error)}; it is in {self.shown_place(number)}"
-            raise StrandedCheckpoint(why) from error
+            where = f"it is in {self.shown_place(number)}, to be moved or removed by hand"
+            raise StrandedCheckpoint(f"not put back: {system_text(error)}; {where}") from error
 
-    def restore_pointers(self) -> None:
-        """Make pointers say what they said; one that another process has written since stays."""
+    def restore_pointers(self, numbers: Collection[int]) -> None:
+        """Make pointers name again some groups that are back; what another process has written stays."""
+        if not numbers:
+            return
+        names = {os.path.basename(self.listed.groups[number].path) for number in numbers}
+        is_all = len(numbers) == len(self.listed.groups)
         for one in reversed(self.listed.rewrites):
-            with suppress(StalePlan):
-                if text_at(one.name, self._directory) == one.after:
-                    write_pointer(Rewrite(one.name, one.after, one.before), self._directory, self._stage)
+            with suppress(StalePlan, ValueError):
+                now = text_at(one.name, self._directory)
+                back = restored_pointer(now, one, names, is_all=is_all)
+                if back.after != back.before:
+                    write_pointer(back, self._directory, self._stage)
 
     # What is there --------------------------------------------------------------------------------------
 
@@ -225,7 +239,16 @@ class Stage:
 
     def holds(self, number: int) -> bool:
         """Tell whether a part of a checkpoint lies in the stage."""
-        return any(status_at(one.target, self._stage) is not None for one in self._relocations[number])
+        members = self.listed.groups[number].members
+        try:
+            with self.place_of(number) as place:
+                return any(status_of(name, place) is not None for name in members)
+        except FileNotFoundError:  # of a journal of 0.1, the directory for this one
+            return False
+
+    def _is_in_place(self, number: int) -> bool:
+        """Tell whether all names of a checkpoint are in the directory."""
+        return all(status_of(name, self._directory) for name in self.listed.groups[number].members)
 
     def close(self) -> None:
         """Remove the directories that checkpoints were moved to, which are empty."""
@@ -240,48 +263,66 @@ class Stage:
             yield from purge_unchanged(place, group, self.shown_place(number))
 
     def recover(self, recovery: Recovery) -> None:
-        """Finish the groups that stand, and take back all others, with the pointers if none stands."""
-        for number, group in reversed(list(enumerate(self.listed.groups))):
-            if not self.holds(number):
-                continue
-            try:
-                if self._is_to_finish(number):
-                    with self.place_of(number) as place:
-                        for _ in purge(place, group.contents, may_be_gone=True):
-                            pass
-                    recovery.finished.insert(0, group.path)
-                else:
-                    self.restore(number)
-                    recovery.put_back.insert(0, group.path)
-            except StrandedCheckpoint as rest:
-                recovery.failed[group.path] = str(rest)
-            except StalePlan:
-                recovery.failed[group.path] = (
-                    "a prune was killed while it removed it, and what is left was changed or copied since: "
-                    f"it is in {self.shown_place(number)}; remove it, or move it where it belongs"
-                )
-            except OSError as error:
-                left = self.shown_place(number)
-                recovery.failed[group.path] = f"{system_text(error)}; what is left of it is in {left}"
-        if self.listed.done is None:
-            self.restore_pointers()
+        """Finish the groups that stand, and take back all others, with the pointers that named them."""
+        held = [number for number in range(len(self.listed.groups)) if self.holds(number)]
+        back = [number for number in held if not self._is_to_finish(number)]
+        self.withdraw(back)
+        for number in reversed(held):
+            self._settle(number, recovery, is_back=number in back)
+        # Also those that a recovery moved back that was killed itself.
+        taken_back = {*range(len(self.listed.groups))} - self.done
+        self.restore_pointers([number for number in taken_back if self._is_in_place(number)])
+        for done in (recovery.finished, recovery.put_back):
+            done.reverse()
         try:
             self.close()
         except OSError as error:
             if not recovery.failed:
-                recovery.failed[self.path] = system_text(error)
+                where = f"{self.path} holds what no journal tells of, to be moved where it belongs"
+                recovery.failed[self.path] = f"{system_text(error)}: {where}"
+
+    def _settle(self, number: int, recovery: Recovery, *, is_back: bool) -> None:
+        """Put a group back, or finish it, and say which."""
+        group = self.listed.groups[number]
+        try:
+            if is_back:
+                self.restore(number)
+                recovery.put_back.append(group.path)
+            else:
+                with self.place_of(number) as place:
+                    for _ in purge(place, group.contents, may_be_gone=True):
+                        pass
+                recovery.finished.append(group.path)
+        except StrandedCheckpoint as rest:
+            recovery.failed[group.path] = str(rest)
+        except StalePlan:
+            recovery.failed[group.path] = (
+                "a prune was killed while it removed it, and what is left was changed or copied since: "
+                f"it is in {self.shown_place(number)}; remove it, or move it where it belongs"
+            )
+        except OSError as error:
+            left = self.shown_place(number)
+            recovery.failed[group.path] = f"{system_text(error)}; what is left of it is in {left}"
 
     def _is_to_finish(self, number: int) -> bool:
-        """Tell whether a group stands, and either has lost a part already or has its survivors still."""
+        """Tell whether a group stands, and has lost a part, or is as it was and has its survivors."""
         group = self.listed.groups[number]
         if number not in self.done:
             return False
         with self.place_of(number) as place:
-            is_whole = all(
-                any(status_at(file.path, one) is not None for one in (place, self._directory))
-                for file in group.contents.files
-            )
-        return not is_whole or all(status_of(name, self._directory) for name in group.survivors)
+            if any(status_at(file.path, place) is None for file in group.contents.files):
+                return True
+            try:
+                _require_unchanged(place, group)
+            except StalePlan:
+                return False
+        return all(status_of(name, self._directory) for name in group.survivors)
+
+
+def _require_free(name: str, place: int, directory: int) -> None:
+    """Require that nothing else has the name to which an entry of a stage is to be moved back."""
+    if status_of(name, directory) is not None and not is_same_file(name, place, name, directory):
+        raise FileExistsError(errno.EEXIST, "its place is taken by another file", name)
 
 
 def _move_back(name: str, place: int, directory: int) -> None:
@@ -289,8 +330,7 @@ def _move_back(name: str, place: int, directory: int) -> None:
     if is_same_file(name, place, name, directory):  # a kill came between the two steps below
         os.unlink(name, dir_fd=place)
         return
-    if status_of(name, directory) is not None:
-        raise FileExistsError(errno.EEXIST, "its place is taken by another file", name)
+    _require_free(name, place, directory)
     if link_or_rename(name, place, name, directory, lambda: False):
         os.unlink(name, dir_fd=place)
 

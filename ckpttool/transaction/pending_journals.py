@@ -6,14 +6,15 @@ Those are whole elsewhere, or nowhere until the next command that changes the di
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.discovery import Walk, discover
 from ckpttool.formats.interface import Unit
 from ckpttool.io import fs
-from ckpttool.transaction.journal import JOURNAL, Moves, stages
+from ckpttool.transaction.files import contents
+from ckpttool.transaction.journal import JOURNAL, Moves, Removal, stages
 from ckpttool.transaction.state_dir import (
     StateDir,
     may_keep_state_beside,
@@ -89,8 +90,22 @@ def incomplete_names(directory: str) -> frozenset[str]:
         ):
             aside = (os.path.join(os.path.dirname(path), one.target) for one in moves)
             if not group.is_single and any(map(fs.lexists, aside)):
-                names.update(group.members)
+                names.update(_names_left(directory, group))
     return frozenset(names)
+
+
+def _names_left(directory: str, group: Removal) -> Iterator[str]:
+    """Yield the names of a checkpoint at which nothing else has been saved since it began to go."""
+    for name in group.members:
+        noted = [file for file in group.contents.files if file.path.split(os.sep)[0] == name]
+        try:
+            now = contents(directory, [name]).files
+        except OSError:  # it has gone
+            now = ()
+        # In a copy of the directory, inodes are others.
+        kept = {(file.path, file.size, file.mtime_ns) for file in noted}
+        if not now or any((file.path, file.size, file.mtime_ns) in kept for file in now):
+            yield name
 
 
 class UnaffectedUnits(NamedTuple):

@@ -11,13 +11,14 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
+from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.formats.tensorflow.state import (
+    MAX_BYTES,
     NAME,
     CheckpointState,
     expand_shards,
     parse_state,
-    read_state,
     state_text,
 )
 from ckpttool.io import fs
@@ -116,6 +117,25 @@ def _is_written_since(moves: Moves, text: str | None, known: tuple[str | None, s
         return True
     pairs = [(old, new) for move in moves.moves for old, new in move.members]
     return any(new in text for _, new in pairs) or not any(old in text for old, _ in pairs)
+
+
+def restored_pointer(now: str | None, one: Rewrite, restored: Collection[str], *, is_all: bool) -> Rewrite:
+    """Return how a pointer that was rewritten names checkpoints again that are back.
+
+    Args:
+        now: What it says.
+        one: How it was rewritten.
+        restored: Names of the checkpoints that are back.
+        is_all: Whether these are all that it named no more.
+
+    Raises:
+        ValueError: It names no checkpoint any more.
+    """
+    if now == one.after and is_all:
+        return Rewrite(one.name, now, one.before)
+    if one.name != NAME or now is None:
+        return Rewrite(one.name, now, now)
+    return Rewrite(one.name, now, merged_state(now, Rewrite(NAME, one.after, one.before), restored))
 
 
 def write_pointer(one: Rewrite, directory: int, stage: int) -> None:
@@ -294,25 +314,44 @@ def _temporary_name() -> str:
 
 
 def state_rewrite(directory: str, removed: Collection[str]) -> tuple[Rewrite, ...]:
-    """Return how the state file of a directory changes as checkpoints go, if it does; see ``state_without``.
-
-    Raises:
-        StalePlan: It is a symlink, or no file.
-    """
-    text = state_without(directory, removed)
-    return () if text is None else (Rewrite(NAME, text_at(os.path.join(directory, NAME)), text),)
-
-
-def state_without(directory: str, removed: Collection[str]) -> str | None:
-    """Return the new text of the state file in a directory; None where it names nothing that goes.
+    """Return how the state file of a directory changes as checkpoints go, if it does.
 
     Args:
-        directory: Where the state file lies, if there is one.
+        directory: Where it lies, if there is one.
+        removed: Names in the directory of the checkpoints that go.
+
+    Raises:
+        StalePlan: It is a symlink: what it leads to is not rewritten.
+    """
+    path = os.path.join(directory, NAME)
+    try:
+        if not fs.isfile(path):
+            return ()
+        with fs.open_regular(path) as file:
+            rewrite = state_without(directory, file.read(MAX_BYTES + 1), removed)
+    except (OSError, CheckpointError):  # it can't be read: then it was left alone with its series
+        return ()
+    if rewrite is None:
+        return ()
+    if fs.islink(path):
+        raise StalePlan(f"{NAME} is a symlink")
+    return (rewrite,)
+
+
+def state_without(directory: str, data: bytes, removed: Collection[str]) -> Rewrite | None:
+    """Return how a state file changes; None where it names nothing that goes, or is none.
+
+    Args:
+        directory: Where it lies.
+        data: What it says.
         removed: Names in the directory of the checkpoints that go.
     """
+    if b"model_checkpoint_path" not in data or b"\0" in data or len(data) > MAX_BYTES:
+        return None
+    text = data.decode("utf-8", "surrogateescape")
     try:
-        state = read_state(os.path.join(directory, NAME))
-    except (OSError, ValueError):  # none, or one that can't be read: then it was left alone with its series
+        state = parse_state(text)
+    except ValueError:
         return None
     if state is None:
         return None
@@ -327,7 +366,7 @@ def state_without(directory: str, removed: Collection[str]) -> str | None:
     state = state._replace(
         latest=latest or state.latest, paths=tuple(path for path, _ in kept), timestamps=times
     )
-    return state_text(state)
+    return Rewrite(NAME, text, state_text(state))
 
 
 def _remaining_path(directory: str, path: str, removed: Collection[str]) -> str | None:

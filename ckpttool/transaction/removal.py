@@ -133,10 +133,13 @@ def _remove_with_journal(directory: str, removals: Sequence[Removal], outcome: R
                     _settle(directory, path)
                     remove_stage(path)
                 raise
-            remove_stage(path)
         except OSError as error:
             reason = from_os_error(error, directory).reason
             raise AccessDenied(directory, f"{reason}; the next prune recovers") from error
+        try:
+            remove_stage(path)
+        except OSError as error:
+            outcome.failed[path] = f"{system_text(error)}; the next prune removes it"
 
 
 def _remove_in(stage: Stage, outcome: RemovalOutcome) -> list[Removal]:
@@ -156,7 +159,7 @@ def _remove_in(stage: Stage, outcome: RemovalOutcome) -> list[Removal]:
         for number in reversed(standing):
             if not _succeeds(outcome, groups[number], partial(stage.restore, number)):
                 standing.remove(number)
-        stage.restore_pointers()
+        stage.restore_pointers({*range(len(groups))} - _stranded(stage, outcome))
         return [groups[number] for number in standing]
     try:
         if standing:
@@ -176,7 +179,11 @@ def _take_back(stage: Stage, standing: Sequence[int], outcome: RemovalOutcome, e
             outcome.failed[group.path] = system_text(error)
             if error.errno in FULL:
                 outcome.crowded.add(group.path)
-    stage.restore_pointers()
+    stage.restore_pointers({*range(len(stage.listed.groups))} - _stranded(stage, outcome))
+
+
+def _stranded(stage: Stage, outcome: RemovalOutcome) -> set[int]:
+    return {number for number, group in enumerate(stage.listed.groups) if group.path in outcome.stranded}
 
 
 def _close(stage: Stage, outcome: RemovalOutcome) -> None:
@@ -207,9 +214,14 @@ def _purge(stage: Stage, numbers: Sequence[int], outcome: RemovalOutcome) -> Non
     for done, left in in_order(partial(_purge_part, stage), halves, len(halves)):
         outcome.add(done)
         stuck += left
-    for number in stuck:  # nothing of it was unlinked
-        group = stage.listed.groups[number]
-        _succeeds(outcome, group, partial(stage.restore, number))
+    # Nothing of these was unlinked.
+    stage.withdraw(stuck)
+    back = [
+        number
+        for number in stuck
+        if _succeeds(outcome, stage.listed.groups[number], partial(stage.restore, number))
+    ]
+    stage.restore_pointers(back)
 
 
 def _files(stage: Stage, number: int) -> Sequence[Fingerprint]:

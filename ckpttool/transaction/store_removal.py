@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ckpttool.core.errors import AccessDenied, DamagedCheckpoint, from_os_error
 from ckpttool.formats.interface import SIDECARS
+from ckpttool.formats.tensorflow.state import MAX_BYTES as MAX_STATE
 from ckpttool.formats.tensorflow.state import NAME
 from ckpttool.io import fs, remote
 from ckpttool.io.stores import ObjectStatus, Replaced
@@ -331,11 +332,11 @@ def _copied(place: StoreDirectory, record: StoreRecord, outcome: RemovalOutcome)
 
 def _state_rewrite(place: StoreDirectory, record: StoreRecord) -> Rewrite | None:
     """Return what TensorFlow's state file is to say; None if it has nothing to do with what goes."""
-    new = state_without(record.directory, {one.name for one in record.checkpoints})
-    found = None if new is None else place.read(NAME)
-    if new is None or found is None:
+    status = place.status(NAME)
+    found = None if status is None or status.size > MAX_STATE else place.read(NAME)
+    if found is None:
         return None
-    return Rewrite(NAME, found[0].decode("utf-8", "surrogateescape"), new)
+    return state_without(record.directory, found[0], {one.name for one in record.checkpoints})
 
 
 def _rewrite_state(place: StoreDirectory, rewrite: Rewrite) -> bool:

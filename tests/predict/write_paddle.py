@@ -35,6 +35,7 @@ def record(name, inputs, outputs) -> None:
 
 def layers() -> None:
     """Write a layer's parameters, the optimizer's state, and the layer as a program."""
+    paddle.disable_static()  # what this process ran before may have enabled it
     Net()  # counts names up, so that those of the saved layer are not the first
     net = Net()
     optimizer = paddle.optimizer.Adam(parameters=net.parameters())

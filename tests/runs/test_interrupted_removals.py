@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ckpttool import AccessDenied
 from ckpttool.formats.tensorflow.state import CheckpointState, state_text
+from ckpttool.transaction import operations
 from tests.support.changes import file_bytes, recover
 from tests.support.faults import dies_at
-from tests.support.transactions import Removal, journal_of, plant_journal, removal_of, remove, stages_of
+from tests.support.transactions import (
+    Removal,
+    hidden_names,
+    journal_of,
+    kill_before,
+    plant_journal,
+    removal_of,
+    remove,
+    stages_of,
+)
 
 
 @pytest.fixture
@@ -71,7 +85,10 @@ def test_one_whose_place_is_taken_stays_in_the_stage(run: Path) -> None:
     stage = stage_of(run, removal_of(run, "model_1.pt"), removal_of(run, "set.index", "set.data"))
     set_aside(run, stage, "model_1.pt", "set.index", "set.data")
     (run / "model_1.pt").write_text("another")
-    told = f"not put back: its place is taken by another file; it is in {stage / '0'}"
+    told = (
+        f"not put back: its place is taken by another file; it is in {stage / '0'}, "
+        "to be moved or removed by hand"
+    )
     assert outcome(run, stage) == ([], ["set.index"], {"model_1.pt": told})
     assert file_bytes(stage)["0/model_1.pt"] == b"model_1.pt"
 
@@ -190,3 +207,118 @@ def test_killed_at_every_call_and_again_while_it_is_recovered(managed: Path, tmp
         shutil.rmtree(run)
     assert number > 25
     assert seen == {True, False}
+
+
+# Others at work after the kill ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", ["written", "added"])
+def test_a_whole_one_that_was_changed_in_the_stage_is_put_back(run: Path, change: str) -> None:
+    stage = stage_of(run, removal_of(run, "ckpt"), done=[0])
+    set_aside(run, stage, "ckpt")
+    (stage / "0" / "ckpt" / {"written": "a", "added": "notes"}[change]).write_text("mine")
+    assert outcome(run, stage) == ([], ["ckpt"], {})
+    assert "mine" in {path.read_text() for path in (run / "ckpt").iterdir() if path.is_file()}
+    assert (run / "ckpt" / "sub" / "b").read_text() == "ckpt/sub/b"
+
+
+def test_a_set_that_was_saved_again_is_neither_mixed_nor_hidden(run: Path) -> None:
+    stage = stage_of(run, removal_of(run, "set.index", "set.data"))
+    set_aside(run, stage, "set.index", "set.data")
+    assert hidden_names(run) == {"set.index", "set.data"}
+    (run / "set.index").write_text("saved again")
+    assert list(outcome(run, stage)[2]) == ["set.index"]
+    assert not (run / "set.data").exists()
+    assert sorted(os.listdir(stage / "0")) == ["set.data", "set.index"]
+    assert "set.index" not in hidden_names(run)
+
+
+def test_a_pointer_is_restored_once(managed: Path) -> None:
+    parts = ("ckpt-1.index", "ckpt-1.data-00000-of-00001")
+    before = (managed / "checkpoint").read_text()
+    kill_before("commit", lambda: remove(managed, removal_of(managed, *parts, path="ckpt-1")))
+    after = (managed / "checkpoint").read_text()
+    assert after != before
+    (managed / "ckpt-1.index").write_text("in the way")
+    assert list(recover(managed).failed) == [str(managed / "ckpt-1")]
+    (managed / "checkpoint").write_text(after)  # as a later prune writes it
+    recover(managed)
+    assert (managed / "checkpoint").read_text() == after
+
+
+@pytest.mark.parametrize("reason", ["survivor", "unlink"])
+def test_what_comes_back_after_all_is_named_again(managed: Path, reason: str) -> None:
+    parts = ("ckpt-1.index", "ckpt-1.data-00000-of-00001")
+    before = file_bytes(managed)
+    removal = removal_of(managed, *parts, path="ckpt-1", survivors=["set.index"])
+    with pytest.MonkeyPatch.context() as patch:
+        if reason == "unlink":
+            patch.setattr(operations, "_unlink_file", refuse)
+            assert list(remove(managed, removal).failed) == ["ckpt-1"]
+        else:
+            kill_before("remove", lambda: remove(managed, removal))
+            del before["set.index"]
+            (managed / "set.index").unlink()
+            assert not recover(managed).failed
+    assert file_bytes(managed) == before
+
+
+def refuse(*arguments: object, **where: object) -> int:
+    raise PermissionError(errno.EPERM, "Operation not permitted")
+
+
+def test_of_several_that_come_back_each_is_named_again(managed: Path) -> None:
+    """One stands, and is named no more."""
+    units = [[f"ckpt-{number}.{end}" for end in ("index", "data-00000-of-00001")] for number in (1, 2)]
+    removals = [removal_of(managed, *unit, path=f"ckpt-{number}") for number, unit in enumerate(units, 1)]
+    real = operations._unlink_file
+
+    def unlink(name: str, *more: Any) -> int:
+        return refuse() if name.startswith("ckpt-1") else real(name, *more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(operations, "_unlink_file", unlink)
+        done = remove(managed, *removals)
+    assert (done.removed, list(done.failed)) == (["ckpt-2"], ["ckpt-1"])
+    named = re.findall(r'all_model_checkpoint_paths: "(.*)"', (managed / "checkpoint").read_text())
+    assert named == ["ckpt-1"]
+
+
+def test_done_that_can_not_be_withdrawn_is_left_to_recovery(
+    managed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fails once ``done`` is written, and when it is to be unlinked."""
+    before, real = file_bytes(managed), operations.Stage._write_done
+
+    def write_done(stage: operations.Stage, numbers: Any) -> None:
+        real(stage, numbers)
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(operations.Stage, "_write_done", write_done)
+        patch.setattr(os, "unlink", refuse)
+        with pytest.raises(AccessDenied, match="input/output error; the next prune recovers"):
+            remove(managed, removal_of(managed, "ckpt"))
+    assert sorted(os.listdir(stages_of(managed)[0] / "0")) == ["ckpt"]
+    assert [os.path.basename(path) for path in recover(managed).finished] == ["ckpt"]
+    assert file_bytes(managed) == {path: data for path, data in before.items() if path[:5] != "ckpt/"}
+
+
+def test_a_stage_that_can_not_be_removed_takes_nothing_from_what_was_done(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.unlink
+
+    def unlink(name: str, **where: Any) -> None:
+        if name == "journal.json":
+            refuse()
+        real(name, **where)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", unlink)
+        done = remove(run, removal_of(run, "model_1.pt"))
+    assert (len(done.removed), done.freed) == (1, len("model_1.pt"))
+    (stage,) = stages_of(run)
+    assert done.failed == {str(stage): "operation not permitted; the next prune removes it"}
+    assert recover(run).failed == {}
+    assert not stages_of(run)

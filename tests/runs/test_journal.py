@@ -142,6 +142,8 @@ def test_names_that_lead_out_are_refused(tmp_path: Path, name: object) -> None:
         [["move", -1, "a", "0/a"]],
         [MOVE, MOVE],
         [MOVE, ["move", 0, "b", "0/a"]],
+        [MOVE, ["move", 0, "b", "1/b"]],
+        [["move", 0, "a", "0/b"]],
         [MOVE, ["unlink", 0, "a", "0/a"]],
         [MOVE, ["write", "../a", "b", "c"]],
         [MOVE, ["write", "a", 3, "c"]],

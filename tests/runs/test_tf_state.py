@@ -24,7 +24,7 @@ from ckpttool.formats.tensorflow.state import (
 )
 from ckpttool.runs.pointers.readers import READERS, names_in
 from ckpttool.transaction.journal import Rewrite
-from ckpttool.transaction.pointer_files import merged_state, state_without
+from ckpttool.transaction.pointer_files import merged_state, state_rewrite, state_without
 from tests.support.state_files import read_state, write_state
 
 
@@ -97,9 +97,10 @@ def test_the_shards_of_the_first_version_are_one_in_the_list(tmp_path: Path) -> 
             (tmp_path / f"m-{step}-{shard:05d}-of-00002").write_bytes(b"")
     paths = ("m-1-?????-of-00002", "m-2-?????-of-00002")
     write_state(tmp_path, CheckpointState(paths[1], paths))
-    rewrite = state_without(str(tmp_path), {"m-1-00000-of-00002", "m-1-00001-of-00002"})
+    shards = {f"m-1-{shard:05d}-of-00002" for shard in range(2)}
+    rewrite = state_without(str(tmp_path), (tmp_path / "checkpoint").read_bytes(), shards)
     assert rewrite is not None
-    assert parse_state(rewrite) == CheckpointState(paths[1], paths[1:])
+    assert parse_state(rewrite.after or "") == CheckpointState(paths[1], paths[1:])
 
 
 # Merged with what came since -------------------------------------------------------------------------
@@ -247,7 +248,7 @@ def test_a_file_of_that_name_that_is_something_else(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_bytes(b"\x80\x02 model_checkpoint_path \0")
     found = [one for read in READERS for one in read(str(tmp_path), names_in(str(tmp_path)))]
     assert [(one.target, one.formats) for one in found] == [(None, {"tensorflow"})]
-    assert state_without(str(tmp_path), {"ckpt-1"}) is None
+    assert state_rewrite(str(tmp_path), {"ckpt-1"}) == ()
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.thorough)])
@@ -277,9 +278,9 @@ def test_namesake_in_another_directory_stays_listed(managed: Path) -> None:
     shutil.copytree(managed, elsewhere)
     state = CheckpointState("../elsewhere/ckpt-10", ("../elsewhere/ckpt-9", "ckpt-9", "../elsewhere/ckpt-10"))
     write_state(managed, state)
-    rewrite = state_without(str(managed), {"ckpt-9"})
+    rewrite = state_without(str(managed), (managed / "checkpoint").read_bytes(), {"ckpt-9"})
     assert rewrite is not None
-    left = parse_state(rewrite)
+    left = parse_state(rewrite.after or "")
     assert left == CheckpointState("../elsewhere/ckpt-10", ("../elsewhere/ckpt-9", "../elsewhere/ckpt-10"))
 
 

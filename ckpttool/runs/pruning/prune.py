@@ -99,7 +99,8 @@ class Pruned(Result):
             ("to remove", "to slim") if self.dry_run or self.declined else ("removed", "slimmed")
         )
         slim = f", {len(self.plan.slimmed):,} {slimmed}" if self.plan.slimmed else ""
-        return f"{len(self.plan.removals):,} {removed}{slim}, {self.freed_bytes:,} bytes"
+        gone = sum(entry.path not in self.failed for entry in self.plan.removals)
+        return f"{gone:,} {removed}{slim}, {self.freed_bytes:,} bytes"
 
     @property
     def events(self) -> Iterator[PruneEvent]:
