@@ -31,21 +31,10 @@ def write_atomically(path: str | os.PathLike[str], data: bytes, mode: int = 0o66
         write_in(directory, name, data, mode=mode)
 
 
-def write_in(
-    directory: OpenDirectory,
-    name: str,
-    data: bytes,
-    scratch: OpenDirectory | None = None,
-    *,
-    mode: int = 0o666,
-) -> None:
-    """Replace the content of a file in an open directory; see ``write_atomically``.
-
-    ``scratch`` is the directory in which the content waits, on the same file system; None for the file's own.
-    """
-    scratch = directory if scratch is None else scratch
+def write_in(directory: OpenDirectory, name: str, data: bytes, *, mode: int = 0o666) -> None:
+    """Replace the content of a file in an open directory; see ``write_atomically``."""
     for tries_left in reversed(range(_TRIES)):
-        temporary, descriptor = _create_scratch(scratch, name, mode)
+        temporary, descriptor = _create_scratch(directory, name, mode)
         try:
             try:
                 view = memoryview(data)
@@ -55,29 +44,29 @@ def write_in(
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-            scratch.replace(temporary, directory, name)
+            directory.replace(temporary, directory, name)
             break
         except BaseException as error:  # Ctrl-C, too, leaves no scratch file behind
             if isinstance(error, FileNotFoundError) and tries_left:
                 continue  # somebody took it away while it had no lock
             with suppress(OSError):  # the first failure is the one to tell
-                scratch.unlink(temporary)
+                directory.unlink(temporary)
             raise
     directory.sync()
 
 
-def _create_scratch(scratch: OpenDirectory, name: str, mode: int) -> tuple[str, int]:
+def _create_scratch(directory: OpenDirectory, name: str, mode: int) -> tuple[str, int]:
     """Return the name and the descriptor of a new file, which is locked, for what is to have a name."""
     import hashlib
 
     # The same for each write of the same file, so that what a kill left is found without a listing.
     temporary = f"{OWN_PREFIX}{hashlib.blake2b(os.fsencode(name), digest_size=6).hexdigest()}.tmp"
-    remove_leftover(scratch, temporary)
+    remove_leftover(directory, temporary)
     try:
-        descriptor = scratch.create(temporary, mode)
+        descriptor = directory.create(temporary, mode)
     except FileExistsError:  # somebody is writing the same file, or it can't be told
         temporary = f"{OWN_PREFIX}{os.urandom(6).hex()}.tmp"
-        descriptor = scratch.create(temporary, mode)
+        descriptor = directory.create(temporary, mode)
     with suppress(OSError):  # a file system without locks, on which nobody takes anything away
         try_lock(descriptor)
     return temporary, descriptor

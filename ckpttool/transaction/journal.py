@@ -31,7 +31,7 @@ from ckpttool.transaction.state_dir import MAX_BYTES, StateDir, open_own
 STAGE_PREFIX = ".ckpttool-"
 JOURNAL = "journal.json"
 DONE = "done.json"
-"""File beside a journal of operations: the groups that stand, once all operations are done."""
+"""File beside a journal of operations: the numbers of the committed groups."""
 PLACE = "0"
 """Directory in a stage, or in a command's place in the trash, for the files of one directory."""
 TEMPORARY = ".tmp"
@@ -96,7 +96,7 @@ class OperationList(NamedTuple):
     Attributes:
         groups: Checkpoints; all operations of one are done or none.
         operations: Pointers to be written, then members to be moved.
-        done: Numbers of the groups that stand; None before all operations were done.
+        done: Numbers of the committed groups; None before the commit.
     """
 
     groups: tuple[Removal, ...]
@@ -304,7 +304,7 @@ def operations_of(document: Mapping[str, Any], done: object = None) -> Operation
 
     Args:
         document: The plain data.
-        done: Numbers of the groups that stand, as the file beside the journal has them; None without one.
+        done: Numbers of the committed groups, from the file beside the journal; None without one.
     """
     count = len(document["groups"])
     operations = tuple(_operation_of(one, count) for one in document["operations"])
@@ -338,12 +338,12 @@ def _operation_of(value: Sequence[Any], count: int) -> Rewrite | Relocation:
         name, before, after = rest
         return Rewrite(path_of(name), text_or_none(before), text_or_none(after))
     if kind != "move":
-        raise ValueError(f"operation {_named(kind)}")
+        raise ValueError(f"operation {_shortened(kind)}")
     group, name, target = rest
-    return Relocation(group_number(group, count), name_of(name), _member(target, "stage"))
+    return Relocation(_group_number(group, count), name_of(name), _member(target, "stage"))
 
 
-def group_number(value: object, count: int) -> int:
+def _group_number(value: object, count: int) -> int:
     """Return the number of one of some groups."""
     number = count_of(value)
     if not 0 <= number < count:
@@ -353,8 +353,8 @@ def group_number(value: object, count: int) -> int:
 
 def _group_numbers(value: object, count: int) -> frozenset[int]:
     if not isinstance(value, list):
-        raise TypeError(f"{_named(value)} is no list")
-    return frozenset(group_number(one, count) for one in value)
+        raise TypeError(f"{_shortened(value)} is no list")
+    return frozenset(_group_number(one, count) for one in value)
 
 
 def moves_document(moves: Moves, directory: str) -> dict[str, Any]:
@@ -400,12 +400,12 @@ def moves_of(document: Mapping[str, Any], directory: str, state_dir: StateDir) -
     """
     schema, kind = document["schema"], document["kind"]
     if schema not in MOVES_SCHEMAS:
-        raise ValueError(f"schema {_named(schema)}")
+        raise ValueError(f"schema {_shortened(schema)}")
     identity = identity_of(document["identity"])
     places = {"directory": directory, "trash": state_dir.trash_place(identity)}
     source, target = document["source"], document["target"]
     if kind not in get_args(Kind):
-        raise ValueError(f"kind {_named(kind)}")
+        raise ValueError(f"kind {_shortened(kind)}")
     moves = Moves(
         kind=kind,
         identity=identity,
@@ -474,7 +474,7 @@ def _member(value: object, place: str) -> str:
         return path_of(value)
     number, _, name = text_of(value).partition(os.sep)
     if not number.isdecimal():
-        raise ValueError(f"{_named(value)} is no place in the {place}")
+        raise ValueError(f"{_shortened(value)} is no place in the {place}")
     return os.path.join(number, name_of(name))
 
 
@@ -482,7 +482,7 @@ def identity_of(value: object) -> str:
     """Return an identity."""
     identity = text_of(value)
     if not IDENTITY.fullmatch(identity):
-        raise ValueError(f"{_named(identity)} is no identity")
+        raise ValueError(f"{_shortened(identity)} is no identity")
     return identity
 
 
@@ -494,7 +494,7 @@ def is_name(name: str) -> bool:
 def text_of(value: object) -> str:
     """Return a text."""
     if not isinstance(value, str):
-        raise TypeError(f"{_named(value)} is no text")
+        raise TypeError(f"{_shortened(value)} is no text")
     value.encode("utf-8", "surrogateescape")
     return value
 
@@ -507,7 +507,7 @@ def text_or_none(value: object) -> str | None:
 def count_of(value: object) -> int:
     """Return a number."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{_named(value)} is no number")
+        raise TypeError(f"{_shortened(value)} is no number")
     return value
 
 
@@ -525,7 +525,7 @@ def name_of(value: object) -> str:
     """Return a name."""
     name = text_of(value)
     if not is_name(name):
-        raise ValueError(f"{_named(name)} leads out of the directory")
+        raise ValueError(f"{_shortened(name)} leads out of the directory")
     return name
 
 
@@ -533,11 +533,11 @@ def path_of(value: object) -> str:
     """Return a path of one or more names, relative to a directory."""
     path = text_of(value)
     if not all(map(is_name, path.split(os.sep))):
-        raise ValueError(f"{_named(path)} leads out of the directory")
+        raise ValueError(f"{_shortened(path)} leads out of the directory")
     return path
 
 
-def _named(text: object) -> str:
+def _shortened(text: object) -> str:
     """Return what stands in a journal, shortened for a message."""
     return reprlib.repr(text)
 
@@ -551,7 +551,7 @@ def contents_of(document: Mapping[str, Any], members: Iterable[str]) -> Contents
         path = path_of(value)
         parts = path.split(os.sep)
         if not any(os.sep.join(parts[:depth]) in known for depth in depths):
-            raise ValueError(f"{_named(path)} leads out of the directory")
+            raise ValueError(f"{_shortened(path)} leads out of the directory")
         return path
 
     files = tuple(

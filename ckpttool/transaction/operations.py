@@ -1,9 +1,9 @@
 """Lists of operations: a kill at any of them leaves a directory as it was, or as it was to be.
 
 A journal lists all operations before the first is done. The operations of one checkpoint, its group, are all
-done or none; if pointers are written, all groups are done or none. Then ``done`` is written, which numbers
-the groups that stand: it is the point of no return. Before it, recovery takes back every operation, the last
-first; after it, recovery finishes the groups that stand, and takes back the others.
+done or none; if pointers are written, all groups are done or none. Then ``done.json`` is written, with the
+numbers of the committed groups: it is the point of no return. Before it, recovery reverts every operation,
+the last first; after it, recovery completes the committed groups, and reverts the others.
 
 ```
 journal written -> pointers written -> groups moved to the stage -> done written -> stage emptied -> removed
@@ -40,7 +40,6 @@ from ckpttool.transaction.files import (
     Fingerprint,
     StalePlan,
     contents,
-    fingerprint,
     is_same_file,
     opened,
     status_at,
@@ -72,7 +71,7 @@ class StrandedCheckpoint(Exception):
     """A checkpoint, or what is left of it, is still in the stage; the message says where."""
 
 
-def removals(groups: Sequence[Removal], rewrites: Sequence[Rewrite] = ()) -> OperationList:
+def removal_operations(groups: Sequence[Removal], rewrites: Sequence[Rewrite] = ()) -> OperationList:
     """Return the operations that write pointers, then move checkpoints into the stage, indexes first."""
     moves = (
         Relocation(number, name, os.path.join(PLACE, name))
@@ -83,11 +82,11 @@ def removals(groups: Sequence[Removal], rewrites: Sequence[Rewrite] = ()) -> Ope
 
 
 @contextmanager
-def begin_stage(directory: str, listed: OperationList, done: str) -> Iterator[Stage]:
-    """Write the journal of some operations, and yield its stage; ``done`` is what they do: "removed"."""
+def begin_stage(directory: str, listed: OperationList) -> Iterator[Stage]:
+    """Write the journal of some removals, and yield its stage."""
     document = operations_document(listed)
     with (
-        new_stage(directory, state_dir_of(directory), document, done, has_place=True) as inner,
+        new_stage(directory, state_dir_of(directory), document, "removed", has_place=True) as inner,
         opened(directory) as here,
         inner.open(PLACE) as shared,
     ):
@@ -112,7 +111,7 @@ class Stage:
     Attributes:
         path: Path of the stage.
         listed: Operations.
-        done: Numbers of the groups that stand, as the file beside the journal says.
+        done: Numbers of the committed groups.
     """
 
     def __init__(
@@ -129,7 +128,7 @@ class Stage:
     # Forward ------------------------------------------------------------------------------------------
 
     def write_pointers(self) -> None:
-        """Make pointers say what they are to say; if one can't, all say again what they said."""
+        """Rewrite the pointers; if one fails, restore them all."""
         try:
             for one in self.listed.rewrites:
                 write_pointer(one, self._directory, self._stage)
@@ -165,7 +164,7 @@ class Stage:
                 raise
 
     def commit(self, numbers: Collection[int]) -> None:
-        """Write down which groups stand, once all that was moved is on the disk; if it can't, none does."""
+        """Commit some groups, once all that was moved is on the disk; after an OSError none is committed."""
         try:
             with self.place_of(min(numbers)) as place:
                 sync_descriptor(place)
@@ -181,7 +180,7 @@ class Stage:
             raise
 
     def withdraw(self, numbers: Collection[int]) -> None:
-        """Write down that some groups stand no more, before they are put back."""
+        """Take back the commit of some groups, before they are restored."""
         if not self.done.isdisjoint(numbers):
             self._write_done(self.done - frozenset(numbers))
 
@@ -206,7 +205,7 @@ class Stage:
             raise StrandedCheckpoint(f"not put back: {system_text(error)}; {where}") from error
 
     def restore_pointers(self, numbers: Collection[int]) -> None:
-        """Make pointers name again some groups that are back; what another process has written stays."""
+        """Name restored checkpoints in the pointers again; changes by other processes are kept."""
         if not numbers:
             return
         names = {os.path.basename(self.listed.groups[number].path) for number in numbers}
@@ -263,23 +262,30 @@ class Stage:
             yield from purge_unchanged(place, group, self.shown_place(number))
 
     def recover(self, recovery: Recovery) -> None:
-        """Finish the groups that stand, and take back all others, with the pointers that named them."""
-        held = [number for number in range(len(self.listed.groups)) if self.holds(number)]
-        back = [number for number in held if not self._is_to_finish(number)]
-        self.withdraw(back)
-        for number in reversed(held):
-            self._settle(number, recovery, is_back=number in back)
+        """Complete committed groups, revert the others, and restore their pointers."""
+        finished: dict[int, bool] = {}
+        for number, group in reversed(list(enumerate(self.listed.groups))):
+            if self.holds(number):
+                try:
+                    finished[number] = self._is_to_finish(number)
+                except OSError as error:
+                    recovery.failed[group.path] = f"{system_text(error)}; it is in {self.shown_place(number)}"
+        self.withdraw([number for number, is_finished in finished.items() if not is_finished])
+        for number, is_finished in finished.items():
+            self._settle(number, recovery, is_back=not is_finished)
         # Also those that a recovery moved back that was killed itself.
         taken_back = {*range(len(self.listed.groups))} - self.done
-        self.restore_pointers([number for number in taken_back if self._is_in_place(number)])
+        self.restore_pointers(
+            [number for number in taken_back if self._is_in_place(number) and not self.holds(number)]
+        )
         for done in (recovery.finished, recovery.put_back):
             done.reverse()
         try:
             self.close()
         except OSError as error:
             if not recovery.failed:
-                where = f"{self.path} holds what no journal tells of, to be moved where it belongs"
-                recovery.failed[self.path] = f"{system_text(error)}: {where}"
+                where = "move files that the journal doesn't list where they belong"
+                recovery.failed[self.path] = f"{system_text(error)}; {where}"
 
     def _settle(self, number: int, recovery: Recovery, *, is_back: bool) -> None:
         """Put a group back, or finish it, and say which."""
@@ -297,15 +303,15 @@ class Stage:
             recovery.failed[group.path] = str(rest)
         except StalePlan:
             recovery.failed[group.path] = (
-                "a prune was killed while it removed it, and what is left was changed or copied since: "
-                f"it is in {self.shown_place(number)}; remove it, or move it where it belongs"
+                "prune was killed while removing it, and the remaining files have changed or were copied; "
+                f"they are in {self.shown_place(number)}: remove them, or move them back"
             )
         except OSError as error:
             left = self.shown_place(number)
             recovery.failed[group.path] = f"{system_text(error)}; what is left of it is in {left}"
 
     def _is_to_finish(self, number: int) -> bool:
-        """Tell whether a group stands, and has lost a part, or is as it was and has its survivors."""
+        """Tell whether a committed group has lost a part, or is unchanged and its survivors exist."""
         group = self.listed.groups[number]
         if number not in self.done:
             return False
@@ -342,16 +348,21 @@ def _require_unchanged(place: int, removal: Removal) -> None:
     try:
         if removal.is_single:  # a mount point among single files is nothing that could be renamed
             (file,) = removal.contents.files
-            status = os.stat(file.path, dir_fd=place, follow_symlinks=False)
-            is_same = fingerprint(file.path, status) == file
+            is_same = file.is_of(os.stat(file.path, dir_fd=place, follow_symlinks=False))
         else:
             here = contents(place, removal.members)
             require_unmounted(place, removal.members, here)
-            is_same = here.is_same_as(removal.contents)
+            is_same = _identities(here) == _identities(removal.contents)
     except FileNotFoundError as error:
         raise StalePlan("it has vanished, or a part of it,", since_plan=True) from error
     if not is_same:
         raise StalePlan("it has changed", since_plan=True)
+
+
+def _identities(contents: Contents) -> set[str | tuple[str, int, int, int]]:
+    """Return what tells files and directories from others, even if the file system was mounted anew since."""
+    files = {(file.path, file.inode, file.size, file.mtime_ns) for file in contents.files}
+    return {*files, *contents.directories}
 
 
 def require_removable(place: int, contents: Contents) -> None:

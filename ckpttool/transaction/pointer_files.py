@@ -11,7 +11,7 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from ckpttool.core.errors import CheckpointError
+from ckpttool.core.errors import AccessDenied, CheckpointError
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.formats.tensorflow.state import (
     MAX_BYTES,
@@ -120,7 +120,7 @@ def _is_written_since(moves: Moves, text: str | None, known: tuple[str | None, s
 
 
 def restored_pointer(now: str | None, one: Rewrite, restored: Collection[str], *, is_all: bool) -> Rewrite:
-    """Return how a pointer that was rewritten names checkpoints again that are back.
+    """Return the rewrite that names restored checkpoints again.
 
     Args:
         now: What it says.
@@ -133,7 +133,7 @@ def restored_pointer(now: str | None, one: Rewrite, restored: Collection[str], *
     """
     if now == one.after and is_all:
         return Rewrite(one.name, now, one.before)
-    if one.name != NAME or now is None:
+    if now is None or now == one.before or one.name != NAME:
         return Rewrite(one.name, now, now)
     return Rewrite(one.name, now, merged_state(now, Rewrite(NAME, one.after, one.before), restored))
 
@@ -321,7 +321,7 @@ def state_rewrite(directory: str, removed: Collection[str]) -> tuple[Rewrite, ..
         removed: Names in the directory of the checkpoints that go.
 
     Raises:
-        StalePlan: It is a symlink: what it leads to is not rewritten.
+        AccessDenied: It is a symlink: what it leads to is not rewritten.
     """
     path = os.path.join(directory, NAME)
     try:
@@ -334,7 +334,7 @@ def state_rewrite(directory: str, removed: Collection[str]) -> tuple[Rewrite, ..
     if rewrite is None:
         return ()
     if fs.islink(path):
-        raise StalePlan(f"{NAME} is a symlink")
+        raise AccessDenied(path, "is a symlink, and names a checkpoint that is to go; nothing was removed")
     return (rewrite,)
 
 

@@ -33,10 +33,8 @@ from ckpttool.transaction.operations import (
     begin_stage,
     open_stage,
     purge_unchanged,
+    removal_operations,
     require_removable,
-)
-from ckpttool.transaction.operations import (
-    removals as operations_for,
 )
 from ckpttool.transaction.paths import shown
 from ckpttool.transaction.pointer_files import state_rewrite
@@ -86,7 +84,8 @@ def remove(directory: str, removals: Sequence[Removal]) -> RemovalOutcome:
             _remove_with_journal(directory, left, once)
             crowded = [one for one in left if one.path in once.crowded and _is_in_place(directory, one)]
         except NoRoom as failure:
-            refusal, crowded = failure, left
+            settled = {*once.removed, *once.failed} - once.crowded
+            refusal, crowded = failure, [one for one in left if one.path not in settled]
         for one in crowded:
             once.failed.pop(one.path, None)
         once.crowded.clear()
@@ -117,14 +116,11 @@ def _is_in_place(directory: str, removal: Removal) -> bool:
 def _remove_with_journal(directory: str, removals: Sequence[Removal], outcome: RemovalOutcome) -> None:
     """Remove checkpoints; if the state file names them no more, then only those that can be set aside."""
     while removals:
-        try:
-            listed = operations_for(removals, state_rewrite(directory, _names(removals)))
-        except StalePlan as failure:
-            raise AccessDenied(directory, f"{failure}; nothing was removed") from failure
+        listed = removal_operations(removals, state_rewrite(directory, _names(removals)))
         path = None
         try:
             try:
-                with begin_stage(directory, listed, "removed") as stage:
+                with begin_stage(directory, listed) as stage:
                     path = stage.path
                     removals = _remove_in(stage, outcome)
                     _close(stage, outcome)
@@ -156,34 +152,32 @@ def _remove_in(stage: Stage, outcome: RemovalOutcome) -> list[Removal]:
         if _succeeds(outcome, group, partial(stage.set_aside, number))
     ]
     if stage.listed.rewrites and len(standing) < len(groups):
-        for number in reversed(standing):
-            if not _succeeds(outcome, groups[number], partial(stage.restore, number)):
-                standing.remove(number)
-        stage.restore_pointers({*range(len(groups))} - _stranded(stage, outcome))
-        return [groups[number] for number in standing]
+        restored = _restore(stage, standing, outcome)
+        return [groups[number] for number in restored]
     try:
         if standing:
             stage.commit(standing)
     except OSError as error:
-        _take_back(stage, standing, outcome, error)
+        for number in _restore(stage, standing, outcome):
+            outcome.failed[groups[number].path] = system_text(error)
+            if error.errno in FULL:
+                outcome.crowded.add(groups[number].path)
     else:
         _purge(stage, standing, outcome)
     return []
 
 
-def _take_back(stage: Stage, standing: Sequence[int], outcome: RemovalOutcome, error: OSError) -> None:
-    """Put all back, since the point of no return can't be passed."""
-    for number in reversed(standing):
-        group = stage.listed.groups[number]
-        if _succeeds(outcome, group, partial(stage.restore, number)):
-            outcome.failed[group.path] = system_text(error)
-            if error.errno in FULL:
-                outcome.crowded.add(group.path)
-    stage.restore_pointers({*range(len(stage.listed.groups))} - _stranded(stage, outcome))
-
-
-def _stranded(stage: Stage, outcome: RemovalOutcome) -> set[int]:
-    return {number for number, group in enumerate(stage.listed.groups) if group.path in outcome.stranded}
+def _restore(stage: Stage, numbers: Sequence[int], outcome: RemovalOutcome) -> list[int]:
+    """Restore groups and the pointers to all that is in place; return the numbers of the restored."""
+    groups = stage.listed.groups
+    restored = [
+        number
+        for number in reversed(numbers)
+        if _succeeds(outcome, groups[number], partial(stage.restore, number))
+    ]
+    gone = {*outcome.removed, *outcome.stranded}
+    stage.restore_pointers([number for number, one in enumerate(groups) if one.path not in gone])
+    return restored[::-1]
 
 
 def _close(stage: Stage, outcome: RemovalOutcome) -> None:
@@ -214,14 +208,16 @@ def _purge(stage: Stage, numbers: Sequence[int], outcome: RemovalOutcome) -> Non
     for done, left in in_order(partial(_purge_part, stage), halves, len(halves)):
         outcome.add(done)
         stuck += left
-    # Nothing of these was unlinked.
-    stage.withdraw(stuck)
-    back = [
-        number
-        for number in stuck
-        if _succeeds(outcome, stage.listed.groups[number], partial(stage.restore, number))
-    ]
-    stage.restore_pointers(back)
+    if not stuck:
+        return
+    try:
+        stage.withdraw(stuck)
+    except OSError as error:
+        paths = [stage.listed.groups[number].path for number in stuck]
+        outcome.failed |= dict.fromkeys(paths, f"{system_text(error)}; the next prune recovers")
+        outcome.stranded |= {*paths}
+    else:
+        _restore(stage, stuck, outcome)
 
 
 def _files(stage: Stage, number: int) -> Sequence[Fingerprint]:

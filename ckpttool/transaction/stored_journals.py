@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def read_journal(stage: str, directory: str) -> OperationList | Moves | None:
-    """Return what the journal in a stage says, or None where there is none.
+    """Return the journal of a stage, or None if it has none.
 
     Args:
         stage: Path of the stage.

@@ -129,7 +129,7 @@ def test_a_prune_that_had_begun_to_unlink_is_told_in_a_copy(run: Path, tool: str
     ((path, why),) = recover(other).failed.items()
     assert path == str(other / "ckpt-1")
     (stage,) = stages_of(other)
-    assert f"what is left was changed or copied since: it is in {stage / '0'}" in why
+    assert f"the remaining files have changed or were copied; they are in {stage / '0'}" in why
     assert len(list(stage.glob("0/*"))) == 1
     assert is_whole(other, 2)
     shutil.rmtree(stage / "0")  # as the message says

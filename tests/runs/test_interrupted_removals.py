@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.support.transactions import (
     journal_of,
     kill_before,
     plant_journal,
+    put_in_trash,
     removal_of,
     remove,
     stages_of,
@@ -150,8 +152,8 @@ def test_what_was_changed_in_the_stage_is_told_and_left(run: Path) -> None:
     (stage / "0" / "set.index").unlink()
     (stage / "0" / "set.data").write_text("another")
     told = (
-        "a prune was killed while it removed it, and what is left was changed or copied since: "
-        f"it is in {stage / '0'}; remove it, or move it where it belongs"
+        "prune was killed while removing it, and the remaining files have changed or were copied; "
+        f"they are in {stage / '0'}: remove them, or move them back"
     )
     assert outcome(run, stage) == ([], [], {"set.index": told})
     assert file_bytes(stage)["0/set.data"] == b"another"
@@ -322,3 +324,66 @@ def test_a_stage_that_can_not_be_removed_takes_nothing_from_what_was_done(
     assert done.failed == {str(stage): "operation not permitted; the next prune removes it"}
     assert recover(run).failed == {}
     assert not stages_of(run)
+
+
+def test_a_file_system_that_was_mounted_anew(run: Path) -> None:
+    """Its number is another one then."""
+    removal = removal_of(run, "ckpt")
+    files = tuple(replace(file, device=file.device + 1) for file in removal.contents.files)
+    stage = stage_of(run, removal._replace(contents=replace(removal.contents, files=files)), done=[0])
+    set_aside(run, stage, "ckpt")
+    assert outcome(run, stage) == (["ckpt"], [], {})
+
+
+@pytest.mark.parametrize("trash", [False, True])
+def test_a_state_file_behind_a_link_stops_it(managed: Path, trash: bool) -> None:
+    (managed / "checkpoint").rename(managed.parent / "there")
+    (managed / "checkpoint").symlink_to(managed.parent / "there")
+    before = file_bytes(managed)
+    removal = removal_of(managed, "ckpt-1.index", "ckpt-1.data-00000-of-00001", path="ckpt-1")
+    with pytest.raises(AccessDenied, match="is a symlink, and names a checkpoint that is to go"):
+        put_in_trash(managed, removal) if trash else remove(managed, removal)
+    assert file_bytes(managed) == before
+    assert (put_in_trash if trash else remove)(managed, removal_of(managed, "model_1.pt")).failed == {}
+
+
+def test_a_pointer_that_was_not_rewritten_yet_is_left(managed: Path) -> None:
+    state = managed / "checkpoint"
+    state.write_text(state.read_text() + "# by hand\n")
+    parts = ("ckpt-1.index", "ckpt-1.data-00000-of-00001")
+    kill_before("write", lambda: remove(managed, removal_of(managed, *parts, path="ckpt-1")))
+    recover(managed)
+    assert state.read_text().endswith("# by hand\n")
+
+
+def test_one_that_can_not_be_looked_at_stops_no_other(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    units = [["ckpt"], ["set.index", "set.data"]]
+    stage = stage_of(run, *(removal_of(run, *unit) for unit in units), done=[0, 1])
+    set_aside(run, stage, *(name for unit in units for name in unit))
+    real = operations._require_unchanged
+
+    def require_unchanged(place: int, removal: Removal) -> None:
+        if removal.members == ("ckpt",):
+            refuse()
+        real(place, removal)
+
+    monkeypatch.setattr(operations, "_require_unchanged", require_unchanged)
+    told = f"operation not permitted; it is in {stage / '0'}"
+    assert outcome(run, stage) == (["set.index"], [], {"ckpt": told})
+
+
+def test_a_commit_that_can_not_be_taken_back_is_told(managed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the other groups came to is told all the same."""
+    real = operations._unlink_file
+
+    def unlink(name: str, *more: Any) -> int:
+        return refuse() if name.startswith("ckpt-1") else real(name, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(operations, "_unlink_file", unlink)
+        patch.setattr(operations.Stage, "withdraw", refuse)
+        parts = ("ckpt-1.index", "ckpt-1.data-00000-of-00001")
+        done = remove(managed, removal_of(managed, *parts, path="ckpt-1"), removal_of(managed, "model_1.pt"))
+    assert [os.path.basename(path) for path in done.removed] == ["model_1.pt"]
+    assert done.failed["ckpt-1"] == "operation not permitted; the next prune recovers"
+    assert [os.path.basename(path) for path in recover(managed).finished] == ["ckpt-1"]

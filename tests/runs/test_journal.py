@@ -65,7 +65,7 @@ def test_what_is_written_is_read_again(tmp_path_factory, told, rewrites, done) -
     taken: set[str] = set()
     groups = [one for one in told if taken.isdisjoint(one.members) and not taken.update(one.members)]
     done = done if groups else None
-    listed = operations.removals(groups, rewrites)
+    listed = operations.removal_operations(groups, rewrites)
     stage = tmp_path_factory.getbasetemp() / "stage"
     shutil.rmtree(stage, ignore_errors=True)
     stage.mkdir()

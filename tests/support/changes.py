@@ -40,7 +40,7 @@ def begin_removal(directory: Path, *names: str) -> str:
     """Let a prune begin to remove a checkpoint of some files, and stop; return the path of its journal."""
     place, names = str(directory), tuple(sorted(names))
     removal = Removal(os.path.join(place, names[0]), names, contents(place, names))
-    with operations.begin_stage(place, operations.removals([removal]), "removed") as begun:
+    with operations.begin_stage(place, operations.removal_operations([removal])) as begun:
         stage = Path(begun.path)
     (directory / names[0]).rename(stage / "0" / names[0])
     return str(stage / "journal.json")

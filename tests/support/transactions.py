@@ -39,6 +39,7 @@ STEPS: dict[str, tuple[Any, str]] = {
     "add_to_record": (move_transaction, "add_to_record"),
     "next_moves": (move_transaction.ChainedMoves, "make"),
     "next_moves_in_journal": (move_transaction, "rewrite_journal"),
+    "write": (operations.Stage, "write_pointers"),
     "commit": (operations.Stage, "commit"),
     "remove": (operations, "_unlink_file"),
 }
@@ -153,7 +154,7 @@ def journal_of(directory: Path, *planned: Moves | Removal) -> bytes:
     if isinstance(planned[0], Moves):
         return json.dumps(moves_document(planned[0], str(directory))).encode()
     removals = [one for one in planned if isinstance(one, Removal)]
-    return json.dumps(operations_document(operations.removals(removals))).encode()
+    return json.dumps(operations_document(operations.removal_operations(removals))).encode()
 
 
 def plant_journal(directory: Path, journal: bytes, done: Sequence[int] | None = None) -> Path:

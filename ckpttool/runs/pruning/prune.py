@@ -104,9 +104,11 @@ class Pruned(Result):
 
     @property
     def events(self) -> Iterator[PruneEvent]:
-        """Yield what was done to checkpoints, one by one; of a dry run nothing was."""
+        """Yield what was done to each checkpoint; nothing for a dry run or a declined plan."""
+        if self.dry_run or self.declined:
+            return
         status, verb = ("removed", "removed") if self.trash is None else ("trashed", "moved to the trash")
-        for entry in self.plan.removals:
+        for entry in (one for one in self.plan.removals if one.path not in self.failed):
             yield PruneEvent(entry.path, status, f"{verb}, {file_size(entry.nbytes)}", entry.nbytes)
         for entry in self.plan.slimmed:
             yield PruneEvent(entry.path, "slimmed", "slimmed to its weights")
