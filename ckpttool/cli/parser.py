@@ -95,7 +95,7 @@ class Command(click.Command):
         }
 
     def _held_paths(self, record: Any) -> Iterator[str]:
-        """Yield the output and changed paths, whose directories stay open while the command runs."""
+        """Yield paths to write or modify; their directories are kept open during the command."""
 
         def value_of(name: str) -> Any:
             group = self.rows[name].group

@@ -272,7 +272,7 @@ def _real_path(entry: Entry, real: Mapping[str, str]) -> str:
 
 
 def _report(outcomes: Sequence[Pruned], command: PruneCommand, consent: Consent, *, failed: bool) -> int:
-    """Print the combined outcome and return the exit status; stdout stays empty if a directory failed."""
+    """Print the combined results and return the exit status; print nothing to stdout on failure."""
     if not outcomes:
         return COULD_NOT
     outcomes = _without_duplicates(outcomes)
@@ -301,7 +301,7 @@ def _print(outcomes: Sequence[Pruned], command: PruneCommand, consent: Consent, 
 
 
 def _was_shown(outcome: Pruned, command: PruneCommand, consent: Consent) -> bool:
-    """Tell whether the plan was printed before it was applied, as every plan with changes is."""
+    """Tell whether the plan was printed before it was applied."""
     is_silent = command.json and not consent.asks
     had_changes = outcome.declined or outcome.plan.changes or bool(outcome.failed)
     return had_changes and not outcome.dry_run and not is_silent
@@ -467,7 +467,7 @@ def _agrees_to_empty(preview: Sequence[EmptiedTrash], command: PruneCommand, con
 
 
 def _report_emptied(emptied: Sequence[EmptiedTrash], command: PruneCommand, *, failed: bool) -> int:
-    """Print the combined outcome and return the exit status; stdout stays empty if a directory failed."""
+    """Print the combined results and return the exit status; print nothing to stdout on failure."""
     problems = [problem for one in emptied for problem in one.problems]
     for warning in (warning for one in emptied for warning in one.warnings if not command.quiet):
         say_warning(warning)

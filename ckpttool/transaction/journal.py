@@ -108,13 +108,11 @@ class OperationList(NamedTuple):
         """Return the pointers to be written."""
         return tuple(one for one in self.operations if isinstance(one, Rewrite))
 
-    def relocations(self) -> list[list[Relocation]]:
-        """Return the moves of each group."""
-        moves: list[list[Relocation]] = [[] for _ in self.groups]
-        for one in self.operations:
-            if isinstance(one, Relocation):
-                moves[one.group].append(one)
-        return moves
+    def places(self) -> list[str]:
+        """Return the directory in the stage for each group; journals of version 0.1 have several."""
+        moves = (one for one in self.operations if isinstance(one, Relocation))
+        places = {one.group: os.path.dirname(one.target) for one in moves}
+        return [places[number] for number in range(len(self.groups))]
 
 
 class Successor(NamedTuple):

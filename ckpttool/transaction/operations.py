@@ -106,7 +106,7 @@ def open_stage(directory: str, path: str, listed: OperationList) -> Iterator[Sta
 
 
 class Stage:
-    """Operations of one journal on their way: the directory, and the stage that its checkpoints move to.
+    """Operations of one journal in progress, with the open directory and its stage.
 
     Attributes:
         path: Path of the stage.
@@ -122,7 +122,7 @@ class Stage:
         self.path = inner.path
         self.listed = listed
         self.done = listed.done or frozenset()
-        self._relocations = listed.relocations()
+        self._places = listed.places()
         self._directory, self._stage, self._inner, self._shared = directory, inner.descriptor, inner, shared
 
     # Forward ------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class Stage:
             raise
 
     def withdraw(self, numbers: Collection[int]) -> None:
-        """Take back the commit of some groups, before they are restored."""
+        """Uncommit groups that are about to be restored."""
         if not self.done.isdisjoint(numbers):
             self._write_done(self.done - frozenset(numbers))
 
@@ -221,8 +221,8 @@ class Stage:
 
     @contextmanager
     def place_of(self, number: int) -> Iterator[int]:
-        """Open the directory in the stage that a checkpoint moves to; journals of 0.1 have several."""
-        name = self._place_name(number)
+        """Open the directory in the stage that a checkpoint moves to."""
+        name = self._places[number]
         if name == PLACE and self._shared is not None:
             yield self._shared
             return
@@ -231,10 +231,7 @@ class Stage:
 
     def shown_place(self, number: int) -> str:
         """Return the path of that directory, for messages."""
-        return shown(os.path.join(self.path, self._place_name(number)))
-
-    def _place_name(self, number: int) -> str:
-        return os.path.dirname(self._relocations[number][0].target)
+        return shown(os.path.join(self.path, self._places[number]))
 
     def holds(self, number: int) -> bool:
         """Tell whether a part of a checkpoint lies in the stage."""
@@ -288,7 +285,7 @@ class Stage:
                 recovery.failed[self.path] = f"{system_text(error)}; {where}"
 
     def _settle(self, number: int, recovery: Recovery, *, is_back: bool) -> None:
-        """Put a group back, or finish it, and say which."""
+        """Revert or complete one group, and record the result."""
         group = self.listed.groups[number]
         try:
             if is_back:
@@ -326,7 +323,7 @@ class Stage:
 
 
 def _require_free(name: str, place: int, directory: int) -> None:
-    """Require that nothing else has the name to which an entry of a stage is to be moved back."""
+    """Raise FileExistsError if another file has the name to which a staged entry moves back."""
     if status_of(name, directory) is not None and not is_same_file(name, place, name, directory):
         raise FileExistsError(errno.EEXIST, "its place is taken by another file", name)
 
@@ -360,7 +357,7 @@ def _require_unchanged(place: int, removal: Removal) -> None:
 
 
 def _identities(contents: Contents) -> set[str | tuple[str, int, int, int]]:
-    """Return what tells files and directories from others, even if the file system was mounted anew since."""
+    """Return identities that survive a remount: without device numbers."""
     files = {(file.path, file.inode, file.size, file.mtime_ns) for file in contents.files}
     return {*files, *contents.directories}
 

@@ -85,22 +85,22 @@ def incomplete_names(directory: str) -> frozenset[str]:
 
             names |= partially_moved_names(directory, journal)
             continue
-        for group, moves in zip(
-            *(journal.groups, journal.relocations()) if journal is not None else ((), ()), strict=True
-        ):
-            aside = (os.path.join(os.path.dirname(path), one.target) for one in moves)
+        if journal is None:
+            continue
+        for group, place in zip(journal.groups, journal.places(), strict=True):
+            aside = (os.path.join(os.path.dirname(path), place, name) for name in group.members)
             if not group.is_single and any(map(fs.lexists, aside)):
                 names.update(_names_left(directory, group))
     return frozenset(names)
 
 
 def _names_left(directory: str, group: Removal) -> Iterator[str]:
-    """Yield the names of a checkpoint at which nothing else has been saved since it began to go."""
+    """Yield members of a partly moved checkpoint that have not been saved again since."""
     for name in group.members:
         noted = [file for file in group.contents.files if file.path.split(os.sep)[0] == name]
         try:
             now = contents(directory, [name]).files
-        except OSError:  # it has gone
+        except OSError:  # gone, or unreadable: then it is hidden, too
             now = ()
         # In a copy of the directory, inodes are others.
         kept = {(file.path, file.size, file.mtime_ns) for file in noted}

@@ -8,10 +8,11 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import stat
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from ckpttool.core.errors import AccessDenied, CheckpointError
+from ckpttool.core.errors import AccessDenied, from_os_error
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.formats.tensorflow.state import (
     MAX_BYTES,
@@ -314,23 +315,25 @@ def _temporary_name() -> str:
 
 
 def state_rewrite(directory: str, removed: Collection[str]) -> tuple[Rewrite, ...]:
-    """Return how the state file of a directory changes as checkpoints go, if it does.
+    """Return the rewrite of a directory's state file for a removal; none if it names nothing that goes.
 
     Args:
         directory: Where it lies, if there is one.
         removed: Names in the directory of the checkpoints that go.
 
     Raises:
-        AccessDenied: It is a symlink: what it leads to is not rewritten.
+        CheckpointError: It can't be read, or it is a symlink: what that leads to is not rewritten.
     """
     path = os.path.join(directory, NAME)
     try:
-        if not fs.isfile(path):
+        if not stat.S_ISREG(fs.stat(path).st_mode):
             return ()
         with fs.open_regular(path) as file:
             rewrite = state_without(directory, file.read(MAX_BYTES + 1), removed)
-    except (OSError, CheckpointError):  # it can't be read: then it was left alone with its series
-        return ()
+    except OSError as error:
+        if fs.is_absence(error):
+            return ()
+        raise from_os_error(error, path) from error
     if rewrite is None:
         return ()
     if fs.islink(path):
@@ -339,7 +342,7 @@ def state_rewrite(directory: str, removed: Collection[str]) -> tuple[Rewrite, ..
 
 
 def state_without(directory: str, data: bytes, removed: Collection[str]) -> Rewrite | None:
-    """Return how a state file changes; None where it names nothing that goes, or is none.
+    """Return the rewrite of a state file; None if it names nothing that goes, or isn't one.
 
     Args:
         directory: Where it lies.

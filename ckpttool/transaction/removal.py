@@ -114,7 +114,7 @@ def _is_in_place(directory: str, removal: Removal) -> bool:
 
 
 def _remove_with_journal(directory: str, removals: Sequence[Removal], outcome: RemovalOutcome) -> None:
-    """Remove checkpoints; if the state file names them no more, then only those that can be set aside."""
+    """Remove checkpoints; if a pointer is rewritten, retry without those that fail."""
     while removals:
         listed = removal_operations(removals, state_rewrite(directory, _names(removals)))
         path = None
@@ -139,7 +139,7 @@ def _remove_with_journal(directory: str, removals: Sequence[Removal], outcome: R
 
 
 def _remove_in(stage: Stage, outcome: RemovalOutcome) -> list[Removal]:
-    """Do the operations of a stage, and empty it; return what is left to do in another one."""
+    """Run the operations and empty the stage; return the removals to retry in a new one."""
     groups = stage.listed.groups
     try:
         stage.write_pointers()
@@ -189,7 +189,7 @@ def _close(stage: Stage, outcome: RemovalOutcome) -> None:
 
 
 def _settle(directory: str, path: str) -> None:
-    """Finish what was interrupted, or take it back, as recovery does later."""
+    """Recover a stage right after Ctrl-C."""
     listed = read_journal(path, directory)
     if isinstance(listed, OperationList):
         with open_stage(directory, path, listed) as stage:

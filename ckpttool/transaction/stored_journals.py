@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from ckpttool.io import fs
-from ckpttool.transaction.files import Fingerprint
+from ckpttool.core.errors import from_os_error
+from ckpttool.transaction.files import opened, status_at
 from ckpttool.transaction.journal import (
     DONE,
     JOURNAL,
@@ -24,7 +24,7 @@ from ckpttool.transaction.journal import (
     operations_of,
     text_of,
 )
-from ckpttool.transaction.state_dir import read_own, state_dir_of_stage
+from ckpttool.transaction.state_dir import open_own, read_own, state_dir_of_stage
 
 _REMOVALS_SCHEMA = "ckpttool.journal/1"
 """Of removals until 0.2: nothing marked the point of no return."""
@@ -57,7 +57,7 @@ def read_journal(stage: str, directory: str) -> OperationList | Moves | None:
 
 
 def _old_removals_of(document: Mapping[str, Any], directory: str, stage: str) -> OperationList:
-    """Return the removals of an old journal; those of which nothing lies in the directory any more stand."""
+    """Convert a journal of version 0.1; removals that had left the directory are committed."""
     groups: list[Removal] = []
     for one in document["removals"]:
         members = names_of(one["members"])
@@ -66,28 +66,29 @@ def _old_removals_of(document: Mapping[str, Any], directory: str, stage: str) ->
     shared = next((number for number, one in enumerate(groups) if one.is_single), 0)
     operations: list[Relocation] = []
     done: set[int] = set()
-    for number, group in enumerate(groups):
-        # Single files shared the place of the first of them; 0.1.0 gave each its own.
-        has_own = not group.is_single or fs.lexists(os.path.join(stage, str(number)))
-        place = str(number if has_own else shared)
-        operations += [Relocation(number, name, os.path.join(place, name)) for name in group.members]
-        if _stands(group, directory, os.path.join(stage, place)):
-            done.add(number)
+    try:
+        with opened(directory) as here, open_own(directory, *os.path.split(stage)) as inner:
+            assert inner.descriptor is not None  # as that of the directory is not
+            for number, group in enumerate(groups):
+                # Single files shared the place of the first of them; 0.1.0 gave each its own.
+                has_own = not group.is_single or inner.has(str(number))
+                place = str(number if has_own else shared)
+                operations += [Relocation(number, name, os.path.join(place, name)) for name in group.members]
+                if _is_committed(group, here, inner.descriptor, place):
+                    done.add(number)
+    except OSError as error:
+        raise from_os_error(error, stage) from error
     return OperationList(tuple(groups), tuple(operations), frozenset(done))
 
 
-def _stands(group: Removal, directory: str, aside: str) -> bool:
-    has_begun = any(fs.lexists(os.path.join(aside, name)) for name in group.members)
-    places = [
-        [os.path.join(place, file.path) for place in (directory, aside)] for file in group.contents.files
-    ]
-    is_there = [any(map(fs.lexists, paths)) for paths in places]
-    is_here = any(_is_at(file, here) for file, (here, _) in zip(group.contents.files, places, strict=True))
+def _is_committed(group: Removal, directory: int, stage: int, place: str) -> bool:
+    """Tell whether a removal is past its point of no return: in the stage alone, or in part nowhere."""
+
+    def staged(path: str) -> os.stat_result | None:
+        return status_at(os.path.join(place, path), stage)
+
+    here = {file: status_at(file.path, directory) for file in group.contents.files}
+    is_there = [status is not None or staged(file.path) is not None for file, status in here.items()]
+    is_here = any(status is not None and file.is_of(status) for file, status in here.items())
+    has_begun = any(staged(name) is not None for name in group.members)
     return (has_begun and not (is_here and all(is_there))) or not any(is_there)
-
-
-def _is_at(file: Fingerprint, path: str) -> bool:
-    try:
-        return file.is_of(fs.lstat(path))
-    except OSError:  # nothing there, or nobody can tell
-        return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ import pytest
 
 from ckpttool import AccessDenied
 from ckpttool.formats.tensorflow.state import CheckpointState, state_text
+from ckpttool.io import fs
 from ckpttool.transaction import operations
 from tests.support.changes import file_bytes, recover
 from tests.support.faults import dies_at
@@ -347,6 +349,21 @@ def test_a_state_file_behind_a_link_stops_it(managed: Path, trash: bool) -> None
     assert (put_in_trash if trash else remove)(managed, removal_of(managed, "model_1.pt")).failed == {}
 
 
+@pytest.mark.parametrize("trash", [False, True])
+def test_a_state_file_that_can_not_be_read_stops_it(
+    managed: Path, trash: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may name what goes."""
+    before = file_bytes(managed)
+    removal = removal_of(managed, "ckpt-1.index", "ckpt-1.data-00000-of-00001", path="ckpt-1")
+    with monkeypatch.context() as patch:
+        patch.setattr(fs, "open_regular", refuse)
+        with pytest.raises(AccessDenied, match="operation not permitted"):
+            put_in_trash(managed, removal) if trash else remove(managed, removal)
+    assert file_bytes(managed) == before
+    assert not stages_of(managed)
+
+
 def test_a_pointer_that_was_not_rewritten_yet_is_left(managed: Path) -> None:
     state = managed / "checkpoint"
     state.write_text(state.read_text() + "# by hand\n")
@@ -387,3 +404,48 @@ def test_a_commit_that_can_not_be_taken_back_is_told(managed: Path, monkeypatch:
     assert [os.path.basename(path) for path in done.removed] == ["model_1.pt"]
     assert done.failed["ckpt-1"] == "operation not permitted; the next prune recovers"
     assert [os.path.basename(path) for path in recover(managed).finished] == ["ckpt-1"]
+
+
+# Journals of version 0.1 ----------------------------------------------------------------------------
+
+
+def old_stage(run: Path, *names: str) -> Path:
+    """Return the stage of a removal that version 0.1 was killed in, with the members that it had moved."""
+    removal = removal_of(run, "set.index", "set.data")
+    files = [(one.path, one.device, one.inode, one.size, one.mtime_ns) for one in removal.contents.files]
+    told = {"path": removal.path, "members": removal.members, "files": files}
+    told |= {"directories": [], "survivors": []}
+    journal = {"schema": "ckpttool.journal/1", "rewrites": [], "removals": [told]}
+    stage = plant_journal(run, json.dumps(journal).encode())
+    (stage / "0").mkdir()
+    set_aside(run, stage, *names)
+    return stage
+
+
+def test_what_version_0_1_moved_in_part_is_put_back(run: Path) -> None:
+    stage = old_stage(run, "set.index")
+    assert outcome(run, stage) == ([], ["set.index"], {})
+
+
+def test_what_version_0_1_moved_is_finished(run: Path) -> None:
+    stage = old_stage(run, "set.index", "set.data")
+    assert outcome(run, stage) == (["set.index"], [], {})
+
+
+def test_a_part_that_can_not_be_looked_at_is_not_taken_for_gone(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, real = old_stage(run, "set.index"), os.stat
+    before = file_bytes(run)
+
+    def stat(path: str, *more: Any, **where: Any) -> os.stat_result:
+        if path == "set.data":
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return real(path, *more, **where)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", stat)
+        with pytest.raises(AccessDenied, match="permission denied"):
+            recover(run)
+    assert file_bytes(run) == before
+    assert outcome(run, stage) == ([], ["set.index"], {})

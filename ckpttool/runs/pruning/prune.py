@@ -47,7 +47,7 @@ Confirm = Callable[[PrunePlan], bool | None]
 
 
 class PruneEvent(NamedTuple):
-    """What a prune did to a checkpoint.
+    """Change that a prune made to one checkpoint.
 
     Attributes:
         status: In a word: ``removed``, ``trashed``, ``slimmed``.
@@ -104,7 +104,7 @@ class Pruned(Result):
 
     @property
     def events(self) -> Iterator[PruneEvent]:
-        """Yield what was done to each checkpoint; nothing for a dry run or a declined plan."""
+        """Yield the changes made to checkpoints; none for a dry run or a declined plan."""
         if self.dry_run or self.declined:
             return
         status, verb = ("removed", "removed") if self.trash is None else ("trashed", "moved to the trash")

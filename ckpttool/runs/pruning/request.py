@@ -118,7 +118,7 @@ class PruneRequest(Scope):
 
     @property
     def joins_slim(self) -> bool:
-        """Tell whether a policy changes checkpoints that stay: these stay in their series."""
+        """Tell whether slimmed checkpoints belong to the series of whole ones: if a policy slims."""
         return self.all_policies.alteration is not None
 
     @property

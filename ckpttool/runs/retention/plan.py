@@ -70,7 +70,7 @@ class Protections:
 
 
 class KeptEntry(NamedTuple):
-    """A checkpoint that stays, and every reason for it.
+    """Checkpoint to keep, with the reasons.
 
     Attributes:
         slims: Whether it stays without its training state; of a part, whether its save does.
@@ -116,12 +116,12 @@ class GroupPlan:
 
     @property
     def slim(self) -> tuple[Entry, ...]:
-        """Return what stays without its training state; a part of a save may have none."""
+        """Return the checkpoints to slim; parts of saves without training state are left out."""
         kept_slim = (kept.entry for kept in self.keep if kept.slims)
         return tuple(entry for entry in kept_slim if entry.has_weights and entry.state.nbytes)
 
     def declined(self) -> GroupPlan:
-        """Return the plan by which everything stays as it is, since somebody said no."""
+        """Return the plan without its changes, after the user declined it."""
         stays = (kept._replace(slims=False) for kept in self.keep)
         declined = (KeptEntry(entry, ("declined",)) for entry in self.remove)
         return replace(self, keep=(*stays, *declined), remove=())
@@ -189,7 +189,7 @@ class RetentionPlan(NamedTuple):
 
     @property
     def changed(self) -> tuple[Entry, ...]:
-        """Return all that doesn't stay as it is."""
+        """Return the checkpoints to remove or slim."""
         return (*self.removals, *self.slimmed)
 
     @property
@@ -209,11 +209,11 @@ class RetentionPlan(NamedTuple):
 
     @property
     def changes(self) -> bool:
-        """Tell whether anything doesn't stay as it is."""
+        """Tell whether any checkpoint is removed or slimmed."""
         return bool(self.changed)
 
     def declined(self) -> RetentionPlan:
-        """Return the plan by which everything stays as it is, since somebody said no."""
+        """Return the plan without its changes, after the user declined it."""
         return self._replace(groups=tuple(group.declined() for group in self.groups))
 
 
