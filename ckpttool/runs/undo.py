@@ -28,7 +28,6 @@ from ckpttool.transaction.history import (
     state_dirs,
     write_record,
 )
-from ckpttool.transaction.journal import Kind
 from ckpttool.transaction.lock import lock_directory
 from ckpttool.transaction.paths import NotUndone, Problem, require_directory, shown
 from ckpttool.transaction.record_undo import RecordUndo, undo_record
@@ -76,7 +75,7 @@ class Undone(Result):
     """
 
     identity: str | None = None
-    kind: Kind | Literal["prune"] | None = None
+    kind: Literal["trash", "rename", "prune"] | None = None
     restored: tuple[RestoredCheckpoint, ...] = ()
     pointers: tuple[str, ...] = ()
     dry_run: bool = False
@@ -193,7 +192,7 @@ class _UndoProgress:
 
     def __init__(self, stack: ExitStack, dry_run: bool) -> None:
         self.identity: str | None = None
-        self.kind: Kind | None = None
+        self.kind: Literal["trash", "rename"] | None = None
         self.restored: list[RestoredCheckpoint] = []
         self.pointers: list[str] = []
         self.problems: list[Problem] = []

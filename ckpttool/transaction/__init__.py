@@ -1,19 +1,17 @@
-"""Changes to directories that a kill at any instruction leaves whole: removals, moves, trash, undo, outputs.
+"""Changes to directories that a kill at any moment leaves whole: removals, moves, trash, undo, outputs.
 
-One journal a directory, ``.ckpttool-<id>/journal.json``, is written whole and synced before anything is
-touched (``journal``). ``removal`` moves what goes into that directory, the stage, and unlinks it only there,
-after ``done.json`` was written: before that, a kill has all put back, after it, finished (``operations``).
-``move_transaction`` gives checkpoints their new names before they lose the old ones, changes pointers in
-between, and records how it is taken back (``history``). ``recovery`` settles what a kill left;
-``record_undo`` takes back what was done, ``trash`` puts things aside, and empties itself. Journals of earlier
-versions are read by ``stored_journals``.
+Each command writes a journal first, ``.ckpttool-<id>/journal.json``: a list of operations (``journal``). They
+are done in the open directories of ``places``, and reverted or completed after a kill, by ``operations``:
+before ``done.json`` is written all are reverted, after it all are completed. ``removal`` and ``moves`` make
+such lists and do them, ``history`` records how they are undone, ``record_undo`` undoes them, and ``trash``
+empties the trash. ``recovery`` settles what a kill left. Journals and records of earlier versions are read by
+``stored_journals`` and ``old_journals``.
 
 A target that is written (``staged_output``) appears whole, or not at all: it is written in a locked directory
 beside the target, under its final names, made durable, then renamed. A kill leaves that directory without its
 lock, and whoever stages next clears it, as it does small files that were being written (``io.atomic``).
 
 Everything happens below open directories, never through a symlink. A checkpoint's fingerprint (device, inode,
-size, time; ``files``) is compared before it is renamed, after, and before each unlink. A copied directory's
-journal is known by its inodes, which no copy has (``copies``): nothing is unlinked there. What another user
-could have planted stays as it is (``state_dir``).
+size, time; ``files``) is compared before it is moved, after, and before each unlink. What another user could
+have planted stays as it is (``state_dir``).
 """

@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.io import fs, held
@@ -74,6 +74,16 @@ class Contents:
     directories: tuple[str, ...] = ()
     crosses: bool = field(default=False, compare=False)
     symlinks: frozenset[str] = field(default=frozenset(), compare=False)
+
+    def renamed(self, names: Mapping[str, str]) -> Contents:
+        """Return the contents with other names for what lies at the top."""
+
+        def new(path: str) -> str:
+            first, mark, rest = path.partition(os.sep)
+            return names[first] + mark + rest
+
+        files = tuple(replace(file, path=new(file.path)) for file in self.files)
+        return Contents(files, tuple(map(new, self.directories)))
 
     def is_same_as(self, other: Contents) -> bool:
         """Tell whether nothing was changed, added or taken away, in whatever order it is listed."""

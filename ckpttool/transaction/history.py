@@ -1,7 +1,7 @@
 """What was put into the trash or renamed, as each command records it: all that an undo needs.
 
-``.ckpttool-trash/<identity>/record.json`` lists steps. Each is what takes one journal back: the same
-moves the other way round, of what came there, and what pointers said before.
+``.ckpttool-trash/<identity>/record.json`` lists steps: each is the list of operations that reverts one
+journal.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ckpttool.core.errors import from_os_error
 from ckpttool.io import fs
@@ -20,20 +20,14 @@ from ckpttool.io.directories import OpenDirectory, make_directory, remove_direct
 from ckpttool.transaction.files import Fingerprint, contents, opened
 from ckpttool.transaction.journal import (
     IDENTITY,
-    Kind,
-    Move,
-    Moves,
-    Relink,
-    Rewrite,
-    contents_at_target,
+    OperationList,
     count_of,
     identity_of,
-    is_temporary,
-    moves_document,
-    moves_of,
-    old_name,
+    operations_document,
     text_of,
 )
+from ckpttool.transaction.old_journals import list_of
+from ckpttool.transaction.stages import is_temporary
 from ckpttool.transaction.state_dir import (
     LEFT_AS_IT_IS,
     StateDir,
@@ -50,10 +44,10 @@ MAX_RECORD = 1 << 30
 
 
 class UndoStep(NamedTuple):
-    """What takes one journal back, with the name of the directory that the journal lay in."""
+    """What reverts one journal, with the name of the stage that the journal lay in."""
 
     journal: str
-    undoing: Moves
+    undoing: OperationList
 
 
 class CommandRecord(NamedTuple):
@@ -73,7 +67,7 @@ class CommandRecord(NamedTuple):
     directory: str
     state_dir: StateDir
     identity: str
-    kind: Kind
+    kind: Literal["trash", "rename"]
     steps: tuple[UndoStep, ...] = ()
     is_told: bool = False
     root: int | None = None
@@ -81,7 +75,7 @@ class CommandRecord(NamedTuple):
     @property
     def has_moves(self) -> bool:
         """Tell whether checkpoints have moved, and not only what points at them was changed."""
-        return any(step.undoing.moves for step in self.steps)
+        return any(step.undoing.groups for step in self.steps)
 
     @property
     def place(self) -> str:
@@ -159,12 +153,9 @@ def _record_of(
         raise ValueError("it is another command's")
     if document["kind"] not in ("trash", "rename"):
         raise ValueError(f"kind {document['kind']!r}")
-    steps = tuple(
-        UndoStep(text_of(step["journal"]), moves_of(step["undoing"], directory, state_dir))
-        for step in document["steps"]
-    )
+    steps = tuple(UndoStep(text_of(step["journal"]), list_of(step["undoing"])) for step in document["steps"])
     undoing = [step.undoing for step in steps]
-    if any(one.identity != identity or one.kind != "restore" or one.chain is not None for one in undoing):
+    if any(one.identity != identity or one.kind != "restore" for one in undoing):
         raise ValueError("a step of another command")
     return CommandRecord(
         directory,
@@ -189,8 +180,7 @@ def write_record(record: CommandRecord) -> None:
         "identity": record.identity,
         "kind": record.kind,
         "steps": [
-            {"journal": step.journal, "undoing": moves_document(step.undoing, record.directory)}
-            for step in record.steps
+            {"journal": step.journal, "undoing": operations_document(step.undoing)} for step in record.steps
         ],
         "told": record.is_told,
         "root": record.root,
@@ -204,138 +194,77 @@ def _opened_place(record: CommandRecord) -> AbstractContextManager[OpenDirectory
     return open_own(record.directory, record.state_dir.path, record.state_dir.trash_name, record.identity)
 
 
-def add_to_record(directory: str, state_dir: StateDir, done: Moves, stage: str, target: int) -> None:
-    """Record what was done; doing it twice is allowed. What was taken back is in no record any more.
+def add_step(
+    directory: str, state_dir: StateDir, identity: str, kind: Literal["trash", "rename"], step: UndoStep
+) -> None:
+    """Record what reverts a journal, in place of a step of the same journal.
 
     Args:
         directory: Where it was done.
         state_dir: Where its trash lies.
-        done: What was done.
-        stage: The path of the directory that the journal lies in, and for later moves of it their number.
-        target: Descriptor of the directory that the checkpoints came to.
+        identity: Of the command.
+        kind: What it does.
+        step: What reverts it.
     """
-    if done.kind == "restore":
-        _drop_restored_moves(directory, state_dir, done, target)
-    elif not done.is_empty:
-        record = read_record(directory, state_dir, done.identity)
-        record = record or _new_record(directory, state_dir, done.identity, done.kind)
-        # A step of this journal is there already if a kill came after it was recorded: it is replaced.
-        step = UndoStep(os.path.basename(stage), inverse(done, target))
-        others = tuple(other for other in record.steps if other.journal != step.journal)
-        write_record(record._replace(steps=(*others, step)))
+    record = read_record(directory, state_dir, identity)
+    if record is None:
+        root = inode_of(directory) if state_dir.suffix else None
+        record = CommandRecord(directory, state_dir, identity, kind, root=root)
+    others = tuple(other for other in record.steps if other.journal != step.journal)
+    write_record(record._replace(steps=(*others, step)))
 
 
-def inverse(done: Moves, target: int) -> Moves:
-    """Return what takes moves back that were made."""
-    rewritten = {rewrite.name for rewrite in done.rewrites}
-    moves: list[Move] = []
-    for move in done.moves:
-        there = contents_at_target(move)
-        if any(file.path in rewritten for file in there.files):  # a pointer in it says something else now
-            there = contents(target, [new for _, new in move.members])
-        back = tuple((new, old) for old, new in move.members)
-        moves.append(Move(move.path, back, there, move.successors))
-    return Moves(
-        kind="restore",
-        identity=done.identity,
-        moves=tuple(moves),
-        rewrites=tuple(
-            Rewrite(old_name(done, rewrite.name), rewrite.after, rewrite.before) for rewrite in done.rewrites
-        ),
-        relinks=tuple(Relink(old_name(done, link.name), link.after, link.before) for link in done.relinks),
-        source=done.target,
-        target=done.source,
-    )
-
-
-def _drop_restored_moves(directory: str, state_dir: StateDir, done: Moves, target: int) -> None:
-    """Take what is back in its place out of the record, with what pointers said once nothing is left."""
-    record = read_record(directory, state_dir, done.identity)
+def drop_step(directory: str, state_dir: StateDir, identity: str, journal: str) -> None:
+    """Take a step out of a record, and all of a journal of several steps; without any, the record goes."""
+    record = read_record(directory, state_dir, identity)
     if record is None:
         return
-    back = {move.members for move in done.moves}
-    now = _current_fingerprints(done, target)
+    steps = tuple(step for step in record.steps if not f"{step.journal}.".startswith(f"{journal}."))
+    if steps != record.steps:
+        write_record(record._replace(steps=steps))
+    tidy(state_dir, identity)
+
+
+def drop_groups(directory: str, state_dir: StateDir, restored: OperationList, place: int) -> None:
+    """Take restored checkpoints out of a record, with what pointers said once nothing is left.
+
+    Args:
+        directory: Where they are restored.
+        state_dir: Where its trash lies.
+        restored: What has restored them.
+        place: Descriptor of the directory.
+    """
+    assert restored.identity is not None  # of the command that is undone
+    record = read_record(directory, state_dir, restored.identity)
+    if record is None:
+        return
+    back = {restored.names(number) for number in range(len(restored.groups))}
+    now = _rewritten_files(restored, place)
     steps: list[UndoStep] = []
     for step in record.steps:
-        left: list[Move] = []
-        for move in step.undoing.moves:
-            if move.members not in back:
-                files = tuple(now.get(file.path, file) for file in move.contents.files)
-                left.append(replace(move, contents=replace(move.contents, files=files)))
-        if left or not (step.undoing.moves or _has_same_pointers(step.undoing, done)):
-            steps.append(step._replace(undoing=replace(step.undoing, moves=tuple(left))))
+        undoing = step.undoing
+        left = [number for number in range(len(undoing.groups)) if undoing.names(number) not in back]
+        if left or not (undoing.groups or undoing.pointers == restored.pointers):
+            rest = undoing.only(left)
+            groups = tuple(
+                group._replace(
+                    contents=replace(
+                        group.contents, files=tuple(now.get(file.path, file) for file in group.contents.files)
+                    )
+                )
+                for group in rest.groups
+            )
+            steps.append(step._replace(undoing=replace(rest, groups=groups)))
     write_record(record._replace(steps=tuple(steps)))
 
 
-def _current_fingerprints(done: Moves, target: int) -> dict[str, Fingerprint]:
-    """Return the files of what has moved, and those that were written anew, as they are now, by path."""
-    if done.target != done.source:  # in a trash, no name is one of two files
-        return {}
-    files = {file.path: file for move in done.moves for file in contents_at_target(move).files}
-    for rewrite in done.rewrites:
+def _rewritten_files(restored: OperationList, place: int) -> dict[str, Fingerprint]:
+    """Return the files in which pointers were restored, by path: they are other files now."""
+    files: dict[str, Fingerprint] = {}
+    for one in restored.pointers:
         with suppress(OSError):  # it has gone since, and who needs it is told
-            files |= {file.path: file for file in contents(target, [rewrite.name]).files}
+            files |= {file.path: file for file in contents(place, [one.name]).files}
     return files
-
-
-def remove_from_record(directory: str, state_dir: StateDir, moves: Moves, stage: str, source: int) -> None:
-    """Make a record say what it said before some moves, which were taken back.
-
-    Args:
-        directory: Where they were made.
-        state_dir: Where its trash lies.
-        moves: The moves.
-        stage: The path of the directory that the journal lies in.
-        source: Descriptor of the directory that the checkpoints have come back to.
-    """
-    record = read_record(directory, state_dir, moves.identity)
-    if moves.kind == "restore":
-        kind: Kind = "rename" if moves.source == directory else "trash"
-        record = record or _new_record(directory, state_dir, moves.identity, kind)
-        _add_unrestored_moves(record, moves, stage, source)
-    elif record is not None:
-        steps = tuple(step for step in record.steps if step.journal != os.path.basename(stage))
-        if steps != record.steps:
-            write_record(record._replace(steps=steps))
-
-
-def _add_unrestored_moves(record: CommandRecord, moves: Moves, stage: str, source: int) -> None:
-    """Record again what was not taken back after all, with its files as they are now."""
-    rewritten = {old_name(moves, rewrite.name) for rewrite in moves.rewrites}
-    now: dict[tuple[tuple[str, str], ...], Move] = {}
-    for move in moves.moves:
-        if any(file.path in rewritten for file in move.contents.files):  # it was written anew
-            move = replace(move, contents=contents(source, [old for old, _ in move.members]))
-        now[move.members] = move
-    steps: list[UndoStep] = []
-    for step in record.steps:
-        noted = tuple(now.pop(move.members, move) for move in step.undoing.moves)
-        steps.append(step._replace(undoing=replace(step.undoing, moves=noted)))
-    is_noted = any(_has_same_pointers(step.undoing, moves) for step in steps)
-    if now or not (moves.moves or is_noted):
-        steps.append(UndoStep(os.path.basename(stage), replace(moves, moves=tuple(now.values()))))
-    if tuple(steps) != record.steps:
-        write_record(record._replace(steps=tuple(steps)))
-
-
-def _has_same_pointers(undoing: Moves, done: Moves) -> bool:
-    """Tell whether moves change the same pointers in the same way."""
-    return (undoing.rewrites, undoing.relinks) == (done.rewrites, done.relinks)
-
-
-def _new_record(directory: str, state_dir: StateDir, identity: str, kind: Kind) -> CommandRecord:
-    return CommandRecord(
-        directory, state_dir, identity, kind, root=inode_of(directory) if state_dir.suffix else None
-    )
-
-
-def drop_step(record: CommandRecord, step: UndoStep) -> None:
-    """Take a step out of a record, as that is now; without any, it goes."""
-    current = read_record(record.directory, record.state_dir, record.identity)
-    if current is not None:
-        steps = tuple(other for other in current.steps if other.journal != step.journal)
-        write_record(current._replace(steps=steps))
-    tidy(record.state_dir, record.identity)
 
 
 # The directories of a trash -------------------------------------------------------------------------
@@ -366,13 +295,15 @@ def _directory_of_trash(state_dir: StateDir) -> str:
     return state_dir.directory if is_there else state_dir.path  # it may have got another name
 
 
-def make_room(directory: str, state_dir: StateDir, moves: Moves) -> None:
-    """Make the places in the trash that some moves leave or come to, as far as they are not there."""
-    require_own_trash(state_dir)
-    for side, place in enumerate((moves.source, moves.target)):
-        if place != directory:
-            numbers = {os.path.dirname(pair[side]) for move in moves.moves for pair in move.members}
-            make_place(state_dir, moves.identity, numbers)
+@contextmanager
+def open_place(state_dir: StateDir, identity: str) -> Iterator[int]:
+    """Open the place of a command in the trash, and require that what was opened is ours."""
+    with (
+        opened(state_dir.path) as around,
+        open_trash(state_dir, around) as trash,
+        opened(identity, trash) as place,
+    ):
+        yield place
 
 
 def make_trash(state_dir: StateDir) -> None:

@@ -1,74 +1,141 @@
-"""What a command is about to do, written down first: a kill at any point loses nothing.
+"""What a journal says: all operations of one command in one directory, and the checkpoints they are of.
 
-A command that removes checkpoints, or moves them, owns a directory ``.ckpttool-<id>`` beside them, or where
-``state_dir_of`` says: its stage. The stage's ``journal.json`` appears whole, once all that will be done is
-known; a stage without one is an attempt that touched nothing. What is read back has each value of its type,
-and each name stays inside: whatever stands in it, nothing elsewhere is touched.
+See ``operations`` for what is done with it. What is read back has each value of its type, and each name stays
+inside: whatever stands in it, nothing elsewhere is touched.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import reprlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
 
-from ckpttool.core.errors import AccessDenied, from_os_error
-from ckpttool.io import fs
-from ckpttool.io.atomic import write_in
-from ckpttool.io.directories import OpenDirectory, remove_directory, retry_while_busy
-from ckpttool.io.held import IS_SUPPORTED
 from ckpttool.transaction.files import Contents, Fingerprint
-from ckpttool.transaction.lock import FULL
-from ckpttool.transaction.state_dir import MAX_BYTES, StateDir, open_own
 
-STAGE_PREFIX = ".ckpttool-"
-JOURNAL = "journal.json"
-DONE = "done.json"
-"""File beside a journal of operations: the numbers of the committed groups."""
 PLACE = "0"
 """Directory in a stage, or in a command's place in the trash, for the files of one directory."""
-TEMPORARY = ".tmp"
 
 SCHEMA = "ckpttool.operations/1"
-"""Of a journal of operations."""
-MOVES_SCHEMA = "ckpttool.moves/1"
-CHAINED = "ckpttool.moves-in-a-row/1"
-SWAPS_SCHEMA = "ckpttool.swaps/2"
-"""Of moves by themselves, of such as others go before, or follow, and of such as have successors."""
-_SWAPS_OF_FILES = "ckpttool.swaps/1"
-"""Of moves of files that have one successor each, as they were written earlier."""
-MOVES_SCHEMAS = frozenset({MOVES_SCHEMA, CHAINED, SWAPS_SCHEMA, _SWAPS_OF_FILES})
 
 IDENTITY = re.compile(r"\d{8}T\d{6}\.\d{6}Z-[0-9a-f]{8}")
-_STAGE = re.compile(rf"{re.escape(STAGE_PREFIX)}[0-9a-f]{{8}}")
 
-Kind = Literal["trash", "restore", "rename"]
-
-
-# What is done ---------------------------------------------------------------------------------------
+Kind = Literal["remove", "trash", "slim", "rename", "restore"]
+Place = Literal["directory", "stage", "trash"]
+PLACES: tuple[Place, ...] = get_args(Place)
 
 
-class Removal(NamedTuple):
-    """One checkpoint that goes.
+# Operations -----------------------------------------------------------------------------------------
+
+
+class Spot(NamedTuple):
+    """A path in the directory, in the stage of the journal, or in the command's place in the trash."""
+
+    place: Place
+    path: str
+
+    @property
+    def is_private(self) -> bool:
+        """Tell whether it lies in the stage or the trash, where no other program puts anything."""
+        return self.place != "directory"
+
+
+class Move(NamedTuple):
+    """Operation that gives a file or a directory of a checkpoint another name.
+
+    Attributes:
+        group: Number of the checkpoint in ``OperationList.groups``.
+        source, target: Old and new path.
+        is_link: Whether a file keeps the old name, too, until the commit.
+    """
+
+    group: int
+    source: Spot
+    target: Spot
+    is_link: bool = False
+
+
+class StoredFile(NamedTuple):
+    """Where a file waits that is to be put in the directory, or was; its fingerprint has the path there."""
+
+    spot: Spot
+    file: Fingerprint
+
+
+class Exchange(NamedTuple):
+    """Operation that replaces a file of a checkpoint in one step.
+
+    Attributes:
+        group: Number of the checkpoint.
+        path: Of the file, relative to the directory.
+        old: Where the old file goes; None if there is none.
+        new: Where the new file comes from; None if there is none.
+    """
+
+    group: int
+    path: str
+    old: StoredFile | None
+    new: StoredFile | None
+
+
+class Rewrite(NamedTuple):
+    """Operation that changes a small text file: a pointer, a state file, an index.
+
+    Attributes:
+        name: Its path relative to the directory, once all checkpoints have moved.
+        before: What it says; None where it is new. Bytes that are no UTF-8 are surrogates.
+        after: What it is to say; None where it goes.
+        like: Path of the file that it gets mode and time of, if it is new; its own if it is to keep its time.
+    """
+
+    name: str
+    before: str | None
+    after: str | None
+    like: str | None = None
+
+    @property
+    def inverse(self) -> Rewrite:
+        """Return the operation that reverts this one."""
+        return self._replace(before=self.after, after=self.before)
+
+
+class Relink(NamedTuple):
+    """Operation that changes a symlink: its path, what it leads to, and what it is to lead to."""
+
+    name: str
+    before: str
+    after: str
+
+    @property
+    def inverse(self) -> Relink:
+        """Return the operation that reverts this one."""
+        return self._replace(before=self.after, after=self.before)
+
+
+Operation = Move | Exchange | Rewrite | Relink
+
+
+class Group(NamedTuple):
+    """One checkpoint of a journal: all of its operations are done or none.
 
     Attributes:
         path: How the user knows it.
-        members: Names in its directory, in the order in which they go: an index first, data last.
-        contents: Its files as they were when the plan was made.
-        survivors: Names in the directory, without which the removal isn't wanted any more.
+        members: Its paths before the first operation, in the order in which they leave: an index first,
+            data last. In the directory, but those of what is restored in the trash.
+        contents: Its files as they were when the plan was made, relative to the same place.
+        survivors: Names in the directory, without which a removal isn't wanted any more.
+        new_name: What a renaming calls it.
     """
 
     path: str
     members: tuple[str, ...]
     contents: Contents
     survivors: tuple[str, ...] = ()
+    new_name: str | None = None
 
     @property
     def is_single(self) -> bool:
@@ -76,176 +143,210 @@ class Removal(NamedTuple):
         return len(self.members) == len(self.contents.files) == 1 and not self.contents.directories
 
 
-class Relocation(NamedTuple):
-    """Operation that moves a member of a checkpoint into the stage.
-
-    Attributes:
-        group: Number of the checkpoint in ``OperationList.groups``.
-        name: Name of the member in the directory.
-        target: Path in the stage.
-    """
-
-    group: int
-    name: str
-    target: str
-
-
-class OperationList(NamedTuple):
-    """Operations of one journal, in the order in which they are done; see ``operations``.
-
-    Attributes:
-        groups: Checkpoints; all operations of one are done or none.
-        operations: Pointers to be written, then members to be moved.
-        done: Numbers of the committed groups; None before the commit.
-    """
-
-    groups: tuple[Removal, ...]
-    operations: tuple[Rewrite | Relocation, ...]
-    done: frozenset[int] | None = None
-
-    @property
-    def rewrites(self) -> tuple[Rewrite, ...]:
-        """Return the pointers to be written."""
-        return tuple(one for one in self.operations if isinstance(one, Rewrite))
-
-    def places(self) -> list[str]:
-        """Return the directory in the stage for each group; journals of version 0.1 have several."""
-        moves = (one for one in self.operations if isinstance(one, Relocation))
-        places = {one.group: os.path.dirname(one.target) for one in moves}
-        return [places[number] for number in range(len(self.groups))]
-
-
-class Successor(NamedTuple):
-    """A file that comes when a checkpoint goes to the trash, and goes when that comes back.
-
-    It takes the name of a member, or one that nothing has.
-
-    Attributes:
-        waits: Its path relative to the directory until it takes the name.
-        file: What it is, under the name.
-    """
-
-    waits: str
-    file: Fingerprint
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """One checkpoint that goes to other names on the same file system.
-
-    Attributes:
-        path: How the user knows it.
-        members: Its old and new names, relative to ``Moves.source`` and ``Moves.target``, in the order in
-            which they leave: an index first, data after it. They come the other way round.
-        contents: Its files as they were when the plan was made, relative to the source.
-        successors: What comes in its place. First those with names of their own, then those that take the
-            name of a member, which is never free.
-    """
-
-    path: str
-    members: tuple[tuple[str, str], ...]
-    contents: Contents = field(repr=False)
-    successors: tuple[Successor, ...] = ()
-
-    @property
-    def added(self) -> tuple[Successor, ...]:
-        """Return the successors that have names of their own."""
-        return tuple(one for one in self.successors if one.file.path not in self._names)
-
-    @property
-    def replacing(self) -> tuple[Successor, ...]:
-        """Return the successors that take the name of a member."""
-        return tuple(one for one in self.successors if one.file.path in self._names)
-
-    @property
-    def _names(self) -> frozenset[str]:
-        return frozenset(name for pair in self.members for name in pair)
-
-
-class Rewrite(NamedTuple):
-    """A small text file that is to say something else: a pointer, a state file, an index.
-
-    Attributes:
-        name: Its path relative to the directory, as it is once the checkpoints have moved.
-        before: What it says; None where it is new. Bytes that are no UTF-8 are surrogates.
-        after: What it is to say; None where it goes.
-    """
-
-    name: str
-    before: str | None
-    after: str | None
-
-
-class Relink(NamedTuple):
-    """A symlink: its path relative to the directory, what it led to, and what it is to lead to."""
-
-    name: str
-    before: str
-    after: str
-
-
-class Chain(NamedTuple):
-    """Where moves stand among others of one journal, which makes one after the other: all of them, or none.
-
-    Attributes:
-        before: Those that were made before, the last first.
-        has_more: Whether others are to follow that nobody knows but the command at work: without it all is
-            taken back.
-    """
-
-    before: tuple[Moves, ...] = ()
-    has_more: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moves:
-    """All that one journal does.
+@dataclass(frozen=True)
+class OperationList:
+    """Operations of one journal, in the order in which they are done.
 
     Attributes:
         kind: What for.
-        identity: Of the command; all directories in which it works have it in common. See ``new_identity``.
-        moves: Which checkpoints go where.
-        rewrites, relinks: What points at them, and is to go with them: then all moves are made, or none.
-        source, target: The directory that they leave, and the one that they come to: the directory of the
-            journal, or the place of the identity in its trash.
-        chain: What goes before, or follows, if these are not all that the journal makes.
+        groups: The checkpoints.
+        operations: What is done; see ``operations``.
+        identity: Of the command; all directories in which it works have it in common, and its trash is named
+            after it. None of what isn't recorded.
+        done: Numbers of the committed groups; None before the commit.
     """
 
     kind: Kind
-    identity: str
-    moves: tuple[Move, ...]
-    rewrites: tuple[Rewrite, ...] = ()
-    relinks: tuple[Relink, ...] = ()
-    source: str
-    target: str
-    chain: Chain | None = None
+    groups: tuple[Group, ...]
+    operations: tuple[Operation, ...]
+    identity: str | None = None
+    done: frozenset[int] | None = None
 
-    @property
-    def is_bound(self) -> bool:
-        """Tell whether something points at what they are to be."""
-        return bool(self.rewrites or self.relinks)
+    @cached_property
+    def pointers(self) -> tuple[Rewrite | Relink, ...]:
+        """Return the operations that change pointers."""
+        return tuple(one for one in self.operations if isinstance(one, Rewrite | Relink))
 
     @property
     def is_indivisible(self) -> bool:
-        """Tell whether all moves are made or none."""
-        return self.kind == "rename" or self.is_bound
+        """Tell whether all groups are committed or none."""
+        return self.kind == "rename" or bool(self.pointers)
 
-    @property
-    def is_empty(self) -> bool:
-        """Tell whether nothing is to be done."""
-        return not (self.moves or self.is_bound)
+    @cached_property
+    def home(self) -> Place:
+        """Return where members lie before the first operation: in the directory, or in the trash."""
+        spots = [one.source for one in self.operations if isinstance(one, Move)]
+        spots += [
+            one.new.spot for one in self.operations if isinstance(one, Exchange) and one.new is not None
+        ]
+        is_back = self.kind == "restore" and any(spot.place == "trash" for spot in spots)
+        return "trash" if is_back else "directory"
 
-    @property
-    def earlier(self) -> tuple[Moves, ...]:
-        """Return those of the same journal that were made before, the last first."""
-        return () if self.chain is None else self.chain.before
+    @cached_property
+    def of_groups(self) -> tuple[tuple[Move | Exchange, ...], ...]:
+        """Return the operations of each group."""
+        found: list[list[Move | Exchange]] = [[] for _ in self.groups]
+        for one in self.operations:
+            if isinstance(one, Move | Exchange):
+                found[one.group].append(one)
+        return tuple(map(tuple, found))
 
-    def with_each(self, change: Callable[[Move], Move]) -> Moves:
-        """Return them with each move changed, and so those that were made before."""
-        chain = self.chain and self.chain._replace(
-            before=tuple(one.with_each(change) for one in self.earlier)
+    def ends(self, number: int) -> dict[str, Spot]:
+        """Return where each member of a group lies after the last operation."""
+        ends: dict[str, Spot] = {}
+        members: dict[Spot, str] = {}
+        for one in self.of_groups[number]:
+            if isinstance(one, Move):
+                member = members.setdefault(one.target, members.get(one.source, one.source.path))
+                ends[member] = one.target
+            elif self.home == "trash" and one.new is not None:
+                ends[one.new.spot.path] = Spot("directory", one.path)
+            elif self.home == "directory" and one.old is not None:
+                ends[one.path] = one.old.spot
+        return ends
+
+    def names(self, number: int) -> tuple[tuple[str, str], ...]:
+        """Return the paths of the members of a group before and after all operations."""
+        return tuple((member, spot.path) for member, spot in self.ends(number).items())
+
+    def final_contents(self, number: int) -> Contents:
+        """Return the contents of a group with the paths after the last operation."""
+        group, ends = self.groups[number], self.ends(number)
+        if group.is_single:
+            (file,), (spot,) = group.contents.files, ends.values()
+            return Contents((replace(file, path=spot.path),))
+
+        def final(path: str) -> str:
+            member = _member_at(path, ends)
+            return ends[member].path + path[len(member) :]
+
+        files = tuple(replace(file, path=final(file.path)) for file in group.contents.files)
+        return Contents(files, tuple(map(final, group.contents.directories)))
+
+    def files_at(self, number: int, member: str) -> list[Fingerprint]:
+        """Return the files of a group at or below one of its members."""
+        return self._files[number].get(member, [])
+
+    @cached_property
+    def _files(self) -> list[dict[str, list[Fingerprint]]]:
+        found: list[dict[str, list[Fingerprint]]] = []
+        for group in self.groups:
+            files: dict[str, list[Fingerprint]] = {}
+            members = frozenset(group.members)
+            for file in group.contents.files:
+                files.setdefault(_member_at(file.path, members), []).append(file)
+            found.append(files)
+        return found
+
+    def old_path(self, path: str) -> str:
+        """Return the path of a file before the first operation, from the one after the last."""
+        first, mark, rest = path.partition(os.sep)
+        return self._old_names.get(first, first) + mark + rest if mark else path
+
+    @cached_property
+    def _old_names(self) -> dict[str, str]:
+        return {
+            now: member
+            for number in range(len(self.groups))
+            for member, (place, now) in self.ends(number).items()
+            if self.home == place == "directory"
+        }
+
+    def parents(self) -> frozenset[tuple[Place, str]]:
+        """Return the directories in which operations give or take names."""
+        found = {(spot.place, os.path.dirname(spot.path)) for one in self.operations for spot in _spots(one)}
+        found |= {
+            ("directory", os.path.dirname(one.path)) for one in self.operations if isinstance(one, Exchange)
+        }
+        return frozenset(found)
+
+    def places(self, place: Place) -> frozenset[str]:
+        """Return the numbered directories in the stage, or the trash, that operations use."""
+        return frozenset(
+            os.path.dirname(spot.path)
+            for one in self.operations
+            for spot in _spots(one)
+            if spot.place == place
         )
-        return replace(self, moves=tuple(map(change, self.moves)), chain=chain)
+
+    def only(self, numbers: Collection[int]) -> OperationList:
+        """Return the list with some of its groups alone, and with all pointers."""
+        now = {number: at for at, number in enumerate(sorted(numbers))}
+        operations = tuple(
+            one._replace(group=now[one.group]) if isinstance(one, Move | Exchange) else one
+            for one in self.operations
+            if not isinstance(one, Move | Exchange) or one.group in now
+        )
+        return replace(self, groups=tuple(self.groups[number] for number in now), operations=operations)
+
+    def with_pointers(self, pointers: Sequence[Rewrite | Relink]) -> OperationList:
+        """Return the list with other pointers, which are written after all else."""
+        rest = tuple(one for one in self.operations if isinstance(one, Move | Exchange))
+        return replace(self, operations=(*rest, *pointers))
+
+    def inverse(self, contents: Sequence[Contents]) -> OperationList:
+        """Return the operations that revert all of these.
+
+        Args:
+            contents: What is at the ends of each group.
+        """
+        spare = SpareSpots()
+        operations: list[Operation] = []
+        for one in reversed(self.operations):
+            if isinstance(one, Move):
+                operations.append(one._replace(source=one.target, target=one.source))
+            elif isinstance(one, Exchange):
+                old = one.new and StoredFile(spare.spot(one.path), one.new.file)
+                operations.append(one._replace(old=old, new=one.old))
+            elif isinstance(one, Rewrite):
+                like = one.like and self.old_path(one.like)
+                operations.append(one.inverse._replace(name=self.old_path(one.name), like=like))
+            else:
+                operations.append(one.inverse._replace(name=self.old_path(one.name)))
+        # An index is the last to come, again: what was linked is linked in the same order.
+        links = [one for one in operations if isinstance(one, Move) and one.is_link]
+        rest = [
+            one
+            for one in operations
+            if isinstance(one, Exchange) or (isinstance(one, Move) and not one.is_link)
+        ]
+        first = [*reversed(links), *rest]
+        pointers = [one for one in operations if not isinstance(one, Move | Exchange)]
+        groups = tuple(
+            Group(group.path, tuple(now for _, now in self.names(number)), files, new_name=group.new_name)
+            for number, (group, files) in enumerate(zip(self.groups, contents, strict=True))
+        )
+        return OperationList("restore", groups, (*first, *pointers), self.identity)
+
+
+class SpareSpots:
+    """Makes paths in the stage, each in a directory of its own: several files may have one name."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def spot(self, path: str) -> Spot:
+        """Return the next one, for a file with the name of a path."""
+        self._count += 1
+        return Spot("stage", os.path.join(str(self._count), os.path.basename(path)))
+
+
+def _spots(one: Operation) -> Iterable[Spot]:
+    if isinstance(one, Move):
+        return (one.source, one.target)
+    if isinstance(one, Exchange):
+        return (stored.spot for stored in (one.old, one.new) if stored is not None)
+    return ()
+
+
+def _member_at(path: str, members: Container[str]) -> str:
+    """Return the member that a path is, or lies below."""
+    parts = path.split(os.sep)
+    for count in range(1, len(parts) + 1):
+        above = os.sep.join(parts[:count])
+        if above in members:
+            return above
+    raise ValueError(f"{path!r} is no part of what moves")
 
 
 def new_identity() -> str:
@@ -255,31 +356,6 @@ def new_identity() -> str:
     return f"{moment}.{rest // 1000:06d}Z-{os.urandom(4).hex()}"
 
 
-def contents_at_target(move: Move) -> Contents:
-    """Return the contents of a move as they are at its target."""
-    new = dict(move.members)
-    return Contents(
-        tuple(replace(file, path=_map_path(file.path, new)) for file in move.contents.files),
-        tuple(_map_path(path, new) for path in move.contents.directories),
-    )
-
-
-def old_name(moves: Moves, name: str) -> str:
-    """Return the path that something has before a move, from the one that it has afterwards."""
-    first, mark, rest = name.partition(os.sep)
-    old = next((old for move in moves.moves for old, new in move.members if new == first), first)
-    return old + mark + rest if mark else name
-
-
-def _map_path(path: str, new: Mapping[str, str]) -> str:
-    parts = path.split(os.sep)
-    for count in range(1, len(parts) + 1):
-        above = os.sep.join(parts[:count])
-        if above in new:
-            return os.sep.join([new[above], *parts[count:]])
-    raise ValueError(f"{path!r} is no part of what moves")
-
-
 # The text of a journal, and what is read back -----------------------------------------------------
 
 
@@ -287,14 +363,43 @@ def operations_document(listed: OperationList) -> dict[str, Any]:
     """Return operations as plain data; see ``operations_of``."""
     return {
         "schema": SCHEMA,
+        "kind": listed.kind,
+        "identity": listed.identity,
         "groups": [
-            {"path": one.path, **contents_document(one.contents), "survivors": one.survivors}
+            {
+                "path": one.path,
+                **_contents_document(one.contents),
+                "survivors": one.survivors,
+                "new_name": one.new_name,
+            }
             for one in listed.groups
         ],
-        "operations": [
-            ("move", *one) if isinstance(one, Relocation) else ("write", *one) for one in listed.operations
-        ],
+        "operations": [_operation_document(one) for one in listed.operations],
     }
+
+
+def _operation_document(one: Operation) -> tuple[Any, ...]:
+    if isinstance(one, Move):
+        return (
+            "link" if one.is_link else "move",
+            one.group,
+            _text_of_spot(one.source),
+            _text_of_spot(one.target),
+        )
+    if isinstance(one, Exchange):
+        return ("put", one.group, one.path, _stored_document(one.old), _stored_document(one.new))
+    return ("write" if isinstance(one, Rewrite) else "relink", *one)
+
+
+def _text_of_spot(spot: Spot) -> str:
+    return os.path.join(*spot)
+
+
+def _stored_document(stored: StoredFile | None) -> tuple[Any, ...] | None:
+    if stored is None:
+        return None
+    file = stored.file
+    return (_text_of_spot(stored.spot), file.device, file.inode, file.size, file.mtime_ns)
 
 
 def operations_of(document: Mapping[str, Any], done: object = None) -> OperationList:
@@ -304,41 +409,73 @@ def operations_of(document: Mapping[str, Any], done: object = None) -> Operation
         document: The plain data.
         done: Numbers of the committed groups, from the file beside the journal; None without one.
     """
+    kind, identity = document["kind"], document["identity"]
+    if kind not in get_args(Kind):
+        raise ValueError(f"kind {_shortened(kind)}")
+    if identity is None and kind not in ("remove", "slim"):
+        raise ValueError("a journal without the identity of its command")
     count = len(document["groups"])
     operations = tuple(_operation_of(one, count) for one in document["operations"])
-    members: list[list[str]] = [[] for _ in range(count)]
-    places: dict[int, str] = {}
-    targets: set[str] = set()
-    for one in operations:
-        if isinstance(one, Relocation):
-            members[one.group].append(one.name)
-            targets.add(one.target)
-            place, name = os.path.split(one.target)
-            if name != one.name or places.setdefault(one.group, place) != place:
-                raise ValueError("a checkpoint with another name, or in two places, in the stage")
-    if len(targets) < sum(map(len, members)):
-        raise ValueError("two members at one place")
-    groups = (
-        Removal(
-            text_of(group["path"]),
-            names_of(names),
-            contents_of(group, names),
-            tuple(name_of(name) for name in group["survivors"]),
-        )
-        for group, names in zip(document["groups"], members, strict=True)
+    targets = [spot for one in operations if isinstance(one, Move) for spot in (one.target,)]
+    targets += [one.old.spot for one in operations if isinstance(one, Exchange) and one.old is not None]
+    if len(set(targets)) < len(targets):
+        raise ValueError("two files at one place")
+    listed = OperationList(
+        kind, (Group("", (), Contents()),) * count, operations, identity and identity_of(identity)
     )
-    return OperationList(tuple(groups), operations, None if done is None else _group_numbers(done, count))
+    groups = []
+    for number, group in enumerate(document["groups"]):
+        members = tuple(listed.ends(number))
+        if not members and kind != "rename":  # of which all can be texts that are written
+            raise ValueError("a checkpoint without members")
+        survivors = tuple(name_of(name) for name in group["survivors"])
+        path, contents, new_name = text_of(group["path"]), contents_of(group, members), group["new_name"]
+        groups.append(Group(path, members, contents, survivors, new_name and name_of(new_name)))
+    numbers = None if done is None else _group_numbers(done, count)
+    return replace(listed, groups=tuple(groups), done=numbers)
 
 
-def _operation_of(value: Sequence[Any], count: int) -> Rewrite | Relocation:
+def _operation_of(value: Sequence[Any], count: int) -> Operation:
     kind, *rest = value
     if kind == "write":
+        name, before, after, like = rest
+        return Rewrite(path_of(name), text_or_none(before), text_or_none(after), like and path_of(like))
+    if kind == "relink":
         name, before, after = rest
-        return Rewrite(path_of(name), text_or_none(before), text_or_none(after))
-    if kind != "move":
-        raise ValueError(f"operation {_shortened(kind)}")
-    group, name, target = rest
-    return Relocation(_group_number(group, count), name_of(name), _member(target, "stage"))
+        return Relink(path_of(name), text_of(before), text_of(after))
+    if kind in ("move", "link"):
+        group, source, target = rest
+        return Move(_group_number(group, count), _spot_of(source), _spot_of(target), kind == "link")
+    if kind == "put":
+        group, path, old, new = rest
+        path = path_of(path)
+        return Exchange(_group_number(group, count), path, _stored_of(old, path), _stored_of(new, path))
+    raise ValueError(f"operation {_shortened(kind)}")
+
+
+def _stored_of(value: Sequence[Any] | None, path: str) -> StoredFile | None:
+    if value is None:
+        return None
+    spot, *numbers = value
+    return StoredFile(_spot_of(spot), Fingerprint(path, *map(count_of, numbers)))
+
+
+def _spot_of(value: object) -> Spot:
+    name, _, path = text_of(value).partition(os.sep)
+    place = next((one for one in PLACES if one == name), None)
+    if place is None:
+        raise ValueError(f"{_shortened(value)} is no place")
+    return spot_in(place, path)
+
+
+def spot_in(place: Place, path: object) -> Spot:
+    """Return a path in a place; in a trash or a stage it lies in a numbered directory."""
+    if place == "directory":
+        return Spot(place, path_of(path))
+    number, _, name = text_of(path).partition(os.sep)
+    if not number.isdecimal():
+        raise ValueError(f"{_shortened(path)} is no place in the {place}")
+    return Spot(place, os.path.join(number, name_of(name)))
 
 
 def _group_number(value: object, count: int) -> int:
@@ -353,127 +490,6 @@ def _group_numbers(value: object, count: int) -> frozenset[int]:
     if not isinstance(value, list):
         raise TypeError(f"{_shortened(value)} is no list")
     return frozenset(_group_number(one, count) for one in value)
-
-
-def moves_document(moves: Moves, directory: str) -> dict[str, Any]:
-    """Return moves as plain data; see ``moves_of``."""
-    has_swaps = any(move.successors for move in moves.moves)
-    schema = SWAPS_SCHEMA if has_swaps else MOVES_SCHEMA
-    result: dict[str, Any] = {
-        "schema": schema if moves.chain is None else CHAINED,
-        "kind": moves.kind,
-        "identity": moves.identity,
-        "source": "directory" if moves.source == directory else "trash",
-        "target": "directory" if moves.target == directory else "trash",
-        "moves": [
-            {
-                "path": move.path,
-                "members": move.members,
-                **contents_document(move.contents),
-                **successors_document(move.successors),
-            }
-            for move in moves.moves
-        ],
-        "rewrites": [
-            {"name": rewrite.name, "before": rewrite.before, "after": rewrite.after}
-            for rewrite in moves.rewrites
-        ],
-        "relinks": [
-            {"name": link.name, "before": link.before, "after": link.after} for link in moves.relinks
-        ],
-    }
-    if moves.chain is not None:
-        result["before"] = [moves_document(earlier, directory) for earlier in moves.chain.before]
-        result["has_more"] = moves.chain.has_more
-    return result
-
-
-def moves_of(document: Mapping[str, Any], directory: str, state_dir: StateDir) -> Moves:
-    """Return moves from what ``moves_document`` returned; every name was checked to stay inside.
-
-    Args:
-        document: The plain data.
-        directory: The directory that it is for.
-        state_dir: Where its trash lies.
-    """
-    schema, kind = document["schema"], document["kind"]
-    if schema not in MOVES_SCHEMAS:
-        raise ValueError(f"schema {_shortened(schema)}")
-    identity = identity_of(document["identity"])
-    places = {"directory": directory, "trash": state_dir.trash_place(identity)}
-    source, target = document["source"], document["target"]
-    if kind not in get_args(Kind):
-        raise ValueError(f"kind {_shortened(kind)}")
-    moves = Moves(
-        kind=kind,
-        identity=identity,
-        moves=tuple(_move_of(move, source, target) for move in document["moves"]),
-        rewrites=tuple(
-            Rewrite(path_of(rewrite["name"]), text_or_none(rewrite["before"]), text_or_none(rewrite["after"]))
-            for rewrite in document["rewrites"]
-        ),
-        relinks=tuple(
-            Relink(path_of(link["name"]), text_of(link["before"]), text_of(link["after"]))
-            for link in document["relinks"]
-        ),
-        source=places[source],
-        target=places[target],
-    )
-    if schema != CHAINED:
-        return moves
-    before = tuple(moves_of(earlier, directory, state_dir) for earlier in document["before"])
-    if any(earlier.chain is not None or earlier.identity != identity for earlier in before):
-        raise ValueError("moves of another journal go before")
-    if not isinstance(document["has_more"], bool):
-        raise TypeError("has_more")
-    return replace(moves, chain=Chain(before, document["has_more"]))
-
-
-def _move_of(document: Mapping[str, Any], source: str, target: str) -> Move:
-    members = tuple((_member(old, source), _member(new, target)) for old, new in document["members"])
-    if not 0 < len(members) == len({old for old, _ in members}) == len({new for _, new in members}):
-        raise ValueError("no member, or two of one name")
-    contents = contents_of(document, [old for old, _ in members])
-    return Move(text_of(document["path"]), members, contents, _successors_of(document, members, source))
-
-
-def _successors_of(
-    document: Mapping[str, Any], members: Sequence[tuple[str, str]], source: str
-) -> tuple[Successor, ...]:
-    old = document.get("successor")
-    if old is not None:  # the one of a file
-        name = members[0][0 if source == "directory" else 1]
-        return (Successor(path_of(old["waits"]), Fingerprint(name, *map(count_of, old["file"]))),)
-    return tuple(
-        Successor(path_of(one["waits"]), Fingerprint(path_of(one["name"]), *map(count_of, one["file"])))
-        for one in document.get("successors", ())
-    )
-
-
-def successors_document(successors: Sequence[Successor]) -> dict[str, Any]:
-    """Return successors as an entry of the plain data of a move; nothing if there are none."""
-    if not successors:
-        return {}
-    return {
-        "successors": [
-            {
-                "name": one.file.path,
-                "waits": one.waits,
-                "file": (one.file.device, one.file.inode, one.file.size, one.file.mtime_ns),
-            }
-            for one in successors
-        ]
-    }
-
-
-def _member(value: object, place: str) -> str:
-    """Return the path of a member in the directory; in a trash or a stage it lies in a numbered directory."""
-    if place == "directory":
-        return path_of(value)
-    number, _, name = text_of(value).partition(os.sep)
-    if not number.isdecimal():
-        raise ValueError(f"{_shortened(value)} is no place in the {place}")
-    return os.path.join(number, name_of(name))
 
 
 def identity_of(value: object) -> str:
@@ -559,7 +575,7 @@ def contents_of(document: Mapping[str, Any], members: Iterable[str]) -> Contents
     return Contents(files, tuple(map(below, document["directories"])))
 
 
-def contents_document(contents: Contents) -> dict[str, Any]:
+def _contents_document(contents: Contents) -> dict[str, Any]:
     """Return what ``contents_of`` reads."""
     return {
         "directories": contents.directories,
@@ -582,124 +598,3 @@ class Recovery:
     put_back: list[str] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-
-
-# On the disk ----------------------------------------------------------------------------------------
-
-
-class NoRoom(AccessDenied):
-    """The disk, or a quota, is full."""
-
-
-def require_system(directory: str, done: str) -> None:
-    """Require a system that can work below open directories."""
-    if not IS_SUPPORTED:
-        raise AccessDenied(directory, f"this system can't work below open directories; nothing was {done}")
-
-
-def begin_journal(directory: str, state_dir: StateDir, document: Mapping[str, Any], done: str) -> str:
-    """Write a journal, synced to disk, and return the stage that it lies in; see ``new_stage``."""
-    with new_stage(directory, state_dir, document, done) as stage:
-        return stage.path
-
-
-@contextmanager
-def new_stage(
-    directory: str, state_dir: StateDir, document: Mapping[str, Any], done: str, *, has_place: bool = False
-) -> Iterator[OpenDirectory]:
-    """Make a stage with its journal, synced to disk; it is held open, and stays.
-
-    Args:
-        directory: Whose journal it is.
-        state_dir: Where it is to lie.
-        document: What it is to say.
-        done: What was done to nothing if it can't be written: "removed".
-        has_place: Whether to make a directory for files in the stage.
-    """
-    text = _journal_text(directory, document, f"; nothing was {done}")
-    name = f"{STAGE_PREFIX}{os.urandom(4).hex()}{state_dir.suffix}"
-    with ExitStack() as stack:
-        try:
-            place = stack.enter_context(OpenDirectory(state_dir.path))
-            stage = stack.enter_context(place.make(name, 0o700))
-            try:
-                if has_place:
-                    stage.make(PLACE, 0o700).close()
-                write_in(stage, JOURNAL, text)
-                place.sync()
-            except BaseException:
-                remove_places(stage)
-                _remove_stage(place, stage)
-                raise
-        except OSError as error:
-            reason = from_os_error(error, directory).reason
-            if error.errno in FULL:
-                message = f"{reason} for the journal; nothing was {done}: free a few kB and try again"
-                raise NoRoom(directory, message) from error
-            raise AccessDenied(directory, f"{reason}; nothing was {done}") from error
-        yield stage
-
-
-def rewrite_journal(directory: str, stage: str, document: Mapping[str, Any]) -> None:
-    """Have the journal in a stage say something else: what is left to do."""
-    text = _journal_text(directory, document)
-    with open_own(directory, *os.path.split(stage)) as place:
-        write_in(place, JOURNAL, text)
-
-
-def _journal_text(directory: str, document: Mapping[str, Any], result: str = "") -> bytes:
-    text = json.dumps(document).encode()
-    # Nobody reads more than that back: what can't be recovered later isn't begun.
-    if len(text) > MAX_BYTES:
-        reason = f"its journal would have {len(text):,} bytes, and {MAX_BYTES:,} are the most"
-        raise AccessDenied(directory, f"{reason}{result}: try fewer at once")
-    return text
-
-
-def remove_places(stage: OpenDirectory) -> None:
-    """Remove the directories for files in a stage.
-
-    Raises:
-        OSError: One is not empty.
-    """
-    for name in filter(str.isdecimal, stage.names()):
-        retry_while_busy(partial(remove_directory, stage.at(name), stage.descriptor))
-
-
-def remove_stage(path: str) -> bool:
-    """Remove a stage with its journal; tell whether nothing else was left in it."""
-    around, name = os.path.split(path)
-    with OpenDirectory(around) as place, place.open(name) as stage:
-        return _remove_stage(place, stage)
-
-
-def _remove_stage(place: OpenDirectory, stage: OpenDirectory) -> bool:
-    names = stage.names()
-    # A journal without the file beside it would be taken back.
-    ours = [name for name in (JOURNAL, DONE) if name in names] + list(filter(is_temporary, names))
-    if len(ours) < len(names):
-        return False
-    for name in ours:
-        stage.unlink(name)
-    place.remove_held(stage, os.path.basename(stage.path))
-    return True
-
-
-def is_temporary(name: str) -> bool:
-    """Tell whether a name is that of a file of ours that was still being written."""
-    return name.startswith(STAGE_PREFIX) and name.endswith(TEMPORARY)
-
-
-def stages(state_dir: StateDir) -> list[str]:
-    """Return the paths of what commands left in a state directory, finished or not."""
-    around, suffix = state_dir
-    try:
-        return sorted(
-            entry.path
-            for entry in fs.entries(around)
-            if entry.name.endswith(suffix)
-            and _STAGE.fullmatch(entry.name.removesuffix(suffix))
-            and entry.is_dir(follow_symlinks=False)
-        )
-    except OSError as error:
-        raise from_os_error(error, around) from error

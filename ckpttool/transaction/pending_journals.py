@@ -14,10 +14,13 @@ from ckpttool.formats.discovery import Walk, discover
 from ckpttool.formats.interface import Unit
 from ckpttool.io import fs
 from ckpttool.transaction.files import contents
-from ckpttool.transaction.journal import JOURNAL, Moves, Removal, stages
+from ckpttool.transaction.journal import Group, Move, OperationList, Rewrite, Spot
+from ckpttool.transaction.places import Places, open_places
+from ckpttool.transaction.stages import JOURNAL, stages
 from ckpttool.transaction.state_dir import (
     StateDir,
     may_keep_state_beside,
+    open_own,
     state_dir_beside,
     state_dir_of_stage,
     user_name,
@@ -80,21 +83,50 @@ def incomplete_names(directory: str) -> frozenset[str]:
             journal = read_journal(os.path.dirname(path), directory)
         except CheckpointError:  # the next command that changes something refuses to go on
             continue
-        if isinstance(journal, Moves):
-            from ckpttool.transaction.move_transaction import partially_moved_names
-
-            names |= partially_moved_names(directory, journal)
-            continue
-        if journal is None:
-            continue
-        for group, place in zip(journal.groups, journal.places(), strict=True):
-            aside = (os.path.join(os.path.dirname(path), place, name) for name in group.members)
-            if not group.is_single and any(map(fs.lexists, aside)):
-                names.update(_names_left(directory, group))
+        if journal is not None:
+            names |= _hidden_names(directory, os.path.dirname(path), journal)
     return frozenset(names)
 
 
-def _names_left(directory: str, group: Removal) -> Iterator[str]:
+def _hidden_names(directory: str, stage: str, listed: OperationList) -> set[str]:
+    """Return the names in a directory under which checkpoints that a journal moves don't count."""
+    is_committed = listed.done is not None
+    names = {
+        one.name
+        for one in listed.pointers
+        if isinstance(one, Rewrite) and (one.after if is_committed else one.before) is None
+    }
+    try:
+        with (
+            open_own(directory, *os.path.split(stage)) as inner,
+            open_places(directory, listed, state_dir_of_stage(stage), inner.descriptor) as places,
+        ):
+            for number, group in enumerate(listed.groups):
+                is_done = listed.done is not None and number in listed.done
+                names.update(_hidden_names_of(directory, places, number, group, is_done=is_done))
+    except (CheckpointError, OSError):  # the next command that changes something refuses to go on
+        return names
+    return names
+
+
+def _hidden_names_of(
+    directory: str, places: Places, number: int, group: Group, *, is_done: bool
+) -> Iterator[str]:
+    moves = [one for one in places.listed.of_groups[number] if isinstance(one, Move)]
+    come = [one for one in moves if not one.target.is_private]
+    moved = [one for one in moves if places.has_moved(one)]
+    if come and not is_done:
+        # Under new names it doesn't count yet, unless it was renamed: a directory never has both.
+        is_home = all(places.status(Spot(places.listed.home, name)) for name in group.members)
+        if is_home or len(come) > len([one for one in come if one in moved]):
+            yield from (one.target.path for one in come if one in moved)
+        if places.listed.home == "directory" and not is_home:
+            yield from _names_left(directory, group)
+    elif places.listed.home == "directory" and moved and (come or not group.is_single):
+        yield from _names_left(directory, group)
+
+
+def _names_left(directory: str, group: Group) -> Iterator[str]:
     """Yield members of a partly moved checkpoint that have not been saved again since."""
     for name in group.members:
         noted = [file for file in group.contents.files if file.path.split(os.sep)[0] == name]

@@ -1,4 +1,4 @@
-"""Makes pointers say what goes with a move, and say again what they said; what others wrote stays.
+"""Rewrites pointers as checkpoints move, and restores them; what others wrote stays.
 
 Everything happens below open directories, never through a symlink: what lies behind one is nobody's pointer.
 """
@@ -9,8 +9,8 @@ import errno
 import itertools
 import os
 import stat
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 
 from ckpttool.core.errors import AccessDenied, from_os_error
 from ckpttool.formats.tensorflow.prefix import INDEX
@@ -27,8 +27,7 @@ from ckpttool.io.atomic import OWN_PREFIX, adopt_mode
 from ckpttool.io.directories import CREATE, link_or_rename, rename, sync_descriptor
 from ckpttool.io.source import NotRegular, regular_descriptor
 from ckpttool.transaction.files import StalePlan, opened, status_of
-from ckpttool.transaction.journal import Moves, Relink, Rewrite
-from ckpttool.transaction.state_dir import open_own
+from ckpttool.transaction.journal import OperationList, Relink, Rewrite
 
 MAX_TEXT = 1 << 26
 """Bytes; no pointer, state file or index is larger."""
@@ -54,70 +53,44 @@ def text_at(path: str, place: int | None = None) -> str | None:
     return data.decode("utf-8", "surrogateescape")
 
 
-def require_pointers(directory: str, moves: Moves) -> None:
-    """Require that all pointers say what they said when the plan was made."""
-    with _opened_pointers(directory, moves) as pointers:
-        for rewrite in moves.rewrites:
-            _require_text(pointers, rewrite)
-        for link in moves.relinks:
-            if pointers.target(link.name) != link.before:
-                raise StalePlan(f"{link.name} has changed", since_plan=True)
+def require_pointers(directory: str, listed: OperationList) -> None:
+    """Require that all pointers say what they said when the plan was made; nothing has moved yet."""
+    with opened(directory) as place:
+        for one in listed.pointers:
+            name = listed.old_path(one.name)
+            now = text_in(name, place) if isinstance(one, Rewrite) else _link_target(name, place)
+            if now != one.before:
+                raise StalePlan(f"{one.name} has changed", since_plan=True)
 
 
-def rewrite_pointers(directory: str, moves: Moves, stage: str, *, is_late: bool = False) -> None:
-    """Make pointers say what they are to say; those that do already are left.
+def write_pointer(one: Rewrite | Relink, directory: int, stage: int) -> None:
+    """Rewrite a pointer in an open directory, unless it has changed since the plan was made."""
+    if isinstance(one, Relink):
+        _write_link(one, directory, stage)
+    else:
+        _write_text(one, directory, stage)
+
+
+def restore_pointer(
+    one: Rewrite | Relink, restored: Collection[str], directory: int, stage: int, *, is_all: bool
+) -> None:
+    """Have a pointer name restored checkpoints again; what others wrote since stays.
 
     Args:
-        directory: The directory that they lie in.
-        moves: What they go with.
-        stage: A directory for what is written, on the same file system.
-        is_late: Whether somebody may have rightly written one since: one that names none of the old names,
-            or one of the new, is left as it is.
+        one: How it was rewritten.
+        restored: Names of the checkpoints that are back.
+        directory: The open directory.
+        stage: The open stage.
+        is_all: Whether these are all that go with the pointer.
     """
-    with _opened_pointers(directory, moves) as pointers, _opened_stage(directory, stage) as scratch:
-        for rewrite in _creations_first(moves.rewrites):
-            if not (
-                is_late
-                and _is_written_since(moves, pointers.text(rewrite.name), (rewrite.before, rewrite.after))
-            ):
-                _write_text(pointers, rewrite, scratch, _file_to_imitate(moves.rewrites, rewrite))
-        for link in moves.relinks:
-            if not (
-                is_late and _is_written_since(moves, pointers.target(link.name), (link.before, link.after))
-            ):
-                _write_link(pointers, link, scratch)
-
-
-def restore_pointers(directory: str, moves: Moves, stage: str) -> None:
-    """Make pointers say what they said; one that somebody else has written meanwhile stays as it is."""
-    turned = [Rewrite(rewrite.name, rewrite.after, rewrite.before) for rewrite in moves.rewrites]
-    with _opened_pointers(directory, moves) as pointers, _opened_stage(directory, stage) as scratch:
-        for link in reversed(moves.relinks):
-            if pointers.leads(link.name, link.after):
-                _write_link(pointers, Relink(link.name, link.after, link.before), scratch)
-        for one in _creations_first(turned):
-            if pointers.says(one.name, one.before):
-                _write_text(pointers, one, scratch, _file_to_imitate(turned, one))
-
-
-def are_pointers_rewritten(directory: str, moves: Moves) -> bool:
-    """Tell whether no pointer says any more what it said before, and there are some."""
-    with _opened_pointers(directory, moves) as pointers:
-        kept = [rewrite for rewrite in moves.rewrites if rewrite.after is not None]
-        return moves.is_bound and not (
-            any(pointers.says(one.name, one.before) for one in kept)
-            or any(pointers.leads(link.name, link.before) for link in moves.relinks)
-        )
-
-
-def _is_written_since(moves: Moves, text: str | None, known: tuple[str | None, str | None]) -> bool:
-    """Tell whether what somebody else has written since fits what has moved."""
-    if text is None or text in known or None in known:
-        return False
-    if moves.source != moves.target:  # what comes back, or goes, may be named or not
-        return True
-    pairs = [(old, new) for move in moves.moves for old, new in move.members]
-    return any(new in text for _, new in pairs) or not any(old in text for old, _ in pairs)
+    with suppress(StalePlan, ValueError):
+        if isinstance(one, Relink):
+            if is_all and _link_target(one.name, directory) == one.after:
+                _write_link(one.inverse, directory, stage)
+            return
+        back = restored_pointer(text_in(one.name, directory), one, restored, is_all=is_all)
+        if back.after != back.before:
+            _write_text(back, directory, stage)
 
 
 def restored_pointer(now: str | None, one: Rewrite, restored: Collection[str], *, is_all: bool) -> Rewrite:
@@ -133,158 +106,92 @@ def restored_pointer(now: str | None, one: Rewrite, restored: Collection[str], *
         ValueError: It names no checkpoint any more.
     """
     if now == one.after and is_all:
-        return Rewrite(one.name, now, one.before)
+        return one.inverse
     if now is None or now == one.before or one.name != NAME:
         return Rewrite(one.name, now, now)
     return Rewrite(one.name, now, merged_state(now, Rewrite(NAME, one.after, one.before), restored))
 
 
-def write_pointer(one: Rewrite, directory: int, stage: int) -> None:
-    """Rewrite a pointer in an open directory, unless it has changed since the plan was made."""
-    _write_text(_PointerDirectory(directory), one, stage, one.name)
-
-
-class _PointerDirectory:
-    """Where a pointer lies: in a directory that moves, perhaps, and has moved already, or not."""
-
-    def __init__(self, place: int, moves: Moves | None = None) -> None:
-        self._place = place
-        moved = () if moves is None else moves.moves
-        self._old_names = {new: old for move in moved for old, new in move.members}
-        self._is_within = moves is not None and moves.source == moves.target
-
-    @contextmanager
-    def open_parent(self, name: str) -> Iterator[tuple[int, str]]:
-        """Open the directory that a pointer lies in, and yield it with the pointer's name there."""
-        above, base = os.path.split(self._current_path(name))
-        with ExitStack() as stack:
-            try:
-                place = stack.enter_context(opened(above, self._place))
-            except OSError as error:
-                if error.errno in (errno.ENOTDIR, errno.ELOOP):
-                    raise StalePlan(f"{name} lies behind a symlink, or in what is no directory") from error
-                raise
-            yield place, base
-
-    def text(self, name: str) -> str | None:
-        """Return what a pointer says; None where there is none."""
-        try:
-            with self.open_parent(name) as (place, base):
-                return text_at(base, place)
-        except FileNotFoundError:
-            return None
-
-    def target(self, name: str) -> str | None:
-        """Return where a symlink leads; None where there is none."""
-        try:
-            with self.open_parent(name) as (place, base):
-                return os.readlink(base, dir_fd=place)
-        except OSError:  # it has gone, or is no symlink any more
-            return None
-
-    def says(self, name: str, text: str | None) -> bool:
-        """Tell whether there is such a pointer, and it says something."""
-        try:
-            return self.text(name) == text
-        except StalePlan:
-            return False
-
-    def leads(self, name: str, target: str) -> bool:
-        """Tell whether there is such a symlink, and it leads somewhere."""
-        try:
-            return self.target(name) == target
-        except StalePlan:
-            return False
-
-    def _current_path(self, name: str) -> str:
-        """Return the path of a pointer: below the old name of its directory while nothing has the new one."""
-        first, _, rest = name.partition(os.sep)
-        if not rest or not self._is_within or first not in self._old_names:
-            return name
-        above, base = os.path.split(name)
-        try:
-            with opened(above, self._place) as place:
-                exists = status_of(base, place) is not None
-        except FileNotFoundError:
-            exists = False
-        except OSError:  # something stands there that can't be looked into
-            exists = True
-        return name if exists else os.path.join(self._old_names[first], rest)
-
-
 @contextmanager
-def _opened_pointers(directory: str, moves: Moves) -> Iterator[_PointerDirectory]:
-    with opened(directory) as place:
-        yield _PointerDirectory(place, moves)
+def _opened_around(name: str, directory: int) -> Iterator[tuple[int, str]]:
+    """Open the directory that a pointer lies in, and yield it with the pointer's name there."""
+    above, base = os.path.split(name)
+    with ExitStack() as stack:
+        try:
+            place = stack.enter_context(opened(above, directory))
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                raise StalePlan(f"{name} lies behind a symlink, or in what is no directory") from error
+            raise
+        yield place, base
 
 
-@contextmanager
-def _opened_stage(directory: str, stage: str) -> Iterator[int]:
-    with open_own(directory, *os.path.split(stage)) as scratch:
-        assert scratch.descriptor is not None  # else nothing was begun
-        yield scratch.descriptor
+def text_in(name: str, directory: int) -> str | None:
+    """Return what a pointer says; None where there is none."""
+    try:
+        with _opened_around(name, directory) as (place, base):
+            return text_at(base, place)
+    except FileNotFoundError:
+        return None
 
 
-def _creations_first(rewrites: Sequence[Rewrite]) -> list[Rewrite]:
-    """Return rewrites so that an index is new somewhere before it goes elsewhere: it is never nowhere."""
-    return sorted(rewrites, key=lambda one: (one.after is None, one.before is not None))
+def _link_target(name: str, directory: int) -> str | None:
+    """Return where a symlink leads; None where there is none."""
+    try:
+        with _opened_around(name, directory) as (place, base):
+            return os.readlink(base, dir_fd=place)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.EINVAL):  # it has gone, or is no symlink any more
+            return None
+        raise
 
 
-def _file_to_imitate(rewrites: Sequence[Rewrite], one: Rewrite) -> str:
-    """Return the name of the file that one replaces: its own, or of its neighbour that goes as it comes."""
-    if one.before is not None or one not in rewrites:
-        return one.name
-    at = list(rewrites).index(one)
-    near = (rewrites[other] for other in (at + 1, at - 1) if 0 <= other < len(rewrites))
-    return next((other.name for other in near if other.after is None), one.name)
-
-
-def _write_text(pointers: _PointerDirectory, one: Rewrite, scratch: int, like: str) -> None:
+def _write_text(one: Rewrite, directory: int, stage: int) -> None:
     """Make a pointer say something else: all of it, or nothing, whenever a kill comes."""
-    if pointers.text(one.name) == one.after:
+    if text_in(one.name, directory) == one.after:
         return
-    _require_text(pointers, one)
-    with pointers.open_parent(one.name) as (place, name), _keeping_time(place, one.name):
+    _require_text(one, directory)
+    with _opened_around(one.name, directory) as (place, name), _keeping_time(place, one.name):
         if one.after is None:
             os.unlink(name, dir_fd=place)
         else:
-            temporary = _temporary_name()
-            descriptor = os.open(temporary, CREATE, 0o666, dir_fd=scratch)
-            with open(descriptor, "wb") as file, pointers.open_parent(like) as (near, other):
+            temporary, like = _temporary_name(), one.name if one.before is not None else one.like or one.name
+            descriptor = os.open(temporary, CREATE, 0o666, dir_fd=stage)
+            with open(descriptor, "wb") as file, _opened_around(like, directory) as (near, other):
                 file.write(one.after.encode("utf-8", "surrogateescape"))
                 file.flush()
                 adopt_mode(descriptor, other, near)  # the mode and the owner of the file that it replaces
                 status = status_of(other, near)
                 # A part of a checkpoint keeps its time, too, which tells when that was saved.
-                if status is not None and (like != one.name or os.sep in one.name):
+                if status is not None and (one.like is not None or os.sep in one.name):
                     os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
                 # Its content is on the disk before its name is: else a crash could leave an empty pointer.
                 os.fsync(descriptor)
-            _require_text(pointers, one)  # a disk may take long to sync, and trainers don't wait
+            _require_text(one, directory)  # a disk may take long to sync, and trainers don't wait
             if one.before is None:
-                _link_new_file(scratch, temporary, place, name)
+                _link_new_file(stage, temporary, place, name)
             else:
-                os.replace(temporary, name, src_dir_fd=scratch, dst_dir_fd=place)
+                os.replace(temporary, name, src_dir_fd=stage, dst_dir_fd=place)
         sync_descriptor(place)
 
 
-def _require_text(pointers: _PointerDirectory, one: Rewrite) -> None:
+def _require_text(one: Rewrite, directory: int) -> None:
     """Require that a pointer says what it said when the plan was made."""
-    if pointers.text(one.name) != one.before:
+    if text_in(one.name, directory) != one.before:
         raise StalePlan(f"{one.name} has changed", since_plan=True)
 
 
-def _write_link(pointers: _PointerDirectory, link: Relink, scratch: int) -> None:
+def _write_link(link: Relink, directory: int, stage: int) -> None:
     """Make a symlink lead elsewhere, without a moment in which there is none."""
-    now = pointers.target(link.name)
+    now = _link_target(link.name, directory)
     if now == link.after:
         return
     if now != link.before:
         raise StalePlan(f"{link.name} has changed", since_plan=True)
     temporary = _temporary_name()
-    with pointers.open_parent(link.name) as (place, name), _keeping_time(place, link.name):
-        os.symlink(link.after, temporary, dir_fd=scratch)
-        rename(temporary, scratch, name, place)
+    with _opened_around(link.name, directory) as (place, name), _keeping_time(place, link.name):
+        os.symlink(link.after, temporary, dir_fd=stage)
+        rename(temporary, stage, name, place)
         sync_descriptor(place)
 
 

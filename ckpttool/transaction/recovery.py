@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Sequence
 
 from ckpttool.core.errors import AccessDenied, DamagedCheckpoint
 from ckpttool.io import fs
-from ckpttool.transaction.journal import Moves, Recovery, remove_places, remove_stage, stages
-from ckpttool.transaction.move_transaction import recover_moves
-from ckpttool.transaction.operations import open_stage
+from ckpttool.transaction.journal import OperationList, Recovery
+from ckpttool.transaction.operations import Settled, settle_stage
 from ckpttool.transaction.paths import shown
 from ckpttool.transaction.staged_output import error_text
+from ckpttool.transaction.stages import remove_stage, stages
 from ckpttool.transaction.state_dir import (
     StateDir,
     may_keep_state_beside,
-    open_own,
     require_own,
     state_dir_beside,
 )
-from ckpttool.transaction.stored_journals import read_journal
 
 
 def recover_directory(directory: str) -> Recovery:
@@ -45,23 +42,33 @@ def recover_directory(directory: str) -> Recovery:
     return total
 
 
+_DOING = {
+    "trash": "to put it into the trash",
+    "slim": "to slim it",
+    "restore": "to put it back",
+    "rename": "to rename it",
+}
+
+
 def recover_stage(directory: str, path: str) -> Recovery:
     """Settle what left a stage when it was interrupted. What it had not begun is left to the next plan."""
     recovery = Recovery()
     require_own(path, directory)
     try:
-        journal = read_journal(path, directory)
-        if isinstance(journal, Moves):
-            moves = journal.with_each(lambda move: replace(move, path=_rebased(move.path, directory)))
-            if not recover_moves(directory, path, moves, recovery):
+        found = settle_stage(directory, path)
+        if found is not None:
+            listed, settled = found
+            paths = [shown(os.path.join(directory, os.path.basename(group.path))) for group in listed.groups]
+            recovery.failed |= {paths[number]: why for number, why in settled.failures.items()}
+            if listed.kind == "remove":
+                recovery.finished += [paths[at] for at in settled.finished if at not in settled.failures]
+                recovery.put_back += [paths[at] for at in settled.put_back if at not in settled.failures]
+            else:
+                _tell_moves(directory, listed, settled, paths, recovery)
+            if settled.left is not None:
+                recovery.failed[path] = settled.left
+            if recovery.failed:  # what is left is settled once that is out of the way
                 return recovery
-        elif journal is not None:
-            groups = tuple(one._replace(path=_rebased(one.path, directory)) for one in journal.groups)
-            with open_stage(directory, path, journal._replace(groups=groups)) as stage:
-                stage.recover(recovery)
-        else:
-            with open_own(directory, *os.path.split(path)) as inner, suppress(OSError):  # it is told below
-                remove_places(inner)
         if not remove_stage(path) and not recovery.failed:
             expected = "move them where they belong"
             raise DamagedCheckpoint(path, "files that no journal tells of", expected=expected)
@@ -71,6 +78,18 @@ def recover_stage(directory: str, path: str) -> Recovery:
     return recovery
 
 
-def _rebased(path: str, directory: str) -> str:
-    """Return the path that a checkpoint has in a directory as that is called now."""
-    return shown(os.path.join(directory, os.path.basename(path)))
+def _tell_moves(
+    directory: str, listed: OperationList, settled: Settled, paths: Sequence[str], recovery: Recovery
+) -> None:
+    """Tell of each checkpoint of a command what became of it."""
+    doing = f"a command had begun {_DOING[listed.kind]} when it was interrupted"
+    for number, path in enumerate(paths):
+        if number in settled.failures:
+            reason = settled.failures[number]
+            recovery.failed[path] = f"{doing}, and it can be neither finished nor taken back: {reason}"
+        else:
+            result = "that is finished now" if number in settled.finished else "it is where it was"
+            recovery.moved.append(f"{path}: {doing}; {result}")
+    if not paths:
+        result = "that is finished now" if listed.done is not None else "nothing was changed"
+        recovery.moved.append(f"{directory}: {doing}; {result}")

@@ -1,7 +1,7 @@
-"""Removes checkpoints for good, so that a kill at any instruction loses nothing that was to stay.
+"""Removes checkpoints, for good or to the trash, so that a kill at any moment loses nothing that was to stay.
 
-What goes is moved into the stage of a journal, and unlinked only there (``operations``): no half of a
-checkpoint ever lies where one is looked for. On a full disk, something goes without a journal.
+What goes for good is moved into the stage of a journal, and unlinked only there (``operations``): no half of
+a checkpoint ever lies where one is looked for. On a full disk, something goes without a journal.
 """
 
 from __future__ import annotations
@@ -12,33 +12,28 @@ from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 
-from ckpttool.core.errors import AccessDenied, from_os_error, system_text
+from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error, system_text
 from ckpttool.io import fs
 from ckpttool.io.work import in_order
 from ckpttool.transaction.files import Fingerprint, StalePlan, opened, status_of
-from ckpttool.transaction.journal import (
-    NoRoom,
-    OperationList,
-    Recovery,
-    Removal,
-    remove_stage,
-    require_system,
-)
+from ckpttool.transaction.history import read_record, require_own_trash
+from ckpttool.transaction.journal import Group
 from ckpttool.transaction.lock import FULL
 from ckpttool.transaction.mounts import require_unmounted
 from ckpttool.transaction.operations import (
-    AlreadyGone,
     Stage,
     StrandedCheckpoint,
+    UnknownCommit,
     begin_stage,
-    open_stage,
     purge_unchanged,
     removal_operations,
-    require_removable,
+    settle_stage,
 )
 from ckpttool.transaction.paths import shown
+from ckpttool.transaction.places import AlreadyGone, require_removable
 from ckpttool.transaction.pointer_files import state_rewrite
-from ckpttool.transaction.stored_journals import read_journal
+from ckpttool.transaction.stages import NoRoom, remove_stage, require_system
+from ckpttool.transaction.state_dir import state_dir_of
 
 _MANY = 200
 """From so many checkpoints on a second thread is worth its start."""
@@ -69,7 +64,7 @@ class RemovalOutcome:
         self.freed += other.freed
 
 
-def remove(directory: str, removals: Sequence[Removal]) -> RemovalOutcome:
+def remove(directory: str, removals: Sequence[Group]) -> RemovalOutcome:
     """Remove checkpoints of one directory; what has changed since the plan was made stays.
 
     A state file of TensorFlow names them no more. On a full disk each that goes makes room: what failed for
@@ -105,18 +100,32 @@ def remove(directory: str, removals: Sequence[Removal]) -> RemovalOutcome:
     return outcome
 
 
-def _names(removals: Iterable[Removal]) -> set[str]:
+def _names(removals: Iterable[Group]) -> set[str]:
     return {os.path.basename(one.path) for one in removals}
 
 
-def _is_in_place(directory: str, removal: Removal) -> bool:
+def _is_in_place(directory: str, removal: Group) -> bool:
     return all(fs.lexists(os.path.join(directory, name)) for name in removal.members)
 
 
-def _remove_with_journal(directory: str, removals: Sequence[Removal], outcome: RemovalOutcome) -> None:
+def put_aside(directory: str, removals: Sequence[Group], identity: str) -> RemovalOutcome:
+    """Move checkpoints of one directory into its trash; ``freed`` says how many bytes lie there then."""
+    require_system(directory, "moved")
+    state_dir = state_dir_of(directory)
+    require_own_trash(state_dir)
+    read_record(directory, state_dir, identity)  # what can't be recorded isn't begun
+    outcome = RemovalOutcome()
+    _remove_with_journal(directory, removals, outcome, identity)
+    outcome.crowded.clear()
+    return outcome
+
+
+def _remove_with_journal(
+    directory: str, removals: Sequence[Group], outcome: RemovalOutcome, identity: str | None = None
+) -> None:
     """Remove checkpoints; if a pointer is rewritten, retry without those that fail."""
     while removals:
-        listed = removal_operations(removals, state_rewrite(directory, _names(removals)))
+        listed = removal_operations(removals, state_rewrite(directory, _names(removals)), identity)
         path = None
         try:
             try:
@@ -125,8 +134,7 @@ def _remove_with_journal(directory: str, removals: Sequence[Removal], outcome: R
                     removals = _remove_in(stage, outcome)
                     _close(stage, outcome)
             except KeyboardInterrupt:
-                if path is not None:
-                    _settle(directory, path)
+                if path is not None and settle_stage(directory, path) is not None:
                     remove_stage(path)
                 raise
         except OSError as error:
@@ -138,46 +146,49 @@ def _remove_with_journal(directory: str, removals: Sequence[Removal], outcome: R
             outcome.failed[path] = f"{system_text(error)}; the next prune removes it"
 
 
-def _remove_in(stage: Stage, outcome: RemovalOutcome) -> list[Removal]:
+def _remove_in(stage: Stage, outcome: RemovalOutcome) -> list[Group]:
     """Run the operations and empty the stage; return the removals to retry in a new one."""
     groups = stage.listed.groups
     try:
-        stage.write_pointers()
+        failures = stage.forward()
     except StalePlan as change:
+        stage.back_all()
         outcome.failed |= dict.fromkeys((one.path for one in groups), str(change))
         return []
-    standing = [
-        number
-        for number, group in enumerate(groups)
-        if _succeeds(outcome, group, partial(stage.set_aside, number))
-    ]
-    if stage.listed.rewrites and len(standing) < len(groups):
+    except OSError:
+        stage.back_all()
+        raise
+    for number, failure in failures.items():
+        _add_failure(outcome, groups[number], failure)
+    standing = [number for number in range(len(groups)) if number not in failures]
+    if stage.listed.pointers and failures:
         restored = _restore(stage, standing, outcome)
         return [groups[number] for number in restored]
     try:
         if standing:
             stage.commit(standing)
-    except OSError as error:
+    except UnknownCommit:
+        raise
+    except (OSError, CheckpointError) as error:
         for number in _restore(stage, standing, outcome):
-            outcome.failed[groups[number].path] = system_text(error)
-            if error.errno in FULL:
-                outcome.crowded.add(groups[number].path)
+            _add_failure(outcome, groups[number], error)
     else:
-        _purge(stage, standing, outcome)
+        if stage.listed.kind == "remove":
+            _purge(stage, standing, outcome)
+        else:
+            outcome.removed += [groups[number].path for number in standing]
+            outcome.freed += sum(groups[number].contents.nbytes for number in standing)
     return []
 
 
 def _restore(stage: Stage, numbers: Sequence[int], outcome: RemovalOutcome) -> list[int]:
     """Restore groups and the pointers to all that is in place; return the numbers of the restored."""
     groups = stage.listed.groups
-    restored = [
-        number
-        for number in reversed(numbers)
-        if _succeeds(outcome, groups[number], partial(stage.restore, number))
-    ]
     gone = {*outcome.removed, *outcome.stranded}
-    stage.restore_pointers([number for number, one in enumerate(groups) if one.path not in gone])
-    return restored[::-1]
+    failures = stage.back([number for number, one in enumerate(groups) if one.path not in gone])
+    for number, failure in failures.items():
+        _add_failure(outcome, groups[number], failure)
+    return [number for number in numbers if number not in failures]
 
 
 def _close(stage: Stage, outcome: RemovalOutcome) -> None:
@@ -186,14 +197,6 @@ def _close(stage: Stage, outcome: RemovalOutcome) -> None:
     except OSError as error:
         if not outcome.stranded:
             outcome.failed[stage.path] = system_text(error)
-
-
-def _settle(directory: str, path: str) -> None:
-    """Recover a stage right after Ctrl-C."""
-    listed = read_journal(path, directory)
-    if isinstance(listed, OperationList):
-        with open_stage(directory, path, listed) as stage:
-            stage.recover(Recovery())
 
 
 def _purge(stage: Stage, numbers: Sequence[int], outcome: RemovalOutcome) -> None:
@@ -244,7 +247,7 @@ def _purge_part(
     return outcome, stuck
 
 
-def _unlink_at_once(directory: str, removal: Removal, outcome: RemovalOutcome) -> None:
+def _unlink_at_once(directory: str, removal: Group, outcome: RemovalOutcome) -> None:
     """Unlink a checkpoint without a journal, so that there is room for one.
 
     A kill leaves nothing half-done of a single file; of others it leaves a part.
@@ -263,20 +266,23 @@ def _unlink_at_once(directory: str, removal: Removal, outcome: RemovalOutcome) -
         outcome.removed.append(removal.path)
 
 
-def _succeeds(outcome: RemovalOutcome, removal: Removal, step: Callable[[], object]) -> bool:
+def _succeeds(outcome: RemovalOutcome, group: Group, step: Callable[[], object]) -> bool:
     try:
         step()
-    except AlreadyGone:
-        outcome.removed.append(removal.path)
-    except StalePlan as change:
-        outcome.failed[removal.path] = str(change)
-    except StrandedCheckpoint as rest:
-        outcome.failed[removal.path] = str(rest)
-        outcome.stranded.add(removal.path)
-    except OSError as error:
-        outcome.failed[removal.path] = system_text(error)
-        if error.errno in FULL:
-            outcome.crowded.add(removal.path)
+    except (StalePlan, StrandedCheckpoint, OSError) as failure:
+        _add_failure(outcome, group, failure)
+        return False
+    return True
+
+
+def _add_failure(outcome: RemovalOutcome, group: Group, failure: Exception) -> None:
+    if isinstance(failure, AlreadyGone):
+        outcome.removed.append(group.path)
+    elif isinstance(failure, OSError):
+        outcome.failed[group.path] = system_text(failure)
+        if failure.errno in FULL:
+            outcome.crowded.add(group.path)
     else:
-        return True
-    return False
+        outcome.failed[group.path] = str(failure)
+        if isinstance(failure, StrandedCheckpoint):
+            outcome.stranded.add(group.path)

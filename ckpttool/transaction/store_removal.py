@@ -26,7 +26,7 @@ from ckpttool.formats.tensorflow.state import NAME
 from ckpttool.io import fs, remote
 from ckpttool.io.stores import ObjectStatus, Replaced
 from ckpttool.transaction.files import contents
-from ckpttool.transaction.journal import IDENTITY, Recovery, Removal, Rewrite
+from ckpttool.transaction.journal import IDENTITY, Group, Recovery, Rewrite
 from ckpttool.transaction.paths import shown
 from ckpttool.transaction.pointer_files import merged_state, state_without
 from ckpttool.transaction.removal import RemovalOutcome
@@ -226,7 +226,7 @@ def keeps_versions(removals: Iterable[Sequence[str]]) -> bool:
 # Remove ---------------------------------------------------------------------------------------------
 
 
-def remove_from_store(directory: str, removals: Sequence[Removal], identity: str, way: Way) -> RemovalOutcome:
+def remove_from_store(directory: str, removals: Sequence[Group], identity: str, way: Way) -> RemovalOutcome:
     """Remove checkpoints of one directory; what has changed since the plan was made stays."""
     outcome = RemovalOutcome()
     place = StoreDirectory(directory)
@@ -244,7 +244,7 @@ def remove_from_store(directory: str, removals: Sequence[Removal], identity: str
 
 
 def _unchanged(
-    place: StoreDirectory, removals: Sequence[Removal], outcome: RemovalOutcome
+    place: StoreDirectory, removals: Sequence[Group], outcome: RemovalOutcome
 ) -> tuple[StoredCheckpoint, ...]:
     """Return what is still as the plan saw it, with the versions of its objects."""
     remote.forget()

@@ -3,68 +3,72 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from ckpttool.core.errors import from_os_error
 from ckpttool.transaction.files import opened, status_at
-from ckpttool.transaction.journal import (
-    DONE,
-    JOURNAL,
-    MOVES_SCHEMAS,
-    SCHEMA,
-    Moves,
-    OperationList,
-    Relocation,
-    Removal,
-    contents_of,
-    moves_of,
-    name_of,
-    names_of,
-    operations_of,
-    text_of,
-)
+from ckpttool.transaction.history import read_record
+from ckpttool.transaction.journal import SCHEMA, Group, Move, OperationList, Spot, operations_of
+from ckpttool.transaction.old_journals import REMOVALS, list_of, removals_of
+from ckpttool.transaction.stages import DONE, JOURNAL
 from ckpttool.transaction.state_dir import open_own, read_own, state_dir_of_stage
-
-_REMOVALS_SCHEMA = "ckpttool.journal/1"
-"""Of removals until 0.2: nothing marked the point of no return."""
 
 T = TypeVar("T")
 
 
-def read_journal(stage: str, directory: str) -> OperationList | Moves | None:
+def read_journal(stage: str, directory: str) -> OperationList | None:
     """Return the journal of a stage, or None if it has none.
 
     Args:
         stage: Path of the stage.
-        directory: The directory that it is for, as it is to be called in what is returned.
+        directory: The directory that it is for.
     """
 
     def read(name: str, what: str, parse: Callable[[Any], T]) -> T | None:
         return read_own(directory, *os.path.split(stage), name, what=what, parse=parse)
 
-    def parse(document: Mapping[str, Any]) -> OperationList | Moves:
-        if document["schema"] in MOVES_SCHEMAS:
-            return moves_of(document, directory, state_dir_of_stage(stage))
-        if document["schema"] == _REMOVALS_SCHEMA:
-            return _old_removals_of(document, directory, stage)
-        if document["schema"] != SCHEMA:
-            raise ValueError(f"schema {document['schema']!r}")
-        return operations_of(document, done)
+    def parse(document: Mapping[str, Any]) -> OperationList:
+        if document["schema"] == SCHEMA:
+            return operations_of(document, done)
+        if document["schema"] == REMOVALS:
+            return _old_removals(removals_of(document), directory, stage)
+        listed = list_of(document)
+        return listed if "before" in document else _with_old_done(listed, directory, stage)
 
     done = read(DONE, "a list of groups", lambda document: document)
     return read(JOURNAL, "a journal", parse)
 
 
-def _old_removals_of(document: Mapping[str, Any], directory: str, stage: str) -> OperationList:
-    """Convert a journal of version 0.1; removals that had left the directory are committed."""
-    groups: list[Removal] = []
-    for one in document["removals"]:
-        members = names_of(one["members"])
-        survivors = tuple(name_of(name) for name in one["survivors"])
-        groups.append(Removal(text_of(one["path"]), members, contents_of(one, members), survivors))
+def _with_old_done(listed: OperationList, directory: str, stage: str) -> OperationList:
+    """Return moves of version 0.1 with those committed that the record tells of, which was written last."""
+    assert listed.identity is not None  # of all but removals
+    record = read_record(directory, state_dir_of_stage(stage), listed.identity)
+    steps = () if record is None else record.steps
+    numbers = range(len(listed.groups))
+    if listed.kind == "restore":
+        left = {step.undoing.names(at) for step in steps for at in range(len(step.undoing.groups))}
+        done = frozenset(number for number in numbers if listed.names(number) not in left)
+        is_dropped = not any(step.undoing.pointers == listed.pointers for step in steps)
+        return replace(listed, done=done) if done or (is_dropped and not listed.groups) else listed
+    journal = os.path.basename(stage)
+    for step in steps:
+        if step.journal == journal:
+            recorded = {_pairs(step.undoing, at, new_first=True) for at in range(len(step.undoing.groups))}
+            done = frozenset(one for one in numbers if _pairs(listed, one, new_first=False) in recorded)
+            return replace(listed, done=done)
+    return listed
+
+
+def _pairs(listed: OperationList, number: int, *, new_first: bool) -> frozenset[tuple[str, str]]:
+    return frozenset(pair[::-1] if new_first else pair for pair in listed.names(number))
+
+
+def _old_removals(groups: Sequence[Group], directory: str, stage: str) -> OperationList:
+    """Return removals of version 0.1; those that had left the directory are committed."""
     shared = next((number for number, one in enumerate(groups) if one.is_single), 0)
-    operations: list[Relocation] = []
+    operations: list[Move] = []
     done: set[int] = set()
     try:
         with opened(directory) as here, open_own(directory, *os.path.split(stage)) as inner:
@@ -73,15 +77,18 @@ def _old_removals_of(document: Mapping[str, Any], directory: str, stage: str) ->
                 # Single files shared the place of the first of them; 0.1.0 gave each its own.
                 has_own = not group.is_single or inner.has(str(number))
                 place = str(number if has_own else shared)
-                operations += [Relocation(number, name, os.path.join(place, name)) for name in group.members]
+                operations += (
+                    Move(number, Spot("directory", name), Spot("stage", os.path.join(place, name)))
+                    for name in group.members
+                )
                 if _is_committed(group, here, inner.descriptor, place):
                     done.add(number)
     except OSError as error:
         raise from_os_error(error, stage) from error
-    return OperationList(tuple(groups), tuple(operations), frozenset(done))
+    return OperationList("remove", tuple(groups), tuple(operations), done=frozenset(done))
 
 
-def _is_committed(group: Removal, directory: int, stage: int, place: str) -> bool:
+def _is_committed(group: Group, directory: int, stage: int, place: str) -> bool:
     """Tell whether a removal is past its point of no return: in the stage alone, or in part nowhere."""
 
     def staged(path: str) -> os.stat_result | None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from ckpttool.core.errors import CheckpointError, from_os_error
 from ckpttool.io import fs
 from ckpttool.io.directories import rename
 from ckpttool.io.held import holds
-from ckpttool.transaction.copies import moves_of_copy
+from ckpttool.transaction.copies import operations_in_copy
 from ckpttool.transaction.files import Fingerprint, StalePlan, opened, status_at
 from ckpttool.transaction.history import (
     RECORD,
@@ -35,52 +35,18 @@ from ckpttool.transaction.history import (
     tidy,
     write_record,
 )
-from ckpttool.transaction.journal import PLACE, Move, Moves, Removal, is_temporary
+from ckpttool.transaction.journal import Group
 from ckpttool.transaction.lock import lock_directory
 from ckpttool.transaction.mounts import require_unmounted
-from ckpttool.transaction.move_transaction import apply_moves, failure_text
-from ckpttool.transaction.operations import purge, require_removable
+from ckpttool.transaction.moves import failure_text
+from ckpttool.transaction.operations import purge
 from ckpttool.transaction.paths import Problem, bare, shown
-from ckpttool.transaction.pointer_files import state_rewrite
+from ckpttool.transaction.places import require_removable
 from ckpttool.transaction.recovery import recover_directory
-from ckpttool.transaction.removal import RemovalOutcome
-from ckpttool.transaction.state_dir import OWNER, TRASH, StateDir, state_dir_beside, state_dir_of
+from ckpttool.transaction.stages import is_temporary
+from ckpttool.transaction.state_dir import OWNER, TRASH, StateDir, state_dir_beside
 
 _MARK = TRASH + OWNER
-
-
-def put_aside(directory: str, removals: Sequence[Removal], identity: str) -> RemovalOutcome:
-    """Move checkpoints of one directory into its trash; ``freed`` says how many bytes lie there then."""
-    outcome = RemovalOutcome()
-    left = list(removals)
-    while left:
-        done = apply_moves(directory, _moves_to_trash(directory, left, identity))
-        outcome.removed += done.moved + done.gone
-        outcome.failed |= done.failed
-        outcome.freed += sum(removal.contents.nbytes for removal in left if removal.path in done.moved)
-        if done.moved or not done.failed:
-            break
-        # A pointer goes with all of them: what can't go is taken out, and the rest tried again.
-        left = [one for one in left if one.path not in done.failed and one.path not in done.gone]
-    return outcome
-
-
-def _moves_to_trash(directory: str, removals: Sequence[Removal], identity: str) -> Moves:
-    return Moves(
-        kind="trash",
-        identity=identity,
-        moves=tuple(
-            Move(
-                removal.path,
-                tuple((name, os.path.join(PLACE, name)) for name in removal.members),
-                removal.contents,
-            )
-            for removal in removals
-        ),
-        rewrites=state_rewrite(directory, {os.path.basename(removal.path) for removal in removals}),
-        source=directory,
-        target=state_dir_of(directory).trash_place(identity),
-    )
 
 
 class EmptiedTrash(NamedTuple):
@@ -141,15 +107,6 @@ def empty(directory: str, older_than: int | None = None, dry_run: bool = False) 
     return _emptied(emptying)
 
 
-def empty_command(directory: str, identity: str) -> EmptiedTrash:
-    """Remove what one command has just put into the trash of a directory, which is locked."""
-    emptying = _Emptying(dry_run=False)
-    for state_dir in state_dirs(directory):
-        if identity in identities(state_dir):
-            _empty_place(directory, state_dir, identity, emptying)
-    return _emptied(emptying)
-
-
 def _emptied(emptying: _Emptying) -> EmptiedTrash:
     return EmptiedTrash(
         removed=tuple(emptying.removed),
@@ -181,7 +138,7 @@ def _empty_place(directory: str, state_dir: StateDir, identity: str, emptying: _
         left = () if record is None else tuple(_empty_step(record, step, emptying) for step in listed)
         if not emptying.dry_run:
             if record is not None:
-                write_record(record._replace(steps=tuple(step for step in left if step.undoing.moves)))
+                write_record(record._replace(steps=tuple(step for step in left if step.undoing.groups)))
             with (
                 opened(state_dir.path) as around,
                 open_trash(state_dir, around) as trash,
@@ -201,37 +158,37 @@ def _empty_place(directory: str, state_dir: StateDir, identity: str, emptying: _
 
 def _empty_step(record: CommandRecord, step: UndoStep, emptying: _Emptying) -> UndoStep:
     """Remove what a step would put back; return it with what could not be removed."""
-    if step.undoing.source == record.directory:  # a renaming: nothing of it lies here
-        return step._replace(undoing=replace(step.undoing, moves=()))
-    moves, warning = moves_of_copy(record.directory, step.undoing)
+    if step.undoing.home == "directory":  # a renaming: nothing of it lies here
+        return step._replace(undoing=step.undoing.only([]))
+    listed, warning = operations_in_copy(record.directory, step.undoing, record.state_dir)
     if warning is not None:
         emptying.warnings.append(f"{shown(record.directory)}: {warning}")
-    left: list[Move] = []
+    left: list[int] = []
     with opened(record.place) as place:
-        for move in moves.moves:
-            path = shown(os.path.join(record.directory, os.path.basename(move.path)))
+        for number, group in enumerate(listed.groups):
+            path = shown(os.path.join(record.directory, os.path.basename(group.path)))
             try:
-                freed = _remove_from_place(place, move, dry_run=emptying.dry_run)
+                freed = _remove_from_place(place, group, dry_run=emptying.dry_run)
             except (StalePlan, OSError) as failure:
                 problem = f"left in {shown(record.place)}: {failure_text(failure)}"
                 emptying.problems.append(Problem(path, problem))
-                emptying.left += move.contents.nbytes
-                left.append(move)
+                emptying.left += group.contents.nbytes
+                left.append(number)
             else:
                 emptying.removed.append(path)
                 emptying.freed += freed
-    return step._replace(undoing=replace(moves, moves=tuple(left)))
+    return step._replace(undoing=listed.only(left))
 
 
-def _remove_from_place(place: int, move: Move, *, dry_run: bool) -> int:
+def _remove_from_place(place: int, group: Group, *, dry_run: bool) -> int:
     """Remove a checkpoint from the trash; return how many bytes that frees, or would."""
-    freed = sum(_freed_bytes(place, file) for file in move.contents.files)
-    require_unmounted(place, (old for old, _ in move.members))
+    freed = sum(_freed_bytes(place, file) for file in group.contents.files)
+    require_unmounted(place, group.members)
     if dry_run:
         return freed
-    require_removable(place, move.contents)
+    require_removable(place, group.contents)
     try:
-        for _ in purge(place, move.contents, may_be_gone=True):
+        for _ in purge(place, group.contents, may_be_gone=True):
             pass
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # what else lies there is told, and left
@@ -252,10 +209,10 @@ def _freed_bytes(place: int, file: Fingerprint) -> int:
 def _unlisted_files(place: str, steps: Iterable[UndoStep]) -> Iterator[Problem]:
     """Yield what lies in a command's place in the trash, and no record lists."""
     listed = {RECORD}
-    for move in (move for step in steps for move in step.undoing.moves):
-        listed.update(file.path for file in move.contents.files)
-        listed.update(move.contents.directories)
-        listed.update(os.path.dirname(old) for old, _ in move.members)
+    for group in (group for step in steps for group in step.undoing.groups):
+        listed.update(file.path for file in group.contents.files)
+        listed.update(group.contents.directories)
+        listed.update(os.path.dirname(member) for member in group.members)
     for directory, names, files in fs.walk(place):
         for name in sorted([*names, *files]):
             path = os.path.join(directory, name)
@@ -288,7 +245,8 @@ def renamed_directory(record: CommandRecord) -> str | None:
 def is_of_other_directory(record: CommandRecord) -> bool:
     """Tell whether a record beside a directory was made for another one of its name, and not in a copy."""
     return is_for_other_inode(record) and all(
-        moves_of_copy(record.directory, step.undoing)[1] is None for step in record.steps
+        operations_in_copy(record.directory, step.undoing, record.state_dir)[1] is None
+        for step in record.steps
     )
 
 

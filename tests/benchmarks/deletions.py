@@ -13,11 +13,11 @@ from tests.benchmarks.measure import Command
 DELETE = """
 import os, sys
 from ckpttool.transaction.files import Contents, contents
-from ckpttool.transaction.journal import Removal
+from ckpttool.transaction.journal import Group
 from ckpttool.transaction.removal import remove
 directory = sys.argv[1]
 found = contents(directory, sorted(os.listdir(directory))).files
-removals = [Removal(file.path, (file.path,), Contents((file,))) for file in found]
+removals = [Group(file.path, (file.path,), Contents((file,))) for file in found]
 done = remove(directory, removals)
 sys.exit(bool(done.failed) or len(done.removed) < len(removals))
 """

@@ -39,9 +39,8 @@ from ckpttool.runs.watching import (
     WatchEvent,
     WatchRequest,
 )
-from ckpttool.transaction import move_transaction
+from ckpttool.transaction import operations
 from ckpttool.transaction.journal import Move
-from ckpttool.transaction.move_steps import MoveDirs
 from tests.support.commands import TIMEOUT, Run, refusals, transcript
 from tests.support.configs import trusted_config
 from tests.support.golden import Golden
@@ -335,17 +334,17 @@ def test_a_disk_that_fails_at_one_keeps_all_their_names(
     """Another's copy would have its new name, and pointers that are changed once this one is renamed."""
     for epoch in (1, 2, 3):
         land(run_directory, epoch)
-    real = move_transaction.link_new
+    real = operations.Stage._do
 
-    def link_new(dirs: MoveDirs, move: Move) -> None:
-        if move.path.endswith(name(2)):
+    def do(stage: operations.Stage, one: Move) -> None:
+        if one.source.path == name(2):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        real(dirs, move)
+        real(stage, one)
 
     steps = {"rename": rename_step("e{epoch:04d}"), "copy": copy_step(str(tmp_path / "backup"))}
     with Watched(run_directory, **steps) as watched:
         with monkeypatch.context() as patch:
-            patch.setattr(move_transaction, "link_new", link_new)
+            patch.setattr(operations.Stage, "_do", do)
             said = watched.look(2)
         assert [one for one in said if one.endswith(("failed", "renamed"))] == [f"{name(2)} failed"]
         said = watched.look(12, seconds=RETRY_SECONDS / 12)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from ckpttool import undo
 from tests.runs.renamings import content, names, renamed
 from tests.support.changes import recover
 from tests.support.runs import make_run
-from tests.support.transactions import Moves, kill_before, make_moves_in_turn, move, moves, stages_of
+from tests.support.transactions import kill_before, stages_of
 
 TEMPLATE = "model_{epoch}"
 
@@ -31,11 +30,11 @@ def swapped(tmp_path: Path) -> Path:
 
 
 def in_the_way(run: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException) -> None:
-    """Let the second file of the last moves fail to get its name."""
+    """Let one file fail to get its new name."""
     link = os.link
 
     def fail(source: str, target: str, **told: object) -> None:
-        if source == "model_2~1.pt" and target == "model_1.pt":
+        if source == "model_2.pt" and target == "model_1.pt":
             raise failure
         link(source, target, **told)  # type: ignore[arg-type]
 
@@ -60,25 +59,31 @@ def test_where_one_fails_all_have_their_old_names(swapped: Path, monkeypatch: py
     assert content(swapped.parent) == before
 
 
-def test_what_a_kill_left_between_the_moves_is_taken_back(swapped: Path) -> None:
-    before = content(swapped)
-    kill_before("next_moves_in_journal", lambda: renamed(swapped, TEMPLATE))
-    assert {"model_1~1.pt", "model_2~1.pt", "model_4.pt"} <= set(names(swapped))
-    settled = recover(swapped)
-    assert (list(settled.failed), len(settled.moved)) == ([str(swapped.parent)], 3)
-    assert all("it is where it was" in one for one in settled.moved)
-    assert content(swapped) == before
-
-
-def test_what_names_them_above_is_told_to_have_other_names(swapped: Path) -> None:
+def test_what_a_kill_left_in_the_stage_is_taken_back(swapped: Path) -> None:
     before = content(swapped.parent)
-    kill_before("next_moves", lambda: renamed(swapped, TEMPLATE), 2)
-    assert (swapped.parent / "latest").read_text() == "a/model_1~1.pt\n"
-    ((path, why),) = recover(swapped).failed.items()
-    assert path == str(swapped.parent)
-    assert why.endswith(f"(undo {swapped.parent})")
-    assert undo(str(swapped.parent)).problems == ()
+    kill_before("write", lambda: renamed(swapped, TEMPLATE))
+    assert {"model_1.pt", "model_2.pt", "model_4.pt"} <= set(names(swapped))
+    settled = recover(swapped)
+    assert (settled.failed, len(settled.moved)) == ({}, 3)
+    assert all("it is where it was" in one for one in settled.moved)
     assert content(swapped.parent) == before
+
+
+def test_what_names_them_above_is_taken_back_with_them(swapped: Path) -> None:
+    before = content(swapped.parent)
+    kill_before("commit", lambda: renamed(swapped, TEMPLATE))
+    assert (swapped.parent / "latest").read_text() == "a/model_2.pt\n"
+    assert not recover(swapped).failed
+    assert not recover(swapped.parent).failed
+    assert content(swapped.parent) == before
+
+
+def test_all_have_their_new_names_once_all_is_committed(swapped: Path) -> None:
+    kill_before("close", lambda: renamed(swapped, TEMPLATE), 2)
+    assert not recover(swapped).failed
+    assert not recover(swapped.parent).failed
+    assert (swapped.parent / "latest").read_text() == "a/model_2.pt\n"
+    assert sorted(names(swapped)) == ["latest", "model_1.pt", "model_2.pt", "model_4.pt"]
 
 
 def test_an_undo_that_fails_leaves_the_new_names(swapped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +91,7 @@ def test_an_undo_that_fails_leaves_the_new_names(swapped: Path, monkeypatch: pyt
     before = content(swapped)
     (swapped / "model_3.pt").write_bytes(b"in the way")
     done = undo(str(swapped))
-    assert (done.restored, done.pointers, len(done.problems)) == ((), (), 3)
+    assert (done.restored, done.pointers, len(done.problems)) == ((), (), 1)
     assert any("model_3.pt already exists" in one.message for one in done.problems)
     (swapped / "model_3.pt").unlink()
     assert content(swapped) == before
@@ -107,48 +112,8 @@ def test_an_undo_above_that_is_interrupted_can_be_done_again(swapped: Path) -> N
     before = content(swapped.parent)
     assert renamed(swapped, TEMPLATE).problems == ()
     after = content(swapped.parent)
-    kill_before("next_moves_in_journal", lambda: undo(str(swapped.parent), recursive=True))
+    kill_before("commit", lambda: undo(str(swapped.parent), recursive=True))
     assert not recover(swapped.parent).failed
     assert content(swapped.parent) == after
     assert undo(str(swapped.parent), recursive=True).problems == ()
     assert content(swapped.parent) == before
-
-
-def test_an_undo_names_what_was_and_is(sharded: Path) -> None:
-    for path in sorted(sharded.iterdir()):
-        number = path.name[len("epoch_")]
-        text = path.read_bytes()
-        path.unlink()
-        other = {"1": "2", "2": "1", "3": "3", "4": "4"}[number]
-        name = f"set_{other}{path.name[len('epoch_1') :]}"
-        index = text.replace(b'"epoch_%s-' % number.encode(), b'"set_%s-' % other.encode())
-        (sharded / name).write_bytes(index if name.endswith(".json") else text)
-    before = content(sharded)
-    _exchange(sharded, {"set_1": "set_2", "set_2": "set_1"})
-    done = undo(str(sharded))
-    assert {(os.path.basename(one.path), os.path.basename(one.was)) for one in done.restored} == {
-        ("set_1.safetensors.index.json", "set_2.safetensors.index.json"),
-        ("set_2.safetensors.index.json", "set_1.safetensors.index.json"),
-    }
-    assert content(sharded) == before
-
-
-def _exchange(directory: Path, new: dict[str, str]) -> None:
-    """Exchange the names of sharded sets, as a rename does."""
-    waves = {old: f"{old}~1" for old in new}, {f"{old}~1": name for old, name in new.items()}
-    done = make_moves_in_turn(directory, *(partial(_wave, directory, wave) for wave in waves))
-    assert not done.failed
-
-
-def _wave(directory: Path, new: dict[str, str]) -> Moves:
-    ending, moved, rewrites = ".safetensors.index.json", [], []
-    for old, name in new.items():
-        text = (directory / (old + ending)).read_text()
-        rewrites += [
-            (name + ending, None, text.replace(f'"{old}-', f'"{name}-')),
-            (old + ending, text, None),
-        ]
-        shards = sorted(path.name for path in directory.glob(f"{old}-*"))
-        members = {shard: name + shard.removeprefix(old) for shard in shards}
-        moved.append(move(directory, members, directory / (old.partition("~")[0] + ending)))
-    return moves(directory, *moved, rewrites=rewrites)

@@ -13,18 +13,16 @@ from pathlib import Path
 import pytest
 
 from ckpttool import AccessDenied, DamagedCheckpoint
-from ckpttool.transaction import move_transaction
-from ckpttool.transaction.journal import Move
-from ckpttool.transaction.move_steps import MoveDirs
+from ckpttool.transaction import operations
+from ckpttool.transaction.journal import OperationList
 from tests.runs.interrupted_moves import Play, ours, tree
 from tests.support.changes import recover
 from tests.support.faults import DiskStep, disk_steps, hit_call, is_hit_at
 from tests.support.transactions import (
-    Moves,
     kill_before,
     make_moves,
-    move,
-    moves,
+    put_in_trash,
+    removal_of,
     renaming,
     stages_of,
 )
@@ -62,7 +60,7 @@ def test_whatever_interrupts_it_loses_nothing(
             play.interrupt(how, call, again)
 
 
-def test_moves_in_turn_that_are_interrupted_are_settled_at_once(tmp_path: Path) -> None:
+def test_an_exchange_that_is_interrupted_is_settled_at_once(tmp_path: Path) -> None:
     play = Play(tmp_path, "exchanged", "exchange")
     directory = play.copy("interrupted")
     act = partial(play.act, directory, play.units)
@@ -224,26 +222,26 @@ def test_a_pointer_that_has_changed_is_seen_before_anything_is_begun(
     assert (done.failed, calls()) == ({str(run_of / name): told for name in names or [""]}, 0)
 
 
-FORWARD = ["link", "sync", "replace", "sync", "unlink"]
-"""A pointer is replaced once the new names are on the disk, and the old ones go once the pointer is."""
+FORWARD = ["link", "sync", "replace", "sync", "replace", "unlink"]
+"""A pointer is replaced once the new names are on the disk, and the old ones go once that is committed."""
+BACK = ["replace", "link", "sync", "replace", "sync", "unlink", "sync", "replace"]
+"""The commit goes first, and the record last."""
 
 
-@pytest.mark.parametrize(
-    ("fails", "expected"), [(False, [*FORWARD, "sync", "replace"]), (True, [*FORWARD, *FORWARD, "sync"])]
-)
+@pytest.mark.parametrize(("fails", "expected"), [(False, FORWARD), (True, [*FORWARD, *BACK])])
 def test_each_step_is_on_the_disk_before_the_next(
     fails: bool, expected: list[str], run_of: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Last comes the record; a renaming of which one old name can't be unlinked is taken back likewise."""
+    """A renaming of which one old name can't be unlinked is taken back, the last step first."""
     make_moves(run_of, renaming(run_of, {"two\nlines.pt": "e.pt"}))  # there is a record before
     (run_of / "latest").write_text("a.pt")
     inodes = {(run_of / name).stat().st_ino for name in ("a.pt", "b.pt")}
-    real = move_transaction.unlink_old
+    real = operations.Stage.finish
 
-    def unlink_old(dirs: MoveDirs, move: Move) -> None:
-        if fails and move.path.endswith("b.pt"):
+    def finish(stage: operations.Stage, number: int) -> None:
+        if fails and stage.listed.groups[number].path.endswith("b.pt"):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        real(dirs, move)
+        real(stage, number)
 
     def word(step: DiskStep) -> str | None:
         if step.call == "fsync":
@@ -251,7 +249,7 @@ def test_each_step_is_on_the_disk_before_the_next(
         return step.call if step.call == "replace" or step.inode in inodes else None
 
     planned = renaming(run_of, {"a.pt": "c.pt", "b.pt": "d.pt"}, rewrites=[("latest", "a.pt", "c.pt")])
-    monkeypatch.setattr(move_transaction, "unlink_old", unlink_old)
+    monkeypatch.setattr(operations.Stage, "finish", finish)
     steps = disk_steps(monkeypatch)
     assert bool(make_moves(run_of, planned).failed) is fails
     words = [one for one, _ in groupby(filter(None, map(word, steps)))]
@@ -268,7 +266,7 @@ def test_other_names_of_a_file_stay(run_of: Path) -> None:
 # What an interrupted one left -----------------------------------------------------------------------
 
 
-def halfway(directory: Path, step: str, planned: Moves) -> Path:
+def halfway(directory: Path, step: str, planned: OperationList) -> Path:
     """Kill a renaming before a step; return its stage."""
     kill_before(step, lambda: make_moves(directory, planned))
     (stage,) = stages_of(directory)
@@ -278,7 +276,7 @@ def halfway(directory: Path, step: str, planned: Moves) -> Path:
 def test_a_trainer_that_went_on_from_the_new_name_is_right(run_of: Path) -> None:
     (run_of / "latest").write_text("a.pt")
     planned = renaming(run_of, {"a.pt": "c.pt"}, rewrites=[("latest", "a.pt", "c.pt")])
-    halfway(run_of, "add_to_record", planned)
+    halfway(run_of, "finish", planned)
     (run_of / "latest").write_text("c.pt, then d.pt")
     settled = recover(run_of)
     assert (settled.failed, settled.moved[0].endswith("finished now")) == ({}, True)
@@ -288,32 +286,45 @@ def test_a_trainer_that_went_on_from_the_new_name_is_right(run_of: Path) -> None
 def test_a_trainer_that_went_on_from_the_old_name_is_right(run_of: Path) -> None:
     (run_of / "latest").write_text("a.pt")
     planned = renaming(run_of, {"a.pt": "c.pt"}, rewrites=[("latest", "a.pt", "c.pt")])
-    halfway(run_of, "rewrite_pointers", planned)
+    halfway(run_of, "write", planned)
     (run_of / "latest").write_text("a.pt, then b.pt")
     settled = recover(run_of)
-    assert "it is where it was (latest has changed" in settled.moved[0]
+    assert "it is where it was" in settled.moved[0]
     assert texts(run_of)["latest"] == "a.pt, then b.pt"
     assert "c.pt" not in texts(run_of)
 
 
-def test_what_is_neither_here_nor_there_is_told_and_kept(run_of: Path) -> None:
+def test_a_trainer_that_saved_under_the_old_name_keeps_it(run_of: Path) -> None:
     (run_of / "latest").write_text("a.pt")
     planned = renaming(run_of, {"a.pt": "c.pt"}, rewrites=[("latest", "a.pt", "c.pt")])
-    stage = halfway(run_of, "add_to_record", planned)
-    (run_of / "a.pt").write_text("another")
-    os.utime(run_of / "c.pt", ns=(1, 1))
+    halfway(run_of, "write", planned)
+    (run_of / "saving").write_text("saved since")
+    (run_of / "saving").rename(run_of / "a.pt")
     settled = recover(run_of)
-    assert (
-        "can be neither finished nor taken back: a.pt already exists" in settled.failed[str(run_of / "a.pt")]
-    )
+    assert (settled.failed, settled.moved[0].endswith("finished now")) == ({}, True)
+    found = texts(run_of)
+    assert (found["a.pt"], found["c.pt"], found["latest"]) == ("saved since", "a.pt", "c.pt")
+
+
+def test_what_is_neither_here_nor_there_is_told_and_kept(run_of: Path) -> None:
+    (run_of / "latest").write_text("a.pt")
+    names = {"a.pt": "c.pt", "b.pt": "d.pt"}
+    planned = renaming(run_of, names, rewrites=[("latest", "a.pt", "c.pt")])
+    kill_before("do", lambda: make_moves(run_of, planned), 2)
+    (stage,) = stages_of(run_of)
+    (run_of / "a.pt").unlink()
+    (run_of / "a.pt").write_text("another")
+    settled = recover(run_of)
+    told = settled.failed[str(run_of / "a.pt")]
+    assert "can be neither finished nor taken back: not put back: its place is taken by another file" in told
     assert (stage / "journal.json").exists()
     assert (texts(run_of)["a.pt"], texts(run_of)["c.pt"]) == ("another", "a.pt")
 
 
 def test_a_journal_that_leads_out_is_refused(run_of: Path) -> None:
-    stage = halfway(run_of, "rewrite_pointers", renaming(run_of, {"a.pt": "c.pt"}))
+    stage = halfway(run_of, "commit", renaming(run_of, {"a.pt": "c.pt"}))
     told = json.loads((stage / "journal.json").read_text())
-    told["moves"][0]["members"] = [["a.pt", "../c.pt"]]
+    told["operations"][0][3] = "directory/../c.pt"
     (stage / "journal.json").write_text(json.dumps(told))
     before = texts(run_of)
     with pytest.raises(DamagedCheckpoint, match="leads out of the directory"):
@@ -324,9 +335,8 @@ def test_a_journal_that_leads_out_is_refused(run_of: Path) -> None:
 def test_a_trash_that_is_a_symlink_is_not_followed(run_of: Path, tmp_path_factory) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (run_of / ".ckpttool-trash").symlink_to(elsewhere)
-    planned = moves(run_of, move(run_of, {"a.pt": "0/a.pt"}), to_trash=True)
     with pytest.raises(AccessDenied, match="is a symlink; it is left as it is"):
-        make_moves(run_of, planned)
+        put_in_trash(run_of, removal_of(run_of, "a.pt"))
     assert not stages_of(run_of)
     assert (run_of / "a.pt").read_text() == "a.pt"
     assert not list(elsewhere.rglob("*"))

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from ckpttool import AccessDenied
 from ckpttool.formats.tensorflow.state import CheckpointState, state_text
 from ckpttool.io import fs
 from ckpttool.transaction import operations
+from ckpttool.transaction.journal import Group, Spot
+from ckpttool.transaction.places import Places
 from tests.support.changes import file_bytes, recover
 from tests.support.faults import dies_at
 from tests.support.transactions import (
-    Removal,
     hidden_names,
     journal_of,
     kill_before,
@@ -42,7 +44,7 @@ def run(tmp_path: Path) -> Path:
     return run
 
 
-def stage_of(run: Path, *removals: Removal, done: list[int] | None = None) -> Path:
+def stage_of(run: Path, *removals: Group, done: list[int] | None = None) -> Path:
     """Return the stage of removals that were interrupted before anything was set aside, or after ``done``."""
     stage = plant_journal(run, journal_of(run, *removals), done)
     (stage / "0").mkdir()
@@ -301,7 +303,7 @@ def test_done_that_can_not_be_withdrawn_is_left_to_recovery(
     with monkeypatch.context() as patch:
         patch.setattr(operations.Stage, "_write_done", write_done)
         patch.setattr(os, "unlink", refuse)
-        with pytest.raises(AccessDenied, match="input/output error; the next prune recovers"):
+        with pytest.raises(AccessDenied, match="input/output error; the next command recovers"):
             remove(managed, removal_of(managed, "ckpt"))
     assert sorted(os.listdir(stages_of(managed)[0] / "0")) == ["ckpt"]
     assert [os.path.basename(path) for path in recover(managed).finished] == ["ckpt"]
@@ -377,14 +379,14 @@ def test_one_that_can_not_be_looked_at_stops_no_other(run: Path, monkeypatch: py
     units = [["ckpt"], ["set.index", "set.data"]]
     stage = stage_of(run, *(removal_of(run, *unit) for unit in units), done=[0, 1])
     set_aside(run, stage, *(name for unit in units for name in unit))
-    real = operations._require_unchanged
+    real = Places.require_unchanged
 
-    def require_unchanged(place: int, removal: Removal) -> None:
-        if removal.members == ("ckpt",):
+    def require_unchanged(places: Places, number: int, spots: Mapping[str, Spot]) -> None:
+        if number == 0:
             refuse()
-        real(place, removal)
+        real(places, number, spots)
 
-    monkeypatch.setattr(operations, "_require_unchanged", require_unchanged)
+    monkeypatch.setattr(Places, "require_unchanged", require_unchanged)
     told = f"operation not permitted; it is in {stage / '0'}"
     assert outcome(run, stage) == (["set.index"], [], {"ckpt": told})
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +18,18 @@ from ckpttool import DamagedCheckpoint
 from ckpttool.transaction import operations
 from ckpttool.transaction.files import Contents, Fingerprint
 from ckpttool.transaction.journal import (
-    DONE,
-    JOURNAL,
-    Chain,
+    Exchange,
+    Group,
     Move,
-    Moves,
+    OperationList,
     Relink,
-    Removal,
     Rewrite,
-    moves_document,
-    moves_of,
+    Spot,
+    StoredFile,
     operations_document,
 )
-from ckpttool.transaction.state_dir import StateDir
+from ckpttool.transaction.old_journals import list_of
+from ckpttool.transaction.stages import DONE, JOURNAL
 from ckpttool.transaction.stored_journals import read_journal
 from tests.support.changes import journals_of
 from tests.support.transactions import IDENTITY, stages_of
@@ -47,18 +48,18 @@ COUNTS = st.integers(0, 2**64)
 
 
 @st.composite
-def removals(draw: st.DrawFn) -> Removal:
+def removals(draw: st.DrawFn) -> Group:
     members = draw(st.lists(NAMES, min_size=1, max_size=3, unique=True))
     paths = [os.path.join(name, draw(NAMES)) if draw(st.booleans()) else name for name in members]
     files = tuple(Fingerprint(path, *(draw(COUNTS) for _ in range(4))) for path in paths)
     directories = tuple(draw(st.lists(st.sampled_from(members), unique=True)))
     survivors = tuple(draw(st.lists(NAMES, max_size=2)))
-    return Removal(draw(st.text()), tuple(members), Contents(files, directories), survivors)
+    return Group(draw(st.text()), tuple(members), Contents(files, directories), survivors)
 
 
 @given(
     st.lists(removals(), max_size=3, unique_by=lambda one: one.members),
-    st.lists(st.builds(Rewrite, NAMES, st.none() | st.text(), st.none() | st.text()), max_size=2),
+    st.lists(st.builds(Rewrite, NAMES, *[st.none() | st.text()] * 2, st.none() | NAMES), max_size=2),
     st.sampled_from([None, [], [0]]),
 )
 def test_what_is_written_is_read_again(tmp_path_factory, told, rewrites, done) -> None:
@@ -72,7 +73,7 @@ def test_what_is_written_is_read_again(tmp_path_factory, told, rewrites, done) -
     (stage / JOURNAL).write_text(json.dumps(operations_document(listed)))
     if done is not None:
         (stage / DONE).write_text(json.dumps(done))
-    expected = listed._replace(done=None if done is None else frozenset(done))
+    expected = replace(listed, done=None if done is None else frozenset(done))
     assert read_journal(str(stage), str(stage)) == expected
 
 
@@ -92,8 +93,9 @@ def test_what_can_not_be_understood(tmp_path: Path, text: str) -> None:
         read_journal(str(tmp_path), str(tmp_path))
 
 
-GROUP = {"path": "a", "files": [], "directories": [], "survivors": []}
-MOVE, OLD_NAMES = ["move", 0, "a", "0/a"], {"members": ["a"]}
+GROUP = {"path": "a", "files": [], "directories": [], "survivors": [], "new_name": None}
+MOVE, OLD_NAMES = ["move", 0, "directory/a", "stage/0/a"], {"members": ["a"]}
+JOURNAL_OF = {"schema": "ckpttool.operations/1", "kind": "remove", "identity": None}
 
 
 def require_refused(stage: Path, document: object) -> None:
@@ -120,16 +122,27 @@ def require_refused(stage: Path, document: object) -> None:
 )
 def test_paths_that_lead_out_are_refused(tmp_path: Path, key: str, value: object) -> None:
     group = GROUP | {key: value}
-    require_refused(tmp_path, {"schema": "ckpttool.operations/1", "groups": [group], "operations": [MOVE]})
+    require_refused(tmp_path, JOURNAL_OF | {"groups": [group], "operations": [MOVE]})
     old = {"schema": "ckpttool.journal/1", "rewrites": [], "removals": [OLD_NAMES | group]}
     require_refused(tmp_path, old)
 
 
 @pytest.mark.parametrize("name", ["../other", "..", "", "/etc/passwd", "a\0b", 3])
 def test_names_that_lead_out_are_refused(tmp_path: Path, name: object) -> None:
-    for operation in (["move", 0, name, "0/a"], ["move", 0, "a", name], ["move", 0, "a", f"0/{name}/a"]):
-        document = {"schema": "ckpttool.operations/1", "groups": [GROUP], "operations": [operation]}
-        require_refused(tmp_path, document)
+    stored = [f"stage/0/{name}", 1, 2, 3, 4]
+    for operation in (
+        ["move", 0, f"directory/{name}" if isinstance(name, str) else name, "stage/0/a"],
+        ["move", 0, "directory/a", name],
+        ["link", 0, "directory/a", f"directory/{name}"] if isinstance(name, str) else ["link", 0, name, name],
+        ["move", 0, "directory/a", f"stage/0/{name}/a"],
+        ["move", 0, "directory/a", f"trash/{name}"],
+        ["put", 0, name, None, None],
+        ["put", 0, "a", [f"directory/{name}/../b", 1, 2, 3, 4], stored],
+        ["write", name, None, "text", None],
+        ["write", "a", None, "text", f"{name}/../a"],
+        ["relink", name, "a", "b"],
+    ):
+        require_refused(tmp_path, JOURNAL_OF | {"groups": [GROUP], "operations": [MOVE, operation]})
     old = {"schema": "ckpttool.journal/1", "rewrites": [], "removals": [GROUP | {"members": [name]}]}
     require_refused(tmp_path, old)
 
@@ -138,21 +151,22 @@ def test_names_that_lead_out_are_refused(tmp_path: Path, name: object) -> None:
     "operations",
     [
         [],
-        [["move", 1, "a", "0/a"]],
-        [["move", -1, "a", "0/a"]],
+        [["move", 1, "directory/a", "stage/0/a"]],
+        [["move", -1, "directory/a", "stage/0/a"]],
+        [["move", 0, "elsewhere/a", "stage/0/a"]],
+        [["move", 0, "a", "0/a"]],
         [MOVE, MOVE],
-        [MOVE, ["move", 0, "b", "0/a"]],
-        [MOVE, ["move", 0, "b", "1/b"]],
-        [["move", 0, "a", "0/b"]],
-        [MOVE, ["unlink", 0, "a", "0/a"]],
-        [MOVE, ["write", "../a", "b", "c"]],
-        [MOVE, ["write", "a", 3, "c"]],
-        [MOVE, ["write", "a", "c"]],
+        [MOVE, ["move", 0, "directory/b", "stage/0/a"]],
+        [MOVE, ["unlink", 0, "directory/a", "stage/0/a"]],
+        [MOVE, ["put", 0, "b", None, ["stage/1/b", 1, 2, 3]]],
+        [MOVE, ["write", "a", 3, "c", None]],
+        [MOVE, ["write", "a", "b", "c"]],
+        [MOVE, ["relink", "a", "b", None]],
         [MOVE, None],
     ],
 )
 def test_no_other_operations_are_believed(tmp_path: Path, operations: object) -> None:
-    document = {"schema": "ckpttool.operations/1", "groups": [GROUP], "operations": operations}
+    document = JOURNAL_OF | {"groups": [GROUP], "operations": operations}
     require_refused(tmp_path, document)
 
 
@@ -161,7 +175,7 @@ def test_no_other_groups_are_believed(tmp_path: Path, done: object) -> None:
     (tmp_path / DONE).write_text(json.dumps(done))
     if done is None:
         (tmp_path / DONE).write_text("[")
-    require_refused(tmp_path, {"schema": "ckpttool.operations/1", "groups": [GROUP], "operations": [MOVE]})
+    require_refused(tmp_path, JOURNAL_OF | {"groups": [GROUP], "operations": [MOVE]})
 
 
 def test_only_our_own_directories_are_stages(tmp_path: Path) -> None:
@@ -172,28 +186,59 @@ def test_only_our_own_directories_are_stages(tmp_path: Path) -> None:
     assert journals_of(tmp_path) == []
 
 
-# Moves --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("kind", "delete"), ("kind", []), ("kind", "trash"), ("identity", "../../x"), ("identity", 3)],
+)
+def test_no_other_commands_are_believed(tmp_path: Path, key: str, value: object) -> None:
+    require_refused(tmp_path, JOURNAL_OF | {"groups": [GROUP], "operations": [MOVE], key: value})
 
 
-def trashed(directory: str, name: str = "a.pt", inner: str = "a.pt/x") -> Moves:
-    held = Contents((Fingerprint(inner, 1, 2, 3, 4),), (name,))
-    return Moves(
-        kind="trash",
-        identity=IDENTITY,
-        moves=(Move("run/a.pt", ((name, f"0/{name}"),), held),),
-        rewrites=(Rewrite("checkpoint", "\udce9\n", None),),
-        relinks=(Relink("best", "a", "b"),),
-        source=directory,
-        target=os.path.join(directory, ".ckpttool-trash", IDENTITY),
+def test_all_operations_are_read_again(tmp_path: Path) -> None:
+    here, aside = (Fingerprint("a/b", *range(at, at + 4)) for at in (1, 5))
+    contents = Contents((replace(here, path="a/b"),), ())
+    operations = (
+        Move(0, Spot("directory", "c"), Spot("directory", "d"), is_link=True),
+        Exchange(
+            0, "a/b", StoredFile(Spot("trash", "1/b"), here), StoredFile(Spot("directory", "x/b"), aside)
+        ),
+        Exchange(0, "new", None, StoredFile(Spot("directory", "x/c"), replace(aside, path="new"))),
+        Rewrite("checkpoint", "\udce9\n", None, "other"),
+        Relink("best", "a", "b"),
     )
+    listed = OperationList("slim", (Group("run/a", ("c", "a/b"), contents),), operations, IDENTITY)
+    (tmp_path / JOURNAL).write_text(json.dumps(operations_document(listed)))
+    assert read_journal(str(tmp_path), str(tmp_path)) == listed
 
 
-def test_moves_that_are_written_are_read_again(tmp_path: Path) -> None:
-    stage = tmp_path / ".ckpttool-0123abcd"
-    stage.mkdir()
-    moves = trashed(str(tmp_path))
-    (stage / JOURNAL).write_text(json.dumps(moves_document(moves, str(tmp_path))))
-    assert read_journal(str(stage), str(tmp_path)) == moves
+# Moves of version 0.1 -----------------------------------------------------------------------------
+
+OLD_MOVES: dict[str, Any] = {
+    "schema": "ckpttool.moves/1",
+    "kind": "trash",
+    "identity": IDENTITY,
+    "source": "directory",
+    "target": "trash",
+    "moves": [
+        {
+            "path": "run/a.pt",
+            "members": [["a.pt", "0/a.pt"]],
+            "directories": ["a.pt"],
+            "files": [["a.pt/x", 1, 2, 3, 4]],
+        }
+    ],
+    "rewrites": [{"name": "checkpoint", "before": "\udce9\n", "after": None}],
+    "relinks": [{"name": "best", "before": "a", "after": "b"}],
+}
+
+
+def test_old_moves_are_operations() -> None:
+    listed = list_of(OLD_MOVES)
+    move = Move(0, Spot("directory", "a.pt"), Spot("trash", "0/a.pt"))
+    assert listed.operations == (Rewrite("checkpoint", "\udce9\n", None), Relink("best", "a", "b"), move)
+    assert listed.groups == (
+        Group("run/a.pt", ("a.pt",), Contents((Fingerprint("a.pt/x", 1, 2, 3, 4),), ("a.pt",))),
+    )
 
 
 @pytest.mark.parametrize(
@@ -225,47 +270,45 @@ def test_moves_that_are_written_are_read_again(tmp_path: Path) -> None:
         (("relinks", 0, "after"), None),
     ],
 )
-def test_no_other_moves_are_believed(tmp_path: Path, where: tuple[str | int, ...], value: object) -> None:
-    told = json.loads(json.dumps(moves_document(trashed(str(tmp_path)), str(tmp_path))))
-    assert moves_of(told, str(tmp_path), StateDir(str(tmp_path)))
+def test_no_other_moves_are_believed(where: tuple[str | int, ...], value: object) -> None:
+    told = json.loads(json.dumps(OLD_MOVES))
     *above, last = where
     inner = told
     for key in above:
         inner = inner[key]
     inner[last] = value
     with pytest.raises((KeyError, TypeError, ValueError)):
-        moves_of(told, str(tmp_path), StateDir(str(tmp_path)))
+        list_of(told)
 
 
-def chained(directory: str) -> Moves:
-    known: dict[str, Any] = {"kind": "rename", "identity": IDENTITY, "source": directory, "target": directory}
-    one = Moves(moves=(), **known)
-    return Moves(moves=(), chain=Chain((one, one), has_more=True), **known)
+def chained(*names: str) -> dict[str, Any]:
+    """Return a renaming in waves, as version 0.1 wrote it: the last wave holds those before it."""
+    waves = [
+        {
+            "schema": "ckpttool.moves/1",
+            "kind": "rename",
+            "identity": IDENTITY,
+            "source": "directory",
+            "target": "directory",
+            "moves": [
+                {"path": "a", "members": [[old, new]], "files": [[old, 1, 2, 3, 4]], "directories": []}
+            ],
+            "rewrites": [],
+            "relinks": [],
+        }
+        for old, new in pairwise(names)
+    ]
+    before = waves[-2::-1]
+    return waves[-1] | {"schema": "ckpttool.moves-in-a-row/1", "before": before, "has_more": True}
 
 
-def test_moves_of_a_chain_that_are_written_are_read_again(tmp_path: Path) -> None:
-    place = str(tmp_path)
-    told = json.loads(json.dumps(moves_document(chained(place), place)))
-    assert moves_of(told, place, StateDir(place)) == chained(place)
+def test_old_waves_follow_each_other() -> None:
+    listed = list_of(chained("a", "a~1", "b"))
+    first, second, third = (Spot("directory", name) for name in ("a", "a~1", "b"))
+    assert listed.operations == (Move(0, first, second, is_link=True), Move(1, second, third, is_link=True))
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("before", None),
-        ("before", [{}]),
-        ("has_more", 1),
-        ("has_more", None),
-        ("identity", IDENTITY.replace("a", "b")),
-    ],
-)
-def test_no_other_chain_is_believed(tmp_path: Path, key: str, value: object) -> None:
-    place = str(tmp_path)
-    told = json.loads(json.dumps(moves_document(chained(place), place)))
-    told[key] = value
+@pytest.mark.parametrize("value", [None, [{}], [OLD_MOVES | {"identity": IDENTITY.replace("a", "b")}]])
+def test_no_other_waves_are_believed(value: object) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
-        moves_of(told, place, StateDir(place))
-    nested = json.loads(json.dumps(moves_document(chained(place), place)))
-    nested["before"] = [moves_document(chained(place), place)]
-    with pytest.raises(ValueError, match="another journal"):
-        moves_of(nested, place, StateDir(place))
+        list_of(chained("a", "b", "c") | {"before": value})

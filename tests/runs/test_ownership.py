@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from ckpttool import AccessDenied, CheckpointError, DamagedCheckpoint, undo
+from ckpttool.transaction.journal import OperationList
+from ckpttool.transaction.operations import removal_operations
 from tests.support.changes import empty_trash, journals_of, other_owner_of, recover
 from tests.support.faults import path_at
 from tests.support.limits import lower_limits
 from tests.support.transactions import (
     IDENTITY,
-    Moves,
     hidden_names,
     journal_of,
     make_moves,
@@ -51,9 +52,9 @@ def seen(directory: Path) -> dict[str, bytes]:
     }
 
 
-def model_9(run: Path, **pointers: Any) -> Moves:
+def model_9(run: Path, **pointers: Any) -> OperationList:
     """Return moves that call a model the ninth."""
-    return moves(run, move(run, {"model_1.pt": "model_9.pt"}, "model_1.pt"), **pointers)
+    return moves(move(run, {"model_1.pt": "model_9.pt"}, "model_1.pt"), **pointers)
 
 
 # Symlinks -------------------------------------------------------------------------------------------
@@ -81,7 +82,7 @@ def test_no_pointer_is_written_behind_a_symlink(run: Path, outside: Path, pointe
     before = seen(outside), os.readlink(outside / "link")
     plant_journal(run, journal_of(run, model_9(run, **pointer)))
     (told_once,) = recover(run).moved
-    assert "lies behind a symlink" in told_once
+    assert "it is where it was" in told_once
     assert (seen(outside), os.readlink(outside / "link")) == before
     assert (run / "model_1.pt").exists()
     assert not (run / "model_9.pt").exists()
@@ -91,7 +92,7 @@ def test_no_pointer_is_written_behind_a_symlink(run: Path, outside: Path, pointe
 
 
 def test_pointers_alone_are_told_of_their_directory(run: Path, outside: Path) -> None:
-    plant_journal(run, journal_of(run, moves(run, **OUTSIDE["a new file"])))
+    plant_journal(run, journal_of(run, moves(**OUTSIDE["a new file"])))
     (told,) = recover(run).moved
     assert told.startswith(f"{run}: ")
     assert "nothing was changed" in told
@@ -103,9 +104,10 @@ def test_a_record_changes_nothing_behind_a_symlink(run: Path, outside: Path) -> 
     make_moves(run, told)
     (path,) = run.rglob("record.json")
     document = json.loads(path.read_text())
-    document["steps"][0]["undoing"]["rewrites"] = [
-        {"name": "sub/conf", "before": "hello\n", "after": "planted\n"},
-        {"name": "sub/new", "before": None, "after": "planted\n"},
+    operations = document["steps"][0]["undoing"]["operations"]
+    operations += [
+        ["write", "sub/conf", "hello\n", "planted\n", None],
+        ["write", "sub/new", None, "planted\n", None],
     ]
     path.write_text(json.dumps(document))
     undo(str(run))
@@ -161,7 +163,7 @@ def test_a_symlinked_trash_is_not_followed(
 
 @pytest.mark.parametrize("kind", ["rename", "trash"])
 def test_recovery_does_not_follow_it_either(run: Path, elsewhere: Path, kind: str) -> None:
-    aside = moves(run, move(run, {"model_1.pt": "0/model_1.pt"}), to_trash=True)
+    aside = removal_operations([removal_of(run, "model_1.pt")], identity=IDENTITY)
     plant_journal(run, journal_of(run, aside if kind == "trash" else model_9(run)))
     before = sorted(elsewhere.rglob("*"))
     (failed,) = recover(run).failed.values()
@@ -245,8 +247,15 @@ def test_moves_of_another_user_are_not_made(run: Path, monkeypatch: pytest.Monke
     assert sorted(seen(run)) == ["model_1.pt", "model_2.pt"]
 
 
+def plant_renamed(run: Path) -> Path:
+    """Leave a renaming that was killed after its commit; return its stage."""
+    journal = journal_of(run, model_9(run))
+    (run / "model_9.pt").hardlink_to(run / "model_1.pt")
+    return plant_journal(run, journal, [0])
+
+
 def test_what_belongs_to_the_directorys_owner_is_believed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant_journal(run, journal_of(run, model_9(run)))
+    plant_renamed(run)
     monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
     assert "finished now" in recover(run).moved[0]
     assert sorted(seen(run)) == ["model_2.pt", "model_9.pt"]
@@ -266,7 +275,7 @@ def test_what_belongs_to_the_directorys_owner_is_believed(run: Path, monkeypatch
     ],
 )
 def test_what_others_could_have_written(run: Path, around: int, stage: int, is_believed: bool) -> None:
-    place = plant_journal(run, journal_of(run, model_9(run)))
+    place = plant_renamed(run)
     run.chmod(around)
     place.chmod(stage)
     if is_believed:
@@ -274,7 +283,7 @@ def test_what_others_could_have_written(run: Path, around: int, stage: int, is_b
     else:
         with pytest.raises(AccessDenied, match="others may have written in it"):
             recover(run)
-    assert (run / "model_9.pt").exists() is is_believed
+    assert (run / "model_1.pt").exists() is not is_believed
 
 
 @pytest.mark.parametrize("step", [STEPS[name] for name in ("rename", "trash", "undo", "empty")])
@@ -360,17 +369,17 @@ def changed(run: Path, **values: object) -> bytes:
     return json.dumps(told | values).encode()
 
 
-MOVE = {"path": "x", "members": [["model_1.pt", "b"]], "files": [], "directories": []}
+GROUP = {"path": "x", "files": [], "directories": [], "survivors": [], "new_name": None}
+MOVE = ["move", 0, "directory/model_1.pt", "directory/b"]
 HOSTILE: dict[str, dict[str, object]] = {
-    "no moves": {"moves": None},
-    "no members": {"moves": [MOVE | {"members": []}]},
-    "half a member": {"moves": [MOVE | {"members": [["model_1.pt"]]}]},
-    "an empty file": {"moves": [MOVE | {"files": [[]]}]},
-    "no text": {"rewrites": [{"name": "a", "before": None, "after": "\ud800"}]},
-    "no name": {"rewrites": [{"name": "\ud800", "before": None, "after": ""}]},
-    "no link": {"relinks": [{"name": "a", "before": "b", "after": "\udfff\ud800"}]},
-    "no place": {"source": "elsewhere"},
-    "a list for a place": {"source": []},
+    "no operations": {"operations": None},
+    "half an operation": {"groups": [GROUP], "operations": [MOVE[:2]]},
+    "an empty file": {"groups": [GROUP | {"files": [[]]}], "operations": [MOVE]},
+    "no text": {"groups": [], "operations": [["write", "a", None, "\ud800", None]]},
+    "no name": {"groups": [], "operations": [["write", "\ud800", None, "", None]]},
+    "no link": {"groups": [], "operations": [["relink", "a", "b", "\udfff\ud800"]]},
+    "no place": {"groups": [GROUP], "operations": [["move", 0, "elsewhere/a", "directory/b"]]},
+    "a list for a place": {"groups": [GROUP], "operations": [["move", 0, [], "directory/b"]]},
     "no kind": {"kind": {}},
     "no identity": {"identity": "../.."},
 }

@@ -689,7 +689,7 @@ def test_a_journal_that_leads_out_is_refused(series: Path) -> None:
     victim.write_text("precious")
     stage = _interrupted(series)
     document = json.loads((stage / JOURNAL).read_text())
-    document["operations"][0][2] = "../victim"
+    document["operations"][0][2] = "directory/../victim"
     (stage / JOURNAL).write_text(json.dumps(document))
     before = _digests(series.parent)
     with pytest.raises(DamagedCheckpoint, match="leads out of the directory"):

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from ckpttool.runs.renaming.name_warnings import name_doubts
 from ckpttool.runs.renaming.names import RenamePlan, fold_name, plan_names, unit_stem
-from ckpttool.runs.renaming.steps import next_wave, remaining_step, steps
+from ckpttool.runs.renaming.steps import rename_operations
 from ckpttool.runs.renaming.template import parse_template
-from tests.support.directories import Entry, make_entry
+from ckpttool.transaction.journal import Move, Rewrite, Spot
+from tests.support.directories import Entry
 
 Make = Callable[..., Entry]
 
@@ -224,59 +225,58 @@ def test_never_two_of_one_name(
         _follow(plan, {*names, *standing})
 
 
-def _follow(plan: RenamePlan, there: set[str], most: int = 4) -> None:
-    """Carry a plan out in a set of names, wave by wave."""
-    waiting = steps(plan.renamings)
+def _follow(plan: RenamePlan, there: set[str]) -> None:
+    """Do the operations of a plan in a set of names, on a file system where case makes no difference."""
+    listed = rename_operations(plan.renamings, [], [], "x")
     goal = (there - {old for one in plan.renamings for old, _ in one.members}) | {
         new for one in plan.renamings for _, new in one.members
     }
-    rounds = 0
-    while waiting:
-        rounds += 1
-        assert rounds <= most
-        wave = next_wave(waiting, {*there, *(new for one in waiting for new in one.names.values())})
-        assert wave
-        moved = {old: new for step in wave for old, new in step.move.members}
-        folds = {fold_name(name) for name in there - moved.keys()}
-        assert folds.isdisjoint(map(fold_name, moved.values()))
-        there = (there - moved.keys()) | set(moved.values())
-        rest = [step for step in waiting if step.renaming not in [one.renaming for one in wave]]
-        rest += [remaining_step(step, _after(step.entry, step.names)) for step in wave if not step.is_last]
-        waiting = rest
-    assert there == goal
+    found = {Spot("directory", name) for name in there}
+    linked: set[Spot] = set()
+    for one in listed.operations:
+        assert isinstance(one, Move)
+        assert one.source in found
+        if one.is_link:
+            linked.add(one.source)
+        else:
+            found.remove(one.source)
+        assert one.target.path not in {spot.path for spot in found if spot.place == one.target.place}
+        if one.target.place == "directory":
+            assert fold_name(one.target.path) not in {
+                fold_name(spot.path) for spot in found if not spot.is_private
+            }
+        found.add(one.target)
+    assert found - linked == {Spot("directory", name) for name in goal}
 
 
-def _after(entry: Entry, to: dict[str, str]) -> Entry:
-    return replace(entry, unit=make_entry(to[entry.name], *(to[name] for name in entry.unit.members)).unit)
-
-
-def test_chains_and_cycles(entry: Make) -> None:
+def test_chains_and_cycles_go_through_the_stage(entry: Make) -> None:
     chain = [entry("m_1.pt", epoch=2), entry("m_2.pt", epoch=3), entry("m_3.pt", epoch=4)]
-    waves = []
-    waiting = steps(planned(chain, "m_{epoch}").renamings)
-    while waiting:
-        wave = next_wave(waiting, ["m_1.pt"])
-        waves.append([step.entry.name for step in wave])
-        waiting = [step for step in waiting if step not in wave]
-    assert waves == [["m_3.pt"], ["m_2.pt"], ["m_1.pt"]]
-    cycle = steps(planned([entry("m_1.pt", epoch=2), entry("m_2.pt", epoch=1)], "m_{epoch}").renamings)
-    wave = next_wave(cycle, ["m_1.pt", "m_2.pt", "m_1~1.pt"])
-    assert [dict(step.names) for step in wave] == [{"m_1.pt": "m_1~2.pt"}, {"m_2.pt": "m_2~1.pt"}]
-    assert not any(step.is_last for step in wave)
+    _follow(planned(chain, "m_{epoch}"), {"m_1.pt", "m_2.pt", "m_3.pt"})
+    cycle = planned(
+        [entry("m_1.pt", epoch=2), entry("m_2.pt", epoch=1), entry("m_5.pt", epoch=6)], "m_{epoch}"
+    )
+    _follow(cycle, {"m_1.pt", "m_2.pt", "m_5.pt"})
+    moves = [
+        one for one in rename_operations(cycle.renamings, [], [], "x").operations if isinstance(one, Move)
+    ]
+    assert [one.source.path for one in moves if one.is_link] == ["m_5.pt"]
+    assert {one.source.path for one in moves if one.target.place == "stage"} == {"m_1.pt", "m_2.pt"}
 
 
-def test_long_chains_take_two_waves(entry: Make) -> None:
-    plan = planned([entry(f"m_{number}.pt", epoch=number + 1) for number in range(100)], "m_{epoch}")
-    _follow(plan, {f"m_{number}.pt" for number in range(100)}, most=2)
-
-
-def test_a_long_name_goes_aside_by_a_short_one(entry: Make) -> None:
-    name = "m" * 249 + "_1.pt"
-    one = entry(name, epoch=2)
-    (step,) = steps(planned([one, entry("x.pt", epoch=3)], "{run}_{epoch}").renamings[:1])
-    two = replace(step, names={name: name})
-    aside, _ = next_wave([replace(two, names={name: "y.pt"}), replace(two, names={"y.pt": name})], [])
-    assert all(len(os.fsencode(new)) <= 255 for new in aside.names.values())
+def test_an_index_that_takes_the_name_of_another_is_written_once() -> None:
+    rewrites = [
+        Rewrite("b", None, "to b", like="a"),
+        Rewrite("a", "was a", None, like="b"),
+        Rewrite("c", None, "to c", like="b"),
+        Rewrite("b", "was b", None, like="c"),
+        Rewrite("latest", "a", "b"),
+    ]
+    assert rename_operations([], rewrites, [], "x").pointers == (
+        Rewrite("c", None, "to c", like="b"),
+        Rewrite("b", "was b", "to b", like="b"),
+        Rewrite("latest", "a", "b"),
+        Rewrite("a", "was a", None, like="b"),
+    )
 
 
 def test_stems(entry: Make) -> None:

@@ -309,11 +309,15 @@ def test_a_record_of_an_earlier_version_is_undone(epochs: Path) -> None:
     prune(epochs, full=9, trash=True)
     (record,) = epochs.glob(".ckpttool-trash/*/record.json")
     told = json.loads(record.read_text())
-    (moved,) = told["steps"][0]["undoing"]["moves"]
-    (successor,) = moved.pop("successors")
-    del successor["name"]
-    moved["successor"] = successor
-    record.write_text(json.dumps(told).replace("ckpttool.swaps/2", "ckpttool.swaps/1"))
+    undoing = told["steps"][0]["undoing"]
+    ((_, _, name, (_, *slim), (old, *_)),) = undoing.pop("operations")
+    (group,) = undoing.pop("groups")
+    del group["survivors"]
+    undoing |= {"schema": "ckpttool.swaps/1", "source": "trash", "target": "directory"}
+    undoing |= {"rewrites": [], "relinks": []}
+    members = {"members": [[old.removeprefix("trash/"), name]]}
+    undoing["moves"] = [group | members | {"successor": {"waits": name, "file": slim}}]
+    record.write_text(json.dumps(told))
     assert (undo(epochs).problems, file_bytes(epochs)) == ((), before)
 
 

@@ -8,7 +8,6 @@ import pickle
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -20,17 +19,16 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
 from ckpttool import AccessDenied, open_checkpoint, prune, undo, verify
-from ckpttool.transaction import move_transaction
-from ckpttool.transaction.files import fingerprint
-from ckpttool.transaction.journal import Moves, Successor
-from ckpttool.transaction.move_transaction import apply_moves
+from ckpttool.transaction import operations
+from ckpttool.transaction.files import Contents, fingerprint
+from ckpttool.transaction.journal import Exchange, Group, OperationList, Spot, StoredFile
+from ckpttool.transaction.moves import apply
 from ckpttool.transaction.recovery import recover_directory
-from ckpttool.transaction.state_dir import state_dir_of
 from tests.formats.test_megatron import CONFIG
 from tests.support.changes import file_bytes
 from tests.support.faults import dies_at, fill_disk, is_killed_at
 from tests.support.thorough import sampled
-from tests.support.transactions import IDENTITY, move
+from tests.support.transactions import IDENTITY
 
 WEIGHTS = [f"decoder.layers.{number}.linear.weight" for number in range(3)]
 
@@ -258,13 +256,13 @@ def test_a_data_file_that_a_trainer_writes_anew_keeps_its_name(
     run_of, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_of(_megatron)
-    place = move_transaction.place_successors
+    commit = operations.Stage.commit
 
-    def place_and_save(*arguments: Any) -> None:
-        place(*arguments)
+    def save_and_commit(*arguments: Any) -> None:
         _megatron(run / "iter_0000001", 7)
+        commit(*arguments)
 
-    monkeypatch.setattr(move_transaction, "place_successors", place_and_save)
+    monkeypatch.setattr(operations.Stage, "commit", save_and_commit)
     prune(run, full=1, trash=True)
     torch.manual_seed(7)
     assert torch.equal(_loaded(run / "iter_0000001")[WEIGHTS[0]], torch.randn(16, 16))
@@ -285,27 +283,32 @@ OLD = {".metadata": b"of a", "a.distcp": b"weights, states", "common.pt": b"stay
 NEW = {".metadata": b"of b", "b.distcp": b"weights", "common.pt": b"stays"}
 
 
-def _plant(root: Path) -> Moves:
-    """Write a checkpoint, and files that wait to take the place of some of it; return what moves them."""
+def _plant(root: Path) -> OperationList:
+    """Write a checkpoint, and files that wait to take the place of some of it; return what exchanges them."""
     directory, waiting = root / "run" / "iter_1", root / "run" / "waiting"
     for place, files in ((directory, OLD), (waiting, NEW)):
         place.mkdir(parents=True)
         for name, data in files.items():
             (place / name).write_bytes(data)
-    names = {f"iter_1/{name}": f"{at}/{name}" for at, name in enumerate((".metadata", "a.distcp"), 1)}
-    successors = tuple(
-        Successor(f"waiting/{name}", fingerprint(f"iter_1/{name}", os.lstat(waiting / name)))
-        for name in ("b.distcp", ".metadata")
+
+    def stored(spot: Spot, path: Path) -> StoredFile:
+        return StoredFile(spot, fingerprint(f"iter_1/{path.name}", os.lstat(path)))
+
+    old = {
+        name: stored(Spot("trash", f"{at}/{name}"), directory / name)
+        for at, name in enumerate((".metadata", "a.distcp"), 1)
+    }
+    new = {
+        name: stored(Spot("directory", f"waiting/{name}"), waiting / name)
+        for name in (".metadata", "b.distcp")
+    }
+    operations = tuple(
+        Exchange(0, f"iter_1/{name}", old.get(name), new.get(name))
+        for name in ("b.distcp", ".metadata", "a.distcp")
     )
-    run = directory.parent
-    one = replace(move(run, names, directory), successors=successors)
-    return Moves(
-        kind="trash",
-        identity=IDENTITY,
-        moves=(one,),
-        source=str(run),
-        target=state_dir_of(str(run)).trash_place(IDENTITY),
-    )
+    files = tuple(one.file for one in old.values())
+    group = Group(str(directory), tuple(file.path for file in files), Contents(files))
+    return OperationList("slim", (group,), operations, IDENTITY)
 
 
 def _whole_in(run: Path) -> Mapping[str, bytes]:
@@ -328,8 +331,8 @@ def test_a_kill_at_any_call_and_at_any_of_its_recovery(
             planned = _plant(root)
             run = root / "run"
             if is_undone:
-                assert apply_moves(str(run), planned).moved
-            act = partial(undo, run) if is_undone else partial(apply_moves, str(run), planned)
+                assert apply(str(run), planned).moved
+            act = partial(undo, run) if is_undone else partial(apply, str(run), planned)
             was_hit = dies_at(number, act)
             _whole_in(run)
             was_hit_again = again > 0 and dies_at(again, partial(recover_directory, str(run)))

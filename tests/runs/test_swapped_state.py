@@ -11,10 +11,9 @@ import pytest
 
 from ckpttool import AccessDenied, CheckpointError, pin, undo
 from ckpttool.transaction.files import contents
-from ckpttool.transaction.journal import Move, Moves, Removal, Rewrite
-from ckpttool.transaction.move_transaction import apply_moves
-from ckpttool.transaction.removal import remove
-from ckpttool.transaction.trash import put_aside
+from ckpttool.transaction.journal import Group, Move, OperationList, Rewrite, Spot
+from ckpttool.transaction.moves import apply
+from ckpttool.transaction.removal import put_aside, remove
 from tests.exchanging import WAYS, Way, exchanges
 from tests.support.changes import held_by_another
 from tests.support.commands import run_here
@@ -33,9 +32,9 @@ def lay_out(place: Path) -> None:
     (place / "latest").write_text("step_2\n")
 
 
-def removals(place: Path) -> tuple[Removal, ...]:
+def removals(place: Path) -> tuple[Group, ...]:
     names = ("model_epoch_1.pth", "step_2")
-    return tuple(Removal(str(place / one), (one,), contents(str(place), [one])) for one in names)
+    return tuple(Group(str(place / one), (one,), contents(str(place), [one])) for one in names)
 
 
 def removed(place: Path) -> None:
@@ -59,17 +58,11 @@ def undone(place: Path) -> None:
 
 
 def renamed(place: Path) -> None:
-    move = Move(str(place / "step_2"), (("step_2", "step_02"),), contents(str(place), ["step_2"]))
-    moves = Moves(
-        kind="rename",
-        identity=IDENTITY,
-        moves=(move,),
-        rewrites=(Rewrite("latest", "step_2\n", "step_02\n"),),
-        source=str(place),
-        target=str(place),
-    )
+    group = Group(str(place / "step_2"), ("step_2",), contents(str(place), ["step_2"]))
+    move = Move(0, Spot("directory", "step_2"), Spot("directory", "step_02"), is_link=True)
+    pointer = Rewrite("latest", "step_2\n", "step_02\n")
     with held_by_another(place):
-        apply_moves(str(place), moves)
+        apply(str(place), OperationList("rename", (group,), (move, pointer), IDENTITY))
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from ckpttool import AccessDenied, Policy, PruneRequest, convert, list_checkpoints, prune, undo
-from ckpttool.transaction import move_transaction
-from ckpttool.transaction.journal import JOURNAL, Move
-from ckpttool.transaction.move_steps import MoveDirs
+from ckpttool.transaction import operations
+from ckpttool.transaction.stages import JOURNAL
 from tests.support.changes import empty_trash, file_bytes, prune_to_trash
-from tests.support.faults import Killed, dies_at, fill_disk
+from tests.support.faults import dies_at, fill_disk
 from tests.support.outcomes import stages
 from tests.support.runs import KINDS
+from tests.support.transactions import kill_before
 
 TRASH = ".ckpttool-trash"
 
@@ -93,46 +93,38 @@ def test_one_that_has_changed_stays_and_the_others_go(files: Path, tmp_path: Pat
     assert '"ckpt-2"' not in text
 
 
-def save_while_it_moves(patch: pytest.MonkeyPatch, path: Path) -> None:
-    """Let a trainer write to a file in place, whose link in the trash is the same file."""
-    place = move_transaction.place_successors
-
-    def place_and_save(dirs: MoveDirs, move: Move) -> None:
-        place(dirs, move)
-        if move.members[0][0] == path.name:
-            path.write_bytes(b"saved meanwhile")
-
-    patch.setattr(move_transaction, "place_successors", place_and_save)
-
-
-def test_one_that_is_written_to_while_it_moves_stays(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_saved_while_another_moves_stays(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer that writes to a file in place makes a new one: the old one lies in the trash by then."""
     path = short / "model_epoch_7.pth"
-    save_while_it_moves(monkeypatch, path)
+    old, commit = path.read_bytes(), operations.Stage.commit
+
+    def save_and_commit(stage: operations.Stage, numbers: list[int]) -> None:
+        path.write_bytes(b"saved meanwhile")
+        commit(stage, numbers)
+
+    monkeypatch.setattr(operations.Stage, "commit", save_and_commit)
     done = prune_to_trash(short)
-    [problem] = done.problems
-    assert (problem.path, "it has changed" in problem.message) == (str(path), True)
+    assert done.problems == ()
     assert path.read_bytes() == b"saved meanwhile"
-    assert path.name not in os.listdir(short / TRASH / str(done.trash) / "0")
+    assert (short / TRASH / str(done.trash) / "0" / path.name).read_bytes() == old
+    (problem,) = undo(short).problems
+    assert "model_epoch_7.pth already exists" in problem.message
+    assert path.read_bytes() == b"saved meanwhile"
 
 
-def test_one_that_is_written_to_while_a_kill_is_settled_stays(
-    short: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_saved_after_a_kill_stays(short: Path) -> None:
     path = short / "model_epoch_7.pth"
-
-    def die(*arguments: object, **options: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(move_transaction, "rewrite_pointers", die)
-        prune_to_trash(short)
+    old = path.read_bytes()
+    kill_before("commit", lambda: prune_to_trash(short))
     [journal] = short.glob(f".ckpttool-*/{JOURNAL}")
     device = f'"{path.name}", {short.stat().st_dev}'
     assert device in journal.read_text()
     journal.write_text(journal.read_text().replace(device, f"{device}1"))  # mounted anew since
-    save_while_it_moves(monkeypatch, path)
-    prune(short, keep_last=9, min_age=0, depth="quick")
-    assert path.read_bytes() == b"saved meanwhile"
+    saved = (short / "model_epoch_10.pth").read_bytes()
+    path.write_bytes(saved)
+    assert prune(short, keep_last=9, min_age=0, depth="quick").problems == ()
+    assert path.read_bytes() == saved
+    assert [one.read_bytes() for one in short.glob(f"{TRASH}/*/0/{path.name}")] == [old]
 
 
 @pytest.mark.parametrize("is_slimmed", [False, True])

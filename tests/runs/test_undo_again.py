@@ -70,7 +70,7 @@ def test_a_pointer_that_somebody_wrote_since_blocks_nothing(tree: Path, run) -> 
     (tree / "latest").write_text("a/other.pth\n")
     answer = run("undo", tree)
     assert answer.status == 1
-    assert "nothing restored: latest: somebody else has written it since" in answer.out
+    assert "nothing restored: cur.pth: it leads elsewhere; it is left as it is (and 1 more)" in answer.out
     assert "cur.pth: it leads elsewhere; it is left as it is" in answer.err
     assert "0 checkpoints" not in answer.out
     assert undo(str(tree), recursive=False).identity == aside

@@ -18,7 +18,7 @@ LIMITS = {
     "fields_of_a_program": "formats.paddle.program.MAX_FIELDS",
     "fields_of_a_model": "formats.savedmodel.walk.MAX_FIELDS",
     "constants": "formats.savedmodel.computation.MAX_READ",
-    "journal": "transaction.journal.MAX_BYTES",
+    "journal": "transaction.stages.MAX_BYTES",
     "names_in_a_log": "runs.metrics.log.MAX_NAMES",
     "values_in_a_log": "runs.metrics.log.MAX_VALUES",
     "line_of_a_log": "runs.metrics.text_logs.MAX_LINE",

@@ -6,41 +6,40 @@ import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from ckpttool.transaction import move_transaction, operations, removal
+from ckpttool.transaction import moves as move_engine
+from ckpttool.transaction import operations, removal
 from ckpttool.transaction.files import contents
 from ckpttool.transaction.journal import (
+    Group,
     Move,
-    Moves,
+    OperationList,
     Relink,
-    Removal,
     Rewrite,
-    moves_document,
+    Spot,
     operations_document,
-    stages,
 )
-from ckpttool.transaction.move_transaction import MoveOutcome
+from ckpttool.transaction.moves import MoveOutcome
 from ckpttool.transaction.pending_journals import incomplete_names
-from ckpttool.transaction.removal import RemovalOutcome
+from ckpttool.transaction.removal import RemovalOutcome, put_aside
+from ckpttool.transaction.stages import stages
 from ckpttool.transaction.state_dir import StateDir, state_dir_beside
-from ckpttool.transaction.trash import put_aside
 from tests.support.faults import Killed
 
 IDENTITY = "20260102T030405.000006Z-0123abcd"
 """Of a command, unless a test says another."""
 
 STEPS: dict[str, tuple[Any, str]] = {
-    "link_new": (move_transaction, "link_new"),
-    "unlink_old": (move_transaction, "unlink_old"),
-    "rewrite_pointers": (move_transaction, "rewrite_pointers"),
-    "add_to_record": (move_transaction, "add_to_record"),
-    "next_moves": (move_transaction.ChainedMoves, "make"),
-    "next_moves_in_journal": (move_transaction, "rewrite_journal"),
-    "write": (operations.Stage, "write_pointers"),
-    "commit": (operations.Stage, "commit"),
+    "do": (operations.Stage, "_do"),
+    "write": (operations, "write_pointer"),
+    "record": (operations, "add_step"),
+    "commit": (operations.Stage, "_write_done"),
+    "finish": (operations.Stage, "finish"),
+    "drop_record": (operations, "drop_groups"),
+    "close": (operations.Stage, "close"),
     "remove": (operations, "_unlink_file"),
 }
 """Where a transaction can be killed, each by the function that does it."""
@@ -60,7 +59,7 @@ def kill_before(step: str, act: Callable[[], object], number: int = 1) -> None:
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
         patch.setattr(place, name, take)
-        patch.setattr(move_transaction.ChainedMoves, "__exit__", lambda *failure: None)
+        patch.setattr(move_engine.Moves, "__exit__", lambda *failure: None)
         act()
 
 
@@ -78,51 +77,45 @@ def before_unlinking(patch: pytest.MonkeyPatch, act: Callable[[Path], object]) -
 # Moves ----------------------------------------------------------------------------------------------
 
 
-def move(directory: Path, names: dict[str, str], path: str | os.PathLike[str] | None = None) -> Move:
+class Moved(NamedTuple):
+    """A checkpoint that moves, with its new names by the old ones."""
+
+    group: Group
+    names: dict[str, str]
+
+
+def move(directory: Path, names: dict[str, str], path: str | os.PathLike[str] | None = None) -> Moved:
     """Return the move of a checkpoint, with its files as they are; it may be told of by another path."""
     shown = directory / next(iter(names)) if path is None else path
-    return Move(os.fspath(shown), tuple(names.items()), contents(str(directory), names))
+    return Moved(Group(os.fspath(shown), tuple(names), contents(str(directory), names)), names)
 
 
 def moves(
-    directory: Path,
-    *moved: Move,
+    *moved: Moved,
     identity: str = IDENTITY,
     rewrites: Iterable[Sequence[Any]] = (),
     relinks: Iterable[Sequence[str]] = (),
-    to_trash: bool = False,
-) -> Moves:
-    """Return what one journal does; of each pointer it is the name, and what it says before and after."""
-    place = str(directory)
-    return Moves(
-        kind="trash" if to_trash else "rename",
-        identity=identity,
-        moves=moved,
-        rewrites=tuple(Rewrite(*rewrite) for rewrite in rewrites),
-        relinks=tuple(Relink(*relink) for relink in relinks),
-        source=place,
-        target=StateDir(place).trash_place(identity) if to_trash else place,
-    )
+) -> OperationList:
+    """Return what renames checkpoints; of each pointer it is the name, and what it says before and after."""
+    steps = [
+        Move(number, Spot("directory", old), Spot("directory", new), is_link=True)
+        for number, one in enumerate(moved)
+        for old, new in reversed(one.names.items())
+    ]
+    pointers = sorted((Rewrite(*one) for one in rewrites), key=lambda one: one.after is None)
+    links = (Relink(*one) for one in relinks)
+    groups = tuple(one.group for one in moved)
+    return OperationList("rename", groups, (*steps, *pointers, *links), identity)
 
 
-def renaming(directory: Path, names: dict[str, str], **pointers: Any) -> Moves:
-    """Return moves that give checkpoints of one file each other names."""
-    return moves(directory, *(move(directory, {old: new}) for old, new in names.items()), **pointers)
+def renaming(directory: Path, names: dict[str, str], **pointers: Any) -> OperationList:
+    """Return what gives checkpoints of one file each other names."""
+    return moves(*(move(directory, {old: new}) for old, new in names.items()), **pointers)
 
 
-def make_moves(directory: Path, planned: Moves) -> MoveOutcome:
+def make_moves(directory: Path, planned: OperationList) -> MoveOutcome:
     """Make moves in a directory."""
-    return move_transaction.apply_moves(str(directory), planned)
-
-
-def make_moves_in_turn(directory: Path, *planned: Callable[[], Moves]) -> MoveOutcome:
-    """Make moves that follow each other, each planned when it is its turn, until some fail."""
-    with move_transaction.ChainedMoves(str(directory)) as chain:
-        for number, plan in enumerate(planned, 1):
-            outcome = chain.make(plan(), has_more=number < len(planned))
-            if outcome.failed:
-                break
-    return outcome
+    return move_engine.apply(str(directory), planned)
 
 
 # Removals -------------------------------------------------------------------------------------------
@@ -130,18 +123,18 @@ def make_moves_in_turn(directory: Path, *planned: Callable[[], Moves]) -> MoveOu
 
 def removal_of(
     directory: Path, *members: str, path: str | os.PathLike[str] | None = None, survivors: Sequence[str] = ()
-) -> Removal:
+) -> Group:
     """Return the removal of a checkpoint, with its files as they are; it may be told of by another path."""
     shown = directory / members[0] if path is None else path
-    return Removal(os.fspath(shown), members, contents(str(directory), members), tuple(survivors))
+    return Group(os.fspath(shown), members, contents(str(directory), members), tuple(survivors))
 
 
-def remove(directory: Path, *removals: Removal) -> RemovalOutcome:
+def remove(directory: Path, *removals: Group) -> RemovalOutcome:
     """Remove checkpoints of a directory."""
     return removal.remove(str(directory), removals)
 
 
-def put_in_trash(directory: Path, *removals: Removal, identity: str = IDENTITY) -> RemovalOutcome:
+def put_in_trash(directory: Path, *removals: Group, identity: str = IDENTITY) -> RemovalOutcome:
     """Put checkpoints of a directory into its trash."""
     return put_aside(str(directory), removals, identity)
 
@@ -149,12 +142,13 @@ def put_in_trash(directory: Path, *removals: Removal, identity: str = IDENTITY) 
 # What lies in a directory ---------------------------------------------------------------------------
 
 
-def journal_of(directory: Path, *planned: Moves | Removal) -> bytes:
+def journal_of(directory: Path, *planned: OperationList | Group) -> bytes:
     """Return the journal of moves, or of removals."""
-    if isinstance(planned[0], Moves):
-        return json.dumps(moves_document(planned[0], str(directory))).encode()
-    removals = [one for one in planned if isinstance(one, Removal)]
-    return json.dumps(operations_document(operations.removal_operations(removals))).encode()
+    removals = [one for one in planned if isinstance(one, Group)]
+    (listed,) = [one for one in planned if isinstance(one, OperationList)] or [
+        operations.removal_operations(removals)
+    ]
+    return json.dumps(operations_document(listed)).encode()
 
 
 def plant_journal(directory: Path, journal: bytes, done: Sequence[int] | None = None) -> Path:

@@ -14,7 +14,7 @@ from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.transaction.history import identities, read_record, state_dirs
-from ckpttool.transaction.journal import Move
+from ckpttool.transaction.journal import OperationList
 from ckpttool.transaction.paths import shown
 
 _MOST_LEVELS = 4
@@ -85,12 +85,13 @@ def renamed_targets(target: str, directories: Sequence[str], index: CheckpointIn
     renamed: dict[str, Entry] = {}
     for directory in directories:
         names = {os.path.basename(target.rstrip("/\\").replace("\\", "/"))}
-        for move in _rename_moves(directory):
-            new = {now for now, old in move.members if old in names}
-            if os.path.basename(move.path) in names:
-                new |= {now for now, _ in move.members}
+        for undoing, number in _renamings(directory):
+            group = undoing.groups[number]
+            new = {now for now, old in undoing.names(number) if old in names}
+            if os.path.basename(group.path) in names:
+                new |= {now for now, _ in undoing.names(number)}
             names |= new
-            moved = {(file.size, file.mtime_ns) for file in move.contents.files}  # copies have other inodes
+            moved = {(file.size, file.mtime_ns) for file in group.contents.files}  # copies have other inodes
             for name in new:
                 entry = index.by_name.get((directory, name))
                 if entry is not None and moved <= {(f.size, f.mtime_ns) for f in entry.contents.files}:
@@ -98,8 +99,8 @@ def renamed_targets(target: str, directories: Sequence[str], index: CheckpointIn
     return list(renamed.values())
 
 
-def _rename_moves(directory: str) -> Iterator[Move]:
-    """Yield what takes renamings back in a directory, the oldest first; nothing of damaged records."""
+def _renamings(directory: str) -> Iterator[tuple[OperationList, int]]:
+    """Yield what reverts renamings in a directory, each with a group, the oldest first."""
     if fs.is_remote(directory):  # nothing is renamed there
         return
     try:
@@ -112,7 +113,7 @@ def _rename_moves(directory: str) -> Iterator[Move]:
     for record in records:
         if record is not None and record.kind == "rename":
             for step in record.steps:
-                yield from step.undoing.moves
+                yield from ((step.undoing, number) for number in range(len(step.undoing.groups)))
 
 
 def targets_elsewhere(target: str, directories: Sequence[str], index: CheckpointIndex) -> list[Entry]:

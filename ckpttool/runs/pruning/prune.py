@@ -28,15 +28,14 @@ from ckpttool.runs.retention.plan import GroupPlan, KeptEntry, RetentionPlan
 from ckpttool.runs.retention.rules import Policy
 from ckpttool.runs.surveying.survey import Survey
 from ckpttool.transaction.files import Contents
-from ckpttool.transaction.journal import Recovery, Removal, new_identity
+from ckpttool.transaction.journal import Group, Recovery, new_identity
 from ckpttool.transaction.lock import BUSY, clear_stale, lock_directory
 from ckpttool.transaction.paths import Problem, require_directory
 from ckpttool.transaction.pending_journals import directory_of_journal, pending_journals
 from ckpttool.transaction.recovery import recover_directory
-from ckpttool.transaction.removal import RemovalOutcome, remove
+from ckpttool.transaction.removal import RemovalOutcome, put_aside, remove
 from ckpttool.transaction.staged_output import clear_areas, has_leftovers, is_leftover_name
 from ckpttool.transaction.store_removal import Way, in_order, keeps_versions, remove_from_store
-from ckpttool.transaction.trash import put_aside
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -374,7 +373,7 @@ def _slim(
         freed_bytes=result.freed_bytes + (0 if is_trash else slimming.freed),
         trashed_bytes=result.trashed_bytes + (slimming.freed if is_trash else 0),
         failed={**result.failed, **slimming.failed},
-        problems=(*result.problems, *problems, *slimming.problems),
+        problems=(*result.problems, *problems),
     )
 
 
@@ -395,12 +394,12 @@ def _removals(
     parts: Sequence[tuple[GroupPlan, Sequence[Entry]]],
     needed: Mapping[str, str],
     total: RemovalOutcome,
-) -> list[Removal]:
+) -> list[Group]:
     """Return what is to be removed; a series whose survivors have changed is left alone.
 
     Whatever the plan says, nothing goes of which something that stays needs a file.
     """
-    removals: list[Removal] = []
+    removals: list[Group] = []
     going = [entry.path for _, entries in parts for entry in entries]
     real = fs.realpath(directory)
     needed = {**named_beside(directory, real, going), **needed}
@@ -419,7 +418,7 @@ def _removals(
     return removals
 
 
-def _removal(entry: Entry, survivors: Sequence[Entry]) -> Removal:
+def _removal(entry: Entry, survivors: Sequence[Entry]) -> Group:
     # The index goes first: what is left without one is no checkpoint any more. Manifests go last.
     parts = entry.unit.parts
     # A damaged index that names itself is its own shard, too: each name goes once.
@@ -430,7 +429,7 @@ def _removal(entry: Entry, survivors: Sequence[Entry]) -> Removal:
     place = {name: number for number, name in enumerate(members)}
     files = sorted(entry.contents.files, key=lambda file: place[file.path.split(os.sep)[0]])
     names = tuple(name for survivor in survivors for name in survivor.unit.members)
-    return Removal(entry.path, tuple(members), Contents(tuple(files), entry.contents.directories), names)
+    return Group(entry.path, tuple(members), Contents(tuple(files), entry.contents.directories), names)
 
 
 def _result(planned: PrunePlan, *, freed: int = 0, dry_run: bool = False) -> Pruned:

@@ -1,8 +1,8 @@
 """Takes the training state out of checkpoints that stay: what ``--full`` plans, one after the other.
 
-The name of a checkpoint is never free: a link to what was goes to the trash, the slim file takes its name in
-one step, and without ``--trash`` the trash is emptied of it. What a kill left in between is finished or taken
-back, as all moves to the trash are.
+The name of a checkpoint is never free: the old file gets a name in the trash, or in the stage of the journal,
+and the slim file takes its own in one step. What a kill left in between is reverted or completed, as all
+operations are.
 """
 
 from __future__ import annotations
@@ -30,12 +30,17 @@ from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import Progress
 from ckpttool.runs.retention.plan import GroupPlan
 from ckpttool.transaction.files import Contents, Fingerprint, fingerprint
-from ckpttool.transaction.journal import PLACE, Move, Moves, Successor, new_identity
-from ckpttool.transaction.move_transaction import apply_moves
-from ckpttool.transaction.paths import Problem
+from ckpttool.transaction.journal import (
+    PLACE,
+    Exchange,
+    Group,
+    OperationList,
+    Place,
+    Spot,
+    StoredFile,
+)
+from ckpttool.transaction.moves import apply
 from ckpttool.transaction.staged_output import StagedOutput
-from ckpttool.transaction.state_dir import state_dir_of
-from ckpttool.transaction.trash import empty_command
 
 
 def obstacle_to_slimming(entry: Entry, dtype: str | None) -> str | None:
@@ -80,7 +85,6 @@ class Slimming:
     Attributes:
         freed: Bytes freed.
         failed: Why checkpoints stayed whole, by path.
-        problems: Other problems.
     """
 
     def __init__(self, identity: str | None, jobs: int | None, progress: Progress) -> None:
@@ -89,7 +93,6 @@ class Slimming:
         self._numbers = count(int(PLACE) + 1)
         self.freed = 0
         self.failed: dict[str, str] = {}
-        self.problems: list[Problem] = []
 
     def slim(self, group: GroupPlan, entry: Entry) -> None:
         """Slim one checkpoint of a series, whose directory is locked."""
@@ -107,8 +110,7 @@ class Slimming:
         name = entry.name
 
         def place(staged: StagedOutput) -> None:
-            successors = _successors(entry, staged.hand_over(), "")
-            self._move(entry, [(name, os.path.join(PLACE, name))], entry.contents, successors)
+            self._replace(entry, entry.contents, _successors(entry, staged.hand_over(), ""))
 
         with open_checkpoint(entry.unit.path) as checkpoint:
             plan = plan_slim_file(checkpoint, dtype, self._jobs)
@@ -117,8 +119,7 @@ class Slimming:
 
     def _slim_directory(self, entry: Entry) -> None:
         require_slim_directory(entry.unit.path, entry.state.files)
-        contents = Contents(_files_that_go(entry))
-        self._move(entry, self._trash_names(contents), contents)
+        self._replace(entry, Contents(_files_that_go(entry)))
 
     def _trim_directory(self, entry: Entry) -> None:
         def place(staged: StagedOutput, new: Rewritten) -> None:
@@ -126,41 +127,36 @@ class Slimming:
             successors = _successors(entry, staged.hand_over(alike), entry.name)
             names = {os.path.join(entry.name, name) for name in new.replaced}
             files = (file for file in entry.contents.files if file.path in names)
-            contents = Contents(tuple(sorted(files, key=lambda file: file.path != successors[-1].file.path)))
-            self._move(entry, self._trash_names(contents), contents, successors)
+            self._replace(entry, Contents(tuple(files)), successors)
 
         write_trimmed(entry.unit.path, place, self._jobs, self._progress)
 
-    def _trash_names(self, contents: Contents) -> list[tuple[str, str]]:
-        """Return where each file goes in the trash, by its path."""
-        names = [file.path for file in contents.files]
-        return [(one, os.path.join(str(next(self._numbers)), os.path.basename(one))) for one in names]
+    def _replace(self, entry: Entry, contents: Contents, successors: Sequence[StoredFile] = ()) -> None:
+        """Put files of a checkpoint into the trash, or remove them, and others in their place.
 
-    def _move(
-        self,
-        entry: Entry,
-        members: Sequence[tuple[str, str]],
-        contents: Contents,
-        successors: tuple[Successor, ...] = (),
-    ) -> None:
-        """Move what was into the trash, and let successors take its place; empty the trash of it then."""
-        identity = self._identity or new_identity()
-        moves = Moves(
-            kind="trash",
-            identity=identity,
-            moves=(Move(entry.path, tuple(members), contents, successors),),
-            source=entry.directory,
-            target=state_dir_of(entry.directory).trash_place(identity),
-        )
-        moved = apply_moves(entry.directory, moves)
+        Args:
+            entry: The checkpoint.
+            contents: The files.
+            successors: What takes their names, or names that nothing has; the last one names the others.
+        """
+        place: Place = "stage" if self._identity is None else "trash"
+        old = {
+            file.path: StoredFile(
+                Spot(place, os.path.join(str(next(self._numbers)), os.path.basename(file.path))), file
+            )
+            for file in contents.files
+        }
+        new = {one.file.path: one for one in successors}
+        paths = sorted({**new, **old}, key=lambda path: (path in old) + (path not in new))
+        operations = tuple(Exchange(0, path, old.get(path), new.get(path)) for path in paths)
+        group = Group(entry.path, tuple(old), contents)
+        moved = apply(entry.directory, OperationList("slim", (group,), operations, self._identity))
         if entry.path not in moved.moved:
             raise NotSlim(moved.failed.get(entry.path, "it has vanished"))
         self.freed += contents.nbytes - sum(one.file.size for one in successors)
-        if self._identity is None:
-            self.problems += empty_command(entry.directory, identity).problems
 
 
-def _successors(entry: Entry, waits: Mapping[str, str], below: str) -> tuple[Successor, ...]:
+def _successors(entry: Entry, waits: Mapping[str, str], below: str) -> tuple[StoredFile, ...]:
     """Return the files that wait to come to a checkpoint, in the order in which they come.
 
     Args:
@@ -169,7 +165,10 @@ def _successors(entry: Entry, waits: Mapping[str, str], below: str) -> tuple[Suc
         below: The directory that they come to, relative to the checkpoint's own.
     """
     return tuple(
-        Successor(path, fingerprint(os.path.join(below, name), fs.lstat(os.path.join(entry.directory, path))))
+        StoredFile(
+            Spot("directory", path),
+            fingerprint(os.path.join(below, name), fs.lstat(os.path.join(entry.directory, path))),
+        )
         for name, path in waits.items()
     )
 

@@ -16,7 +16,7 @@ from ckpttool.runs.pointers.protection import Pointers, unseen_above
 from ckpttool.runs.pointers.readers import names_in
 from ckpttool.runs.reasons import Code, code_of
 from ckpttool.runs.renaming.name_warnings import name_doubts, namesake_warnings
-from ckpttool.runs.renaming.names import RenamePlan, plan_names
+from ckpttool.runs.renaming.names import RenamePlan, Renaming, plan_names
 from ckpttool.runs.renaming.note_rewrites import NoteRewriter, note_directories
 from ckpttool.runs.renaming.pointer_updates import link_holders, updates_for
 from ckpttool.runs.renaming.reserved_names import (
@@ -26,7 +26,6 @@ from ckpttool.runs.renaming.reserved_names import (
     stale_best_paths,
 )
 from ckpttool.runs.renaming.scene import PathRenames, Scene, Updates, links_near
-from ckpttool.runs.renaming.steps import RenameStep, steps
 from ckpttool.runs.renaming.template import FIELDS, Template, TemplateField, parse_template
 from ckpttool.runs.scope import Scope
 from ckpttool.runs.surveying.survey import survey_directory
@@ -132,7 +131,7 @@ def _plan_with_updates(
     managed = {directory: manager_prefixes(directory) for directory in standing}
     while True:
         plan = plan_names(scene.entries, template, standing, left, managed)
-        moved = PathRenames(names_of(steps(plan.renamings)))
+        moved = PathRenames(names_of(plan.renamings))
         updates = updates_for(scene, moved)
         reasons = dict(_reasons_to_stay(plan, scene, moved, updates))
         if not reasons:
@@ -180,9 +179,9 @@ def _stale_notes(updates: Updates, notes: NoteRewriter) -> Iterator[Problem]:
         yield Problem(path, f"{note.name} names {names[0]}{more} and isn't changed{lost}")
 
 
-def names_of(waiting: Iterable[RenameStep]) -> NewNames:
-    """Return new names by old ones, by directory, of what steps make of them."""
+def names_of(renamings: Iterable[Renaming]) -> NewNames:
+    """Return new names by old ones, by directory."""
     names: NewNames = defaultdict(dict)
-    for step in waiting:
-        names[step.entry.directory] |= step.names
+    for one in renamings:
+        names[one.entry.directory] |= one.names
     return names

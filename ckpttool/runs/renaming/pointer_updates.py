@@ -27,7 +27,7 @@ from ckpttool.runs.pointers.readers import Names, is_one_name, names_in, pass_ov
 from ckpttool.runs.pointers.targets import exists
 from ckpttool.runs.renaming import text_rewrites
 from ckpttool.runs.renaming.note_rewrites import NoteRewriter
-from ckpttool.runs.renaming.scene import Note, PathRenames, Scene, ScenePart, Updates
+from ckpttool.runs.renaming.scene import Note, PathRenames, Scene, Updates
 from ckpttool.runs.renaming.text_rewrites import FileChange
 from ckpttool.transaction.files import StalePlan
 from ckpttool.transaction.journal import Relink, Rewrite
@@ -39,22 +39,15 @@ MAX_SUMS = 1 << 24
 """Bytes; a longer list of digests isn't of checkpoints."""
 
 
-def updates_for(
-    scene: Scene, moved: PathRenames, *, directory: str | None = None, before: Scene | None = None
-) -> Updates:
+def updates_for(scene: Scene, moved: PathRenames) -> Updates:
     """Return all that has to follow some new names, as it stands on the disk now.
 
-    What lies in a checkpoint's directory that gets a new name is told with that. With ``directory``, only
-    what goes into the journal of that directory of checkpoints follows; ``before`` is where everything lay
-    under the names that notes have, if it has new ones already.
+    What lies in a checkpoint's directory that gets a new name is told with that.
     """
-    collector = _Collector(scene, moved, NoteRewriter(before or scene, moved))
-    if directory is not None:
-        collector.collect(scene.part(directory), None)
-    else:
-        root = fs.realpath(scene.root)
-        above = os.path.dirname(root)
-        collector.collect(scene.everything, above if above != root else None)
+    collector = _Collector(scene, moved, NoteRewriter(scene, moved))
+    root = fs.realpath(scene.root)
+    above = os.path.dirname(root)
+    collector.collect(above if above != root else None)
     return collector.updates
 
 
@@ -67,27 +60,28 @@ class _Collector:
         self._moved = moved
         self._notes = notes
 
-    def collect(self, part: ScenePart, above: str | None) -> None:
-        """Add all that follows in a part of the scene, and beside its root, in the directory ``above``."""
-        members = {(entry.directory, name) for entry in part.entries for name in entry.unit.members}
+    def collect(self, above: str | None) -> None:
+        """Add all that follows in the scene, and beside its root, in the directory ``above``."""
+        scene = self._scene
+        members = {(entry.directory, name) for entry in scene.entries for name in entry.unit.members}
         edits: dict[str, dict[str, FileChange]] = defaultdict(dict)
-        for entry in part.entries:
+        for entry in scene.entries:
             if entry.contents.directories:
                 edits[entry.directory] |= self._add_inside(entry)
-        for directory in part.directories:
+        for directory in scene.directories:
             files = names_in(directory)
             others = {name: file for name, file in files.items() if (directory, name) not in members}
             self._add_beside(directory, others, edits[directory])
         if above is not None:
             self._add_beside(above, names_in(above, pass_over), {})
-        for directory in part.note_directories:
+        for directory in scene.other_note_directories:
             for file in names_in(directory).values():
                 self._add_note(directory, file)
-        for entry in part.entries:
+        for entry in scene.entries:
             if entry.name in self._moved.in_directory(entry.directory) or edits[entry.directory]:
                 for name in entry.unit.members:
                     self._add_member(entry, name, edits[entry.directory])
-        for link, target in part.links.items():
+        for link, target in scene.links.items():
             self._add_link(link, target)
 
     def _add_inside(self, entry: Entry) -> dict[str, FileChange]:
@@ -226,8 +220,8 @@ class _Collector:
             return
         if name in names:
             self.updates.rewrites[entry.directory] += [
-                Rewrite(names[name], None, rewrite.after),
-                Rewrite(name, rewrite.before, None),
+                Rewrite(names[name], None, rewrite.after, like=name),
+                Rewrite(name, rewrite.before, None, like=names[name]),
             ]
         else:
             self.updates.rewrites[entry.directory].append(rewrite)

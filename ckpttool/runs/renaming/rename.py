@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.documents import document_of
-from ckpttool.core.errors import AccessDenied, CheckpointError, UsageError, from_os_error
+from ckpttool.core.errors import AccessDenied, CheckpointError, UsageError
 from ckpttool.core.keywords import shows_keywords, with_keywords
 from ckpttool.core.result import Result
 from ckpttool.io import fs
 from ckpttool.io.held import holds
-from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.pointers.readers import names_in
-from ckpttool.runs.renaming.plan import NewNames, PlannedNames, RenameRequest, names_of, plan_rename
+from ckpttool.runs.renaming.names import Renaming
+from ckpttool.runs.renaming.plan import PlannedNames, RenameRequest, names_of, plan_rename
 from ckpttool.runs.renaming.pointer_updates import updates_for
-from ckpttool.runs.renaming.scene import PathRenames, Scene, Updates, links_near
-from ckpttool.runs.renaming.steps import RenameStep, entry_after, next_wave, refresh, remaining_step, steps
+from ckpttool.runs.renaming.scene import PathRenames
+from ckpttool.runs.renaming.steps import rename_operations
 from ckpttool.runs.renaming.template import parse_template
 from ckpttool.runs.scope import ScopeKeywords
-from ckpttool.transaction.journal import Kind, Moves, Recovery, new_identity
+from ckpttool.transaction.journal import OperationList, Recovery, new_identity
 from ckpttool.transaction.lock import lock_directory
-from ckpttool.transaction.move_transaction import ChainedMoves, apply_moves
+from ckpttool.transaction.moves import Moves
 from ckpttool.transaction.paths import Problem, require_directory
 from ckpttool.transaction.recovery import recover_directory
 
@@ -143,7 +142,7 @@ def rename(
             return result
         if confirm is not None and not confirm(planned):
             return replace(result, declined=True)
-        return _PlannedRename(planned).finish(result)
+        return _carry_out(planned, result)
 
 
 def _request(
@@ -158,7 +157,7 @@ def _request(
 
 def _changed_directories(planned: PlannedNames) -> list[str]:
     """Return the directories in which something gets another name, or names something that does."""
-    names = names_of(steps(planned.plan.renamings))
+    names = names_of(planned.plan.renamings)
     if not names or planned.plan.refused:
         return []
     return list(dict.fromkeys((*names, *updates_for(planned.scene, PathRenames(names)).directories)))
@@ -188,167 +187,67 @@ class _RenameLocks:
         return [directory for directory, _ in self._recoveries.values()]
 
 
-class _PlannedRename:
-    """A plan that is being carried out: what waits, and what became of the rest."""
+def _carry_out(planned: PlannedNames, result: RenameResult) -> RenameResult:
+    """Rename all checkpoints, directory by directory, or none; return what became of them."""
+    lists = _operation_lists(planned)
+    failed: dict[str, str] = {}
+    stale: dict[str, str] = {}
+    begun: dict[str, Moves] = {}
+    with ExitStack() as stack:
+        for directory, listed in lists.items():
+            try:
+                begun[directory] = stack.enter_context(Moves(directory, listed))
+                failed |= begun[directory].outcome.failed
+            except CheckpointError as failure:
+                if len(lists) == 1:
+                    raise  # nothing was renamed anywhere
+                failed |= dict.fromkeys([one.path for one in listed.groups] or [directory], failure.reason)
+            if failed:
+                stale |= _reverted(begun)
+                return replace(result, failed=_with_others(planned, failed), stale=stale)
+        for directory, moves in begun.items():  # what lies elsewhere is the last to say the new names
+            try:
+                moves.commit()
+                failures = moves.outcome.failed
+            except CheckpointError as failure:
+                failures = dict.fromkeys(
+                    [one.path for one in lists[directory].groups] or [directory], failure.reason
+                )
+            (failed if lists[directory].groups else stale).update(failures)
+    renames = ((one.entry.path, one.to) for one in planned.plan.renamings if one.entry.path not in failed)
+    return replace(result, renames=tuple(renames), failed=failed, stale=stale)
 
-    def __init__(self, planned: PlannedNames) -> None:
-        self._identity = new_identity()
-        self._scene = planned.scene
-        self._first = planned.scene.entries
-        self._entries = list(planned.scene.entries)
-        self._numbers: dict[str, list[int]] = defaultdict(list)
-        for number, entry in enumerate(planned.scene.entries):
-            self._numbers[entry.directory].append(number)
-        self._waiting: dict[str, list[RenameStep]] = defaultdict(list)
-        for step in steps(planned.plan.renamings):
-            self._waiting[step.entry.directory].append(step)
-        self._planned = {directory: tuple(waiting) for directory, waiting in self._waiting.items()}
-        self._chains: dict[str, ChainedMoves] = {}
-        self._renames: list[tuple[str, str]] = []
-        self._failed: dict[str, str] = {}
-        self._stale: dict[str, str] = {}
 
-    def finish(self, result: RenameResult) -> RenameResult:
-        """Carry the plan out; return what became of it."""
-        with ExitStack() as stack:
-            self._chains = {
-                directory: stack.enter_context(ChainedMoves(directory)) for directory in self._waiting
-            }
-            while any(self._waiting.values()):
-                # What leads into several directories is changed once a wave was made in each of them.
-                done: list[RenameStep] = []
-                before = self._scene
-                for directory in list(self._waiting):
-                    done += self._make_wave(directory)
-                    if self._failed:
-                        self._undo_all()
-                        return replace(result, failed=self._failed, stale=self._stale)
-                self._refresh_scene()
-                self._update_elsewhere(names_of(done), before)
-            for chain in self._chains.values():
-                chain.end()
-        order = {renaming.entry.path: number for number, renaming in enumerate(result.planned.plan.renamings)}
-        self._renames.sort(key=lambda pair: order[pair[0]])
-        return replace(result, renames=tuple(self._renames), failed=self._failed, stale=self._stale)
-
-    def _make_wave(self, directory: str) -> list[RenameStep]:
-        """Make the next steps in a directory; return those that were made."""
-        waiting = self._waiting.pop(directory)
-        new_names = (new for step in waiting for new in step.names.values())
-        wave = next_wave(waiting, {*names_in(directory), *new_names})
-        if not wave:
-            return []
-        updates = updates_for(self._scene, PathRenames(names_of(wave)), directory=directory)
-        # What is made can be taken back until the last directory has had its turn.
-        has_more = (
-            len(self._planned) > 1 or len(wave) < len(waiting) or not all(step.is_last for step in wave)
+def _operation_lists(planned: PlannedNames) -> dict[str, OperationList]:
+    """Return the operations of each directory: first of those with checkpoints, then of pointers alone."""
+    identity = new_identity()
+    renamings: dict[str, list[Renaming]] = defaultdict(list)
+    for one in planned.plan.renamings:
+        renamings[one.entry.directory].append(one)
+    updates = updates_for(planned.scene, PathRenames(names_of(planned.plan.renamings)))
+    return {
+        directory: rename_operations(
+            renamings[directory], updates.rewrites[directory], updates.relinks[directory], identity
         )
+        for directory in dict.fromkeys([*renamings, *updates.directories])
+    }
+
+
+def _reverted(begun: Mapping[str, Moves]) -> dict[str, str]:
+    """Revert what was done in some directories; return why it can't be in one of them."""
+    stale: dict[str, str] = {}
+    for directory, moves in reversed(list(begun.items())):
         try:
-            failed = self._move(directory, wave, updates, has_more=has_more)
+            moves.revert()
         except CheckpointError as failure:
-            if len(self._planned) == 1 and not self._renames:
-                raise  # nothing was renamed anywhere
-            failed = dict.fromkeys((step.renaming.entry.path for step in wave), failure.reason)
-        if failed:
-            self._failed |= failed
-            return []
-        entries = self._refresh_entries(directory, wave)
-        made = {step.renaming.entry.path for step in wave}
-        rest = [
-            replace(step, entry=entries.get(step.entry.path, step.entry))
-            for step in waiting
-            if step.renaming.entry.path not in made
-        ]
-        rest += [remaining_step(step, entries[step.entry.path]) for step in wave if not step.is_last]
-        if rest:
-            self._waiting[directory] = rest
-        self._renames += [(step.renaming.entry.path, step.renaming.to) for step in wave if step.is_last]
-        return wave
-
-    def _move(
-        self, directory: str, wave: Sequence[RenameStep], updates: Updates, *, has_more: bool
-    ) -> Mapping[str, str]:
-        """Move the files of some steps in a directory; return why some failed, by their paths."""
-        rewrites = tuple(updates.rewrites.get(directory, ()))
-        rewritten = {rewrite.name for rewrite in rewrites if rewrite.after is None}
-        moves = Moves(
-            kind="rename",
-            identity=self._identity,
-            moves=tuple(step.without(rewritten) for step in wave),
-            rewrites=rewrites,
-            relinks=tuple(updates.relinks.get(directory, ())),
-            source=directory,
-            target=directory,
-        )
-        return self._chains[directory].make(moves, has_more=has_more).failed
-
-    def _undo_all(self) -> None:
-        """Give all checkpoints their old names again, since one failed; say so of each."""
-        culprit, why = next(iter(self._failed.items()))
-        why = f"{os.path.basename(culprit)}: {why}; all of them are renamed, or none"
-        for directory, planned in self._planned.items():
-            try:
-                self._chains[directory].undo()
-            except CheckpointError as failure:
-                self._stale[directory] = failure.reason
-            for step in planned:
-                self._failed.setdefault(step.renaming.entry.path, why)
-            self._restore_elsewhere(directory)
-
-    def _restore_elsewhere(self, directory: str) -> None:
-        """Have what names checkpoints of a directory from others say their old names again."""
-        before, old_names = self._scene, dict[str, str]()
-        for number in self._numbers[directory]:
-            now, first = self._entries[number], self._first[number]
-            old_names |= zip((*now.unit.members, now.name), (*first.unit.members, first.name), strict=True)
-            self._entries[number] = _current_entry(first)
-        changed = {now: old for now, old in old_names.items() if now != old}
-        if changed:
-            self._refresh_scene()
-            self._update_elsewhere({directory: changed}, before, kind="restore")
-
-    def _refresh_entries(self, directory: str, done: Sequence[RenameStep]) -> dict[str, Entry]:
-        """Return the checkpoints of a directory as they are now, by the paths that they had before."""
-        made = {step.entry.path: step for step in done}
-        entries: dict[str, Entry] = {}
-        for number in self._numbers[directory]:
-            entry = self._entries[number]
-            entries[entry.path] = self._entries[number] = _current_entry(entry, made.get(entry.path))
-        return entries
-
-    def _refresh_scene(self) -> None:
-        """Take the scene as it is once each directory has had its turn."""
-        self._scene = replace(self._scene, entries=tuple(self._entries), links=links_near(self._scene.root))
-
-    def _update_elsewhere(self, names: NewNames, before: Scene, kind: Kind = "rename") -> None:
-        """Change what names checkpoints from other directories than their own; note what fails."""
-        if not names:
-            return
-        updates = updates_for(self._scene, PathRenames(names), before=before)
-        for directory in updates.directories:
-            moves = Moves(
-                kind=kind,
-                identity=self._identity,
-                moves=(),
-                rewrites=tuple(updates.rewrites.get(directory, ())),
-                relinks=tuple(updates.relinks.get(directory, ())),
-                source=directory,
-                target=directory,
-            )
-            try:
-                apply_moves(directory, moves)
-            except CheckpointError as failure:
-                self._stale[directory] = failure.reason
-        if not updates.directories:
-            return
-        self._scene = replace(self._scene, links=links_near(self._scene.root))
-        for directory in updates_for(self._scene, PathRenames(names), before=before).directories:
-            self._stale.setdefault(directory, "it has changed since the plan was made")
+            stale[directory] = failure.reason
+    return stale
 
 
-def _current_entry(entry: Entry, step: RenameStep | None = None) -> Entry:
-    """Return a checkpoint with its files as they are now, after a step."""
-    try:
-        return entry_after(replace(step, entry=entry)) if step else refresh(entry)
-    except OSError as error:
-        raise from_os_error(error, entry.path) from error
+def _with_others(planned: PlannedNames, failed: Mapping[str, str]) -> dict[str, str]:
+    """Return why no checkpoint was renamed, by path, since some could not be."""
+    culprit, why = next(iter(failed.items()))
+    paths = {one.entry.path for one in planned.plan.renamings}
+    why = f"{os.path.basename(culprit)}: {why}; all of them are renamed, or none"
+    others = {one.entry.path: why for one in planned.plan.renamings if one.entry.path not in failed}
+    return {path: why for path, why in failed.items() if path in paths} | others

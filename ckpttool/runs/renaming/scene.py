@@ -109,23 +109,6 @@ class Updates:
         return list(dict.fromkeys((*self.rewrites, *self.relinks)))
 
 
-@dataclass(frozen=True, slots=True)
-class ScenePart:
-    """Directories of checkpoints, with what in them and below them may have to follow new names.
-
-    Attributes:
-        directories: Where pointers are looked for.
-        entries: The checkpoints in them.
-        note_directories: The other directories in which notes name checkpoints.
-        links: The symlinks, with what they lead to.
-    """
-
-    directories: Sequence[str]
-    entries: Sequence[Entry]
-    note_directories: Sequence[str]
-    links: Mapping[str, str]
-
-
 @dataclass(frozen=True)  # without slots, for what it keeps once it was asked for
 class Scene:
     """Where checkpoints and what names them lie.
@@ -153,31 +136,10 @@ class Scene:
         return Mentions(CheckpointIndex(self.entries))
 
     @property
-    def everything(self) -> ScenePart:
-        """Return all of it."""
+    def other_note_directories(self) -> list[str]:
+        """Return the directories without checkpoints in which notes name some."""
         known = set(self.directories)
-        others = [directory for directory in self.note_directories if directory not in known]
-        return ScenePart(self.directories, self.entries, others, self.links)
-
-    def part(self, directory: str) -> ScenePart:
-        """Return what goes into the journal of one of its directories."""
-        return self._parts[directory]
-
-    @cached_property
-    def _parts(self) -> Mapping[str, ScenePart]:
-        entries: dict[str, list[Entry]] = {directory: [] for directory in self.directories}
-        notes: dict[str | None, list[str]] = defaultdict(list)
-        links: dict[str | None, dict[str, str]] = defaultdict(dict)
-        for entry in self.entries:
-            entries[entry.directory].append(entry)
-        for directory in self.everything.note_directories:
-            notes[self.journal_directory(directory)].append(directory)
-        for link, target in self.links.items():
-            links[self.journal_directory(os.path.dirname(link) or os.curdir)][link] = target
-        return {
-            directory: ScenePart([directory], below, notes[directory], links[directory])
-            for directory, below in entries.items()
-        }
+        return [directory for directory in self.note_directories if directory not in known]
 
     def journal_directory(self, directory: str) -> str | None:
         """Return the directory of checkpoints that another is or lies below, the nearest one."""

@@ -1,0 +1,279 @@
+"""Renames and restores checkpoints, and replaces files of them; all of a list, or as much as can be.
+
+See ``operations``. A list is checked before its journal is written: what can't be done is left out of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import NamedTuple
+
+from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
+from ckpttool.transaction.files import StalePlan
+from ckpttool.transaction.history import read_record, require_own_trash
+from ckpttool.transaction.journal import OperationList
+from ckpttool.transaction.operations import (
+    Stage,
+    StrandedCheckpoint,
+    UnknownCommit,
+    begin_stage,
+    settle_stage,
+)
+from ckpttool.transaction.places import open_places
+from ckpttool.transaction.pointer_files import require_pointers
+from ckpttool.transaction.stages import remove_stage, require_system
+from ckpttool.transaction.state_dir import StateDir, state_dir_of
+
+
+class MoveFailure(NamedTuple):
+    """Why a checkpoint is where it was.
+
+    Attributes:
+        problem: What went wrong.
+        since_plan: Whether something has changed since the plan was made.
+        file: The name of the file that it went wrong at, if that is known.
+        culprit: The name of the checkpoint that it went wrong with, if not with this one.
+    """
+
+    problem: str
+    since_plan: bool = False
+    file: str | None = None
+    culprit: str | None = None
+
+    def text(self, planned: str = "the plan was made") -> str:
+        """Return it in words; ``planned`` is how the user knows the moment at which the plan was made."""
+        text = f"{self.problem} since {planned}" if self.since_plan else self.problem
+        if self.file is not None:
+            text += f": {self.file}"
+        return text if self.culprit is None else f"{self.culprit}: {text}; all of them are moved, or none"
+
+
+@dataclass(slots=True)
+class MoveOutcome:
+    """What became of moves, by the paths that the user knows.
+
+    Attributes:
+        moved: What goes by its new names now.
+        failures: Why some are where they were. Where pointers go with them, the others are then, too.
+    """
+
+    moved: list[str] = field(default_factory=list)
+    failures: dict[str, MoveFailure] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Return the failures in words."""
+        return {path: failure.text() for path, failure in self.failures.items()}
+
+
+def obstacles(
+    directory: str, listed: OperationList, state_dir: StateDir
+) -> Iterator[tuple[int, MoveFailure]]:
+    """Yield why some groups can't be moved, by number; nothing is changed."""
+    try:
+        with open_places(directory, listed, state_dir) as places:
+            for number in range(len(listed.groups)):
+                try:
+                    places.require_ready(number)
+                    places.require_free(number)
+                except (StalePlan, OSError) as failure:
+                    yield number, move_failure(failure)
+    except (FileNotFoundError, NotADirectoryError):  # the trash has gone, or a link stands in its place
+        yield from ((number, MoveFailure("it has vanished")) for number in range(len(listed.groups)))
+
+
+def apply(directory: str, listed: OperationList, state_dir: StateDir | None = None) -> MoveOutcome:
+    """Move checkpoints; one that has changed since the plan was made, or has something in its way, stays.
+
+    Of a renaming, and where pointers go with them, all are moved or none.
+
+    Args:
+        directory: The directory, which is locked.
+        listed: The operations.
+        state_dir: Where stage and trash lie, if that is not where they would be made now.
+    """
+    with Moves(directory, listed, state_dir) as moves:
+        moves.commit()
+    return moves.outcome
+
+
+class Moves:
+    """Moves of one directory, done up to their commit; a context that reverts what isn't committed.
+
+    Attributes:
+        outcome: What became of them so far.
+    """
+
+    def __init__(self, directory: str, listed: OperationList, state_dir: StateDir | None = None) -> None:
+        """Take moves, of which nothing is done yet; see ``apply``."""
+        self.outcome = MoveOutcome()
+        self._directory = directory
+        self._state_dir = state_dir_of(directory) if state_dir is None else state_dir
+        self._listed = listed
+        self._stack = ExitStack()
+        self._stage: Stage | None = None
+        self._standing: list[int] = []
+
+    def __enter__(self) -> Moves:
+        listed = self._listed = self._feasible(self._listed)
+        if not listed.operations:
+            return self
+        with self._settled_on_interrupt():
+            self._stage = self._stack.enter_context(begin_stage(self._directory, listed, self._state_dir))
+            self._forward(self._stage)
+        return self
+
+    def _feasible(self, listed: OperationList) -> OperationList:
+        """Return the operations that can be done and undone; the outcome gets why others can't."""
+        require_system(self._directory, "moved")
+        stuck = dict(obstacles(self._directory, listed, self._state_dir))
+        failures = self.outcome.failures
+        failures |= {listed.groups[number].path: failure for number, failure in stuck.items()}
+        fit = [number for number in range(len(listed.groups)) if number not in stuck]
+        try:
+            require_pointers(self._directory, listed)
+        except (StalePlan, OSError) as failure:
+            paths = [listed.groups[number].path for number in fit]
+            failures |= dict.fromkeys(paths if listed.groups else [self._directory], move_failure(failure))
+        feasible = listed.only([] if listed.is_indivisible and failures else fit)
+        if failures and not feasible.groups:
+            feasible = feasible.with_pointers([])
+        if listed.identity is not None and feasible.operations:
+            require_own_trash(self._state_dir)
+            read_record(
+                self._directory, self._state_dir, listed.identity
+            )  # what can't be recorded isn't begun
+        return feasible
+
+    def _forward(self, stage: Stage) -> None:
+        numbers = range(len(stage.listed.groups))
+        try:
+            failed = stage.forward()
+        except (StalePlan, CheckpointError, OSError) as failure:
+            self._fail_all(failure)
+            self._revert(stage)
+            return
+        self._fail(failed)
+        self._standing = [number for number in numbers if number not in failed]
+        if failed and (stage.listed.is_indivisible or not self._standing):
+            self._revert(stage)
+
+    def commit(self) -> None:
+        """Let all that was done stand: old names go, and a record tells how it is undone.
+
+        What can't be finished is reverted.
+        """
+        stage, failed = self._stage, dict[int, Exception]()
+        if stage is None:
+            return
+        with self._settled_on_interrupt():
+            try:
+                stage.commit(self._standing)
+                for number in self._standing:
+                    try:
+                        stage.finish(number)
+                    except (StalePlan, OSError) as failure:
+                        failed[number] = failure
+                        raise
+                stage.finish_pointers()
+                stage.drop_record(self._standing)
+            except UnknownCommit:
+                self._stage = None
+                raise
+            except (StalePlan, CheckpointError, OSError) as failure:
+                if failed:
+                    self._fail(failed)
+                else:
+                    self._fail_all(failure)
+                self._revert(stage)
+            else:
+                self.outcome.moved += [stage.listed.groups[number].path for number in self._standing]
+                with self._left_to_recovery():
+                    self._close(stage)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.revert()
+        self._stack.close()
+
+    def revert(self) -> None:
+        """Revert what isn't committed."""
+        if self._stage is not None:
+            self._revert(self._stage)
+
+    def _revert(self, stage: Stage) -> None:
+        with self._left_to_recovery():
+            stage.withdraw(stage.done)
+            for failure in stage.back_all().values():
+                raise failure
+            self._close(stage)
+
+    def _close(self, stage: Stage) -> None:
+        self._stage = None
+        stage.close()
+        remove_stage(stage.path)
+
+    @contextmanager
+    def _left_to_recovery(self) -> Iterator[None]:
+        try:
+            yield
+        except (StalePlan, StrandedCheckpoint, CheckpointError, OSError) as failure:
+            self._stage = None
+            reason = f"{failure_text(failure)}; the next command that changes it recovers"
+            raise AccessDenied(self._directory, reason) from failure
+
+    @contextmanager
+    def _settled_on_interrupt(self) -> Iterator[None]:
+        """Settle what was begun before Ctrl-C ends the process, as recovery does later."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            stage, self._stage = self._stage, None
+            if stage is not None and settle_stage(self._directory, stage.path) is not None:
+                remove_stage(stage.path)
+            raise
+
+    def _fail_all(self, failure: Exception) -> None:
+        """Note why nothing is moved; of pointers alone by the path of the directory."""
+        paths = [group.path for group in self._listed.groups] or [self._directory]
+        self.outcome.failures |= dict.fromkeys(paths, move_failure(failure, names_file=True))
+
+    def _fail(self, failed: Mapping[int, Exception]) -> None:
+        """Note why groups are not moved: of an indivisible list the first, and all others with it."""
+        groups, is_indivisible = self._listed.groups, self._listed.is_indivisible
+        failures = {
+            groups[number].path: move_failure(failure, names_file=is_indivisible)
+            for number, failure in failed.items()
+        }
+        if is_indivisible and len(failures) == 1:
+            [(culprit, failure)] = failures.items()
+            others = failure._replace(culprit=os.path.basename(culprit))
+            failures |= {group.path: others for group in groups if group.path != culprit}
+        self.outcome.failures |= failures
+
+
+# Why something was not moved ----------------------------------------------------------------------
+
+
+def move_failure(error: Exception, *, names_file: bool = False) -> MoveFailure:
+    """Return why something could not be moved, with the file that it failed at if that is asked for."""
+    if isinstance(error, OSError):
+        problem = from_os_error(error, "").reason
+        if error.errno == errno.EXDEV:
+            problem = "its new place is on another file system"
+        has_name = names_file and isinstance(error.filename, str) and error.filename
+        return MoveFailure(problem, file=os.path.basename(error.filename) if has_name else None)
+    if isinstance(error, StalePlan):
+        return MoveFailure(error.problem, error.since_plan)
+    return MoveFailure(error.reason if isinstance(error, CheckpointError) else str(error))
+
+
+def failure_text(error: Exception) -> str:
+    """Return why something could not be moved, in a few words."""
+    return move_failure(error).text()

@@ -1,0 +1,277 @@
+"""The open directories that operations work in, and what lies at their paths."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cached_property, partial
+from types import TracebackType
+
+from ckpttool.io.directories import link_or_rename, rename, retry_while_busy
+from ckpttool.transaction.files import (
+    Contents,
+    Fingerprint,
+    NameTaken,
+    StalePlan,
+    contents,
+    opened,
+    status_of,
+)
+from ckpttool.transaction.history import open_place
+from ckpttool.transaction.journal import Exchange, Move, OperationList, Place, Spot
+from ckpttool.transaction.mounts import require_unmounted
+from ckpttool.transaction.state_dir import StateDir
+
+_MOST_HELD = 64
+"""Directories that are kept open, beside the roots."""
+
+
+class AlreadyGone(StalePlan):
+    """Another process has removed it already."""
+
+    def __init__(self) -> None:
+        super().__init__("it has vanished, or a part of it,", since_plan=True)
+
+
+class Places:
+    """The directory, the stage and the trash of a list of operations, held open; used as a context.
+
+    Attributes:
+        listed: The operations.
+        roots: Descriptors of the open directories.
+    """
+
+    def __init__(self, listed: OperationList, roots: Mapping[Place, int]) -> None:
+        """Take open directories, which whoever opened them closes."""
+        self.listed, self.roots = listed, roots
+        self._held: dict[tuple[Place, str], int] = {}
+
+    def __enter__(self) -> Places:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._held:
+            os.close(self._held.popitem()[1])
+
+    def at(self, spot: Spot) -> tuple[int, str]:
+        """Return the open directory that a path lies in, with the name there."""
+        above, name = os.path.split(spot.path)
+        if spot.place not in self.roots:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), spot.path)
+        if not above:
+            return self.roots[spot.place], name
+        key = spot.place, above
+        if key not in self._held:
+            with opened(above, self.roots[spot.place]) as directory:
+                while len(self._held) >= _MOST_HELD:
+                    os.close(self._held.pop(next(iter(self._held))))
+                self._held[key] = os.dup(directory)
+        return self._held[key], name
+
+    def status(self, spot: Spot) -> os.stat_result | None:
+        """Return the status of a path, or None where there is none."""
+        try:
+            directory, name = self.at(spot)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return status_of(name, directory)
+
+    def unlink(self, spot: Spot) -> None:
+        """Unlink a file, unless it has gone."""
+        with suppress(FileNotFoundError):  # another process was faster
+            directory, name = self.at(spot)
+            retry_while_busy(partial(os.unlink, name, dir_fd=directory))
+
+    def contents_at(self, spots: Mapping[str, Spot]) -> Contents:
+        """Return what lies at some spots, with the paths that they stand for."""
+        together: dict[tuple[Place, str], dict[str, str]] = {}
+        for member, (place, path) in spots.items():
+            above, name = os.path.split(path)
+            together.setdefault((place, above), {})[name] = member
+        files: list[Fingerprint] = []
+        directories: list[str] = []
+        for (place, above), members in together.items():
+            directory = self.at(Spot(place, os.path.join(above, os.curdir)))[0]
+            here = contents(directory, members)
+            require_unmounted(directory, members, here)
+            known = here.renamed(members)
+            files += known.files
+            directories += known.directories
+        return Contents(tuple(files), tuple(directories))
+
+    def require_unchanged(self, number: int, spots: Mapping[str, Spot]) -> None:
+        """Require that a group is as it was, at its members' spots."""
+        group = self.listed.groups[number]
+        try:
+            if group.is_single:  # a mount point among single files is nothing that could be renamed
+                (file,), (spot,) = group.contents.files, spots.values()
+                directory, name = self.at(spot)
+                is_same = file.is_of(os.stat(name, dir_fd=directory, follow_symlinks=False))
+            else:
+                here = self.contents_at(spots)
+                is_same = is_unchanged(here, group.contents)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise StalePlan("it has vanished, or a part of it,", since_plan=True) from error
+        if not is_same:
+            raise StalePlan("it has changed", since_plan=True)
+
+    def has_moved(self, one: Move) -> bool:
+        """Tell whether what has the new name is what was moved; in our own places it always is."""
+        status = self.status(one.target)
+        if status is None or one.target.is_private:
+            return status is not None
+        if one.is_link and (other := self.status(one.source)) and os.path.samestat(status, other):
+            return True
+        noted = self.noted(one)
+        if not stat.S_ISDIR(status.st_mode):
+            return any(file.inode == status.st_ino for file in noted)
+        here = self.contents_at({one.target.path: one.target})
+        inodes = {file.inode for file in here.files}
+        return any(file.inode in inodes for file in noted) or not (noted or here.files)
+
+    def require_ready(self, number: int) -> None:
+        """Require a group as it was when the plan was made, before anything is done with it.
+
+        Raises:
+            AlreadyGone: Nothing of it is there.
+            StalePlan: It has changed.
+            OSError: It holds a mount point, or this user can't change it.
+        """
+        group = self.listed.groups[number]
+        home = {member: Spot(self.listed.home, member) for member in group.members}
+        try:
+            self.require_unchanged(number, home)
+        except StalePlan as change:
+            if not any(map(self.status, home.values())):
+                raise AlreadyGone from change
+            raise
+        if self.listed.kind == "remove":
+            require_removable(self.roots["directory"], group.contents)
+
+    def require_free(self, number: int) -> None:
+        """Require that nothing has the names that a group is to get, but what leaves them first."""
+        for one in self.listed.of_groups[number]:
+            if isinstance(one, Exchange):
+                status = self.status(Spot("directory", one.path))
+                is_free = status is None if one.old is None else status and one.old.file.is_of(status)
+            else:
+                status = None if one.target.is_private else self.status(one.target)
+                is_free = status is None or (status.st_dev, status.st_ino) in self._leaving
+            if not is_free:
+                raise NameTaken(one.path if isinstance(one, Exchange) else one.target.path)
+
+    @cached_property
+    def _leaving(self) -> set[tuple[int, int]]:
+        """Return the files that lose their names before others get them."""
+        moves = (one for one in self.listed.operations if isinstance(one, Move) and one.target.is_private)
+        found = (self.status(one.source) for one in moves if one.source.place == "directory")
+        return {(status.st_dev, status.st_ino) for status in found if status is not None}
+
+    def move(self, source: Spot, target: Spot, *, keeps: bool = False, is_back: bool = False) -> None:
+        """Give an entry another name, never in the place of what is there.
+
+        Args:
+            source, target: Its old and new path.
+            keeps: Whether it keeps the old name, too, if it can.
+            is_back: Whether it is put back, where a renaming is better than nothing.
+        """
+        (here, name), (there, other) = self.at(source), self.at(target)
+
+        def is_taken() -> bool:
+            return status_of(other, there) is not None
+
+        if target.place == "stage":  # where nobody else puts anything
+            retry_while_busy(partial(rename, name, here, other, there))
+            return
+        if not keeps and target.place == "trash":
+            if is_taken():
+                raise NameTaken(other)
+            retry_while_busy(partial(rename, name, here, other, there))
+            return
+        try:
+            has_both = link_or_rename(name, here, other, there, is_taken, is_strict=not is_back)
+        except FileExistsError as error:
+            raise NameTaken(other) from error
+        if has_both and not keeps:
+            retry_while_busy(partial(os.unlink, name, dir_fd=here))
+
+    def member(self, one: Move) -> str:
+        """Return the first path of the member that an operation moves."""
+        spot = one.source
+        for earlier in reversed(self.listed.of_groups[one.group]):
+            if isinstance(earlier, Move) and earlier.target == spot:
+                spot = earlier.source
+        return spot.path
+
+    def noted(self, one: Move) -> list[Fingerprint]:
+        """Return the files of the member that an operation moves."""
+        return self.listed.files_at(one.group, self.member(one))
+
+
+@contextmanager
+def open_places(
+    directory: str, listed: OperationList, state_dir: StateDir, stage: int | None = None
+) -> Iterator[Places]:
+    """Open the directories that operations work in; the trash only if it is there.
+
+    Args:
+        directory: The directory.
+        listed: The operations.
+        state_dir: Where the trash lies.
+        stage: Descriptor of the stage, if there is one yet.
+    """
+    with ExitStack() as stack:
+        roots: dict[Place, int] = {"directory": stack.enter_context(opened(directory))}
+        if stage is not None:
+            roots["stage"] = stage
+        if listed.identity is not None and listed.places("trash"):
+            with suppress(FileNotFoundError):
+                roots["trash"] = stack.enter_context(open_place(state_dir, listed.identity))
+        yield stack.enter_context(Places(listed, roots))
+
+
+def require_file(file: Fingerprint, name: str, directory: int, otherwise: str) -> None:
+    """Require that a name in an open directory is that of a file as it was noted."""
+    status = status_of(name, directory)
+    if status is None or not file.is_of(status):
+        raise StalePlan(otherwise, since_plan=True)
+
+
+def identities(files: Iterable[Fingerprint]) -> set[tuple[str, int, int, int]]:
+    """Return identities that survive a remount: without device numbers."""
+    return {(file.path, file.inode, file.size, file.mtime_ns) for file in files}
+
+
+def is_unchanged(here: Contents, noted: Contents) -> bool:
+    """Tell whether files are those that were noted, and lie in the same directories."""
+    is_same = identities(here.files) == identities(noted.files)
+    return is_same and set(here.directories) == set(noted.directories)
+
+
+# Looking first -------------------------------------------------------------------------------------
+
+
+def require_removable(place: int, contents: Contents) -> None:
+    """Require that all directories of a checkpoint let this user unlink what they hold."""
+    for path in contents.directories:
+        with suppress(FileNotFoundError), opened(path, place) as directory:  # what has gone is no hindrance
+            if not _may_unlink_in(directory):
+                raise PermissionError(errno.EACCES, f"{path} can't be changed by this user")
+
+
+def _may_unlink_in(directory: int) -> bool:
+    """Tell whether a directory lets this user unlink what it holds; a sticky one only what is his own."""
+    asks_effective = os.access in os.supports_effective_ids
+    if not os.access(os.curdir, os.W_OK | os.X_OK, dir_fd=directory, effective_ids=asks_effective):
+        return False
+    status = os.fstat(directory)
+    user = os.geteuid()
+    if not status.st_mode & stat.S_ISVTX or user in (0, status.st_uid):
+        return True
+    with os.scandir(directory) as entries:
+        return all(entry.stat(follow_symlinks=False).st_uid == user for entry in entries)
