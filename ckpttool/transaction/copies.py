@@ -32,8 +32,8 @@ def operations_in_copy(
     try:
         with open_places(directory, listed, state_dir) as places:
             found = [
-                (file, _file_at(places, Spot(listed.home, file.path)))
-                for group in listed.groups
+                (file, _file_at(places, Spot(listed.home(number), file.path)))
+                for number, group in enumerate(listed.groups)
                 for file in group.contents.files
             ]
             now = {noted: here for noted, here in found if here is not None}

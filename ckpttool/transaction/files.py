@@ -129,6 +129,16 @@ def contents(directory: str | int, members: Iterable[str]) -> Contents:
     return Contents(tuple(files), tuple(devices), crosses, frozenset(symlinks))
 
 
+def joined(parts: Iterable[Contents]) -> Contents:
+    """Return what lies at different names as one."""
+    files: list[Fingerprint] = []
+    directories: list[str] = []
+    for one in parts:
+        files += one.files
+        directories += one.directories
+    return Contents(tuple(files), tuple(directories))
+
+
 def fingerprint(path: str, status: os.stat_result) -> Fingerprint:
     """Return what a file is now, from its ``lstat``."""
     return Fingerprint(

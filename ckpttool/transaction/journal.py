@@ -15,16 +15,19 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
 
-from ckpttool.transaction.files import Contents, Fingerprint
+from ckpttool.transaction.files import Contents, Fingerprint, joined
 
 PLACE = "0"
 """Directory in a stage, or in a command's place in the trash, for the files of one directory."""
+
+CONTENT, REPLACED = "content", "replaced"
+"""Directories in the stage of an output: for what is written, and for what it replaces."""
 
 SCHEMA = "ckpttool.operations/1"
 
 IDENTITY = re.compile(r"\d{8}T\d{6}\.\d{6}Z-[0-9a-f]{8}")
 
-Kind = Literal["remove", "trash", "slim", "rename", "restore"]
+Kind = Literal["remove", "trash", "slim", "rename", "restore", "output"]
 Place = Literal["directory", "stage", "trash"]
 PLACES: tuple[Place, ...] = get_args(Place)
 
@@ -170,17 +173,21 @@ class OperationList:
     @property
     def is_indivisible(self) -> bool:
         """Tell whether all groups are committed or none."""
-        return self.kind == "rename" or bool(self.pointers)
+        return self.kind in ("rename", "output") or bool(self.pointers)
 
-    @cached_property
-    def home(self) -> Place:
-        """Return where members lie before the first operation: in the directory, or in the trash."""
-        spots = [one.source for one in self.operations if isinstance(one, Move)]
-        spots += [
-            one.new.spot for one in self.operations if isinstance(one, Exchange) and one.new is not None
-        ]
-        is_back = self.kind == "restore" and any(spot.place == "trash" for spot in spots)
-        return "trash" if is_back else "directory"
+    def home(self, number: int) -> Place:
+        """Return where the members of a group lie before the first operation."""
+        for one in self.of_groups[number]:
+            if isinstance(one, Move):
+                return one.source.place
+            if one.new is not None and one.new.spot.place == "trash":
+                return "trash"
+        return "directory"
+
+    @property
+    def is_from_trash(self) -> bool:
+        """Tell whether checkpoints come out of the trash."""
+        return any(self.home(number) == "trash" for number in range(len(self.groups)))
 
     @cached_property
     def of_groups(self) -> tuple[tuple[Move | Exchange, ...], ...]:
@@ -193,15 +200,16 @@ class OperationList:
 
     def ends(self, number: int) -> dict[str, Spot]:
         """Return where each member of a group lies after the last operation."""
+        home = self.home(number)
         ends: dict[str, Spot] = {}
         members: dict[Spot, str] = {}
         for one in self.of_groups[number]:
             if isinstance(one, Move):
                 member = members.setdefault(one.target, members.get(one.source, one.source.path))
                 ends[member] = one.target
-            elif self.home == "trash" and one.new is not None:
+            elif home == "trash" and one.new is not None:
                 ends[one.new.spot.path] = Spot("directory", one.path)
-            elif self.home == "directory" and one.old is not None:
+            elif home != "trash" and one.old is not None:
                 ends[one.path] = one.old.spot
         return ends
 
@@ -249,7 +257,7 @@ class OperationList:
             now: member
             for number in range(len(self.groups))
             for member, (place, now) in self.ends(number).items()
-            if self.home == place == "directory"
+            if self.home(number) == place == "directory"
         }
 
     def parents(self) -> frozenset[tuple[Place, str]]:
@@ -329,6 +337,24 @@ class SpareSpots:
         """Return the next one, for a file with the name of a path."""
         self._count += 1
         return Spot("stage", os.path.join(str(self._count), os.path.basename(path)))
+
+
+def output_operations(target: str, new: Mapping[str, Contents], old: Mapping[str, Contents]) -> OperationList:
+    """Return the operations that set aside what gives way to an output, and bring that to its place.
+
+    Args:
+        target: How the user knows it.
+        new: Its names, in the order in which they come, each with what lies there.
+        old: The names of what gives way, in the order in which it leaves, likewise.
+    """
+    paths = {name: os.path.join(CONTENT, name) for name in new}
+    kept = Group(target, tuple(old), joined(old.values()))
+    come = Group(target, tuple(paths.values()), joined(new.values()).renamed(paths))
+    leave = [Move(0, Spot("directory", name), Spot("stage", os.path.join(REPLACED, name))) for name in old]
+    number = 1 if old else 0
+    moves = [Move(number, Spot("stage", path), Spot("directory", name)) for name, path in paths.items()]
+    groups = [group for group in (kept, come) if group.members]
+    return OperationList("output", tuple(groups), (*leave, *moves))
 
 
 def _spots(one: Operation) -> Iterable[Spot]:
@@ -412,7 +438,7 @@ def operations_of(document: Mapping[str, Any], done: object = None) -> Operation
     kind, identity = document["kind"], document["identity"]
     if kind not in get_args(Kind):
         raise ValueError(f"kind {_shortened(kind)}")
-    if identity is None and kind not in ("remove", "slim"):
+    if identity is None and kind not in ("remove", "slim", "output"):
         raise ValueError("a journal without the identity of its command")
     count = len(document["groups"])
     operations = tuple(_operation_of(one, count) for one in document["operations"])
@@ -472,10 +498,10 @@ def spot_in(place: Place, path: object) -> Spot:
     """Return a path in a place; in a trash or a stage it lies in a numbered directory."""
     if place == "directory":
         return Spot(place, path_of(path))
-    number, _, name = text_of(path).partition(os.sep)
-    if not number.isdecimal():
+    above, _, name = text_of(path).partition(os.sep)
+    if not (above.isdecimal() or (place == "stage" and above in (CONTENT, REPLACED))):
         raise ValueError(f"{_shortened(path)} is no place in the {place}")
-    return Spot(place, os.path.join(number, name_of(name)))
+    return Spot(place, os.path.join(above, name_of(name)))
 
 
 def _group_number(value: object, count: int) -> int:

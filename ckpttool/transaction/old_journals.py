@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.transaction.files import Contents, Fingerprint
@@ -43,6 +43,9 @@ REMOVALS = "ckpttool.journal/1"
 MOVES = frozenset({"ckpttool.moves/1", "ckpttool.moves-in-a-row/1", "ckpttool.swaps/1", "ckpttool.swaps/2"})
 """Schemas of moves."""
 
+MOVING = "moving"
+"""File in which an output noted what it moves."""
+
 _PLACES: Mapping[str, Place] = {"directory": "directory", "trash": "trash"}
 
 
@@ -65,6 +68,27 @@ def removals_of(document: Mapping[str, Any]) -> list[Group]:
         survivors = tuple(name_of(name) for name in one["survivors"])
         groups.append(Group(text_of(one["path"]), members, contents_of(one, members), survivors))
     return groups
+
+
+class OldOutput(NamedTuple):
+    """What an output moves: new names with inode and time of what comes, old ones with inodes."""
+
+    new: dict[str, tuple[int, int]]
+    old: dict[str, int]
+
+
+def old_output_of(document: Mapping[str, Any]) -> OldOutput:
+    """Return what an output moves from its plain data."""
+    new, old = document["new"], document["old"]
+    if not (isinstance(new, dict) and isinstance(old, dict)):
+        raise TypeError("no names")
+    come = {_decoded(name): (count_of(inode), count_of(time)) for name, (inode, time) in new.items()}
+    return OldOutput(come, {_decoded(name): count_of(inode) for name, inode in old.items()})
+
+
+def _decoded(name: str) -> str:
+    """Return a name, each byte of which is a character in the plain data."""
+    return name_of(os.fsdecode(name.encode("latin-1")))
 
 
 def _joined(lists: Sequence[OperationList]) -> OperationList:

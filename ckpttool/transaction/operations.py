@@ -69,7 +69,7 @@ from ckpttool.transaction.mounts import require_one_mount
 from ckpttool.transaction.paths import shown
 from ckpttool.transaction.places import Places, identities, is_unchanged, open_places, require_file
 from ckpttool.transaction.pointer_files import restore_pointer, write_pointer
-from ckpttool.transaction.stages import DONE, new_stage, remove_places, remove_stage
+from ckpttool.transaction.stages import DONE, JOURNAL, new_stage, remove_places, remove_stage
 from ckpttool.transaction.state_dir import StateDir, open_own, state_dir_of, state_dir_of_stage
 from ckpttool.transaction.stored_journals import read_journal
 
@@ -153,6 +153,23 @@ def _opened_stage(
         make_place(state_dir, listed.identity, numbers)
     with open_places(directory, listed, state_dir, inner.descriptor) as places:
         yield Stage(places, directory, state_dir, inner)
+
+
+@contextmanager
+def begin_output(directory: OpenDirectory, area: OpenDirectory, listed: OperationList) -> Iterator[Stage]:
+    """Write the journal of an output into its area, and yield that as a stage."""
+    write_in(area, JOURNAL, json.dumps(operations_document(listed)).encode())
+    with open_output(directory, area, listed) as stage:
+        yield stage
+
+
+@contextmanager
+def open_output(directory: OpenDirectory, area: OpenDirectory, listed: OperationList) -> Iterator[Stage]:
+    """Open the area of an output as a stage."""
+    assert directory.descriptor is not None and area.descriptor is not None  # else nothing was begun
+    roots: dict[Place, int] = {"directory": directory.descriptor, "stage": area.descriptor}
+    with Places(listed, roots) as places:
+        yield Stage(places, directory.path, StateDir(directory.path), area)
 
 
 def settle_stage(directory: str, path: str) -> tuple[OperationList, Settled] | None:
@@ -388,7 +405,8 @@ class Stage:
     def _revert_move(self, one: Move) -> None:
         """Give an entry its old name again; a file that was restored, and written to since, stays."""
         source, target = self._places.status(one.source), self._places.status(one.target)
-        if one.source.place == "trash" and target is not None and not self._is_as_noted(one):
+        is_kept = self.listed.kind in ("restore", "output") and one.source.is_private
+        if is_kept and target is not None and not self._is_as_noted(one):
             if source is not None:
                 self._places.unlink(one.source)
         elif source is None:
@@ -438,7 +456,7 @@ class Stage:
 
     def _is_home(self, number: int) -> bool:
         """Tell whether all members of a group are where they were before the first operation."""
-        home = (Spot(self.listed.home, member) for member in self.listed.groups[number].members)
+        home = (Spot(self.listed.home(number), member) for member in self.listed.groups[number].members)
         return all(map(self._places.status, home))
 
     # Finishing ------------------------------------------------------------------------------------------
@@ -560,7 +578,7 @@ class Stage:
 
         A trainer that has gone on after the kill has saved under them.
         """
-        if self.is_committed or self.listed.kind == "remove":
+        if self.is_committed or self.listed.kind in ("remove", "output"):
             return
         blocked = [number for number in settled.put_back if self._is_blocked(number)]
         kept = blocked

@@ -117,12 +117,12 @@ def _hidden_names_of(
     moved = [one for one in moves if places.has_moved(one)]
     if come and not is_done:
         # Under new names it doesn't count yet, unless it was renamed: a directory never has both.
-        is_home = all(places.status(Spot(places.listed.home, name)) for name in group.members)
+        is_home = all(places.status(Spot(places.listed.home(number), name)) for name in group.members)
         if is_home or len(come) > len([one for one in come if one in moved]):
             yield from (one.target.path for one in come if one in moved)
-        if places.listed.home == "directory" and not is_home:
+        if places.listed.home(number) == "directory" and not is_home:
             yield from _names_left(directory, group)
-    elif places.listed.home == "directory" and moved and (come or not group.is_single):
+    elif places.listed.home(number) == "directory" and moved and (come or not group.is_single):
         yield from _names_left(directory, group)
 
 

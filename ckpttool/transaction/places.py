@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import cached_property, partial
 from types import TracebackType
 
@@ -17,6 +17,7 @@ from ckpttool.transaction.files import (
     NameTaken,
     StalePlan,
     contents,
+    joined,
     opened,
     status_of,
 )
@@ -93,16 +94,13 @@ class Places:
         for member, (place, path) in spots.items():
             above, name = os.path.split(path)
             together.setdefault((place, above), {})[name] = member
-        files: list[Fingerprint] = []
-        directories: list[str] = []
+        found: list[Contents] = []
         for (place, above), members in together.items():
             directory = self.at(Spot(place, os.path.join(above, os.curdir)))[0]
             here = contents(directory, members)
             require_unmounted(directory, members, here)
-            known = here.renamed(members)
-            files += known.files
-            directories += known.directories
-        return Contents(tuple(files), tuple(directories))
+            found.append(here.renamed(members))
+        return joined(found)
 
     def require_unchanged(self, number: int, spots: Mapping[str, Spot]) -> None:
         """Require that a group is as it was, at its members' spots."""
@@ -143,7 +141,7 @@ class Places:
             OSError: It holds a mount point, or this user can't change it.
         """
         group = self.listed.groups[number]
-        home = {member: Spot(self.listed.home, member) for member in group.members}
+        home = {member: Spot(self.listed.home(number), member) for member in group.members}
         try:
             self.require_unchanged(number, home)
         except StalePlan as change:
@@ -198,7 +196,9 @@ class Places:
         except FileExistsError as error:
             raise NameTaken(other) from error
         if has_both and not keeps:
-            retry_while_busy(partial(os.unlink, name, dir_fd=here))
+            # In the stage it may stay: that goes as a whole.
+            with suppress(OSError) if source.place == "stage" else nullcontext():
+                retry_while_busy(partial(os.unlink, name, dir_fd=here))
 
     def member(self, one: Move) -> str:
         """Return the first path of the member that an operation moves."""

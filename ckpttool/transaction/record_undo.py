@@ -106,7 +106,7 @@ def _path(record: CommandRecord, path: str) -> str:
 
 def _last_path(record: CommandRecord, undoing: OperationList, number: int) -> str:
     """Return the path that a checkpoint has until it is restored."""
-    if undoing.home == "trash":
+    if undoing.home(number) == "trash":
         return os.path.join(record.place, undoing.names(number)[-1][0])
     group = undoing.groups[number]
     return os.path.join(record.directory, group.new_name or undoing.names(number)[-1][0])

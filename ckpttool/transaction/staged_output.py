@@ -6,8 +6,8 @@ left. It is cleared when the next target is staged beside it. In an area lie
 
 - ``owner``: which directory it is, and on which host it was made. No copy and no archive can say it rightly.
 - ``content``: the new, under its final names.
-- ``replaced``: the old, as far as it is set aside.
-- ``moving``: the plan of what is moved. Without it, all of the old stands in its place, or all of the new.
+- ``replaced``: the old, once it is set aside.
+- ``journal.json``, ``done.json``: what is moved, as in the stage of any command (``operations``).
 
 Both directories, and the one of the target, are held open: whoever may write in the target's directory can
 put a link in the place of ours, and has nothing written, moved or removed behind it.
@@ -21,47 +21,45 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, UsageError, from_os_error, system_text
 from ckpttool.io import fs
-from ckpttool.io.atomic import OWN_PREFIX, adopt_mode, is_scratch_name, remove_leftover, write_in
+from ckpttool.io.atomic import OWN_PREFIX, adopt_mode, is_scratch_name, remove_leftover
 from ckpttool.io.directories import FOLLOWS_NOTHING, HAS_LOCKS, OpenDirectory, link_or_rename, try_lock
 from ckpttool.io.jsontext import parse_json
 from ckpttool.io.sink import Sink, Written
 from ckpttool.io.source import NotRegular, regular_descriptor
 from ckpttool.io.work import Advance, default_jobs, no_advance, pool_of_calls
+from ckpttool.transaction.files import StalePlan, contents
+from ckpttool.transaction.journal import CONTENT, REPLACED, OperationList, output_operations
+from ckpttool.transaction.old_journals import MOVING
+from ckpttool.transaction.operations import StrandedCheckpoint, begin_output, open_output
+from ckpttool.transaction.stages import JOURNAL, require_system
+from ckpttool.transaction.stored_journals import read_output
 
 OutputShape = Literal["file", "directory", "prefix"]
 
 _PATIENCE = 3.0
 """For how many seconds others may keep us from making room."""
 
-CONTENT, REPLACED = "content", "replaced"
-_OWNER, _MOVING = "owner", "moving"
+_OWNER = "owner"
 _NAME = re.compile(re.escape(OWN_PREFIX) + r"[0-9a-f]{12}\.new")
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _MAX_BYTES = 1 << 24
-"""Of a plan, or a note of the owner."""
+"""Of a note of the owner."""
 
 
 class UnsafeArea(Exception):
     """An area is not touched any further; the message says why."""
 
 
-class SwapPlan(NamedTuple):
-    """What is moved, in this order; a name is that of a file or directory beside the area.
-
-    Attributes:
-        new: What is brought to its place: its inode, and when it was changed last, in nanoseconds.
-        old: What is set aside before: its inode.
-    """
-
-    new: dict[str, list[int]]
-    old: dict[str, int]
+def _descriptor(directory: OpenDirectory) -> int:
+    assert directory.descriptor is not None  # of a system that can work below open directories
+    return directory.descriptor
 
 
 class StagedOutput:
@@ -249,33 +247,37 @@ class StagedOutput:
         assert area is not None  # it is not discarded
         for name in set(names) & set(old):
             _keep_mode(self._content, name, self._directory, name)
+        if not old and len(names) == 1:
+            move_without_replacing(names[0], self._content, self._directory)
+            return
+        require_system(self.target, "put there")
         # The index of a TensorFlow checkpoint leaves first and comes last: without it there is none.
         old = sorted(old, key=lambda name: not name.endswith(".index"))
-        # One new name is there or not. Of more, a kill may leave some: the plan says how to take them back.
-        plan = write_plan(self._directory, area, names, old) if old or len(names) > 1 else None
+        area.make(REPLACED).close()
+        self._holds_old = True  # until it is back, or gone: what goes wrong here must not remove it
         try:
-            if plan is not None:
-                with area.open(REPLACED) as aside:
-                    for name in old:
-                        self._directory.rename(name, aside)
-            for name in names:
-                move_without_replacing(name, self._content, self._directory)
-        except BaseException as error:
-            if plan is not None:
-                self._put_back(area, plan, error)
-            raise
-
-    def _put_back(self, area: OpenDirectory, plan: SwapPlan, error: BaseException) -> None:
-        self._holds_old = True  # until it is back: what goes wrong here must not remove it
-        try:
-            undo_swap(self._directory, area, plan)
-        except BaseException as failure:
-            raise AccessDenied(
-                self.target,
-                f"it can't be brought there ({error_text(error)}), and what stood there can't be put back "
-                f"({error_text(failure)}): it lies in {area.join(REPLACED)}",
-            ) from failure
+            new_contents, old_contents = (
+                {name: contents(_descriptor(place), [name]) for name in given}
+                for place, given in ((self._content, names), (self._directory, old))
+            )
+            self._move(area, output_operations(self.target, new_contents, old_contents))
+        except (StalePlan, StrandedCheckpoint) as failure:
+            raise AccessDenied(self.target, str(failure)) from failure
         self._holds_old = False
+
+    def _move(self, area: OpenDirectory, listed: OperationList) -> None:
+        """Set the old aside and bring the new, or revert both."""
+        with begin_output(self._directory, area, listed) as stage:
+            try:
+                for failure in stage.forward().values():
+                    raise failure
+                stage.commit(range(len(listed.groups)))
+            except BaseException as error:
+                for failure in stage.back_all().values():
+                    reason = f"it can't be brought there ({error_text(error)}), and what stood there is"
+                    raise AccessDenied(self.target, f"{reason} {failure}") from failure
+                self._holds_old = False
+                raise
 
     def discard(self) -> None:
         """Leave nothing behind but what was committed; doing it twice is allowed."""
@@ -406,36 +408,6 @@ def _host() -> dict[str, str]:
     return {"host": os.uname().nodename if hasattr(os, "uname") else "", "boot": boot}
 
 
-def write_plan(
-    directory: OpenDirectory, area: OpenDirectory, new: Sequence[str], old: Sequence[str]
-) -> SwapPlan:
-    """Note in an area what will be moved; nothing is moved yet."""
-    with area.open(CONTENT) as content:
-        plan = SwapPlan(
-            {name: mark(_existing_status(content, name)) for name in new},
-            {name: _existing_status(directory, name).st_ino for name in old},
-        )
-    document = {
-        "new": {_encode_name(name): new_mark for name, new_mark in plan.new.items()},
-        "old": {_encode_name(name): inode for name, inode in plan.old.items()},
-    }
-    area.make(REPLACED).close()
-    write_in(area, _MOVING, json.dumps(document).encode())
-    return plan
-
-
-def mark(status: os.stat_result) -> list[int]:
-    """Return what stays the same of a file or a directory while it is renamed, and no longer."""
-    return [status.st_ino, status.st_mtime_ns]
-
-
-def _existing_status(directory: OpenDirectory, name: str) -> os.stat_result:
-    status = directory.status(name)
-    if status is None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory.join(name))
-    return status
-
-
 def move_without_replacing(name: str, here: OpenDirectory, there: OpenDirectory) -> None:
     """Rename a file or a directory to another directory; an OSError if something has its name there."""
     has_both = link_or_rename(
@@ -447,10 +419,10 @@ def move_without_replacing(name: str, here: OpenDirectory, there: OpenDirectory)
 
 
 def remove_area(directory: OpenDirectory, area: OpenDirectory) -> None:
-    """Remove an area with all in it: the plan first, and last what says whose it is."""
-    # Once the plan is gone, nothing is moved out of what is half removed; while the owner is noted, the rest
-    # can be cleared by the next command.
-    for name in sorted(area.names(), key=lambda name: (name == _OWNER, name != _MOVING)):
+    """Remove an area with all in it: the journal first, and last what says whose it is."""
+    # Once the journal is gone, nothing is moved out of what is half removed; while the owner is noted, the
+    # rest can be cleared by the next command.
+    for name in sorted(area.names(), key=lambda name: (name == _OWNER, name not in (JOURNAL, MOVING))):
         area.remove(name)
     directory.remove_held(area, os.path.basename(area.path))
 
@@ -486,10 +458,7 @@ def _recover_area(directory: OpenDirectory, name: str) -> None:
             return  # somebody works in it
         if not _has_no_owner_yet(area):
             _require_own_area(area)
-            plan = _read_plan(area)
-            # Forwards or back: if all of the new has come, only the old that was set aside is left to remove.
-            if plan is not None and not _is_complete(directory, plan):
-                undo_swap(directory, area, plan)
+            _settle(directory, area)
             directory.sync()
         remove_area(directory, area)
 
@@ -525,28 +494,6 @@ def _require_own_area(area: OpenDirectory) -> None:
             raise UnsafeArea("it doesn't say where it was made")
 
 
-def _read_plan(area: OpenDirectory) -> SwapPlan | None:
-    """Return what was to be moved; None if nothing is in between."""
-
-    def is_number(value: object) -> bool:
-        return type(value) is int
-
-    def is_mark(value: object) -> bool:
-        return isinstance(value, list) and len(value) == 2 and all(map(is_number, value))
-
-    if not area.has(_MOVING):
-        return None
-    match _read_json(area, _MOVING, "plan"):
-        case {"new": dict(new), "old": dict(old)} if all(map(is_mark, new.values())) and all(
-            map(is_number, old.values())
-        ):
-            return SwapPlan(
-                {_decode_name(name): new_mark for name, new_mark in new.items()},
-                {_decode_name(name): inode for name, inode in old.items()},
-            )
-    raise UnsafeArea(f"{area.join(_MOVING)} is no plan")
-
-
 def _read_json(area: OpenDirectory, name: str, what: str) -> object:
     """Return what a small JSON file in an area holds."""
     path = area.join(name)
@@ -563,74 +510,21 @@ def _read_json(area: OpenDirectory, name: str, what: str) -> object:
         os.close(descriptor)
 
 
-def _encode_name(name: str) -> str:
-    """Return a name as JSON can hold it, though a name need not be text."""
-    return os.fsencode(name).decode("latin-1")
-
-
-def _decode_name(name: str) -> str:
-    """Return the name that ``_encode_name`` was given; it names something in a directory."""
-    try:
-        decoded = os.fsdecode(name.encode("latin-1"))
-    except UnicodeError as error:
-        raise UnsafeArea(f"{name!r} is no name") from error
-    if decoded in ("", os.curdir, os.pardir) or os.sep in decoded or "\0" in decoded:
-        raise UnsafeArea(f"{name!r} is no name")
-    return decoded
-
-
-def _is_complete(directory: OpenDirectory, plan: SwapPlan) -> bool:
-    """Tell whether all of the new stands in its place."""
-    statuses = {name: directory.status(name) for name in plan.new}
-    return bool(statuses) and all(
-        status is not None and mark(status) == plan.new[name] for name, status in statuses.items()
-    )
-
-
-def undo_swap(directory: OpenDirectory, area: OpenDirectory, plan: SwapPlan) -> None:
-    """Take back what of the new came to its place, and put back what was set aside.
-
-    An UnsafeArea says that something there is not as the plan says, and that nothing was moved. After an
-    OSError, what was set aside is in its place, or still in the area.
-    """
+def _settle(directory: OpenDirectory, area: OpenDirectory) -> None:
+    """Revert what was moved, unless that was committed: then only the old is left to remove."""
+    if not (area.has(JOURNAL) or area.has(MOVING)):  # nothing was moved
+        return
     for name in (CONTENT, REPLACED):
         if not area.holds_directory(name):
             raise UnsafeArea(f"{area.join(name)} is no directory")
-    with area.open(CONTENT) as content, area.open(REPLACED) as aside:
-        _check_against_plan(directory, aside, plan)
-        # The new leaves first, in the reverse order of its coming: the last to come is what makes it whole.
-        for name in reversed(plan.new):
-            status = directory.status(name)
-            if status is not None and mark(status) == plan.new[name]:
-                if _is_same_file(directory, content, name):  # it has both names yet
-                    directory.unlink(name)
-                else:
-                    directory.rename(name, content)
-        for name in reversed(plan.old):
-            if aside.has(name) and not _is_same_file(aside, directory, name):
-                move_without_replacing(name, aside, directory)
-    directory.sync()
-
-
-def _check_against_plan(directory: OpenDirectory, aside: OpenDirectory, plan: SwapPlan) -> None:
-    """Require that in an area, and where its names belong, is only what the plan says."""
-    for name in aside.names():
-        status = aside.status(name)
-        if status is None or status.st_ino != plan.old.get(name):
-            raise UnsafeArea(f"{aside.join(name)} is not what was set aside")
-    for name in {**plan.new, **plan.old}:
-        status = directory.status(name)
-        if status is None or status.st_ino == plan.old.get(name):
-            continue
-        if mark(status) != plan.new.get(name):
-            place = directory.join(name)
-            raise UnsafeArea(f"{place} has come to stand there, or was changed; the old is in {aside.path}")
-
-
-def _is_same_file(here: OpenDirectory, there: OpenDirectory, name: str) -> bool:
-    """Tell whether a name is of one file in two directories."""
-    status, other = here.status(name), there.status(name)
-    return status is not None and other is not None and os.path.samestat(status, other)
+    listed = read_output(directory, area)
+    with open_output(directory, area, listed) as stage:
+        for why in stage.settle().failures.values():
+            raise UnsafeArea(why)
+        if not stage.is_committed:
+            with area.open(REPLACED) as aside:
+                for name in aside.names():
+                    raise UnsafeArea(f"{aside.join(name)} is not what was set aside")
 
 
 def error_text(error: BaseException) -> str:

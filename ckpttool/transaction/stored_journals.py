@@ -7,11 +7,29 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from ckpttool.core.errors import from_os_error
-from ckpttool.transaction.files import opened, status_at
+from ckpttool.core.errors import AccessDenied, DamagedCheckpoint, from_os_error
+from ckpttool.io.directories import OpenDirectory
+from ckpttool.transaction.files import Contents, contents, opened, status_at
 from ckpttool.transaction.history import read_record
-from ckpttool.transaction.journal import SCHEMA, Group, Move, OperationList, Spot, operations_of
-from ckpttool.transaction.old_journals import REMOVALS, list_of, removals_of
+from ckpttool.transaction.journal import (
+    CONTENT,
+    REPLACED,
+    SCHEMA,
+    Group,
+    Move,
+    OperationList,
+    Spot,
+    operations_of,
+    output_operations,
+)
+from ckpttool.transaction.old_journals import (
+    MOVING,
+    REMOVALS,
+    OldOutput,
+    list_of,
+    old_output_of,
+    removals_of,
+)
 from ckpttool.transaction.stages import DONE, JOURNAL
 from ckpttool.transaction.state_dir import open_own, read_own, state_dir_of_stage
 
@@ -39,6 +57,51 @@ def read_journal(stage: str, directory: str) -> OperationList | None:
 
     done = read(DONE, "a list of groups", lambda document: document)
     return read(JOURNAL, "a journal", parse)
+
+
+def read_output(directory: OpenDirectory, area: OpenDirectory) -> OperationList:
+    """Return the journal of an output.
+
+    Args:
+        directory: The directory that the output comes to.
+        area: The directory beside it in which it was written.
+    """
+    path = directory.path or os.curdir
+    if not area.has(MOVING):
+        listed = read_journal(area.path, path)
+    else:
+        plan = read_own(path, *os.path.split(area.path), MOVING, what="a plan", parse=old_output_of)
+        listed = None if plan is None else _old_output(plan, directory, area)
+    if listed is None:
+        raise AccessDenied(area.path, "it has changed while it was read")
+    return listed
+
+
+def _old_output(plan: OldOutput, directory: OpenDirectory, area: OpenDirectory) -> OperationList:
+    """Return an output of version 0.1; it is committed if all of it has come to its place."""
+    with area.open(REPLACED) as aside, area.open(CONTENT) as content:
+        for name in aside.names():
+            status = aside.status(name)
+            if status is None or status.st_ino != plan.old.get(name):
+                raise DamagedCheckpoint(aside.join(name), "it is not what was set aside")
+        old = {name: _contents_in(aside if aside.has(name) else directory, name) for name in plan.old}
+        new: dict[str, Contents] = {}
+        has_come = bool(plan.new)
+        for name, mark in plan.new.items():
+            status = directory.status(name)
+            is_here = status is not None and (status.st_ino, status.st_mtime_ns) == mark
+            has_come &= is_here
+            if not (is_here or content.has(name)):
+                problem = f"it has come to stand there, or was changed; the old is in {aside.path}"
+                raise DamagedCheckpoint(directory.join(name), problem)
+            new[name] = _contents_in(directory if is_here else content, name)
+    listed = output_operations(area.path, new, old)
+    return replace(listed, done=frozenset(range(len(listed.groups))) if has_come else None)
+
+
+def _contents_in(directory: OpenDirectory, name: str) -> Contents:
+    assert directory.descriptor is not None  # else nothing was begun
+    return contents(directory.descriptor, [name])
 
 
 def _with_old_done(listed: OperationList, directory: str, stage: str) -> OperationList:

@@ -158,7 +158,7 @@ def _empty_place(directory: str, state_dir: StateDir, identity: str, emptying: _
 
 def _empty_step(record: CommandRecord, step: UndoStep, emptying: _Emptying) -> UndoStep:
     """Remove what a step would put back; return it with what could not be removed."""
-    if step.undoing.home == "directory":  # a renaming: nothing of it lies here
+    if not step.undoing.is_from_trash:  # a renaming: nothing of it lies here
         return step._replace(undoing=step.undoing.only([]))
     listed, warning = operations_in_copy(record.directory, step.undoing, record.state_dir)
     if warning is not None:
