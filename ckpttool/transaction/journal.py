@@ -198,8 +198,20 @@ class OperationList:
                 found[one.group].append(one)
         return tuple(map(tuple, found))
 
-    def ends(self, number: int) -> dict[str, Spot]:
+    def ends(self, number: int) -> Mapping[str, Spot]:
         """Return where each member of a group lies after the last operation."""
+        if number not in self._ends:
+            self._ends[number] = self._find_ends(number)
+        return self._ends[number]
+
+    @cached_property
+    def _ends(self) -> dict[int, Mapping[str, Spot]]:
+        return {}
+
+    def _find_ends(self, number: int) -> dict[str, Spot]:
+        steps = self.of_groups[number]
+        if len(steps) == 1 and isinstance(steps[0], Move):
+            return {steps[0].source.path: steps[0].target}
         home = self.home(number)
         ends: dict[str, Spot] = {}
         members: dict[Spot, str] = {}
@@ -260,22 +272,16 @@ class OperationList:
             if self.home(number) == place == "directory"
         }
 
+    @cached_property
     def parents(self) -> frozenset[tuple[Place, str]]:
         """Return the directories in which operations give or take names."""
-        found = {(spot.place, os.path.dirname(spot.path)) for one in self.operations for spot in _spots(one)}
-        found |= {
-            ("directory", os.path.dirname(one.path)) for one in self.operations if isinstance(one, Exchange)
-        }
-        return frozenset(found)
+        return frozenset(
+            (place, path.rpartition(os.sep)[0]) for one in self.operations for place, path in _spots(one)
+        )
 
     def places(self, place: Place) -> frozenset[str]:
         """Return the numbered directories in the stage, or the trash, that operations use."""
-        return frozenset(
-            os.path.dirname(spot.path)
-            for one in self.operations
-            for spot in _spots(one)
-            if spot.place == place
-        )
+        return frozenset(above for one, above in self.parents if one == place)
 
     def only(self, numbers: Collection[int]) -> OperationList:
         """Return the list with some of its groups alone, and with all pointers."""
@@ -361,7 +367,8 @@ def _spots(one: Operation) -> Iterable[Spot]:
     if isinstance(one, Move):
         return (one.source, one.target)
     if isinstance(one, Exchange):
-        return (stored.spot for stored in (one.old, one.new) if stored is not None)
+        aside = (stored.spot for stored in (one.old, one.new) if stored is not None)
+        return (Spot("directory", one.path), *aside)
     return ()
 
 
@@ -418,7 +425,7 @@ def _operation_document(one: Operation) -> tuple[Any, ...]:
 
 
 def _text_of_spot(spot: Spot) -> str:
-    return os.path.join(*spot)
+    return os.sep.join(spot)
 
 
 def _stored_document(stored: StoredFile | None) -> tuple[Any, ...] | None:

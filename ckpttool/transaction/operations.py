@@ -495,13 +495,17 @@ class Stage:
         has_begun = False
         try:
             self._places.require_unchanged(number, self.listed.ends(number))
-            for freed in purge(self._places.roots["stage"], self.listed.final_contents(number)):
+            for freed in purge(self._place_of(number), self.listed.groups[number].contents):
                 has_begun = True
                 yield freed
         except (StalePlan, OSError) as failure:
             if not has_begun:
                 raise
             raise _partly_removed(failure, self.shown_place(number)) from failure
+
+    def _place_of(self, number: int) -> int:
+        """Return the open directory in the stage that a removed group lies in, by its own names."""
+        return self._places.at(next(iter(self.listed.ends(number).values())))[0]
 
     def drop_record(self, numbers: Collection[int]) -> None:
         """Take restored groups out of the record of the command that they were restored from."""
@@ -541,7 +545,7 @@ class Stage:
 
     def _sync(self) -> None:
         """Make the names that operations give and take durable."""
-        for place, above in self.listed.parents():
+        for place, above in self.listed.parents:
             with suppress(FileNotFoundError, NotADirectoryError):  # nothing was done there
                 sync_descriptor(self._places.at(Spot(place, os.path.join(above, os.curdir)))[0])
 
@@ -665,7 +669,7 @@ class Stage:
             self.finish(number)
             return
         try:
-            for _ in purge(self._places.roots["stage"], self.listed.final_contents(number), may_be_gone=True):
+            for _ in purge(self._place_of(number), self.listed.groups[number].contents, may_be_gone=True):
                 pass
         except StalePlan as change:
             raise StalePlan(

@@ -61,14 +61,15 @@ class Places:
 
     def at(self, spot: Spot) -> tuple[int, str]:
         """Return the open directory that a path lies in, with the name there."""
-        above, name = os.path.split(spot.path)
-        if spot.place not in self.roots:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), spot.path)
+        place, path = spot
+        above, _, name = path.rpartition(os.sep)
+        if place not in self.roots:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         if not above:
-            return self.roots[spot.place], name
-        key = spot.place, above
+            return self.roots[place], name
+        key = place, above
         if key not in self._held:
-            with opened(above, self.roots[spot.place]) as directory:
+            with opened(above, self.roots[place]) as directory:
                 while len(self._held) >= _MOST_HELD:
                     os.close(self._held.pop(next(iter(self._held))))
                 self._held[key] = os.dup(directory)
