@@ -1,11 +1,11 @@
 """Changes to directories that a kill at any moment leaves whole: removals, moves, trash, undo, outputs.
 
 Each command writes a journal first, ``.ckpttool-<id>/journal.json``: a list of operations (``journal``). They
-are done in the open directories of ``places``, and reverted or completed after a kill, by ``operations``:
-before ``done.json`` is written all are reverted, after it all are completed. ``removal`` and ``moves`` make
-such lists and do them, ``history`` records how they are undone, ``record_undo`` undoes them, and ``trash``
-empties the trash. ``recovery`` settles what a kill left. Journals and records of earlier versions are read by
-``stored_journals`` and ``old_journals``.
+are done, committed and reverted by ``operations``, in the open directories of ``open_roots``. After a kill,
+``settling`` reverts what isn't committed, and completes the rest. ``removal`` and ``moves`` make such lists
+and do them, ``history`` records how they are undone, ``record_undo`` undoes them, and ``trash`` empties the
+trash. ``stored_journals`` reads journals, with ``journal_documents``, and those of earlier versions with
+``old_journals``.
 
 A target that is written (``staged_output``) appears whole, or not at all: it is written in a locked directory
 beside the target, under its final names, made durable, then renamed. A kill leaves that directory without its

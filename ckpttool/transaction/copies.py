@@ -9,8 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ckpttool.transaction.files import Fingerprint, fingerprint
-from ckpttool.transaction.journal import Exchange, Operation, OperationList, Spot, StoredFile
-from ckpttool.transaction.places import Places, open_places
+from ckpttool.transaction.journal import (
+    Exchange,
+    Location,
+    Operation,
+    OperationList,
+    StoredFile,
+)
+from ckpttool.transaction.open_roots import OpenRoots, open_roots
 from ckpttool.transaction.state_dir import StateDir
 
 COPIED = "it was copied; the files here have the sizes and times that were noted, and other inodes"
@@ -30,25 +36,25 @@ def operations_in_copy(
     noted.
     """
     try:
-        with open_places(directory, listed, state_dir) as places:
+        with open_roots(directory, listed, state_dir) as roots:
             found = [
-                (file, _file_at(places, Spot(listed.home(number), file.path)))
+                (file, _file_at(roots, Location(listed.home(number), file.path)))
                 for number, group in enumerate(listed.groups)
                 for file in group.contents.files
             ]
             now = {noted: here for noted, here in found if here is not None}
             if all(_is_copied(noted, here) for noted, here in now.items()):
                 has_other_inodes = any(noted.inode != here.inode for noted, here in now.items())
-                return _as_found(listed, now, places), COPIED if has_other_inodes else None
+                return _as_found(listed, now, roots), COPIED if has_other_inodes else None
     except OSError:  # whoever does the operations is told the same
         return listed, None
     has_lost_times = all(noted.size == here.size and noted.inode != here.inode for noted, here in now.items())
     return listed, LOST_TIMES if has_lost_times else None
 
 
-def _as_found(listed: OperationList, now: dict[Fingerprint, Fingerprint], places: Places) -> OperationList:
-    def found(stored: StoredFile | None, spot: Spot) -> StoredFile | None:
-        here = None if stored is None else _file_at(places, spot)
+def _as_found(listed: OperationList, now: dict[Fingerprint, Fingerprint], roots: OpenRoots) -> OperationList:
+    def found(stored: StoredFile | None, location: Location) -> StoredFile | None:
+        here = None if stored is None else _file_at(roots, location)
         if stored is None or here is None or not _is_copied(stored.file, here):
             return stored
         return stored._replace(file=replace(here, path=stored.file.path))
@@ -56,8 +62,8 @@ def _as_found(listed: OperationList, now: dict[Fingerprint, Fingerprint], places
     def operation(one: Operation) -> Operation:
         if not isinstance(one, Exchange):
             return one
-        new = one.new if one.new is None else found(one.new, one.new.spot)
-        return one._replace(old=found(one.old, Spot("directory", one.path)), new=new)
+        new = one.new if one.new is None else found(one.new, one.new.location)
+        return one._replace(old=found(one.old, Location("directory", one.path)), new=new)
 
     groups = tuple(
         group._replace(
@@ -70,9 +76,9 @@ def _as_found(listed: OperationList, now: dict[Fingerprint, Fingerprint], places
     return replace(listed, groups=groups, operations=tuple(map(operation, listed.operations)))
 
 
-def _file_at(places: Places, spot: Spot) -> Fingerprint | None:
-    status = places.status(spot)
-    return None if status is None else fingerprint(spot.path, status)
+def _file_at(roots: OpenRoots, location: Location) -> Fingerprint | None:
+    status = roots.status(location)
+    return None if status is None else fingerprint(location.path, status)
 
 
 def _is_copied(noted: Fingerprint, here: Fingerprint) -> bool:

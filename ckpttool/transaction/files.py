@@ -218,15 +218,3 @@ def status_at(path: str, place: int) -> os.stat_result | None:
             return status_of(name, directory)
     except (FileNotFoundError, NotADirectoryError):
         return None
-
-
-def fingerprint_at(path: str, place: int) -> Fingerprint | None:
-    """Return what a file below an open directory is now, or None where there is none."""
-    status = status_at(path, place)
-    return None if status is None else fingerprint(path, status)
-
-
-def is_same_file(path: str, place: int, other: str, other_place: int) -> bool:
-    """Tell whether two paths, each below an open directory, are names of one file."""
-    one, two = status_at(path, place), status_at(other, other_place)
-    return one is not None and two is not None and os.path.samestat(one, two)

@@ -21,6 +21,8 @@ from ckpttool.transaction.files import Fingerprint, contents, opened
 from ckpttool.transaction.journal import (
     IDENTITY,
     OperationList,
+)
+from ckpttool.transaction.journal_documents import (
     count_of,
     identity_of,
     operations_document,

@@ -16,18 +16,16 @@ from typing import NamedTuple
 from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
 from ckpttool.transaction.files import StalePlan
 from ckpttool.transaction.history import read_record, require_own_trash
-from ckpttool.transaction.journal import OperationList
-from ckpttool.transaction.operations import (
-    Stage,
-    StrandedCheckpoint,
-    UnknownCommit,
-    begin_stage,
-    settle_stage,
+from ckpttool.transaction.journal import (
+    OperationList,
 )
-from ckpttool.transaction.places import open_places
+from ckpttool.transaction.open_roots import open_roots
+from ckpttool.transaction.operations import Stage, UnknownCommit, begin_stage
 from ckpttool.transaction.pointer_files import require_pointers
+from ckpttool.transaction.settling import settle_now
 from ckpttool.transaction.stages import remove_stage, require_system
 from ckpttool.transaction.state_dir import StateDir, state_dir_of
+from ckpttool.transaction.unlinking import StrandedCheckpoint
 
 
 class MoveFailure(NamedTuple):
@@ -58,8 +56,8 @@ class MoveOutcome:
     """What became of moves, by the paths that the user knows.
 
     Attributes:
-        moved: What goes by its new names now.
-        failures: Why some are where they were. Where pointers go with them, the others are then, too.
+        moved: Checkpoints that have their new names.
+        failures: Why checkpoints were not moved; in an indivisible list, one failure means that none was.
     """
 
     moved: list[str] = field(default_factory=list)
@@ -76,11 +74,11 @@ def obstacles(
 ) -> Iterator[tuple[int, MoveFailure]]:
     """Yield why some groups can't be moved, by number; nothing is changed."""
     try:
-        with open_places(directory, listed, state_dir) as places:
+        with open_roots(directory, listed, state_dir) as roots:
             for number in range(len(listed.groups)):
                 try:
-                    places.require_ready(number)
-                    places.require_free(number)
+                    roots.require_ready(number)
+                    roots.require_free(number)
                 except (StalePlan, OSError) as failure:
                     yield number, move_failure(failure)
     except (FileNotFoundError, NotADirectoryError):  # the trash has gone, or a link stands in its place
@@ -107,11 +105,12 @@ class Moves:
 
     Attributes:
         outcome: What became of them so far.
+        is_committed: Whether they are committed, or may be.
     """
 
     def __init__(self, directory: str, listed: OperationList, state_dir: StateDir | None = None) -> None:
         """Take moves, of which nothing is done yet; see ``apply``."""
-        self.outcome = MoveOutcome()
+        self.outcome, self.is_committed = MoveOutcome(), False
         self._directory = directory
         self._state_dir = state_dir_of(directory) if state_dir is None else state_dir
         self._listed = listed
@@ -123,9 +122,10 @@ class Moves:
         listed = self._listed = self._feasible(self._listed)
         if not listed.operations:
             return self
-        with self._settled_on_interrupt():
-            self._stage = self._stack.enter_context(begin_stage(self._directory, listed, self._state_dir))
+        with ExitStack() as stack, self._settled_on_interrupt():
+            self._stage = stack.enter_context(begin_stage(self._directory, listed, self._state_dir))
             self._forward(self._stage)
+            self._stack = stack.pop_all()
         return self
 
     def _feasible(self, listed: OperationList) -> OperationList:
@@ -154,53 +154,71 @@ class Moves:
         numbers = range(len(stage.listed.groups))
         try:
             failed = stage.forward()
+            standing = [number for number in numbers if number not in failed]
+            while not (failed and stage.listed.is_indivisible):
+                changed = stage.prepare(standing)
+                if not changed:
+                    break
+                failed |= changed
+                if not stage.listed.is_indivisible:
+                    failed |= stage.back([*changed])
+                    standing = [number for number in standing if number not in changed]
         except (StalePlan, CheckpointError, OSError) as failure:
             self._fail_all(failure)
             self._revert(stage)
             return
         self._fail(failed)
-        self._standing = [number for number in numbers if number not in failed]
-        if failed and (stage.listed.is_indivisible or not self._standing):
+        self._standing = standing
+        if failed and (stage.listed.is_indivisible or not standing):
             self._revert(stage)
 
     def commit(self) -> None:
-        """Let all that was done stand: old names go, and a record tells how it is undone.
+        """Commit all that was done, unlink old names, and close the journal.
 
-        What can't be finished is reverted.
+        Raises:
+            AccessDenied: It is committed, but can't be completed; the next command does that.
         """
-        stage, failed = self._stage, dict[int, Exception]()
+        stage = self._stage
         if stage is None:
             return
         with self._settled_on_interrupt():
             try:
+                self.is_committed = True
                 stage.commit(self._standing)
-                for number in self._standing:
-                    try:
-                        stage.finish(number)
-                    except (StalePlan, OSError) as failure:
-                        failed[number] = failure
-                        raise
-                stage.finish_pointers()
-                stage.drop_record(self._standing)
             except UnknownCommit:
                 self._stage = None
                 raise
-            except (StalePlan, CheckpointError, OSError) as failure:
-                if failed:
-                    self._fail(failed)
-                else:
-                    self._fail_all(failure)
+            except OSError as failure:
+                self._fail_all(failure)
                 self._revert(stage)
-            else:
-                self.outcome.moved += [stage.listed.groups[number].path for number in self._standing]
-                with self._left_to_recovery():
-                    self._close(stage)
+                return
+            self._finish(stage)
+
+    def _finish(self, stage: Stage) -> None:
+        try:
+            both = stage.finish(self._standing)
+            stage.drop_record(self._standing)
+        except (CheckpointError, OSError) as failure:
+            if stage.listed.is_revertible:
+                self._fail_all(failure)
+                self._revert(stage)
+                return
+            self._stage = None
+            reason = f"{failure_text(failure)}; the next command completes it"
+            raise AccessDenied(self._directory, reason) from failure
+        groups = stage.listed.groups
+        self.outcome.moved += [groups[number].path for number in self._standing]
+        self.outcome.failures |= {groups[number].path: MoveFailure(why) for number, why in both.items()}
+        with self._left_to_recovery():
+            self._close(stage)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.revert()
-        self._stack.close()
+        try:
+            self.revert()
+        finally:
+            self._stack.close()
 
     def revert(self) -> None:
         """Revert what isn't committed."""
@@ -208,8 +226,9 @@ class Moves:
             self._revert(self._stage)
 
     def _revert(self, stage: Stage) -> None:
+        self.is_committed = False
         with self._left_to_recovery():
-            stage.withdraw(stage.done)
+            stage.withdraw(stage.done or ())
             for failure in stage.back_all().values():
                 raise failure
             self._close(stage)
@@ -235,8 +254,8 @@ class Moves:
             yield
         except KeyboardInterrupt:
             stage, self._stage = self._stage, None
-            if stage is not None and settle_stage(self._directory, stage.path) is not None:
-                remove_stage(stage.path)
+            if stage is not None:
+                settle_now(self._directory, stage.path)
             raise
 
     def _fail_all(self, failure: Exception) -> None:

@@ -14,26 +14,28 @@ from typing import Any, NamedTuple
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.transaction.files import Contents, Fingerprint
 from ckpttool.transaction.journal import (
-    SCHEMA,
     Exchange,
     Group,
+    Location,
     Move,
     Operation,
     OperationList,
-    Place,
     Relink,
     Rewrite,
-    SpareSpots,
-    Spot,
+    Root,
+    SpareLocations,
     StoredFile,
+)
+from ckpttool.transaction.journal_documents import (
+    SCHEMA,
     contents_of,
     count_of,
     identity_of,
+    location_in,
     name_of,
     names_of,
     operations_of,
     path_of,
-    spot_in,
     text_of,
     text_or_none,
 )
@@ -46,7 +48,7 @@ MOVES = frozenset({"ckpttool.moves/1", "ckpttool.moves-in-a-row/1", "ckpttool.sw
 MOVING = "moving"
 """File in which an output noted what it moves."""
 
-_PLACES: Mapping[str, Place] = {"directory": "directory", "trash": "trash"}
+_PLACES: Mapping[str, Root] = {"directory": "directory", "trash": "trash"}
 
 
 def list_of(document: Mapping[str, Any]) -> OperationList:
@@ -112,12 +114,12 @@ def _moves_of(document: Mapping[str, Any]) -> OperationList:
     if kind not in ("trash", "rename", "restore"):
         raise ValueError(f"kind {kind!r}")
     source, target = (_PLACES[document[side]] for side in ("source", "target"))
-    spare = SpareSpots()
+    spare = SpareLocations()
     rewrites = _rewrites_of(document["rewrites"])
     groups: list[Group] = []
     operations: list[Operation] = []
     for number, move in enumerate(document["moves"]):
-        members = [(spot_in(source, old), spot_in(target, new)) for old, new in move["members"]]
+        members = [(location_in(source, old), location_in(target, new)) for old, new in move["members"]]
         if not 0 < len(members) == len({old for old, _ in members}) == len({new for _, new in members}):
             raise ValueError("no member, or two of one name")
         names = tuple(old.path for old, _ in members)
@@ -148,12 +150,12 @@ def _new_name(path: str, names: Sequence[tuple[str, str]], rewrites: Sequence[Re
 
 
 def _successors_of(
-    move: Mapping[str, Any], members: Sequence[tuple[Spot, Spot]]
+    move: Mapping[str, Any], members: Sequence[tuple[Location, Location]]
 ) -> Iterator[tuple[str, Fingerprint]]:
     """Yield the files that took the place of others, each with the path at which it waited."""
     one = move.get("successor")
     if one is not None:  # the one of a file
-        name = next(spot.path for spot in members[0] if spot.place == "directory")
+        name = next(location.path for location in members[0] if location.root == "directory")
         yield path_of(one["waits"]), Fingerprint(name, *map(count_of, one["file"]))
     for one in move.get("successors", ()):
         yield path_of(one["waits"]), Fingerprint(path_of(one["name"]), *map(count_of, one["file"]))
@@ -161,36 +163,35 @@ def _successors_of(
 
 def _steps_of(
     number: int,
-    members: Sequence[tuple[Spot, Spot]],
+    members: Sequence[tuple[Location, Location]],
     contents: Contents,
     successors: dict[str, tuple[str, Fingerprint]],
-    spare: SpareSpots,
+    spare: SpareLocations,
     *,
     is_back: bool,
 ) -> Iterator[Move | Exchange]:
     """Yield the operations of one checkpoint: its index is the first to leave, and the last to come."""
     files = {file.path: file for file in contents.files}
-    known = {spot.path for pair in members for spot in pair if spot.place == "directory"}
+    known = {location.path for pair in members for location in pair if location.root == "directory"}
     for path, (waits, file) in successors.items():
         if path not in known:
-            stored = StoredFile(spare.spot(path) if is_back else Spot("directory", waits), file)
+            stored = StoredFile(spare.location(path) if is_back else Location("directory", waits), file)
             yield Exchange(number, path, stored if is_back else None, None if is_back else stored)
-    is_within = all(spot.place == "directory" for pair in members for spot in pair)
     for old, new in members if _go_to_trash(members) else reversed(members):
         path = new.path if is_back else old.path
         if path not in successors:
-            yield Move(number, old, new, is_link=is_within)
+            yield Move(number, old, new)
             continue
         waits, file = successors[path]
         noted = replace(files[old.path], path=path)
         if is_back:
-            yield Exchange(number, path, StoredFile(spare.spot(path), file), StoredFile(old, noted))
+            yield Exchange(number, path, StoredFile(spare.location(path), file), StoredFile(old, noted))
         else:
-            successor = StoredFile(Spot("directory", waits), file)
+            successor = StoredFile(Location("directory", waits), file)
             yield Exchange(number, path, StoredFile(new, noted), successor)
 
 
-def _go_to_trash(members: Sequence[tuple[Spot, Spot]]) -> bool:
+def _go_to_trash(members: Sequence[tuple[Location, Location]]) -> bool:
     """Tell whether members go to the trash."""
     return all(new.is_private for _, new in members)
 

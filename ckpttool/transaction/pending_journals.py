@@ -14,8 +14,14 @@ from ckpttool.formats.discovery import Walk, discover
 from ckpttool.formats.interface import Unit
 from ckpttool.io import fs
 from ckpttool.transaction.files import contents
-from ckpttool.transaction.journal import Group, Move, OperationList, Rewrite, Spot
-from ckpttool.transaction.places import Places, open_places
+from ckpttool.transaction.journal import (
+    Group,
+    Location,
+    Move,
+    OperationList,
+    Rewrite,
+)
+from ckpttool.transaction.open_roots import OpenRoots, open_roots
 from ckpttool.transaction.stages import JOURNAL, stages
 from ckpttool.transaction.state_dir import (
     StateDir,
@@ -90,39 +96,38 @@ def incomplete_names(directory: str) -> frozenset[str]:
 
 def _hidden_names(directory: str, stage: str, listed: OperationList) -> set[str]:
     """Return the names in a directory under which checkpoints that a journal moves don't count."""
-    is_committed = listed.done is not None
     names = {
         one.name
         for one in listed.pointers
-        if isinstance(one, Rewrite) and (one.after if is_committed else one.before) is None
+        if isinstance(one, Rewrite) and (one.after if listed.is_committed else one.before) is None
     }
     try:
         with (
             open_own(directory, *os.path.split(stage)) as inner,
-            open_places(directory, listed, state_dir_of_stage(stage), inner.descriptor) as places,
+            open_roots(directory, listed, state_dir_of_stage(stage), inner.descriptor) as roots,
         ):
             for number, group in enumerate(listed.groups):
                 is_done = listed.done is not None and number in listed.done
-                names.update(_hidden_names_of(directory, places, number, group, is_done=is_done))
+                names.update(_hidden_names_of(directory, roots, number, group, is_done=is_done))
     except (CheckpointError, OSError):  # the next command that changes something refuses to go on
         return names
     return names
 
 
 def _hidden_names_of(
-    directory: str, places: Places, number: int, group: Group, *, is_done: bool
+    directory: str, roots: OpenRoots, number: int, group: Group, *, is_done: bool
 ) -> Iterator[str]:
-    moves = [one for one in places.listed.of_groups[number] if isinstance(one, Move)]
+    moves = [one for one in roots.listed.of_groups[number] if isinstance(one, Move)]
     come = [one for one in moves if not one.target.is_private]
-    moved = [one for one in moves if places.has_moved(one)]
+    moved = [one for one in moves if roots.has_moved(one)]
     if come and not is_done:
         # Under new names it doesn't count yet, unless it was renamed: a directory never has both.
-        is_home = all(places.status(Spot(places.listed.home(number), name)) for name in group.members)
+        is_home = all(roots.status(Location(roots.listed.home(number), name)) for name in group.members)
         if is_home or len(come) > len([one for one in come if one in moved]):
             yield from (one.target.path for one in come if one in moved)
-        if places.listed.home(number) == "directory" and not is_home:
+        if roots.listed.home(number) == "directory" and not is_home:
             yield from _names_left(directory, group)
-    elif places.listed.home(number) == "directory" and moved and (come or not group.is_single):
+    elif roots.listed.home(number) == "directory" and moved and (come or not group.is_single):
         yield from _names_left(directory, group)
 
 

@@ -13,7 +13,11 @@ from ckpttool.io import fs
 from ckpttool.transaction.copies import operations_in_copy
 from ckpttool.transaction.files import StalePlan
 from ckpttool.transaction.history import CommandRecord, UndoStep, drop_step, read_record
-from ckpttool.transaction.journal import OperationList, Relink, Rewrite
+from ckpttool.transaction.journal import (
+    OperationList,
+    Relink,
+    Rewrite,
+)
 from ckpttool.transaction.moves import MoveFailure, apply, obstacles
 from ckpttool.transaction.paths import NotUndone, Problem, shown
 from ckpttool.transaction.pointer_files import base_name, merged_state, text_at
@@ -90,7 +94,7 @@ def _undo_step(
     for number in fit:
         path = _path(record, undoing.groups[number].path)
         done.restored.setdefault(path, _last_path(record, undoing, number))
-    planned = _PLANNED.get(record.kind, "then")
+    planned = _PLANNED[record.kind]
     done.problems += [
         NotUndone.because(_path(record, path), failure.text(planned)) for path, failure in refused.items()
     ]
@@ -137,17 +141,17 @@ def _merge_pointers(
             if now == one.before:
                 pointers.append(one)
             elif now != one.after:
-                left.append(Problem(shown(path), "it leads elsewhere; it is left as it is"))
+                left.append(Problem(shown(path), "it leads elsewhere; left unchanged"))
             continue
         try:
             merged = _merge_text(directory, undoing, one, fit)
         except (OSError, ValueError, StalePlan) as failure:
-            left.append(Problem(shown(path), f"left as it is: {failure}"))
+            left.append(Problem(shown(path), f"left unchanged: {failure}"))
             continue
         if merged.before != merged.after:
             pointers.append(merged)
         elif merged.after != one.after:
-            left.append(Problem(shown(path), "somebody else has written it since; it is left as it is"))
+            left.append(Problem(shown(path), "modified since by another program; left unchanged"))
     return undoing.only(fit).with_pointers(pointers), left
 
 

@@ -1,4 +1,4 @@
-"""Settles what a command that was killed has left: finished where it must be, else undone."""
+"""Completes or reverts what a killed command left in a directory."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from collections.abc import Sequence
 
 from ckpttool.core.errors import AccessDenied, DamagedCheckpoint
 from ckpttool.io import fs
-from ckpttool.transaction.journal import OperationList, Recovery
-from ckpttool.transaction.operations import Settled, settle_stage
+from ckpttool.transaction.journal import (
+    OperationList,
+    Recovery,
+)
 from ckpttool.transaction.paths import shown
+from ckpttool.transaction.settling import Settled, settle_stage
 from ckpttool.transaction.staged_output import error_text
 from ckpttool.transaction.stages import remove_stage, stages
 from ckpttool.transaction.state_dir import (
@@ -43,10 +46,10 @@ def recover_directory(directory: str) -> Recovery:
 
 
 _DOING = {
-    "trash": "to put it into the trash",
-    "slim": "to slim it",
-    "restore": "to put it back",
-    "rename": "to rename it",
+    "trash": "prune to the trash",
+    "slim": "slimming",
+    "restore": "undo",
+    "rename": "rename",
 }
 
 
@@ -69,6 +72,7 @@ def recover_stage(directory: str, path: str) -> Recovery:
                 recovery.failed[path] = settled.left
             if recovery.failed:  # what is left is settled once that is out of the way
                 return recovery
+            recovery.failed |= {paths[number]: why for number, why in settled.notes.items()}
         if not remove_stage(path) and not recovery.failed:
             expected = "move them where they belong"
             raise DamagedCheckpoint(path, "files that no journal tells of", expected=expected)
@@ -82,14 +86,14 @@ def _tell_moves(
     directory: str, listed: OperationList, settled: Settled, paths: Sequence[str], recovery: Recovery
 ) -> None:
     """Tell of each checkpoint of a command what became of it."""
-    doing = f"a command had begun {_DOING[listed.kind]} when it was interrupted"
+    doing = f"interrupted {_DOING[listed.kind]}"
     for number, path in enumerate(paths):
         if number in settled.failures:
-            reason = settled.failures[number]
-            recovery.failed[path] = f"{doing}, and it can be neither finished nor taken back: {reason}"
+            why = settled.failures[number]
+            recovery.failed[path] = f"{doing}, which can be neither completed nor reverted: {why}"
         else:
-            result = "that is finished now" if number in settled.finished else "it is where it was"
-            recovery.moved.append(f"{path}: {doing}; {result}")
+            result = "completed" if number in settled.finished else "reverted"
+            recovery.moved.append(f"{path}: {doing}: {result}")
     if not paths:
-        result = "that is finished now" if listed.done is not None else "nothing was changed"
-        recovery.moved.append(f"{directory}: {doing}; {result}")
+        result = "completed" if listed.is_committed else "reverted"
+        recovery.moved.append(f"{directory}: {doing}: {result}")

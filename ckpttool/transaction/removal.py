@@ -15,30 +15,53 @@ from operator import attrgetter
 from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error, system_text
 from ckpttool.io import fs
 from ckpttool.io.work import in_order
-from ckpttool.transaction.files import Fingerprint, StalePlan, opened, status_of
+from ckpttool.transaction.files import Fingerprint, StalePlan, contents, opened, status_of
 from ckpttool.transaction.history import read_record, require_own_trash
-from ckpttool.transaction.journal import Group
+from ckpttool.transaction.journal import (
+    FILES,
+    Group,
+    Location,
+    Move,
+    OperationList,
+    Rewrite,
+    Root,
+)
 from ckpttool.transaction.lock import FULL
 from ckpttool.transaction.mounts import require_unmounted
-from ckpttool.transaction.operations import (
-    Stage,
-    StrandedCheckpoint,
-    UnknownCommit,
-    begin_stage,
-    purge_unchanged,
-    removal_operations,
-    settle_stage,
-)
+from ckpttool.transaction.open_roots import AlreadyGone, is_unchanged
+from ckpttool.transaction.operations import Failures, Stage, UnknownCommit, begin_stage
 from ckpttool.transaction.paths import shown
-from ckpttool.transaction.places import AlreadyGone, require_removable
 from ckpttool.transaction.pointer_files import state_rewrite
+from ckpttool.transaction.settling import settle_now
 from ckpttool.transaction.stages import NoRoom, remove_stage, require_system
 from ckpttool.transaction.state_dir import state_dir_of
+from ckpttool.transaction.unlinking import StrandedCheckpoint, purge_checked, require_removable
 
 _MANY = 200
 """From so many checkpoints on a second thread is worth its start."""
 
 _IS_SINGLE = attrgetter("is_single")
+
+
+def removal_operations(
+    groups: Sequence[Group], rewrites: Sequence[Rewrite] = (), identity: str | None = None
+) -> OperationList:
+    """Return the operations that write pointers, then move checkpoints away, indexes first.
+
+    Args:
+        groups: The checkpoints.
+        rewrites: The pointers.
+        identity: Of the command into whose trash they go; None for a removal.
+    """
+    place: Root = "stage" if identity is None else "trash"
+    moves = (
+        Move(number, Location("directory", name), Location(place, os.path.join(FILES, name)))
+        for number, group in enumerate(groups)
+        for name in group.members
+    )
+    return OperationList(
+        "remove" if identity is None else "trash", tuple(groups), (*rewrites, *moves), identity
+    )
 
 
 @dataclass(slots=True)
@@ -134,12 +157,12 @@ def _remove_with_journal(
                     removals = _remove_in(stage, outcome)
                     _close(stage, outcome)
             except KeyboardInterrupt:
-                if path is not None and settle_stage(directory, path) is not None:
-                    remove_stage(path)
+                if path is not None:
+                    settle_now(directory, path)
                 raise
         except OSError as error:
             reason = from_os_error(error, directory).reason
-            raise AccessDenied(directory, f"{reason}; the next prune recovers") from error
+            raise AccessDenied(directory, f"{reason}; the next command recovers") from error
         try:
             remove_stage(path)
         except OSError as error:
@@ -152,19 +175,20 @@ def _remove_in(stage: Stage, outcome: RemovalOutcome) -> list[Group]:
     try:
         failures = stage.forward()
     except StalePlan as change:
-        stage.back_all()
         outcome.failed |= dict.fromkeys((one.path for one in groups), str(change))
+        _add_failures(stage, stage.back_all(), outcome)
         return []
     except OSError:
-        stage.back_all()
+        _add_failures(stage, stage.back_all(), outcome)
         raise
-    for number, failure in failures.items():
-        _add_failure(outcome, groups[number], failure)
     standing = [number for number in range(len(groups)) if number not in failures]
-    if stage.listed.pointers and failures:
-        restored = _restore(stage, standing, outcome)
-        return [groups[number] for number in restored]
     try:
+        changed = stage.prepare(standing) if standing and not (stage.listed.pointers and failures) else {}
+        failures |= changed
+        _add_failures(stage, failures, outcome)
+        if failures and (changed or stage.listed.pointers):
+            restored = _restore(stage, standing, outcome)
+            return [groups[number] for number in restored if number not in changed]
         if standing:
             stage.commit(standing)
     except UnknownCommit:
@@ -186,9 +210,13 @@ def _restore(stage: Stage, numbers: Sequence[int], outcome: RemovalOutcome) -> l
     groups = stage.listed.groups
     gone = {*outcome.removed, *outcome.stranded}
     failures = stage.back([number for number, one in enumerate(groups) if one.path not in gone])
-    for number, failure in failures.items():
-        _add_failure(outcome, groups[number], failure)
+    _add_failures(stage, failures, outcome)
     return [number for number in numbers if number not in failures]
+
+
+def _add_failures(stage: Stage, failures: Failures, outcome: RemovalOutcome) -> None:
+    for number, failure in failures.items():
+        _add_failure(outcome, stage.listed.groups[number], failure)
 
 
 def _close(stage: Stage, outcome: RemovalOutcome) -> None:
@@ -217,7 +245,7 @@ def _purge(stage: Stage, numbers: Sequence[int], outcome: RemovalOutcome) -> Non
         stage.withdraw(stuck)
     except OSError as error:
         paths = [stage.listed.groups[number].path for number in stuck]
-        outcome.failed |= dict.fromkeys(paths, f"{system_text(error)}; the next prune recovers")
+        outcome.failed |= dict.fromkeys(paths, f"{system_text(error)}; the next command recovers")
         outcome.stranded |= {*paths}
     else:
         _restore(stage, stuck, outcome)
@@ -259,7 +287,12 @@ def _unlink_at_once(directory: str, removal: Group, outcome: RemovalOutcome) -> 
                 raise AlreadyGone
             require_unmounted(place, removal.members)
             require_removable(place, removal.contents)
-            for freed in purge_unchanged(place, removal, shown(directory)):
+
+            def check() -> None:
+                if not is_unchanged(contents(place, removal.members), removal.contents):
+                    raise StalePlan("it has changed", since_plan=True)
+
+            for freed in purge_checked(place, removal.contents, shown(directory), check):
                 outcome.freed += freed
 
     if _succeeds(outcome, removal, unlink):

@@ -35,11 +35,18 @@ from ckpttool.io.sink import Sink, Written
 from ckpttool.io.source import NotRegular, regular_descriptor
 from ckpttool.io.work import Advance, default_jobs, no_advance, pool_of_calls
 from ckpttool.transaction.files import StalePlan, contents
-from ckpttool.transaction.journal import CONTENT, REPLACED, OperationList, output_operations
+from ckpttool.transaction.journal import (
+    CONTENT,
+    REPLACED,
+    OperationList,
+    output_operations,
+)
 from ckpttool.transaction.old_journals import MOVING
-from ckpttool.transaction.operations import StrandedCheckpoint, begin_output, open_output
+from ckpttool.transaction.operations import begin_output, open_output
+from ckpttool.transaction.settling import settle
 from ckpttool.transaction.stages import JOURNAL, require_system
 from ckpttool.transaction.stored_journals import read_output
+from ckpttool.transaction.unlinking import StrandedCheckpoint
 
 OutputShape = Literal["file", "directory", "prefix"]
 
@@ -271,7 +278,9 @@ class StagedOutput:
             try:
                 for failure in stage.forward().values():
                     raise failure
-                stage.commit(range(len(listed.groups)))
+                numbers = range(len(listed.groups))
+                stage.prepare(numbers)
+                stage.commit(numbers)
             except BaseException as error:
                 for failure in stage.back_all().values():
                     reason = f"it can't be brought there ({error_text(error)}), and what stood there is"
@@ -519,7 +528,7 @@ def _settle(directory: OpenDirectory, area: OpenDirectory) -> None:
             raise UnsafeArea(f"{area.join(name)} is no directory")
     listed = read_output(directory, area)
     with open_output(directory, area, listed) as stage:
-        for why in stage.settle().failures.values():
+        for why in settle(stage).failures.values():
             raise UnsafeArea(why)
         if not stage.is_committed:
             with area.open(REPLACED) as aside:

@@ -107,12 +107,13 @@ def remove_stage(path: str) -> bool:
 
 def _remove_stage(place: OpenDirectory, stage: OpenDirectory) -> bool:
     names = stage.names()
-    # A journal without the file beside it would be taken back.
     ours = [name for name in (JOURNAL, DONE) if name in names] + list(filter(is_temporary, names))
     if len(ours) < len(names):
         return False
     for name in ours:
         stage.unlink(name)
+        if name == JOURNAL and DONE in names:
+            stage.sync()  # a journal without the file beside it would be reverted
     place.remove_held(stage, os.path.basename(stage.path))
     return True
 

@@ -8,19 +8,22 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ckpttool.core.errors import AccessDenied, DamagedCheckpoint, from_os_error
+from ckpttool.io import fs
 from ckpttool.io.directories import OpenDirectory
 from ckpttool.transaction.files import Contents, contents, opened, status_at
-from ckpttool.transaction.history import read_record
+from ckpttool.transaction.history import read_record, state_dirs
 from ckpttool.transaction.journal import (
     CONTENT,
     REPLACED,
-    SCHEMA,
     Group,
+    Location,
     Move,
     OperationList,
-    Spot,
-    operations_of,
     output_operations,
+)
+from ckpttool.transaction.journal_documents import (
+    SCHEMA,
+    operations_of,
 )
 from ckpttool.transaction.old_journals import (
     MOVING,
@@ -30,7 +33,7 @@ from ckpttool.transaction.old_journals import (
     old_output_of,
     removals_of,
 )
-from ckpttool.transaction.stages import DONE, JOURNAL
+from ckpttool.transaction.stages import DONE, JOURNAL, stages
 from ckpttool.transaction.state_dir import open_own, read_own, state_dir_of_stage
 
 T = TypeVar("T")
@@ -56,7 +59,25 @@ def read_journal(stage: str, directory: str) -> OperationList | None:
         return listed if "before" in document else _with_old_done(listed, directory, stage)
 
     done = read(DONE, "a list of groups", lambda document: document)
-    return read(JOURNAL, "a journal", parse)
+    listed = read(JOURNAL, "a journal", parse)
+    if listed is not None and listed.leader is not None and listed.done is None:
+        leader = os.path.join(directory, listed.leader)
+        if fs.isdir(leader) and _has_committed(leader, listed.identity):
+            return replace(listed, done=frozenset(range(len(listed.groups))))
+    return listed
+
+
+def _has_committed(directory: str, identity: str | None) -> bool:
+    """Tell whether a command has committed what it did in a directory, or completed it already."""
+    assert identity is not None  # of all that have a leader
+    is_recorded = False
+    for state_dir in state_dirs(directory):
+        for stage in stages(state_dir):
+            listed = read_journal(stage, directory)
+            if listed is not None and listed.identity == identity:
+                return listed.is_committed
+        is_recorded |= read_record(directory, state_dir, identity) is not None
+    return is_recorded
 
 
 def read_output(directory: OpenDirectory, area: OpenDirectory) -> OperationList:
@@ -141,7 +162,7 @@ def _old_removals(groups: Sequence[Group], directory: str, stage: str) -> Operat
                 has_own = not group.is_single or inner.has(str(number))
                 place = str(number if has_own else shared)
                 operations += (
-                    Move(number, Spot("directory", name), Spot("stage", os.path.join(place, name)))
+                    Move(number, Location("directory", name), Location("stage", os.path.join(place, name)))
                     for name in group.members
                 )
                 if _is_committed(group, here, inner.descriptor, place):

@@ -35,16 +35,17 @@ from ckpttool.transaction.history import (
     tidy,
     write_record,
 )
-from ckpttool.transaction.journal import Group
+from ckpttool.transaction.journal import (
+    Group,
+)
 from ckpttool.transaction.lock import lock_directory
 from ckpttool.transaction.mounts import require_unmounted
 from ckpttool.transaction.moves import failure_text
-from ckpttool.transaction.operations import purge
 from ckpttool.transaction.paths import Problem, bare, shown
-from ckpttool.transaction.places import require_removable
 from ckpttool.transaction.recovery import recover_directory
 from ckpttool.transaction.stages import is_temporary
 from ckpttool.transaction.state_dir import OWNER, TRASH, StateDir, state_dir_beside
+from ckpttool.transaction.unlinking import purge, require_removable
 
 _MARK = TRASH + OWNER
 

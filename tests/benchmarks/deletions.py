@@ -13,7 +13,7 @@ from tests.benchmarks.measure import Command
 DELETE = """
 import os, sys
 from ckpttool.transaction.files import Contents, contents
-from ckpttool.transaction.journal import Group
+from ckpttool.transaction.journal import (Group,)
 from ckpttool.transaction.removal import remove
 directory = sys.argv[1]
 found = contents(directory, sorted(os.listdir(directory))).files

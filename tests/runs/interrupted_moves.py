@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 
 from ckpttool import undo
-from ckpttool.transaction.journal import Move, OperationList, Relink, Rewrite, Spot
+from ckpttool.transaction.journal import (
+    Location,
+    Move,
+    OperationList,
+    Relink,
+    Rewrite,
+)
 from ckpttool.transaction.lock import lock_directory
 from ckpttool.transaction.state_dir import state_dir_of
 from tests.support.changes import recover
@@ -176,12 +182,12 @@ def exchange(directory: Path, units: Units) -> None:
     for number, (old, new) in enumerate(directions.items()):
         for end in ends[old]:
             here, there, aside = (
-                Spot("directory", old + end),
-                Spot("directory", new + end),
-                Spot("stage", f"0/{old}{end}"),
+                Location("directory", old + end),
+                Location("directory", new + end),
+                Location("stage", f"0/{old}{end}"),
             )
             if old == "set3":
-                links.append(Move(number, here, there, is_link=True))
+                links.append(Move(number, here, there))
             else:
                 to_stage.append(Move(number, here, aside))
                 from_stage.insert(0, Move(number, aside, there))
@@ -312,13 +318,16 @@ class Play:
         new = tree_of_new(self.before[0] | self.after[0])
         old_seen = list(whole(directory, self.units, self.original, new=False))
         new_seen = list(whole(directory, self.units, new, new=True)) if self.is_rename else []
-        aside, hidden = put_away(directory), hidden_names(directory)
+        now, aside, hidden = tree(directory), put_away(directory), hidden_names(directory)
         for unit in self.units:
             seen = (unit in old_seen) + (unit in new_seen)
             is_aside = all(
                 aside.get(path) == data for path, data in self.original.items() if path.split("/")[0] in unit
             )
             is_gone = all(name in hidden or not (directory / name).exists() for name in unit)
+            paths = [path for path in self.original if path.split("/")[0] in unit]
+            somewhere = set(now.values()) | set(aside.values())
+            assert is_aside or seen or all(self.original[path] in somewhere for path in paths), unit
             assert seen == 1 or (not self.is_rename and not seen and (is_aside or is_gone)), (
                 unit,
                 old_seen,
@@ -345,6 +354,9 @@ class Play:
             state = now[0].get("checkpoint", b"")
             named = {name for name in ("ckpt-1", "ckpt-2") if f'"{name}"'.encode() in state}
             assert named == {name for name in ("ckpt-1", "ckpt-2") if f"{name}.index" in now[0]}
+            for unit in self.units:
+                paths = [path for path in self.original if path.split("/")[0] in unit]
+                assert any(all(there.get(path) == self.original[path] for path in paths) for there in now)
         elif "checkpoint" in self.original or self.is_rename or self.is_exchange:
             assert now in (self.before, self.after), (now[0].keys(), now[1].keys())
         assert (

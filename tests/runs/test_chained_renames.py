@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ckpttool import undo
+from ckpttool.runs.renaming.names import Renaming
+from ckpttool.runs.renaming.steps import rename_operations
+from ckpttool.transaction.files import contents
+from ckpttool.transaction.journal import (
+    Location,
+    Rewrite,
+)
+from ckpttool.transaction.moves import apply
+from ckpttool.transaction.open_roots import OpenRoots
 from tests.runs.renamings import content, names, renamed
 from tests.support.changes import recover
+from tests.support.directories import make_entry
 from tests.support.runs import make_run
-from tests.support.transactions import kill_before, stages_of
+from tests.support.transactions import IDENTITY, kill_before, stages_of
 
 TEMPLATE = "model_{epoch}"
 
@@ -65,7 +77,7 @@ def test_what_a_kill_left_in_the_stage_is_taken_back(swapped: Path) -> None:
     assert {"model_1.pt", "model_2.pt", "model_4.pt"} <= set(names(swapped))
     settled = recover(swapped)
     assert (settled.failed, len(settled.moved)) == ({}, 3)
-    assert all("it is where it was" in one for one in settled.moved)
+    assert all("interrupted rename: reverted" in one for one in settled.moved)
     assert content(swapped.parent) == before
 
 
@@ -78,12 +90,36 @@ def test_what_names_them_above_is_taken_back_with_them(swapped: Path) -> None:
     assert content(swapped.parent) == before
 
 
-def test_all_have_their_new_names_once_all_is_committed(swapped: Path) -> None:
-    kill_before("close", lambda: renamed(swapped, TEMPLATE), 2)
-    assert not recover(swapped).failed
-    assert not recover(swapped.parent).failed
+@pytest.mark.parametrize("step", ["commit", "close"])
+@pytest.mark.parametrize("first", ["a", "."])
+def test_what_is_committed_in_one_directory_is_committed_in_all(swapped: Path, step: str, first: str) -> None:
+    kill_before(step, lambda: renamed(swapped, TEMPLATE), 2)
+    for directory in (swapped.parent / first, swapped.parent, swapped):
+        assert not recover(directory).failed
     assert (swapped.parent / "latest").read_text() == "a/model_2.pt\n"
+    assert os.readlink(swapped.parent / "best.pt") == "a/model_1.pt"
     assert sorted(names(swapped)) == ["latest", "model_1.pt", "model_2.pt", "model_4.pt"]
+    assert undo(str(swapped.parent)).problems == ()
+    assert (swapped.parent / "latest").read_text() == "a/model_1.pt\n"
+
+
+def test_where_one_directory_can_not_be_finished_all_have_their_old_names(
+    swapped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, unlink = content(swapped.parent), OpenRoots.unlink
+
+    def refused(roots: OpenRoots, spot: Location) -> None:
+        if spot.path == "model_3.pt":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        unlink(roots, spot)
+
+    monkeypatch.setattr(OpenRoots, "unlink", refused)
+    done = renamed(swapped, TEMPLATE)
+    monkeypatch.undo()
+    assert (done.renames, len(done.failed), done.stale) == ((), 3, {})
+    assert all("input/output error" in why for why in done.failed.values())
+    assert content(swapped.parent) == before
+    assert not stages_of(swapped) + stages_of(swapped.parent)
 
 
 def test_an_undo_that_fails_leaves_the_new_names(swapped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,3 +153,41 @@ def test_an_undo_above_that_is_interrupted_can_be_done_again(swapped: Path) -> N
     assert content(swapped.parent) == after
     assert undo(str(swapped.parent), recursive=True).problems == ()
     assert content(swapped.parent) == before
+
+
+def test_an_undo_names_what_was_and_is(sharded: Path) -> None:
+    """Sets that have each other's names, as their epochs say."""
+    for path in sorted(sharded.iterdir()):
+        number = path.name[len("epoch_")]
+        text = path.read_bytes()
+        path.unlink()
+        other = {"1": "2", "2": "1", "3": "3", "4": "4"}[number]
+        index = text.replace(b'"epoch_%s-' % number.encode(), b'"set_%s-' % other.encode())
+        name = f"set_{other}{path.name[len('epoch_1') :]}"
+        (sharded / name).write_bytes(index if name.endswith(".json") else text)
+    before = content(sharded)
+    exchange(sharded, "set_1", "set_2", ".safetensors.index.json")
+    done = undo(str(sharded))
+    assert {(os.path.basename(one.path), os.path.basename(one.was)) for one in done.restored} == {
+        ("set_1.safetensors.index.json", "set_2.safetensors.index.json"),
+        ("set_2.safetensors.index.json", "set_1.safetensors.index.json"),
+    }
+    assert content(sharded) == before
+
+
+def exchange(directory: Path, one: str, two: str, ending: str) -> None:
+    """Give two sharded sets each other's names, as a rename does."""
+    renamings, rewrites = [], []
+    for old, new in ((one, two), (two, one)):
+        text = (directory / (old + ending)).read_text()
+        said = text.replace(f'"{old}-', f'"{new}-')
+        rewrites += [
+            Rewrite(new + ending, None, said, like=old + ending),
+            Rewrite(old + ending, text, None, like=new + ending),
+        ]
+        files = sorted(path.name for path in directory.glob(f"{old}[-.]*"))
+        entry = replace(make_entry(old + ending, *files), contents=contents(str(directory), files))
+        members = tuple((name, new + name.removeprefix(old)) for name in files)
+        renamings.append(Renaming(entry, new + ending, members))
+    listed = rename_operations(renamings, rewrites, [], IDENTITY)
+    assert not apply(str(directory), listed).failed

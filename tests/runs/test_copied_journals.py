@@ -77,7 +77,7 @@ def is_whole(run: Path, number: int) -> bool:
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-@pytest.mark.parametrize(("step", "count"), [("do", 6), ("commit", 1), ("finish", 2), ("close", 1)])
+@pytest.mark.parametrize(("step", "count"), [("do", 6), ("commit", 1), ("unlink", 4), ("close", 1)])
 def test_a_renaming_in_a_copy(run: Path, tool: str, step: str, count: int) -> None:
     kill_before(step, lambda: rename(run), count)
     other = copied(run, tool)
@@ -100,7 +100,7 @@ def test_a_renaming_in_a_copy(run: Path, tool: str, step: str, count: int) -> No
 
 
 def test_what_is_half_copied_is_hidden(run: Path) -> None:
-    kill_before("finish", lambda: rename(run), 2)
+    kill_before("unlink", lambda: rename(run), 4)
     other = copied(run, "cp -a")
     assert hidden_names(other) & set(there(other)) == hidden_names(run) & set(there(run)) != frozenset()
 

@@ -13,8 +13,12 @@ from pathlib import Path
 import pytest
 
 from ckpttool import AccessDenied, DamagedCheckpoint
-from ckpttool.transaction import operations
-from ckpttool.transaction.journal import OperationList
+from ckpttool.transaction.journal import (
+    Location,
+    OperationList,
+)
+from ckpttool.transaction.open_roots import OpenRoots
+from ckpttool.transaction.operations import Stage
 from tests.runs.interrupted_moves import Play, ours, tree
 from tests.support.changes import recover
 from tests.support.faults import DiskStep, disk_steps, hit_call, is_hit_at
@@ -67,6 +71,25 @@ def test_an_exchange_that_is_interrupted_is_settled_at_once(tmp_path: Path) -> N
     assert is_hit_at(play.calls // 2, act, KeyboardInterrupt())
     assert not ours(directory)
     assert tree(directory) in (play.before[0], play.after[0])
+
+
+def test_what_ctrl_c_leaves_that_can_not_be_settled_is_left_to_recovery(
+    run_of: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    def refused(*arguments: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Stage, "prepare", interrupted)
+        patch.setattr(OpenRoots, "unlink", refused)
+        make_moves(run_of, renaming(run_of, {"a.pt": "c.pt"}))
+    assert {"a.pt", "c.pt"} <= texts(run_of).keys()
+    assert len(stages_of(run_of)) == 1
+    assert "reverted" in recover(run_of).moved[0]
+    assert "c.pt" not in texts(run_of)
 
 
 # One at a time --------------------------------------------------------------------------------------
@@ -236,12 +259,12 @@ def test_each_step_is_on_the_disk_before_the_next(
     make_moves(run_of, renaming(run_of, {"two\nlines.pt": "e.pt"}))  # there is a record before
     (run_of / "latest").write_text("a.pt")
     inodes = {(run_of / name).stat().st_ino for name in ("a.pt", "b.pt")}
-    real = operations.Stage.finish
+    real = OpenRoots.unlink
 
-    def finish(stage: operations.Stage, number: int) -> None:
-        if fails and stage.listed.groups[number].path.endswith("b.pt"):
+    def unlink(roots: OpenRoots, spot: Location) -> None:
+        if fails and spot.path == "b.pt":
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        real(stage, number)
+        real(roots, spot)
 
     def word(step: DiskStep) -> str | None:
         if step.call == "fsync":
@@ -249,7 +272,7 @@ def test_each_step_is_on_the_disk_before_the_next(
         return step.call if step.call == "replace" or step.inode in inodes else None
 
     planned = renaming(run_of, {"a.pt": "c.pt", "b.pt": "d.pt"}, rewrites=[("latest", "a.pt", "c.pt")])
-    monkeypatch.setattr(operations.Stage, "finish", finish)
+    monkeypatch.setattr(OpenRoots, "unlink", unlink)
     steps = disk_steps(monkeypatch)
     assert bool(make_moves(run_of, planned).failed) is fails
     words = [one for one, _ in groupby(filter(None, map(word, steps)))]
@@ -279,7 +302,7 @@ def test_a_trainer_that_went_on_from_the_new_name_is_right(run_of: Path) -> None
     halfway(run_of, "finish", planned)
     (run_of / "latest").write_text("c.pt, then d.pt")
     settled = recover(run_of)
-    assert (settled.failed, settled.moved[0].endswith("finished now")) == ({}, True)
+    assert (settled.failed, settled.moved[0].endswith("completed")) == ({}, True)
     assert (texts(run_of)["latest"], texts(run_of)["c.pt"]) == ("c.pt, then d.pt", "a.pt")
 
 
@@ -289,7 +312,7 @@ def test_a_trainer_that_went_on_from_the_old_name_is_right(run_of: Path) -> None
     halfway(run_of, "write", planned)
     (run_of / "latest").write_text("a.pt, then b.pt")
     settled = recover(run_of)
-    assert "it is where it was" in settled.moved[0]
+    assert "interrupted rename: reverted" in settled.moved[0]
     assert texts(run_of)["latest"] == "a.pt, then b.pt"
     assert "c.pt" not in texts(run_of)
 
@@ -301,7 +324,7 @@ def test_a_trainer_that_saved_under_the_old_name_keeps_it(run_of: Path) -> None:
     (run_of / "saving").write_text("saved since")
     (run_of / "saving").rename(run_of / "a.pt")
     settled = recover(run_of)
-    assert (settled.failed, settled.moved[0].endswith("finished now")) == ({}, True)
+    assert (settled.failed, settled.moved[0].endswith("completed")) == ({}, True)
     found = texts(run_of)
     assert (found["a.pt"], found["c.pt"], found["latest"]) == ("saved since", "a.pt", "c.pt")
 
@@ -316,7 +339,7 @@ def test_what_is_neither_here_nor_there_is_told_and_kept(run_of: Path) -> None:
     (run_of / "a.pt").write_text("another")
     settled = recover(run_of)
     told = settled.failed[str(run_of / "a.pt")]
-    assert "can be neither finished nor taken back: not put back: its place is taken by another file" in told
+    assert "can be neither completed nor reverted: not put back: another file now has this name" in told
     assert (stage / "journal.json").exists()
     assert (texts(run_of)["a.pt"], texts(run_of)["c.pt"]) == ("another", "a.pt")
 

@@ -17,9 +17,12 @@ import pytest
 from ckpttool import AccessDenied
 from ckpttool.formats.tensorflow.state import CheckpointState, state_text
 from ckpttool.io import fs
-from ckpttool.transaction import operations
-from ckpttool.transaction.journal import Group, Spot
-from ckpttool.transaction.places import Places
+from ckpttool.transaction import operations, unlinking
+from ckpttool.transaction.journal import (
+    Group,
+    Location,
+)
+from ckpttool.transaction.open_roots import OpenRoots
 from tests.support.changes import file_bytes, recover
 from tests.support.faults import dies_at
 from tests.support.transactions import (
@@ -92,7 +95,7 @@ def test_one_whose_place_is_taken_stays_in_the_stage(run: Path) -> None:
     set_aside(run, stage, "model_1.pt", "set.index", "set.data")
     (run / "model_1.pt").write_text("another")
     told = (
-        f"not put back: its place is taken by another file; it is in {stage / '0'}, "
+        f"not put back: another file now has this name; it is in {stage / '0'}, "
         "to be moved or removed by hand"
     )
     assert outcome(run, stage) == ([], ["set.index"], {"model_1.pt": told})
@@ -259,7 +262,7 @@ def test_what_comes_back_after_all_is_named_again(managed: Path, reason: str) ->
     removal = removal_of(managed, *parts, path="ckpt-1", survivors=["set.index"])
     with pytest.MonkeyPatch.context() as patch:
         if reason == "unlink":
-            patch.setattr(operations, "_unlink_file", refuse)
+            patch.setattr(unlinking, "_unlink_file", refuse)
             assert list(remove(managed, removal).failed) == ["ckpt-1"]
         else:
             kill_before("remove", lambda: remove(managed, removal))
@@ -277,13 +280,13 @@ def test_of_several_that_come_back_each_is_named_again(managed: Path) -> None:
     """One stands, and is named no more."""
     units = [[f"ckpt-{number}.{end}" for end in ("index", "data-00000-of-00001")] for number in (1, 2)]
     removals = [removal_of(managed, *unit, path=f"ckpt-{number}") for number, unit in enumerate(units, 1)]
-    real = operations._unlink_file
+    real = unlinking._unlink_file
 
     def unlink(name: str, *more: Any) -> int:
         return refuse() if name.startswith("ckpt-1") else real(name, *more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(operations, "_unlink_file", unlink)
+        patch.setattr(unlinking, "_unlink_file", unlink)
         done = remove(managed, *removals)
     assert (done.removed, list(done.failed)) == (["ckpt-2"], ["ckpt-1"])
     named = re.findall(r'all_model_checkpoint_paths: "(.*)"', (managed / "checkpoint").read_text())
@@ -379,32 +382,32 @@ def test_one_that_can_not_be_looked_at_stops_no_other(run: Path, monkeypatch: py
     units = [["ckpt"], ["set.index", "set.data"]]
     stage = stage_of(run, *(removal_of(run, *unit) for unit in units), done=[0, 1])
     set_aside(run, stage, *(name for unit in units for name in unit))
-    real = Places.require_unchanged
+    real = OpenRoots.require_unchanged
 
-    def require_unchanged(places: Places, number: int, spots: Mapping[str, Spot]) -> None:
+    def require_unchanged(roots: OpenRoots, number: int, spots: Mapping[str, Location]) -> None:
         if number == 0:
             refuse()
-        real(places, number, spots)
+        real(roots, number, spots)
 
-    monkeypatch.setattr(Places, "require_unchanged", require_unchanged)
+    monkeypatch.setattr(OpenRoots, "require_unchanged", require_unchanged)
     told = f"operation not permitted; it is in {stage / '0'}"
     assert outcome(run, stage) == (["set.index"], [], {"ckpt": told})
 
 
 def test_a_commit_that_can_not_be_taken_back_is_told(managed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the other groups came to is told all the same."""
-    real = operations._unlink_file
+    real = unlinking._unlink_file
 
     def unlink(name: str, *more: Any) -> int:
         return refuse() if name.startswith("ckpt-1") else real(name, *more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(operations, "_unlink_file", unlink)
+        patch.setattr(unlinking, "_unlink_file", unlink)
         patch.setattr(operations.Stage, "withdraw", refuse)
         parts = ("ckpt-1.index", "ckpt-1.data-00000-of-00001")
         done = remove(managed, removal_of(managed, *parts, path="ckpt-1"), removal_of(managed, "model_1.pt"))
     assert [os.path.basename(path) for path in done.removed] == ["model_1.pt"]
-    assert done.failed["ckpt-1"] == "operation not permitted; the next prune recovers"
+    assert done.failed["ckpt-1"] == "operation not permitted; the next command recovers"
     assert [os.path.basename(path) for path in recover(managed).finished] == ["ckpt-1"]
 
 

@@ -15,17 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import DamagedCheckpoint
-from ckpttool.transaction import operations
+from ckpttool.transaction import removal
 from ckpttool.transaction.files import Contents, Fingerprint
 from ckpttool.transaction.journal import (
     Exchange,
     Group,
+    Location,
     Move,
     OperationList,
     Relink,
     Rewrite,
-    Spot,
     StoredFile,
+)
+from ckpttool.transaction.journal_documents import (
     operations_document,
 )
 from ckpttool.transaction.old_journals import list_of
@@ -66,7 +68,7 @@ def test_what_is_written_is_read_again(tmp_path_factory, told, rewrites, done) -
     taken: set[str] = set()
     groups = [one for one in told if taken.isdisjoint(one.members) and not taken.update(one.members)]
     done = done if groups else None
-    listed = operations.removal_operations(groups, rewrites)
+    listed = removal.removal_operations(groups, rewrites)
     stage = tmp_path_factory.getbasetemp() / "stage"
     shutil.rmtree(stage, ignore_errors=True)
     stage.mkdir()
@@ -95,7 +97,7 @@ def test_what_can_not_be_understood(tmp_path: Path, text: str) -> None:
 
 GROUP = {"path": "a", "files": [], "directories": [], "survivors": [], "new_name": None}
 MOVE, OLD_NAMES = ["move", 0, "directory/a", "stage/0/a"], {"members": ["a"]}
-JOURNAL_OF = {"schema": "ckpttool.operations/1", "kind": "remove", "identity": None}
+JOURNAL_OF = {"schema": "ckpttool.operations/1", "kind": "remove", "identity": None, "leader": None}
 
 
 def require_refused(stage: Path, document: object) -> None:
@@ -133,13 +135,13 @@ def test_names_that_lead_out_are_refused(tmp_path: Path, name: object) -> None:
     for operation in (
         ["move", 0, f"directory/{name}" if isinstance(name, str) else name, "stage/0/a"],
         ["move", 0, "directory/a", name],
-        ["link", 0, "directory/a", f"directory/{name}"] if isinstance(name, str) else ["link", 0, name, name],
+        ["move", 0, "directory/a", f"directory/{name}"] if isinstance(name, str) else ["move", 0, name, name],
         ["move", 0, "directory/a", f"stage/0/{name}/a"],
         ["move", 0, "directory/a", f"trash/{name}"],
         ["put", 0, name, None, None],
-        ["put", 0, "a", [f"directory/{name}/../b", 1, 2, 3, 4], stored],
+        ["put", 0, "a", [f"directory/{name}", 1, 2, 3, 4] if name != 3 else [3], stored],
         ["write", name, None, "text", None],
-        ["write", "a", None, "text", f"{name}/../a"],
+        ["write", "a", None, "text", name],
         ["relink", name, "a", "b"],
     ):
         require_refused(tmp_path, JOURNAL_OF | {"groups": [GROUP], "operations": [MOVE, operation]})
@@ -159,6 +161,7 @@ def test_names_that_lead_out_are_refused(tmp_path: Path, name: object) -> None:
         [MOVE, ["move", 0, "directory/b", "stage/0/a"]],
         [MOVE, ["unlink", 0, "directory/a", "stage/0/a"]],
         [MOVE, ["put", 0, "b", None, ["stage/1/b", 1, 2, 3]]],
+        [MOVE, ["put", 0, "b", None, None]],
         [MOVE, ["write", "a", 3, "c", None]],
         [MOVE, ["write", "a", "b", "c"]],
         [MOVE, ["relink", "a", "b", None]],
@@ -188,7 +191,13 @@ def test_only_our_own_directories_are_stages(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("kind", "delete"), ("kind", []), ("kind", "trash"), ("identity", "../../x"), ("identity", 3)],
+    [
+        ("kind", "delete"),
+        ("kind", []),
+        ("kind", "trash"),
+        *(("identity", one) for one in ("../../x", 3, 0, "", [], False)),
+        ("leader", 3),
+    ],
 )
 def test_no_other_commands_are_believed(tmp_path: Path, key: str, value: object) -> None:
     require_refused(tmp_path, JOURNAL_OF | {"groups": [GROUP], "operations": [MOVE], key: value})
@@ -198,11 +207,14 @@ def test_all_operations_are_read_again(tmp_path: Path) -> None:
     here, aside = (Fingerprint("a/b", *range(at, at + 4)) for at in (1, 5))
     contents = Contents((replace(here, path="a/b"),), ())
     operations = (
-        Move(0, Spot("directory", "c"), Spot("directory", "d"), is_link=True),
+        Move(0, Location("directory", "c"), Location("directory", "d")),
         Exchange(
-            0, "a/b", StoredFile(Spot("trash", "1/b"), here), StoredFile(Spot("directory", "x/b"), aside)
+            0,
+            "a/b",
+            StoredFile(Location("trash", "1/b"), here),
+            StoredFile(Location("directory", "x/b"), aside),
         ),
-        Exchange(0, "new", None, StoredFile(Spot("directory", "x/c"), replace(aside, path="new"))),
+        Exchange(0, "new", None, StoredFile(Location("directory", "x/c"), replace(aside, path="new"))),
         Rewrite("checkpoint", "\udce9\n", None, "other"),
         Relink("best", "a", "b"),
     )
@@ -234,7 +246,7 @@ OLD_MOVES: dict[str, Any] = {
 
 def test_old_moves_are_operations() -> None:
     listed = list_of(OLD_MOVES)
-    move = Move(0, Spot("directory", "a.pt"), Spot("trash", "0/a.pt"))
+    move = Move(0, Location("directory", "a.pt"), Location("trash", "0/a.pt"))
     assert listed.operations == (Rewrite("checkpoint", "\udce9\n", None), Relink("best", "a", "b"), move)
     assert listed.groups == (
         Group("run/a.pt", ("a.pt",), Contents((Fingerprint("a.pt/x", 1, 2, 3, 4),), ("a.pt",))),
@@ -304,8 +316,8 @@ def chained(*names: str) -> dict[str, Any]:
 
 def test_old_waves_follow_each_other() -> None:
     listed = list_of(chained("a", "a~1", "b"))
-    first, second, third = (Spot("directory", name) for name in ("a", "a~1", "b"))
-    assert listed.operations == (Move(0, first, second, is_link=True), Move(1, second, third, is_link=True))
+    first, second, third = (Location("directory", name) for name in ("a", "a~1", "b"))
+    assert listed.operations == (Move(0, first, second), Move(1, second, third))
 
 
 @pytest.mark.parametrize("value", [None, [{}], [OLD_MOVES | {"identity": IDENTITY.replace("a", "b")}]])

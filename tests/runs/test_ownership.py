@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from ckpttool import AccessDenied, CheckpointError, DamagedCheckpoint, undo
-from ckpttool.transaction.journal import OperationList
-from ckpttool.transaction.operations import removal_operations
+from ckpttool.transaction.journal import (
+    OperationList,
+)
+from ckpttool.transaction.removal import removal_operations
 from tests.support.changes import empty_trash, journals_of, other_owner_of, recover
 from tests.support.faults import path_at
 from tests.support.limits import lower_limits
@@ -82,7 +84,7 @@ def test_no_pointer_is_written_behind_a_symlink(run: Path, outside: Path, pointe
     before = seen(outside), os.readlink(outside / "link")
     plant_journal(run, journal_of(run, model_9(run, **pointer)))
     (told_once,) = recover(run).moved
-    assert "it is where it was" in told_once
+    assert "interrupted rename: reverted" in told_once
     assert (seen(outside), os.readlink(outside / "link")) == before
     assert (run / "model_1.pt").exists()
     assert not (run / "model_9.pt").exists()
@@ -95,7 +97,7 @@ def test_pointers_alone_are_told_of_their_directory(run: Path, outside: Path) ->
     plant_journal(run, journal_of(run, moves(**OUTSIDE["a new file"])))
     (told,) = recover(run).moved
     assert told.startswith(f"{run}: ")
-    assert "nothing was changed" in told
+    assert "interrupted rename: reverted" in told
 
 
 def test_a_record_changes_nothing_behind_a_symlink(run: Path, outside: Path) -> None:
@@ -257,7 +259,7 @@ def plant_renamed(run: Path) -> Path:
 def test_what_belongs_to_the_directorys_owner_is_believed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant_renamed(run)
     monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
-    assert "finished now" in recover(run).moved[0]
+    assert "completed" in recover(run).moved[0]
     assert sorted(seen(run)) == ["model_2.pt", "model_9.pt"]
 
 

@@ -680,7 +680,7 @@ def test_what_was_written_in_its_place_meanwhile_stays(series: Path) -> None:
     (series / "model_epoch_9.pth").unlink()
     result = _prune(series, keep=8)
     assert (series / "model_epoch_1.pth").read_bytes() == (series / "model_epoch_10.pth").read_bytes()
-    assert "its place is taken by another file" in result.problems[0].message
+    assert "another file now has this name" in result.problems[0].message
     assert len(list(series.glob(".ckpttool-*"))) == 1  # the old one isn't lost either
 
 

@@ -14,7 +14,11 @@ from ckpttool.runs.renaming.name_warnings import name_doubts
 from ckpttool.runs.renaming.names import RenamePlan, fold_name, plan_names, unit_stem
 from ckpttool.runs.renaming.steps import rename_operations
 from ckpttool.runs.renaming.template import parse_template
-from ckpttool.transaction.journal import Move, Rewrite, Spot
+from ckpttool.transaction.journal import (
+    Location,
+    Move,
+    Rewrite,
+)
 from tests.support.directories import Entry
 
 Make = Callable[..., Entry]
@@ -231,22 +235,24 @@ def _follow(plan: RenamePlan, there: set[str]) -> None:
     goal = (there - {old for one in plan.renamings for old, _ in one.members}) | {
         new for one in plan.renamings for _, new in one.members
     }
-    found = {Spot("directory", name) for name in there}
-    linked: set[Spot] = set()
+    found = {Location("directory", name) for name in there}
+    linked: set[Location] = set()
     for one in listed.operations:
         assert isinstance(one, Move)
         assert one.source in found
-        if one.is_link:
+        if one.target.root == "directory":
             linked.add(one.source)
         else:
             found.remove(one.source)
-        assert one.target.path not in {spot.path for spot in found if spot.place == one.target.place}
-        if one.target.place == "directory":
+        assert one.target.path not in {
+            location.path for location in found if location.root == one.target.root
+        }
+        if one.target.root == "directory":
             assert fold_name(one.target.path) not in {
-                fold_name(spot.path) for spot in found if not spot.is_private
+                fold_name(location.path) for location in found if not location.is_private
             }
         found.add(one.target)
-    assert found - linked == {Spot("directory", name) for name in goal}
+    assert found - linked == {Location("directory", name) for name in goal}
 
 
 def test_chains_and_cycles_go_through_the_stage(entry: Make) -> None:
@@ -259,8 +265,8 @@ def test_chains_and_cycles_go_through_the_stage(entry: Make) -> None:
     moves = [
         one for one in rename_operations(cycle.renamings, [], [], "x").operations if isinstance(one, Move)
     ]
-    assert [one.source.path for one in moves if one.is_link] == ["m_5.pt"]
-    assert {one.source.path for one in moves if one.target.place == "stage"} == {"m_1.pt", "m_2.pt"}
+    assert [one.source.path for one in moves if one.is_within] == ["m_5.pt"]
+    assert {one.source.path for one in moves if one.target.root == "stage"} == {"m_1.pt", "m_2.pt"}
 
 
 def test_an_index_that_takes_the_name_of_another_is_written_once() -> None:

@@ -9,7 +9,6 @@ import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,10 @@ from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
 from ckpttool import AccessDenied, open_checkpoint, prune, undo, verify
 from ckpttool.transaction import operations
-from ckpttool.transaction.files import Contents, fingerprint
-from ckpttool.transaction.journal import Exchange, Group, OperationList, Spot, StoredFile
-from ckpttool.transaction.moves import apply
-from ckpttool.transaction.recovery import recover_directory
 from tests.formats.test_megatron import CONFIG
 from tests.support.changes import file_bytes
-from tests.support.faults import dies_at, fill_disk, is_killed_at
+from tests.support.faults import fill_disk, is_killed_at
 from tests.support.thorough import sampled
-from tests.support.transactions import IDENTITY
 
 WEIGHTS = [f"decoder.layers.{number}.linear.weight" for number in range(3)]
 
@@ -278,78 +272,6 @@ def test_undo_leaves_a_file_that_was_written_since(run_of) -> None:
 
 
 # Kills ----------------------------------------------------------------------------------------------
-
-OLD = {".metadata": b"of a", "a.distcp": b"weights, states", "common.pt": b"stays"}
-NEW = {".metadata": b"of b", "b.distcp": b"weights", "common.pt": b"stays"}
-
-
-def _plant(root: Path) -> OperationList:
-    """Write a checkpoint, and files that wait to take the place of some of it; return what exchanges them."""
-    directory, waiting = root / "run" / "iter_1", root / "run" / "waiting"
-    for place, files in ((directory, OLD), (waiting, NEW)):
-        place.mkdir(parents=True)
-        for name, data in files.items():
-            (place / name).write_bytes(data)
-
-    def stored(spot: Spot, path: Path) -> StoredFile:
-        return StoredFile(spot, fingerprint(f"iter_1/{path.name}", os.lstat(path)))
-
-    old = {
-        name: stored(Spot("trash", f"{at}/{name}"), directory / name)
-        for at, name in enumerate((".metadata", "a.distcp"), 1)
-    }
-    new = {
-        name: stored(Spot("directory", f"waiting/{name}"), waiting / name)
-        for name in (".metadata", "b.distcp")
-    }
-    operations = tuple(
-        Exchange(0, f"iter_1/{name}", old.get(name), new.get(name))
-        for name in ("b.distcp", ".metadata", "a.distcp")
-    )
-    files = tuple(one.file for one in old.values())
-    group = Group(str(directory), tuple(file.path for file in files), Contents(files))
-    return OperationList("slim", (group,), operations, IDENTITY)
-
-
-def _whole_in(run: Path) -> Mapping[str, bytes]:
-    """Return which of the two checkpoints a reader finds whole, which starts at the metadata."""
-    found = {path.name: path.read_bytes() for path in (run / "iter_1").iterdir()}
-    expected = OLD if found[".metadata"] == OLD[".metadata"] else NEW
-    assert found.items() >= expected.items()
-    return expected
-
-
-@pytest.mark.parametrize("is_undone", [False, True])
-@pytest.mark.parametrize("is_double", [False, pytest.param(True, marks=pytest.mark.thorough)])
-def test_a_kill_at_any_call_and_at_any_of_its_recovery(
-    tmp_path: Path, is_undone: bool, is_double: bool
-) -> None:
-    seen = []
-    for number in count(1):
-        for again in count(0) if is_double else (0,):
-            root = tmp_path / f"{number}-{again}"
-            planned = _plant(root)
-            run = root / "run"
-            if is_undone:
-                assert apply(str(run), planned).moved
-            act = partial(undo, run) if is_undone else partial(apply, str(run), planned)
-            was_hit = dies_at(number, act)
-            _whole_in(run)
-            was_hit_again = again > 0 and dies_at(again, partial(recover_directory, str(run)))
-            _whole_in(run)
-            assert not recover_directory(str(run)).failed
-            whole = _whole_in(run)
-            seen.append(whole)
-            assert {path.name for path in (run / "iter_1").iterdir()} == whole.keys()
-            if whole is NEW:
-                assert undo(run).problems == ()
-                assert {path.name: path.read_bytes() for path in (run / "iter_1").iterdir()} == OLD
-            shutil.rmtree(root)
-            if again and not was_hit_again:
-                break
-        if not was_hit:
-            break
-    assert OLD in seen and NEW in seen
 
 
 @pytest.mark.parametrize("number", sampled(range(1, 190), 6))

@@ -11,7 +11,13 @@ import pytest
 
 from ckpttool import AccessDenied, CheckpointError, pin, undo
 from ckpttool.transaction.files import contents
-from ckpttool.transaction.journal import Group, Move, OperationList, Rewrite, Spot
+from ckpttool.transaction.journal import (
+    Group,
+    Location,
+    Move,
+    OperationList,
+    Rewrite,
+)
 from ckpttool.transaction.moves import apply
 from ckpttool.transaction.removal import put_aside, remove
 from tests.exchanging import WAYS, Way, exchanges
@@ -59,7 +65,7 @@ def undone(place: Path) -> None:
 
 def renamed(place: Path) -> None:
     group = Group(str(place / "step_2"), ("step_2",), contents(str(place), ["step_2"]))
-    move = Move(0, Spot("directory", "step_2"), Spot("directory", "step_02"), is_link=True)
+    move = Move(0, Location("directory", "step_2"), Location("directory", "step_02"))
     pointer = Rewrite("latest", "step_2\n", "step_02\n")
     with held_by_another(place):
         apply(str(place), OperationList("rename", (group,), (move, pointer), IDENTITY))

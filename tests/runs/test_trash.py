@@ -93,8 +93,27 @@ def test_one_that_has_changed_stays_and_the_others_go(files: Path, tmp_path: Pat
     assert '"ckpt-2"' not in text
 
 
+def test_one_that_is_written_to_while_it_moves_stays(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through a descriptor that a trainer has open."""
+    path, prepare = short / "model_epoch_7.pth", operations.Stage.prepare
+
+    with path.open("r+b") as file:
+
+        def write_and_prepare(stage: operations.Stage, numbers: list[int]) -> operations.Failures:
+            file.write(b"saved meanwhile")
+            file.flush()
+            return prepare(stage, numbers)
+
+        monkeypatch.setattr(operations.Stage, "prepare", write_and_prepare)
+        done = prune_to_trash(short)
+    [problem] = done.problems
+    assert (problem.path, "it has changed" in problem.message) == (str(path), True)
+    assert path.read_bytes().startswith(b"saved meanwhile")
+    assert path.name not in os.listdir(short / TRASH / str(done.trash) / "0")
+
+
 def test_what_is_saved_while_another_moves_stays(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trainer that writes to a file in place makes a new one: the old one lies in the trash by then."""
+    """A trainer that opens the file by its name makes a new one: the old one lies in the trash by then."""
     path = short / "model_epoch_7.pth"
     old, commit = path.read_bytes(), operations.Stage.commit
 

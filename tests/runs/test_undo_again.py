@@ -70,8 +70,8 @@ def test_a_pointer_that_somebody_wrote_since_blocks_nothing(tree: Path, run) -> 
     (tree / "latest").write_text("a/other.pth\n")
     answer = run("undo", tree)
     assert answer.status == 1
-    assert "nothing restored: cur.pth: it leads elsewhere; it is left as it is (and 1 more)" in answer.out
-    assert "cur.pth: it leads elsewhere; it is left as it is" in answer.err
+    assert "nothing restored: cur.pth: it leads elsewhere; left unchanged (and 1 more)" in answer.out
+    assert "cur.pth: it leads elsewhere; left unchanged" in answer.err
     assert "0 checkpoints" not in answer.out
     assert undo(str(tree), recursive=False).identity == aside
     assert undo(str(tree)).identity is None

@@ -15,9 +15,12 @@ from ckpttool.io.toml import parse_toml
 from ckpttool.runs.pointers import pins
 from ckpttool.runs.pruning.prune import Pruned
 from ckpttool.runs.renaming import reserved_names
-from ckpttool.transaction import operations, state_dir
+from ckpttool.transaction import operations, removal, state_dir
 from ckpttool.transaction.files import contents
-from ckpttool.transaction.journal import Group, Recovery
+from ckpttool.transaction.journal import (
+    Group,
+    Recovery,
+)
 from ckpttool.transaction.lock import lock_directory
 from ckpttool.transaction.pending_journals import owner_of_journal, pending_journals
 from ckpttool.transaction.recovery import recover_directory
@@ -39,8 +42,8 @@ def empty_trash(directory: Path, **options: Any) -> EmptiedTrash:
 def begin_removal(directory: Path, *names: str) -> str:
     """Let a prune begin to remove a checkpoint of some files, and stop; return the path of its journal."""
     place, names = str(directory), tuple(sorted(names))
-    removal = Group(os.path.join(place, names[0]), names, contents(place, names))
-    with operations.begin_stage(place, operations.removal_operations([removal])) as begun:
+    group = Group(os.path.join(place, names[0]), names, contents(place, names))
+    with operations.begin_stage(place, removal.removal_operations([group])) as begun:
         stage = Path(begun.path)
     (directory / names[0]).rename(stage / "0" / names[0])
     return str(stage / "journal.json")

@@ -11,15 +11,17 @@ from typing import Any, NamedTuple
 import pytest
 
 from ckpttool.transaction import moves as move_engine
-from ckpttool.transaction import operations, removal
+from ckpttool.transaction import open_roots, operations, removal, unlinking
 from ckpttool.transaction.files import contents
 from ckpttool.transaction.journal import (
     Group,
+    Location,
     Move,
     OperationList,
     Relink,
     Rewrite,
-    Spot,
+)
+from ckpttool.transaction.journal_documents import (
     operations_document,
 )
 from ckpttool.transaction.moves import MoveOutcome
@@ -38,9 +40,10 @@ STEPS: dict[str, tuple[Any, str]] = {
     "record": (operations, "add_step"),
     "commit": (operations.Stage, "_write_done"),
     "finish": (operations.Stage, "finish"),
+    "unlink": (open_roots.OpenRoots, "unlink"),
     "drop_record": (operations, "drop_groups"),
     "close": (operations.Stage, "close"),
-    "remove": (operations, "_unlink_file"),
+    "remove": (unlinking, "_unlink_file"),
 }
 """Where a transaction can be killed, each by the function that does it."""
 
@@ -98,7 +101,7 @@ def moves(
 ) -> OperationList:
     """Return what renames checkpoints; of each pointer it is the name, and what it says before and after."""
     steps = [
-        Move(number, Spot("directory", old), Spot("directory", new), is_link=True)
+        Move(number, Location("directory", old), Location("directory", new))
         for number, one in enumerate(moved)
         for old, new in reversed(one.names.items())
     ]
@@ -146,7 +149,7 @@ def journal_of(directory: Path, *planned: OperationList | Group) -> bytes:
     """Return the journal of moves, or of removals."""
     removals = [one for one in planned if isinstance(one, Group)]
     (listed,) = [one for one in planned if isinstance(one, OperationList)] or [
-        operations.removal_operations(removals)
+        removal.removal_operations(removals)
     ]
     return json.dumps(operations_document(listed)).encode()
 

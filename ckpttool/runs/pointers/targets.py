@@ -14,7 +14,9 @@ from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.transaction.history import identities, read_record, state_dirs
-from ckpttool.transaction.journal import OperationList
+from ckpttool.transaction.journal import (
+    OperationList,
+)
 from ckpttool.transaction.paths import shown
 
 _MOST_LEVELS = 4

@@ -31,12 +31,12 @@ from ckpttool.runs.members.full_read import Progress
 from ckpttool.runs.retention.plan import GroupPlan
 from ckpttool.transaction.files import Contents, Fingerprint, fingerprint
 from ckpttool.transaction.journal import (
-    PLACE,
+    FILES,
     Exchange,
     Group,
+    Location,
     OperationList,
-    Place,
-    Spot,
+    Root,
     StoredFile,
 )
 from ckpttool.transaction.moves import apply
@@ -90,7 +90,7 @@ class Slimming:
     def __init__(self, identity: str | None, jobs: int | None, progress: Progress) -> None:
         """Slim with ``jobs`` threads; the trash of command ``identity`` keeps the old files, None deletes."""
         self._identity, self._jobs, self._progress = identity, jobs, progress
-        self._numbers = count(int(PLACE) + 1)
+        self._numbers = count(int(FILES) + 1)
         self.freed = 0
         self.failed: dict[str, str] = {}
 
@@ -139,10 +139,10 @@ class Slimming:
             contents: The files.
             successors: What takes their names, or names that nothing has; the last one names the others.
         """
-        place: Place = "stage" if self._identity is None else "trash"
+        place: Root = "stage" if self._identity is None else "trash"
         old = {
             file.path: StoredFile(
-                Spot(place, os.path.join(str(next(self._numbers)), os.path.basename(file.path))), file
+                Location(place, os.path.join(str(next(self._numbers)), os.path.basename(file.path))), file
             )
             for file in contents.files
         }
@@ -166,7 +166,7 @@ def _successors(entry: Entry, waits: Mapping[str, str], below: str) -> tuple[Sto
     """
     return tuple(
         StoredFile(
-            Spot("directory", path),
+            Location("directory", path),
             fingerprint(os.path.join(below, name), fs.lstat(os.path.join(entry.directory, path))),
         )
         for name, path in waits.items()

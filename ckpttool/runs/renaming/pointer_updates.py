@@ -30,7 +30,10 @@ from ckpttool.runs.renaming.note_rewrites import NoteRewriter
 from ckpttool.runs.renaming.scene import Note, PathRenames, Scene, Updates
 from ckpttool.runs.renaming.text_rewrites import FileChange
 from ckpttool.transaction.files import StalePlan
-from ckpttool.transaction.journal import Relink, Rewrite
+from ckpttool.transaction.journal import (
+    Relink,
+    Rewrite,
+)
 from ckpttool.transaction.pointer_files import text_at
 
 STATE = "trainer_state.json"

@@ -22,7 +22,11 @@ from ckpttool.runs.renaming.scene import PathRenames
 from ckpttool.runs.renaming.steps import rename_operations
 from ckpttool.runs.renaming.template import parse_template
 from ckpttool.runs.scope import ScopeKeywords
-from ckpttool.transaction.journal import OperationList, Recovery, new_identity
+from ckpttool.transaction.journal import (
+    OperationList,
+    Recovery,
+    new_identity,
+)
 from ckpttool.transaction.lock import lock_directory
 from ckpttool.transaction.moves import Moves
 from ckpttool.transaction.paths import Problem, require_directory
@@ -40,9 +44,9 @@ class RenameResult(Result):
         planned: The plan.
         renames: Old and new paths of what was renamed; of a dry run, of what would be.
         dry_run: Whether nothing was changed.
-        declined: Whether somebody was asked, and said no.
+        declined: Whether the confirmation was refused.
         failed: Why some have their old names, or other ones than they were to have, by path.
-        stale: Why what names them in another directory has old names, by that directory.
+        stale: Why a directory could not be reverted, by its path.
         recoveries: What an interrupted command had begun, and what became of it now.
     """
 
@@ -76,10 +80,7 @@ class RenameResult(Result):
     def problems(self) -> tuple[Problem, ...]:
         """Return all that must be looked at."""
         failed = (Problem(path, f"not renamed: {why}") for path, why in self.failed.items())
-        stale = (
-            Problem(path, f"pointers here still have the old names: {why}")
-            for path, why in self.stale.items()
-        )
+        stale = (Problem(path, f"not reverted: {why}") for path, why in self.stale.items())
         unrecovered = (Problem(path, why) for one in self.recoveries for path, why in one.failed.items())
         return (*unrecovered, *self.planned.plan.refused, *self.planned.problems, *failed, *stale)
 
@@ -131,7 +132,7 @@ def rename(
         for directory in directories:
             locks.acquire(directory)
         recoveries = locks.recoveries
-        if any(one.finished or one.put_back for one in recoveries) or len(recoveries) > 1:
+        if any(one.finished or one.put_back or one.moved for one in recoveries) or len(recoveries) > 1:
             # What was settled, or locked only once the plan was made, may have changed meanwhile.
             planned = plan_rename(request)
             locked = {*directories, *map(fs.realpath, locks.directories)}
@@ -190,10 +191,9 @@ class _RenameLocks:
 def _carry_out(planned: PlannedNames, result: RenameResult) -> RenameResult:
     """Rename all checkpoints, directory by directory, or none; return what became of them."""
     lists = _operation_lists(planned)
-    failed: dict[str, str] = {}
-    stale: dict[str, str] = {}
     begun: dict[str, Moves] = {}
     with ExitStack() as stack:
+        failed: dict[str, str] = {}
         for directory, listed in lists.items():
             try:
                 begun[directory] = stack.enter_context(Moves(directory, listed))
@@ -203,34 +203,46 @@ def _carry_out(planned: PlannedNames, result: RenameResult) -> RenameResult:
                     raise  # nothing was renamed anywhere
                 failed |= dict.fromkeys([one.path for one in listed.groups] or [directory], failure.reason)
             if failed:
-                stale |= _reverted(begun)
-                return replace(result, failed=_with_others(planned, failed), stale=stale)
-        for directory, moves in begun.items():  # what lies elsewhere is the last to say the new names
+                return _nothing_renamed(planned, result, failed, begun)
+        for number, (directory, moves) in enumerate(begun.items()):
             try:
                 moves.commit()
-                failures = moves.outcome.failed
+                failed |= moves.outcome.failed
             except CheckpointError as failure:
-                failures = dict.fromkeys(
+                failed |= dict.fromkeys(
                     [one.path for one in lists[directory].groups] or [directory], failure.reason
                 )
-            (failed if lists[directory].groups else stale).update(failures)
+            if failed and not number and not moves.is_committed:  # what commits all the others has failed
+                return _nothing_renamed(planned, result, failed, begun)
     renames = ((one.entry.path, one.to) for one in planned.plan.renamings if one.entry.path not in failed)
-    return replace(result, renames=tuple(renames), failed=failed, stale=stale)
+    return replace(result, renames=tuple(renames), failed=failed)
 
 
 def _operation_lists(planned: PlannedNames) -> dict[str, OperationList]:
-    """Return the operations of each directory: first of those with checkpoints, then of pointers alone."""
+    """Return the operations of each directory; the commit of the first one commits all."""
     identity = new_identity()
     renamings: dict[str, list[Renaming]] = defaultdict(list)
     for one in planned.plan.renamings:
         renamings[one.entry.directory].append(one)
     updates = updates_for(planned.scene, PathRenames(names_of(planned.plan.renamings)))
-    return {
+    directories = list(dict.fromkeys([*renamings, *updates.directories]))
+    lists = {
         directory: rename_operations(
             renamings[directory], updates.rewrites[directory], updates.relinks[directory], identity
         )
-        for directory in dict.fromkeys([*renamings, *updates.directories])
+        for directory in directories
     }
+    first = fs.realpath(directories[0])
+    return {
+        directory: replace(listed, leader=os.path.relpath(first, fs.realpath(directory)) if number else None)
+        for number, (directory, listed) in enumerate(lists.items())
+    }
+
+
+def _nothing_renamed(
+    planned: PlannedNames, result: RenameResult, failed: Mapping[str, str], begun: Mapping[str, Moves]
+) -> RenameResult:
+    return replace(result, failed=_with_others(planned, failed), stale=_reverted(begun))
 
 
 def _reverted(begun: Mapping[str, Moves]) -> dict[str, str]:

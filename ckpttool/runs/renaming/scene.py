@@ -15,7 +15,10 @@ from ckpttool.runs.pointers.protection import links_below
 from ckpttool.runs.pointers.readers import names_in, pass_over
 from ckpttool.runs.pointers.targets import CheckpointIndex, exists
 from ckpttool.runs.renaming.text_rewrites import Renamer
-from ckpttool.transaction.journal import Relink, Rewrite
+from ckpttool.transaction.journal import (
+    Relink,
+    Rewrite,
+)
 
 
 class PathRenames:

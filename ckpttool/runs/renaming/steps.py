@@ -8,7 +8,15 @@ from collections.abc import Sequence
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.renaming.names import Renaming, fold_name
 from ckpttool.transaction.files import Contents
-from ckpttool.transaction.journal import PLACE, Group, Move, OperationList, Relink, Rewrite, Spot
+from ckpttool.transaction.journal import (
+    FILES,
+    Group,
+    Location,
+    Move,
+    OperationList,
+    Relink,
+    Rewrite,
+)
 
 
 def rename_operations(
@@ -39,8 +47,7 @@ def rename_operations(
     for number, group in enumerate(groups):  # an index is the last to come: without it there is no checkpoint
         if number not in staged:
             operations += (
-                Move(number, _here(old), _here(names[number][old]), is_link=True)
-                for old in reversed(group.members)
+                Move(number, _here(old), _here(names[number][old])) for old in reversed(group.members)
             )
     for number in sorted(staged):
         operations += (Move(number, _here(old), _aside(old)) for old in groups[number].members)
@@ -88,9 +95,9 @@ def _joined(rewrites: Sequence[Rewrite]) -> list[Rewrite]:
     return sorted(joined.values(), key=lambda one: (one.after is None, one.before is not None))
 
 
-def _here(name: str) -> Spot:
-    return Spot("directory", name)
+def _here(name: str) -> Location:
+    return Location("directory", name)
 
 
-def _aside(name: str) -> Spot:
-    return Spot("stage", os.path.join(PLACE, name))
+def _aside(name: str) -> Location:
+    return Location("stage", os.path.join(FILES, name))

@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property, partial
 from types import TracebackType
 
@@ -22,12 +22,19 @@ from ckpttool.transaction.files import (
     status_of,
 )
 from ckpttool.transaction.history import open_place
-from ckpttool.transaction.journal import Exchange, Move, OperationList, Place, Spot
+from ckpttool.transaction.journal import (
+    Exchange,
+    Location,
+    Move,
+    OperationList,
+    Root,
+)
 from ckpttool.transaction.mounts import require_unmounted
 from ckpttool.transaction.state_dir import StateDir
+from ckpttool.transaction.unlinking import require_removable
 
 _MOST_HELD = 64
-"""Directories that are kept open, beside the roots."""
+"""Directories that are kept open beside the roots; of those in use at once there are fewer."""
 
 
 class AlreadyGone(StalePlan):
@@ -37,20 +44,20 @@ class AlreadyGone(StalePlan):
         super().__init__("it has vanished, or a part of it,", since_plan=True)
 
 
-class Places:
+class OpenRoots:
     """The directory, the stage and the trash of a list of operations, held open; used as a context.
 
     Attributes:
         listed: The operations.
-        roots: Descriptors of the open directories.
+        descriptors: Of the open directories.
     """
 
-    def __init__(self, listed: OperationList, roots: Mapping[Place, int]) -> None:
+    def __init__(self, listed: OperationList, descriptors: Mapping[Root, int]) -> None:
         """Take open directories, which whoever opened them closes."""
-        self.listed, self.roots = listed, roots
-        self._held: dict[tuple[Place, str], int] = {}
+        self.listed, self.descriptors = listed, descriptors
+        self._held: dict[tuple[Root, str], int] = {}
 
-    def __enter__(self) -> Places:
+    def __enter__(self) -> OpenRoots:
         return self
 
     def __exit__(
@@ -59,60 +66,63 @@ class Places:
         while self._held:
             os.close(self._held.popitem()[1])
 
-    def at(self, spot: Spot) -> tuple[int, str]:
+    def at(self, location: Location) -> tuple[int, str]:
         """Return the open directory that a path lies in, with the name there."""
-        place, path = spot
+        root, path = location
         above, _, name = path.rpartition(os.sep)
-        if place not in self.roots:
+        if root not in self.descriptors:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         if not above:
-            return self.roots[place], name
-        key = place, above
+            return self.descriptors[root], name
+        key = root, above
         if key not in self._held:
-            with opened(above, self.roots[place]) as directory:
+            with opened(above, self.descriptors[root]) as directory:
                 while len(self._held) >= _MOST_HELD:
                     os.close(self._held.pop(next(iter(self._held))))
                 self._held[key] = os.dup(directory)
+        elif key != next(reversed(self._held)):
+            # The one that was used last is closed last. Threads that purge all use the same one.
+            self._held[key] = self._held.pop(key)
         return self._held[key], name
 
-    def status(self, spot: Spot) -> os.stat_result | None:
+    def status(self, location: Location) -> os.stat_result | None:
         """Return the status of a path, or None where there is none."""
         try:
-            directory, name = self.at(spot)
+            directory, name = self.at(location)
         except (FileNotFoundError, NotADirectoryError):
             return None
         return status_of(name, directory)
 
-    def unlink(self, spot: Spot) -> None:
+    def unlink(self, location: Location) -> None:
         """Unlink a file, unless it has gone."""
         with suppress(FileNotFoundError):  # another process was faster
-            directory, name = self.at(spot)
+            directory, name = self.at(location)
             retry_while_busy(partial(os.unlink, name, dir_fd=directory))
 
-    def contents_at(self, spots: Mapping[str, Spot]) -> Contents:
-        """Return what lies at some spots, with the paths that they stand for."""
-        together: dict[tuple[Place, str], dict[str, str]] = {}
-        for member, (place, path) in spots.items():
+    def contents_at(self, locations: Mapping[str, Location]) -> Contents:
+        """Return what lies at some locations, with the paths that they stand for."""
+        together: dict[tuple[Root, str], dict[str, str]] = {}
+        for member, (root, path) in locations.items():
             above, name = os.path.split(path)
-            together.setdefault((place, above), {})[name] = member
+            together.setdefault((root, above), {})[name] = member
         found: list[Contents] = []
-        for (place, above), members in together.items():
-            directory = self.at(Spot(place, os.path.join(above, os.curdir)))[0]
+        for (root, above), members in together.items():
+            directory = self.at(Location(root, os.path.join(above, os.curdir)))[0]
             here = contents(directory, members)
             require_unmounted(directory, members, here)
             found.append(here.renamed(members))
         return joined(found)
 
-    def require_unchanged(self, number: int, spots: Mapping[str, Spot]) -> None:
-        """Require that a group is as it was, at its members' spots."""
+    def require_unchanged(self, number: int, locations: Mapping[str, Location]) -> None:
+        """Require that a group is as it was, at its members' locations."""
         group = self.listed.groups[number]
         try:
             if group.is_single:  # a mount point among single files is nothing that could be renamed
-                (file,), (spot,) = group.contents.files, spots.values()
-                directory, name = self.at(spot)
+                (file,), (location,) = group.contents.files, locations.values()
+                directory, name = self.at(location)
                 is_same = file.is_of(os.stat(name, dir_fd=directory, follow_symlinks=False))
             else:
-                here = self.contents_at(spots)
+                here = self.contents_at(locations)
                 is_same = is_unchanged(here, group.contents)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise StalePlan("it has vanished, or a part of it,", since_plan=True) from error
@@ -124,7 +134,7 @@ class Places:
         status = self.status(one.target)
         if status is None or one.target.is_private:
             return status is not None
-        if one.is_link and (other := self.status(one.source)) and os.path.samestat(status, other):
+        if (other := self.status(one.source)) and os.path.samestat(status, other):
             return True
         noted = self.noted(one)
         if not stat.S_ISDIR(status.st_mode):
@@ -142,7 +152,7 @@ class Places:
             OSError: It holds a mount point, or this user can't change it.
         """
         group = self.listed.groups[number]
-        home = {member: Spot(self.listed.home(number), member) for member in group.members}
+        home = {member: Location(self.listed.home(number), member) for member in group.members}
         try:
             self.require_unchanged(number, home)
         except StalePlan as change:
@@ -150,13 +160,13 @@ class Places:
                 raise AlreadyGone from change
             raise
         if self.listed.kind == "remove":
-            require_removable(self.roots["directory"], group.contents)
+            require_removable(self.descriptors["directory"], group.contents)
 
     def require_free(self, number: int) -> None:
         """Require that nothing has the names that a group is to get, but what leaves them first."""
         for one in self.listed.of_groups[number]:
             if isinstance(one, Exchange):
-                status = self.status(Spot("directory", one.path))
+                status = self.status(Location("directory", one.path))
                 is_free = status is None if one.old is None else status and one.old.file.is_of(status)
             else:
                 status = None if one.target.is_private else self.status(one.target)
@@ -168,46 +178,44 @@ class Places:
     def _leaving(self) -> set[tuple[int, int]]:
         """Return the files that lose their names before others get them."""
         moves = (one for one in self.listed.operations if isinstance(one, Move) and one.target.is_private)
-        found = (self.status(one.source) for one in moves if one.source.place == "directory")
+        found = (self.status(one.source) for one in moves if one.source.root == "directory")
         return {(status.st_dev, status.st_ino) for status in found if status is not None}
 
-    def move(self, source: Spot, target: Spot, *, keeps: bool = False, is_back: bool = False) -> None:
-        """Give an entry another name, never in the place of what is there.
-
-        Args:
-            source, target: Its old and new path.
-            keeps: Whether it keeps the old name, too, if it can.
-            is_back: Whether it is put back, where a renaming is better than nothing.
-        """
+    def move(self, source: Location, target: Location) -> None:
+        """Give an entry another name, never overwriting another; in the directory it keeps the old one."""
         (here, name), (there, other) = self.at(source), self.at(target)
 
         def is_taken() -> bool:
             return status_of(other, there) is not None
 
-        if target.place == "stage":  # where nobody else puts anything
-            retry_while_busy(partial(rename, name, here, other, there))
-            return
-        if not keeps and target.place == "trash":
-            if is_taken():
+        if target.root != "directory":
+            if target.root == "trash" and is_taken():  # in the stage nobody else puts anything
                 raise NameTaken(other)
             retry_while_busy(partial(rename, name, here, other, there))
             return
         try:
-            has_both = link_or_rename(name, here, other, there, is_taken, is_strict=not is_back)
+            link_or_rename(name, here, other, there, is_taken, is_strict=True)
         except FileExistsError as error:
             raise NameTaken(other) from error
-        if has_both and not keeps:
-            # In the stage it may stay: that goes as a whole.
-            with suppress(OSError) if source.place == "stage" else nullcontext():
-                retry_while_busy(partial(os.unlink, name, dir_fd=here))
+
+    def move_back(self, source: Location, target: Location) -> None:
+        """Give an entry its old name again, never overwriting another, and take the new one away."""
+        (there, name), (here, other) = self.at(target), self.at(source)
+        if link_or_rename(name, there, other, here, lambda: status_of(other, here) is not None):
+            retry_while_busy(partial(os.unlink, name, dir_fd=there))
+
+    def link_back(self, source: Location, target: Location) -> None:
+        """Give a file its old name again, beside the new one."""
+        (there, name), (here, other) = self.at(target), self.at(source)
+        link_or_rename(name, there, other, here, lambda: status_of(other, here) is not None)
 
     def member(self, one: Move) -> str:
         """Return the first path of the member that an operation moves."""
-        spot = one.source
+        location = one.source
         for earlier in reversed(self.listed.of_groups[one.group]):
-            if isinstance(earlier, Move) and earlier.target == spot:
-                spot = earlier.source
-        return spot.path
+            if isinstance(earlier, Move) and earlier.target == location:
+                location = earlier.source
+        return location.path
 
     def noted(self, one: Move) -> list[Fingerprint]:
         """Return the files of the member that an operation moves."""
@@ -215,9 +223,9 @@ class Places:
 
 
 @contextmanager
-def open_places(
+def open_roots(
     directory: str, listed: OperationList, state_dir: StateDir, stage: int | None = None
-) -> Iterator[Places]:
+) -> Iterator[OpenRoots]:
     """Open the directories that operations work in; the trash only if it is there.
 
     Args:
@@ -227,13 +235,13 @@ def open_places(
         stage: Descriptor of the stage, if there is one yet.
     """
     with ExitStack() as stack:
-        roots: dict[Place, int] = {"directory": stack.enter_context(opened(directory))}
+        descriptors: dict[Root, int] = {"directory": stack.enter_context(opened(directory))}
         if stage is not None:
-            roots["stage"] = stage
-        if listed.identity is not None and listed.places("trash"):
+            descriptors["stage"] = stage
+        if listed.identity is not None and listed.numbered("trash"):
             with suppress(FileNotFoundError):
-                roots["trash"] = stack.enter_context(open_place(state_dir, listed.identity))
-        yield stack.enter_context(Places(listed, roots))
+                descriptors["trash"] = stack.enter_context(open_place(state_dir, listed.identity))
+        yield stack.enter_context(OpenRoots(listed, descriptors))
 
 
 def require_file(file: Fingerprint, name: str, directory: int, otherwise: str) -> None:
@@ -252,27 +260,3 @@ def is_unchanged(here: Contents, noted: Contents) -> bool:
     """Tell whether files are those that were noted, and lie in the same directories."""
     is_same = identities(here.files) == identities(noted.files)
     return is_same and set(here.directories) == set(noted.directories)
-
-
-# Looking first -------------------------------------------------------------------------------------
-
-
-def require_removable(place: int, contents: Contents) -> None:
-    """Require that all directories of a checkpoint let this user unlink what they hold."""
-    for path in contents.directories:
-        with suppress(FileNotFoundError), opened(path, place) as directory:  # what has gone is no hindrance
-            if not _may_unlink_in(directory):
-                raise PermissionError(errno.EACCES, f"{path} can't be changed by this user")
-
-
-def _may_unlink_in(directory: int) -> bool:
-    """Tell whether a directory lets this user unlink what it holds; a sticky one only what is his own."""
-    asks_effective = os.access in os.supports_effective_ids
-    if not os.access(os.curdir, os.W_OK | os.X_OK, dir_fd=directory, effective_ids=asks_effective):
-        return False
-    status = os.fstat(directory)
-    user = os.geteuid()
-    if not status.st_mode & stat.S_ISVTX or user in (0, status.st_uid):
-        return True
-    with os.scandir(directory) as entries:
-        return all(entry.stat(follow_symlinks=False).st_uid == user for entry in entries)
