@@ -45,7 +45,7 @@ def operations_in_copy(
             now = {noted: here for noted, here in found if here is not None}
             if all(_is_copied(noted, here) for noted, here in now.items()):
                 has_other_inodes = any(noted.inode != here.inode for noted, here in now.items())
-                return _as_found(listed, now, roots), COPIED if has_other_inodes else None
+                return (_as_found(listed, now, roots), COPIED) if has_other_inodes else (listed, None)
     except OSError:  # whoever does the operations is told the same
         return listed, None
     has_lost_times = all(noted.size == here.size and noted.inode != here.inode for noted, here in now.items())

@@ -10,14 +10,13 @@ import json
 import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from ckpttool.core.errors import from_os_error
 from ckpttool.io import fs
 from ckpttool.io.atomic import write_in
 from ckpttool.io.directories import OpenDirectory, make_directory, remove_directory, sync_descriptor
-from ckpttool.transaction.files import Fingerprint, contents, opened
+from ckpttool.transaction.files import opened
 from ckpttool.transaction.journal import (
     IDENTITY,
     OperationList,
@@ -227,46 +226,26 @@ def drop_step(directory: str, state_dir: StateDir, identity: str, journal: str) 
     tidy(state_dir, identity)
 
 
-def drop_groups(directory: str, state_dir: StateDir, restored: OperationList, place: int) -> None:
+def drop_groups(directory: str, state_dir: StateDir, restored: OperationList) -> None:
     """Take restored checkpoints out of a record, with what pointers said once nothing is left.
 
     Args:
         directory: Where they are restored.
         state_dir: Where its trash lies.
         restored: What has restored them.
-        place: Descriptor of the directory.
     """
     assert restored.identity is not None  # of the command that is undone
     record = read_record(directory, state_dir, restored.identity)
     if record is None:
         return
     back = {restored.names(number) for number in range(len(restored.groups))}
-    now = _rewritten_files(restored, place)
     steps: list[UndoStep] = []
     for step in record.steps:
         undoing = step.undoing
         left = [number for number in range(len(undoing.groups)) if undoing.names(number) not in back]
         if left or not (undoing.groups or undoing.pointers == restored.pointers):
-            rest = undoing.only(left)
-            groups = tuple(
-                group._replace(
-                    contents=replace(
-                        group.contents, files=tuple(now.get(file.path, file) for file in group.contents.files)
-                    )
-                )
-                for group in rest.groups
-            )
-            steps.append(step._replace(undoing=replace(rest, groups=groups)))
+            steps.append(step._replace(undoing=undoing.only(left)))
     write_record(record._replace(steps=tuple(steps)))
-
-
-def _rewritten_files(restored: OperationList, place: int) -> dict[str, Fingerprint]:
-    """Return the files in which pointers were restored, by path: they are other files now."""
-    files: dict[str, Fingerprint] = {}
-    for one in restored.pointers:
-        with suppress(OSError):  # it has gone since, and who needs it is told
-            files |= {file.path: file for file in contents(place, [one.name]).files}
-    return files
 
 
 # The directories of a trash -------------------------------------------------------------------------

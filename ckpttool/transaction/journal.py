@@ -159,6 +159,7 @@ class OperationList:
             after it. None of what isn't recorded.
         done: Numbers of the committed groups; None before the commit.
         leader: Relative path of the directory whose commit counts for this one, too; None without one.
+        is_copy: Whether the stage was copied since, with the directory; None if the journal doesn't tell.
     """
 
     kind: Kind
@@ -167,6 +168,7 @@ class OperationList:
     identity: str | None = None
     done: frozenset[int] | None = None
     leader: str | None = None
+    is_copy: bool | None = None
 
     @property
     def is_committed(self) -> bool:
@@ -254,12 +256,8 @@ class OperationList:
             (file,), (location,) = group.contents.files, ends.values()
             return Contents((replace(file, path=location.path),))
 
-        def final(path: str) -> str:
-            member = _member_at(path, ends)
-            return ends[member].path + path[len(member) :]
-
-        files = tuple(replace(file, path=final(file.path)) for file in group.contents.files)
-        return Contents(files, tuple(map(final, group.contents.directories)))
+        files = tuple(replace(file, path=self._final_path(file.path, ends)) for file in group.contents.files)
+        return Contents(files, tuple(self._final_path(path, ends) for path in group.contents.directories))
 
     def files_at(self, number: int, member: str) -> list[Fingerprint]:
         """Return the files of a group at or below one of its members."""
@@ -275,6 +273,22 @@ class OperationList:
                 files.setdefault(_member_at(file.path, members), []).append(file)
             found.append(files)
         return found
+
+    def rewritten(self, number: int) -> frozenset[str]:
+        """Return the first paths of a group's files whose text is rewritten: they are other files then."""
+        if not self._rewritten:
+            return frozenset()
+        ends = self.ends(number)
+        files = (file.path for file in self.groups[number].contents.files)
+        return frozenset(path for path in files if self._final_path(path, ends) in self._rewritten)
+
+    @cached_property
+    def _rewritten(self) -> frozenset[str]:
+        return frozenset(one.name for one in self.pointers if os.sep in one.name)
+
+    def _final_path(self, path: str, ends: Mapping[str, Location]) -> str:
+        member = _member_at(path, ends)
+        return ends[member].path + path[len(member) :]
 
     def old_path(self, path: str) -> str:
         """Return the path of a file before the first operation, from the one after the last."""
@@ -316,12 +330,8 @@ class OperationList:
         rest = tuple(one for one in self.operations if isinstance(one, Move | Exchange))
         return replace(self, operations=(*rest, *pointers))
 
-    def inverse(self, contents: Sequence[Contents]) -> OperationList:
-        """Return the operations that revert all of these.
-
-        Args:
-            contents: What is at the ends of each group.
-        """
+    def inverse(self) -> OperationList:
+        """Return the operations that revert all of these."""
         spare = SpareLocations()
         operations: list[Operation] = []
         for one in reversed(self.operations):
@@ -342,8 +352,13 @@ class OperationList:
         first = [*reversed(within), *rest]
         pointers = [one for one in operations if not isinstance(one, Move | Exchange)]
         groups = tuple(
-            Group(group.path, tuple(now for _, now in self.names(number)), files, new_name=group.new_name)
-            for number, (group, files) in enumerate(zip(self.groups, contents, strict=True))
+            Group(
+                group.path,
+                tuple(now for _, now in self.names(number)),
+                self.final_contents(number),
+                new_name=group.new_name,
+            )
+            for number, group in enumerate(self.groups)
         )
         return OperationList("restore", groups, (*first, *pointers), self.identity)
 

@@ -114,9 +114,8 @@ def _operation_of(value: Sequence[Any], count: int) -> Operation:
     kind, *rest = value
     if kind == "write":
         name, before, after, like = rest
-        return Rewrite(
-            path_of(name), text_or_none(before), text_or_none(after), None if like is None else path_of(like)
-        )
+        like = None if like is None else path_of(like)
+        return Rewrite(path_of(name), text_or_none(before), text_or_none(after), like)
     if kind == "relink":
         name, before, after = rest
         return Relink(path_of(name), text_of(before), text_of(after))

@@ -117,6 +117,7 @@ class Moves:
         self._stack = ExitStack()
         self._stage: Stage | None = None
         self._standing: list[int] = []
+        self._has_stranded = False
 
     def __enter__(self) -> Moves:
         listed = self._listed = self._feasible(self._listed)
@@ -155,7 +156,7 @@ class Moves:
         try:
             failed = stage.forward()
             standing = [number for number in numbers if number not in failed]
-            while not (failed and stage.listed.is_indivisible):
+            while (standing or not numbers) and not (failed and stage.listed.is_indivisible):
                 changed = stage.prepare(standing)
                 if not changed:
                     break
@@ -168,6 +169,7 @@ class Moves:
             self._revert(stage)
             return
         self._fail(failed)
+        self._has_stranded = any(isinstance(failure, StrandedCheckpoint) for failure in failed.values())
         self._standing = standing
         if failed and (stage.listed.is_indivisible or not standing):
             self._revert(stage)
@@ -189,33 +191,41 @@ class Moves:
                 self._stage = None
                 raise
             except OSError as failure:
-                self._fail_all(failure)
-                self._revert(stage)
+                self._revert_or_leave(stage, failure)
                 return
             self._finish(stage)
 
     def _finish(self, stage: Stage) -> None:
         try:
             both = stage.finish(self._standing)
-            stage.drop_record(self._standing)
+            stage.drop_record([number for number in self._standing if number not in both])
         except (CheckpointError, OSError) as failure:
-            if stage.listed.is_revertible:
-                self._fail_all(failure)
-                self._revert(stage)
-                return
-            self._stage = None
-            reason = f"{failure_text(failure)}; the next command completes it"
-            raise AccessDenied(self._directory, reason) from failure
+            self._revert_or_leave(stage, failure)
+            return
         groups = stage.listed.groups
         self.outcome.moved += [groups[number].path for number in self._standing]
         self.outcome.failures |= {groups[number].path: MoveFailure(why) for number, why in both.items()}
         with self._left_to_recovery():
             self._close(stage)
 
+    def _revert_or_leave(self, stage: Stage, failure: Exception) -> None:
+        """Revert what can't be completed now, or leave it to recovery: what its leader has committed, say."""
+        if stage.listed.is_revertible and stage.listed.leader is None:
+            self._fail_all(failure)
+            self._revert(stage)
+            return
+        self._stage = None
+        reason = f"{failure_text(failure)}; the next command completes it"
+        raise AccessDenied(self._directory, reason) from failure
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
+            if self._stage is not None and self._listed.leader is not None:
+                # Ctrl-C may have come once that was committed.
+                path, self._stage = self._stage.path, None
+                settle_now(self._directory, path)
             self.revert()
         finally:
             self._stack.close()
@@ -236,7 +246,8 @@ class Moves:
     def _close(self, stage: Stage) -> None:
         self._stage = None
         stage.close()
-        remove_stage(stage.path)
+        if not self._has_stranded:  # else the journal is kept: recovery puts back what it can
+            remove_stage(stage.path)
 
     @contextmanager
     def _left_to_recovery(self) -> Iterator[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property, partial
 from types import TracebackType
@@ -123,7 +123,7 @@ class OpenRoots:
                 is_same = file.is_of(os.stat(name, dir_fd=directory, follow_symlinks=False))
             else:
                 here = self.contents_at(locations)
-                is_same = is_unchanged(here, group.contents)
+                is_same = is_unchanged(here, group.contents, self.listed.rewritten(number))
         except (FileNotFoundError, NotADirectoryError) as error:
             raise StalePlan("it has vanished, or a part of it,", since_plan=True) from error
         if not is_same:
@@ -251,12 +251,21 @@ def require_file(file: Fingerprint, name: str, directory: int, otherwise: str) -
         raise StalePlan(otherwise, since_plan=True)
 
 
-def identities(files: Iterable[Fingerprint]) -> set[tuple[str, int, int, int]]:
-    """Return identities that survive a remount: without device numbers."""
-    return {(file.path, file.inode, file.size, file.mtime_ns) for file in files}
+def identities(files: Iterable[Fingerprint], texts: Collection[str] = ()) -> set[tuple[str, int, int, int]]:
+    """Return identities that survive a remount, without device numbers; of texts only the paths."""
+    return {
+        (file.path, 0, 0, 0) if file.path in texts else (file.path, file.inode, file.size, file.mtime_ns)
+        for file in files
+    }
 
 
-def is_unchanged(here: Contents, noted: Contents) -> bool:
-    """Tell whether files are those that were noted, and lie in the same directories."""
-    is_same = identities(here.files) == identities(noted.files)
+def is_unchanged(here: Contents, noted: Contents, texts: Collection[str] = ()) -> bool:
+    """Tell whether files are those that were noted, and lie in the same directories.
+
+    Args:
+        here: What is there.
+        noted: What was noted.
+        texts: Paths of files that are rewritten, and compared by their texts then.
+    """
+    is_same = identities(here.files, texts) == identities(noted.files, texts)
     return is_same and set(here.directories) == set(noted.directories)

@@ -22,14 +22,14 @@ import os
 import stat
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cached_property, partial
+from functools import partial
 from itertools import groupby
 from typing import Literal
 
-from ckpttool.core.errors import AccessDenied, from_os_error, system_text
+from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error, system_text
 from ckpttool.io.atomic import write_in
 from ckpttool.io.directories import OpenDirectory, link_or_rename, retry_while_busy, sync_descriptor
-from ckpttool.transaction.files import StalePlan, contents, status_of
+from ckpttool.transaction.files import StalePlan, status_of
 from ckpttool.transaction.history import UndoStep, add_step, drop_groups, drop_step, make_place, tidy
 from ckpttool.transaction.journal import (
     Exchange,
@@ -46,7 +46,7 @@ from ckpttool.transaction.journal_documents import (
 )
 from ckpttool.transaction.open_roots import OpenRoots, identities, open_roots, require_file
 from ckpttool.transaction.paths import shown
-from ckpttool.transaction.pointer_files import restore_pointer, write_pointer
+from ckpttool.transaction.pointer_files import restore_pointer, temporary_name, write_pointer
 from ckpttool.transaction.stages import DONE, JOURNAL, new_stage, remove_places, remove_stage
 from ckpttool.transaction.state_dir import StateDir, open_own, state_dir_of, state_dir_of_stage
 from ckpttool.transaction.unlinking import StrandedCheckpoint, purge_checked
@@ -73,16 +73,17 @@ def begin_stage(directory: str, listed: OperationList, state_dir: StateDir | Non
     with ExitStack() as stack:
         inner = stack.enter_context(new_stage(directory, state_dir, document, word, listed.numbered("stage")))
         try:
-            stage = stack.enter_context(_opened_stage(directory, inner, listed, state_dir))
-        except BaseException as failure:
-            remove_places(inner)
-            remove_stage(inner.path)
-            if listed.identity is not None:
-                tidy(state_dir, listed.identity)
-            if isinstance(failure, OSError):
-                reason = from_os_error(failure, directory).reason
-                raise AccessDenied(directory, f"{reason}; nothing was {word}") from failure
-            raise
+            try:
+                stage = stack.enter_context(_opened_stage(directory, inner, listed, state_dir))
+            except BaseException:
+                remove_places(inner)
+                remove_stage(inner.path)
+                if listed.identity is not None:
+                    tidy(state_dir, listed.identity)
+                raise
+        except OSError as failure:
+            reason = from_os_error(failure, directory).reason
+            raise AccessDenied(directory, f"{reason}; nothing was {word}") from failure
         yield stage
 
 
@@ -203,7 +204,8 @@ class Stage:
     def _set_aside(self, exchanges: Sequence[Exchange]) -> None:
         """Give files that are replaced another name, which is on the disk before they lose their own."""
         for one in exchanges:
-            if one.old is not None and one.new is not None:
+            is_aside = one.old is not None and self.roots.status(one.old.location) is not None
+            if one.old is not None and one.new is not None and not is_aside:
                 directory, name = self.roots.at(Location("directory", one.path))
                 require_file(one.old.file, name, directory, "it has changed")
                 aside, other = self.roots.at(one.old.location)
@@ -229,7 +231,36 @@ class Stage:
         directory, name = self.roots.at(here)
         if status_of(name, directory) is not None:  # it has, where there are hard links
             require_file(one.old.file, name, directory, "it has changed")
+        if one.new.location.root == "trash":  # where it keeps its name until the commit
+            stage, other = self.roots.descriptors["stage"], temporary_name()
+            link_or_rename(waiting, source, other, stage, lambda: False)
+            source, waiting = stage, other
         retry_while_busy(partial(os.replace, waiting, name, src_dir_fd=source, dst_dir_fd=directory))
+
+    def advance(self, number: int) -> None:
+        """Do what is left of the operations of a group, after a kill.
+
+        Raises:
+            StalePlan: What is left to be moved has changed.
+            OSError: It can't be moved.
+        """
+        for one in self.listed.of_groups[number]:
+            if isinstance(one, Exchange):
+                if self._is_waiting(one):
+                    self._set_aside([one])
+                    self._exchange(one)
+            elif not self.roots.has_moved(one):
+                if not self._is_as_noted(one, one.source):
+                    raise StalePlan("it has changed", since_plan=True)
+                self.roots.move(one.source, one.target)
+
+    def _is_waiting(self, one: Exchange) -> bool:
+        """Tell whether the new file of an exchange isn't in its place yet, nor another one."""
+        status = self.roots.status(Location("directory", one.path))
+        if one.old is None or status is None:
+            return status is None
+        aside = self.roots.status(one.old.location)
+        return aside is None or os.path.samestat(status, aside)
 
     def prepare(self, numbers: Collection[int]) -> Failures:
         """Make all durable that was done with some groups, and record how it is undone.
@@ -241,24 +272,17 @@ class Stage:
         if self.listed.kind not in ("remove", "output"):
             for number in numbers:
                 try:
-                    self._require_unmodified(number)
+                    self.roots.require_unchanged(number, self.listed.ends(number))
                 except (OSError, StalePlan) as failure:
                     failures[number] = failure
         if not failures:
             self.sync()
-            self.record(numbers)
+            try:
+                self.record(numbers)
+            except (OSError, CheckpointError):  # it may have been written
+                self._forget()
+                raise
         return failures
-
-    def _require_unmodified(self, number: int) -> None:
-        """Require a group as it was moved, unless pointers in it were rewritten."""
-        ends = self.listed.ends(number)
-        if self._rewritten.isdisjoint(location.path for location in ends.values()):
-            self.roots.require_unchanged(number, ends)
-
-    @cached_property
-    def _rewritten(self) -> frozenset[str]:
-        """Return the names in the directory in which pointers are rewritten."""
-        return frozenset(one.name.partition(os.sep)[0] for one in self.listed.pointers if os.sep in one.name)
 
     def commit(self, numbers: Collection[int]) -> None:
         """Commit some groups; after an OSError none is committed."""
@@ -295,12 +319,7 @@ class Stage:
         if listed.identity is None or listed.kind == "restore":
             return
         done = listed.only(numbers)
-        found = [done.final_contents(number) for number in range(len(done.groups))]
-        for number in range(len(found)):
-            names = [now for _, now in done.names(number)]
-            if not self._rewritten.isdisjoint(names):
-                found[number] = contents(self.roots.descriptors["directory"], names)
-        step = UndoStep(os.path.basename(self.path), done.inverse(found))
+        step = UndoStep(os.path.basename(self.path), done.inverse())
         kind: Literal["rename", "trash"] = "rename" if listed.kind == "rename" else "trash"
         add_step(self.directory, self._state_dir, listed.identity, kind, step)
 
@@ -395,8 +414,14 @@ class Stage:
 
     def is_as_noted(self, one: Move) -> bool:
         """Tell whether what an operation has moved is as it was."""
-        here = self.roots.contents_at({self.roots.member(one): one.target})
-        return identities(here.files) == identities(self.roots.noted(one))
+        return self._is_as_noted(one, one.target)
+
+    def _is_as_noted(self, one: Move, location: Location) -> bool:
+        if self.roots.status(location) is None:
+            return False
+        here = self.roots.contents_at({self.roots.member(one): location})
+        texts = self.listed.rewritten(one.group)
+        return identities(here.files, texts) == identities(self.roots.noted(one), texts)
 
     def _revert_exchange(self, one: Exchange) -> None:
         location = Location("directory", one.path)
@@ -412,11 +437,20 @@ class Stage:
             self.roots.unlink(one.old.location)
             return
         if status is not None and not is_new:
-            raise FileExistsError(errno.EEXIST, _TAKEN, one.path)
+            if not self.is_in_trash(one, status):
+                raise FileExistsError(errno.EEXIST, _TAKEN, one.path)
+            self.roots.unlink(one.old.location)  # what was saved since replaces it, and not what was restored
+            return
         if is_new:
             self._give_back(one)
         (here, name), (there, other) = self.roots.at(one.old.location), self.roots.at(location)
         retry_while_busy(partial(os.replace, name, other, src_dir_fd=here, dst_dir_fd=there))
+
+    def is_in_trash(self, one: Exchange, status: os.stat_result) -> bool:
+        """Tell whether a file to be restored is in the trash still, and another one has its name."""
+        stored = None if one.new is None or one.new.location.root != "trash" else one.new
+        kept = None if stored is None else self.roots.status(stored.location)
+        return kept is not None and not os.path.samestat(kept, status)
 
     def _give_back(self, one: Exchange) -> None:
         """Link a restored file back into the trash before it is replaced; a slim file can be made again."""
@@ -445,41 +479,49 @@ class Stage:
         """Unlink the old names of committed groups, and the files that they have replaced.
 
         Returns:
-            Which groups were modified since the check, so that files of them keep both names.
+            What the user has to know of groups whose files were modified or replaced since the check.
         """
         both: dict[int, str] = {}
         for index in self.listed.pointers:  # without its index there is no checkpoint under the old name
-            if isinstance(index, Rewrite) and index.after is None:
+            if isinstance(index, Rewrite) and index.after is None and not self._is_saved_again(index):
                 with suppress(StalePlan):  # it says something else by now: it isn't ours
                     self.write_pointer(index)
         for one in (step for number in numbers for step in reversed(self.listed.of_groups[number])):
             if isinstance(one, Exchange):
-                self._finish_exchange(one)
-            elif not one.target.is_private and self._has_both_names(one):
-                noted = {(file.size, file.mtime_ns) for file in self.roots.noted(one)}
-                now = self.roots.status(one.source)
-                if one.source.is_private or now is None or (now.st_size, now.st_mtime_ns) in noted:
-                    self.roots.unlink(one.source)
-                else:
-                    names = f"{one.source.path} and {one.target.path}"
-                    both[one.group] = f"modified meanwhile; {names} are the same file: remove one of them"
+                if one.old is not None and one.old.location.root == "stage":
+                    self.roots.unlink(one.old.location)
+                if one.new is None or one.new.location.root != "trash":
+                    continue
+                one = Move(one.group, one.new.location, Location("directory", one.path))
+            if one.target.is_private or self.roots.status(one.source) is None:
+                continue
+            if not self._has_both_names(one):
+                if one.source.is_private:
+                    both[one.group] = f"{_TAKEN}; it is in {self.shown_place(one.group)}"
+            elif one.source.is_private or self._is_as_noted(one, one.source):
+                self.roots.unlink(one.source)
+            else:
+                names = f"{one.source.path} and {one.target.path}"
+                both[one.group] = f"modified meanwhile; {names} are the same file: remove one of them"
         return both
+
+    def _is_saved_again(self, index: Rewrite) -> bool:
+        """Tell whether an index is a new one with the old text, since files that it names are new."""
+        inodes = {file.inode for group in self.listed.groups for file in group.contents.files}
+        names = {
+            name for group in self.listed.groups for name in group.members if name in (index.before or "")
+        }
+        found = (self.roots.status(Location("directory", name)) for name in names)
+        return any(status is not None and status.st_ino not in inodes for status in found)
 
     def _has_both_names(self, one: Move) -> bool:
         source, target = self.roots.status(one.source), self.roots.status(one.target)
         return source is not None and target is not None and os.path.samestat(source, target)
 
-    def _finish_exchange(self, one: Exchange) -> None:
-        if one.old is not None and one.old.location.root == "stage":
-            self.roots.unlink(one.old.location)
-        if one.new is not None and one.new.location.root == "trash":  # it was linked, if nothing had its name
-            self.roots.unlink(one.new.location)
-
     def drop_record(self, numbers: Collection[int]) -> None:
         """Take restored groups out of the record of the command that they were restored from."""
         if self.listed.kind == "restore" and self.listed.identity is not None:
-            listed, place = self.listed.only(numbers), self.roots.descriptors["directory"]
-            drop_groups(self.directory, self._state_dir, listed, place)
+            drop_groups(self.directory, self._state_dir, self.listed.only(numbers))
 
     def place_of(self, number: int) -> int:
         """Return the open directory in the stage that a removed group lies in, by its own names."""
@@ -503,8 +545,11 @@ class Stage:
     # What is there --------------------------------------------------------------------------------------
 
     def shown_place(self, number: int) -> str:
-        """Return the path of the directory that a group is moved to, for messages."""
-        location = next(iter(self.listed.ends(number).values()))
+        """Return the path of the directory that a group lies in, or a part of it, for messages."""
+        moves = [one for one in self.listed.of_groups[number] if isinstance(one, Move)]
+        moved = (location for one in moves for location in (one.target, one.source))
+        there = (location for location in moved if location.is_private and self.roots.status(location))
+        location = next(there, next(iter(self.listed.ends(number).values())))
         roots = {"stage": self.path, "directory": self.directory}
         if location.root == "trash":
             roots["trash"] = self._state_dir.trash_place(self.listed.identity or "")

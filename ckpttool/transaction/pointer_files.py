@@ -159,7 +159,7 @@ def _write_text(one: Rewrite, directory: int, stage: int) -> None:
         if one.after is None:
             os.unlink(name, dir_fd=place)
         else:
-            temporary, like = _temporary_name(), one.name if one.before is not None else one.like or one.name
+            temporary, like = temporary_name(), one.name if one.before is not None else one.like or one.name
             descriptor = os.open(temporary, CREATE, 0o666, dir_fd=stage)
             with open(descriptor, "wb") as file, _opened_around(like, directory) as (near, other):
                 file.write(one.after.encode("utf-8", "surrogateescape"))
@@ -192,7 +192,7 @@ def _write_link(link: Relink, directory: int, stage: int) -> None:
         return
     if now != link.before:
         raise StalePlan(f"{link.name} has changed", since_plan=True)
-    temporary = _temporary_name()
+    temporary = temporary_name()
     with _opened_around(link.name, directory) as (place, name), _keeping_time(place, link.name):
         os.symlink(link.after, temporary, dir_fd=stage)
         rename(temporary, stage, name, place)
@@ -218,7 +218,8 @@ def _keeping_time(place: int, name: str) -> Iterator[None]:
         os.utime(place, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def _temporary_name() -> str:
+def temporary_name() -> str:
+    """Return a name for a file in a stage that is removed with it."""
     return f"{OWN_PREFIX}{os.urandom(6).hex()}.tmp"
 
 

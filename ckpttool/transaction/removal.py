@@ -163,6 +163,8 @@ def _remove_with_journal(
         except OSError as error:
             reason = from_os_error(error, directory).reason
             raise AccessDenied(directory, f"{reason}; the next command recovers") from error
+        if not outcome.stranded.isdisjoint(one.path for one in listed.groups):
+            return  # the journal is kept: recovery puts back what it can
         try:
             remove_stage(path)
         except OSError as error:

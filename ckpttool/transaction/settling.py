@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ckpttool.core.errors import CheckpointError, from_os_error, system_text
-from ckpttool.transaction.files import Fingerprint, StalePlan
+from ckpttool.transaction.files import StalePlan
 from ckpttool.transaction.journal import (
     Exchange,
     Location,
@@ -72,7 +73,7 @@ def settle_stage(directory: str, path: str) -> tuple[OperationList, Settled] | N
             try:
                 stage.close()
             except OSError as error:
-                if not settled.failures:
+                if not (settled.failures or settled.notes):
                     where = "move files that the journal doesn't list where they belong"
                     settled.left = f"{system_text(error)}; {where}"
     except CheckpointError as failure:  # its trash is another's, say
@@ -99,7 +100,7 @@ class _Settlement:
         settled, listed = self._settled, self._listed
         is_removal = listed.kind == "remove"
         numbers = range(len(listed.groups))
-        if not is_removal and self._is_copy():
+        if not is_removal and (self._is_old_copy() if listed.is_copy is None else listed.is_copy):
             advice = f"keep what you need, and remove {shown(self._stage.path)}"
             why = f"the directory was copied while a command was at work; {advice}"
             return Settled(failures=dict.fromkeys(numbers, why), left=None if listed.groups else why)
@@ -129,9 +130,14 @@ class _Settlement:
         settled, listed = self._settled, self._listed
         if self._stage.is_committed or listed.kind in ("remove", "output"):
             return
-        kept = [number for number in settled.put_back if self._is_blocked(number)]
+        kept = [number for number in settled.put_back if any(map(self._is_taken, listed.of_groups[number]))]
         if kept and listed.is_indivisible and listed.kind != "trash":
-            kept = settled.put_back if all(map(self._is_at_end, settled.put_back)) else []
+            kept = settled.put_back
+        try:
+            for number in kept:
+                self._stage.advance(number)
+        except (OSError, StalePlan):  # what is in its way is told when it is reverted
+            return
         if not kept:
             return
         if len(kept) == len(listed.groups):
@@ -144,28 +150,28 @@ class _Settlement:
         settled.finished += kept
         settled.put_back = [number for number in settled.put_back if number not in kept]
 
-    def _is_blocked(self, number: int) -> bool:
-        """Tell whether a group is at its end, and another file has one of the names that it had."""
-        return self._is_at_end(number) and any(map(self._is_taken, self._listed.of_groups[number]))
-
-    def _is_at_end(self, number: int) -> bool:
-        return all(map(self._stage.roots.status, self._listed.ends(number).values()))
-
     def _is_taken(self, one: Move | Exchange) -> bool:
         """Tell whether another file has the name from which an operation has moved one."""
         if isinstance(one, Exchange):
             status = self._stage.roots.status(Location("directory", one.path))
             aside = None if one.old is None else self._stage.roots.status(one.old.location)
             is_new = status is not None and one.new is not None and one.new.file.is_of(status)
-            return not (status is None or aside is None or is_new or os.path.samestat(status, aside))
+            if status is None or aside is None or is_new or os.path.samestat(status, aside):
+                return False
+            return not self._stage.is_in_trash(one, status)
         if one.source.root == "trash":  # it was restored, and written to since
             return self._stage.roots.has_moved(one) and not self._stage.is_as_noted(one)
+        if not self._stage.roots.has_moved(one):
+            return False
         source, target = self._stage.roots.status(one.source), self._stage.roots.status(one.target)
         if one.source.is_private or source is None or (target and os.path.samestat(source, target)):
             return False
-        known = {file.inode for group in self._listed.groups for file in group.contents.files}
         here = self._stage.roots.contents_at({one.source.path: one.source})
-        return known.isdisjoint(file.inode for file in here.files)
+        return self._inodes.isdisjoint(file.inode for file in here.files)
+
+    @cached_property
+    def _inodes(self) -> set[int]:
+        return {file.inode for group in self._listed.groups for file in group.contents.files}
 
     def _back(self, numbers: Sequence[int]) -> None:
         settled, done = self._settled, self._stage.done or frozenset()
@@ -186,7 +192,7 @@ class _Settlement:
         elif self._stage.is_committed and not settled.failures:
             try:
                 settled.notes = self._stage.finish(settled.finished)
-                self._stage.drop_record(settled.finished)
+                self._stage.drop_record([at for at in settled.finished if at not in settled.notes])
             except OSError as error:
                 settled.failures |= dict.fromkeys(settled.finished, system_text(error))
 
@@ -223,58 +229,23 @@ class _Settlement:
             return False
         return all(status(Location("directory", name)) for name in listed.groups[number].survivors)
 
-    def _is_copy(self) -> bool:
-        """Tell whether moved or replaced files were copied since: nothing tells then which is which."""
-        listed = self._listed
-        inodes = {file.inode for group in listed.groups for file in group.contents.files}
-        inodes |= {
-            stored.file.inode
-            for one in listed.operations
-            if isinstance(one, Exchange)
-            for stored in (one.old, one.new)
-            if stored is not None
-        }
-        has_copies = False
-        for one in listed.operations:
-            if isinstance(one, Move | Exchange):
-                for here, is_copy in self._looks(one):
-                    if not inodes.isdisjoint(file.inode for file in here):
-                        return False  # one file that is still itself tells that nothing was copied
-                    has_copies |= is_copy
-        return has_copies
-
-    def _looks(self, one: Move | Exchange) -> Iterator[tuple[Sequence[Fingerprint], bool]]:
-        """Yield what lies at the paths of an operation, and whether it may be a copy of what it has moved."""
-        roots = self._stage.roots
-        if isinstance(one, Exchange):
-            for stored in (one.old, one.new):
-                location = (
-                    Location("directory", one.path)
-                    if stored is None or stored is one.new
-                    else stored.location
-                )
-                if stored is not None and roots.status(location) is not None:
-                    here = roots.contents_at({one.path: location}).files
-                    yield here, stored is one.old and _versions(here) == _versions([stored.file])
-            return
-        member, statuses = (
-            roots.member(one),
-            [roots.status(location) for location in (one.source, one.target)],
-        )
-        noted = self._listed.files_at(one.group, member)
-        is_old = self._stage.is_committed or one.target.is_private  # else the new name is one too many
-        for location, status in zip((one.source, one.target), statuses, strict=True):
-            if status is not None:
-                here = roots.contents_at({member: location}).files
-                is_meant = location == (one.source if is_old else one.target) and not location.is_private
-                is_copy = is_meant and statuses[1] is not None and not _are_one(*statuses)
-                yield here, is_copy and _versions(here) == _versions(noted)
-
-
-def _are_one(status: os.stat_result | None, other: os.stat_result | None) -> bool:
-    return status is not None and other is not None and os.path.samestat(status, other)
-
-
-def _versions(files: Iterable[Fingerprint]) -> set[tuple[str, int, int]]:
-    """Return what a copy has in common with its original."""
-    return {(file.path, file.size, file.mtime_ns) for file in files}
+    def _is_old_copy(self) -> bool:
+        """Tell whether what a journal of version 0.1 has moved was copied: no file is one that it noted."""
+        if self._listed.kind == "output" or self._stage.is_committed:
+            return False  # its area is known by its own inode, or all is done
+        is_there = False
+        for one in self._listed.operations:
+            if isinstance(one, Move):
+                locations: tuple[Location, ...] = (one.source, one.target)
+            elif isinstance(one, Exchange):
+                aside = (stored.location for stored in (one.old, one.new) if stored is not None)
+                locations = (Location("directory", one.path), *aside)
+            else:
+                continue
+            for location in locations:
+                if self._stage.roots.status(location) is not None:
+                    is_there = True
+                    here = self._stage.roots.contents_at({location.path: location}).files
+                    if not self._inodes.isdisjoint(file.inode for file in here):
+                        return False
+        return is_there

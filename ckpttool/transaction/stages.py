@@ -55,7 +55,6 @@ def new_stage(
         done: What was done to nothing if it can't be written: "removed".
         places: Names of directories for files to make in the stage.
     """
-    text = _journal_text(directory, document, f"; nothing was {done}")
     name = f"{STAGE_PREFIX}{os.urandom(4).hex()}{state_dir.suffix}"
     with ExitStack() as stack:
         try:
@@ -64,7 +63,8 @@ def new_stage(
             try:
                 for number in sorted(places):
                     stage.make(number, 0o700).close()
-                write_in(stage, JOURNAL, text)
+                text = {**document, "stage": stage.own_status().st_ino}  # which no copy of it has
+                write_in(stage, JOURNAL, _journal_text(directory, text, f"; nothing was {done}"))
                 place.sync()
             except BaseException:
                 remove_places(stage)

@@ -23,6 +23,7 @@ from ckpttool.transaction.journal import (
 )
 from ckpttool.transaction.journal_documents import (
     SCHEMA,
+    count_of,
     operations_of,
 )
 from ckpttool.transaction.old_journals import (
@@ -52,7 +53,9 @@ def read_journal(stage: str, directory: str) -> OperationList | None:
 
     def parse(document: Mapping[str, Any]) -> OperationList:
         if document["schema"] == SCHEMA:
-            return operations_of(document, done)
+            noted = document.get("stage")
+            is_copy = None if noted is None else count_of(noted) != fs.lstat(stage).st_ino
+            return replace(operations_of(document, done), is_copy=is_copy)
         if document["schema"] == REMOVALS:
             return _old_removals(removals_of(document), directory, stage)
         listed = list_of(document)

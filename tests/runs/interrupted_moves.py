@@ -342,7 +342,7 @@ class Play:
             assert unit in seen or all(name in hidden or not (directory / name).exists() for name in unit)
         assert self.after[0].items() <= now.items() <= self.before[0].items()
 
-    def check(self, directory: Path, number: int) -> None:
+    def check(self, directory: Path) -> None:
         self.each_unit_is_whole_once(directory)
         settled(directory)
         if self.is_removal:
@@ -365,11 +365,10 @@ class Play:
             or self.is_exchange
             or "checkpoint" in now[0]
         )
-        if number % 3 == 0:
-            undone = undo(str(directory))
-            assert not undone.problems, undone.problems
-            assert tree(directory) == self.original
-            assert not put_away(directory)
+        undone = undo(str(directory))
+        assert not undone.problems, undone.problems
+        assert tree(directory) == self.original
+        assert not put_away(directory)
 
     def interrupt(self, how: str, number: int, again: int | None = None) -> None:
         """Interrupt it at a call, and check what is there then.
@@ -392,7 +391,7 @@ class Play:
         if again is not None:
             dies_at(again, partial(recover, directory))
         try:
-            self.check(directory, number)
+            self.check(directory)
         except BaseException as failure:
             left = sorted(str(path.relative_to(directory.parent)) for path in directory.parent.rglob("*"))
             raise AssertionError(f"{how} at call {number}, then at {again}: {left}") from failure

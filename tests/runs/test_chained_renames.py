@@ -19,6 +19,7 @@ from ckpttool.transaction.journal import (
 )
 from ckpttool.transaction.moves import apply
 from ckpttool.transaction.open_roots import OpenRoots
+from ckpttool.transaction.operations import Stage
 from tests.runs.renamings import content, names, renamed
 from tests.support.changes import recover
 from tests.support.directories import make_entry
@@ -101,6 +102,56 @@ def test_what_is_committed_in_one_directory_is_committed_in_all(swapped: Path, s
     assert sorted(names(swapped)) == ["latest", "model_1.pt", "model_2.pt", "model_4.pt"]
     assert undo(str(swapped.parent)).problems == ()
     assert (swapped.parent / "latest").read_text() == "a/model_1.pt\n"
+
+
+@pytest.mark.parametrize("number", range(1, 7))
+def test_ctrl_c_while_they_are_committed_leaves_all_or_none(swapped: Path, number: int) -> None:
+    before = content(swapped.parent)
+    commits = 0
+    write = Stage._write_done
+
+    def interrupted(stage: Stage, numbers: list[int]) -> None:
+        nonlocal commits
+        commits += 1
+        if commits == (number + 1) // 2 and number % 2:
+            raise KeyboardInterrupt
+        write(stage, numbers)
+        if commits == number // 2 and not number % 2:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stage, "_write_done", interrupted)
+        try:
+            renamed(swapped, TEMPLATE)
+        except KeyboardInterrupt:
+            assert commits
+    assert not stages_of(swapped) + stages_of(swapped.parent)
+    latest = (swapped.parent / "latest").read_text()
+    if number == 1:
+        assert content(swapped.parent) == before
+    else:
+        assert latest == "a/model_2.pt\n"
+        assert undo(str(swapped.parent)).problems == ()
+    assert (swapped.parent / "latest").read_text() == "a/model_1.pt\n"
+
+
+@pytest.mark.parametrize("number", range(1, 10))
+def test_a_save_under_the_name_of_one_that_is_in_the_stage_stays(swapped: Path, number: int) -> None:
+    """Whatever was done by then, both old files are there, in the directory or where the message says."""
+    old = {path.name: path.read_bytes() for path in swapped.glob("*.pt")}
+    try:
+        kill_before("do", lambda: renamed(swapped, TEMPLATE), number)
+    except pytest.fail.Exception:  # so many steps there aren't
+        return
+    (swapped / "saving").write_bytes(b"saved since")
+    (swapped / "saving").rename(swapped / "model_2.pt")
+    told = recover(swapped)
+    found = [path.read_bytes() for path in swapped.rglob("*") if path.is_file()]
+    assert (swapped / "model_2.pt").read_bytes() == b"saved since"
+    for name in old.keys() - {"model_2.pt"}:
+        assert old[name] in found, name
+    if (swapped / "model_2.pt").exists() and stages_of(swapped):
+        assert "another file now has this name" in str(told.failed)
 
 
 def test_where_one_directory_can_not_be_finished_all_have_their_old_names(

@@ -335,7 +335,8 @@ def test_what_is_neither_here_nor_there_is_told_and_kept(run_of: Path) -> None:
     planned = renaming(run_of, names, rewrites=[("latest", "a.pt", "c.pt")])
     kill_before("do", lambda: make_moves(run_of, planned), 2)
     (stage,) = stages_of(run_of)
-    (run_of / "a.pt").unlink()
+    for name in ("a.pt", "b.pt"):
+        (run_of / name).unlink()
     (run_of / "a.pt").write_text("another")
     settled = recover(run_of)
     told = settled.failed[str(run_of / "a.pt")]

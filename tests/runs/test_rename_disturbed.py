@@ -18,6 +18,7 @@ from tests.runs.renamings import TEMPLATE, content, names, renamed
 from tests.support.changes import observed, recover
 from tests.support.faults import Fault, hit_call
 from tests.support.runs import make_run
+from tests.support.transactions import kill_before
 
 # What is left alone ---------------------------------------------------------------------------------
 
@@ -287,6 +288,18 @@ def test_a_pointer_that_a_trainer_writes_while_the_disk_syncs_stays(
         if calls() < number:
             break
         assert (run / "latest").read_text() in ("model_epoch_3.pth", "model-e0003.pth")
+
+
+def test_a_set_that_is_saved_again_after_a_kill_keeps_its_index(sharded: Path) -> None:
+    """The new index says just what the old one said."""
+    first = {path.name: path.read_bytes() for path in sharded.glob("epoch_1*")}
+    kill_before("finish", lambda: renamed(sharded, "{run}-e{epoch:04d}"))
+    for name, data in first.items():
+        (sharded / "saving").write_bytes(data)
+        (sharded / "saving").rename(sharded / name)
+    assert not recover(sharded).failed
+    assert {path.name: path.read_bytes() for path in sharded.glob("epoch_1*")} == first
+    assert not list(sharded.glob("epoch_2*"))
 
 
 def test_a_pointer_elsewhere_that_changed_keeps_all_names(

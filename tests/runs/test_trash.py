@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from contextlib import suppress
@@ -14,7 +15,7 @@ import pytest
 from ckpttool import AccessDenied, Policy, PruneRequest, convert, list_checkpoints, prune, undo
 from ckpttool.transaction import operations
 from ckpttool.transaction.stages import JOURNAL
-from tests.support.changes import empty_trash, file_bytes, prune_to_trash
+from tests.support.changes import empty_trash, file_bytes, prune_to_trash, recover
 from tests.support.faults import dies_at, fill_disk
 from tests.support.outcomes import stages
 from tests.support.runs import KINDS
@@ -129,6 +130,29 @@ def test_what_is_saved_while_another_moves_stays(short: Path, monkeypatch: pytes
     (problem,) = undo(short).problems
     assert "model_epoch_7.pth already exists" in problem.message
     assert path.read_bytes() == b"saved meanwhile"
+
+
+def test_the_journal_of_what_can_be_neither_moved_nor_put_back_is_kept(
+    sharded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file fails to follow the others into the trash, and another one takes the name of the first."""
+    before = file_bytes(sharded)
+    index, real = "epoch_1.safetensors.index.json", os.rename
+
+    def rename(source: str, target: str, **where: int) -> None:
+        if source == "epoch_1-00003-of-00004.safetensors":
+            (sharded / index).write_bytes(b"saved meanwhile")
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(source, target, **where)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", rename)
+        assert prune_to_trash(sharded).problems
+    assert len(list(stages(sharded))) == 1
+    (sharded / index).rename(sharded.parent / "saved")
+    assert not recover(sharded).failed
+    assert undo(sharded).problems == ()
+    assert file_bytes(sharded) == before
 
 
 def test_what_is_saved_after_a_kill_stays(short: Path) -> None:
