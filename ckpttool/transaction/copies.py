@@ -35,20 +35,24 @@ def operations_in_copy(
     is the file that was noted. Elsewhere the operations are returned as they are; what is missing stays as
     noted.
     """
+    now: dict[Fingerprint, Fingerprint] = {}
+    others: list[tuple[Fingerprint, Fingerprint]] = []
     try:
         with open_roots(directory, listed, state_dir) as roots:
-            found = [
-                (file, _file_at(roots, Location(listed.home(number), file.path)))
-                for number, group in enumerate(listed.groups)
-                for file in group.contents.files
-            ]
-            now = {noted: here for noted, here in found if here is not None}
-            if all(_is_copied(noted, here) for noted, here in now.items()):
-                has_other_inodes = any(noted.inode != here.inode for noted, here in now.items())
+            for number, group in enumerate(listed.groups):
+                rewritten = listed.rewritten(number)
+                for file in group.contents.files:
+                    here = _file_at(roots, Location(listed.home(number), file.path))
+                    if here is not None:
+                        now[file] = here
+                        if file.path not in rewritten:  # of those the text is compared
+                            others.append((file, here))
+            if all(_is_copied(noted, here) for noted, here in others):
+                has_other_inodes = any(noted.inode != here.inode for noted, here in others)
                 return (_as_found(listed, now, roots), COPIED) if has_other_inodes else (listed, None)
     except OSError:  # whoever does the operations is told the same
         return listed, None
-    has_lost_times = all(noted.size == here.size and noted.inode != here.inode for noted, here in now.items())
+    has_lost_times = all(noted.size == here.size and noted.inode != here.inode for noted, here in others)
     return listed, LOST_TIMES if has_lost_times else None
 
 

@@ -141,11 +141,14 @@ def test_a_trash_from_an_archive_that_holds_whole_seconds(
         assert content(other) == before
 
 
-def test_a_copied_renaming_is_taken_back(sharded: Path, tmp_path: Path) -> None:
-    before = content(sharded)
-    renamed(sharded)
+@pytest.mark.parametrize("kind", ["sharded", "trainer"])
+def test_a_copied_renaming_is_taken_back(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """What names the best checkpoint in each of the trainer's is rewritten: its time is another one, too."""
+    directory: Path = request.getfixturevalue(kind)
+    before = content(directory)
+    assert renamed(directory, "kept-{step}" if kind == "trainer" else "kept-{epoch}").problems == ()
     other = tmp_path / "other"
-    subprocess.run(["cp", "-a", sharded, other], check=True)
+    subprocess.run(["cp", "-a", directory, other], check=True)
     assert undo(str(other)).problems == ()
     assert content(other) == before
 
