@@ -105,12 +105,13 @@ class Moves:
 
     Attributes:
         outcome: What became of them so far.
-        is_committed: Whether they are committed, or may be.
+        is_committed: Whether they are committed; None if that is unknown, since the disk has failed.
     """
 
     def __init__(self, directory: str, listed: OperationList, state_dir: StateDir | None = None) -> None:
         """Take moves, of which nothing is done yet; see ``apply``."""
-        self.outcome, self.is_committed = MoveOutcome(), False
+        self.outcome = MoveOutcome()
+        self.is_committed: bool | None = False
         self._directory = directory
         self._state_dir = state_dir_of(directory) if state_dir is None else state_dir
         self._listed = listed
@@ -185,8 +186,9 @@ class Moves:
             return
         with self._settled_on_interrupt():
             try:
-                self.is_committed = True
+                self.is_committed = None
                 stage.commit(self._standing)
+                self.is_committed = True
             except UnknownCommit:
                 self._stage = None
                 raise
@@ -230,15 +232,21 @@ class Moves:
         finally:
             self._stack.close()
 
+    def leave(self) -> None:
+        """Leave what isn't committed to recovery."""
+        self._stage = None
+
     def revert(self) -> None:
         """Revert what isn't committed."""
         if self._stage is not None:
             self._revert(self._stage)
 
     def _revert(self, stage: Stage) -> None:
-        self.is_committed = False
+        if self.is_committed:
+            self.is_committed = None
         with self._left_to_recovery():
             stage.withdraw(stage.done or ())
+            self.is_committed = False
             for failure in stage.back_all().values():
                 raise failure
             self._close(stage)

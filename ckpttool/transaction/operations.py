@@ -20,7 +20,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import groupby
@@ -233,8 +233,9 @@ class Stage:
             require_file(one.old.file, name, directory, "it has changed")
         if one.new.location.root == "trash":  # where it keeps its name until the commit
             stage, other = self.roots.descriptors["stage"], temporary_name()
-            link_or_rename(waiting, source, other, stage, lambda: False)
-            source, waiting = stage, other
+            with suppress(OSError):  # else it leaves the trash now: the journal knows no third name of it
+                os.link(waiting, other, src_dir_fd=source, dst_dir_fd=stage, follow_symlinks=False)
+                source, waiting = stage, other
         retry_while_busy(partial(os.replace, waiting, name, src_dir_fd=source, dst_dir_fd=directory))
 
     def advance(self, number: int) -> None:
@@ -332,10 +333,12 @@ class Stage:
         """
         failures = self._relink(numbers)
         back = [number for number in numbers if self._is_home(number) or self.holds(number)]
+        rewrites = [one for one in self.listed.pointers if isinstance(one, Rewrite)]
+        saved = self._saved_again({one.name: one.after or "" for one in rewrites if one.before is None})
         for (number, _), steps in groupby(reversed(self.listed.operations), key=_group_and_place):
             if number is None:
                 for one in steps:
-                    if isinstance(one, Rewrite | Relink):
+                    if isinstance(one, Rewrite | Relink) and one.name not in saved:
                         self._restore_pointer(one, [at for at in back if at not in failures])
             elif number in numbers and number not in failures:
                 failures |= self._reverted(number, [one for one in steps if isinstance(one, Move | Exchange)])
@@ -481,11 +484,19 @@ class Stage:
         Returns:
             What the user has to know of groups whose files were modified or replaced since the check.
         """
-        both: dict[int, str] = {}
-        for index in self.listed.pointers:  # without its index there is no checkpoint under the old name
-            if isinstance(index, Rewrite) and index.after is None and not self._is_saved_again(index):
+        kept = {one.source.path: one for number in numbers for one in self._kept(number)}
+        both = {
+            one.group: f"{one.target.path} was saved meanwhile; {path} keeps its name"
+            for path, one in kept.items()
+        }
+        rewrites = [one for one in self.listed.pointers if isinstance(one, Rewrite)]
+        old = {one.name: one.before or "" for one in rewrites if one.after is None}
+        saved = self._saved_again(old)
+        for index in rewrites:  # without its index there is no checkpoint under the old name
+            if index.name in old and index.name not in saved:
+                is_needed = any(path in old[index.name] for path in kept)
                 with suppress(StalePlan):  # it says something else by now: it isn't ours
-                    self.write_pointer(index)
+                    self.write_pointer(index.inverse if is_needed else index)
         for one in (step for number in numbers for step in reversed(self.listed.of_groups[number])):
             if isinstance(one, Exchange):
                 if one.old is not None and one.old.location.root == "stage":
@@ -505,14 +516,33 @@ class Stage:
                 both[one.group] = f"modified meanwhile; {names} are the same file: remove one of them"
         return both
 
-    def _is_saved_again(self, index: Rewrite) -> bool:
-        """Tell whether an index is a new one with the old text, since files that it names are new."""
-        inodes = {file.inode for group in self.listed.groups for file in group.contents.files}
-        names = {
-            name for group in self.listed.groups for name in group.members if name in (index.before or "")
-        }
-        found = (self.roots.status(Location("directory", name)) for name in names)
-        return any(status is not None and status.st_ino not in inodes for status in found)
+    def _kept(self, number: int) -> Iterator[Move]:
+        """Yield the moves of files that have their old names alone, since others have the new ones."""
+        for one in self.listed.of_groups[number]:
+            if isinstance(one, Move) and one.is_within and self._is_alone(one):
+                yield one
+
+    def _is_alone(self, one: Move) -> bool:
+        return not self._has_both_names(one) and self._is_as_noted(one, one.source)
+
+    def _saved_again(self, indexes: Mapping[str, str]) -> set[str]:
+        """Return which indexes name files of others by now: those are new, whoever wrote their text first.
+
+        Args:
+            indexes: Their texts, by name.
+        """
+        if not indexes:
+            return set()
+        groups = self.listed.groups
+        inodes = {file.inode for group in groups for file in group.contents.files}
+        pairs = (pair for number in range(len(groups)) for pair in self.listed.names(number))
+        found = {name: self.roots.status(Location("directory", name)) for pair in pairs for name in pair}
+        others = [
+            name
+            for name, status in found.items()
+            if status is not None and stat.S_ISREG(status.st_mode) and status.st_ino not in inodes
+        ]
+        return {index for index, text in indexes.items() if any(name in text for name in others)}
 
     def _has_both_names(self, one: Move) -> bool:
         source, target = self.roots.status(one.source), self.roots.status(one.target)

@@ -140,11 +140,13 @@ class _Settlement:
             return
         if not kept:
             return
+        self._stage.sync()  # the new names are on the disk before anything says them
         if len(kept) == len(listed.groups):
             for one in listed.pointers:
                 if not (isinstance(one, Rewrite) and one.after is None):
                     with suppress(StalePlan):  # a trainer has written that, too
                         self._stage.write_pointer(one)
+        self._stage.sync()
         self._stage.record(kept)
         self._stage.commit(kept)
         settled.finished += kept

@@ -19,7 +19,7 @@ from ckpttool.transaction.journal import (
 )
 from ckpttool.transaction.moves import apply
 from ckpttool.transaction.open_roots import OpenRoots
-from ckpttool.transaction.operations import Stage
+from ckpttool.transaction.operations import Stage, UnknownCommit
 from tests.runs.renamings import content, names, renamed
 from tests.support.changes import recover
 from tests.support.directories import make_entry
@@ -171,6 +171,40 @@ def test_where_one_directory_can_not_be_finished_all_have_their_old_names(
     assert all("input/output error" in why for why in done.failed.values())
     assert content(swapped.parent) == before
     assert not stages_of(swapped) + stages_of(swapped.parent)
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_where_nobody_knows_what_the_first_directory_has_committed_recovery_decides(
+    swapped: Path, monkeypatch: pytest.MonkeyPatch, is_written: bool, is_finished: bool
+) -> None:
+    """Its disk fails while it is committed, or while that is taken back."""
+    before, commit = content(swapped.parent), Stage.commit
+
+    def refused(stage: Stage, numbers: list[int]) -> None:
+        if is_written:
+            commit(stage, numbers)
+        raise UnknownCommit(stage.path, "input/output error; the next command recovers")
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        if is_finished:
+            patch.setattr(Stage, "finish", broken)
+            patch.setattr(Stage, "withdraw", broken)
+        else:
+            patch.setattr(Stage, "commit", refused)
+        done = renamed(swapped, TEMPLATE)
+    assert (done.renames, len(done.failed)) == ((), 3)
+    assert all("recovers" in why for why in done.failed.values())
+    for directory in (swapped, swapped.parent):
+        assert not recover(directory).failed
+    if is_written or is_finished:
+        assert (swapped.parent / "latest").read_text() == "a/model_2.pt\n"
+        assert undo(str(swapped.parent)).problems == ()
+    else:
+        assert content(swapped.parent) == before
 
 
 def test_an_undo_that_fails_leaves_the_new_names(swapped: Path, monkeypatch: pytest.MonkeyPatch) -> None:

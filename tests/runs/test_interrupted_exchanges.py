@@ -131,6 +131,31 @@ def test_a_fault_at_any_call(tmp_path: Path, action: str, fault: str) -> None:
             break
 
 
+@pytest.mark.parametrize("fault", ["kill", "EIO"])
+def test_an_undo_without_hard_links_loses_nothing(
+    tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **options: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    for number in count(1):
+        root = tmp_path / str(number)
+        act = begun(root, "undo")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "link", refused)
+            try:
+                was_hit = (
+                    dies_at(number, act)
+                    if fault == "kill"
+                    else is_hit_at(number, act, OSError(errno.EIO, os.strerror(errno.EIO)))
+                )
+            except CheckpointError:
+                was_hit = True
+        settled(root / "run", can_undo=True)
+        if not was_hit:
+            break
+
+
 def test_many_files(tmp_path: Path) -> None:
     """More of them than directories are held open."""
     run = tmp_path / "run"

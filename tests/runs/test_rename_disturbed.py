@@ -302,6 +302,25 @@ def test_a_set_that_is_saved_again_after_a_kill_keeps_its_index(sharded: Path) -
     assert not list(sharded.glob("epoch_2*"))
 
 
+@pytest.mark.parametrize("step", ["commit", "finish"])
+def test_a_set_that_is_saved_again_after_a_killed_undo_keeps_its_index(sharded: Path, step: str) -> None:
+    """The one that the undo was to restore keeps the name that it had, with its index."""
+    saved = {path.name: path.read_bytes() for path in sharded.glob("epoch_1*")}
+    assert renamed(sharded, "kept-{epoch}").problems == ()
+    other = {path.name: path.read_bytes() for path in sharded.glob("kept-1*")}
+    kill_before(step, lambda: undo(str(sharded)))
+    for name in saved:
+        if not name.endswith(".json"):
+            saved[name] = b"saved since: " + name.encode()
+        (sharded / "saving").write_bytes(saved[name])
+        (sharded / "saving").rename(sharded / name)
+    failed = recover(sharded).failed
+    assert {path.name: path.read_bytes() for path in sharded.glob("epoch_1*")} == saved
+    assert {path.name: path.read_bytes() for path in sharded.glob("kept-1*")} == other
+    assert bool(failed) == (step == "finish")
+    assert all("was saved meanwhile" in why for why in failed.values())
+
+
 def test_a_pointer_elsewhere_that_changed_keeps_all_names(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

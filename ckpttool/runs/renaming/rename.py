@@ -213,6 +213,9 @@ def _carry_out(planned: PlannedNames, result: RenameResult) -> RenameResult:
                     [one.path for one in lists[directory].groups] or [directory], failure.reason
                 )
             if failed and not number and not moves.is_committed:  # what commits all the others has failed
+                if moves.is_committed is None:
+                    for other in begun.values():
+                        other.leave()
                 return _nothing_renamed(planned, result, failed, begun)
     renames = ((one.entry.path, one.to) for one in planned.plan.renamings if one.entry.path not in failed)
     return replace(result, renames=tuple(renames), failed=failed)
