@@ -64,7 +64,7 @@ MAX_SIGNATURES = 4 * MAX_MEMBERS
 _MIN_NAMES, _NAMES_A_BYTE = 1 << 22, 2
 """Limit in bytes on names and extra fields, at least and per byte of the file; honest ones don't overlap."""
 _MAX_PLACES, _MAX_NAMESAKES = 48, 8
-"""OpenRoots tried per local header, and local headers of the same name tried per record."""
+"""Places tried per local header, and local headers of the same name tried per record."""
 _TRIED_A_BYTE, _TRIED_IN_ALL, _MIN_TRIED, _TRIAL = 8, 1 << 26, 1 << 14, 1 << 10
 """Bytes that may be read to find a record: per stored byte, shared by all, and at least; a trial costs some.
 

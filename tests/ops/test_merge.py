@@ -335,7 +335,7 @@ def test_parts_of_two_formats(tmp_path: Path) -> None:
     assert told.endswith(f"safetensors, and {tmp_path / 'a.pth'} is pytorch (parts of one format)")
 
 
-# OpenRoots -------------------------------------------------------------------------------------------------
+# Places -------------------------------------------------------------------------------------------------
 
 
 def test_a_target_that_is_read(tmp_path: Path) -> None:

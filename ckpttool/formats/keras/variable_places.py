@@ -50,7 +50,7 @@ _COUNTED = ("iteration", "learning_rate")
 
 
 @dataclass(slots=True)
-class OpenRoots:
+class Places:
     """Where tensors go.
 
     Attributes:
@@ -121,9 +121,9 @@ def chunked_attribute(key: str, names: list[str]) -> Attributes:
 # Numbered variables, as .weights.h5 has them --------------------------------------------------------
 
 
-def numbered_places(content: Content) -> OpenRoots:
+def numbered_places(content: Content) -> Places:
     """Return where tensors go in a ``.weights.h5``."""
-    places = OpenRoots()
+    places = Places()
     stored = stored_of(content.native)
     if stored is not None and not stored.lists:
         places.groups = {path: dict(attributes) for path, attributes in stored.groups.items()}
@@ -156,7 +156,7 @@ def is_variable(path: Parts) -> bool:
 class _NumberedPlaces:
     """Gives numbers to the weights of a file that listed them."""
 
-    def __init__(self, places: OpenRoots, content: Content, stored: Stored) -> None:
+    def __init__(self, places: Places, content: Content, stored: Stored) -> None:
         self._places, self._stored = places, stored
         self._names = {path: name for name, path in stored.paths.items()}
         self._present = {tensor.name for tensor in content.tensors}
@@ -243,9 +243,9 @@ def _made_in_an_unknown_way(layer: Layer) -> str:
 # Listed weights, as .h5 has them --------------------------------------------------------------------
 
 
-def listed_places(content: Content) -> OpenRoots:
+def listed_places(content: Content) -> Places:
     """Return where tensors go in an ``.h5`` with lists of layers and weights."""
-    places = OpenRoots()
+    places = Places()
     stored = stored_of(content.native)
     if stored is not None and stored.lists:
         present = {tensor.name for tensor in content.tensors}
@@ -265,7 +265,7 @@ def listed_places(content: Content) -> OpenRoots:
     return places
 
 
-def _restore_lists(places: OpenRoots, stored: Stored) -> None:
+def _restore_lists(places: Places, stored: Stored) -> None:
     """Keep the lists of the source, without what is gone."""
     present = set(places.paths.values())
     for group, attributes in stored.groups.items():
@@ -285,7 +285,7 @@ def _restore_lists(places: OpenRoots, stored: Stored) -> None:
 class _ListedPlaces:
     """Lists the variables of a file that numbered them."""
 
-    def __init__(self, places: OpenRoots, content: Content, stored: Stored) -> None:
+    def __init__(self, places: Places, content: Content, stored: Stored) -> None:
         self._places, self._content = places, content
         self._groups = stored.groups
         self._names = {path: name for name, path in stored.paths.items()}

@@ -35,7 +35,7 @@ from ckpttool.formats.keras.native import (
     h5_native,
     object_of,
 )
-from ckpttool.formats.keras.variable_places import Attributes, OpenRoots, listed_places, numbered_places
+from ckpttool.formats.keras.variable_places import Attributes, Places, listed_places, numbered_places
 from ckpttool.formats.sidecar import ENTRY
 from ckpttool.formats.sidecar_writer import sidecar_of
 from ckpttool.formats.writer import Content, Target, WriteOptions, Writer, fold_name
@@ -204,11 +204,11 @@ def _is_weights(options: WriteOptions) -> bool:
     return options.name.lower().endswith(_WEIGHTS_SUFFIX)
 
 
-def _places_by_name(content: Content, options: WriteOptions) -> OpenRoots:
+def _places_by_name(content: Content, options: WriteOptions) -> Places:
     return numbered_places(content) if _is_weights(options) else listed_places(content)
 
 
-def keras_plan(content: Content, places: OpenRoots) -> Plan:
+def keras_plan(content: Content, places: Places) -> Plan:
     """Return a file with the variables of a model in their places."""
     plan = hdf5_plan(places.paths, content.tensors)
     plan.groups = dict(places.groups)
