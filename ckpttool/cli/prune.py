@@ -128,9 +128,7 @@ def _prune_directories(retention: Retention, command: PruneCommand, consent: Con
     An error in the only directory is raised; in one of several it is printed, and the others are pruned.
     """
     from ckpttool.cli.retention_config import unmatched_rules
-    from ckpttool.transaction.journal import (
-        new_identity,
-    )
+    from ckpttool.transaction.journal import new_identity
 
     requests = retention.requests()
     _say_unread(retention, command)

@@ -1,4 +1,4 @@
-"""Records that were copied with their directory: the files here have other inodes than were noted.
+"""Records in a copied directory, whose files have other inodes than recorded.
 
 Where they have the sizes and times that were noted, they are taken for those files. Where they have lost
 their times, nothing tells which file is which, and nothing is done.
@@ -9,13 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ckpttool.transaction.files import Fingerprint, fingerprint
-from ckpttool.transaction.journal import (
-    Exchange,
-    Location,
-    Operation,
-    OperationList,
-    StoredFile,
-)
+from ckpttool.transaction.journal import Exchange, Location, Operation, OperationList, StoredFile
 from ckpttool.transaction.open_roots import OpenRoots, open_roots
 from ckpttool.transaction.state_dir import StateDir
 
@@ -29,7 +23,7 @@ _SECOND = 10**9
 def operations_in_copy(
     directory: str, listed: OperationList, state_dir: StateDir
 ) -> tuple[OperationList, str | None]:
-    """Return operations with the files as they are in a copy of the directory, and a note if it is one.
+    """Return operations with the fingerprints of the copied files, and a note if it is a copy.
 
     A copy is meant where every file that is there has the size and the time that were noted, and none of them
     is the file that was noted. Elsewhere the operations are returned as they are; what is missing stays as

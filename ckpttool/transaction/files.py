@@ -76,7 +76,7 @@ class Contents:
     symlinks: frozenset[str] = field(default=frozenset(), compare=False)
 
     def renamed(self, names: Mapping[str, str]) -> Contents:
-        """Return the contents with other names for what lies at the top."""
+        """Return the contents with new names for the top-level entries."""
 
         def new(path: str) -> str:
             first, mark, rest = path.partition(os.sep)
@@ -130,7 +130,7 @@ def contents(directory: str | int, members: Iterable[str]) -> Contents:
 
 
 def joined(parts: Iterable[Contents]) -> Contents:
-    """Return what lies at different names as one."""
+    """Merge the contents of several members."""
     files: list[Fingerprint] = []
     directories: list[str] = []
     for one in parts:

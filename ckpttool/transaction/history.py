@@ -17,16 +17,8 @@ from ckpttool.io import fs
 from ckpttool.io.atomic import write_in
 from ckpttool.io.directories import OpenDirectory, make_directory, remove_directory, sync_descriptor
 from ckpttool.transaction.files import opened
-from ckpttool.transaction.journal import (
-    IDENTITY,
-    OperationList,
-)
-from ckpttool.transaction.journal_documents import (
-    count_of,
-    identity_of,
-    operations_document,
-    text_of,
-)
+from ckpttool.transaction.journal import IDENTITY, OperationList
+from ckpttool.transaction.journal_documents import count_of, identity_of, operations_document, text_of
 from ckpttool.transaction.old_journals import list_of
 from ckpttool.transaction.stages import is_temporary
 from ckpttool.transaction.state_dir import (
@@ -45,7 +37,7 @@ MAX_RECORD = 1 << 30
 
 
 class UndoStep(NamedTuple):
-    """What reverts one journal, with the name of the stage that the journal lay in."""
+    """Operations that undo one journal, with the name of its stage."""
 
     journal: str
     undoing: OperationList
@@ -198,7 +190,7 @@ def _opened_place(record: CommandRecord) -> AbstractContextManager[OpenDirectory
 def add_step(
     directory: str, state_dir: StateDir, identity: str, kind: Literal["trash", "rename"], step: UndoStep
 ) -> None:
-    """Record what reverts a journal, in place of a step of the same journal.
+    """Add an undo step to a command's record; it replaces an earlier step of the same journal.
 
     Args:
         directory: Where it was done.
@@ -216,7 +208,7 @@ def add_step(
 
 
 def drop_step(directory: str, state_dir: StateDir, identity: str, journal: str) -> None:
-    """Take a step out of a record, and all of a journal of several steps; without any, the record goes."""
+    """Remove the undo steps of a journal from a record, and the record if no step is left."""
     record = read_record(directory, state_dir, identity)
     if record is None:
         return
@@ -227,7 +219,7 @@ def drop_step(directory: str, state_dir: StateDir, identity: str, journal: str) 
 
 
 def drop_groups(directory: str, state_dir: StateDir, restored: OperationList) -> None:
-    """Take restored checkpoints out of a record, with what pointers said once nothing is left.
+    """Remove restored checkpoints from a record, and its pointers once no checkpoint is left.
 
     Args:
         directory: Where they are restored.
@@ -288,7 +280,7 @@ def open_place(state_dir: StateDir, identity: str) -> Iterator[int]:
 
 
 def make_trash(state_dir: StateDir) -> None:
-    """Make a trash, if it is not there; others can't look inside."""
+    """Create the trash, with mode 0700, if it doesn't exist."""
     require_own_trash(state_dir)
     with opened(state_dir.path) as around:
         if _make_directory(state_dir.trash_name, around):
@@ -298,7 +290,7 @@ def make_trash(state_dir: StateDir) -> None:
 
 
 def make_place(state_dir: StateDir, identity: str, numbers: Collection[str] = ()) -> None:
-    """Make the place of a command in the trash, and numbered directories in it; others can't look inside."""
+    """Create a command's directory in the trash, and numbered directories in it, all with mode 0700."""
     require_own_trash(state_dir)
     with opened(state_dir.path) as around:
         is_new = _make_directory(state_dir.trash_name, around)
@@ -312,7 +304,7 @@ def make_place(state_dir: StateDir, identity: str, numbers: Collection[str] = ()
 
 
 def _make_directory(name: str, place: int) -> bool:
-    """Make a directory if it isn't there; tell whether it wasn't."""
+    """Create a directory; return False if it exists."""
     try:
         os.close(make_directory(name, 0o700, place))
     except FileExistsError:

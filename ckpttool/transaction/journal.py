@@ -1,4 +1,4 @@
-"""Journals: all operations of one command in one directory, and the checkpoints they are of.
+"""Journals: the operations of one command in one directory, grouped by checkpoint.
 
 See ``operations`` for what is done with them, and ``journal_documents`` for their text.
 """
@@ -39,12 +39,12 @@ class Location(NamedTuple):
 
     @property
     def is_private(self) -> bool:
-        """Tell whether it is in the stage or the trash, where no other program puts anything."""
+        """Whether it is in the stage or the trash, where only ckpttool writes."""
         return self.root != "directory"
 
 
 class Move(NamedTuple):
-    """Operation that gives a file or a directory of a checkpoint another name.
+    """Operation that renames a file or a directory of a checkpoint.
 
     A file that gets a name in the directory keeps the old one, too, until the commit.
 
@@ -59,12 +59,12 @@ class Move(NamedTuple):
 
     @property
     def is_within(self) -> bool:
-        """Tell whether both paths are in the directory."""
+        """Whether both paths are in the directory."""
         return not (self.source.is_private or self.target.is_private)
 
 
 class StoredFile(NamedTuple):
-    """A file kept outside its final name: where it is, and its fingerprint with the final path."""
+    """Location of a file that waits or is set aside, and its fingerprint under its final path."""
 
     location: Location
     file: Fingerprint
@@ -108,7 +108,7 @@ class Rewrite(NamedTuple):
 
 
 class Relink(NamedTuple):
-    """Operation that changes a symlink: its path, what it leads to, and what it is to lead to."""
+    """Operation that changes a symlink: its path, its old and its new target."""
 
     name: str
     before: str
@@ -143,7 +143,7 @@ class Group(NamedTuple):
 
     @property
     def is_single(self) -> bool:
-        """Tell whether it is one file: no half of it can ever be left."""
+        """Whether it is a single file, so that it can't be removed in part."""
         return len(self.members) == len(self.contents.files) == 1 and not self.contents.directories
 
 
@@ -172,31 +172,31 @@ class OperationList:
 
     @property
     def is_committed(self) -> bool:
-        """Tell whether some groups are committed, or the pointers of a list without groups."""
+        """Whether some groups are committed, or the pointers of a list without groups."""
         return self.commits(self.done)
 
     def commits(self, done: frozenset[int] | None) -> bool:
-        """Tell whether the numbers of committed groups commit anything; an empty list withdraws a commit."""
+        """Tell whether these groups make a commit; an empty set of groups withdraws one."""
         return bool(done) or (done is not None and not self.groups)
 
     @property
     def is_revertible(self) -> bool:
-        """Tell whether all can be reverted after the commit, too: no file loses its last name."""
+        """Whether it can be reverted even after the commit, since no file loses its last name."""
         asides = (one.old for one in self.operations if isinstance(one, Exchange))
         return self.kind != "remove" and all(old is None or old.location.root == "trash" for old in asides)
 
     @cached_property
     def pointers(self) -> tuple[Rewrite | Relink, ...]:
-        """Return the operations that change pointers."""
+        """The operations that change pointers."""
         return tuple(one for one in self.operations if isinstance(one, Rewrite | Relink))
 
     @property
     def is_indivisible(self) -> bool:
-        """Tell whether all groups are committed or none."""
+        """Whether all groups are committed or none."""
         return self.kind in ("rename", "output") or bool(self.pointers)
 
     def home(self, number: int) -> Root:
-        """Return where the members of a group lie before the first operation."""
+        """Return the root of a group's members before the first operation."""
         for one in self.of_groups[number]:
             if isinstance(one, Move):
                 return one.source.root
@@ -206,12 +206,12 @@ class OperationList:
 
     @property
     def is_from_trash(self) -> bool:
-        """Tell whether checkpoints come out of the trash."""
+        """Whether some checkpoints are restored from the trash."""
         return any(self.home(number) == "trash" for number in range(len(self.groups)))
 
     @cached_property
     def of_groups(self) -> tuple[tuple[Move | Exchange, ...], ...]:
-        """Return the operations of each group."""
+        """The moves and exchanges of each group."""
         found: list[list[Move | Exchange]] = [[] for _ in self.groups]
         for one in self.operations:
             if isinstance(one, Move | Exchange):
@@ -219,7 +219,7 @@ class OperationList:
         return tuple(map(tuple, found))
 
     def ends(self, number: int) -> Mapping[str, Location]:
-        """Return where each member of a group lies after the last operation."""
+        """Return the location of each member of a group after the last operation."""
         if number not in self._ends:
             self._ends[number] = self._find_ends(number)
         return self._ends[number]
@@ -259,6 +259,11 @@ class OperationList:
         files = tuple(replace(file, path=self._final_path(file.path, ends)) for file in group.contents.files)
         return Contents(files, tuple(self._final_path(path, ends) for path in group.contents.directories))
 
+    @cached_property
+    def inodes(self) -> frozenset[int]:
+        """The inodes of the files of all groups."""
+        return frozenset(file.inode for group in self.groups for file in group.contents.files)
+
     def files_at(self, number: int, member: str) -> list[Fingerprint]:
         """Return the files of a group at or below one of its members."""
         return self._files[number].get(member, [])
@@ -275,7 +280,7 @@ class OperationList:
         return found
 
     def rewritten(self, number: int) -> frozenset[str]:
-        """Return the first paths of a group's files whose text is rewritten: they are other files then."""
+        """Return the paths of a group's files that the list rewrites, so that their fingerprints change."""
         if not self._rewritten:
             return frozenset()
         ends = self.ends(number)
@@ -306,17 +311,17 @@ class OperationList:
 
     @cached_property
     def parents(self) -> frozenset[tuple[Root, str]]:
-        """Return the directories in which operations give or take names."""
+        """The directories that operations change."""
         return frozenset(
             (root, path.rpartition(os.sep)[0]) for one in self.operations for root, path in _locations(one)
         )
 
     def numbered(self, root: Root) -> frozenset[str]:
-        """Return the numbered directories in the stage, or the trash, that operations use."""
+        """Return the numbered directories that operations use in the stage or the trash."""
         return frozenset(above for one, above in self.parents if one == root)
 
     def only(self, numbers: Collection[int]) -> OperationList:
-        """Return the list with some of its groups alone, and with all pointers."""
+        """Return the list with only some of its groups, and with all pointers."""
         now = {number: at for at, number in enumerate(sorted(numbers))}
         operations = tuple(
             one._replace(group=now[one.group]) if isinstance(one, Move | Exchange) else one
@@ -326,7 +331,7 @@ class OperationList:
         return replace(self, groups=tuple(self.groups[number] for number in now), operations=operations)
 
     def with_pointers(self, pointers: Sequence[Rewrite | Relink]) -> OperationList:
-        """Return the list with other pointers, which are written after all else."""
+        """Return the list with its pointers replaced; they are written last."""
         rest = tuple(one for one in self.operations if isinstance(one, Move | Exchange))
         return replace(self, operations=(*rest, *pointers))
 
@@ -364,19 +369,19 @@ class OperationList:
 
 
 class SpareLocations:
-    """Makes paths in the stage, each in a directory of its own: several files may have one name."""
+    """Allocates paths in the stage, each in its own directory, since files may share a name."""
 
     def __init__(self) -> None:
         self._count = 0
 
     def location(self, path: str) -> Location:
-        """Return the next one, for a file with the name of a path."""
+        """Return the next location, for a file with the base name of a path."""
         self._count += 1
         return Location("stage", os.path.join(str(self._count), os.path.basename(path)))
 
 
 def output_operations(target: str, new: Mapping[str, Contents], old: Mapping[str, Contents]) -> OperationList:
-    """Return the operations that set aside what gives way to an output, and bring that to its place.
+    """Return the operations that set the old files aside and move the output to its target.
 
     Args:
         target: How the user knows it.
@@ -407,7 +412,7 @@ def _locations(one: Operation) -> Iterable[Location]:
 
 
 def _member_at(path: str, members: Container[str]) -> str:
-    """Return the member that a path is, or lies below."""
+    """Return the member that equals or contains a path."""
     parts = path.split(os.sep)
     for count in range(1, len(parts) + 1):
         above = os.sep.join(parts[:count])
@@ -425,7 +430,7 @@ def new_identity() -> str:
 
 @dataclass(slots=True)
 class Recovery:
-    """What became of what was interrupted, by path.
+    """Result of a recovery, by path.
 
     Attributes:
         finished: What was removed.

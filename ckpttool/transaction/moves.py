@@ -1,4 +1,4 @@
-"""Renames and restores checkpoints, and replaces files of them; all of a list, or as much as can be.
+"""Applies lists of operations that rename or restore checkpoints, or replace files of them.
 
 See ``operations``. A list is checked before its journal is written: what can't be done is left out of it.
 """
@@ -16,9 +16,7 @@ from typing import NamedTuple
 from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
 from ckpttool.transaction.files import StalePlan
 from ckpttool.transaction.history import read_record, require_own_trash
-from ckpttool.transaction.journal import (
-    OperationList,
-)
+from ckpttool.transaction.journal import OperationList
 from ckpttool.transaction.open_roots import open_roots
 from ckpttool.transaction.operations import Stage, UnknownCommit, begin_stage
 from ckpttool.transaction.pointer_files import require_pointers
@@ -29,7 +27,7 @@ from ckpttool.transaction.unlinking import StrandedCheckpoint
 
 
 class MoveFailure(NamedTuple):
-    """Why a checkpoint is where it was.
+    """Why a checkpoint was not moved.
 
     Attributes:
         problem: What went wrong.
@@ -44,7 +42,7 @@ class MoveFailure(NamedTuple):
     culprit: str | None = None
 
     def text(self, planned: str = "the plan was made") -> str:
-        """Return it in words; ``planned`` is how the user knows the moment at which the plan was made."""
+        """Return the message; ``planned`` names the moment of the plan in the user's terms."""
         text = f"{self.problem} since {planned}" if self.since_plan else self.problem
         if self.file is not None:
             text += f": {self.file}"
@@ -53,7 +51,7 @@ class MoveFailure(NamedTuple):
 
 @dataclass(slots=True)
 class MoveOutcome:
-    """What became of moves, by the paths that the user knows.
+    """Result of moves, by the checkpoints' paths.
 
     Attributes:
         moved: Checkpoints that have their new names.
@@ -72,7 +70,7 @@ class MoveOutcome:
 def obstacles(
     directory: str, listed: OperationList, state_dir: StateDir
 ) -> Iterator[tuple[int, MoveFailure]]:
-    """Yield why some groups can't be moved, by number; nothing is changed."""
+    """Yield the groups that can't be moved, by number, with the reason; changes nothing."""
     try:
         with open_roots(directory, listed, state_dir) as roots:
             for number in range(len(listed.groups)):
@@ -86,7 +84,7 @@ def obstacles(
 
 
 def apply(directory: str, listed: OperationList, state_dir: StateDir | None = None) -> MoveOutcome:
-    """Move checkpoints; one that has changed since the plan was made, or has something in its way, stays.
+    """Move checkpoints; those that have changed since the plan or are blocked are skipped.
 
     Of a renaming, and where pointers go with them, all are moved or none.
 
@@ -101,7 +99,7 @@ def apply(directory: str, listed: OperationList, state_dir: StateDir | None = No
 
 
 class Moves:
-    """Moves of one directory, done up to their commit; a context that reverts what isn't committed.
+    """Moves of one directory up to their commit; leaving the context reverts uncommitted moves.
 
     Attributes:
         outcome: What became of them so far.
@@ -131,7 +129,7 @@ class Moves:
         return self
 
     def _feasible(self, listed: OperationList) -> OperationList:
-        """Return the operations that can be done and undone; the outcome gets why others can't."""
+        """Return the operations that can be done and undone; adds failures for the others."""
         require_system(self._directory, "moved")
         stuck = dict(obstacles(self._directory, listed, self._state_dir))
         failures = self.outcome.failures
@@ -211,7 +209,7 @@ class Moves:
             self._close(stage)
 
     def _revert_or_leave(self, stage: Stage, failure: Exception) -> None:
-        """Revert what can't be completed now, or leave it to recovery: what its leader has committed, say."""
+        """Revert a commit that can't be completed, or leave it to recovery if that can't be reverted."""
         if stage.listed.is_revertible and stage.listed.leader is None:
             self._fail_all(failure)
             self._revert(stage)
@@ -233,11 +231,11 @@ class Moves:
             self._stack.close()
 
     def leave(self) -> None:
-        """Leave what isn't committed to recovery."""
+        """Leave uncommitted moves to recovery."""
         self._stage = None
 
     def revert(self) -> None:
-        """Revert what isn't committed."""
+        """Revert uncommitted moves."""
         if self._stage is not None:
             self._revert(self._stage)
 
@@ -268,7 +266,7 @@ class Moves:
 
     @contextmanager
     def _settled_on_interrupt(self) -> Iterator[None]:
-        """Settle what was begun before Ctrl-C ends the process, as recovery does later."""
+        """Settle the journal on Ctrl-C, as recovery would."""
         try:
             yield
         except KeyboardInterrupt:
@@ -278,12 +276,12 @@ class Moves:
             raise
 
     def _fail_all(self, failure: Exception) -> None:
-        """Note why nothing is moved; of pointers alone by the path of the directory."""
+        """Add one failure for all groups, or for the directory if there are only pointers."""
         paths = [group.path for group in self._listed.groups] or [self._directory]
         self.outcome.failures |= dict.fromkeys(paths, move_failure(failure, names_file=True))
 
     def _fail(self, failed: Mapping[int, Exception]) -> None:
-        """Note why groups are not moved: of an indivisible list the first, and all others with it."""
+        """Add failures by group; in an indivisible list, a single failure applies to all groups."""
         groups, is_indivisible = self._listed.groups, self._listed.is_indivisible
         failures = {
             groups[number].path: move_failure(failure, names_file=is_indivisible)
@@ -300,7 +298,7 @@ class Moves:
 
 
 def move_failure(error: Exception, *, names_file: bool = False) -> MoveFailure:
-    """Return why something could not be moved, with the file that it failed at if that is asked for."""
+    """Convert an error to a failure, with the name of the file if asked for."""
     if isinstance(error, OSError):
         problem = from_os_error(error, "").reason
         if error.errno == errno.EXDEV:
@@ -313,5 +311,5 @@ def move_failure(error: Exception, *, names_file: bool = False) -> MoveFailure:
 
 
 def failure_text(error: Exception) -> str:
-    """Return why something could not be moved, in a few words."""
+    """Return the message of an error, without a path."""
     return move_failure(error).text()

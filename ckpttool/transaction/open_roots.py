@@ -1,4 +1,4 @@
-"""The open directories that operations work in, and what lies at their paths."""
+"""Open directories of a list of operations, and checks of the files at their paths."""
 
 from __future__ import annotations
 
@@ -22,19 +22,13 @@ from ckpttool.transaction.files import (
     status_of,
 )
 from ckpttool.transaction.history import open_place
-from ckpttool.transaction.journal import (
-    Exchange,
-    Location,
-    Move,
-    OperationList,
-    Root,
-)
+from ckpttool.transaction.journal import Exchange, Location, Move, OperationList, Root
 from ckpttool.transaction.mounts import require_unmounted
 from ckpttool.transaction.state_dir import StateDir
 from ckpttool.transaction.unlinking import require_removable
 
 _MOST_HELD = 64
-"""Directories that are kept open beside the roots; of those in use at once there are fewer."""
+"""Limit on open subdirectories; more than are ever in use at once."""
 
 
 class AlreadyGone(StalePlan):
@@ -45,7 +39,7 @@ class AlreadyGone(StalePlan):
 
 
 class OpenRoots:
-    """The directory, the stage and the trash of a list of operations, held open; used as a context.
+    """Open descriptors of the directory, the stage and the trash of a list; a context manager.
 
     Attributes:
         listed: The operations.
@@ -53,7 +47,7 @@ class OpenRoots:
     """
 
     def __init__(self, listed: OperationList, descriptors: Mapping[Root, int]) -> None:
-        """Take open directories, which whoever opened them closes."""
+        """Take descriptors, which stay open afterwards."""
         self.listed, self.descriptors = listed, descriptors
         self._held: dict[tuple[Root, str], int] = {}
 
@@ -67,7 +61,7 @@ class OpenRoots:
             os.close(self._held.popitem()[1])
 
     def at(self, location: Location) -> tuple[int, str]:
-        """Return the open directory that a path lies in, with the name there."""
+        """Return the descriptor of a location's directory, and its name there."""
         root, path = location
         above, _, name = path.rpartition(os.sep)
         if root not in self.descriptors:
@@ -86,7 +80,7 @@ class OpenRoots:
         return self._held[key], name
 
     def status(self, location: Location) -> os.stat_result | None:
-        """Return the status of a path, or None where there is none."""
+        """Return the status of a location, or None if nothing is there."""
         try:
             directory, name = self.at(location)
         except (FileNotFoundError, NotADirectoryError):
@@ -94,13 +88,13 @@ class OpenRoots:
         return status_of(name, directory)
 
     def unlink(self, location: Location) -> None:
-        """Unlink a file, unless it has gone."""
+        """Unlink a file; nothing is done if it is missing."""
         with suppress(FileNotFoundError):  # another process was faster
             directory, name = self.at(location)
             retry_while_busy(partial(os.unlink, name, dir_fd=directory))
 
     def contents_at(self, locations: Mapping[str, Location]) -> Contents:
-        """Return what lies at some locations, with the paths that they stand for."""
+        """Return the contents at some locations, under the paths that they map from."""
         together: dict[tuple[Root, str], dict[str, str]] = {}
         for member, (root, path) in locations.items():
             above, name = os.path.split(path)
@@ -114,7 +108,7 @@ class OpenRoots:
         return joined(found)
 
     def require_unchanged(self, number: int, locations: Mapping[str, Location]) -> None:
-        """Require that a group is as it was, at its members' locations."""
+        """Require that a group is unmodified, at its members' locations."""
         group = self.listed.groups[number]
         try:
             if group.is_single:  # a mount point among single files is nothing that could be renamed
@@ -130,7 +124,7 @@ class OpenRoots:
             raise StalePlan("it has changed", since_plan=True)
 
     def has_moved(self, one: Move) -> bool:
-        """Tell whether what has the new name is what was moved; in our own places it always is."""
+        """Tell whether a move is done: the new name has the moved file; in stage and trash it always has."""
         status = self.status(one.target)
         if status is None or one.target.is_private:
             return status is not None
@@ -144,7 +138,7 @@ class OpenRoots:
         return any(file.inode in inodes for file in noted) or not (noted or here.files)
 
     def require_ready(self, number: int) -> None:
-        """Require a group as it was when the plan was made, before anything is done with it.
+        """Require that a group is as planned, before its first operation.
 
         Raises:
             AlreadyGone: Nothing of it is there.
@@ -163,7 +157,7 @@ class OpenRoots:
             require_removable(self.descriptors["directory"], group.contents)
 
     def require_free(self, number: int) -> None:
-        """Require that nothing has the names that a group is to get, but what leaves them first."""
+        """Require that the new names of a group are free, or are freed by earlier operations."""
         for one in self.listed.of_groups[number]:
             if isinstance(one, Exchange):
                 status = self.status(Location("directory", one.path))
@@ -176,13 +170,13 @@ class OpenRoots:
 
     @cached_property
     def _leaving(self) -> set[tuple[int, int]]:
-        """Return the files that lose their names before others get them."""
+        """Device and inode of the files that are moved away before others get their names."""
         moves = (one for one in self.listed.operations if isinstance(one, Move) and one.target.is_private)
         found = (self.status(one.source) for one in moves if one.source.root == "directory")
         return {(status.st_dev, status.st_ino) for status in found if status is not None}
 
     def move(self, source: Location, target: Location) -> None:
-        """Give an entry another name, never overwriting another; in the directory it keeps the old one."""
+        """Rename an entry without overwriting another; in the directory, a file keeps both names."""
         (here, name), (there, other) = self.at(source), self.at(target)
 
         def is_taken() -> bool:
@@ -199,18 +193,18 @@ class OpenRoots:
             raise NameTaken(other) from error
 
     def move_back(self, source: Location, target: Location) -> None:
-        """Give an entry its old name again, never overwriting another, and take the new one away."""
+        """Move an entry back to its old name, without overwriting another."""
         (there, name), (here, other) = self.at(target), self.at(source)
         if link_or_rename(name, there, other, here, lambda: status_of(other, here) is not None):
             retry_while_busy(partial(os.unlink, name, dir_fd=there))
 
     def link_back(self, source: Location, target: Location) -> None:
-        """Give a file its old name again, beside the new one."""
+        """Link a file back to its old name, so that it has both."""
         (there, name), (here, other) = self.at(target), self.at(source)
         link_or_rename(name, there, other, here, lambda: status_of(other, here) is not None)
 
     def member(self, one: Move) -> str:
-        """Return the first path of the member that an operation moves."""
+        """Return the original path of the member that an operation moves."""
         location = one.source
         for earlier in reversed(self.listed.of_groups[one.group]):
             if isinstance(earlier, Move) and earlier.target == location:
@@ -218,7 +212,7 @@ class OpenRoots:
         return location.path
 
     def noted(self, one: Move) -> list[Fingerprint]:
-        """Return the files of the member that an operation moves."""
+        """Return the fingerprints of the member that an operation moves."""
         return self.listed.files_at(one.group, self.member(one))
 
 
@@ -226,7 +220,7 @@ class OpenRoots:
 def open_roots(
     directory: str, listed: OperationList, state_dir: StateDir, stage: int | None = None
 ) -> Iterator[OpenRoots]:
-    """Open the directories that operations work in; the trash only if it is there.
+    """Open the roots of a list of operations; the trash only if it exists.
 
     Args:
         directory: The directory.
@@ -245,14 +239,14 @@ def open_roots(
 
 
 def require_file(file: Fingerprint, name: str, directory: int, otherwise: str) -> None:
-    """Require that a name in an open directory is that of a file as it was noted."""
+    """Require that a name in an open directory is that of an unmodified file."""
     status = status_of(name, directory)
     if status is None or not file.is_of(status):
         raise StalePlan(otherwise, since_plan=True)
 
 
 def identities(files: Iterable[Fingerprint], texts: Collection[str] = ()) -> set[tuple[str, int, int, int]]:
-    """Return identities that survive a remount, without device numbers; of texts only the paths."""
+    """Return identities without device numbers, which change with a remount; of texts only the paths."""
     return {
         (file.path, 0, 0, 0) if file.path in texts else (file.path, file.inode, file.size, file.mtime_ns)
         for file in files
@@ -260,7 +254,7 @@ def identities(files: Iterable[Fingerprint], texts: Collection[str] = ()) -> set
 
 
 def is_unchanged(here: Contents, noted: Contents, texts: Collection[str] = ()) -> bool:
-    """Tell whether files are those that were noted, and lie in the same directories.
+    """Tell whether files and directories are unmodified.
 
     Args:
         here: What is there.

@@ -1,4 +1,4 @@
-"""Lists of operations: a kill at any of them leaves a directory as it was, or as it was to be.
+"""Executes lists of operations: after a kill, recovery completes or reverts the whole list.
 
 A journal lists all operations before the first is done. The operations of one checkpoint, its group, are all
 done or none; if pointers are written, all groups are done or none. Then ``done.json`` is written, with the
@@ -41,9 +41,7 @@ from ckpttool.transaction.journal import (
     Rewrite,
     Root,
 )
-from ckpttool.transaction.journal_documents import (
-    operations_document,
-)
+from ckpttool.transaction.journal_documents import operations_document
 from ckpttool.transaction.open_roots import OpenRoots, identities, open_roots, require_file
 from ckpttool.transaction.paths import shown
 from ckpttool.transaction.pointer_files import restore_pointer, temporary_name, write_pointer
@@ -56,12 +54,12 @@ Failures = dict[int, Exception]
 
 
 class UnknownCommit(AccessDenied):
-    """Whether groups are committed only recovery can tell, once the disk works again."""
+    """The disk failed during a commit; only recovery can tell whether it took effect."""
 
 
 @contextmanager
 def begin_stage(directory: str, listed: OperationList, state_dir: StateDir | None = None) -> Iterator[Stage]:
-    """Write a journal, and yield its stage, in which nothing is done yet.
+    """Write a journal and yield its stage, before the first operation.
 
     Args:
         directory: The directory, which is locked.
@@ -110,7 +108,7 @@ def _opened_stage(
 
 @contextmanager
 def begin_output(directory: OpenDirectory, area: OpenDirectory, listed: OperationList) -> Iterator[Stage]:
-    """Write the journal of an output into its area, and yield that as a stage."""
+    """Write the journal of an output into its directory, and yield it as a stage."""
     write_in(area, JOURNAL, json.dumps(operations_document(listed)).encode())
     with open_output(directory, area, listed) as stage:
         yield stage
@@ -118,7 +116,7 @@ def begin_output(directory: OpenDirectory, area: OpenDirectory, listed: Operatio
 
 @contextmanager
 def open_output(directory: OpenDirectory, area: OpenDirectory, listed: OperationList) -> Iterator[Stage]:
-    """Open the area of an output as a stage."""
+    """Open the directory of an output as a stage."""
     assert directory.descriptor is not None and area.descriptor is not None  # else nothing was begun
     descriptors: dict[Root, int] = {"directory": directory.descriptor, "stage": area.descriptor}
     with OpenRoots(listed, descriptors) as roots:
@@ -146,13 +144,13 @@ class Stage:
 
     @property
     def is_committed(self) -> bool:
-        """Tell whether some groups are committed, or the pointers of a list without groups."""
+        """Whether some groups are committed, or the pointers of a list without groups."""
         return self.listed.commits(self.done)
 
     # Forward ------------------------------------------------------------------------------------------
 
     def forward(self) -> Failures:
-        """Do all operations up to the commit; return why some groups were not done.
+        """Do all operations up to the commit; return the errors by group.
 
         Groups that are independent of others are reverted then; else whoever calls reverts all.
 
@@ -202,7 +200,7 @@ class Stage:
             self.roots.require_unchanged(one.group, self.listed.ends(one.group))
 
     def _set_aside(self, exchanges: Sequence[Exchange]) -> None:
-        """Give files that are replaced another name, which is on the disk before they lose their own."""
+        """Link the files that are replaced to another name, and sync, before they lose their own."""
         for one in exchanges:
             is_aside = one.old is not None and self.roots.status(one.old.location) is not None
             if one.old is not None and one.new is not None and not is_aside:
@@ -215,7 +213,7 @@ class Stage:
             self.sync()
 
     def _exchange(self, one: Exchange) -> None:
-        """Let the new file take the name of the old one, which is never free."""
+        """Replace the old file by the new one atomically."""
         here = Location("directory", one.path)
         if one.new is None:
             assert one.old is not None  # one of them is given
@@ -239,7 +237,7 @@ class Stage:
         retry_while_busy(partial(os.replace, waiting, name, src_dir_fd=source, dst_dir_fd=directory))
 
     def advance(self, number: int) -> None:
-        """Do what is left of the operations of a group, after a kill.
+        """Do the remaining operations of a group after a kill.
 
         Raises:
             StalePlan: What is left to be moved has changed.
@@ -251,12 +249,12 @@ class Stage:
                     self._set_aside([one])
                     self._exchange(one)
             elif not self.roots.has_moved(one):
-                if not self._is_as_noted(one, one.source):
+                if not self.is_as_noted(one, one.source):
                     raise StalePlan("it has changed", since_plan=True)
                 self.roots.move(one.source, one.target)
 
     def _is_waiting(self, one: Exchange) -> bool:
-        """Tell whether the new file of an exchange isn't in its place yet, nor another one."""
+        """Tell whether an exchange is still to be done: the name is free, or has the old file."""
         status = self.roots.status(Location("directory", one.path))
         if one.old is None or status is None:
             return status is None
@@ -264,7 +262,7 @@ class Stage:
         return aside is None or os.path.samestat(status, aside)
 
     def prepare(self, numbers: Collection[int]) -> Failures:
-        """Make all durable that was done with some groups, and record how it is undone.
+        """Sync the operations of some groups, and record how they are undone.
 
         Returns:
             Which of them have changed since; if there are any, nothing is recorded.
@@ -315,7 +313,7 @@ class Stage:
         self.done = frozenset(numbers)
 
     def record(self, numbers: Collection[int]) -> None:
-        """Record how groups are undone, in the command's place in the trash."""
+        """Write the undo step of some groups to the command's record in the trash."""
         listed = self.listed
         if listed.identity is None or listed.kind == "restore":
             return
@@ -327,7 +325,7 @@ class Stage:
     # Back ---------------------------------------------------------------------------------------------
 
     def back(self, numbers: Collection[int]) -> Failures:
-        """Revert the operations of some groups, the last first; return what could not be reverted.
+        """Revert the operations of some groups in reverse order; return the errors by group.
 
         Pointers name again what is back; changes that others made to them are kept.
         """
@@ -346,7 +344,7 @@ class Stage:
         return failures
 
     def _back_group(self, number: int) -> Failures:
-        """Revert the operations of one group that goes with no pointer."""
+        """Revert the operations of one group of a list without pointers."""
         return self._reverted(number, self.listed.of_groups[number][::-1])
 
     def _reverted(self, number: int, steps: Sequence[Move | Exchange]) -> Failures:
@@ -359,7 +357,7 @@ class Stage:
         return {}
 
     def _relink(self, numbers: Collection[int]) -> Failures:
-        """Give files that lost their old names these again, before pointers say them."""
+        """Restore unlinked old names before pointers name them again."""
         failures, is_changed = Failures(), False
         for one in self.listed.operations:
             if isinstance(one, Move) and one.is_within and one.group in numbers and self._is_unlinked(one):
@@ -379,19 +377,19 @@ class Stage:
         return status is not None and stat.S_ISREG(status.st_mode) and self.roots.has_moved(one)
 
     def back_all(self) -> Failures:
-        """Revert all operations, and what was recorded of them."""
+        """Revert all operations, and drop their undo step."""
         failures = self.back(range(len(self.listed.groups)))
         if not failures:
             self._forget()
         return failures
 
     def _forget(self) -> None:
-        """Take the journal out of the record."""
+        """Drop the undo step of this journal from the record."""
         if self.listed.identity is not None and self.listed.kind != "restore":
             drop_step(self.directory, self._state_dir, self.listed.identity, os.path.basename(self.path))
 
     def _revert(self, steps: Sequence[Move | Exchange]) -> None:
-        """Revert operations of one group that follow each other, all of them or none."""
+        """Revert consecutive operations of one group, unless one of them is blocked."""
         moves = [one for one in steps if isinstance(one, Move) and self.roots.has_moved(one)]
         for one in moves:
             source, target = self.roots.status(one.source), self.roots.status(one.target)
@@ -404,10 +402,10 @@ class Stage:
                 self._revert_move(step)
 
     def _revert_move(self, one: Move) -> None:
-        """Give an entry its old name again; a file that was restored, and written to since, keeps the new."""
+        """Move an entry back to its old name, unless it was restored and modified since."""
         source, target = self.roots.status(one.source), self.roots.status(one.target)
         is_kept = self.listed.kind in ("restore", "output") and one.source.is_private
-        if is_kept and target is not None and not self.is_as_noted(one):
+        if is_kept and target is not None and not self.is_as_noted(one, one.target):
             if source is not None:
                 self.roots.unlink(one.source)
         elif source is None:
@@ -415,11 +413,8 @@ class Stage:
         else:  # it has both names
             self.roots.unlink(one.target)
 
-    def is_as_noted(self, one: Move) -> bool:
-        """Tell whether what an operation has moved is as it was."""
-        return self._is_as_noted(one, one.target)
-
-    def _is_as_noted(self, one: Move, location: Location) -> bool:
+    def is_as_noted(self, one: Move, location: Location) -> bool:
+        """Tell whether the unmodified file or directory of a move is at a location."""
         if self.roots.status(location) is None:
             return False
         here = self.roots.contents_at({self.roots.member(one): location})
@@ -450,13 +445,13 @@ class Stage:
         retry_while_busy(partial(os.replace, name, other, src_dir_fd=here, dst_dir_fd=there))
 
     def is_in_trash(self, one: Exchange, status: os.stat_result) -> bool:
-        """Tell whether a file to be restored is in the trash still, and another one has its name."""
+        """Tell whether the file to restore is still in the trash, and another file has its name."""
         stored = None if one.new is None or one.new.location.root != "trash" else one.new
         kept = None if stored is None else self.roots.status(stored.location)
         return kept is not None and not os.path.samestat(kept, status)
 
     def _give_back(self, one: Exchange) -> None:
-        """Link a restored file back into the trash before it is replaced; a slim file can be made again."""
+        """Link a restored file back into the trash before it is replaced."""
         if (
             one.new is not None
             and one.new.location.root == "trash"
@@ -472,7 +467,7 @@ class Stage:
         restore_pointer(one, names, directory, stage, is_all=len(back) == len(groups))
 
     def _is_home(self, number: int) -> bool:
-        """Tell whether all members of a group are where they were before the first operation."""
+        """Tell whether all members of a group exist at their original locations."""
         home = (Location(self.listed.home(number), member) for member in self.listed.groups[number].members)
         return all(map(self.roots.status, home))
 
@@ -482,7 +477,7 @@ class Stage:
         """Unlink the old names of committed groups, and the files that they have replaced.
 
         Returns:
-            What the user has to know of groups whose files were modified or replaced since the check.
+            Notes for the user on groups whose files others have modified or replaced.
         """
         kept = {one.source.path: one for number in numbers for one in self._kept(number)}
         both = {
@@ -509,7 +504,7 @@ class Stage:
             if not self._has_both_names(one):
                 if one.source.is_private:
                     both[one.group] = f"{_TAKEN}; it is in {self.shown_place(one.group)}"
-            elif one.source.is_private or self._is_as_noted(one, one.source):
+            elif one.source.is_private or self.is_as_noted(one, one.source):
                 self.roots.unlink(one.source)
             else:
                 names = f"{one.source.path} and {one.target.path}"
@@ -517,16 +512,16 @@ class Stage:
         return both
 
     def _kept(self, number: int) -> Iterator[Move]:
-        """Yield the moves of files that have their old names alone, since others have the new ones."""
+        """Yield the moves whose file has only its old name, since another file has the new one."""
         for one in self.listed.of_groups[number]:
             if isinstance(one, Move) and one.is_within and self._is_alone(one):
                 yield one
 
     def _is_alone(self, one: Move) -> bool:
-        return not self._has_both_names(one) and self._is_as_noted(one, one.source)
+        return not self._has_both_names(one) and self.is_as_noted(one, one.source)
 
     def _saved_again(self, indexes: Mapping[str, str]) -> set[str]:
-        """Return which indexes name files of others by now: those are new, whoever wrote their text first.
+        """Return the indexes that name files saved since by others, even if their text is unchanged.
 
         Args:
             indexes: Their texts, by name.
@@ -534,13 +529,12 @@ class Stage:
         if not indexes:
             return set()
         groups = self.listed.groups
-        inodes = {file.inode for group in groups for file in group.contents.files}
         pairs = (pair for number in range(len(groups)) for pair in self.listed.names(number))
         found = {name: self.roots.status(Location("directory", name)) for pair in pairs for name in pair}
         others = [
             name
             for name, status in found.items()
-            if status is not None and stat.S_ISREG(status.st_mode) and status.st_ino not in inodes
+            if status is not None and stat.S_ISREG(status.st_mode) and status.st_ino not in self.listed.inodes
         ]
         return {index for index, text in indexes.items() if any(name in text for name in others)}
 
@@ -549,16 +543,16 @@ class Stage:
         return source is not None and target is not None and os.path.samestat(source, target)
 
     def drop_record(self, numbers: Collection[int]) -> None:
-        """Take restored groups out of the record of the command that they were restored from."""
+        """Drop restored groups from the record of the command that is undone."""
         if self.listed.kind == "restore" and self.listed.identity is not None:
             drop_groups(self.directory, self._state_dir, self.listed.only(numbers))
 
     def place_of(self, number: int) -> int:
-        """Return the open directory in the stage that a removed group lies in, by its own names."""
+        """Return the descriptor of the directory in the stage that holds a removed group."""
         return self.roots.at(next(iter(self.listed.ends(number).values())))[0]
 
     def purge(self, number: int) -> Iterator[int]:
-        """Unlink an unchanged checkpoint that was set aside; yield the bytes that each file frees."""
+        """Unlink a removed checkpoint if it is unmodified; yield the bytes freed by each file."""
         return purge_checked(
             self.place_of(number),
             self.listed.groups[number].contents,
@@ -567,7 +561,7 @@ class Stage:
         )
 
     def close(self) -> None:
-        """Remove the empty directories for files, in the stage and in the trash."""
+        """Remove empty numbered directories in the stage and the trash."""
         remove_places(self._inner)
         if self.listed.identity is not None:
             tidy(self._state_dir, self.listed.identity)
@@ -575,7 +569,7 @@ class Stage:
     # What is there --------------------------------------------------------------------------------------
 
     def shown_place(self, number: int) -> str:
-        """Return the path of the directory that a group lies in, or a part of it, for messages."""
+        """Return the path of a directory that holds a group or a part of it, for messages."""
         moves = [one for one in self.listed.of_groups[number] if isinstance(one, Move)]
         moved = (location for one in moves for location in (one.target, one.source))
         there = (location for location in moved if location.is_private and self.roots.status(location))
@@ -586,7 +580,7 @@ class Stage:
         return shown(os.path.join(roots[location.root], os.path.dirname(location.path)))
 
     def holds(self, number: int) -> bool:
-        """Tell whether a part of a group lies where operations bring it."""
+        """Tell whether a part of a group is at its final location."""
         return any(
             self.roots.has_moved(one) if isinstance(one, Move) else self._was_exchanged(one)
             for one in self.listed.of_groups[number]
@@ -599,7 +593,7 @@ class Stage:
         return one.new is not None and status is not None and one.new.file.is_of(status)
 
     def sync(self) -> None:
-        """Make the names that operations give and take durable."""
+        """Sync all directories that operations change."""
         for place, above in self.listed.parents:
             with suppress(FileNotFoundError, NotADirectoryError):  # nothing was done there
                 sync_descriptor(self.roots.at(Location(place, os.path.join(above, os.curdir)))[0])
@@ -609,7 +603,7 @@ _TAKEN = "another file now has this name"
 
 
 def _group_and_place(one: Operation) -> tuple[int | None, Root]:
-    """Return the group of an operation, and where it moves: what goes through the stage is moved twice."""
+    """Return the group of an operation, and the root it moves to: staged files are moved twice."""
     if isinstance(one, Move):
         return one.group, one.target.root
     return (one.group if isinstance(one, Exchange) else None), "directory"

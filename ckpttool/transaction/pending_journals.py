@@ -14,13 +14,7 @@ from ckpttool.formats.discovery import Walk, discover
 from ckpttool.formats.interface import Unit
 from ckpttool.io import fs
 from ckpttool.transaction.files import contents
-from ckpttool.transaction.journal import (
-    Group,
-    Location,
-    Move,
-    OperationList,
-    Rewrite,
-)
+from ckpttool.transaction.journal import Group, Location, Move, OperationList, Rewrite
 from ckpttool.transaction.open_roots import OpenRoots, open_roots
 from ckpttool.transaction.stages import JOURNAL, stages
 from ckpttool.transaction.state_dir import (

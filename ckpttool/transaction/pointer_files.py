@@ -27,11 +27,7 @@ from ckpttool.io.atomic import OWN_PREFIX, adopt_mode
 from ckpttool.io.directories import CREATE, link_or_rename, rename, sync_descriptor
 from ckpttool.io.source import NotRegular, regular_descriptor
 from ckpttool.transaction.files import StalePlan, opened, status_of
-from ckpttool.transaction.journal import (
-    OperationList,
-    Relink,
-    Rewrite,
-)
+from ckpttool.transaction.journal import OperationList, Relink, Rewrite
 
 MAX_TEXT = 1 << 26
 """Bytes; no pointer, state file or index is larger."""

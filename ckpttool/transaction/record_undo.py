@@ -13,11 +13,7 @@ from ckpttool.io import fs
 from ckpttool.transaction.copies import operations_in_copy
 from ckpttool.transaction.files import StalePlan
 from ckpttool.transaction.history import CommandRecord, UndoStep, drop_step, read_record
-from ckpttool.transaction.journal import (
-    OperationList,
-    Relink,
-    Rewrite,
-)
+from ckpttool.transaction.journal import OperationList, Relink, Rewrite
 from ckpttool.transaction.moves import MoveFailure, apply, obstacles
 from ckpttool.transaction.paths import NotUndone, Problem, shown
 from ckpttool.transaction.pointer_files import base_name, merged_state, text_at

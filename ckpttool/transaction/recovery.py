@@ -7,24 +7,16 @@ from collections.abc import Sequence
 
 from ckpttool.core.errors import AccessDenied, DamagedCheckpoint
 from ckpttool.io import fs
-from ckpttool.transaction.journal import (
-    OperationList,
-    Recovery,
-)
+from ckpttool.transaction.journal import OperationList, Recovery
 from ckpttool.transaction.paths import shown
 from ckpttool.transaction.settling import Settled, settle_stage
 from ckpttool.transaction.staged_output import error_text
 from ckpttool.transaction.stages import remove_stage, stages
-from ckpttool.transaction.state_dir import (
-    StateDir,
-    may_keep_state_beside,
-    require_own,
-    state_dir_beside,
-)
+from ckpttool.transaction.state_dir import StateDir, may_keep_state_beside, require_own, state_dir_beside
 
 
 def recover_directory(directory: str) -> Recovery:
-    """Settle all that was interrupted in a directory."""
+    """Recover all interrupted commands in a directory."""
     if fs.is_remote(directory):
         from ckpttool.transaction.store_removal import recover_store
 
@@ -54,7 +46,7 @@ _DOING = {
 
 
 def recover_stage(directory: str, path: str) -> Recovery:
-    """Settle what left a stage when it was interrupted. What it had not begun is left to the next plan."""
+    """Recover the interrupted command of a stage."""
     recovery = Recovery()
     require_own(path, directory)
     try:
@@ -85,7 +77,7 @@ def recover_stage(directory: str, path: str) -> Recovery:
 def _tell_moves(
     directory: str, listed: OperationList, settled: Settled, paths: Sequence[str], recovery: Recovery
 ) -> None:
-    """Tell of each checkpoint of a command what became of it."""
+    """Add a sentence on each checkpoint of a command."""
     doing = f"interrupted {_DOING[listed.kind]}"
     for number, path in enumerate(paths):
         if number in settled.failures:

@@ -17,15 +17,7 @@ from ckpttool.io import fs
 from ckpttool.io.work import in_order
 from ckpttool.transaction.files import Fingerprint, StalePlan, contents, opened, status_of
 from ckpttool.transaction.history import read_record, require_own_trash
-from ckpttool.transaction.journal import (
-    FILES,
-    Group,
-    Location,
-    Move,
-    OperationList,
-    Rewrite,
-    Root,
-)
+from ckpttool.transaction.journal import FILES, Group, Location, Move, OperationList, Rewrite, Root
 from ckpttool.transaction.lock import FULL
 from ckpttool.transaction.mounts import require_unmounted
 from ckpttool.transaction.open_roots import AlreadyGone, is_unchanged

@@ -1,4 +1,4 @@
-"""Settles a journal that was left by a kill or Ctrl-C: completes what is committed, and reverts the rest."""
+"""Settles the journal of an interrupted command: completes committed groups and reverts the others."""
 
 from __future__ import annotations
 
@@ -6,17 +6,10 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from ckpttool.core.errors import CheckpointError, from_os_error, system_text
 from ckpttool.transaction.files import StalePlan
-from ckpttool.transaction.journal import (
-    Exchange,
-    Location,
-    Move,
-    OperationList,
-    Rewrite,
-)
+from ckpttool.transaction.journal import Exchange, Location, Move, OperationList, Rewrite
 from ckpttool.transaction.operations import Stage, open_stage
 from ckpttool.transaction.paths import shown
 from ckpttool.transaction.stages import remove_places, remove_stage
@@ -27,7 +20,7 @@ from ckpttool.transaction.unlinking import purge
 
 @dataclass(slots=True)
 class Settled:
-    """What became of the groups of a journal, by number.
+    """Result of settling a journal, by number of the group.
 
     Attributes:
         finished: What was completed.
@@ -45,7 +38,7 @@ class Settled:
 
 
 def settle_now(directory: str, path: str) -> None:
-    """Settle a stage right after Ctrl-C, and remove it; what can't be settled now, the next command does."""
+    """Settle a stage after Ctrl-C, and remove it; failures are left to the next command."""
     try:
         found = settle_stage(directory, path)
         if found is None or not (found[1].failures or found[1].left):
@@ -55,7 +48,7 @@ def settle_now(directory: str, path: str) -> None:
 
 
 def settle_stage(directory: str, path: str) -> tuple[OperationList, Settled] | None:
-    """Complete or revert what a kill left in a stage; return None if it has no journal.
+    """Settle the journal of a stage; return None if it has none.
 
     Args:
         directory: The directory, which is locked.
@@ -123,7 +116,7 @@ class _Settlement:
         return settled
 
     def _keep_blocked(self) -> None:
-        """Commit groups that can't be reverted, since their names are those of other files by now.
+        """Complete and commit groups that can't be reverted, since other files have their names.
 
         A trainer that has gone on after the kill has saved under them.
         """
@@ -140,8 +133,8 @@ class _Settlement:
             return
         if not kept:
             return
-        self._stage.sync()  # the new names are on the disk before anything says them
-        if len(kept) == len(listed.groups):
+        if listed.pointers and len(kept) == len(listed.groups):
+            self._stage.sync()  # the new names are durable before a pointer names them
             for one in listed.pointers:
                 if not (isinstance(one, Rewrite) and one.after is None):
                     with suppress(StalePlan):  # a trainer has written that, too
@@ -153,7 +146,7 @@ class _Settlement:
         settled.put_back = [number for number in settled.put_back if number not in kept]
 
     def _is_taken(self, one: Move | Exchange) -> bool:
-        """Tell whether another file has the name from which an operation has moved one."""
+        """Tell whether another file has the old name of a moved file."""
         if isinstance(one, Exchange):
             status = self._stage.roots.status(Location("directory", one.path))
             aside = None if one.old is None else self._stage.roots.status(one.old.location)
@@ -162,18 +155,14 @@ class _Settlement:
                 return False
             return not self._stage.is_in_trash(one, status)
         if one.source.root == "trash":  # it was restored, and written to since
-            return self._stage.roots.has_moved(one) and not self._stage.is_as_noted(one)
+            return self._stage.roots.has_moved(one) and not self._stage.is_as_noted(one, one.target)
         if not self._stage.roots.has_moved(one):
             return False
         source, target = self._stage.roots.status(one.source), self._stage.roots.status(one.target)
         if one.source.is_private or source is None or (target and os.path.samestat(source, target)):
             return False
         here = self._stage.roots.contents_at({one.source.path: one.source})
-        return self._inodes.isdisjoint(file.inode for file in here.files)
-
-    @cached_property
-    def _inodes(self) -> set[int]:
-        return {file.inode for group in self._listed.groups for file in group.contents.files}
+        return self._listed.inodes.isdisjoint(file.inode for file in here.files)
 
     def _back(self, numbers: Sequence[int]) -> None:
         settled, done = self._settled, self._stage.done or frozenset()
@@ -199,7 +188,7 @@ class _Settlement:
                 settled.failures |= dict.fromkeys(settled.finished, system_text(error))
 
     def _purge(self, number: int) -> None:
-        """Unlink what is left of a removed group."""
+        """Unlink the remaining files of a removed group."""
         failures, where = self._settled.failures, self._stage.shown_place(number)
         try:
             contents = self._listed.groups[number].contents
@@ -214,7 +203,7 @@ class _Settlement:
             failures[number] = f"{system_text(error)}; what is left of it is in {where}"
 
     def _is_to_finish(self, number: int) -> bool:
-        """Tell whether a group is committed, and if it is removed that this is wanted still.
+        """Tell whether a group is to be completed: it is committed, and a removal is still wanted.
 
         What has changed in the stage, or has no survivors any more, is put back unless a part of it is gone.
         """
@@ -232,7 +221,7 @@ class _Settlement:
         return all(status(Location("directory", name)) for name in listed.groups[number].survivors)
 
     def _is_old_copy(self) -> bool:
-        """Tell whether what a journal of version 0.1 has moved was copied: no file is one that it noted."""
+        """Tell whether the files of a 0.1 journal were copied since: none has a recorded inode."""
         if self._listed.kind == "output" or self._stage.is_committed:
             return False  # its area is known by its own inode, or all is done
         is_there = False
@@ -248,6 +237,6 @@ class _Settlement:
                 if self._stage.roots.status(location) is not None:
                     is_there = True
                     here = self._stage.roots.contents_at({location.path: location}).files
-                    if not self._inodes.isdisjoint(file.inode for file in here):
+                    if not self._listed.inodes.isdisjoint(file.inode for file in here):
                         return False
         return is_there

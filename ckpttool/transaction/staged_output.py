@@ -35,12 +35,7 @@ from ckpttool.io.sink import Sink, Written
 from ckpttool.io.source import NotRegular, regular_descriptor
 from ckpttool.io.work import Advance, default_jobs, no_advance, pool_of_calls
 from ckpttool.transaction.files import StalePlan, contents
-from ckpttool.transaction.journal import (
-    CONTENT,
-    REPLACED,
-    OperationList,
-    output_operations,
-)
+from ckpttool.transaction.journal import CONTENT, REPLACED, OperationList, output_operations
 from ckpttool.transaction.old_journals import MOVING
 from ckpttool.transaction.operations import begin_output, open_output
 from ckpttool.transaction.settling import settle

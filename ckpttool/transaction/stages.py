@@ -46,7 +46,7 @@ def require_system(directory: str, done: str) -> None:
 def new_stage(
     directory: str, state_dir: StateDir, document: Mapping[str, Any], done: str, places: Collection[str] = ()
 ) -> Iterator[OpenDirectory]:
-    """Make a stage with its journal, synced to disk; it is held open, and stays.
+    """Create a stage with its journal, synced; yields it open, and keeps it on exit.
 
     Args:
         directory: Whose journal it is.
@@ -124,7 +124,7 @@ def is_temporary(name: str) -> bool:
 
 
 def stages(state_dir: StateDir) -> list[str]:
-    """Return the paths of what commands left in a state directory, finished or not."""
+    """Return the paths of the stages in a state directory."""
     around, suffix = state_dir
     try:
         return sorted(

@@ -26,12 +26,7 @@ from ckpttool.formats.tensorflow.state import NAME
 from ckpttool.io import fs, remote
 from ckpttool.io.stores import ObjectStatus, Replaced
 from ckpttool.transaction.files import contents
-from ckpttool.transaction.journal import (
-    IDENTITY,
-    Group,
-    Recovery,
-    Rewrite,
-)
+from ckpttool.transaction.journal import IDENTITY, Group, Recovery, Rewrite
 from ckpttool.transaction.paths import shown
 from ckpttool.transaction.pointer_files import merged_state, state_without
 from ckpttool.transaction.removal import RemovalOutcome

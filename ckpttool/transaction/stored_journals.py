@@ -21,19 +21,8 @@ from ckpttool.transaction.journal import (
     OperationList,
     output_operations,
 )
-from ckpttool.transaction.journal_documents import (
-    SCHEMA,
-    count_of,
-    operations_of,
-)
-from ckpttool.transaction.old_journals import (
-    MOVING,
-    REMOVALS,
-    OldOutput,
-    list_of,
-    old_output_of,
-    removals_of,
-)
+from ckpttool.transaction.journal_documents import SCHEMA, count_of, operations_of
+from ckpttool.transaction.old_journals import MOVING, REMOVALS, OldOutput, list_of, old_output_of, removals_of
 from ckpttool.transaction.stages import DONE, JOURNAL, stages
 from ckpttool.transaction.state_dir import open_own, read_own, state_dir_of_stage
 
@@ -54,13 +43,19 @@ def read_journal(stage: str, directory: str) -> OperationList | None:
     def parse(document: Mapping[str, Any]) -> OperationList:
         if document["schema"] == SCHEMA:
             noted = document.get("stage")
-            is_copy = None if noted is None else count_of(noted) != fs.lstat(stage).st_ino
+            is_copy = None if noted is None else count_of(noted) != inode
             return replace(operations_of(document, done), is_copy=is_copy)
         if document["schema"] == REMOVALS:
             return _old_removals(removals_of(document), directory, stage)
         listed = list_of(document)
         return listed if "before" in document else _with_old_done(listed, directory, stage)
 
+    try:
+        inode = fs.lstat(stage).st_ino
+    except FileNotFoundError:  # the command that it was of has just ended
+        return None
+    except OSError as error:
+        raise from_os_error(error, stage) from error
     done = read(DONE, "a list of groups", lambda document: document)
     listed = read(JOURNAL, "a journal", parse)
     if listed is not None and listed.leader is not None and listed.done is None:
@@ -71,7 +66,7 @@ def read_journal(stage: str, directory: str) -> OperationList | None:
 
 
 def _has_committed(directory: str, identity: str | None) -> bool:
-    """Tell whether a command has committed what it did in a directory, or completed it already."""
+    """Tell whether a command is committed in a directory, or completed there."""
     assert identity is not None  # of all that have a leader
     is_recorded = False
     for state_dir in state_dirs(directory):
@@ -102,7 +97,7 @@ def read_output(directory: OpenDirectory, area: OpenDirectory) -> OperationList:
 
 
 def _old_output(plan: OldOutput, directory: OpenDirectory, area: OpenDirectory) -> OperationList:
-    """Return an output of version 0.1; it is committed if all of it has come to its place."""
+    """Return an output of version 0.1; it is committed if all of it is at the target."""
     with area.open(REPLACED) as aside, area.open(CONTENT) as content:
         for name in aside.names():
             status = aside.status(name)
@@ -129,7 +124,7 @@ def _contents_in(directory: OpenDirectory, name: str) -> Contents:
 
 
 def _with_old_done(listed: OperationList, directory: str, stage: str) -> OperationList:
-    """Return moves of version 0.1 with those committed that the record tells of, which was written last."""
+    """Return moves of version 0.1; those in the record, which was written last, are committed."""
     assert listed.identity is not None  # of all but removals
     record = read_record(directory, state_dir_of_stage(stage), listed.identity)
     steps = () if record is None else record.steps
@@ -176,7 +171,7 @@ def _old_removals(groups: Sequence[Group], directory: str, stage: str) -> Operat
 
 
 def _is_committed(group: Group, directory: int, stage: int, place: str) -> bool:
-    """Tell whether a removal is past its point of no return: in the stage alone, or in part nowhere."""
+    """Tell whether a 0.1 removal is committed: only in the stage, or partly unlinked."""
 
     def staged(path: str) -> os.stat_result | None:
         return status_at(os.path.join(place, path), stage)

@@ -35,9 +35,7 @@ from ckpttool.transaction.history import (
     tidy,
     write_record,
 )
-from ckpttool.transaction.journal import (
-    Group,
-)
+from ckpttool.transaction.journal import Group
 from ckpttool.transaction.lock import lock_directory
 from ckpttool.transaction.mounts import require_unmounted
 from ckpttool.transaction.moves import failure_text

@@ -40,9 +40,7 @@ from ckpttool.runs.watching import (
     WatchRequest,
 )
 from ckpttool.transaction import operations
-from ckpttool.transaction.journal import (
-    Move,
-)
+from ckpttool.transaction.journal import Move
 from tests.support.commands import TIMEOUT, Run, refusals, transcript
 from tests.support.configs import trusted_config
 from tests.support.golden import Golden

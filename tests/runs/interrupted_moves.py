@@ -13,13 +13,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool import undo
-from ckpttool.transaction.journal import (
-    Location,
-    Move,
-    OperationList,
-    Relink,
-    Rewrite,
-)
+from ckpttool.transaction.journal import Location, Move, OperationList, Relink, Rewrite
 from ckpttool.transaction.lock import lock_directory
 from ckpttool.transaction.state_dir import state_dir_of
 from tests.support.changes import recover

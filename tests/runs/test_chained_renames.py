@@ -6,6 +6,7 @@ import errno
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,10 +14,7 @@ from ckpttool import undo
 from ckpttool.runs.renaming.names import Renaming
 from ckpttool.runs.renaming.steps import rename_operations
 from ckpttool.transaction.files import contents
-from ckpttool.transaction.journal import (
-    Location,
-    Rewrite,
-)
+from ckpttool.transaction.journal import Location, Rewrite
 from ckpttool.transaction.moves import apply
 from ckpttool.transaction.open_roots import OpenRoots
 from ckpttool.transaction.operations import Stage, UnknownCommit
@@ -46,10 +44,10 @@ def in_the_way(run: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseExceptio
     """Let one file fail to get its new name."""
     link = os.link
 
-    def fail(source: str, target: str, **told: object) -> None:
+    def fail(source: str, target: str, **told: Any) -> None:
         if source == "model_2.pt" and target == "model_1.pt":
             raise failure
-        link(source, target, **told)  # type: ignore[arg-type]
+        link(source, target, **told)
 
     monkeypatch.setattr(os, "link", fail)
 
@@ -159,10 +157,10 @@ def test_where_one_directory_can_not_be_finished_all_have_their_old_names(
 ) -> None:
     before, unlink = content(swapped.parent), OpenRoots.unlink
 
-    def refused(roots: OpenRoots, spot: Location) -> None:
-        if spot.path == "model_3.pt":
+    def refused(roots: OpenRoots, location: Location) -> None:
+        if location.path == "model_3.pt":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        unlink(roots, spot)
+        unlink(roots, location)
 
     monkeypatch.setattr(OpenRoots, "unlink", refused)
     done = renamed(swapped, TEMPLATE)

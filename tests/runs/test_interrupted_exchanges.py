@@ -14,13 +14,7 @@ import pytest
 
 from ckpttool import CheckpointError, undo
 from ckpttool.transaction.files import Contents, fingerprint
-from ckpttool.transaction.journal import (
-    Exchange,
-    Group,
-    Location,
-    OperationList,
-    StoredFile,
-)
+from ckpttool.transaction.journal import Exchange, Group, Location, OperationList, Root, StoredFile
 from ckpttool.transaction.moves import apply
 from tests.support.changes import recover
 from tests.support.faults import DiskStep, dies_at, disk_steps, is_hit_at
@@ -42,9 +36,9 @@ def planned(root: Path, identity: str | None = IDENTITY) -> OperationList:
     def stored(location: Location, path: Path) -> StoredFile:
         return StoredFile(location, fingerprint(f"iter_1/{path.name}", os.lstat(path)))
 
-    aside = "stage" if identity is None else "trash"
+    aside: Root = "stage" if identity is None else "trash"
     old = {
-        name: stored(Location(aside, f"{at}/{name}"), directory / name)  # type: ignore[arg-type]
+        name: stored(Location(aside, f"{at}/{name}"), directory / name)
         for at, name in enumerate((".metadata", "a.distcp"), 1)
     }
     new = {

@@ -9,27 +9,18 @@ from collections.abc import Callable
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ckpttool import AccessDenied, DamagedCheckpoint
-from ckpttool.transaction.journal import (
-    Location,
-    OperationList,
-)
+from ckpttool.transaction.journal import Location, OperationList
 from ckpttool.transaction.open_roots import OpenRoots
 from ckpttool.transaction.operations import Stage
 from tests.runs.interrupted_moves import Play, ours, tree
 from tests.support.changes import recover
 from tests.support.faults import DiskStep, disk_steps, hit_call, is_hit_at
-from tests.support.transactions import (
-    kill_before,
-    make_moves,
-    put_in_trash,
-    removal_of,
-    renaming,
-    stages_of,
-)
+from tests.support.transactions import kill_before, make_moves, put_in_trash, removal_of, renaming, stages_of
 
 FAILURES = ("ENOSPC", "EACCES", "EBUSY", "interrupt")
 STEP = 13
@@ -123,10 +114,10 @@ def test_nothing_is_replaced(run_of: Path) -> None:
 def test_what_comes_to_stand_there_meanwhile_stays(run_of: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.link
 
-    def link(source: str, target: str, **where: object) -> None:
+    def link(source: str, target: str, **where: Any) -> None:
         if target == "c.pt":
             (run_of / "c.pt").write_text("new")
-        real(source, target, **where)  # type: ignore[arg-type]
+        real(source, target, **where)
 
     planned = renaming(run_of, {"a.pt": "c.pt", "b.pt": "d.pt"})
     monkeypatch.setattr(os, "link", link)
@@ -143,11 +134,11 @@ def test_a_file_that_comes_between_check_and_move_stays(
 ) -> None:
     real = os.link
 
-    def link(source: str, target: str, **where: object) -> None:
+    def link(source: str, target: str, **where: Any) -> None:
         if source == "a.pt":
             (run_of / "fresh").write_text("fresh")
             os.replace(run_of / "fresh", run_of / "a.pt")
-        real(source, target, **where)  # type: ignore[arg-type]
+        real(source, target, **where)
 
     planned = renaming(run_of, {"a.pt": "c.pt"})
     monkeypatch.setattr(os, "link", link)
@@ -261,10 +252,10 @@ def test_each_step_is_on_the_disk_before_the_next(
     inodes = {(run_of / name).stat().st_ino for name in ("a.pt", "b.pt")}
     real = OpenRoots.unlink
 
-    def unlink(roots: OpenRoots, spot: Location) -> None:
-        if fails and spot.path == "b.pt":
+    def unlink(roots: OpenRoots, location: Location) -> None:
+        if fails and location.path == "b.pt":
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        real(roots, spot)
+        real(roots, location)
 
     def word(step: DiskStep) -> str | None:
         if step.call == "fsync":

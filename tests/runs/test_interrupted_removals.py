@@ -18,10 +18,7 @@ from ckpttool import AccessDenied
 from ckpttool.formats.tensorflow.state import CheckpointState, state_text
 from ckpttool.io import fs
 from ckpttool.transaction import operations, unlinking
-from ckpttool.transaction.journal import (
-    Group,
-    Location,
-)
+from ckpttool.transaction.journal import Group, Location
 from ckpttool.transaction.open_roots import OpenRoots
 from tests.support.changes import file_bytes, recover
 from tests.support.faults import dies_at
@@ -384,10 +381,10 @@ def test_one_that_can_not_be_looked_at_stops_no_other(run: Path, monkeypatch: py
     set_aside(run, stage, *(name for unit in units for name in unit))
     real = OpenRoots.require_unchanged
 
-    def require_unchanged(roots: OpenRoots, number: int, spots: Mapping[str, Location]) -> None:
+    def require_unchanged(roots: OpenRoots, number: int, locations: Mapping[str, Location]) -> None:
         if number == 0:
             refuse()
-        real(roots, number, spots)
+        real(roots, number, locations)
 
     monkeypatch.setattr(OpenRoots, "require_unchanged", require_unchanged)
     told = f"operation not permitted; it is in {stage / '0'}"

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import DamagedCheckpoint
+from ckpttool.io import fs
 from ckpttool.transaction import removal
 from ckpttool.transaction.files import Contents, Fingerprint
 from ckpttool.transaction.journal import (
@@ -27,14 +28,12 @@ from ckpttool.transaction.journal import (
     Rewrite,
     StoredFile,
 )
-from ckpttool.transaction.journal_documents import (
-    operations_document,
-)
+from ckpttool.transaction.journal_documents import operations_document
 from ckpttool.transaction.old_journals import list_of
 from ckpttool.transaction.stages import DONE, JOURNAL
 from ckpttool.transaction.stored_journals import read_journal
-from tests.support.changes import journals_of
-from tests.support.transactions import IDENTITY, stages_of
+from tests.support.changes import journals_of, prune_to_trash
+from tests.support.transactions import IDENTITY, kill_before, stages_of
 
 
 def is_possible(name: str) -> bool:
@@ -179,6 +178,20 @@ def test_no_other_groups_are_believed(tmp_path: Path, done: object) -> None:
     if done is None:
         (tmp_path / DONE).write_text("[")
     require_refused(tmp_path, JOURNAL_OF | {"groups": [GROUP], "operations": [MOVE]})
+
+
+def test_a_command_that_ends_while_its_journal_is_read(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kill_before("commit", lambda: prune_to_trash(short))
+    [stage] = stages_of(short)
+    lstat = fs.lstat
+
+    def removed(path: str) -> os.stat_result:
+        if path == str(stage):
+            shutil.rmtree(stage)
+        return lstat(path)
+
+    monkeypatch.setattr(fs, "lstat", removed)
+    assert read_journal(str(stage), str(short)) is None
 
 
 def test_only_our_own_directories_are_stages(tmp_path: Path) -> None:

@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from ckpttool import AccessDenied, CheckpointError, DamagedCheckpoint, undo
-from ckpttool.transaction.journal import (
-    OperationList,
-)
+from ckpttool.transaction.journal import OperationList
 from ckpttool.transaction.removal import removal_operations
 from tests.support.changes import empty_trash, journals_of, other_owner_of, recover
 from tests.support.faults import path_at

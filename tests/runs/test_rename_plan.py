@@ -14,11 +14,7 @@ from ckpttool.runs.renaming.name_warnings import name_doubts
 from ckpttool.runs.renaming.names import RenamePlan, fold_name, plan_names, unit_stem
 from ckpttool.runs.renaming.steps import rename_operations
 from ckpttool.runs.renaming.template import parse_template
-from ckpttool.transaction.journal import (
-    Location,
-    Move,
-    Rewrite,
-)
+from ckpttool.transaction.journal import Location, Move, Rewrite
 from tests.support.directories import Entry
 
 Make = Callable[..., Entry]

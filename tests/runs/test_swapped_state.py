@@ -11,13 +11,7 @@ import pytest
 
 from ckpttool import AccessDenied, CheckpointError, pin, undo
 from ckpttool.transaction.files import contents
-from ckpttool.transaction.journal import (
-    Group,
-    Location,
-    Move,
-    OperationList,
-    Rewrite,
-)
+from ckpttool.transaction.journal import Group, Location, Move, OperationList, Rewrite
 from ckpttool.transaction.moves import apply
 from ckpttool.transaction.removal import put_aside, remove
 from tests.exchanging import WAYS, Way, exchanges

@@ -23,9 +23,7 @@ from ckpttool.formats.tensorflow.state import (
     unescape,
 )
 from ckpttool.runs.pointers.readers import READERS, names_in
-from ckpttool.transaction.journal import (
-    Rewrite,
-)
+from ckpttool.transaction.journal import Rewrite
 from ckpttool.transaction.pointer_files import merged_state, state_rewrite, state_without
 from tests.support.state_files import read_state, write_state
 

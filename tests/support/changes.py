@@ -17,10 +17,7 @@ from ckpttool.runs.pruning.prune import Pruned
 from ckpttool.runs.renaming import reserved_names
 from ckpttool.transaction import operations, removal, state_dir
 from ckpttool.transaction.files import contents
-from ckpttool.transaction.journal import (
-    Group,
-    Recovery,
-)
+from ckpttool.transaction.journal import Group, Recovery
 from ckpttool.transaction.lock import lock_directory
 from ckpttool.transaction.pending_journals import owner_of_journal, pending_journals
 from ckpttool.transaction.recovery import recover_directory

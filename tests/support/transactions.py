@@ -13,17 +13,8 @@ import pytest
 from ckpttool.transaction import moves as move_engine
 from ckpttool.transaction import open_roots, operations, removal, unlinking
 from ckpttool.transaction.files import contents
-from ckpttool.transaction.journal import (
-    Group,
-    Location,
-    Move,
-    OperationList,
-    Relink,
-    Rewrite,
-)
-from ckpttool.transaction.journal_documents import (
-    operations_document,
-)
+from ckpttool.transaction.journal import Group, Location, Move, OperationList, Relink, Rewrite
+from ckpttool.transaction.journal_documents import operations_document
 from ckpttool.transaction.moves import MoveOutcome
 from ckpttool.transaction.pending_journals import incomplete_names
 from ckpttool.transaction.removal import RemovalOutcome, put_aside

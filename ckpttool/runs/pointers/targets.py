@@ -14,9 +14,7 @@ from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.transaction.history import identities, read_record, state_dirs
-from ckpttool.transaction.journal import (
-    OperationList,
-)
+from ckpttool.transaction.journal import OperationList
 from ckpttool.transaction.paths import shown
 
 _MOST_LEVELS = 4
@@ -102,7 +100,7 @@ def renamed_targets(target: str, directories: Sequence[str], index: CheckpointIn
 
 
 def _renamings(directory: str) -> Iterator[tuple[OperationList, int]]:
-    """Yield what reverts renamings in a directory, each with a group, the oldest first."""
+    """Yield the recorded undo steps of renames in a directory, oldest first, with a group number."""
     if fs.is_remote(directory):  # nothing is renamed there
         return
     try:

@@ -38,9 +38,7 @@ from ckpttool.runs.retention.rules import Policy
 from ckpttool.runs.retention.save_plan import doubts_of
 from ckpttool.runs.scope import Scope
 from ckpttool.runs.surveying.survey import Survey
-from ckpttool.transaction.journal_documents import (
-    is_name,
-)
+from ckpttool.transaction.journal_documents import is_name
 from ckpttool.transaction.mounts import HOLDS_MOUNT, is_mounted, mount_points
 
 

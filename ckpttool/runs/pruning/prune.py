@@ -28,11 +28,7 @@ from ckpttool.runs.retention.plan import GroupPlan, KeptEntry, RetentionPlan
 from ckpttool.runs.retention.rules import Policy
 from ckpttool.runs.surveying.survey import Survey
 from ckpttool.transaction.files import Contents
-from ckpttool.transaction.journal import (
-    Group,
-    Recovery,
-    new_identity,
-)
+from ckpttool.transaction.journal import Group, Recovery, new_identity
 from ckpttool.transaction.lock import BUSY, clear_stale, lock_directory
 from ckpttool.transaction.paths import Problem, require_directory
 from ckpttool.transaction.pending_journals import directory_of_journal, pending_journals

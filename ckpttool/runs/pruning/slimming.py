@@ -30,15 +30,7 @@ from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import Progress
 from ckpttool.runs.retention.plan import GroupPlan
 from ckpttool.transaction.files import Contents, Fingerprint, fingerprint
-from ckpttool.transaction.journal import (
-    FILES,
-    Exchange,
-    Group,
-    Location,
-    OperationList,
-    Root,
-    StoredFile,
-)
+from ckpttool.transaction.journal import FILES, Exchange, Group, Location, OperationList, Root, StoredFile
 from ckpttool.transaction.moves import apply
 from ckpttool.transaction.staged_output import StagedOutput
 
@@ -132,7 +124,7 @@ class Slimming:
         write_trimmed(entry.unit.path, place, self._jobs, self._progress)
 
     def _replace(self, entry: Entry, contents: Contents, successors: Sequence[StoredFile] = ()) -> None:
-        """Put files of a checkpoint into the trash, or remove them, and others in their place.
+        """Replace files of a checkpoint; the old files are moved to the trash, or removed.
 
         Args:
             entry: The checkpoint.

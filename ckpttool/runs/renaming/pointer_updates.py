@@ -30,10 +30,7 @@ from ckpttool.runs.renaming.note_rewrites import NoteRewriter
 from ckpttool.runs.renaming.scene import Note, PathRenames, Scene, Updates
 from ckpttool.runs.renaming.text_rewrites import FileChange
 from ckpttool.transaction.files import StalePlan
-from ckpttool.transaction.journal import (
-    Relink,
-    Rewrite,
-)
+from ckpttool.transaction.journal import Relink, Rewrite
 from ckpttool.transaction.pointer_files import text_at
 
 STATE = "trainer_state.json"
@@ -64,7 +61,7 @@ class _Collector:
         self._notes = notes
 
     def collect(self, above: str | None) -> None:
-        """Add all that follows in the scene, and beside its root, in the directory ``above``."""
+        """Add the updates of all pointers in the scene, and in the directory ``above`` its root."""
         scene = self._scene
         members = {(entry.directory, name) for entry in scene.entries for name in entry.unit.members}
         edits: dict[str, dict[str, FileChange]] = defaultdict(dict)

@@ -22,11 +22,7 @@ from ckpttool.runs.renaming.scene import PathRenames
 from ckpttool.runs.renaming.steps import rename_operations
 from ckpttool.runs.renaming.template import parse_template
 from ckpttool.runs.scope import ScopeKeywords
-from ckpttool.transaction.journal import (
-    OperationList,
-    Recovery,
-    new_identity,
-)
+from ckpttool.transaction.journal import OperationList, Recovery, new_identity
 from ckpttool.transaction.lock import lock_directory
 from ckpttool.transaction.moves import Moves
 from ckpttool.transaction.paths import Problem, require_directory
@@ -189,7 +185,7 @@ class _RenameLocks:
 
 
 def _carry_out(planned: PlannedNames, result: RenameResult) -> RenameResult:
-    """Rename all checkpoints, directory by directory, or none; return what became of them."""
+    """Rename all checkpoints of all directories, or none."""
     lists = _operation_lists(planned)
     begun: dict[str, Moves] = {}
     with ExitStack() as stack:
@@ -222,7 +218,7 @@ def _carry_out(planned: PlannedNames, result: RenameResult) -> RenameResult:
 
 
 def _operation_lists(planned: PlannedNames) -> dict[str, OperationList]:
-    """Return the operations of each directory; the commit of the first one commits all."""
+    """Return the operations by directory; the commit of the first directory commits all."""
     identity = new_identity()
     renamings: dict[str, list[Renaming]] = defaultdict(list)
     for one in planned.plan.renamings:
@@ -249,7 +245,7 @@ def _nothing_renamed(
 
 
 def _reverted(begun: Mapping[str, Moves]) -> dict[str, str]:
-    """Revert what was done in some directories; return why it can't be in one of them."""
+    """Revert the moves of all directories; return the errors by directory."""
     stale: dict[str, str] = {}
     for directory, moves in reversed(list(begun.items())):
         try:
@@ -260,7 +256,7 @@ def _reverted(begun: Mapping[str, Moves]) -> dict[str, str]:
 
 
 def _with_others(planned: PlannedNames, failed: Mapping[str, str]) -> dict[str, str]:
-    """Return why no checkpoint was renamed, by path, since some could not be."""
+    """Return the errors by path; checkpoints without an error of their own get the first one."""
     culprit, why = next(iter(failed.items()))
     paths = {one.entry.path for one in planned.plan.renamings}
     why = f"{os.path.basename(culprit)}: {why}; all of them are renamed, or none"

@@ -19,9 +19,7 @@ from ckpttool.formats.paddle.fluid_serial import SERIAL
 from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
-from ckpttool.transaction.journal_documents import (
-    is_name,
-)
+from ckpttool.transaction.journal_documents import is_name
 from ckpttool.transaction.state_dir import ACCELERATES
 
 TRACKER = "latest_checkpointed_iteration.txt"

@@ -15,10 +15,7 @@ from ckpttool.runs.pointers.protection import links_below
 from ckpttool.runs.pointers.readers import names_in, pass_over
 from ckpttool.runs.pointers.targets import CheckpointIndex, exists
 from ckpttool.runs.renaming.text_rewrites import Renamer
-from ckpttool.transaction.journal import (
-    Relink,
-    Rewrite,
-)
+from ckpttool.transaction.journal import Relink, Rewrite
 
 
 class PathRenames:
@@ -140,7 +137,7 @@ class Scene:
 
     @property
     def other_note_directories(self) -> list[str]:
-        """Return the directories without checkpoints in which notes name some."""
+        """Directories without checkpoints whose notes name checkpoints."""
         known = set(self.directories)
         return [directory for directory in self.note_directories if directory not in known]
 

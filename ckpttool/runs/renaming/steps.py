@@ -1,4 +1,4 @@
-"""The operations that give the checkpoints of one directory their names."""
+"""The operations that rename the checkpoints of one directory."""
 
 from __future__ import annotations
 
@@ -8,21 +8,13 @@ from collections.abc import Sequence
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.renaming.names import Renaming, fold_name
 from ckpttool.transaction.files import Contents
-from ckpttool.transaction.journal import (
-    FILES,
-    Group,
-    Location,
-    Move,
-    OperationList,
-    Relink,
-    Rewrite,
-)
+from ckpttool.transaction.journal import FILES, Group, Location, Move, OperationList, Relink, Rewrite
 
 
 def rename_operations(
     renamings: Sequence[Renaming], rewrites: Sequence[Rewrite], relinks: Sequence[Relink], identity: str
 ) -> OperationList:
-    """Return the operations that rename checkpoints of one directory, and what names them.
+    """Return the operations that rename the checkpoints of one directory and update their pointers.
 
     A checkpoint has both names until the commit. Where one gets the name of another, or one that a file
     system may take for its own (``Model.pt``, ``model.pt``), both go through the stage.
@@ -59,7 +51,7 @@ def rename_operations(
 
 
 def _members(entry: Entry) -> list[str]:
-    """Return the names of a checkpoint's members in the order in which they leave: an index first."""
+    """Return the names of a checkpoint's members in the order of removal: indexes first."""
     parts = entry.unit.parts
     return sorted(
         entry.unit.members,
@@ -68,7 +60,7 @@ def _members(entry: Entry) -> list[str]:
 
 
 def _staged(renamings: Sequence[Renaming]) -> set[int]:
-    """Return the numbers of the checkpoints that get the name of another, and of those that have it."""
+    """Return the numbers of the checkpoints that are renamed through the stage: old and new names overlap."""
     owners = {fold_name(old): number for number, one in enumerate(renamings) for old in one.names}
     staged: set[int] = set()
     for number, one in enumerate(renamings):
@@ -80,7 +72,7 @@ def _staged(renamings: Sequence[Renaming]) -> set[int]:
 
 
 def _joined(rewrites: Sequence[Rewrite]) -> list[Rewrite]:
-    """Return rewrites of which none is of the name of another: an index may come as another one goes.
+    """Merge rewrites of the same file: a new index may replace the old one of another checkpoint.
 
     New texts are written first, and old ones go last: an index is never nowhere.
     """
