@@ -420,7 +420,6 @@ def _empty_each(retention: Retention, *, dry_run: bool) -> tuple[list[EmptiedTra
     """
     from ckpttool.runs.undo import directories_with_trash
     from ckpttool.transaction.paths import require_directory
-    from ckpttool.transaction.store_undo import empty_store_trash
     from ckpttool.transaction.trash import empty
 
     emptied: list[EmptiedTrash] = []
@@ -431,8 +430,7 @@ def _empty_each(retention: Retention, *, dry_run: bool) -> tuple[list[EmptiedTra
             for place in dict.fromkeys(
                 [root, *(directories_with_trash(root) if retention.is_recursive else ())]
             ):
-                empty_one = empty_store_trash if fs.is_remote(place) else empty
-                emptied.append(empty_one(place, retention.older_than, dry_run=dry_run))
+                emptied.append(empty(place, retention.older_than, dry_run=dry_run))
         except CheckpointError as failure:
             if len(retention.paths) <= 1:
                 raise

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from ckpttool.core.documents import document_of
 from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
@@ -22,6 +22,7 @@ from ckpttool.runs.pointers.readers import names_in, pass_over, pointers_in
 from ckpttool.runs.pointers.targets import path_parts
 from ckpttool.transaction.history import (
     CommandRecord,
+    RecordKind,
     identities,
     moment_of,
     read_record,
@@ -33,8 +34,6 @@ from ckpttool.transaction.paths import NotUndone, Problem, require_directory, sh
 from ckpttool.transaction.record_undo import RecordUndo, undo_record
 from ckpttool.transaction.recovery import recover_directory
 from ckpttool.transaction.state_dir import OWNER, TRASH
-from ckpttool.transaction.store_removal import Way, records_in
-from ckpttool.transaction.store_undo import undo_store_record
 from ckpttool.transaction.trash import (
     adopt_renamed_trashes,
     all_state_dirs,
@@ -75,7 +74,7 @@ class Undone(Result):
     """
 
     identity: str | None = None
-    kind: Literal["trash", "rename", "prune"] | None = None
+    kind: RecordKind | None = None
     restored: tuple[RestoredCheckpoint, ...] = ()
     pointers: tuple[str, ...] = ()
     dry_run: bool = False
@@ -117,11 +116,6 @@ def undo(directory: str | os.PathLike[str], *, recursive: bool = True, dry_run: 
         CheckpointError: It can't be looked at, locked or changed.
     """
     root = require_directory(directory)
-    take_back = _undo_in_store if fs.is_remote(root) else _undo_here
-    return take_back(root, recursive=recursive, dry_run=dry_run)
-
-
-def _undo_here(root: str, *, recursive: bool, dry_run: bool) -> Undone:
     places = list(dict.fromkeys([root, *directories_with_trash(root)])) if recursive else [root]
     with ExitStack() as stack:
         progress = _UndoProgress(stack, dry_run)
@@ -137,7 +131,7 @@ def _undo_here(root: str, *, recursive: bool, dry_run: bool) -> Undone:
             records = [record for place in places for record in _records(place, identity)]
             if not records:
                 raise AccessDenied(root, "its trash has gone, or was exchanged, since it was looked at")
-            above = _record_above(root, identity)
+            above = _record_above(root, identity) if records[0].kind == "rename" else None
             if above is not None and progress.hold(above.directory):
                 above = _record_above(root, identity)  # what was settled may have changed it
             progress.identity, progress.kind = identity, records[0].kind
@@ -159,40 +153,12 @@ def _undo_here(root: str, *, recursive: bool, dry_run: bool) -> Undone:
     return progress.result()
 
 
-def _undo_in_store(root: str, *, recursive: bool, dry_run: bool) -> Undone:
-    """Take back the last prune of a directory in a store, in all directories below, too."""
-    places = dict.fromkeys([root, *(directories_with_trash(root) if recursive else ())])
-    done = RecordUndo()
-    with ExitStack() as stack:
-        for place in () if dry_run else places:
-            stack.enter_context(lock_directory(place))
-            done.problems += [Problem(path, why) for path, why in recover_directory(place).failed.items()]
-        records = [record for place in places for record in records_in(place)]
-        last = max(records, key=lambda record: record.identity, default=None)
-        if last is None:
-            below = 0 if recursive else sum(1 for _ in directories_with_trash(root, levels=_LEVELS_BELOW))
-            return Undone(dry_run=dry_run, problems=tuple(done.problems), below=below)
-        for record in (record for record in records if record.identity == last.identity):
-            undone = undo_store_record(record, dry_run)
-            done.restored |= undone.restored
-            done.pointers += undone.pointers
-            done.problems += undone.problems
-    return Undone(
-        identity=last.identity,
-        kind="trash" if last.way is Way.COPIES else "prune",
-        restored=tuple(RestoredCheckpoint(path, was) for path, was in done.restored.items()),
-        pointers=tuple(done.pointers),
-        dry_run=dry_run,
-        problems=tuple(done.problems),
-    )
-
-
 class _UndoProgress:
     """An undo on its way: the directories that it holds, and what became of them so far."""
 
     def __init__(self, stack: ExitStack, dry_run: bool) -> None:
         self.identity: str | None = None
-        self.kind: Literal["trash", "rename"] | None = None
+        self.kind: RecordKind | None = None
         self.restored: list[RestoredCheckpoint] = []
         self.pointers: list[str] = []
         self.problems: list[Problem] = []
@@ -311,8 +277,6 @@ def directories_with_trash(root: str, *, levels: int | None = None) -> Iterator[
         names[:] = sorted(inside, key=natural)
         if levels is not None and directory.removeprefix(root).count(os.sep) >= levels:
             names.clear()
-    if fs.is_remote(root):
-        return
     if root not in seen and any(identities(state_dir) for state_dir in state_dirs(root)):
         yield root
 

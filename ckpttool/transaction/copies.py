@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ckpttool.io import fs
 from ckpttool.transaction.files import Fingerprint, fingerprint
 from ckpttool.transaction.journal import Exchange, Location, Operation, OperationList, StoredFile
 from ckpttool.transaction.open_roots import OpenRoots, open_roots
@@ -29,6 +30,8 @@ def operations_in_copy(
     is the file that was noted. Elsewhere the operations are returned as they are; what is missing stays as
     noted.
     """
+    if fs.is_remote(directory):  # whose objects have their versions, which no copy has
+        return listed, None
     now: dict[Fingerprint, Fingerprint] = {}
     others: list[tuple[Fingerprint, Fingerprint]] = []
     try:

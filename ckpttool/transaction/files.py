@@ -46,6 +46,7 @@ class Fingerprint:
         path: Relative to the directory in which its checkpoint lies.
         size: In bytes.
         links: How many names it has; others may come and go without a change to it.
+        version: ETag of an object in a store.
     """
 
     path: str
@@ -54,6 +55,7 @@ class Fingerprint:
     size: int
     mtime_ns: int
     links: int = field(default=1, compare=False)
+    version: str = field(default="", compare=False, kw_only=True)
 
     def is_of(self, status: os.stat_result) -> bool:
         """Tell whether a file is this one, even if the file system was mounted anew since."""

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from ckpttool.core.errors import from_os_error
 from ckpttool.io import fs
@@ -19,10 +19,11 @@ from ckpttool.io.directories import OpenDirectory, make_directory, remove_direct
 from ckpttool.transaction.files import opened
 from ckpttool.transaction.journal import IDENTITY, OperationList
 from ckpttool.transaction.journal_documents import count_of, identity_of, operations_document, text_of
-from ckpttool.transaction.old_journals import list_of
+from ckpttool.transaction.old_journals import STORE_REMOVALS, list_of, store_removals_of
 from ckpttool.transaction.stages import is_temporary
 from ckpttool.transaction.state_dir import (
     LEFT_AS_IT_IS,
+    TRASH,
     StateDir,
     open_own,
     read_own,
@@ -34,6 +35,9 @@ from ckpttool.transaction.state_dir import (
 RECORD = "record.json"
 SCHEMA = "ckpttool.record/1"
 MAX_RECORD = 1 << 30
+
+
+RecordKind = Literal["trash", "rename", "prune"]
 
 
 class UndoStep(NamedTuple):
@@ -50,7 +54,7 @@ class CommandRecord(NamedTuple):
         directory: The directory.
         state_dir: Where its trash lies.
         identity: The command's.
-        kind: What it did: "trash" or "rename".
+        kind: What it did: "trash", "rename", or "prune" in a bucket that keeps versions.
         steps: What takes it back, the last first to be done.
         is_told: Whether somebody was told already that it can't be taken back, as far as it is left.
         root: The inode of the directory, where its trash lies beside it and bears nothing of it but its name;
@@ -60,7 +64,7 @@ class CommandRecord(NamedTuple):
     directory: str
     state_dir: StateDir
     identity: str
-    kind: Literal["trash", "rename"]
+    kind: RecordKind
     steps: tuple[UndoStep, ...] = ()
     is_told: bool = False
     root: int | None = None
@@ -91,7 +95,7 @@ def inode_of(directory: str) -> int | None:
 
 def state_dirs(directory: str) -> tuple[StateDir, ...]:
     """Return where a trash of a directory may lie: in it, or beside it (see ``state_dir``)."""
-    return StateDir(directory), state_dir_beside(directory)
+    return (StateDir(directory), *(() if fs.is_remote(directory) else (state_dir_beside(directory),)))
 
 
 def moment_of(identity: str) -> str:
@@ -140,11 +144,17 @@ def read_record(directory: str, state_dir: StateDir, identity: str) -> CommandRe
 def _record_of(
     document: Mapping[str, Any], directory: str, state_dir: StateDir, identity: str
 ) -> CommandRecord:
+    if document["schema"] == STORE_REMOVALS:
+        listed = store_removals_of(document)
+        kind: RecordKind = "trash" if listed.kind == "trash" else "prune"
+        if listed.identity != identity:
+            raise ValueError("it is another command's")
+        return CommandRecord(directory, state_dir, identity, kind, (UndoStep(identity, listed.inverse()),))
     if document["schema"] != SCHEMA:
         raise ValueError(f"schema {document['schema']!r}")
     if identity_of(document["identity"]) != identity:
         raise ValueError("it is another command's")
-    if document["kind"] not in ("trash", "rename"):
+    if document["kind"] not in get_args(RecordKind):
         raise ValueError(f"kind {document['kind']!r}")
     steps = tuple(UndoStep(text_of(step["journal"]), list_of(step["undoing"])) for step in document["steps"])
     undoing = [step.undoing for step in steps]
@@ -163,12 +173,33 @@ def _record_of(
 
 def write_record(record: CommandRecord) -> None:
     """Write a record down, synced to disk; one without a step goes."""
+    if fs.is_remote(record.directory):
+        _write_in_store(record)
+        return
     if not record.steps:
         if fs.lexists(record.path):
             with _opened_place(record) as place:
                 place.unlink(RECORD)
         return
-    data = {
+    make_place(record.state_dir, record.identity)
+    with _opened_place(record) as place:
+        write_in(place, RECORD, _text_of(record))
+
+
+def _write_in_store(record: CommandRecord) -> None:
+    from ckpttool.io import remote
+    from ckpttool.transaction.store_directory import StoreDirectory
+
+    place, name = StoreDirectory(record.directory), f"{TRASH}/{record.identity}/{RECORD}"
+    if record.steps:
+        place.replace(name, _text_of(record), place.status(name))
+    else:
+        place.remove_now(name)
+    remote.forget()
+
+
+def _text_of(record: CommandRecord) -> bytes:
+    document = {
         "schema": SCHEMA,
         "identity": record.identity,
         "kind": record.kind,
@@ -178,18 +209,14 @@ def write_record(record: CommandRecord) -> None:
         "told": record.is_told,
         "root": record.root,
     }
-    make_place(record.state_dir, record.identity)
-    with _opened_place(record) as place:
-        write_in(place, RECORD, json.dumps(data).encode())
+    return json.dumps(document).encode()
 
 
 def _opened_place(record: CommandRecord) -> AbstractContextManager[OpenDirectory]:
     return open_own(record.directory, record.state_dir.path, record.state_dir.trash_name, record.identity)
 
 
-def add_step(
-    directory: str, state_dir: StateDir, identity: str, kind: Literal["trash", "rename"], step: UndoStep
-) -> None:
+def add_step(directory: str, state_dir: StateDir, identity: str, kind: RecordKind, step: UndoStep) -> None:
     """Add an undo step to a command's record; it replaces an earlier step of the same journal.
 
     Args:
@@ -315,8 +342,10 @@ def _make_directory(name: str, place: int) -> bool:
 def tidy(state_dir: StateDir, identity: str) -> None:
     """Remove a command's directories and half-written files from the trash, and the trash, where empty.
 
-    What can't be removed stays, and is removed when the trash is emptied.
+    What can't be removed stays, and is removed when the trash is emptied. A store has no directories.
     """
+    if fs.is_remote(state_dir.path):
+        return
     with suppress(OSError), opened(state_dir.path) as around:
         with suppress(OSError), opened(state_dir.trash_name, around) as root:
             with suppress(OSError), opened(identity, root) as place:

@@ -247,8 +247,10 @@ def contents_of(document: Mapping[str, Any], members: Iterable[str]) -> Contents
         return path
 
     files = tuple(
-        Fingerprint(below(path), *(count_of(number) for number in numbers))
-        for path, *numbers in document["files"]
+        Fingerprint(
+            below(path), *map(count_of, (device, inode, size, time)), version=text_of("".join(version))
+        )
+        for path, device, inode, size, time, *version in document["files"]
     )
     return Contents(files, tuple(map(below, document["directories"])))
 
@@ -257,5 +259,8 @@ def _contents_document(contents: Contents) -> dict[str, Any]:
     """Return what ``contents_of`` reads."""
     return {
         "directories": contents.directories,
-        "files": [(file.path, file.device, file.inode, file.size, file.mtime_ns) for file in contents.files],
+        "files": [
+            (file.path, file.device, file.inode, file.size, file.mtime_ns, *filter(None, [file.version]))
+            for file in contents.files
+        ],
     }

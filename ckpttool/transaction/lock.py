@@ -19,6 +19,7 @@ WATCH_LOCK = ".ckpttool-watch.lock"
 """Of the command that watches a directory: others may change it meanwhile, under the other lock."""
 BUSY = "locked"
 """Code of the error that says that another command is at work."""
+ANOTHER_AT_WORK = "another ckpttool is changing this directory"
 
 _FLAGS = FOLLOWS_NOTHING | getattr(os, "O_NONBLOCK", 0)
 _MODE = 0o644
@@ -171,7 +172,7 @@ def _lock(path: str, descriptor: int) -> None:
             raise from_os_error(error, path) from error
         return
     if not is_ours:
-        busy = "another ckpttool is changing this directory"
+        busy = ANOTHER_AT_WORK
         if os.path.basename(path).startswith(WATCH_LOCK):
             busy = f"another ckpttool watches it: {_read_holder(descriptor) or 'it has just begun'}"
         raise AccessDenied(os.path.dirname(path), busy, code=BUSY)

@@ -12,8 +12,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckpttool.formats.tensorflow.prefix import INDEX
+from ckpttool.formats.tensorflow.state import NAME
 from ckpttool.transaction.files import Contents, Fingerprint
 from ckpttool.transaction.journal import (
+    FILES,
     Exchange,
     Group,
     Location,
@@ -45,6 +47,9 @@ REMOVALS = "ckpttool.journal/1"
 MOVES = frozenset({"ckpttool.moves/1", "ckpttool.moves-in-a-row/1", "ckpttool.swaps/1", "ckpttool.swaps/2"})
 """Schemas of moves."""
 
+STORE_REMOVALS = "ckpttool.store-removal/1"
+"""Schema of removals from a store, and of their records."""
+
 MOVING = "moving"
 """File in which an output noted what it moves."""
 
@@ -70,6 +75,38 @@ def removals_of(document: Mapping[str, Any]) -> list[Group]:
         survivors = tuple(name_of(name) for name in one["survivors"])
         groups.append(Group(text_of(one["path"]), members, contents_of(one, members), survivors))
     return groups
+
+
+def store_removals_of(document: Mapping[str, Any]) -> OperationList:
+    """Return the operations of a journal of removals from a store; those in a record are committed."""
+    identity, way = identity_of(document["identity"]), document["way"]
+    if way not in ("none", "versions", "copies"):
+        raise ValueError(f"way {way!r}")
+    target: Root = "trash" if way == "copies" else "stage"
+    groups: list[Group] = []
+    for one in document["checkpoints"]:
+        files = tuple(
+            Fingerprint(path_of(path), 0, 0, count_of(size), count_of(modified), version=text_of(version))
+            for path, size, modified, version in one["objects"]
+        )
+        if not files:
+            raise ValueError("a checkpoint without an object")
+        members = tuple(dict.fromkeys(file.path.partition("/")[0] for file in files))
+        groups.append(Group(text_of(one["name"]), members, Contents(files)))
+    moves = (
+        Move(number, Location("directory", name), Location(target, os.path.join(FILES, name)))
+        for number, group in enumerate(groups)
+        for name in group.members
+    )
+    state = document["state"]
+    pointers = () if state is None else (Rewrite(NAME, text_of(state[0]), text_of(state[1])),)
+    return OperationList(
+        "trash" if way == "copies" else "remove",
+        tuple(groups),
+        (*moves, *pointers),
+        None if way == "none" else identity,
+        done=None if document["copying"] is True else frozenset(range(len(groups))),
+    )
 
 
 class OldOutput(NamedTuple):

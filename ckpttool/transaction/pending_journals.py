@@ -6,7 +6,7 @@ Those are whole elsewhere, or nowhere until the next command that changes the di
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import NamedTuple
 
 from ckpttool.core.errors import CheckpointError
@@ -31,7 +31,7 @@ from ckpttool.transaction.stored_journals import read_journal
 def pending_journals(directory: str) -> list[str]:
     """Return the paths of the journals of a directory that the next command has to settle."""
     if fs.is_remote(directory):
-        from ckpttool.transaction.store_removal import journals_in
+        from ckpttool.transaction.store_directory import journals_in
 
         return journals_in(directory)
     try:
@@ -74,9 +74,9 @@ def owner_of_journal(path: str) -> str | None:
 def incomplete_names(directory: str) -> frozenset[str]:
     """Return the names that belong to no whole checkpoint: some part is gone already, or on its way."""
     if fs.is_remote(directory):
-        from ckpttool.transaction.store_removal import begun_names
+        from ckpttool.transaction.store_operations import incomplete_in_store
 
-        return begun_names(directory)
+        return incomplete_in_store(directory)
     names: set[str] = set()
     for path in pending_journals(directory):
         try:
@@ -153,9 +153,31 @@ def unaffected_units(units: Sequence[Unit], directories: Iterable[str] = ()) -> 
     """
     paths = sorted({*directories, *map(_directory, units)})
     journals = tuple(journal for path in paths for journal in pending_journals(path))
-    gone = {path: incomplete_names(path) for path in paths} if journals else {}
-    whole = (unit for unit in units if gone.get(_directory(unit), frozenset()).isdisjoint(unit.members))
-    return UnaffectedUnits(tuple(whole), journals)
+    hidden = {
+        fs.normpath(os.path.join(path, name))
+        for path in (paths if journals else ())
+        for name in incomplete_names(path)
+    }
+    return UnaffectedUnits(tuple(unit for unit in units if not _is_hidden(unit, hidden)), journals)
+
+
+def _is_hidden(unit: Unit, hidden: Set[str]) -> bool:
+    """Tell whether a checkpoint has a part at or below one of some paths."""
+    if not hidden:
+        return False
+    directory = fs.normpath(_directory(unit))
+    paths = (fs.normpath(os.path.join(directory, name)) for name in unit.members)
+    return any(path in hidden for path in (*paths, *_directories_above(directory)))
+
+
+def _directories_above(path: str) -> Iterator[str]:
+    """Yield a directory and those that it lies in."""
+    while True:
+        yield path
+        above = fs.dirname(path)
+        if above in (path, ""):
+            return
+        path = above
 
 
 def current_unit(unit: Unit) -> Unit | None:

@@ -11,6 +11,7 @@ import os
 import stat
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from typing import BinaryIO
 
 from ckpttool.core.errors import AccessDenied, from_os_error
 from ckpttool.formats.tensorflow.prefix import INDEX
@@ -41,16 +42,21 @@ def text_at(path: str, place: int | None = None) -> str | None:
         place: An open directory that the path starts at.
     """
     try:
-        descriptor = regular_descriptor(path, follows=False, dir_fd=place)
+        with _opened_text(path, place) as file:
+            data = file.read(MAX_TEXT + 1)
     except FileNotFoundError:
         return None
     except NotRegular as error:
         raise StalePlan(f"{os.path.basename(path)} is no file") from error
-    with open(descriptor, "rb") as file:
-        data = file.read(MAX_TEXT + 1)
     if len(data) > MAX_TEXT:
         raise StalePlan(f"{os.path.basename(path)} is larger than a pointer")
     return data.decode("utf-8", "surrogateescape")
+
+
+def _opened_text(path: str, place: int | None) -> BinaryIO:
+    if place is None and fs.is_remote(path):
+        return fs.open_regular(path)
+    return open(regular_descriptor(path, follows=False, dir_fd=place), "rb")
 
 
 def require_pointers(directory: str, listed: OperationList) -> None:

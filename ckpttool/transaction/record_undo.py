@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
@@ -14,11 +14,12 @@ from ckpttool.transaction.copies import operations_in_copy
 from ckpttool.transaction.files import StalePlan
 from ckpttool.transaction.history import CommandRecord, UndoStep, drop_step, read_record
 from ckpttool.transaction.journal import OperationList, Relink, Rewrite
-from ckpttool.transaction.moves import MoveFailure, apply, obstacles
+from ckpttool.transaction.moves import MoveFailure, MoveOutcome, apply, obstacles
 from ckpttool.transaction.paths import NotUndone, Problem, shown
 from ckpttool.transaction.pointer_files import base_name, merged_state, text_at
+from ckpttool.transaction.store_operations import obstacles_in_store, restore_in_store
 
-_PLANNED = {"trash": "it was put there", "rename": "it was renamed"}
+_PLANNED = {"trash": "it was put there", "rename": "it was renamed", "prune": "it was removed"}
 """When a user had a command do what is taken back now."""
 
 
@@ -65,7 +66,7 @@ def _undo_step(
     fit = list(range(len(undoing.groups)))
     # Of what was renamed twice, only the last name can be looked at before it is gone.
     if is_last or not dry_run:
-        stuck = dict(obstacles(record.directory, undoing, record.state_dir))
+        stuck = dict(_obstacles(record, undoing))
         refused |= {undoing.groups[number].path: failure for number, failure in stuck.items()}
         fit = [number for number in fit if number not in stuck]
     if refused and record.kind == "rename" and undoing.pointers:
@@ -73,7 +74,7 @@ def _undo_step(
     if fit or not undoing.groups:
         listed, left = _merge_pointers(record.directory, undoing, fit)
         if not dry_run:
-            outcome = apply(record.directory, listed, record.state_dir)
+            outcome = _apply(record, listed)
             refused |= outcome.failures
             fit = [number for number in fit if undoing.groups[number].path in outcome.moved]
         if fit or not (undoing.groups or refused):
@@ -97,6 +98,18 @@ def _undo_step(
     return bool(refused)
 
 
+def _obstacles(record: CommandRecord, undoing: OperationList) -> Iterator[tuple[int, MoveFailure]]:
+    if fs.is_remote(record.directory):
+        return obstacles_in_store(record.directory, undoing)
+    return obstacles(record.directory, undoing, record.state_dir)
+
+
+def _apply(record: CommandRecord, undoing: OperationList) -> MoveOutcome:
+    if fs.is_remote(record.directory):
+        return restore_in_store(record.directory, undoing)
+    return apply(record.directory, undoing, record.state_dir)
+
+
 def _path(record: CommandRecord, path: str) -> str:
     """Return the path of a checkpoint in the directory as it is called now, whatever it was called then."""
     if path == record.directory:
@@ -109,6 +122,8 @@ def _last_path(record: CommandRecord, undoing: OperationList, number: int) -> st
     if undoing.home(number) == "trash":
         return os.path.join(record.place, undoing.names(number)[-1][0])
     group = undoing.groups[number]
+    if record.kind == "prune":  # a bucket keeps versions under the same name
+        return os.path.join(record.directory, os.path.basename(group.path))
     return os.path.join(record.directory, group.new_name or undoing.names(number)[-1][0])
 
 

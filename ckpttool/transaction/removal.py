@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
+from typing import Literal
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error, system_text
 from ckpttool.io import fs
@@ -36,24 +37,26 @@ _IS_SINGLE = attrgetter("is_single")
 
 
 def removal_operations(
-    groups: Sequence[Group], rewrites: Sequence[Rewrite] = (), identity: str | None = None
+    groups: Sequence[Group],
+    rewrites: Sequence[Rewrite] = (),
+    kind: Literal["remove", "trash"] = "remove",
+    identity: str | None = None,
 ) -> OperationList:
-    """Return the operations that write pointers, then move checkpoints away, indexes first.
+    """Return the operations that write pointers, then move checkpoints to the stage or to the trash.
 
     Args:
         groups: The checkpoints.
         rewrites: The pointers.
-        identity: Of the command into whose trash they go; None for a removal.
+        kind: Where they go.
+        identity: Of the command, if it can be undone.
     """
-    place: Root = "stage" if identity is None else "trash"
+    place: Root = "trash" if kind == "trash" else "stage"
     moves = (
         Move(number, Location("directory", name), Location(place, os.path.join(FILES, name)))
         for number, group in enumerate(groups)
         for name in group.members
     )
-    return OperationList(
-        "remove" if identity is None else "trash", tuple(groups), (*rewrites, *moves), identity
-    )
+    return OperationList(kind, tuple(groups), (*rewrites, *moves), identity)
 
 
 @dataclass(slots=True)
@@ -140,7 +143,8 @@ def _remove_with_journal(
 ) -> None:
     """Remove checkpoints; if a pointer is rewritten, retry without those that fail."""
     while removals:
-        listed = removal_operations(removals, state_rewrite(directory, _names(removals)), identity)
+        rewrites = state_rewrite(directory, _names(removals))
+        listed = removal_operations(removals, rewrites, "remove" if identity is None else "trash", identity)
         path = None
         try:
             try:
@@ -189,7 +193,7 @@ def _remove_in(stage: Stage, outcome: RemovalOutcome) -> list[Group]:
         raise
     except (OSError, CheckpointError) as error:
         for number in _restore(stage, standing, outcome):
-            _add_failure(outcome, groups[number], error)
+            add_failure(outcome, groups[number], error)
     else:
         if stage.listed.kind == "remove":
             _purge(stage, standing, outcome)
@@ -210,7 +214,7 @@ def _restore(stage: Stage, numbers: Sequence[int], outcome: RemovalOutcome) -> l
 
 def _add_failures(stage: Stage, failures: Failures, outcome: RemovalOutcome) -> None:
     for number, failure in failures.items():
-        _add_failure(outcome, stage.listed.groups[number], failure)
+        add_failure(outcome, stage.listed.groups[number], failure)
 
 
 def _close(stage: Stage, outcome: RemovalOutcome) -> None:
@@ -297,12 +301,13 @@ def _succeeds(outcome: RemovalOutcome, group: Group, step: Callable[[], object])
     try:
         step()
     except (StalePlan, StrandedCheckpoint, OSError) as failure:
-        _add_failure(outcome, group, failure)
+        add_failure(outcome, group, failure)
         return False
     return True
 
 
-def _add_failure(outcome: RemovalOutcome, group: Group, failure: Exception) -> None:
+def add_failure(outcome: RemovalOutcome, group: Group, failure: Exception) -> None:
+    """Add why a checkpoint was not removed; one that is gone already counts as removed."""
     if isinstance(failure, AlreadyGone):
         outcome.removed.append(group.path)
     elif isinstance(failure, OSError):

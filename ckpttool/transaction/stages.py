@@ -64,7 +64,7 @@ def new_stage(
                 for number in sorted(places):
                     stage.make(number, 0o700).close()
                 text = {**document, "stage": stage.own_status().st_ino}  # which no copy of it has
-                write_in(stage, JOURNAL, _journal_text(directory, text, f"; nothing was {done}"))
+                write_in(stage, JOURNAL, journal_text(directory, text, f"; nothing was {done}"))
                 place.sync()
             except BaseException:
                 remove_places(stage)
@@ -79,9 +79,9 @@ def new_stage(
         yield stage
 
 
-def _journal_text(directory: str, document: Mapping[str, Any], result: str = "") -> bytes:
+def journal_text(directory: str, document: Mapping[str, Any], result: str = "") -> bytes:
+    """Return the text of a journal, and require that recovery reads so much."""
     text = json.dumps(document).encode()
-    # Nobody reads more than that back: what can't be recovered later isn't begun.
     if len(text) > MAX_BYTES:
         reason = f"its journal would have {len(text):,} bytes, and {MAX_BYTES:,} are the most"
         raise AccessDenied(directory, f"{reason}{result}: try fewer at once")

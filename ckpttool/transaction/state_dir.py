@@ -227,12 +227,25 @@ def read_own(
     """
     path = os.path.join(around, *names)
     try:
-        with open_own(directory, around, *names[:-1]) as place:
-            text = _own_bytes(place, names[-1], directory, what, most)
+        if fs.is_remote(path):
+            from ckpttool.transaction.store_directory import StoreDirectory
+
+            found = StoreDirectory(around).read("/".join(names), most)
+            if found is None:
+                return None
+            text = found[0]
+        else:
+            with open_own(directory, around, *names[:-1]) as place:
+                text = _own_bytes(place, names[-1], directory, what, most)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise from_os_error(error, path) from error
+    return parse_own(path, text, what, parse)
+
+
+def parse_own(path: str, text: bytes, what: str, parse: Callable[[Any], T]) -> T:
+    """Return what a JSON text of ours says; see ``read_own``."""
     try:
         return parse(json.loads(text))
     except (ValueError, LookupError, TypeError, RecursionError) as error:

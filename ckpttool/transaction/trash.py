@@ -35,13 +35,12 @@ from ckpttool.transaction.history import (
     tidy,
     write_record,
 )
-from ckpttool.transaction.journal import Group
+from ckpttool.transaction.journal import Group, OperationList
 from ckpttool.transaction.lock import lock_directory
 from ckpttool.transaction.mounts import require_unmounted
 from ckpttool.transaction.moves import failure_text
 from ckpttool.transaction.paths import Problem, bare, shown
 from ckpttool.transaction.recovery import recover_directory
-from ckpttool.transaction.stages import is_temporary
 from ckpttool.transaction.state_dir import OWNER, TRASH, StateDir, state_dir_beside
 from ckpttool.transaction.unlinking import purge, require_removable
 
@@ -101,7 +100,7 @@ def empty(directory: str, older_than: int | None = None, dry_run: bool = False) 
             adopt_renamed_trashes(directory)
         for state_dir in all_state_dirs(directory):
             for identity in identities(state_dir):
-                if older_than is None or _seconds_since(identity) >= older_than:
+                if older_than is None or _seconds_since(identity, directory) >= older_than:
                     _empty_place(directory, state_dir, identity, emptying)
     return _emptied(emptying)
 
@@ -117,10 +116,15 @@ def _emptied(emptying: _Emptying) -> EmptiedTrash:
     )
 
 
-def _seconds_since(identity: str) -> float:
-    """Return how long ago a command was run."""
+def _seconds_since(identity: str, directory: str) -> float:
+    """Return how long ago a command was run, in a store by the store's clock."""
+    now = time.time()
+    if fs.is_remote(directory):
+        from ckpttool.io.remote import store_at
+
+        now = store_at(directory)[0].clock()
     moment = datetime.strptime(identity.partition("Z")[0], "%Y%m%dT%H%M%S.%f")
-    return time.time() - moment.replace(tzinfo=timezone.utc).timestamp()
+    return now - moment.replace(tzinfo=timezone.utc).timestamp()
 
 
 def _empty_place(directory: str, state_dir: StateDir, identity: str, emptying: _Emptying) -> None:
@@ -138,14 +142,6 @@ def _empty_place(directory: str, state_dir: StateDir, identity: str, emptying: _
         if not emptying.dry_run:
             if record is not None:
                 write_record(record._replace(steps=tuple(step for step in left if step.undoing.groups)))
-            with (
-                opened(state_dir.path) as around,
-                open_trash(state_dir, around) as trash,
-                opened(identity, trash) as place,
-            ):
-                for name in os.listdir(place):
-                    if is_temporary(name):
-                        os.unlink(name, dir_fd=place)
             tidy(state_dir, identity)
             listed = left
         emptying.problems += _unlisted_files(path, listed)
@@ -163,20 +159,35 @@ def _empty_step(record: CommandRecord, step: UndoStep, emptying: _Emptying) -> U
     if warning is not None:
         emptying.warnings.append(f"{shown(record.directory)}: {warning}")
     left: list[int] = []
+    for number, freed in _purged(record, listed, dry_run=emptying.dry_run):
+        group = listed.groups[number]
+        path = shown(os.path.join(record.directory, os.path.basename(group.path)))
+        if isinstance(freed, Exception):
+            problem = f"left in {shown(record.place)}: {failure_text(freed)}"
+            emptying.problems.append(Problem(path, problem))
+            emptying.left += group.contents.nbytes
+            left.append(number)
+        else:
+            emptying.removed.append(path)
+            emptying.freed += freed
+    return step._replace(undoing=listed.only(left))
+
+
+def _purged(
+    record: CommandRecord, listed: OperationList, *, dry_run: bool
+) -> Iterator[tuple[int, int | Exception]]:
+    """Remove checkpoints from the trash; yield the bytes that each of them frees, or why it is left."""
+    if fs.is_remote(record.directory):
+        from ckpttool.transaction.store_operations import remove_copies
+
+        yield from remove_copies(record.directory, listed, dry_run=dry_run)
+        return
     with opened(record.place) as place:
         for number, group in enumerate(listed.groups):
-            path = shown(os.path.join(record.directory, os.path.basename(group.path)))
             try:
-                freed = _remove_from_place(place, group, dry_run=emptying.dry_run)
+                yield number, _remove_from_place(place, group, dry_run=dry_run)
             except (StalePlan, OSError) as failure:
-                problem = f"left in {shown(record.place)}: {failure_text(failure)}"
-                emptying.problems.append(Problem(path, problem))
-                emptying.left += group.contents.nbytes
-                left.append(number)
-            else:
-                emptying.removed.append(path)
-                emptying.freed += freed
-    return step._replace(undoing=listed.only(left))
+                yield number, failure
 
 
 def _remove_from_place(place: int, group: Group, *, dry_run: bool) -> int:
@@ -212,12 +223,17 @@ def _unlisted_files(place: str, steps: Iterable[UndoStep]) -> Iterator[Problem]:
         listed.update(file.path for file in group.contents.files)
         listed.update(group.contents.directories)
         listed.update(os.path.dirname(member) for member in group.members)
-    for directory, names, files in fs.walk(place):
+    for directory, names, files in fs.walk(place, _raise_unless_gone):
         for name in sorted([*names, *files]):
             path = os.path.join(directory, name)
             holds_something = name in names and not fs.islink(path) and fs.listdir(path)
             if os.path.relpath(path, place) not in listed and not holds_something:  # what it holds is told
                 yield Problem(path, "no record lists it; it is left")
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 # Whose a trash is ---------------------------------------------------------------------------------
@@ -271,6 +287,8 @@ def path_as_given(directory: str, path: str) -> str:
 
 def trashes_under_other_names(directory: str) -> list[StateDir]:
     """Return where the trash of a directory lies that had another name when something was put there."""
+    if fs.is_remote(directory):
+        return []
     beside = state_dir_beside(directory)
     try:
         names = sorted(name for name in fs.listdir(beside.path) if name.startswith(_MARK))

@@ -163,7 +163,7 @@ def test_a_symlinked_trash_is_not_followed(
 
 @pytest.mark.parametrize("kind", ["rename", "trash"])
 def test_recovery_does_not_follow_it_either(run: Path, elsewhere: Path, kind: str) -> None:
-    aside = removal_operations([removal_of(run, "model_1.pt")], identity=IDENTITY)
+    aside = removal_operations([removal_of(run, "model_1.pt")], kind="trash", identity=IDENTITY)
     plant_journal(run, journal_of(run, aside if kind == "trash" else model_9(run)))
     before = sorted(elsewhere.rglob("*"))
     (failed,) = recover(run).failed.values()

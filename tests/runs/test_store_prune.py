@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from itertools import product
 from pathlib import Path
@@ -13,12 +14,12 @@ import pytest
 
 from ckpttool import CheckpointError, UsageError, prune, undo
 from ckpttool.io import remote
-from ckpttool.transaction.store_removal import journals_in
+from ckpttool.transaction.store_directory import journals_in
 from tests.support.commands import Run
 from tests.support.limits import lower_limits
 from tests.support.memory import Killed, MemoryBucket
 from tests.support.runs import KINDS
-from tests.support.thorough import sampled
+from tests.support.thorough import sampled, spread
 
 NUMBERS = range(1, 7)
 KEEP = ("--keep", "2", "--series", "*")
@@ -313,7 +314,7 @@ COMMANDS: dict[str, Callable[[str], object]] = {
     ("kind", "command", "new_tags"),
     [
         *product(("PyTorch, sharded", "TensorFlow"), COMMANDS, (False,)),
-        *sampled(product(("TensorFlow", "PyTorch, sharded"), ("undo", "prune --trash"), (True,)), 1),
+        *sampled(product(("TensorFlow", *KINDS), COMMANDS, (True, False)), 1),
     ],
 )
 def test_a_kill_at_any_call_loses_nothing(
@@ -333,8 +334,7 @@ def test_a_kill_at_any_call_loses_nothing(
     expected, count = objects(bucket), changes()
     assert count > 5
     kept = {key: data for key, data in expected.items() if not key.endswith("/checkpoint")}
-    step = 7 if command == "prune --trash" else 3  # which makes many calls
-    for number in range(1 + len(kind) % 2, count + 1, step):
+    for number in spread(range(1, count + 1), 10):
         bucket.restore(begin)
         bucket.kill_at(number)
         with pytest.raises(Killed):
@@ -344,6 +344,11 @@ def test_a_kill_at_any_call_loses_nothing(
         assert listed(run, url) <= whole, number
         if command != "undo":
             assert kept.items() <= objects(bucket).items()
+        bucket.kill_at(1 + number % 5)  # the recovery, too
+        with suppress(Killed):
+            act(url)
+        bucket.obey()
+        remote.forget()
         act(url)
         assert objects(bucket) == expected, (number, count)
         assert journals_in(url) == []
@@ -362,6 +367,101 @@ def test_a_prune_that_was_taken_for_killed_removes_nothing(in_store: MemoryBucke
     with pytest.raises(CheckpointError, match="took this prune for an interrupted one; nothing was removed"):
         prune(url, keep_last=3, trash=True)
     assert sorted(in_store.keys("runs/")) == [f"runs/model_epoch_{n}.pth" for n in (1, 10, *range(2, 10))]
+
+
+def test_what_is_left_of_a_directory_is_no_checkpoint(bucket: MemoryBucket, run: Run, tmp_path: Path) -> None:
+    """Each of its files could be taken for one, once those are gone that make it a directory of a kind."""
+    make("Accelerate", tmp_path, (1, 2, 3))
+    bucket.upload(tmp_path, "")
+    url = bucket.url("team/runs")
+    bucket.refuse("remove .*/random_states", 503)
+    assert run("prune", url, *KEEP, "--yes").status == 1
+    bucket.obey()
+    assert bucket.keys("team/runs/checkpoint_1/") == ["team/runs/checkpoint_1/random_states_0.pkl"]
+    assert listed(run, url) == {(f"{url}/checkpoint_{number}", 3) for number in (2, 3)}
+
+
+# Journals ------------------------------------------------------------------------------------------
+
+IDENTITY = "20260101T000000.000000Z-0123abcd"
+JOURNAL = f"runs/.ckpttool-prune-{IDENTITY}.json"
+COPIES = f"runs/.ckpttool-trash/{IDENTITY}"
+
+
+def old_text(bucket: MemoryBucket, names: Sequence[str], way: str, *, copying: bool = False) -> bytes:
+    """Return the journal, or the record, with which version 0.1 removed files from ``runs``."""
+    objects = {name: bucket.found(f"runs/{name}")[1] for name in names}
+    document = {
+        "schema": "ckpttool.store-removal/1",
+        "identity": IDENTITY,
+        "way": way,
+        "copying": copying,
+        "checkpoints": [{"name": name, "objects": [[name, *status]]} for name, status in objects.items()],
+        "state": None,
+    }
+    return json.dumps(document).encode()
+
+
+@pytest.mark.parametrize(("copying", "left"), [(True, range(1, 11)), (False, range(2, 11))])
+def test_a_journal_of_an_earlier_version(
+    in_store: MemoryBucket, run: Run, copying: bool, left: Sequence[int]
+) -> None:
+    """It copied first, and then each checkpoint went of which the first object had gone."""
+    names = ["model_epoch_1.pth", "model_epoch_2.pth"]
+    text = old_text(in_store, names, "copies", copying=copying)
+    for name in names:
+        in_store.put(f"{COPIES}/0/{name}", in_store.get(f"runs/{name}"))
+    if not copying:
+        in_store.remove("runs/model_epoch_1.pth")
+    before = objects(in_store)
+    in_store.put(JOURNAL, text)
+    url = in_store.url("runs")
+    assert run("prune", url, "--keep", "100", "--yes").status == 0
+    assert {f"runs/model_epoch_{number}.pth" for number in left} <= before.keys() == objects(in_store).keys()
+    assert journals_in(url) == []
+    assert bool(in_store.keys(COPIES)) is not copying
+    assert run("undo", url).status == 0
+    assert len(in_store.keys("runs/model")) == 10
+    assert not [key for key in in_store.keys("") if OWN in key]
+
+
+@pytest.mark.parametrize("way", ["copies", "versions"])
+def test_a_record_of_an_earlier_version(in_store: MemoryBucket, run: Run, way: str) -> None:
+    if way == "versions":
+        in_store.keep_versions()
+    before = objects(in_store)
+    names = ["model_epoch_1.pth", "model_epoch_2.pth"]
+    in_store.put(f"{COPIES}/record.json", old_text(in_store, names, way))
+    for name in names:
+        if way == "copies":
+            in_store.put(f"{COPIES}/0/{name}", in_store.get(f"runs/{name}"))
+        in_store.remove(f"runs/{name}")
+    assert run("undo", in_store.url("runs")).status == 0
+    assert objects(in_store, own=True) == before
+
+
+@pytest.mark.parametrize(
+    ("member", "operations"),
+    [
+        ("x", [["move", 0, "directory/../x", "stage/0/x"]]),
+        ("x", [["move", 0, "directory/x", "trash/../x"]]),
+        ("x", [["move", 0, "directory/x", "stage/0/x"], ["write", "train.py", "old", "new", None]]),
+        ("x", [["put", 0, "x", None, ["directory/y", 1, 1, 1, 1]]]),
+        ("y", [["move", 0, "directory/x", "stage/0/x"]]),
+    ],
+)
+def test_a_journal_leads_nowhere_else(
+    in_store: MemoryBucket, run: Run, member: str, operations: object
+) -> None:
+    group = {"path": "x", "directories": [], "files": [[member, 1, 1, 1, 1]], "survivors": []}
+    document = {"schema": "ckpttool.operations/1", "kind": "remove", "identity": None, "leader": None}
+    document |= {"groups": [{**group, "new_name": None}], "operations": operations, "done": [0]}
+    in_store.put(JOURNAL, json.dumps(document))
+    before = objects(in_store, own=True)
+    done = run("prune", in_store.url("runs"), "--keep", "1", "--yes")
+    assert done.status == 2
+    assert "a journal that isn't one of ours" in done.err
+    assert objects(in_store, own=True) == before
 
 
 # What the store refuses -----------------------------------------------------------------------------

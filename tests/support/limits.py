@@ -25,7 +25,7 @@ LIMITS = {
     "state_of_a_trainer": "runs.metrics.text_logs.MAX_STATE",
     "event_files": "runs.metrics.events.MAX_FILES",
     "files_for_two_threads": "transaction.removal._MANY",
-    "requests_at_once": "transaction.store_removal.REQUESTS_AT_ONCE",
+    "requests_at_once": "transaction.store_directory.REQUESTS_AT_ONCE",
     "units_worth_a_child": "runs.surveying.look_workers.WORTH_UNITS",
     "units_at_once": "runs.surveying.look_workers._BATCH",
     "short_constant": "formats.savedmodel.computation._LONG",

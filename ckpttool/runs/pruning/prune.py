@@ -35,7 +35,8 @@ from ckpttool.transaction.pending_journals import directory_of_journal, pending_
 from ckpttool.transaction.recovery import recover_directory
 from ckpttool.transaction.removal import RemovalOutcome, put_aside, remove
 from ckpttool.transaction.staged_output import clear_areas, has_leftovers, is_leftover_name
-from ckpttool.transaction.store_removal import Way, in_order, keeps_versions, remove_from_store
+from ckpttool.transaction.store_directory import keeps_versions
+from ckpttool.transaction.store_operations import UndoMethod, order_of_removal, remove_from_store
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -162,8 +163,8 @@ def prune(
     reader = reader or FullReader(request.jobs, progress)
     if dry_run:
         planned = make_plan(request, progress, reader=reader)
-        way = _way_back(request.directory, planned, trash or request.failed == "remove")
-        planned = _with_warning(planned, way)
+        method = _undo_method(request.directory, planned, trash or request.failed == "remove")
+        planned = _with_warning(planned, method)
         return _result(planned, freed=planned.plan.freed_bytes, dry_run=True)
     root = require_directory(request.directory)
     trash = trash or request.failed == "remove"
@@ -184,8 +185,8 @@ def prune(
         result = _result(planned)
         if planned.plan.changes and refusal is not None:
             raise AccessDenied(root, f"{refusal.reason}; nothing was removed") from refusal
-        way = _way_back(root, planned, trash)
-        agreed = confirm(_with_warning(planned, way)) if planned.plan.changes and confirm else None
+        method = _undo_method(root, planned, trash)
+        agreed = confirm(_with_warning(planned, method)) if planned.plan.changes and confirm else None
         if agreed is None and any(entry.foreign_files for entry in planned.plan.removals):
             planned = _without_foreign(
                 planned, make_plan(request, progress, survey, reader, keeps_foreign=True)
@@ -195,7 +196,7 @@ def prune(
             result = replace(result, declined=True)
         elif planned.plan.changes:
             identity = new_identity() if trash is True else trash or None
-            result = _carry_out(locks, root, planned, identity, way)
+            result = _carry_out(locks, root, planned, identity, method)
             if planned.plan.slimmed:
                 result = _slim(locks, result, identity, request.jobs, progress)
         clear_stale(locks.not_held(_directories_of(survey)))
@@ -217,25 +218,26 @@ def _littered_directories(entry: Entry) -> Iterator[str]:
             yield os.path.join(entry.directory, directory)
 
 
-def _way_back(root: str, planned: PrunePlan, trash: str | bool) -> Way | None:
+def _undo_method(root: str, planned: PrunePlan, trash: str | bool) -> UndoMethod | None:
     """Return how what goes can be restored from a store; None if it doesn't lie in one."""
     if not fs.is_remote(root) or not planned.plan.removals:
         return None
     if trash:
-        return Way.COPIES
-    urls = (
-        [f"{entry.directory}/{name}" for name in in_order(file.path for file in entry.contents.files)]
+        return UndoMethod.COPIES
+    first = (
+        min((file.path for file in entry.contents.files), key=order_of_removal)
         for entry in planned.plan.removals
     )
+    urls = [f"{entry.directory}/{name}" for entry, name in zip(planned.plan.removals, first, strict=True)]
     try:
-        return Way.VERSIONS if keeps_versions(urls) else Way.NONE
+        return UndoMethod.VERSIONS if keeps_versions(urls) else UndoMethod.NONE
     except OSError as error:
         raise from_os_error(error, root) from error
 
 
-def _with_warning(planned: PrunePlan, way: Way | None) -> PrunePlan:
+def _with_warning(planned: PrunePlan, method: UndoMethod | None) -> PrunePlan:
     """Return a plan that says so if what goes can't be restored from a store."""
-    if way is not Way.NONE:
+    if method is not UndoMethod.NONE:
         return planned
     text = "undo can't restore what is removed from this store (--trash keeps copies)"
     return replace(planned, warnings=(*planned.warnings, Reason(Code.FOR_GOOD, text)))
@@ -293,11 +295,13 @@ def _recover(directory: str, refusal: AccessDenied | None) -> Recovery:
     return Recovery()
 
 
-def _carry_out(locks: _Locks, root: str, planned: PrunePlan, identity: str | None, way: Way | None) -> Pruned:
+def _carry_out(
+    locks: _Locks, root: str, planned: PrunePlan, identity: str | None, method: UndoMethod | None
+) -> Pruned:
     """Remove what a plan says, directory by directory; what can't be removed is kept and told."""
     total = RemovalOutcome()
     in_store = identity or new_identity()
-    if way is not None:
+    if method is not None:
         remote.forget()  # what was seen before the survivors were read may have changed
     going = _going_by_directory(planned.plan.groups)
     staying = [kept.entry for group in planned.plan.groups for kept in group.keep]
@@ -310,8 +314,8 @@ def _carry_out(locks: _Locks, root: str, planned: PrunePlan, identity: str | Non
         try:
             locks.hold(directory)
             removals = _removals(directory, parts, needed, total)
-            if way is not None:
-                outcome = remove_from_store(directory, removals, in_store, way)
+            if method is not None:
+                outcome = remove_from_store(directory, removals, in_store, method)
             elif identity is None:
                 outcome = remove(directory, removals)
             else:

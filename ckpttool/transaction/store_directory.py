@@ -1,0 +1,154 @@
+"""Directories in an object store: requests on objects below a prefix, many at once.
+
+Nothing can be renamed or locked there. Instead, an object is read, replaced or removed only if it still is
+the version that was seen.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+from ckpttool.core.errors import from_os_error
+from ckpttool.io import fs, remote
+from ckpttool.io.stores import ObjectStatus, Replaced
+from ckpttool.transaction.files import StalePlan
+from ckpttool.transaction.journal import IDENTITY
+
+REQUESTS_AT_ONCE = 16
+_COMPARED_AT_ONCE = 1 << 23
+"""Size of the parts in which two objects are compared, in bytes."""
+_PREFIX, _SUFFIX = ".ckpttool-prune-", ".json"
+
+T = TypeVar("T")
+
+
+class StoreDirectory:
+    """Directory in a store. Nothing is cached; all methods raise ``OSError``."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.store, prefix = remote.store_at(directory)
+        self._prefix = f"{prefix}/" if prefix else ""
+
+    def key(self, name: str) -> str:
+        """Return the key of an object in the bucket."""
+        return self._prefix + name
+
+    def status(self, name: str) -> ObjectStatus | None:
+        """Return the status of an object, or None if there is none."""
+        try:
+            return self.store.status(self.key(name))
+        except FileNotFoundError:
+            return None
+
+    def read(self, name: str, limit: int) -> tuple[bytes, ObjectStatus] | None:
+        """Return the bytes and the status of a small object, or None if there is none."""
+        status = self.status(name)
+        if status is None:
+            return None
+        if status.size > limit:
+            raise OSError(0, f"{status.size:,} bytes, and {limit:,} are the most", self._url(name))
+        return self.store.read(self.key(name), 0, status.size, status) if status.size else b"", status
+
+    def is_same(self, name: str, of: ObjectStatus, other: str, of_other: ObjectStatus) -> bool:
+        """Compare two objects by size and version, or byte by byte if the versions differ."""
+        if of.size != of_other.size:
+            return False
+        if of.version and of.version == of_other.version:
+            return True
+        return all(
+            self.store.read(self.key(name), begin, end, of)
+            == self.store.read(self.key(other), begin, end, of_other)
+            for begin in range(0, of.size, _COMPARED_AT_ONCE)
+            if (end := min(begin + _COMPARED_AT_ONCE, of.size))
+        )
+
+    def remove(self, name: str, of: ObjectStatus) -> None:
+        """Remove an object if it is unmodified; nothing is done if it is missing."""
+        with suppress(FileNotFoundError):
+            self.store.remove(self.key(name), of)
+
+    def replace(self, name: str, data: bytes, of: ObjectStatus | None) -> ObjectStatus:
+        """Write an object in place of an unmodified one, or of none; return its status."""
+        try:
+            return self.store.write(self.key(name), [data], len(data), of)
+        except (FileExistsError, FileNotFoundError) as error:
+            raise Replaced(self._url(name)) from error
+
+    def remove_now(self, name: str) -> None:
+        """Remove an object of ours, whatever its version."""
+        if (status := self.status(name)) is not None:
+            self.remove(name, status)
+
+    def copy(self, name: str, to: str, size: int) -> None:
+        """Copy an object, and require that the copy has a size."""
+        self.store.copy(self.key(name), self.key(to))
+        copied = self.status(to)
+        if copied is None or copied.size != size:
+            raise Replaced(self._url(name))
+
+    def _url(self, name: str) -> str:
+        return f"{self.directory}/{name}"
+
+
+def failures_of(step: Callable[[T], object], items: Iterable[T]) -> Iterator[tuple[T, OSError | StalePlan]]:
+    """Call a function with many items at once; yield those for which it failed, with the error."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    def attempt(item: T) -> OSError | StalePlan | None:
+        try:
+            step(item)
+        except (OSError, StalePlan) as error:
+            return error
+        return None
+
+    given = list(items)
+    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
+        for item, error in zip(given, threads.map(attempt, given), strict=True):
+            if error is not None:
+                yield item, error
+
+
+def keeps_versions(urls: Sequence[str]) -> bool:
+    """Tell whether the store keeps a version of all these objects when they are removed."""
+
+    def require_version(url: str) -> None:
+        store, name = remote.store_at(url)
+        if not store.keeps_version(name):
+            raise FileNotFoundError
+
+    for _, error in failures_of(require_version, urls):
+        if not isinstance(error, FileNotFoundError):
+            raise error
+        return False
+    return bool(urls)
+
+
+# Journals -------------------------------------------------------------------------------------------
+
+
+def journal_name(identity: str) -> str:
+    """Return the name of a command's journal in its directory."""
+    return f"{_PREFIX}{identity}{_SUFFIX}"
+
+
+def identity_of_journal(name: str) -> str | None:
+    """Return the identity of the command of a journal; None if it isn't the name of one."""
+    if not (name.startswith(_PREFIX) and name.endswith(_SUFFIX)):
+        return None
+    identity = name[len(_PREFIX) : -len(_SUFFIX)]
+    return identity if IDENTITY.fullmatch(identity) else None
+
+
+def journals_in(directory: str) -> list[str]:
+    """Return the URLs of the journals in a directory, the oldest first."""
+    try:
+        names = sorted(fs.listdir(directory))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise from_os_error(error, directory) from error
+    return [os.path.join(directory, name) for name in names if identity_of_journal(name) is not None]
