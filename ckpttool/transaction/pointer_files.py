@@ -21,6 +21,7 @@ from ckpttool.formats.tensorflow.state import (
     CheckpointState,
     expand_shards,
     parse_state,
+    state_in,
     state_text,
 )
 from ckpttool.io import fs
@@ -263,11 +264,11 @@ def state_without(directory: str, data: bytes, removed: Collection[str]) -> Rewr
         data: What it says.
         removed: Names in the directory of the checkpoints that go.
     """
-    if b"model_checkpoint_path" not in data or b"\0" in data or len(data) > MAX_BYTES:
+    if len(data) > MAX_BYTES:
         return None
     text = data.decode("utf-8", "surrogateescape")
     try:
-        state = parse_state(text)
+        state = state_in(text)
     except ValueError:
         return None
     if state is None:

@@ -22,7 +22,7 @@ from ckpttool.formats.tensorflow.state import (
     state_text,
     unescape,
 )
-from ckpttool.runs.pointers.readers import READERS, names_in
+from ckpttool.runs.pointers.readers import names_in, pointers_in, raise_error
 from ckpttool.transaction.journal import Rewrite
 from ckpttool.transaction.pointer_files import merged_state, state_rewrite, state_without
 from tests.support.state_files import read_state, write_state
@@ -246,7 +246,7 @@ def test_a_file_called_checkpoint_says_nothing_of_other_formats(run, series: Pat
 
 def test_a_file_of_that_name_that_is_something_else(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_bytes(b"\x80\x02 model_checkpoint_path \0")
-    found = [one for read in READERS for one in read(str(tmp_path), names_in(str(tmp_path)))]
+    found = pointers_in(str(tmp_path), names_in(str(tmp_path)), raise_error)
     assert [(one.target, one.formats) for one in found] == [(None, {"tensorflow"})]
     assert state_rewrite(str(tmp_path), {"ckpt-1"}) == ()
 

@@ -17,6 +17,7 @@ MAX_BYTES = 1 << 26
 
 MAX_SHARDS = 1000
 
+_KEY = "model_checkpoint_path"
 _SHARDS = re.compile(r"-\?{5}-of-(\d{5})$")
 _TOKEN = re.compile(
     r"""\s+|\#[^\n]*|(?P<name>[A-Za-z_]\w*)|(?P<punct>[:;,])|(?P<number>[-+]?[\d.][\w.+-]*)"""
@@ -54,11 +55,18 @@ def read_state(path: str) -> CheckpointState | None:
         return None
     with fs.open_regular(path) as file:
         data = file.read(MAX_BYTES + 1)
-    if b"model_checkpoint_path" not in data or b"\0" in data:
-        return None
-    if len(data) > MAX_BYTES:
+    if len(data) > MAX_BYTES and _KEY.encode() in data:
         raise ValueError(f"more than {MAX_BYTES:,} bytes")
-    return parse_state(data.decode("utf-8", "surrogateescape"))
+    return state_in(data.decode("utf-8", "surrogateescape"))
+
+
+def state_in(text: str) -> CheckpointState | None:
+    """Return what a state file says; None if the text is another file's, or names no checkpoint.
+
+    Raises:
+        ValueError: It begins like a state file, and is none.
+    """
+    return parse_state(text) if _KEY in text and "\0" not in text else None
 
 
 def parse_state(text: str) -> CheckpointState | None:
@@ -87,7 +95,7 @@ def parse_state(text: str) -> CheckpointState | None:
             expected = "name"
         else:
             raise ValueError(f"unexpected {token[:40]!r} at character {match.start():,}")
-    latest, paths = values.get("model_checkpoint_path"), tuple(values.get("all_model_checkpoint_paths", ()))
+    latest, paths = values.get(_KEY), tuple(values.get("all_model_checkpoint_paths", ()))
     if not latest:
         return None
     times = tuple(values.get("all_model_checkpoint_timestamps", ()))

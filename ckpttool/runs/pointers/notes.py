@@ -11,16 +11,16 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from ckpttool.core.errors import CheckpointError, from_os_error
-from ckpttool.core.name_patterns import PIN_LISTS
 from ckpttool.formats.interface import SIDECARS
-from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.io import fs
-from ckpttool.ops.manifest import SHARED
 from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.pointers.readers import MAX_POINTER, OnError, read_small
+from ckpttool.runs.pointers.kind import MAX_POINTER
+from ckpttool.runs.pointers.kinds import KINDS, DigestList
+from ckpttool.runs.pointers.readers import OnError, read_small
 from ckpttool.runs.pointers.targets import CheckpointIndex, exists, path_parts
 
 _MARKS = {
@@ -30,16 +30,8 @@ _MARKS = {
 }
 
 
-SUMS = re.compile(
-    r"(?:.*[._-])?(?:md5|sha(?:1|224|256|384|512)?|b2|check)?sums?(?:\.txt)?"
-    r"|.*\.(?:md5|sha(?:1|224|256|384|512)|b2)",
-    re.IGNORECASE | re.DOTALL,
-)
-"""What lists of digests are called, whoever wrote them."""
-
-
-_LISTS = frozenset({tf_state.NAME, *PIN_LISTS, *SHARED, "trainer_state.json", "result.json"})
-"""What names many, or is read in a way of its own."""
+_LISTS = frozenset({"result.json", *chain.from_iterable(kind.files for kind in KINDS if kind.is_certain)})
+"""Files that name many checkpoints, or are read in a way of their own."""
 
 
 class Silent(NamedTuple):
@@ -70,7 +62,7 @@ SILENT = (
             re.IGNORECASE | re.DOTALL,
         ),
     ),
-    Silent("lists of digests", "they name all files", SUMS),
+    Silent("lists of digests", "they name all files", DigestList.NAMES),
     Silent(
         "scripts, such as `eval.sh`, and files that begin with `#!`",
         "they name what they read and write",

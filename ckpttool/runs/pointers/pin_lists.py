@@ -17,8 +17,8 @@ from ckpttool.io import fs
 from ckpttool.io.atomic import write_atomically
 from ckpttool.io.source import NotRegular
 from ckpttool.io.toml import change_strings, parse_toml
-from ckpttool.runs.pointers.readers import MAX_STATE
-from ckpttool.runs.pointers.remarks import NOTHING, Remark, fault_text, remarks_in
+from ckpttool.runs.pointers.kind import MAX_STATE, NO_CHANGES, Changes, PointerKind, Renamer
+from ckpttool.runs.pointers.remarks import NOTHING, Remark, fault_text, remarks_in, rename_remarks
 from ckpttool.runs.surveying.path_resolution import resolve_checkpoint
 from ckpttool.transaction.paths import is_within, shown
 from ckpttool.transaction.state_dir import state_dir_of, user_name
@@ -91,6 +91,27 @@ def _misplaced_key(tables: Mapping[str, object]) -> str | None:
             return f"{path}.{KEY}"
         tasks += [(f"{path}.{key}", value) for key, value in table.items() if isinstance(value, dict)]
     return None
+
+
+class PinList(PointerKind):
+    """Lists of pins: what is pinned, and what people say of it."""
+
+    files = PIN_LISTS
+
+    def names(self, text: str) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([*pinned_names(text), *remarks_in(text)]))
+
+    def reworded(self, text: str, new: Renamer, changes: Changes = NO_CHANGES) -> str:
+        def renamed(name: str) -> str | None:
+            path = fs.normpath(name)
+            return new(path) or new(path.removesuffix(INDEX))
+
+        names: dict[str, str | None] = {
+            name: other for name in pinned_names(text) if (other := renamed(name)) is not None
+        }
+        text = change_strings(text, KEY, renamed=names) if names else text
+        about = {name: other for name in remarks_in(text) if (other := new(fs.normpath(name))) is not None}
+        return rename_remarks(text, about)
 
 
 def unreadable(file: str, error: Exception) -> DamagedCheckpoint:

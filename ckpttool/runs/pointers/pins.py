@@ -25,14 +25,12 @@ from ckpttool.formats.interface import natural
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.io import fs
 from ckpttool.io.held import holding, holds
-from ckpttool.io.toml import change_strings, quote
+from ckpttool.io.toml import quote
 from ckpttool.runs.pointers.pin_lists import (
-    KEY,
     Pin,
     changed_text,
     list_for,
     lists_for,
-    pinned_names,
     pins_above,
     pins_in,
     read_list,
@@ -40,7 +38,7 @@ from ckpttool.runs.pointers.pin_lists import (
     write_list,
 )
 from ckpttool.runs.pointers.readers import raise_error
-from ckpttool.runs.pointers.remarks import NOTHING, Remark, merged, remarks_in, rename_remarks, with_remark
+from ckpttool.runs.pointers.remarks import NOTHING, Remark, merged, remarks_in, with_remark
 from ckpttool.runs.surveying.path_resolution import CheckpointPlace, place_of, resolve_checkpoint
 from ckpttool.transaction.lock import BUSY, clear_stale, lock_directory
 from ckpttool.transaction.paths import bare, shown
@@ -300,20 +298,6 @@ def pins_below(
 
 def _pins_in_list(file: str) -> list[Pin]:
     return list(pins_in(file, read_list(file)))
-
-
-def rename_pins(text: str, renamed: Mapping[str, str]) -> str:
-    """Return a list of pins in which what has got another name is pinned under that."""
-    new: dict[str, str | None] = {}
-    for name in pinned_names(text):
-        path = fs.normpath(name)
-        if path not in renamed:
-            path = path.removesuffix(INDEX)
-        if path in renamed:
-            new[name] = renamed[path]
-    text = change_strings(text, KEY, renamed=new) if new else text
-    about = {name: renamed[fs.normpath(name)] for name in remarks_in(text) if fs.normpath(name) in renamed}
-    return rename_remarks(text, about)
 
 
 def _lock_all(file: str, places: Iterable[CheckpointPlace]) -> ExitStack:

@@ -23,11 +23,11 @@ from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.needs import all_places, named_above, places_on_the_way
 from ckpttool.runs.members.order import Group
+from ckpttool.runs.pointers.kinds import TRAINER_BEST
 from ckpttool.runs.pointers.notes import Mentions, may_protect, protecting_text, read_note
 from ckpttool.runs.pointers.pin_lists import Reach, follow_pins
 from ckpttool.runs.pointers.readers import (
     BEST_INSIDE,
-    TRAINER_BEST,
     Names,
     OnError,
     Pointer,

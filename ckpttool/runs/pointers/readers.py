@@ -1,35 +1,25 @@
-"""Who names a checkpoint: the small files in which frameworks, and people, note which one matters.
+"""Reads pointers: the small files in which frameworks note which checkpoint matters.
 
-``READERS`` is the table: each reads one kind of pointer that lies beside checkpoints. What the pointers lead
-to is found in ``protection``.
+``kinds`` has their table. What the pointers lead to is found in ``protection``.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
-from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.io import fs
 from ckpttool.io.source import NotRegular
 from ckpttool.runs.members.order import Group
+from ckpttool.runs.pointers.kind import PointerKind
+from ckpttool.runs.pointers.kinds import KINDS, LINE, TRAINER_STATE
 from ckpttool.runs.reasons import Code, code_of
-
-TRAINER_BEST = "best_model_checkpoint"
-"""What a Trainer says of its best; where that is gone, it goes on without it."""
 
 BEST_INSIDE = "best_model_path"
 """What a checkpoint of Lightning's says of the best; it lies in a pickle."""
-
-MAX_POINTER = 4096
-"""Bytes: a text file that names one path is no longer."""
-
-MAX_STATE = 1 << 26
-"""Bytes of JSON that are read for a pointer; a trainer's whole history takes less."""
 
 _TEMPORARY = re.compile(
     r"\.?(?P<name>.+?)\.(?:tmp|temp|part|partial|incomplete)(?:[-._][\w-]*)?", re.IGNORECASE
@@ -60,88 +50,34 @@ class Pointer(NamedTuple):
 
 
 Names = Mapping[str, os.DirEntry[str]]
-Reader = Callable[[str, Names], Iterator[Pointer]]
 OnError = Callable[[CheckpointError], object]
-"""Told of what can't be read, and so may name anything."""
-
-
-def _latest(directory: str, names: Names) -> Iterator[Pointer]:
-    """DeepSpeed's ``latest`` and ``latest_universal``, Detectron2's and MMEngine's ``last_checkpoint``."""
-    for name in ("latest", "latest_universal", "last_checkpoint"):
-        if name in names:
-            path = os.path.join(directory, name)
-            text = _text(path, MAX_POINTER)
-            if text is not None and _is_line(text.strip()):
-                yield Pointer(name, path, text.strip())
-
-
-def _megatron(directory: str, names: Names) -> Iterator[Pointer]:
-    """Megatron's tracker, which verl has taken over: the number of an iteration."""
-    name = "latest_checkpointed_iteration.txt"
-    if name in names:
-        path = os.path.join(directory, name)
-        text = (_text(path, MAX_POINTER) or "").strip()
-        if text.isascii() and text.isdigit() and len(text) < 18:
-            targets = (f"iter_{int(text):07d}", f"global_step_{int(text)}")
-            yield Pointer(name, path, next((one for one in targets if one in names), targets[0]))
-
-
-def _trainer_state(directory: str, names: Names) -> Iterator[Pointer]:
-    """``best_model_checkpoint`` of the Hugging Face Trainer."""
-    name = "trainer_state.json"
-    if name not in names:
-        return
-    path = os.path.join(directory, name)
-    try:
-        state = json.loads(_text(path, MAX_STATE) or "")
-        best = state.get(TRAINER_BEST)
-    except (ValueError, AttributeError, RecursionError):
-        yield Pointer(TRAINER_BEST, path, None)
-        return
-    if isinstance(best, str) and best:
-        yield Pointer(TRAINER_BEST, path, best)
-
-
-def _tensorflow(directory: str, names: Names) -> Iterator[Pointer]:
-    """TensorFlow's ``checkpoint``: what it names as the latest; of all others it only keeps a list.
-
-    One that names nothing, beside TensorFlow's files, was cut short or overwritten.
-    """
-    path = os.path.join(directory, tf_state.NAME)
-    if tf_state.NAME not in names or fs.isdir(path):
-        return
-    try:
-        state = tf_state.read_state(path)
-    except ValueError:
-        state = None
-    except OSError as error:
-        raise from_os_error(error, path) from error
-    if state is None:
-        yield Pointer("latest", path, None, frozenset({"tensorflow"}))
-        return
-    for target in tf_state.expand_shards(state.latest):
-        yield Pointer("latest", path, target)
-
-
-READERS: tuple[Reader, ...] = (_latest, _megatron, _trainer_state, _tensorflow)
+"""Called with what can't be read, and so may name anything."""
 
 
 def pointers_in(directory: str, names: Names, on_error: OnError) -> Iterator[Pointer]:
-    """Yield what the files of frameworks in a directory name."""
-    for read in READERS:
+    """Yield what the files of frameworks in a directory point to."""
+    for kind in KINDS:
         try:
-            yield from read(directory, names)
+            yield from _pointers(kind, directory, names) if kind.protects else ()
         except CheckpointError as error:
             on_error(error)
 
 
-def _text(path: str, limit: int) -> str | None:
-    """Return a small text file's content, or None where it is none."""
-    data = read_small(path, limit)
-    try:
-        return None if data is None else data.decode()
-    except UnicodeDecodeError:
-        return None
+def _pointers(kind: PointerKind, directory: str, names: Names) -> Iterator[Pointer]:
+    for name in kind.files:
+        if name not in names or names[name].is_dir():
+            continue
+        path = os.path.join(directory, name)
+        data = read_small(path, kind.limit)
+        try:
+            if data is None:
+                raise ValueError("no regular file, or too large")
+            targets = kind.targets(data.decode("utf-8", "surrogateescape"), names)
+        except ValueError:
+            if kind.is_certain:
+                yield Pointer(kind.reason(name), path, None, kind.formats)
+        else:
+            yield from (Pointer(kind.reason(name), path, target) for target in targets)
 
 
 def read_small(path: str, limit: int) -> bytes | None:
@@ -164,11 +100,8 @@ def read_small(path: str, limit: int) -> bytes | None:
 
 def is_one_name(path: str) -> bool:
     """Tell whether a small text file consists of one line, as one that names a checkpoint does."""
-    return _is_line((_text(path, MAX_POINTER) or "").strip())
-
-
-def _is_line(text: str) -> bool:
-    return bool(text) and text.isprintable()
+    data = read_small(path, LINE.limit)
+    return data is not None and bool(LINE.names(data.decode("utf-8", "surrogateescape")))
 
 
 def raise_error(error: CheckpointError) -> None:
@@ -203,8 +136,8 @@ def from_newest(group: Group, faults: Collection[str], on_error: OnError) -> Ite
         try:
             is_directory = any(os.sep in file.path for file in newest.contents.files)
             names = names_in(newest.unit.path) if is_directory else {}
-            for pointer in _trainer_state(newest.unit.path, names):
-                yield Pointer(pointer.reason, newest.unit.path, pointer.target)
+            for pointer in _pointers(TRAINER_STATE, newest.unit.path, names):
+                yield pointer._replace(holder=newest.unit.path, formats=None)
         except CheckpointError as error:
             on_error(error)
         for best in newest.best_paths:

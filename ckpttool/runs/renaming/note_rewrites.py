@@ -12,12 +12,12 @@ from typing import Any
 
 from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.pointers.kind import Renamer
 from ckpttool.runs.pointers.notes import Mentions, decode_note, is_note, read_note
 from ckpttool.runs.pointers.protection import directories_below
 from ckpttool.runs.pointers.readers import Names, pass_over
 from ckpttool.runs.pointers.targets import CheckpointIndex
 from ckpttool.runs.renaming.scene import Note, PathRenames, Scene
-from ckpttool.runs.renaming.text_rewrites import Renamer
 
 _DATA = frozenset({"", ".json", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".txt", ".list", ".lst"})
 """Endings of notes in which a value is a name; all others are prose or programs, which nobody rewrites."""

@@ -12,31 +12,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 from ckpttool.core.errors import CheckpointError
-from ckpttool.core.name_patterns import PIN_LISTS
-from ckpttool.formats import shard_index
 from ckpttool.formats.interface import SIDECARS
-from ckpttool.formats.keras import sharded as keras_sharded
-from ckpttool.formats.tensorflow import state as tf_state
-from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.io import fs
-from ckpttool.ops.manifest import SHARED
 from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.pointers.notes import SUMS, is_note, read_note
-from ckpttool.runs.pointers.pins import rename_pins
+from ckpttool.runs.pointers.kind import Changes, FileChange, PointerKind, Renamer, Scope
+from ckpttool.runs.pointers.kinds import DIGESTS, LINE, MEMBERS, TRAINER_STATE, kind_of
+from ckpttool.runs.pointers.notes import is_note, read_note
 from ckpttool.runs.pointers.readers import Names, is_one_name, names_in, pass_over
 from ckpttool.runs.pointers.targets import exists
-from ckpttool.runs.renaming import text_rewrites
 from ckpttool.runs.renaming.note_rewrites import NoteRewriter
 from ckpttool.runs.renaming.scene import Note, PathRenames, Scene, Updates
-from ckpttool.runs.renaming.text_rewrites import FileChange
 from ckpttool.transaction.files import StalePlan
 from ckpttool.transaction.journal import Relink, Rewrite
 from ckpttool.transaction.pointer_files import text_at
-
-STATE = "trainer_state.json"
-
-MAX_SUMS = 1 << 24
-"""Bytes; a longer list of digests isn't of checkpoints."""
 
 
 def updates_for(scene: Scene, moved: PathRenames) -> Updates:
@@ -90,101 +78,80 @@ class _Collector:
         The lists of digests in the directory follow it.
         """
         directory = entry.directory
-        name = os.path.join(entry.name, STATE)
-        if not fs.isfile(os.path.join(directory, name)):
-            return {}
         new_name = self._moved.in_directory(directory).get(entry.name, entry.name)
         new = self._moved.renamer(os.path.join(directory, entry.name), os.curdir, directory, near=[directory])
-        faults = self.updates.faults
-        state = _rewrite(faults, directory, name, lambda text: text_rewrites.best_text(text, new))
-        if state is None:
-            return {}
-        change = _file_change(state)
-        rewrites = self.updates.rewrites[directory]
-        rewrites.append(Rewrite(os.path.join(new_name, STATE), state.before, state.after))
-        for shared in SHARED:
-            path = os.path.join(entry.name, shared)
-            if not fs.isfile(os.path.join(directory, path)):
-                continue
-            sums = _rewrite(
-                faults,
-                directory,
-                path,
-                lambda text: text_rewrites.sums_text(text, lambda _: None, {STATE: change}),
-            )
-            if sums is not None:
-                rewrites.append(Rewrite(os.path.join(new_name, shared), sums.before, sums.after))
-        return {name: change}
+        changes: dict[str, FileChange] = {}
+        for kind in (TRAINER_STATE, DIGESTS):
+            for name in kind.files:
+                path = os.path.join(entry.name, name)
+                if not fs.isfile(os.path.join(directory, path)):
+                    continue
+                follow = new if kind is TRAINER_STATE else _nothing
+                rewrite = self._reworded(kind, directory, path, follow, changes)
+                if rewrite is not None:
+                    rewrites = self.updates.rewrites[directory]
+                    rewrites.append(rewrite._replace(name=os.path.join(new_name, name)))
+                    if kind is TRAINER_STATE:
+                        changes[name] = _file_change(rewrite)
+            if not changes:
+                return {}
+        return {os.path.join(entry.name, name): change for name, change in changes.items()}
 
     def _add_beside(self, directory: str, files: Names, edits: Mapping[str, FileChange]) -> None:
         """Add what lies beside checkpoints, and names them."""
-        moved = self._moved
-        from_anywhere = moved.renamer(directory, os.curdir, near=[directory])
         changed = dict(edits)
-
-        def sums(text: str) -> str:
-            return text_rewrites.sums_text(text, moved.renamer(directory), changed)
-
-        readers: dict[str, Callable[[str], str]] = {
-            tf_state.NAME: lambda text: self._state_text(text, directory),
-            STATE: lambda text: text_rewrites.best_text(text, from_anywhere),
-            **dict.fromkeys(PIN_LISTS, lambda text: rename_pins(text, self._pin_renames(text, directory))),
-            **dict.fromkeys(SHARED, sums),
-        }
-        # Lists of digests come last: they say what the others say from now on.
-        for name, file in sorted(files.items(), key=lambda item: bool(SUMS.fullmatch(item[0]))):
-            reader = readers.get(name)
+        # Lists of digests come last: they have the new digests of the others.
+        for name, file in sorted(files.items(), key=lambda item: DIGESTS.found(item[0])):
+            kind = kind_of(name)
             try:
                 if not file.is_file(follow_symlinks=False):
                     continue
-                if reader is None and SUMS.fullmatch(name) and file.stat().st_size <= MAX_SUMS:
-                    reader = sums
+                if kind is not None and _is_another(kind, file):
+                    continue
             except OSError:  # it has just gone
                 continue
-            if name == tf_state.NAME and not _is_state(file.path):
-                continue
-            rewrite = None if reader is None else _rewrite(self.updates.faults, directory, name, reader)
-            if rewrite is not None:
-                self.updates.rewrites[directory].append(rewrite)
-            elif name not in readers:
+            if kind is None or not kind.is_certain:
                 rewrite = self._add_note(directory, file)
+            else:
+                rewrite = self._reworded(kind, directory, name, self._renamer(kind, directory), changed)
+                if rewrite is not None:
+                    self.updates.rewrites[directory].append(rewrite)
             if rewrite is not None:
                 changed[name] = _file_change(rewrite)
 
-    def _state_text(self, text: str, directory: str) -> str:
-        """Return TensorFlow's state file; the stale path of a run that was moved becomes a name."""
+    def _renamer(self, kind: PointerKind, directory: str) -> Renamer:
+        """Return the function from a path in a file of a kind to its new form."""
+        if kind.scope is Scope.PATH:
+            return self._moved.renamer(directory, os.curdir, near=[directory])
+        new = self._moved.renamer(directory)
+        return new if kind.scope is Scope.NOWHERE else partial(self._renamed_name, directory)
 
-        def new(path: str) -> str | None:
-            new_path = self._moved.new_path(path, directory)
-            if new_path is None and not exists(os.path.join(directory, path)):
-                name = os.path.basename(path.replace("\\", "/").rstrip("/"))
-                return self._moved.in_directory(directory).get(name)
-            return new_path
+    def _renamed_name(self, directory: str, path: str) -> str | None:
+        """Return the new form of a path; the stale path of a run that was moved becomes a name."""
+        new_path = self._moved.new_path(path, directory)
+        if new_path is None and not exists(os.path.join(directory, path)):
+            name = os.path.basename(path.replace("\\", "/").rstrip("/"))
+            return self._moved.in_directory(directory).get(name)
+        return new_path
 
-        return text_rewrites.state_file_text(text, new)
-
-    def _pin_renames(self, text: str, directory: str) -> Mapping[str, str]:
-        """Return new paths by old ones, as a list of pins in a directory may name them."""
-        from ckpttool.io.toml import parse_toml
-        from ckpttool.runs.pointers.remarks import remarks_in
-
-        pinned = parse_toml(text).get("pinned", [])
-        names = [name for name in pinned if isinstance(name, str)] if isinstance(pinned, list) else []
-        names += remarks_in(text)
-        paths = {os.path.normpath(name) for name in names}
-        paths |= {path.removesuffix(INDEX) for path in paths}
-        return {path: new for path in paths if (new := self._moved.new_path(path, directory)) is not None}
+    def _reworded(
+        self, kind: PointerKind, directory: str, name: str, new: Renamer, changes: Changes
+    ) -> Rewrite | None:
+        """Return what a file says with the new names, if that is something else; add why it can't."""
+        return _rewrite(self.updates.faults, directory, name, lambda text: kind.reworded(text, new, changes))
 
     def _add_note(self, directory: str, file: os.DirEntry[str]) -> Rewrite | None:
         """Add what somebody noted, and which checkpoints it will not name any more."""
-        text = read_note(file, pass_over)
+        text, kind = read_note(file, pass_over), kind_of(file.name)
         if text is None:
             return None
+        if kind is None or kind.is_certain:
+            kind = LINE
         is_path = is_one_name(file.path) and "://" not in text
         new = self._moved.renamer(directory, near=[directory]) if is_path else None
 
         def reword(text: str) -> str:
-            line = text if new is None else text_rewrites.line_text(text, new)
+            line = text if new is None else kind.reworded(text, new)
             if line == text and is_note(file.name):
                 return self._notes.rewrite(text, directory, file.name)
             return line
@@ -204,18 +171,12 @@ class _Collector:
 
     def _add_member(self, entry: Entry, name: str, edits: Mapping[str, FileChange]) -> None:
         """Add a manifest or an index, whose text has names in it: it is written anew under its new name."""
-        names, new = self._moved.in_directory(entry.directory), self._moved.renamer(entry.directory)
-        is_index = any(index.fullmatch(name) for index in (shard_index.INDEX, keras_sharded.INDEX))
-        reword: Callable[[str], str]
-        if name.endswith(SIDECARS[0]):
-            reword = partial(text_rewrites.sums_text, new=new, changed=edits)
-        elif name.endswith(SIDECARS[1]):
-            reword = partial(text_rewrites.digests_text, new=new, changed=edits)
-        elif name == entry.name and is_index:
-            reword = partial(text_rewrites.index_text, names=names)
-        else:
+        names = self._moved.in_directory(entry.directory)
+        kind = kind_of(name, MEMBERS)
+        if kind is None or (name != entry.name and not name.endswith(SIDECARS)):
             return
-        rewrite = _rewrite(self.updates.faults, entry.directory, name, reword)
+        new = names.get if name == entry.name else self._moved.renamer(entry.directory)
+        rewrite = self._reworded(kind, entry.directory, name, new, edits)
         if rewrite is None:
             return
         if name in names:
@@ -272,15 +233,18 @@ def _rewrite(
     return None if before is None or after == before else Rewrite(name, before, after)
 
 
+def _is_another(kind: PointerKind, file: os.DirEntry[str]) -> bool:
+    """Tell from its size whether a file only has a name like those of a kind."""
+    is_sure = file.name in kind.files and kind.formats is None
+    return not is_sure and file.stat().st_size > kind.limit
+
+
+def _nothing(path: str) -> None:
+    """Return no new form of any path."""
+
+
 def _file_change(rewrite: Rewrite) -> FileChange:
     before, after = (
         (text or "").encode("utf-8", "surrogateescape") for text in (rewrite.before, rewrite.after)
     )
     return FileChange(hashlib.sha256(before).hexdigest(), hashlib.sha256(after).hexdigest(), len(after))
-
-
-def _is_state(path: str) -> bool:
-    try:
-        return tf_state.read_state(path) is not None
-    except (OSError, ValueError):
-        return True

@@ -10,11 +10,11 @@ from functools import cached_property
 
 from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.pointers.kind import Renamer
 from ckpttool.runs.pointers.notes import Mentions
 from ckpttool.runs.pointers.protection import links_below
 from ckpttool.runs.pointers.readers import names_in, pass_over
 from ckpttool.runs.pointers.targets import CheckpointIndex, exists
-from ckpttool.runs.renaming.text_rewrites import Renamer
 from ckpttool.transaction.journal import Relink, Rewrite
 
 

@@ -1,0 +1,99 @@
+"""What a kind of file that names checkpoints is: the base class of all rows of ``kinds``."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Container, Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import ClassVar, NamedTuple
+
+MAX_POINTER = 4096
+"""Size limit of a text file that names one path, in bytes."""
+
+MAX_STATE = 1 << 26
+"""Size limit of JSON that is read for a pointer, in bytes; a trainer's whole history takes less."""
+
+Renamer = Callable[[str], str | None]
+"""Returns the new form of a path that a text has, or None if it stays."""
+
+
+class FileChange(NamedTuple):
+    """A file whose contents change in a renaming: its SHA-256 before and after, and its new size in bytes."""
+
+    before: str
+    after: str
+    nbytes: int
+
+
+Changes = Mapping[str, FileChange]
+"""Changed files by their old paths."""
+NO_CHANGES: Changes = MappingProxyType({})
+
+
+class Scope(Enum):
+    """Where the paths in a kind of file lead, once they lead nowhere from its own directory.
+
+    A run may have been moved since. Then ``NAME`` takes the last name of a path for a checkpoint beside the
+    file, and writes the new name alone; ``PATH`` keeps the rest of the path; ``NOWHERE`` does neither.
+    """
+
+    NOWHERE = "nowhere"
+    NAME = "name"
+    PATH = "path"
+
+
+class PointerKind(ABC):
+    """Kind of text file that names checkpoints.
+
+    ``prune``, ``list``, ``latest``, ``rename`` and ``undo`` go by the classes in ``kinds.KINDS`` alone.
+
+    Attributes:
+        files: Names of such files.
+        limit: Size limit in bytes.
+        protects: Whether ``targets`` are kept by ``prune``, each for the reason that the file gives.
+        is_certain: Whether every file of such a name is of this kind: one that can't be read may name
+            anything.
+        formats: Formats of the checkpoints that such a file names; None for all.
+        scope: Where its paths lead.
+    """
+
+    files: ClassVar[tuple[str, ...]] = ()
+    limit: ClassVar[int] = MAX_STATE
+    protects: ClassVar[bool] = False
+    is_certain: ClassVar[bool] = True
+    formats: ClassVar[frozenset[str] | None] = None
+    scope: ClassVar[Scope] = Scope.NOWHERE
+
+    def found(self, name: str) -> bool:
+        """Tell whether a file of this name is of this kind."""
+        return name in self.files
+
+    def reason(self, name: str) -> str:
+        """Return why ``prune`` keeps what a file of this name points to."""
+        return name
+
+    @abstractmethod
+    def names(self, text: str) -> tuple[str, ...]:
+        """Return the names and paths of checkpoints, or of files of theirs, in a text.
+
+        Raises:
+            ValueError: The text is malformed, so that it may name anything.
+        """
+
+    def targets(self, text: str, beside: Container[str]) -> tuple[str, ...]:
+        """Return the names and paths that a text points to; ``beside`` has the names in its directory."""
+        return self.names(text)
+
+    @abstractmethod
+    def reworded(self, text: str, new: Renamer, changes: Changes = NO_CHANGES) -> str:
+        """Return a text with the new names; everything else stays as it is written.
+
+        Args:
+            text: The text.
+            new: The new forms of its paths.
+            changes: Files whose contents change, too, for lists of digests.
+
+        Raises:
+            ValueError: The text can't have the new names.
+        """

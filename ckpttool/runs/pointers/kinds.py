@@ -1,0 +1,320 @@
+"""Kinds of files that name checkpoints, one class each, and their table.
+
+A new kind is a class and a row in ``KINDS``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Container, Mapping
+from typing import Any
+
+from ckpttool.formats import shard_index
+from ckpttool.formats.interface import SIDECARS
+from ckpttool.formats.keras import sharded as keras_sharded
+from ckpttool.formats.tensorflow import state as tf_state
+from ckpttool.ops.manifest import SHARED
+from ckpttool.runs.pointers.kind import MAX_POINTER, NO_CHANGES, Changes, PointerKind, Renamer, Scope
+from ckpttool.runs.pointers.pin_lists import PinList
+
+TRAINER_BEST = "best_model_checkpoint"
+"""Key of a Trainer's best checkpoint; if that is gone, it goes on without it."""
+
+
+# Files of frameworks --------------------------------------------------------------------------------
+
+
+class LineFile(PointerKind):
+    """DeepSpeed's ``latest`` and ``latest_universal``, Detectron2's and MMEngine's ``last_checkpoint``."""
+
+    files = ("latest", "latest_universal", "last_checkpoint")
+    limit = MAX_POINTER
+    protects = True
+    is_certain = False
+    scope = Scope.PATH
+
+    def names(self, text: str) -> tuple[str, ...]:
+        line = text.strip()
+        return (line,) if is_line(line) else ()
+
+    def reworded(self, text: str, new: Renamer, changes: Changes = NO_CHANGES) -> str:
+        path = text.strip()
+        renamed = new(path) if path else None
+        return text if renamed is None else text.replace(path, renamed, 1)
+
+
+def is_line(text: str) -> bool:
+    """Tell whether a text is one printable line, as one that names a checkpoint is."""
+    return bool(text) and text.isprintable()
+
+
+class IterationTracker(PointerKind):
+    """Megatron's tracker, which verl has adopted: the number of an iteration."""
+
+    files = ("latest_checkpointed_iteration.txt",)
+    limit = MAX_POINTER
+    protects = True
+    is_certain = False
+    _FORMS: tuple[Callable[[int], str], ...] = ("iter_{:07d}".format, "global_step_{}".format)
+
+    def names(self, text: str) -> tuple[str, ...]:
+        number = text.strip()
+        is_number = number.isascii() and number.isdigit() and len(number) < 18
+        return tuple(form(int(number)) for form in self._FORMS) if is_number else ()
+
+    def targets(self, text: str, beside: Container[str]) -> tuple[str, ...]:
+        names = self.names(text)
+        return tuple(name for name in names if name in beside)[:1] or names[:1]
+
+    def reworded(self, text: str, new: Renamer, changes: Changes = NO_CHANGES) -> str:
+        if any(new(name) is not None for name in self.names(text)):
+            raise ValueError("it can hold nothing but the number")
+        return text
+
+
+class TrainerState(PointerKind):
+    """``trainer_state.json`` of the Hugging Face Trainer, with the best checkpoint of the run."""
+
+    files = ("trainer_state.json",)
+    protects = True
+    scope = Scope.PATH
+    _BEST = re.compile(rf'("{TRAINER_BEST}"\s*:\s*)("(?:[^"\\]|\\.)*")')
+
+    def reason(self, name: str) -> str:
+        return TRAINER_BEST
+
+    def names(self, text: str) -> tuple[str, ...]:
+        best = _load_object(text).get(TRAINER_BEST)
+        return (best,) if isinstance(best, str) and best else ()
+
+    def reworded(self, text: str, new: Renamer, changes: Changes = NO_CHANGES) -> str:
+        if TRAINER_BEST not in text:
+            return text
+        found = self._BEST.findall(text)
+        if len(found) == 1 and new(json.loads(found[0][1], strict=False)) is None:
+            return text  # the whole history of a run takes long to parse
+        document = _load_object(text)
+        best = document.get(TRAINER_BEST)
+        renamed = new(best) if isinstance(best, str) and best else None
+        if renamed is None:
+            return text
+        edited = self._BEST.sub(lambda match: match[1] + json.dumps(renamed), text)
+        return _verified_json(edited, {**document, TRAINER_BEST: renamed})
+
+
+class TensorFlowState(PointerKind):
+    """TensorFlow's ``checkpoint``: it points to the latest, and lists all others.
+
+    One that names nothing, beside TensorFlow's files, was cut short or overwritten.
+    """
+
+    files = (tf_state.NAME,)
+    limit = tf_state.MAX_BYTES
+    protects = True
+    formats = frozenset({"tensorflow"})
+    scope = Scope.NAME
+
+    def reason(self, name: str) -> str:
+        return "latest"
+
+    def names(self, text: str) -> tuple[str, ...]:
+        state = self._state(text)
+        return (state.latest, *state.paths)
+
+    def targets(self, text: str, beside: Container[str]) -> tuple[str, ...]:
+        return tf_state.expand_shards(self._state(text).latest)
+
+    @staticmethod
+    def _state(text: str) -> tf_state.CheckpointState:
+        state = tf_state.state_in(text)
+        if state is None:
+            raise ValueError("it names no checkpoint")
+        return state
+
+    def reworded(self, text: str, new: Renamer, changes: Changes = NO_CHANGES) -> str:
+        state = tf_state.state_in(text)
+        if state is None:  # another file of this name
+            return text
+        paths = tuple(new(path) or path for path in state.paths)
+        latest = new(state.latest) or state.latest
+        if (latest, paths) == (state.latest, state.paths):
+            return text
+        return tf_state.state_text(state._replace(latest=latest, paths=paths))
+
+
+# Indexes and lists of digests -------------------------------------------------------------------------
+
+
+class ShardIndex(PointerKind):
+    """The index of a sharded set, of safetensors, PyTorch or Keras: names of its shards."""
+
+    _STRING = re.compile(r'("(?:[^"\\]|\\.)*")(\s*:)?', re.DOTALL)
+
+    def found(self, name: str) -> bool:
+        return any(index.fullmatch(name) for index in (shard_index.INDEX, keras_sharded.INDEX))
+
+    def names(self, text: str) -> tuple[str, ...]:
+        shards = self._weight_map(_load_object(text)).values()
+        each = (one for value in shards for one in (value if isinstance(value, list) else [value]))
+        return tuple(dict.fromkeys(one for one in each if isinstance(one, str)))
+
+    def reworded(self, text: str, new: Renamer, changes: Changes = NO_CHANGES) -> str:
+        document = _load_object(text)
+        renamed = {key: _renamed(value, new) for key, value in self._weight_map(document).items()}
+
+        def rename_value(match: re.Match[str]) -> str:
+            is_key = match[2] is not None
+            name = None if is_key else new(json.loads(match[1], strict=False))
+            return match[0] if name is None else json.dumps(name)
+
+        return _verified_json(self._STRING.sub(rename_value, text), {**document, "weight_map": renamed})
+
+    @staticmethod
+    def _weight_map(document: Mapping[str, Any]) -> Mapping[str, Any]:
+        weight_map = document.get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ValueError("it maps nothing")
+        return weight_map
+
+
+def _renamed(value: object, new: Renamer) -> object:
+    """Return the shard of a tensor with its new name; Keras has lists of them."""
+    if isinstance(value, list):
+        return [_renamed(shard, new) for shard in value]
+    return (new(value) or value) if isinstance(value, str) else value
+
+
+class DigestList(PointerKind):
+    """Lists of digests as ``sha256sum`` and its like write them, for a file or a whole directory.
+
+    A digest that was wrong before stays, and so does one of another algorithm than SHA-256.
+    """
+
+    files = SHARED
+    NAMES = re.compile(
+        r"(?:.*[._-])?(?:md5|sha(?:1|224|256|384|512)?|b2|check)?sums?(?:\.txt)?"
+        r"|.*\.(?:md5|sha(?:1|224|256|384|512)|b2)",
+        re.IGNORECASE | re.DOTALL,
+    )
+    """Names of such files, whichever program wrote them."""
+    _PLAIN = re.compile(
+        r"(?P<mark>\\?)(?P<digest>[0-9A-Fa-f]{32,128})(?P<gap> [ *])(?P<name>.+?)(?P<end>\r?)", re.DOTALL
+    )
+    _TAGGED = re.compile(
+        r"(?P<mark>\\?)(?P<gap>(?:MD5|SHA-?[0-9]+|BLAKE2[a-z]*)(?:-[0-9]+)? ?\()(?P<name>.+)"
+        r"(?P<equals>\) ?= ?)(?P<digest>[0-9A-Fa-f]{32,128})(?P<end>\r?)",
+        re.DOTALL,
+    )
+    _ESCAPE = re.compile(r"\\([\\nr])")
+    _UNESCAPED: Mapping[str, str] = {"\\": "\\", "n": "\n", "r": "\r"}
+
+    def found(self, name: str) -> bool:
+        return self.NAMES.fullmatch(name) is not None
+
+    def names(self, text: str) -> tuple[str, ...]:
+        return tuple(self._name(match) for match in map(self._match, text.split("\n")) if match is not None)
+
+    def reworded(self, text: str, new: Renamer, changes: Changes = NO_CHANGES) -> str:
+        return "\n".join(self._line(line, new, changes) for line in text.split("\n"))
+
+    def _match(self, line: str) -> re.Match[str] | None:
+        return self._PLAIN.fullmatch(line) or self._TAGGED.fullmatch(line)
+
+    def _name(self, match: re.Match[str]) -> str:
+        name = match["name"]
+        return self._ESCAPE.sub(lambda one: self._UNESCAPED[one[1]], name) if match["mark"] else name
+
+    def _line(self, line: str, new: Renamer, changes: Changes) -> str:
+        match = self._match(line)
+        if match is None:
+            return line
+        name, digest = self._name(match), match["digest"]
+        change = changes.get(os.path.normpath(name))
+        if change is not None and digest.lower() == change.before:
+            digest = change.after
+        renamed = new(name)
+        if renamed is None and digest == match["digest"]:
+            return line
+        name = renamed or name
+        escaped = name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+        mark = "\\" if escaped != name else ""
+        if match.re is self._TAGGED:
+            return f"{mark}{match['gap']}{escaped}{match['equals']}{digest}{match['end']}"
+        return f"{mark}{digest}{match['gap']}{escaped}{match['end']}"
+
+
+class TensorDigests(PointerKind):
+    """Digests of tensors beside a checkpoint: the files that hold them, and their sizes."""
+
+    _FILES = re.compile(r'^ "files": (\{.*\}),$', re.MULTILINE)
+
+    def found(self, name: str) -> bool:
+        return name.endswith(SIDECARS[1])
+
+    def names(self, text: str) -> tuple[str, ...]:
+        return tuple(self._listed(_load_object(text)))
+
+    def reworded(self, text: str, new: Renamer, changes: Changes = NO_CHANGES) -> str:
+        document = _load_object(text)
+        files = self._listed(document)
+        renamed: dict[str, object] = {}
+        for name, entry in files.items():
+            change = changes.get(os.path.normpath(name))
+            if change is not None and isinstance(entry, dict):
+                entry = {**entry, "bytes": change.nbytes}
+            renamed[new(name) or name] = entry
+        if renamed == files:
+            return text
+        line = f' "files": {json.dumps(renamed)},'
+        return _verified_json(
+            self._FILES.sub(lambda match: line, text, count=1), {**document, "files": renamed}
+        )
+
+    @staticmethod
+    def _listed(document: Mapping[str, Any]) -> Mapping[str, Any]:
+        files = document.get("files")
+        if not isinstance(files, dict):
+            raise ValueError("it lists no files")
+        return files
+
+
+def _load_object(text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except RecursionError as failure:
+        raise ValueError("it is nested too deeply") from failure
+    if not isinstance(document, dict):
+        raise ValueError("it is no JSON object")
+    return document
+
+
+def _verified_json(text: str, wanted: Mapping[str, Any]) -> str:
+    """Return an edited text if it says what it is to say, or else the same in a layout of its own."""
+    try:
+        is_right = json.dumps(json.loads(text)) == json.dumps(wanted)
+    except ValueError:
+        is_right = False
+    return text if is_right else json.dumps(wanted, indent=2) + "\n"
+
+
+# The table ------------------------------------------------------------------------------------------
+
+LINE, TRAINER_STATE, DIGESTS = LineFile(), TrainerState(), DigestList()
+KINDS: tuple[PointerKind, ...] = (
+    LINE,
+    IterationTracker(),
+    TRAINER_STATE,
+    TensorFlowState(),
+    PinList(),
+    DIGESTS,
+)
+"""Files beside checkpoints."""
+MEMBERS: tuple[PointerKind, ...] = (ShardIndex(), TensorDigests(), DIGESTS)
+"""Files of a checkpoint itself: indexes, manifests."""
+
+
+def kind_of(name: str, kinds: tuple[PointerKind, ...] | None = None) -> PointerKind | None:
+    """Return the kind of a file, from its name; None if it has none, as a note."""
+    return next((kind for kind in (KINDS if kinds is None else kinds) if kind.found(name)), None)
