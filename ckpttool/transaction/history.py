@@ -18,7 +18,13 @@ from ckpttool.io.atomic import write_in
 from ckpttool.io.directories import OpenDirectory, make_directory, remove_directory, sync_descriptor
 from ckpttool.transaction.files import opened
 from ckpttool.transaction.journal import IDENTITY, OperationList
-from ckpttool.transaction.journal_documents import count_of, identity_of, operations_document, text_of
+from ckpttool.transaction.journal_documents import (
+    count_of,
+    identity_of,
+    operations_document,
+    require_of_store,
+    text_of,
+)
 from ckpttool.transaction.old_journals import STORE_REMOVALS, list_of, store_removals_of
 from ckpttool.transaction.stages import is_temporary
 from ckpttool.transaction.state_dir import (
@@ -158,6 +164,9 @@ def _record_of(
         raise ValueError(f"kind {document['kind']!r}")
     steps = tuple(UndoStep(text_of(step["journal"]), list_of(step["undoing"])) for step in document["steps"])
     undoing = [step.undoing for step in steps]
+    if fs.is_remote(directory):
+        for one in undoing:
+            require_of_store(one)
     if any(one.identity != identity or one.kind != "restore" for one in undoing):
         raise ValueError("a step of another command")
     return CommandRecord(
@@ -167,7 +176,7 @@ def _record_of(
         document["kind"],
         steps,
         is_told=document.get("told") is True,
-        root=None if document.get("root") is None else count_of(document["root"]),
+        root=None if fs.is_remote(directory) or document.get("root") is None else count_of(document["root"]),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
@@ -17,7 +17,7 @@ from ckpttool.transaction.journal import OperationList, Relink, Rewrite
 from ckpttool.transaction.moves import MoveFailure, MoveOutcome, apply, obstacles
 from ckpttool.transaction.paths import NotUndone, Problem, shown
 from ckpttool.transaction.pointer_files import base_name, merged_state, text_at
-from ckpttool.transaction.store_operations import obstacles_in_store, restore_in_store
+from ckpttool.transaction.store_operations import restorable_in_store, restore_in_store
 
 _PLANNED = {"trash": "it was put there", "rename": "it was renamed", "prune": "it was removed"}
 """When a user had a command do what is taken back now."""
@@ -64,9 +64,10 @@ def _undo_step(
         done.warnings.append(f"{shown(record.directory)}: {warning}")
     refused: dict[str, MoveFailure] = {}
     fit = list(range(len(undoing.groups)))
+    in_place: frozenset[int] = frozenset()
     # Of what was renamed twice, only the last name can be looked at before it is gone.
     if is_last or not dry_run:
-        stuck = dict(_obstacles(record, undoing))
+        stuck, in_place = _obstacles(record, undoing)
         refused |= {undoing.groups[number].path: failure for number, failure in stuck.items()}
         fit = [number for number in fit if number not in stuck]
     if refused and record.kind == "rename" and undoing.pointers:
@@ -88,7 +89,7 @@ def _undo_step(
                 drop_step(record.directory, record.state_dir, record.identity, step.journal)
             except OSError as error:
                 raise from_os_error(error, record.path) from error
-    for number in fit:
+    for number in (one for one in fit if one not in in_place):
         path = _path(record, undoing.groups[number].path)
         done.restored.setdefault(path, _last_path(record, undoing, number))
     planned = _PLANNED[record.kind]
@@ -98,10 +99,14 @@ def _undo_step(
     return bool(refused)
 
 
-def _obstacles(record: CommandRecord, undoing: OperationList) -> Iterator[tuple[int, MoveFailure]]:
+def _obstacles(
+    record: CommandRecord, undoing: OperationList
+) -> tuple[dict[int, MoveFailure], frozenset[int]]:
+    """Return why some groups can't be restored, and which are in place already."""
     if fs.is_remote(record.directory):
-        return obstacles_in_store(record.directory, undoing)
-    return obstacles(record.directory, undoing, record.state_dir)
+        found = restorable_in_store(record.directory, undoing)
+        return found.failures, found.in_place
+    return dict(obstacles(record.directory, undoing, record.state_dir)), frozenset()
 
 
 def _apply(record: CommandRecord, undoing: OperationList) -> MoveOutcome:

@@ -1,11 +1,11 @@
 """Executes lists of operations in an object store, as ``operations`` does on a file system.
 
-The journal is an object beside the checkpoints. Objects that move to the trash, or back, are copied. Then the
-journal is replaced by one with the numbers of the committed groups, which is the point of no return; pointers
-are written, and objects lose their old names, of each checkpoint first the one without which it is none.
+The journal is an object beside the checkpoints. What goes to the trash is copied. Then the journal is
+replaced by one with the numbers of the committed groups, which is the point of no return; pointers are
+written, and objects removed, of each checkpoint first the one without which it is incomplete.
 
 ```
-journal written -> objects copied -> journal replaced -> pointers written -> old names removed -> recorded
+journal written -> objects copied -> journal replaced -> pointers written -> objects removed -> recorded
     |________ recovery drops the copies ________|_________ recovery completes what was begun ________|
 ```
 
@@ -15,6 +15,8 @@ was removed yet stays, as whoever killed the command may want to keep it; so do 
 may still be at work.
 
 What moves to the stage is removed for good, unless the bucket keeps versions: those are restored from there.
+A restoration removes nothing from the directory, and drops a copy only once its object is in place. So it
+needs no commit: recovery, or another command at the same time, does the same again.
 """
 
 from __future__ import annotations
@@ -35,9 +37,16 @@ from ckpttool.formats.tensorflow.state import NAME
 from ckpttool.io import fs, remote
 from ckpttool.io.stores import ObjectStatus, ObjectVersions, OlderVersions, Replaced
 from ckpttool.transaction.files import Contents, Fingerprint, StalePlan, contents
-from ckpttool.transaction.history import RecordKind, UndoStep, add_step, drop_groups
+from ckpttool.transaction.history import RECORD, RecordKind, UndoStep, add_step, drop_groups
 from ckpttool.transaction.journal import Group, Location, Move, OperationList, Relink, Rewrite
-from ckpttool.transaction.journal_documents import SCHEMA, operations_document, operations_of
+from ckpttool.transaction.journal_documents import (
+    SCHEMA,
+    identity_of,
+    name_of,
+    operations_document,
+    operations_of,
+    require_of_store,
+)
 from ckpttool.transaction.lock import ANOTHER_AT_WORK, BUSY
 from ckpttool.transaction.moves import MoveFailure, MoveOutcome, move_failure
 from ckpttool.transaction.old_journals import STORE_REMOVALS, store_removals_of
@@ -62,6 +71,8 @@ _FIRST = re.compile(
     r"\.metadata|.*\.index(?:\.json)?|commit_success\.txt|_CHECKPOINT_METADATA|_METADATA|saved_model\.pb"
 )
 """Files that are written last into a checkpoint's directory, or list the others."""
+_MOST_MARKERS = 100
+"""Limit on delete markers that hide one object."""
 _RECOVERS = "; the next command recovers"
 _WEIGHTS = re.compile(r".*\.(?:safetensors|bin|pt|pth|ckpt|h5|npz|pdparams)")
 
@@ -111,11 +122,21 @@ class StoreStage:
         identity: str,
         listed: OperationList,
         journal: ObjectStatus | None = None,
+        token: str | None = None,
     ) -> None:
-        """Take operations in a directory; ``journal`` is the status of their journal, if there is one."""
+        """Take operations.
+
+        Args:
+            place: The directory.
+            identity: Of the command that removes, or whose removal is undone.
+            listed: The operations.
+            journal: Status of their journal, if there is one.
+            token: What tells this journal from others of the command; new if there is none.
+        """
         self.listed = listed
         self.objects = [_objects_of(listed, number) for number in range(len(listed.groups))]
         self._place, self._identity, self._journal = place, identity, journal
+        self._token = token or os.urandom(4).hex()
         self._bucket: OlderVersions
         self._versions: dict[str, ObjectVersions] = {}
 
@@ -126,10 +147,14 @@ class StoreStage:
         found = place.read(name, MAX_BYTES)
         if found is None or identity is None:
             return None
-        listed = parse_own(f"{directory}/{name}", found[0], "a journal", _listed)
+        listed, token = parse_own(f"{directory}/{name}", found[0], "a journal", _listed)
         if listed.identity not in (None, identity):
             raise AccessDenied(f"{directory}/{name}", "it is another command's", expected="move it away")
-        return cls(place, identity, listed, found[1])
+        return cls(place, identity, listed, found[1], token)
+
+    @property
+    def _all(self) -> Iterator[StoredObject]:
+        return chain.from_iterable(self.objects)
 
     @property
     def directory(self) -> str:
@@ -139,50 +164,52 @@ class StoreStage:
     # Forward ------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Write the journal."""
-        self._write(None)
+        """Write the journal.
+
+        Raises:
+            AccessDenied: There is one of the same command: it is at work.
+        """
+        try:
+            self._write(None)
+        except Replaced as error:
+            raise AccessDenied(self.directory, ANOTHER_AT_WORK, code=BUSY) from error
 
     def _write(self, done: Collection[int] | None) -> None:
         """Replace the journal by one with the numbers of the committed groups."""
         listed = replace(self.listed, done=None if done is None else frozenset(done))
-        document = {**operations_document(listed), "done": None if done is None else sorted(done)}
-        data = journal_text(self.directory, document)
-        self._journal = self._place.replace(journal_name(self._identity), data, self._journal)
+        added = {"stage": self._token, "done": None if done is None else sorted(done)}
+        data = journal_text(self.directory, {**operations_document(listed), **added})
+        name = journal_name(self._identity)
+        try:
+            self._journal = self._place.replace(name, data, self._journal)
+        except Replaced:
+            # The answer to a request that took effect may be lost, and the request repeated.
+            found = self._place.read(name, MAX_BYTES)
+            if found is None or found[0] != data:
+                raise
+            self._journal = found[1]
         self.listed = listed
 
-    def forward(self) -> Failures:
-        """Copy all that moves to the trash or back; return the errors by group."""
-        self._load_versions()
-        objects, is_back = list(chain.from_iterable(self.objects)), self.listed.kind == "restore"
-        failures = _failures(self._copy, [one for one in objects if not (is_back and one.is_first)])
-        last = [one for one in objects if is_back and one.is_first and one.group not in failures]
-        return failures | _failures(self._copy, last)
+    def copy(self) -> Failures:
+        """Copy all that goes to the trash; return the errors by group."""
+        to_trash = [one for one in self._all if one.target.root == "trash"]
+        return _failures(self._copy, to_trash)
 
     def _copy(self, one: StoredObject) -> None:
-        if one.target.root == "stage" or (one.target.root == "directory" and self.is_back(one)):
-            return
-        if one.source.root == "stage":
-            key = self._place.key(one.target.path)
-            marker = self._versions[key].marker
-            assert marker is not None  # is_back has seen it
-            self._bucket.uncover(key, marker)
-        else:
-            self._place.copy(self._name(one.source), self._name(one.target), one.file.size)
+        self._place.copy(self._name(one.source), self._name(one.target), one.file.size)
 
     def commit(self, numbers: Collection[int], pointers: Sequence[Rewrite | Relink]) -> None:
         """Commit some groups, with the pointers that are written then.
 
         Raises:
-            AccessDenied: Another command has recovered the journal; everything was reverted.
+            AccessDenied: Another command has recovered the journal; the copies are dropped.
         """
         self.listed = self.listed.with_pointers(pointers)
         try:
             self._write(numbers)
         except Replaced as error:
             self.back(range(len(self.objects)))
-            doing = "undo" if self.listed.kind == "restore" else "prune"
-            done = "restored" if self.listed.kind == "restore" else "removed"
-            reason = f"another ckpttool took this {doing} for an interrupted one; nothing was {done}"
+            reason = "another ckpttool took this prune for an interrupted one; nothing was removed"
             raise AccessDenied(self.directory, reason) from error
 
     def write_pointers(self) -> bool:
@@ -218,33 +245,22 @@ class StoreStage:
         return failures
 
     def _leave(self, one: StoredObject) -> None:
-        if one.source.root == "directory":
-            self._place.remove(one.source.path, one.status)
-        elif one.source.root == "trash":
-            self._place.remove_now(self._name(one.source))
+        self._place.remove(one.source.path, one.status)
 
     def close(self, numbers: Collection[int]) -> None:
-        """Record how some groups are undone, or that they are restored, and remove the journal."""
-        self.record(numbers)
-        self._place.remove_now(journal_name(self._identity))
-
-    def record(self, numbers: Collection[int]) -> None:
-        """Record how some groups are undone, or that they are restored."""
-        listed, state_dir = self.listed.only(numbers), StateDir(self.directory)
-        if listed.identity is None or not listed.groups:
-            return
-        remote.forget()
-        if listed.kind == "restore":
-            drop_groups(self.directory, state_dir, listed)
-        else:
-            step = UndoStep(journal_name(self._identity), listed.inverse())
+        """Record how some groups are undone, and remove the journal."""
+        listed = self.listed.only(numbers)
+        if listed.identity is not None and listed.groups:
+            remote.forget()
             kind: RecordKind = "trash" if listed.kind == "trash" else "prune"
-            add_step(self.directory, state_dir, listed.identity, kind, step)
+            step = UndoStep(self._token, listed.inverse())
+            add_step(self.directory, StateDir(self.directory), listed.identity, kind, step)
+        self._place.remove_now(journal_name(self._identity))
 
     # Back ---------------------------------------------------------------------------------------------
 
     def abandon(self) -> None:
-        """Revert everything before the commit, or before anything was removed, and remove the journal.
+        """Drop all copies before the commit, or before anything was removed, and remove the journal.
 
         Raises:
             AccessDenied: Another command has just committed the journal, or recovered it.
@@ -257,38 +273,35 @@ class StoreStage:
         self._place.remove_now(journal_name(self._identity))
 
     def back(self, numbers: Collection[int]) -> None:
-        """Remove the copies of some groups.
+        """Drop the copies of some groups that were not removed."""
+        self._drop(one.target for number in numbers for one in self.objects[number])
 
-        A restored object stays if its version doesn't tell that it is the copy: comparing the bytes may take
-        hours, and the next undo finds it in its place.
-        """
-        objects = [one for number in numbers for one in self.objects[number]]
-        for _, error in failures_of(self._uncopy, objects):
+    def _drop(self, locations: Iterable[Location]) -> None:
+        copies = (self._name(one) for one in locations if one.root == "trash")
+        for _, error in failures_of(self._place.remove_now, copies):
             raise error
-
-    def _uncopy(self, one: StoredObject) -> None:
-        if one.target.root == "trash":
-            self._place.remove_now(self._name(one.target))
-        elif one.target.root == "directory":
-            now = self._place.status(one.target.path)
-            kept = one.status if one.source.root == "stage" else self._place.status(self._name(one.source))
-            if now is not None and kept is not None and now.version and now.matches(kept):
-                self._place.remove(one.target.path, now)
 
     def restore_pointers(self, numbers: Collection[int]) -> None:
         """Have pointers name some groups again that were not removed; what others wrote since stays."""
+        if numbers:
+            is_all = len(numbers) == len(self.listed.done or ())
+            self._name_again(self.listed.pointers, numbers, is_all=is_all)
+
+    def _name_again(
+        self, pointers: Iterable[Rewrite | Relink], numbers: Collection[int], *, is_all: bool
+    ) -> None:
         names = {os.path.basename(self.listed.groups[number].path) for number in numbers}
-        for one in self.listed.pointers if names else ():
+        for one in pointers:
             found = self._place.read(one.name, MAX_STATE)
             if found is None or not isinstance(one, Rewrite):
                 continue
             try:
-                is_all = len(names) == len(self.listed.done or ())
                 text = found[0].decode("utf-8", "surrogateescape")
                 back = restored_pointer(text, one, names, is_all=is_all)
             except ValueError:  # it names no checkpoint any more
                 continue
-            self._rewrite(back)
+            if not self._rewrite(back):
+                raise Replaced(f"{self.directory}/{one.name}")
 
     # What is there ------------------------------------------------------------------------------------
 
@@ -311,6 +324,48 @@ class StoreStage:
         objects = chain.from_iterable(self.objects[number] for number in self.incomplete())
         return {_path(one).partition("/")[0] for one in objects}
 
+    # Restoration --------------------------------------------------------------------------------------
+
+    def restore(self) -> tuple[list[int], Failures]:
+        """Bring objects back, write pointers, and drop the copies of what is in place then.
+
+        Returns:
+            The groups that are in place, and why others are not.
+        """
+        gone, failures = self.missing()
+        for _ in range(_MOST_MARKERS):
+            if not gone:
+                break
+            objects = [one for number in gone for one in self.objects[number]]
+            failures |= _failures(self._bring_back, [one for one in objects if not one.is_first])
+            last = [one for one in objects if one.is_first and one.group not in failures]
+            failures |= _failures(self._bring_back, last)
+            still, changed = self.missing()
+            gone, failures = still - failures.keys(), {**changed, **failures}
+        failures |= dict.fromkeys(gone, StalePlan("more delete markers than can be removed hide it"))
+        numbers = [number for number in range(len(self.objects)) if number not in failures]
+        if numbers:
+            self._name_again([one.inverse for one in self.listed.pointers], numbers, is_all=not failures)
+            self._drop(one.source for number in numbers for one in self.objects[number])
+            remote.forget()
+            drop_groups(self.directory, StateDir(self.directory), self.listed.only(numbers))
+        return numbers, failures
+
+    def end(self) -> None:
+        """Remove the journal of a restoration."""
+        self._place.remove_now(journal_name(self._identity))
+
+    def _bring_back(self, one: StoredObject) -> None:
+        if self.is_back(one):
+            return
+        if one.source.root == "trash":
+            self._copy(one)
+            return
+        key = self._place.key(one.target.path)
+        marker = self._versions[key].marker
+        assert marker is not None  # is_back has seen it
+        self._bucket.uncover(key, marker)
+
     def is_back(self, one: StoredObject) -> bool:
         """Tell whether an object that is to be restored is in its place.
 
@@ -328,10 +383,13 @@ class StoreStage:
             if kept is None or kept.size != one.file.size:
                 raise self._not_restorable(one, is_taken=False)
             return False
-        # The copies go last: without one, an undo was killed that had come so far.
-        if kept is None or now.matches(one.status):
+        if now.matches(one.status):
             return True
-        if not self._place.is_same(name, now, self._name(one.source), kept):
+        # Copies go last: without one, a restoration was killed that had come so far.
+        is_same = now.size == one.file.size and (
+            kept is None or self._place.is_same(name, now, self._name(one.source), kept)
+        )
+        if not is_same:
             raise self._not_restorable(one, is_taken=True)
         return True
 
@@ -349,8 +407,12 @@ class StoreStage:
             if not self.is_back(one):
                 found.add(one.group)
 
-        failures = _failures(look, chain.from_iterable(self.objects))
+        failures = _failures(look, self._all)
         return found - failures.keys(), failures
+
+    def empty(self, numbers: Collection[int]) -> None:
+        """Drop the copies of some groups for good."""
+        self._drop(one.source for number in numbers for one in self.objects[number])
 
     def copied_bytes(self) -> tuple[dict[int, int], Failures]:
         """Return the bytes of each group's copies in the trash, and which groups have changed there."""
@@ -362,7 +424,7 @@ class StoreStage:
                 raise StalePlan(f"{one.source.path} has changed since it was put there")
             sizes.append((one.group, 0 if status is None else status.size))
 
-        failures = _failures(look, chain.from_iterable(self.objects))
+        failures = _failures(look, self._all)
         freed = dict.fromkeys(range(len(self.objects)), 0)
         for number, size in sizes:
             freed[number] += size
@@ -370,7 +432,7 @@ class StoreStage:
 
     def _load_versions(self) -> None:
         """List the versions from which objects are restored; threads only look there."""
-        objects = (one for one in chain.from_iterable(self.objects) if one.source.root == "stage")
+        objects = (one for one in self._all if one.source.root == "stage")
         if tops := {one.target.path.partition("/")[0] for one in objects}:
             self._bucket = self._place.store.older_versions()
         for top in tops:
@@ -421,20 +483,15 @@ def _is_settled(failures: Failures) -> bool:
     return all(isinstance(one.__cause__ or one, StalePlan) for one in failures.values())
 
 
-def _listed(document: Mapping[str, Any]) -> OperationList:
-    """Return the operations of a journal in a store, of any version."""
+def _listed(document: Mapping[str, Any]) -> tuple[OperationList, str]:
+    """Return the operations of a journal in a store, of any version, and its token."""
     if document["schema"] == STORE_REMOVALS:
-        return store_removals_of(document)
+        return store_removals_of(document), identity_of(document["identity"])
     if document["schema"] != SCHEMA:
         raise ValueError(f"schema {document['schema']!r}")
     listed = operations_of(document, document["done"])
-    if not all(
-        isinstance(one, Move) or (isinstance(one, Rewrite) and one.name == NAME) for one in listed.operations
-    ):
-        raise ValueError("an operation that no store knows")
-    if not all(group.contents.files for group in listed.groups):
-        raise ValueError("a checkpoint without an object")
-    return listed
+    require_of_store(listed)
+    return listed, name_of(document["stage"])
 
 
 @contextmanager
@@ -501,7 +558,7 @@ def _remove(stage: StoreStage, outcome: RemovalOutcome) -> None:
     except OSError as error:
         reason = f"{from_os_error(error, stage.directory).reason}; nothing was removed"
         raise AccessDenied(stage.directory, reason) from error
-    failures = stage.forward()
+    failures = stage.copy()
     standing = [number for number in range(len(groups)) if number not in failures]
     stage.back([*failures])
     if standing:
@@ -531,61 +588,37 @@ def _remove(stage: StoreStage, outcome: RemovalOutcome) -> None:
 # Undo -----------------------------------------------------------------------------------------------
 
 
-def obstacles_in_store(directory: str, listed: OperationList) -> Iterator[tuple[int, MoveFailure]]:
-    """Yield the groups that can't be restored, by number, with the reason; changes nothing."""
+class Restorable(NamedTuple):
+    """What an undo would do: groups that are in place already, and why others can't be restored."""
+
+    in_place: frozenset[int]
+    failures: dict[int, MoveFailure]
+
+
+def restorable_in_store(directory: str, listed: OperationList) -> Restorable:
+    """Return what an undo would do; changes nothing."""
     with _fresh(directory):
-        _, failures = _undo_stage(directory, listed).missing()
-        yield from ((number, move_failure(failure)) for number, failure in failures.items())
+        gone, failures = _undo_stage(directory, listed).missing()
+    there = frozenset(range(len(listed.groups))) - gone - failures.keys()
+    return Restorable(there, {number: move_failure(failure) for number, failure in failures.items()})
 
 
 def restore_in_store(directory: str, listed: OperationList) -> MoveOutcome:
-    """Restore checkpoints; those that are in place already don't count as moved."""
-    outcome = MoveOutcome()
+    """Restore checkpoints from the trash, or from a bucket's older versions."""
     with _fresh(directory, _RECOVERS):
-        gone, failures = _undo_stage(directory, listed).missing()
-        _fail(listed, failures, outcome)
-        if failures and listed.is_indivisible:
-            return outcome
-        if gone:
-            _restore(_undo_stage(directory, listed.only(gone)), outcome)
-        if there := [at for at in range(len(listed.groups)) if at not in gone and at not in failures]:
-            stage = _undo_stage(directory, listed.only(there))
-            if not gone:
-                stage.write_pointers()
-            _drop_copies(stage, range(len(there)))
-            stage.record(range(len(there)))
-    return outcome
+        stage = _undo_stage(directory, listed)
+        stage.begin()
+        numbers, failures = stage.restore()
+        stage.end()
+    return MoveOutcome(
+        [listed.groups[number].path for number in numbers],
+        {listed.groups[number].path: move_failure(failure) for number, failure in failures.items()},
+    )
 
 
 def _undo_stage(directory: str, listed: OperationList) -> StoreStage:
     assert listed.identity is not None  # of the command that is undone
     return StoreStage(StoreDirectory(directory), listed.identity, listed)
-
-
-def _restore(stage: StoreStage, outcome: MoveOutcome) -> None:
-    stage.begin()
-    listed = stage.listed
-    failures = stage.forward()
-    _fail(listed, failures, outcome)
-    standing = [number for number in range(len(listed.groups)) if number not in failures]
-    if failures and (listed.is_indivisible or not standing):
-        stage.abandon()
-        return
-    stage.back([*failures])
-    stage.commit(standing, listed.pointers)
-    stage.write_pointers()
-    _drop_copies(stage, standing)
-    stage.close(standing)
-    outcome.moved += [listed.groups[number].path for number in standing]
-
-
-def _drop_copies(stage: StoreStage, numbers: Collection[int]) -> None:
-    for failure in stage.finish(numbers).values():
-        raise failure
-
-
-def _fail(listed: OperationList, failures: Failures, outcome: MoveOutcome) -> None:
-    outcome.failures |= {listed.groups[at].path: move_failure(one) for at, one in failures.items()}
 
 
 def remove_copies(
@@ -597,11 +630,18 @@ def remove_copies(
         freed, failures = stage.copied_bytes()
         fit = [number for number in freed if number not in failures]
         if not dry_run:
-            failures |= stage.finish(fit)
+            stage.empty(fit)
         yield from ((number, failures.get(number, freed[number])) for number in freed)
 
 
 # Recovery -------------------------------------------------------------------------------------------
+
+
+def seconds_since_recorded(directory: str, identity: str) -> float:
+    """Return the age of a command's record by the store's clock, in seconds; 0 if it has none."""
+    place = StoreDirectory(directory)
+    status = place.status(f"{TRASH}/{identity}/{RECORD}")
+    return 0 if status is None else place.store.clock() - status.modified_ns / 1e9
 
 
 def settle_in_store(directory: str, name: str) -> tuple[OperationList, Settled] | None:
@@ -615,27 +655,31 @@ def settle_in_store(directory: str, name: str) -> tuple[OperationList, Settled] 
 
 
 def _settled(stage: StoreStage) -> Settled:
-    """Complete the committed groups of which something was removed, and revert the others."""
+    """Restore what an undo had begun to; of a removal, complete the groups of which something was removed."""
     listed, settled = stage.listed, Settled()
-    is_undo, is_committed = listed.kind == "restore", listed.is_committed
+    numbers = range(len(listed.groups))
+    if listed.kind == "restore":
+        settled.finished, failures = stage.restore()
+        settled.put_back = [number for number, one in failures.items() if isinstance(one, StalePlan)]
+        settled.failures = {at: str(one) for at, one in failures.items() if at not in settled.put_back}
+        if not settled.failures:
+            stage.end()
+        return settled
     done = sorted(listed.done or ())
-    settled.finished = done if is_undo else sorted(stage.incomplete().intersection(done))
-    if listed.kind != "remove":
-        settled.put_back = [at for at in range(len(listed.groups)) if at not in settled.finished]
-    if not is_committed:
+    settled.finished = sorted(stage.incomplete().intersection(done))
+    if listed.kind == "trash":
+        settled.put_back = [at for at in numbers if at not in settled.finished]
+    if not listed.is_committed:
         stage.abandon()
         return settled
-    if is_undo:
-        stage.write_pointers()
     failures = stage.finish(settled.finished)
     told = {number: str(failure) for number, failure in failures.items()}
     if not _is_settled(failures):
         settled.failures = told
         return settled
     settled.notes = told
-    left = [number for number in done if number not in settled.finished]
-    stage.restore_pointers(left)
-    stage.close(done if listed.kind == "trash" else settled.finished)
+    stage.restore_pointers([number for number in done if number not in settled.finished])
+    stage.close(done)
     return settled
 
 

@@ -118,13 +118,12 @@ def _emptied(emptying: _Emptying) -> EmptiedTrash:
 
 def _seconds_since(identity: str, directory: str) -> float:
     """Return how long ago a command was run, in a store by the store's clock."""
-    now = time.time()
     if fs.is_remote(directory):
-        from ckpttool.io.remote import store_at
+        from ckpttool.transaction.store_operations import seconds_since_recorded
 
-        now = store_at(directory)[0].clock()
+        return seconds_since_recorded(directory, identity)
     moment = datetime.strptime(identity.partition("Z")[0], "%Y%m%dT%H%M%S.%f")
-    return now - moment.replace(tzinfo=timezone.utc).timestamp()
+    return time.time() - moment.replace(tzinfo=timezone.utc).timestamp()
 
 
 def _empty_place(directory: str, state_dir: StateDir, identity: str, emptying: _Emptying) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from ckpttool import CheckpointError, UsageError, prune, undo
 from ckpttool.io import remote
+from ckpttool.io.stores import Replaced
 from ckpttool.transaction.store_directory import journals_in
 from tests.support.commands import Run
 from tests.support.limits import lower_limits
@@ -448,6 +449,7 @@ def test_a_record_of_an_earlier_version(in_store: MemoryBucket, run: Run, way: s
         ("x", [["move", 0, "directory/x", "stage/0/x"], ["write", "train.py", "old", "new", None]]),
         ("x", [["put", 0, "x", None, ["directory/y", 1, 1, 1, 1]]]),
         ("y", [["move", 0, "directory/x", "stage/0/x"]]),
+        ("x", [["move", 0, "directory/x", "directory/y"]]),
     ],
 )
 def test_a_journal_leads_nowhere_else(
@@ -455,13 +457,96 @@ def test_a_journal_leads_nowhere_else(
 ) -> None:
     group = {"path": "x", "directories": [], "files": [[member, 1, 1, 1, 1]], "survivors": []}
     document = {"schema": "ckpttool.operations/1", "kind": "remove", "identity": None, "leader": None}
-    document |= {"groups": [{**group, "new_name": None}], "operations": operations, "done": [0]}
+    document |= {"groups": [{**group, "new_name": None}], "operations": operations, "done": [0], "stage": "1"}
     in_store.put(JOURNAL, json.dumps(document))
     before = objects(in_store, own=True)
     done = run("prune", in_store.url("runs"), "--keep", "1", "--yes")
     assert done.status == 2
     assert "a journal that isn't one of ours" in done.err
     assert objects(in_store, own=True) == before
+
+
+@pytest.mark.usefixtures("one_request_at_once")
+@pytest.mark.parametrize("versions", [False, True])
+def test_two_undos_at_once_lose_nothing(in_store: MemoryBucket, versions: bool) -> None:
+    if versions:
+        in_store.keep_versions()
+    before, url = objects(in_store, own=True), in_store.url("runs")
+    prune(url, keep_last=8, trash=not versions)
+    begin = in_store.snapshot()
+    in_store.calls.clear()
+    undo(url)
+    for number in spread(range(1, len(in_store.calls) + 1), 12):
+        in_store.restore(begin)
+        in_store.calls.clear()
+
+        def another(call: str, number: int = number) -> None:
+            if len(in_store.calls) == number:
+                in_store.obey()
+                undo(url)
+
+        in_store.before = another
+        with suppress(CheckpointError):
+            undo(url)
+        in_store.obey()
+        undo(url)
+        assert objects(in_store, own=True) == before, number
+
+
+def test_an_answer_that_is_lost_is_no_other_command(in_store: MemoryBucket) -> None:
+    """The request to commit took effect, and was repeated."""
+    before, url = objects(in_store), in_store.url("runs")
+
+    def lose(call: str) -> None:
+        if call.startswith("write runs/.ckpttool-prune-") and in_store.keys("runs/.ckpttool-trash/"):
+            in_store.obey()
+            raise Replaced(call)
+
+    in_store.after = lose
+    assert len(prune(url, keep_last=8, trash=True).plan.removals) == 2
+    assert objects(in_store).keys() < before.keys()
+    undo(url)
+    assert objects(in_store) == before
+
+
+def test_a_copy_that_can_not_be_dropped_is_told(bucket: MemoryBucket, run: Run, tmp_path: Path) -> None:
+    make("safetensors, sharded", tmp_path, (1, 2, 3))
+    bucket.upload(tmp_path, "")
+    before, url = objects(bucket, own=True), bucket.url("team/runs")
+    assert run("prune", url, *KEEP, "--trash").status == 0
+    bucket.refuse("remove .*/0/set-1-00002", 403)
+    done = run("undo", url)
+    assert done.status == 2
+    assert done.err.endswith("the store answered 403 Forbidden (AccessDenied); the next command recovers\n")
+    bucket.obey()
+    run("undo", url)
+    assert objects(bucket, own=True) == before
+
+
+def test_what_a_second_delete_marker_hides_is_restored(in_store: MemoryBucket) -> None:
+    in_store.keep_versions()
+    before, url = objects(in_store), in_store.url("runs")
+    prune(url, keep_last=8)
+    in_store.remove("runs/model_epoch_1.pth")  # as S3 does with what is gone already
+    assert len(undo(url).restored) == 2
+    assert objects(in_store) == before
+
+
+def test_prunes_of_one_identity_are_undone_together(in_store: MemoryBucket) -> None:
+    before, url = objects(in_store), in_store.url("runs")
+    for keep in (8, 5):
+        prune(url, keep_last=keep, trash=IDENTITY)
+    assert len(undo(url).restored) == 5
+    assert objects(in_store) == before
+
+
+def test_the_age_of_what_is_in_the_trash_goes_by_the_clock_of_the_store(
+    in_store: MemoryBucket, run: Run
+) -> None:
+    url = in_store.url("runs")
+    prune(url, keep_last=8, trash=IDENTITY)  # of a machine whose clock is wrong
+    done = run("prune", url, "--empty-trash", "--older-than", "1h")
+    assert done.out == "nothing to remove from the trash\n"
 
 
 # What the store refuses -----------------------------------------------------------------------------
