@@ -109,7 +109,7 @@ def bucket(nothing_received: None) -> Iterator[MemoryBucket]:
 @pytest.fixture
 def nothing_received(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget what stores said and sent in other tests: objects there may have the same names and versions."""
-    from ckpttool.io import remote, remote_source
+    from ckpttool.storage import remote, remote_source
 
     monkeypatch.setattr(remote_source, "_windows", remote_source._Windows())
     remote.forget()

@@ -20,8 +20,8 @@ from pathlib import Path
 from random import Random
 
 from ckpttool.formats.discovery import Walk, discover
-from ckpttool.io import fs, remote
 from ckpttool.ops.verify import verify
+from ckpttool.storage import fs, remote
 from tests.support.commands import Answer, run_redirected
 from tests.support.runs import KINDS
 from tests.support.stores import Bucket, client_of, environment, new_bucket, serve_apart

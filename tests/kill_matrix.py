@@ -454,7 +454,7 @@ def prepare() -> None:
         is_program = module.name.endswith("__main__")
         if module.name.split(".")[1] not in NEVER_IMPORTED and not is_program:
             importlib.import_module(module.name)
-    from ckpttool.io import directories
+    from ckpttool.storage import directories
 
     directories.RETRY_SECONDS = 0
     select.select = lambda *_: ([], [], [])  # a watch looks twice

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+from ckpttool.containers.toml import parse_toml
 from ckpttool.formats import formats
-from ckpttool.io.toml import parse_toml
 from tests.support import golden
 
 TESTS = Path(__file__).parent
@@ -80,7 +80,7 @@ def imports_of_files() -> dict[str, set[str]]:
 
 
 TYPED_BY_EACH_OTHER = {
-    ("ckpttool.io.opcodes", "ckpttool.io.interpreter"),
+    ("ckpttool.containers.pickle.opcodes", "ckpttool.containers.pickle.interpreter"),
     ("ckpttool.formats.torch.distributed", "ckpttool.formats.torch.objects"),
     ("ckpttool.formats.torch.modules", "ckpttool.formats.torch.objects"),
 }
@@ -133,7 +133,7 @@ import_module(f"ckpttool.{name}")
 A, B, C = "ckpttool.core.tensor", "ckpttool.list/1", "ckpttool.toml"
 """
     above = ["ckpttool.cli.render.json", "ckpttool.formats.", "ckpttool."]
-    assert sorted(modules_above("io", ast.walk(ast.parse(code)))) == sorted(above)
+    assert sorted(modules_above("storage", ast.walk(ast.parse(code)))) == sorted(above)
     assert sorted(modules_above("formats", ast.walk(ast.parse(code)))) == sorted([above[0], above[2]])
 
 
@@ -184,10 +184,10 @@ NAMED_FORMATS = {
     ("core/checkpoint.py", "tensorflow"): "the framework of a state dict",
     ("core/state_dict.py", "numpy"): "the framework",
     ("core/state_dict.py", "tensorflow"): "the framework",
-    ("io/numpy_types.py", "numpy"): "the Python module",
-    ("io/pickle_nodes.py", "numpy"): "the Python module",
-    ("io/pickler.py", "numpy"): "the Python module",
-    ("io/constructors.py", "numpy"): "the Python module",
+    ("containers/pickle/numpy_types.py", "numpy"): "the Python module",
+    ("containers/pickle/pickle_nodes.py", "numpy"): "the Python module",
+    ("containers/pickle/pickler.py", "numpy"): "the Python module",
+    ("containers/pickle/constructors.py", "numpy"): "the Python module",
 }
 """The names of formats elsewhere, by their files, and what they are there."""
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.io.work import (
+from ckpttool.storage.work import (
     Pool,
     Stopped,
     TaskReturned,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import ckpttool
-from ckpttool.io.children import child_places
+from ckpttool.storage.children import child_places
 
 ROOT = str(Path(ckpttool.__file__).parents[1])
 

@@ -10,7 +10,7 @@ from ckpttool.cli.output import print_json, say_warning
 from ckpttool.cli.progress import progress
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import argument, option
-from ckpttool.io import fs
+from ckpttool.storage import fs
 
 REMARK_PANEL = "Notes"
 

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckpttool.containers.toml import parse_toml
 from ckpttool.core.errors import UsageError, from_os_error
-from ckpttool.io import fs
-from ckpttool.io.toml import parse_toml
+from ckpttool.storage import fs
 
 if TYPE_CHECKING:
     from ckpttool.cli.config_trust import TrustDoubt

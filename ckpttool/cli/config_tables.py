@@ -11,8 +11,8 @@ from ckpttool.cli.config_trust import reach_of
 from ckpttool.cli.retention_config import Retention, read_retention
 from ckpttool.cli.verify_config import VerifyConfig, read_config
 from ckpttool.cli.watch_config import WatchSettings, read_watch
+from ckpttool.containers.toml import as_toml
 from ckpttool.core.options import Option
-from ckpttool.io.toml import as_toml
 
 DRAFT = "http://json-schema.org/draft-07/schema#"
 """The newest draft that Taplo reads, on which the TOML extensions of editors build."""

@@ -168,7 +168,7 @@ def confirm_trust(path: str, tables: Mapping[str, Any]) -> None:
     Raises:
         CheckpointError: The record can't be written.
     """
-    from ckpttool.io.atomic import write_atomically
+    from ckpttool.storage.atomic import write_atomically
 
     record = _record_path(path)
     try:
@@ -191,7 +191,7 @@ def withdraw_trust(path: str) -> bool:
 
 
 def _confirmed_text(path: str) -> bytes | None:
-    from ckpttool.io import fs
+    from ckpttool.storage import fs
 
     try:
         with fs.open_regular(_record_path(path)) as file:

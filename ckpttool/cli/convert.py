@@ -15,8 +15,8 @@ from ckpttool.cli.progress import progress
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.options import argument
 from ckpttool.core.urls import is_remote
-from ckpttool.io import fs
 from ckpttool.ops.conversion import ConvertOptions
+from ckpttool.storage import fs
 
 if TYPE_CHECKING:
     from ckpttool.core.checkpoint import Checkpoint

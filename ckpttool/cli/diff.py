@@ -18,8 +18,8 @@ from ckpttool.cli.progress import progress
 from ckpttool.cli.reports import check_plot, write_report
 from ckpttool.core.options import argument
 from ckpttool.core.printable import printable
-from ckpttool.io import fs
 from ckpttool.ops.difference import DiffOptions
+from ckpttool.storage import fs
 
 if TYPE_CHECKING:
     from ckpttool.core.checkpoint import Checkpoint

@@ -11,8 +11,8 @@ from ckpttool.cli.output import say_warning
 from ckpttool.core.errors import CheckpointError, NotFound, UsageError, from_os_error
 from ckpttool.core.options import argument
 from ckpttool.core.printable import printable
-from ckpttool.io import fs
-from ckpttool.io.held import open_file
+from ckpttool.storage import fs
+from ckpttool.storage.held import open_file
 
 _MODE = 0o644
 """Others may not write to a configuration, or it is not trusted."""

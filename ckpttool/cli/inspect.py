@@ -16,7 +16,7 @@ from ckpttool.core.name_patterns import PIN_LISTS
 from ckpttool.core.options import argument
 from ckpttool.core.printable import printable
 from ckpttool.core.urls import is_remote
-from ckpttool.io import fs
+from ckpttool.storage import fs
 
 if TYPE_CHECKING:
     from ckpttool.ops.inspect import Inspection

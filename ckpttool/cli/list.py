@@ -48,10 +48,10 @@ from ckpttool.core.options import (
     option,
 )
 from ckpttool.core.printable import printable
-from ckpttool.io.executors import executor_at
 from ckpttool.ops.workload import Workload
 from ckpttool.runs.retention.rules import Policy
 from ckpttool.runs.scope import Scope
+from ckpttool.storage.executors import executor_at
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

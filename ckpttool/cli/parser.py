@@ -17,7 +17,7 @@ from ckpttool.cli.output import COLOURS, choose_colour, paged
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import OUTPUT_PANEL, RULE_PANEL, Option, by_field, rows
 from ckpttool.core.urls import is_remote
-from ckpttool.io.held import holding
+from ckpttool.storage.held import holding
 
 
 class PathType(click.Path):

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ckpttool.cli.verdicts import VerifyOutcome
+from ckpttool.containers.jsontext import parse_json
 from ckpttool.core.documents import messages, plain, record_of
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, UsageError
 from ckpttool.core.report import counted
-from ckpttool.io import fs
-from ckpttool.io.jsontext import parse_json
 from ckpttool.ops.manifest_seal import SealResult
 from ckpttool.ops.verdict import VERIFY_SCHEMA, Verification
 from ckpttool.ops.workload import Part, digest_of_work
 from ckpttool.runs.listing import LIST_SCHEMA, Listing
+from ckpttool.storage import fs
 
 T = TypeVar("T")
 _EXPECTED = "a document of --part --json"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from ckpttool.cli.output import say, say_error, say_warning
 from ckpttool.core.printable import printable
-from ckpttool.io import fs
+from ckpttool.storage import fs
 
 _HALF = "some checkpoints may be incomplete, or listed twice, until that user's next command recovers it"
 _MOST_CANDIDATES = 10

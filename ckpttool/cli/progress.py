@@ -18,8 +18,8 @@ from ckpttool.cli.render.terminal import shorten
 from ckpttool.core.printable import printable
 
 if TYPE_CHECKING:
-    from ckpttool.io.work import Advance
     from ckpttool.runs.members.full_read import Progress
+    from ckpttool.storage.work import Advance
 
 PATIENCE = 0.5
 """Seconds of silence that nobody wonders about."""

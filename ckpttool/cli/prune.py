@@ -36,10 +36,10 @@ from ckpttool.cli.progress import ProgressLines
 from ckpttool.core.errors import CheckpointError, UsageError
 from ckpttool.core.options import EXECUTION_PANEL, SELECTION_PANEL, group, jobs_option, option
 from ckpttool.core.printable import printable
-from ckpttool.io import fs
 from ckpttool.runs.pruning.request import PruneRequest
 from ckpttool.runs.reasons import Code, code_of, true_of_all
 from ckpttool.runs.retention.rules import Policy
+from ckpttool.storage import fs
 
 if TYPE_CHECKING:
     from ckpttool.cli.retention_config import Retention

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from ckpttool.cli.output import say
 from ckpttool.core.errors import AccessDenied, UsageError, from_os_error
 from ckpttool.core.options import REPORT_PANEL, option
-from ckpttool.io import fs
-from ckpttool.io.atomic import write_atomically
-from ckpttool.io.held import open_file
+from ckpttool.storage import fs
+from ckpttool.storage.atomic import write_atomically
+from ckpttool.storage.held import open_file
 
 if TYPE_CHECKING:
     from ckpttool.core.errors import CheckpointError

@@ -15,11 +15,11 @@ from ckpttool.cli.options import trash_option, yes_option
 from ckpttool.core.errors import CheckpointError, UsageError
 from ckpttool.core.keywords import attribute_names
 from ckpttool.core.options import Reach, group, jobs_option, option, options_of, same_option
-from ckpttool.io import fs
 from ckpttool.runs.pruning.request import PruneRequest
 from ckpttool.runs.retention.policies import PathRule, Policies
 from ckpttool.runs.retention.rules import RULES, Policy
 from ckpttool.runs.scope import Scope
+from ckpttool.storage import fs
 
 if TYPE_CHECKING:
     from ckpttool.runs.members.order import Group

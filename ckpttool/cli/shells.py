@@ -28,7 +28,7 @@ def completion_script(command: click.Command) -> str:
 def install_completion(command: click.Command) -> str:
     """Install the completion script of the shell that this process was started from; return what was done."""
     from ckpttool.core.errors import from_os_error
-    from ckpttool.io.atomic import write_atomically
+    from ckpttool.storage.atomic import write_atomically
 
     shell = _shell()
     place, profile, line = _PLACES[shell]

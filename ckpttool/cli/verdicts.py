@@ -15,10 +15,10 @@ from ckpttool.cli.verify_options import flag_of
 from ckpttool.core.documents import messages
 from ckpttool.core.errors import CheckpointError, MissingPackage, NotFound, UsageError
 from ckpttool.formats.interface import SIDECARS, Unit
-from ckpttool.io import fs
 from ckpttool.ops.verdict import OPTIONAL, Verification, verify_document
 from ckpttool.ops.verify import unreadable
 from ckpttool.ops.verify_all import TaskResult, VerifyTask, require_any, size_of, verify_tasks
+from ckpttool.storage import fs
 from ckpttool.transaction.pending_journals import current_unit
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from ckpttool.cli.verify_config import PredictionSettings
     from ckpttool.cli.verify_options import VerifyCommand
     from ckpttool.formats.globs import Globs
-    from ckpttool.io.work import Progress
     from ckpttool.ops.manifest_seal import SealResult
     from ckpttool.ops.workload import Part, Sample
+    from ckpttool.storage.work import Progress
 
 
 MISTAKES = frozenset(
@@ -115,7 +115,7 @@ def verify_all_with(address: str | None, paths: Sequence[str], command: VerifyCo
     """Return the verdicts on all checkpoints at some paths, of the executor at an address if there is one."""
     if address is None:
         return verify_all(paths, command)
-    from ckpttool.io.executors import executor_at
+    from ckpttool.storage.executors import executor_at
 
     with executor_at(address) as executor:
         return verify_all(paths, command, executor)
@@ -236,7 +236,7 @@ def _work_of(target: _VerifyTarget, command: VerifyCommand) -> int:
 
 def _has_digests(unit: Unit) -> bool:
     """Tell whether something says what the bytes of a checkpoint should be."""
-    from ckpttool.io.content_addresses import content_address
+    from ckpttool.storage.content_addresses import content_address
 
     return any(name.endswith(SIDECARS) for name in unit.members) or any(map(content_address, unit.files()))
 

@@ -19,8 +19,8 @@ from ckpttool.core.amounts import seconds
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import EXECUTION_PANEL, SELECTION_PANEL, argument, jobs_option, option, same_option
 from ckpttool.core.printable import printable
-from ckpttool.io import fs
 from ckpttool.runs.scope import Scope
+from ckpttool.storage import fs
 
 if TYPE_CHECKING:
     from ckpttool.cli.watch_config import WatchSettings

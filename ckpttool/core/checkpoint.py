@@ -118,8 +118,8 @@ class CheckpointParts(TypedDict, total=False):
             TensorFlow keeps it beside the path through the objects, which is what a tensor is named by.
         tree: All that the checkpoint holds as nested objects; None: the tensors by name are all. It consists
             of plain Python containers and values, of the tensors themselves, and of the nodes of
-            ``ckpttool.io.pickle_nodes`` for what plain Python has no type for. What can't be carried is
-            ``Opaque``.
+            ``ckpttool.containers.pickle.pickle_nodes`` for what plain Python has no type for. What can't be
+            carried is ``Opaque``.
         config: What ``config.json`` beside the weights says; empty if there is none.
         native: What serves the format alone and is needed to write it again, by the format and a name:
             ``tensorflow.object_graph``, ``keras.config``; nothing that a tensor or the metadata tells.

@@ -32,7 +32,7 @@ from ckpttool.formats.foreign import recognise_foreign
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.opening import open_with
 from ckpttool.formats.traits import TRAITS, traits_of
-from ckpttool.io import fs
+from ckpttool.storage import fs
 
 _KINDS = {place: kinds.split() for row in TRAITS.values() for place, kinds in row.readers.items()}
 """Where each reader's class lies in this package, and the kinds of content that it may have."""

@@ -162,8 +162,8 @@ def hub_config(files: Iterable[FileEntry]) -> Mapping[str, Any]:
 
 def _small_json(path: str) -> Mapping[str, Any]:
     """Return the object in a file; an empty one if it isn't there, isn't valid or isn't small."""
-    from ckpttool.io import fs
-    from ckpttool.io.jsontext import parse_json
+    from ckpttool.containers.jsontext import parse_json
+    from ckpttool.storage import fs
 
     try:
         with fs.open_regular(path) as file:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+from ckpttool.containers.pickle.pickle_detection import has_torch_magic, is_pickle
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, NotFound
 from ckpttool.core.report import Finding, warning
 from ckpttool.formats.interface import Probe, scan
 from ckpttool.formats.readings import CONTENTS, may_begin_pickle, readings_of
-from ckpttool.io import fs
-from ckpttool.io.pickle_detection import has_torch_magic, is_pickle
+from ckpttool.storage import fs
 
 MAX_FILES = 20_000
 """The most files of a directory that are looked at, those in its directories included."""

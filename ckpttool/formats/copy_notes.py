@@ -10,9 +10,9 @@ import json
 import os
 from collections.abc import Collection, Mapping
 
+from ckpttool.containers.jsontext import parse_json
 from ckpttool.core.errors import CheckpointError, Truncated
-from ckpttool.io.fs import open_source
-from ckpttool.io.jsontext import parse_json
+from ckpttool.storage.fs import open_source
 
 COPYING = ".ckpttool-copying"
 EVERYTHING = "*"

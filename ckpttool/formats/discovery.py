@@ -17,7 +17,7 @@ from ckpttool.formats.copy_notes import COPYING, EVERYTHING, interrupted_copy, r
 from ckpttool.formats.foreign import SUFFIXES, Foreign, foreign_in_search, unread_reason
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import SIDECARS, Probe, SetFormat, Unit, scan
-from ckpttool.io import fs
+from ckpttool.storage import fs
 
 OWN_PREFIX = ".ckpttool"
 """What ckpttool itself leaves in a directory: journal, lock, trash, pins."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.readings import CONTENTS
-from ckpttool.io import fs
+from ckpttool.storage import fs
 
 
 class Foreign(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase, translate
 from typing import NamedTuple
 
-from ckpttool.io import fs
+from ckpttool.storage import fs
 
 MATCHED_NOTHING = "matched nothing"
 """What the warning about a glob ends with; of several directories it is only true where it is of all."""

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
+from ckpttool.containers.jsontext import Doubled, parse_json
 from ckpttool.core.checkpoint import EARLIER_STEP, Checkpoint, FileEntry, Producer, TrainingState
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, NotACheckpoint
 from ckpttool.core.report import warning
@@ -26,8 +27,7 @@ from ckpttool.formats.safetensors.reader import MAX_HEADER
 from ckpttool.formats.sharded import ShardedPytorch, ShardedSafetensors
 from ckpttool.formats.torch.rank_files import FSDP
 from ckpttool.formats.torch.rank_set import fsdp_units
-from ckpttool.io import fs
-from ckpttool.io.jsontext import Doubled, parse_json
+from ckpttool.storage import fs
 
 _CONFIGS = ("config.json", "adapter_config.json")
 _SUFFIXES = (".pt", ".pth", ".bin", ".safetensors", ".ckpt", ".pkl", ".distcp")

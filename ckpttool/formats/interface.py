@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
+from ckpttool.containers.compressed import compression_of
+from ckpttool.containers.sstable.sstable import begins_with_empty_key
+from ckpttool.containers.zip.zip_reader import EMPTY_MAGIC, LOCAL_MAGIC, Archive
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, from_os_error
 from ckpttool.core.losses import are_losses_allowed
-from ckpttool.io import fs
-from ckpttool.io.compressed import compression_of
-from ckpttool.io.source import Source
-from ckpttool.io.sstable import begins_with_empty_key
-from ckpttool.io.zip_reader import EMPTY_MAGIC, LOCAL_MAGIC, Archive
+from ckpttool.storage import fs
+from ckpttool.storage.source import Source
 
 HEAD_BYTES = 4096
 _NOWHERE = frozenset({errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR})
@@ -122,7 +122,7 @@ class Probe:
         try:
             if not are_losses_allowed():
                 return Archive(self.source)
-            from ckpttool.io.zip_rescue import rescue_records
+            from ckpttool.containers.zip.zip_rescue import rescue_records
 
             return Archive(self.source, rescue_records)
         except CheckpointError as error:

@@ -19,7 +19,7 @@ from ckpttool.formats.architecture import hub_config
 from ckpttool.formats.copy_notes import COPYING, interrupted_copy
 from ckpttool.formats.interface import Format, Probe, SetFormat, Unit
 from ckpttool.formats.readings import add_readings, further_readings
-from ckpttool.io import fs
+from ckpttool.storage import fs
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -11,7 +11,7 @@ from ckpttool.core.tensor import Span
 from ckpttool.formats.bystanders import add_part_name
 from ckpttool.formats.interface import Format, Probe, SetFormat
 from ckpttool.formats.opening import Opening, open_with
-from ckpttool.io import fs
+from ckpttool.storage import fs
 
 
 class OpenedParts(Opening):

@@ -11,10 +11,10 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
+from ckpttool.containers.compressed import compression_of, first_bytes
+from ckpttool.containers.pickle.pickle_detection import begins_with_protocol, has_torch_magic, is_pickle
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.formats.interface import Format, Probe
-from ckpttool.io.compressed import compression_of, first_bytes
-from ckpttool.io.pickle_detection import begins_with_protocol, has_torch_magic, is_pickle
 
 MAX_TAIL = 1 << 22
 """The most bytes at a pickle's end that are searched for Paddle's own keys, which are written last."""

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from ckpttool.containers.compressed import Compression, Decompressed, compression_of
+from ckpttool.containers.pickle.pickle_nodes import Call, Payload, Persistent, nodes, references
+from ckpttool.containers.pickle.pickle_safety import attach_safety, read_joblib
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Buffer, Readable, reader_from
@@ -22,9 +25,6 @@ from ckpttool.formats.interface import Probe
 from ckpttool.formats.torch.legacy import Pickles, read_legacy
 from ckpttool.formats.torch.objects import Storage, TorchObjects
 from ckpttool.formats.torch.tree_nodes import torch_node
-from ckpttool.io.compressed import Compression, Decompressed, compression_of
-from ckpttool.io.pickle_nodes import Call, Payload, Persistent, nodes, references
-from ckpttool.io.pickle_safety import attach_safety, read_joblib
 
 MAX_INNER = 1 << 28
 """The most bytes of one storage that lies inside a pickle as text."""

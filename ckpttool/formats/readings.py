@@ -18,8 +18,8 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, NotACheckpoint, Unsupported
 from ckpttool.core.report import Finding, Severity, error, has_errors, warning
 from ckpttool.formats.interface import Format, Probe, SetFormat
-from ckpttool.io import fs
-from ckpttool.io.source import Source
+from ckpttool.storage import fs
+from ckpttool.storage.source import Source
 
 _PICKLED = frozenset({"PytorchLegacy", "PlainPickle", "PaddlePickle"})
 """The formats that read a file from its first byte as pickles, by the names of their classes."""
@@ -143,7 +143,7 @@ def may_begin_pickle(head: bytes) -> bool:
 
 def _read_as_pickles(source: Source) -> Iterator[Finding]:
     """Yield what unpickling from the first byte could run; of no pickle, what it would have done before."""
-    from ckpttool.io.pickle_safety import read_pickles
+    from ckpttool.containers.pickle.pickle_safety import read_pickles
 
     where = "read as a pickle"
     try:

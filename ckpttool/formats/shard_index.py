@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterable, Mapping, Sized
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from ckpttool.containers.jsontext import Doubled, parse_json
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, NotDownloaded
 from ckpttool.core.report import Finding, error
 from ckpttool.formats.interface import HEAD_BYTES, natural
-from ckpttool.io import fs
-from ckpttool.io.jsontext import Doubled, parse_json
+from ckpttool.storage import fs
 
 SHARD = re.compile(r"(?P<stem>.+)-(?P<part>\d{1,9})-of-(?P<total>\d{1,9})\.(?P<suffix>safetensors|bin)")
 INDEX = re.compile(r"(?P<stem>.+?)(\.(?P<suffix>safetensors|bin))?\.index(?P<variant>\.[\w-]+)?\.json")

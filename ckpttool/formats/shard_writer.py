@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from ckpttool.core.tensor import Tensor
 from ckpttool.formats.shard_index import MAX_INDEX, MAX_SHARDS
 from ckpttool.formats.writer import Target
-from ckpttool.io.sink import Sink
-from ckpttool.io.work import in_order
+from ckpttool.storage.sink import Sink
+from ckpttool.storage.work import in_order
 
 _MOST_OPEN = 16
 """How many files of a set are open at once."""

@@ -38,7 +38,7 @@ from ckpttool.formats.shard_index import (
     schemes_of,
 )
 from ckpttool.formats.sidecar import ENTRY, apply_sidecar
-from ckpttool.io import fs
+from ckpttool.storage import fs
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".keras", ".msgpack", ".gguf", ".onnx")
 _MOST_EXTRA = 100

@@ -13,6 +13,9 @@ from typing import Any, TypeGuard
 
 from isal import isal_zlib
 
+from ckpttool.containers.jsontext import Doubled, parse_json
+from ckpttool.containers.zip.zip_headers import Member
+from ckpttool.containers.zip.zip_reader import Archive
 from ckpttool.core.checkpoint import Checkpoint, TrainingState
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.report import Finding, warning
@@ -22,10 +25,7 @@ from ckpttool.formats.content.flattening import flatten
 from ckpttool.formats.content.tree import replace_tensors
 from ckpttool.formats.content.tree_json import decode_tree
 from ckpttool.formats.torch.tree_nodes import metadata_of
-from ckpttool.io.jsontext import Doubled, parse_json
-from ckpttool.io.source import Source
-from ckpttool.io.zip_headers import Member
-from ckpttool.io.zip_reader import Archive
+from ckpttool.storage.source import Source
 
 ENTRY = "ckpttool.content"
 """The name of the entry, wherever it lies."""
@@ -318,12 +318,12 @@ def _asset_findings(key: str, data: bytes, where: str) -> tuple[Finding, ...]:
     if key.endswith(_ARRAYS):
         message = "arrays, in which there may be pickles that were not looked at"
         return (warning("not-scanned", message, where),)
+    from ckpttool.containers.pickle.pickle_detection import is_pickle
     from ckpttool.core.readable import Buffer
-    from ckpttool.io.pickle_detection import is_pickle
 
     content = Buffer("", data)
     if is_pickle(content, 0, content.size):
-        from ckpttool.io.pickle_safety import read_pickles
+        from ckpttool.containers.pickle.pickle_safety import read_pickles
 
         return tuple(read_pickles(content, 0, content.size, where).safety)
     from ckpttool.formats.keras.config import is_own_asset

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from ckpttool.containers.jsontext import MAX_VALUES
 from ckpttool.core.errors import LimitExceeded
 from ckpttool.core.roles import role_of, role_of_module
 from ckpttool.core.tensor import Role, Tensor
@@ -11,7 +12,6 @@ from ckpttool.formats.content.tree_json import encode_tree
 from ckpttool.formats.sidecar import ENTRY, MAX_DOCUMENT, SCHEMA, training_document
 from ckpttool.formats.torch.tree_nodes import read_out
 from ckpttool.formats.writer import Content
-from ckpttool.io.jsontext import MAX_VALUES
 
 
 def sidecar_of(content: Content, *, tree: bool = True, names: bool = False) -> bytes | None:

@@ -21,6 +21,7 @@ from itertools import product
 from math import prod
 from typing import Any, ClassVar
 
+from ckpttool.containers.jsontext import parse_json
 from ckpttool.core.checkpoint import Checkpoint, Producer, TrainingState
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.core.naming import NameFields, is_step_name, parse_name
@@ -30,8 +31,7 @@ from ckpttool.core.training import training_state
 from ckpttool.formats.interface import Format, Probe, Unit
 from ckpttool.formats.opening import open_unit
 from ckpttool.formats.parts import OpenedParts, file_entry
-from ckpttool.io import fs
-from ckpttool.io.jsontext import parse_json
+from ckpttool.storage import fs
 
 _RANK = re.compile(r"(?<![a-z])(?<!lora[-_])rank[-_]?([0-9]{1,5}(?:_[0-9]{1,5})*)(?![0-9])", re.IGNORECASE)
 DATA = frozenset({"numpy", "hdf5", "pickle"})

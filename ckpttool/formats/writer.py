@@ -18,8 +18,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 from ckpttool.core.checkpoint import TrainingState
 from ckpttool.core.tensor import Path, Span, Tensor
 from ckpttool.formats.traits import TRAITS
-from ckpttool.io.sink import Sink
-from ckpttool.io.work import Advance
+from ckpttool.storage.sink import Sink
+from ckpttool.storage.work import Advance
 
 T = TypeVar("T")
 

@@ -12,12 +12,12 @@ import struct
 import zlib
 from collections.abc import Iterator
 
+from ckpttool.containers.npy import MAGIC as NPY_MAGIC
+from ckpttool.containers.pickle.pickle_detection import is_pickle
+from ckpttool.containers.zip.zip_reader import LOCAL_MAGIC
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.readable import Buffer, Readable
 from ckpttool.core.report import Finding, warning
-from ckpttool.io.npy import MAGIC as NPY_MAGIC
-from ckpttool.io.pickle_detection import is_pickle
-from ckpttool.io.zip_reader import LOCAL_MAGIC
 
 MAX_SEARCHED = 1 << 26
 """How many bytes of a file are searched for records, and how many may be inflated of them altogether."""
@@ -65,7 +65,7 @@ def judge_record(name: str, content: bytes) -> Iterator[Finding]:
     source = Buffer(name, content)
     try:
         if is_pickle(source, 0, source.size):
-            from ckpttool.io.pickle_safety import read_pickles
+            from ckpttool.containers.pickle.pickle_safety import read_pickles
 
             yield from read_pickles(source, 0, source.size, name).safety
         elif content.startswith(NPY_MAGIC):

@@ -22,13 +22,13 @@ from ckpttool.core.report import counted, first_names
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.core.values import Computed, Contiguous, regroup
 from ckpttool.formats import open_checkpoint
-from ckpttool.io import fs
-from ckpttool.io.held import holds
-from ckpttool.io.sink import SUMS, Algorithm
-from ckpttool.io.work import Advance, no_advance
 from ckpttool.ops.conversion import Converted, ConvertKeywords, ConvertOptions
 from ckpttool.ops.conversion_plan import ConversionPlan, SummedTensor, content_of, model_of, plan_conversion
 from ckpttool.ops.convert import carry_out
+from ckpttool.storage import fs
+from ckpttool.storage.held import holds
+from ckpttool.storage.sink import SUMS, Algorithm
+from ckpttool.storage.work import Advance, no_advance
 from ckpttool.weights.comparing.element_values import Widening, widening_of
 from ckpttool.weights.converting.weight_selection import only_weights
 

@@ -13,8 +13,6 @@ from ckpttool.core.errors import CheckpointError, LimitExceeded
 from ckpttool.core.report import Finding, Severity, counted, error, has_errors
 from ckpttool.core.tensor import Path, Tensor
 from ckpttool.core.values import storages_of
-from ckpttool.io.scan import Scanned, count_specials, scan
-from ckpttool.io.work import Advance
 from ckpttool.ops.hollow_weights import Element, hollow_findings
 from ckpttool.ops.manifest import UNLISTED, compare_manifests, has_statements, manifests_of
 from ckpttool.ops.scan_findings import (
@@ -45,6 +43,8 @@ from ckpttool.ops.verdict import (
     safety_of,
 )
 from ckpttool.ops.weight_copies import weight_copy_findings
+from ckpttool.storage.scan import Scanned, count_specials, scan
+from ckpttool.storage.work import Advance
 
 if TYPE_CHECKING:
     from ckpttool.ops.ignored_findings import Ignore

@@ -23,9 +23,9 @@ from ckpttool.formats.keras.native import ASSET
 from ckpttool.formats.sidecar import ENTRY
 from ckpttool.formats.traits import traits_of
 from ckpttool.formats.writer import Content, WriteOptions, Writer, writer_of
-from ckpttool.io.sink import Algorithm
 from ckpttool.ops.conversion import Converted, ConvertOptions, Dropped
 from ckpttool.ops.target_path import check_space, check_target, target_format
+from ckpttool.storage.sink import Algorithm
 
 _ARCHITECTURE = "keras.config"
 _SHOWN, _NAMED = 3, 8

@@ -13,15 +13,15 @@ from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, UsageError,
 from ckpttool.core.keywords import shows_keywords, with_keywords
 from ckpttool.core.report import Finding, Severity
 from ckpttool.formats import open_checkpoint
-from ckpttool.io import fs
-from ckpttool.io.held import holds
-from ckpttool.io.scan import Scanned, scan
-from ckpttool.io.work import Advance, default_jobs, no_advance
 from ckpttool.ops.conversion import Converted, ConvertKeywords, ConvertOptions
 from ckpttool.ops.conversion_plan import ConversionPlan, SummedTensor, model_of, more, plan_conversion
 from ckpttool.ops.readback import mismatches
 from ckpttool.ops.scan_findings import checksum_findings
 from ckpttool.ops.target_path import target_error
+from ckpttool.storage import fs
+from ckpttool.storage.held import holds
+from ckpttool.storage.scan import Scanned, scan
+from ckpttool.storage.work import Advance, default_jobs, no_advance
 from ckpttool.transaction.staged_output import StagedOutput
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.report import Finding, counted, error
-from ckpttool.io import fs
-from ckpttool.io.checksums import BLOCK_BYTES, CRCS, TITLES, Checksum, FileSums, StoredChecksums
-from ckpttool.io.crc import crc_functions
-from ckpttool.io.work import Advance, no_advance
 from ckpttool.ops.digests import Wanted, sums_of_files
 from ckpttool.ops.manifest import base_of, stated_sums
 from ckpttool.ops.stored_sums import compare_sums, shown_digits, stored_checksums
+from ckpttool.storage import fs
+from ckpttool.storage.checksums import BLOCK_BYTES, CRCS, TITLES, Checksum, FileSums, StoredChecksums
+from ckpttool.storage.crc import crc_functions
+from ckpttool.storage.work import Advance, no_advance
 
 _STRONGEST_FIRST = ("sha256", "git-sha1", "sha1", "crc64nvme", "md5", "crc32c", "crc32")
 
@@ -104,7 +104,7 @@ class _CopyPlace:
 
     def __init__(self, path: str, copy: str) -> None:
         if fs.is_remote(copy):
-            from ckpttool.io.remote import require_plain
+            from ckpttool.storage.remote import require_plain
 
             require_plain(copy)
         self._origin = fs.abspath(path)

@@ -17,8 +17,6 @@ from ckpttool.core.tensor import Role, Span
 from ckpttool.core.values import storages_of
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.traits import traits_of
-from ckpttool.io.scan import scan
-from ckpttool.io.work import Advance, default_jobs, no_advance
 from ckpttool.ops.difference import (
     ABSENT,
     Broken,
@@ -35,6 +33,8 @@ from ckpttool.ops.difference import (
 from ckpttool.ops.metadata_diff import compare_metadata, partly_known
 from ckpttool.ops.resume import resume_verdict
 from ckpttool.ops.scan_findings import checksum_findings
+from ckpttool.storage.scan import scan
+from ckpttool.storage.work import Advance, default_jobs, no_advance
 from ckpttool.weights.comparing.compare import (
     Comparison,
     NotCompared,

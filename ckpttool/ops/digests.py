@@ -7,16 +7,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+from ckpttool.containers.jsontext import parse_json
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.core.readable import aligned_buffer
 from ckpttool.core.report import Finding, error
 from ckpttool.core.tensor import Tensor
-from ckpttool.io import fs
-from ckpttool.io.checksums import BLOCK_BYTES, CRCS, FileSums
-from ckpttool.io.crc import crc_digits, crc_functions
-from ckpttool.io.jsontext import parse_json
-from ckpttool.io.work import Advance, in_order, no_advance
+from ckpttool.storage import fs
+from ckpttool.storage.checksums import BLOCK_BYTES, CRCS, FileSums
+from ckpttool.storage.crc import crc_digits, crc_functions
+from ckpttool.storage.work import Advance, in_order, no_advance
 
 SCHEMA = "ckpttool.digests/1"
 _CHUNK_BYTES = 1 << 18

@@ -14,9 +14,9 @@ from ckpttool.core.dtypes import numpy_dtype
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.core.values import stored_once
 from ckpttool.formats import open_checkpoint
-from ckpttool.io.work import Advance, no_advance
 from ckpttool.ops.diff import diff_checkpoints
 from ckpttool.ops.difference import SCHEMA, Change, Difference, DiffOptions
+from ckpttool.storage.work import Advance, no_advance
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, DamagedCheckpoint, from_os_error
 from ckpttool.formats.copy_notes import dumps_note, read_note
-from ckpttool.io import fs
-from ckpttool.io.atomic import write_atomically
-from ckpttool.io.source import Source
-from ckpttool.io.work import Advance, no_advance
+from ckpttool.storage import fs
+from ckpttool.storage.atomic import write_atomically
+from ckpttool.storage.source import Source
+from ckpttool.storage.work import Advance, no_advance
 
 if TYPE_CHECKING:
-    from ckpttool.io.stores import ObjectStatus
+    from ckpttool.storage.stores import ObjectStatus
 
 _BLOCK = 1 << 23
 _REMOTE_BLOCK = 1 << 25
@@ -58,7 +58,7 @@ class ContentTag:
 
 def _tag_like(version: str, size: int) -> ContentTag | None:
     """Return what may come to a version that a store gave; None if it isn't made of bytes."""
-    from ckpttool.io.stores import part_size
+    from ckpttool.storage.stores import part_size
 
     if (match := _ETAG.fullmatch(version)) is None:
         return None
@@ -208,7 +208,7 @@ def _write_small(target: str, text: bytes, replaces: os.stat_result | None) -> N
             fs.makedirs(os.path.dirname(target))
             write_atomically(target, text)
             return
-        from ckpttool.io import remote
+        from ckpttool.storage import remote
 
         store, name = remote.store_at(target)
         store.write(name, [text], len(text), _object_at(target, replaces))
@@ -219,8 +219,8 @@ def _write_small(target: str, text: bytes, replaces: os.stat_result | None) -> N
 
 def _object_at(target: str, seen: os.stat_result | None) -> ObjectStatus | None:
     """Return what a store says of what was seen at a target; nothing else may be there now."""
-    from ckpttool.io import remote
-    from ckpttool.io.stores import Replaced
+    from ckpttool.storage import remote
+    from ckpttool.storage.stores import Replaced
 
     if seen is None:
         return None
@@ -238,7 +238,7 @@ def remove_file(target: str, seen: os.stat_result | None) -> None:
                 raise AccessDenied(target, "somebody else wrote it meanwhile", expected="run it again")
             fs.unlink(target)
             return
-        from ckpttool.io import remote
+        from ckpttool.storage import remote
 
         store, name = remote.store_at(target)
         if (there := _object_at(target, seen)) is not None:
@@ -265,8 +265,8 @@ def _changed(path: str) -> DamagedCheckpoint:
 def _into_store(
     source: Source, blocks: Iterator[bytes], target: str, replaces: os.stat_result | None
 ) -> None:
-    from ckpttool.io import remote
-    from ckpttool.io.stores import part_size
+    from ckpttool.storage import remote
+    from ckpttool.storage.stores import part_size
 
     store, name = remote.store_at(target)
     tag = ContentTag(source.size, part_size(source.size))

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ckpttool.containers.zip.zip_reader import by_directory
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.documents import document_of, plain
 from ckpttool.core.dtypes import numpy_dtype
@@ -19,10 +20,9 @@ from ckpttool.core.tensor import BLOCK_BYTES, Tensor
 from ckpttool.core.values import stored_once
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.architecture import Architecture, architecture_of
-from ckpttool.io.work import Advance, no_advance
-from ckpttool.io.zip_reader import by_directory
 from ckpttool.ops.resume import ResumeVerdict, resume_verdict
 from ckpttool.ops.verdict import safety_of
+from ckpttool.storage.work import Advance, no_advance
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,9 +10,9 @@ import re
 
 from ckpttool.core.errors import CheckpointError, from_os_error
 from ckpttool.formats.interface import Unit
-from ckpttool.io import fs
-from ckpttool.io.atomic import write_atomically
 from ckpttool.ops.manifest import DIGESTS_SUFFIX, base_at
+from ckpttool.storage import fs
+from ckpttool.storage.atomic import write_atomically
 
 _HEAD_BYTES = 512
 _HEAD = re.compile(

@@ -12,16 +12,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ckpttool.containers.manifest import Manifest, read_manifest
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.report import Finding, counted, error, warning
-from ckpttool.io import fs
-from ckpttool.io.checksums import TITLES, Checksum, FileSums
-from ckpttool.io.content_addresses import ContentAddress, content_address
-from ckpttool.io.manifest import Manifest, read_manifest
-from ckpttool.io.work import Advance, no_advance
 from ckpttool.ops.digests import Digests, Wanted, changed_tensors, read_digests, sums_of_files
 from ckpttool.ops.stored_sums import compare_sums, shown_digits, stored_checksums
+from ckpttool.storage import fs
+from ckpttool.storage.checksums import TITLES, Checksum, FileSums
+from ckpttool.storage.content_addresses import ContentAddress, content_address
+from ckpttool.storage.work import Advance, no_advance
 
 SUFFIX = ".sha256"
 DIGESTS_SUFFIX = ".digests.json"

@@ -9,20 +9,20 @@ import os
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from ckpttool.containers.manifest import Line, dumps_manifest, read_manifest
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.documents import document_of
 from ckpttool.core.errors import CheckpointError, Unsupported, from_os_error
 from ckpttool.formats.interface import Unit
 from ckpttool.formats.opening import open_unit
-from ckpttool.io import fs
-from ckpttool.io.atomic import write_atomically
-from ckpttool.io.checksums import CRCS
-from ckpttool.io.manifest import Line, dumps_manifest, read_manifest
-from ckpttool.io.work import Advance, default_jobs, no_advance
 from ckpttool.ops.digests import Wanted, digests_of_tensors, document_difference, dumps_digests, sums_of_files
 from ckpttool.ops.manifest import DIGESTS_SUFFIX, SUFFIX, base_of
 from ckpttool.ops.verdict import CHECKS, Verification
 from ckpttool.ops.verify import verify
+from ckpttool.storage import fs
+from ckpttool.storage.atomic import write_atomically
+from ckpttool.storage.checksums import CRCS
+from ckpttool.storage.work import Advance, default_jobs, no_advance
 
 T = TypeVar("T")
 Moment = tuple[tuple[str, int, int, int], ...]

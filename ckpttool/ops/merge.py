@@ -22,9 +22,6 @@ from ckpttool.formats.step_directory import RANKS
 from ckpttool.formats.torch.deepspeed import DeepSpeed
 from ckpttool.formats.torch.deepspeed_universal import VARIANT as UNIVERSAL
 from ckpttool.formats.torch.ranks import VARIANT
-from ckpttool.io import fs
-from ckpttool.io.held import holds
-from ckpttool.io.work import Advance, no_advance
 from ckpttool.ops.conversion import Converted, ConvertKeywords, ConvertOptions
 from ckpttool.ops.conversion_plan import ConversionPlan, model_of, plan_conversion
 from ckpttool.ops.convert import carry_out
@@ -35,6 +32,9 @@ from ckpttool.ops.merging.merged_checkpoint import MergedCheckpoint, is_intact, 
 from ckpttool.ops.merging.source_paths import enclosing_checkpoint, open_spread, require_one_serial
 from ckpttool.ops.merging.universal import universal_model
 from ckpttool.ops.merging.zero import full_precision
+from ckpttool.storage import fs
+from ckpttool.storage.held import holds
+from ckpttool.storage.work import Advance, no_advance
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

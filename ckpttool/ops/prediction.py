@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from ckpttool.core.report import has_errors, is_safe
-from ckpttool.io import fs
 from ckpttool.predict.jobs import NotPredictable, job_for
 from ckpttool.predict.run import Answer, PredictionChild, StageResult
+from ckpttool.storage import fs
 
 if TYPE_CHECKING:
     from ckpttool.core.checkpoint import Checkpoint

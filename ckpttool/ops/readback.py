@@ -15,9 +15,9 @@ from ckpttool.formats.content.tree_json import encode_tree
 from ckpttool.formats.sidecar import training_document
 from ckpttool.formats.traits import traits_of
 from ckpttool.formats.writer import Content, Writer
-from ckpttool.io.scan import scan
-from ckpttool.io.sink import Written
-from ckpttool.io.work import Advance
+from ckpttool.storage.scan import scan
+from ckpttool.storage.sink import Written
+from ckpttool.storage.work import Advance
 
 _NONE = frozenset[str]()
 _AT_ONCE = 1 << 12

@@ -24,15 +24,15 @@ from ckpttool.core.roles import role_below
 from ckpttool.core.tensor import Extent, Role, Span, Tensor
 from ckpttool.core.values import storages_of
 from ckpttool.formats import open_checkpoint
-from ckpttool.io import fs
-from ckpttool.io.held import holds
-from ckpttool.io.scan import Scanned, scan
-from ckpttool.io.work import Advance, default_jobs, no_advance
 from ckpttool.ops.conversion import Converted, ConvertKeywords, ConvertOptions
 from ckpttool.ops.conversion_plan import plan_conversion
 from ckpttool.ops.convert import carry_out
 from ckpttool.ops.scan_findings import checksum_findings
 from ckpttool.ops.survival import Survival, survival_of
+from ckpttool.storage import fs
+from ckpttool.storage.held import holds
+from ckpttool.storage.scan import Scanned, scan
+from ckpttool.storage.work import Advance, default_jobs, no_advance
 from ckpttool.weights.converting.tree_edits import edit_tree
 
 if TYPE_CHECKING:

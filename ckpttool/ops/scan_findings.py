@@ -11,8 +11,8 @@ from ckpttool.core.report import Finding, counted, error, first_names, has_error
 from ckpttool.core.tensor import Span, Tensor
 from ckpttool.core.values import storages_of
 from ckpttool.formats.traits import traits_of
-from ckpttool.io.scan import Scanned
 from ckpttool.ops.verdict import VALUES_NOT_READ
+from ckpttool.storage.scan import Scanned
 
 _UNREAD = frozenset(
     {

@@ -16,9 +16,6 @@ from ckpttool.core.tensor import Span
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.traits import traits_of
 from ckpttool.formats.writer import Rewritten, Trim, WriteOptions, writer_of
-from ckpttool.io import fs
-from ckpttool.io.scan import scan
-from ckpttool.io.work import Advance, Progress, default_jobs, no_advance, no_progress
 from ckpttool.ops.conversion import Converted, ConvertOptions
 from ckpttool.ops.conversion_plan import (
     ConversionPlan,
@@ -31,6 +28,9 @@ from ckpttool.ops.convert import carry_out
 from ckpttool.ops.manifest import has_digests, manifests_of
 from ckpttool.ops.scan_findings import checksum_findings
 from ckpttool.ops.target_path import check_space
+from ckpttool.storage import fs
+from ckpttool.storage.scan import scan
+from ckpttool.storage.work import Advance, Progress, default_jobs, no_advance, no_progress
 from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.weights.converting.content_view import state_conventions
 from ckpttool.weights.converting.training_state import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from ckpttool.core.errors import from_os_error
-from ckpttool.io.checksums import TITLES, FileSums, StoredChecksums
-from ckpttool.io.work import in_order
+from ckpttool.storage.checksums import TITLES, FileSums, StoredChecksums
+from ckpttool.storage.work import in_order
 
 REQUESTS_AT_ONCE = 16
 _SHOWN_DIGITS = 16
@@ -23,7 +23,7 @@ def stored_checksums(urls: Iterable[str]) -> dict[str, StoredChecksums]:
 
 
 def _ask(url: str, check: Callable[[], None]) -> StoredChecksums:
-    from ckpttool.io.remote import checksums_of
+    from ckpttool.storage.remote import checksums_of
 
     check()
     try:

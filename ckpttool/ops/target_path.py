@@ -18,9 +18,9 @@ from ckpttool.formats.paddle.fluid_parts import MARKER
 from ckpttool.formats.paddle.fluid_serial import only_serial
 from ckpttool.formats.traits import traits_of
 from ckpttool.formats.writer import WRITABLE, format_of
-from ckpttool.io import fs
 from ckpttool.ops.conversion import ConvertOptions
 from ckpttool.ops.manifest import SHARED, base_of
+from ckpttool.storage import fs
 from ckpttool.transaction.staged_output import clear_beside, is_area_name
 
 _MARKS = frozenset({MARKER, *SHARED})

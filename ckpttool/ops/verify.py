@@ -24,8 +24,6 @@ from ckpttool.core.report import counted, error, has_errors
 from ckpttool.formats import recognise, suffix_format
 from ckpttool.formats.interface import SIDECARS, Format, Probe, Unit
 from ckpttool.formats.opening import open_unit
-from ckpttool.io import fs
-from ckpttool.io.work import Advance, default_jobs, no_advance
 from ckpttool.ops.verdict import (
     CHECKS,
     COPY,
@@ -38,6 +36,8 @@ from ckpttool.ops.verdict import (
     Verification,
     asks_for_manifest,
 )
+from ckpttool.storage import fs
+from ckpttool.storage.work import Advance, default_jobs, no_advance
 
 if TYPE_CHECKING:
     from ckpttool.ops.ignored_findings import Ignore

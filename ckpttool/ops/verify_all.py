@@ -21,9 +21,6 @@ from ckpttool.formats import recognition_error
 from ckpttool.formats.discovery import Walk, discover
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import SIDECARS, Probe, Unit, natural_path
-from ckpttool.io import fs
-from ckpttool.io.executors import answer_of, not_the_same, not_visible, path_everywhere
-from ckpttool.io.work import Advance, Progress, no_progress, submitted
 from ckpttool.ops.verdict import (
     CHECKS,
     NOT_ASKED_FOR,
@@ -32,6 +29,9 @@ from ckpttool.ops.verdict import (
     Verification,
     verify_document,
 )
+from ckpttool.storage import fs
+from ckpttool.storage.executors import answer_of, not_the_same, not_visible, path_everywhere
+from ckpttool.storage.work import Advance, Progress, no_progress, submitted
 from ckpttool.transaction.paths import shown
 from ckpttool.transaction.pending_journals import current_unit, unaffected_units
 

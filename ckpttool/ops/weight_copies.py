@@ -24,8 +24,8 @@ from ckpttool.core.values import regroup
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.torch.deepspeed_universal import MODULE, is_full_precision
 from ckpttool.formats.torch.deepspeed_universal import VARIANT as UNIVERSAL
-from ckpttool.io import fs
-from ckpttool.io.work import Advance
+from ckpttool.storage import fs
+from ckpttool.storage.work import Advance
 
 if TYPE_CHECKING:
     import numpy as np

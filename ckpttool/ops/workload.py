@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import EXECUTION_PANEL, SELECTION_PANEL, option
-from ckpttool.io.executors import require_address
+from ckpttool.storage.executors import require_address
 
 _PART = re.compile(r"(\d{1,6})/(\d{1,6})", re.ASCII)
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)%", re.ASCII)

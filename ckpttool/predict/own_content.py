@@ -13,12 +13,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ckpttool.containers.pickle.pickle_nodes import (
+    NDARRAY,
+    NOTHING,
+    REQUIRES_GRAD,
+    Call,
+    Global,
+    Mapped,
+    Opaque,
+)
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.report import error
 from ckpttool.core.tensor import Path, Tensor
 from ckpttool.formats.arrays.objects import numpy_leaf
 from ckpttool.formats.content.tree import NodeParts, fold, is_size, node_parts, tensors_in
-from ckpttool.io.pickle_nodes import NDARRAY, NOTHING, REQUIRES_GRAD, Call, Global, Mapped, Opaque
 from ckpttool.predict.interface import LoadFailed
 
 _AROUND = frozenset({NDARRAY, REQUIRES_GRAD, Global("torch._utils", "_rebuild_parameter")})

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ckpttool.core.amounts import nbytes
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import EXPECTATION_PANEL, PREDICTION_PANEL, Reach, option, options_of
-from ckpttool.io import fs
+from ckpttool.storage import fs
 
 TIMEOUT = 300.0
 """Seconds that loading and running may take, where nobody says."""

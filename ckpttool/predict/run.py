@@ -20,9 +20,9 @@ from typing import IO, Any
 
 from ckpttool.core.errors import MissingPackage
 from ckpttool.core.report import Finding, Severity, error, has_errors
-from ckpttool.io.children import close_pipes, start_child
 from ckpttool.predict.processes import end_family, has_exited, resident
 from ckpttool.predict.request import PredictionJob, PredictionRequest, to_json
+from ckpttool.storage.children import close_pipes, start_child
 
 _QUIET_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBLE_DEVICES": ""}
 _QUIET_PADDLE = {"GLOG_minloglevel": "2", "FLAGS_call_stack_level": "0"}

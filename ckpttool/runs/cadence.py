@@ -17,9 +17,9 @@ from typing import Any
 
 from ckpttool.core.documents import document_of
 from ckpttool.formats.interface import SIDECARS
-from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import is_flat
+from ckpttool.storage import fs
 
 _FEWEST = 3
 """Two checkpoints have one interval, which may be a pause."""

@@ -42,9 +42,6 @@ from ckpttool.formats.copy_notes import COPYING, EVERYTHING, read_note
 from ckpttool.formats.discovery import OWN_PREFIX, Walk, discover
 from ckpttool.formats.interface import SIDECARS, Probe, Unit, natural_path
 from ckpttool.formats.traits import is_commit_marker
-from ckpttool.io import fs
-from ckpttool.io.held import holds
-from ckpttool.io.work import Advance, in_order, no_advance
 from ckpttool.ops.file_copy import (
     BadDestination,
     change_note,
@@ -60,6 +57,9 @@ from ckpttool.runs.pruning.prune import Confirm, Pruned, prune
 from ckpttool.runs.pruning.request import PruneRequest
 from ckpttool.runs.retention.rules import CHOICES, ChoiceKeywords, Policy
 from ckpttool.runs.scope import Scope, ScopeKeywords
+from ckpttool.storage import fs
+from ckpttool.storage.held import holds
+from ckpttool.storage.work import Advance, in_order, no_advance
 from ckpttool.transaction.paths import Problem, bare, is_within, shown
 
 if TYPE_CHECKING:
@@ -341,7 +341,7 @@ def _has_foreign_path(planned: PlannedCopy) -> bool:
 def _is_prunable(directory: str) -> bool:
     if not fs.is_remote(directory):
         return True
-    from ckpttool.io.remote import store_at
+    from ckpttool.storage.remote import store_at
 
     try:
         return store_at(directory)[0].is_changeable

@@ -16,7 +16,6 @@ from ckpttool.core.options import Depth, Mode
 from ckpttool.core.report import counted
 from ckpttool.core.result import Table
 from ckpttool.formats.interface import SIDECARS, natural_path
-from ckpttool.io import fs
 from ckpttool.ops.workload import Part, split
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import Progress, no_progress, read_each_in_full
@@ -34,6 +33,7 @@ from ckpttool.runs.reasons import Reason, true_of_all
 from ckpttool.runs.retention.rules import is_carried_on
 from ckpttool.runs.scope import GroupBy, Scope
 from ckpttool.runs.surveying.survey import Survey, survey_directory, upload_warnings
+from ckpttool.storage import fs
 from ckpttool.transaction.paths import Problem, shown
 
 if TYPE_CHECKING:

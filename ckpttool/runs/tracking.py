@@ -17,9 +17,6 @@ from ckpttool.core.errors import CheckpointError, NotFound, UsageError, from_os_
 from ckpttool.core.report import counted
 from ckpttool.core.result import Table
 from ckpttool.core.urls import is_remote
-from ckpttool.io import fs
-from ckpttool.io.atomic import write_atomically
-from ckpttool.io.work import Advance, default_jobs, no_advance
 from ckpttool.ops.digests import digest_of_list, sha256_of_files
 from ckpttool.ops.verdict import Safety
 from ckpttool.runs.members.entry import Entry
@@ -31,6 +28,9 @@ from ckpttool.runs.metrics.tracked import TrackedRun, asking, client_module
 from ckpttool.runs.metrics.trackers import owner_of, places_around
 from ckpttool.runs.scope import Scope
 from ckpttool.runs.surveying.survey import survey_directory
+from ckpttool.storage import fs
+from ckpttool.storage.atomic import write_atomically
+from ckpttool.storage.work import Advance, default_jobs, no_advance
 
 TENSORBOARD = "tensorboard:"
 TARGETS = "mlflow:EXPERIMENT, wandb:DIR or tensorboard:DIR"

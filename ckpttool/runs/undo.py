@@ -14,12 +14,12 @@ from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
 from ckpttool.core.result import Result
 from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.formats.interface import natural
-from ckpttool.io import fs
-from ckpttool.io.held import holds
 from ckpttool.runs.pointers.notes import is_note, note_words, read_note
 from ckpttool.runs.pointers.pin_lists import lists_for, pins_in, read_list
 from ckpttool.runs.pointers.readers import names_in, pass_over, pointers_in
 from ckpttool.runs.pointers.targets import path_parts
+from ckpttool.storage import fs
+from ckpttool.storage.held import holds
 from ckpttool.transaction.history import (
     CommandRecord,
     RecordKind,

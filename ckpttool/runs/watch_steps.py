@@ -8,8 +8,6 @@ from dataclasses import replace
 from glob import escape
 from itertools import islice
 
-from ckpttool.io import fs
-from ckpttool.io.held import holding
 from ckpttool.runs.copying import CopyRequest, CopyStatus, carry_out, plan_copy
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.pruning.planning import PrunePlan
@@ -19,6 +17,8 @@ from ckpttool.runs.renaming.plan import RenameRequest
 from ckpttool.runs.renaming.rename import rename
 from ckpttool.runs.tracking import facts_of, open_target
 from ckpttool.runs.watching import Landed, Step, StepResult, require_same_place
+from ckpttool.storage import fs
+from ckpttool.storage.held import holding
 from ckpttool.transaction.files import Contents
 from ckpttool.transaction.paths import Problem
 

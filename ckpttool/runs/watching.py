@@ -26,10 +26,6 @@ from ckpttool.core.errors import AccessDenied, CheckpointError, UsageError, from
 from ckpttool.core.keywords import attribute_names
 from ckpttool.core.numbers import file_size
 from ckpttool.formats.discovery import OWN_PREFIX
-from ckpttool.io import fs
-from ckpttool.io.atomic import write_atomically
-from ckpttool.io.held import holding
-from ckpttool.io.work import Advance
 from ckpttool.ops.verdict import Safety, Verification
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import SPECIAL, FullRead, FullReader, Progress, no_progress
@@ -39,6 +35,10 @@ from ckpttool.runs.reasons import Code, code_of
 from ckpttool.runs.resuming.writers import GONE_SECONDS, MOMENTS_BETWEEN, SYSTEM, WaitClock, written_inside
 from ckpttool.runs.scope import Scope
 from ckpttool.runs.surveying.survey import Survey, survey_directory
+from ckpttool.storage import fs
+from ckpttool.storage.atomic import write_atomically
+from ckpttool.storage.held import holding
+from ckpttool.storage.work import Advance
 from ckpttool.transaction.files import Contents
 from ckpttool.transaction.lock import BUSY, WATCH_LOCK, lock_directory
 from ckpttool.transaction.paths import Problem, bare, require_directory, shown

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ckpttool.core.tensor import Extent, Tensor
-from ckpttool.io.remote_source import RemoteSource
-from ckpttool.io.source import Source
+from ckpttool.storage.remote_source import RemoteSource
+from ckpttool.storage.source import Source
 
 _DESCRIPTORS = Path("/proc/self/fd")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ckpttool.io import fs
+from ckpttool.storage import fs
 from ckpttool.transaction.files import Fingerprint, fingerprint
 from ckpttool.transaction.journal import Exchange, Location, Operation, OperationList, StoredFile
 from ckpttool.transaction.open_roots import OpenRoots, open_roots

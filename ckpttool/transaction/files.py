@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from ckpttool.formats.interface import SIDECARS
-from ckpttool.io import fs, held
-from ckpttool.io.directories import FOLLOWS_NOTHING
+from ckpttool.storage import fs, held
+from ckpttool.storage.directories import FOLLOWS_NOTHING
 
 MAX_LEVELS = 100
 """How deep directories may lie in a checkpoint: each is open while those in it are looked at."""

@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Literal, NamedTuple, get_args
 
 from ckpttool.core.errors import from_os_error
-from ckpttool.io import fs
-from ckpttool.io.atomic import write_in
-from ckpttool.io.directories import OpenDirectory, make_directory, remove_directory, sync_descriptor
+from ckpttool.storage import fs
+from ckpttool.storage.atomic import write_in
+from ckpttool.storage.directories import OpenDirectory, make_directory, remove_directory, sync_descriptor
 from ckpttool.transaction.files import opened
 from ckpttool.transaction.journal import IDENTITY, OperationList
 from ckpttool.transaction.journal_documents import (
@@ -196,7 +196,7 @@ def write_record(record: CommandRecord) -> None:
 
 
 def _write_in_store(record: CommandRecord) -> None:
-    from ckpttool.io import remote
+    from ckpttool.storage import remote
     from ckpttool.transaction.store_directory import StoreDirectory
 
     place, name = StoreDirectory(record.directory), f"{TRASH}/{record.identity}/{RECORD}"

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
-from ckpttool.io import fs
-from ckpttool.io.directories import FOLLOWS_NOTHING, OpenDirectory, try_lock
+from ckpttool.storage import fs
+from ckpttool.storage.directories import FOLLOWS_NOTHING, OpenDirectory, try_lock
 from ckpttool.transaction.state_dir import state_dir_beside, state_dir_of, user_name
 
 LOCK = ".ckpttool.lock"
@@ -73,7 +73,7 @@ def lock_directory(directory: str, lock: str = LOCK, holder: str | None = None) 
 
 
 def _require_changeable(directory: str) -> None:
-    from ckpttool.io.remote import store_at
+    from ckpttool.storage.remote import store_at
 
     if not store_at(directory)[0].is_changeable:
         raise AccessDenied(

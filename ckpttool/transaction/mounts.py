@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable
 
-from ckpttool.io import fs
+from ckpttool.storage import fs
 from ckpttool.transaction.files import Contents, contents
 from ckpttool.transaction.paths import is_within
 

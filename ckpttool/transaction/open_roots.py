@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property, partial
 from types import TracebackType
 
-from ckpttool.io.directories import link_or_rename, rename, retry_while_busy
+from ckpttool.storage.directories import link_or_rename, rename, retry_while_busy
 from ckpttool.transaction.files import (
     Contents,
     Fingerprint,

@@ -8,7 +8,7 @@ from typing import Any
 
 from ckpttool.core.documents import document_of
 from ckpttool.core.errors import UsageError, from_os_error
-from ckpttool.io import fs
+from ckpttool.storage import fs
 
 
 def shown(path: str) -> str:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.discovery import Walk, discover
 from ckpttool.formats.interface import Unit
-from ckpttool.io import fs
+from ckpttool.storage import fs
 from ckpttool.transaction.files import contents
 from ckpttool.transaction.journal import Group, Location, Move, OperationList, Rewrite
 from ckpttool.transaction.open_roots import OpenRoots, open_roots

@@ -24,10 +24,10 @@ from ckpttool.formats.tensorflow.state import (
     state_in,
     state_text,
 )
-from ckpttool.io import fs
-from ckpttool.io.atomic import OWN_PREFIX, adopt_mode
-from ckpttool.io.directories import CREATE, link_or_rename, rename, sync_descriptor
-from ckpttool.io.source import NotRegular, regular_descriptor
+from ckpttool.storage import fs
+from ckpttool.storage.atomic import OWN_PREFIX, adopt_mode
+from ckpttool.storage.directories import CREATE, link_or_rename, rename, sync_descriptor
+from ckpttool.storage.source import NotRegular, regular_descriptor
 from ckpttool.transaction.files import StalePlan, opened, status_of
 from ckpttool.transaction.journal import OperationList, Relink, Rewrite
 

@@ -9,7 +9,7 @@ from difflib import SequenceMatcher
 
 from ckpttool.core.errors import from_os_error
 from ckpttool.formats.tensorflow.state import NAME
-from ckpttool.io import fs
+from ckpttool.storage import fs
 from ckpttool.transaction.copies import operations_in_copy
 from ckpttool.transaction.files import StalePlan
 from ckpttool.transaction.history import CommandRecord, UndoStep, drop_step, read_record

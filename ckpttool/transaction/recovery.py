@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from ckpttool.core.errors import AccessDenied, DamagedCheckpoint
-from ckpttool.io import fs
+from ckpttool.storage import fs
 from ckpttool.transaction.journal import OperationList, Recovery
 from ckpttool.transaction.paths import shown
 from ckpttool.transaction.settling import Settled, settle_stage

@@ -14,8 +14,8 @@ from operator import attrgetter
 from typing import Literal
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error, system_text
-from ckpttool.io import fs
-from ckpttool.io.work import in_order
+from ckpttool.storage import fs
+from ckpttool.storage.work import in_order
 from ckpttool.transaction.files import Fingerprint, StalePlan, contents, opened, status_of
 from ckpttool.transaction.history import read_record, require_own_trash
 from ckpttool.transaction.journal import FILES, Group, Location, Move, OperationList, Rewrite, Root

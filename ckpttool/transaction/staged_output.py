@@ -26,14 +26,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import Literal
 
+from ckpttool.containers.jsontext import parse_json
 from ckpttool.core.errors import AccessDenied, CheckpointError, UsageError, from_os_error, system_text
-from ckpttool.io import fs
-from ckpttool.io.atomic import OWN_PREFIX, adopt_mode, is_scratch_name, remove_leftover
-from ckpttool.io.directories import FOLLOWS_NOTHING, HAS_LOCKS, OpenDirectory, link_or_rename, try_lock
-from ckpttool.io.jsontext import parse_json
-from ckpttool.io.sink import Sink, Written
-from ckpttool.io.source import NotRegular, regular_descriptor
-from ckpttool.io.work import Advance, default_jobs, no_advance, pool_of_calls
+from ckpttool.storage import fs
+from ckpttool.storage.atomic import OWN_PREFIX, adopt_mode, is_scratch_name, remove_leftover
+from ckpttool.storage.directories import FOLLOWS_NOTHING, HAS_LOCKS, OpenDirectory, link_or_rename, try_lock
+from ckpttool.storage.sink import Sink, Written
+from ckpttool.storage.source import NotRegular, regular_descriptor
+from ckpttool.storage.work import Advance, default_jobs, no_advance, pool_of_calls
 from ckpttool.transaction.files import StalePlan, contents
 from ckpttool.transaction.journal import CONTENT, REPLACED, OperationList, output_operations
 from ckpttool.transaction.old_journals import MOVING

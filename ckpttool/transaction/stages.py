@@ -16,10 +16,10 @@ from functools import partial
 from typing import Any
 
 from ckpttool.core.errors import AccessDenied, from_os_error
-from ckpttool.io import fs
-from ckpttool.io.atomic import write_in
-from ckpttool.io.directories import OpenDirectory, remove_directory, retry_while_busy
-from ckpttool.io.held import IS_SUPPORTED
+from ckpttool.storage import fs
+from ckpttool.storage.atomic import write_in
+from ckpttool.storage.directories import OpenDirectory, remove_directory, retry_while_busy
+from ckpttool.storage.held import IS_SUPPORTED
 from ckpttool.transaction.lock import FULL
 from ckpttool.transaction.state_dir import MAX_BYTES, StateDir
 

@@ -28,9 +28,9 @@ from ckpttool.formats.interface import Probe
 from ckpttool.formats.paddle.fluid import Fluid
 from ckpttool.formats.paddle.fluid_parts import MODEL, TABLES
 from ckpttool.formats.paddle.fluid_serial import SERIAL
-from ckpttool.io import fs
-from ckpttool.io.directories import OpenDirectory
-from ckpttool.io.source import NotRegular, regular_descriptor
+from ckpttool.storage import fs
+from ckpttool.storage.directories import OpenDirectory
+from ckpttool.storage.source import NotRegular, regular_descriptor
 from ckpttool.transaction.mounts import mount_points
 
 ACCELERATES = "checkpoints"

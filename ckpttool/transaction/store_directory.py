@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import TypeVar
 
 from ckpttool.core.errors import from_os_error
-from ckpttool.io import fs, remote
-from ckpttool.io.stores import ObjectStatus, Replaced
+from ckpttool.storage import fs, remote
+from ckpttool.storage.stores import ObjectStatus, Replaced
 from ckpttool.transaction.files import StalePlan
 from ckpttool.transaction.journal import IDENTITY
 

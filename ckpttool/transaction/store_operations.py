@@ -34,8 +34,8 @@ from ckpttool.core.errors import AccessDenied, from_os_error
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.formats.tensorflow.state import MAX_BYTES as MAX_STATE
 from ckpttool.formats.tensorflow.state import NAME
-from ckpttool.io import fs, remote
-from ckpttool.io.stores import ObjectStatus, ObjectVersions, OlderVersions, Replaced
+from ckpttool.storage import fs, remote
+from ckpttool.storage.stores import ObjectStatus, ObjectVersions, OlderVersions, Replaced
 from ckpttool.transaction.files import Contents, Fingerprint, StalePlan, contents
 from ckpttool.transaction.history import RECORD, RecordKind, UndoStep, add_step, drop_groups
 from ckpttool.transaction.journal import Group, Location, Move, OperationList, Relink, Rewrite

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ckpttool.core.errors import AccessDenied, DamagedCheckpoint, from_os_error
-from ckpttool.io import fs
-from ckpttool.io.directories import OpenDirectory
+from ckpttool.storage import fs
+from ckpttool.storage.directories import OpenDirectory
 from ckpttool.transaction.files import Contents, contents, opened, status_at
 from ckpttool.transaction.history import read_record, state_dirs
 from ckpttool.transaction.journal import (

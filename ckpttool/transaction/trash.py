@@ -17,9 +17,9 @@ from datetime import datetime, timezone
 from typing import NamedTuple
 
 from ckpttool.core.errors import CheckpointError, from_os_error
-from ckpttool.io import fs
-from ckpttool.io.directories import rename
-from ckpttool.io.held import holds
+from ckpttool.storage import fs
+from ckpttool.storage.directories import rename
+from ckpttool.storage.held import holds
 from ckpttool.transaction.copies import operations_in_copy
 from ckpttool.transaction.files import Fingerprint, StalePlan, opened, status_at
 from ckpttool.transaction.history import (

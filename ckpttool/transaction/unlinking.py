@@ -11,7 +11,7 @@ from functools import partial
 from itertools import groupby
 
 from ckpttool.core.errors import system_text
-from ckpttool.io.directories import remove_directory, retry_while_busy
+from ckpttool.storage.directories import remove_directory, retry_while_busy
 from ckpttool.transaction.files import Contents, Fingerprint, StalePlan, opened, status_of
 from ckpttool.transaction.mounts import require_one_mount
 

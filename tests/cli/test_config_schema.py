@@ -17,8 +17,8 @@ from ckpttool.cli.config import ConfigDocument, read_document
 from ckpttool.cli.config_keys import read_value, schema_of
 from ckpttool.cli.config_tables import config_entries, config_schema, config_template
 from ckpttool.cli.verify_config import read_config
+from ckpttool.containers.toml import parse_toml
 from ckpttool.core.options import Option
-from ckpttool.io.toml import parse_toml
 from tests.support.commands import Run, refusals
 from tests.support.configs import all_keys, write
 from tests.support.golden import Golden

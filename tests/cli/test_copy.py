@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ckpttool
-from ckpttool.io import fs, remote
+from ckpttool.storage import fs, remote
 from tests.support.commands import Run
 from tests.support.faults import fill_disk
 from tests.support.memory import MemoryBucket

@@ -201,7 +201,7 @@ def test_file_that_cannot_be_opened(run: Run, guide: Path, monkeypatch: pytest.M
             raise failure
 
         with monkeypatch.context() as patch:
-            patch.setattr("ckpttool.io.source.os.open", refuse)
+            patch.setattr("ckpttool.storage.source.os.open", refuse)
             answer = run("inspect", guide)
         assert answer == (2, "", f"ckpttool: error: {guide}: {said}\n")
 

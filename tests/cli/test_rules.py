@@ -12,7 +12,7 @@ from ckpttool import Finding, Safety, Severity, UsageError, Verification
 from ckpttool.cli.config import find_config, read_document
 from ckpttool.cli.config_keys import keys
 from ckpttool.cli.verify_config import VerifyRule, matches, read_config, settings_for, unused_rules
-from ckpttool.io.toml import as_toml
+from ckpttool.containers.toml import as_toml
 from ckpttool.ops.ignored_findings import Ignore
 from tests.support.configs import verify_config_of
 from tests.support.golden import Golden, refusal

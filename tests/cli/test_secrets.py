@@ -14,11 +14,11 @@ from ckpttool import CheckpointError, MissingPackage, Unsupported, UsageError, v
 from ckpttool.__main__ import main
 from ckpttool.cli.streams import SafeStderr
 from ckpttool.core.secrets import without_secrets, without_signatures
-from ckpttool.io import remote
-from ckpttool.io.stores import as_os_errors
 from ckpttool.runs.metrics import tracked
 from ckpttool.runs.metrics.mlflow import ServerStore, experiment_runs, mlflow_client
 from ckpttool.runs.metrics.tracked import asking
+from ckpttool.storage import remote
+from ckpttool.storage.stores import as_os_errors
 from tests.support.commands import ckpttool, run_here
 from tests.support.stores import Answer, Asked, WebServer
 

@@ -292,7 +292,7 @@ def test_no_permission(run, guide: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     def refuse(*_: object, **__: object) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("ckpttool.io.source.os.open", refuse)
+    monkeypatch.setattr("ckpttool.storage.source.os.open", refuse)
     answer = run("verify", guide)
     monkeypatch.undo()
     assert answer == (2, "", f"ckpttool: error: {guide}: permission denied\n")
@@ -311,7 +311,7 @@ def test_no_permission_in_a_directory(
             raise PermissionError(13, "Permission denied")
         return really_open(path, *args, **kwargs)
 
-    monkeypatch.setattr("ckpttool.io.source.os.open", refuse)
+    monkeypatch.setattr("ckpttool.storage.source.os.open", refuse)
     status, out, err = run("verify", "--json", tmp_path)
     monkeypatch.undo()
     assert (status, err) == (1, "")
@@ -329,7 +329,7 @@ def test_the_only_one_in_a_directory_can_not_be_read(
     def refuse(*_: object, **__: object) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("ckpttool.io.source.os.open", refuse)
+    monkeypatch.setattr("ckpttool.storage.source.os.open", refuse)
     status, out, err = run("verify", tmp_path)
     monkeypatch.undo()
     assert (status, err) == (1, "")

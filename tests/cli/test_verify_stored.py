@@ -15,7 +15,7 @@ from typing import Any
 import google_crc32c
 import pytest
 
-from ckpttool.io import remote, s3_store
+from ckpttool.storage import remote, s3_store
 from tests.support.commands import Run
 from tests.support.manifests import seal
 from tests.support.stores import Answer, Asked, S3Bucket, WebServer

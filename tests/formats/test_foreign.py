@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ckpttool import DamagedCheckpoint, NotACheckpoint, open_checkpoint
-from ckpttool.io import fs
-from ckpttool.io.source import Source
+from ckpttool.storage import fs
+from ckpttool.storage.source import Source
 from tests.support.commands import Run
 
 ARRAY = b"\xc7\x10\x01\x93\x91\x02\xa7float32\xc4\x02\0\0"

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from ckpttool import CheckpointError, convert, open_checkpoint, verify
+from ckpttool.containers.compressed import Decompressed, compression_of
 from ckpttool.core.errors import LimitExceeded
 from ckpttool.core.readable import Buffer
-from ckpttool.io.compressed import Decompressed, compression_of
 from tests.support.commands import Run
 
 joblib = pytest.importorskip("joblib")
@@ -186,7 +186,7 @@ def test_every_flip_in_a_stream_is_found_or_harmless(method: str, tmp_path: Path
 
 
 def test_a_bomb_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckpttool.io.compressed._MIN_LIMIT", 1 << 20)
+    monkeypatch.setattr("ckpttool.containers.compressed._MIN_LIMIT", 1 << 20)
     joblib.dump(np.zeros(1 << 20), tmp_path / "zeros.joblib", compress=("xz", 3))
     with pytest.raises(LimitExceeded, match="expand to more than"):
         open_checkpoint(tmp_path / "zeros.joblib")
@@ -225,10 +225,10 @@ def test_lzma_has_a_header_but_no_magic(preset: int) -> None:
 
 def test_threads_read_one_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each at another place; going back and forth between them would exceed the limit."""
-    monkeypatch.setattr("ckpttool.io.compressed._MIN_LIMIT", 1 << 20)
-    monkeypatch.setattr("ckpttool.io.compressed._MAX_RESTARTED_A_BYTE", 2)
-    monkeypatch.setattr("ckpttool.io.compressed._KEPT", 1 << 16)
-    monkeypatch.setattr("ckpttool.io.compressed._PIECE", 1 << 16)
+    monkeypatch.setattr("ckpttool.containers.compressed._MIN_LIMIT", 1 << 20)
+    monkeypatch.setattr("ckpttool.containers.compressed._MAX_RESTARTED_A_BYTE", 2)
+    monkeypatch.setattr("ckpttool.containers.compressed._KEPT", 1 << 16)
+    monkeypatch.setattr("ckpttool.containers.compressed._PIECE", 1 << 16)
     arrays = {f"layer{number}": RND.normal(size=300_000).astype("f4") for number in range(8)}
     joblib.dump(arrays, tmp_path / "a.joblib", compress=("zlib", 1))
     convert(tmp_path / "a.joblib", tmp_path / "a.npz", jobs=4)
@@ -237,8 +237,8 @@ def test_threads_read_one_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_reads_anywhere_in_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckpttool.io.compressed._KEPT", 5000)
-    monkeypatch.setattr("ckpttool.io.compressed._PIECE", 777)
+    monkeypatch.setattr("ckpttool.containers.compressed._KEPT", 5000)
+    monkeypatch.setattr("ckpttool.containers.compressed._PIECE", 777)
     content = RND.bytes(100_000)
     stream = Decompressed(Buffer("some.gz", gzip.compress(content)), compression_of(b"\x1f\x8b"))
     windows = [(at, min(3000, len(content) - at)) for at in range(0, len(content), 2000)]
@@ -248,9 +248,9 @@ def test_reads_anywhere_in_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_limit_of_reading_out_of_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckpttool.io.compressed._MIN_LIMIT", 1 << 20)
-    monkeypatch.setattr("ckpttool.io.compressed._KEPT", 1 << 10)
-    monkeypatch.setattr("ckpttool.io.compressed._PIECE", 1 << 10)
+    monkeypatch.setattr("ckpttool.containers.compressed._MIN_LIMIT", 1 << 20)
+    monkeypatch.setattr("ckpttool.containers.compressed._KEPT", 1 << 10)
+    monkeypatch.setattr("ckpttool.containers.compressed._PIECE", 1 << 10)
     stream = Decompressed(Buffer("some.gz", gzip.compress(RND.bytes(100_000))), compression_of(b"\x1f\x8b"))
     message = (
         r"decompressed 6,\d{3},\d{3} bytes again from the start \(limit 6,400,000\); arrays are stored out"

@@ -14,7 +14,7 @@ from ckpttool import DamagedCheckpoint
 from ckpttool.core.readable import Buffer
 from ckpttool.formats.paddle.operators import Operator, kind_by_name, kinds_by_operator, operators_in
 from ckpttool.formats.paddle.pir import read_pir
-from ckpttool.io.source import Source
+from ckpttool.storage.source import Source
 
 
 def takes(kind: str, gives: str = "out", **slots: str) -> Operator:

@@ -10,7 +10,7 @@ from ckpttool import inspect, verify
 from ckpttool.formats.savedmodel.computation import BodyWires, function_digests
 from ckpttool.formats.savedmodel.graph import read_model
 from ckpttool.formats.savedmodel.walk import message_in
-from ckpttool.io.source import Source
+from ckpttool.storage.source import Source
 from tests.formats import savedmodel_messages as pb
 
 

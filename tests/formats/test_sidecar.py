@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import Checkpoint, LimitExceeded, Role, Tensor
+from ckpttool.containers.pickle.pickle_nodes import NDARRAY, NOTHING, Call, Global, Mapped
 from ckpttool.formats.content.tree import opaque_nodes
 from ckpttool.formats.content.tree_json import decode_tree, encode_tree
 from ckpttool.formats.sidecar import ENTRY, apply_sidecar
-from ckpttool.io.pickle_nodes import NDARRAY, NOTHING, Call, Global, Mapped
 from tests.support.checkpoints import numbers, of_tensors
 from tests.support.checkpoints import tensor as tensor_of
 from tests.support.limits import lower_limits

@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckpttool.containers.pickle.pickle_nodes import Call, Global, Mapped, Opaque, children, nodes, rebuild
 from ckpttool.formats.content.tree import trees_equal
 from ckpttool.formats.content.tree_json import encode_tree
-from ckpttool.io.pickle_nodes import Call, Global, Mapped, Opaque, children, nodes, rebuild
 from tests.support.checkpoints import numbers, tensor
 
 A, B = (tensor(name, numbers(2)) for name in "ab")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ckpttool.io.work import Calls, pool_of_calls
+from ckpttool.storage.work import Calls, pool_of_calls
 
 
 @pytest.fixture

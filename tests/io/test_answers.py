@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ckpttool.io import answers, remote, stores
+from ckpttool.storage import answers, remote, stores
 from tests.support.commands import Run
 from tests.support.stores import Answer, Asked, WebServer, environment, web_server
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from ckpttool.core.report import has_errors
-from ckpttool.io.constructors import (
+from ckpttool.containers.pickle.constructors import (
     constructors,
     evaluate,
     is_constructor,
     judge_state,
     kind_of,
 )
-from ckpttool.io.pickle_nodes import Call, Global, Mapped, Persistent
-from ckpttool.io.trust import Trust, globals_in, is_object, modern, value_kind, words_in
+from ckpttool.containers.pickle.pickle_nodes import Call, Global, Mapped, Persistent
+from ckpttool.containers.pickle.trust import Trust, globals_in, is_object, modern, value_kind, words_in
+from ckpttool.core.report import has_errors
 from tests.support.containers import pickles_in
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ckpttool import AccessDenied, CheckpointError, ConvertOptions, UsageError, convert, open_checkpoint
-from ckpttool.io.atomic import remove_leftover
-from ckpttool.io.directories import Exchanged, OpenDirectory
+from ckpttool.storage.atomic import remove_leftover
+from ckpttool.storage.directories import Exchanged, OpenDirectory
 from ckpttool.transaction.lock import LOCK, lock_directory
 from ckpttool.transaction.staged_output import StagedOutput
 from tests.exchanging import WAYS, Way, exchanges

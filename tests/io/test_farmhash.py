@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.io.farmhash import fingerprint64
+from ckpttool.containers.farmhash import fingerprint64
 from ckpttool.testing import read_truth
 from tests.support.frameworks import python_with_frameworks
 

@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from ckpttool import CheckpointError, inspect, open_checkpoint
-from ckpttool.io import remote
+from ckpttool.storage import remote
 from ckpttool.testing import copied, described, digest, files_of, flipped, outcome_of, read_truth
 from tests.support.memory import MemoryBucket
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ckpttool import DamagedCheckpoint, open_checkpoint, verify
-from ckpttool.io import h5worker
-from ckpttool.io.h5worker import WORKER
-from ckpttool.io.hdf5 import Location, slabs, walk
+from ckpttool.containers.hdf5 import h5worker
+from ckpttool.containers.hdf5.h5worker import WORKER
+from ckpttool.containers.hdf5.hdf5 import Location, slabs, walk
 from tests.support.memory import MemoryBucket
 
 

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import Tensor
+from ckpttool.containers.hdf5.hdf5_writer import HELD, Plan, _Memory, attribute_fault, draw
 from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.values import in_memory
-from ckpttool.io.hdf5_writer import HELD, Plan, _Memory, attribute_fault, draw
 from ckpttool.transaction.staged_output import StagedOutput
 from tests.support.containers import stage
 from tests.support.writing import tensor

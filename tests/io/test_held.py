@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from ckpttool import AccessDenied
-from ckpttool.io import fs, held
-from ckpttool.io.atomic import write_atomically
-from ckpttool.io.directories import OpenDirectory, rename
-from ckpttool.io.held import Exchanged, holding, memory_of, remembering
+from ckpttool.storage import fs, held
+from ckpttool.storage.atomic import write_atomically
+from ckpttool.storage.directories import OpenDirectory, rename
+from ckpttool.storage.held import Exchanged, holding, memory_of, remembering
 
 pytestmark = pytest.mark.skipif(not held.IS_SUPPORTED, reason="the system can't work below open directories")
 

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import DamagedCheckpoint, LimitExceeded, verify
+from ckpttool.containers import inflate as wire_inflated
+from ckpttool.containers.inflate import MAX_EXPANSION, Inflated, Inflation
+from ckpttool.containers.zip.zip_reader import Archive
 from ckpttool.core.readable import Buffer
-from ckpttool.io import inflate as wire_inflated
-from ckpttool.io.inflate import MAX_EXPANSION, Inflated, Inflation
-from ckpttool.io.zip_reader import Archive
 from tests.support.thorough import IS_THOROUGH
 
 ROUND_SIZES = sorted({max(0, (1 << power) + more) for power in range(21) for more in range(-3, 4)})

@@ -17,12 +17,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ckpttool import CheckpointError, DamagedCheckpoint, LimitExceeded, Truncated, open_checkpoint
+from ckpttool.containers.pickle import interpreter as under_test
+from ckpttool.containers.pickle.interpreter import Interpreter
+from ckpttool.containers.pickle.opcodes import PAYLOAD_BYTES, TABLE
+from ckpttool.containers.pickle.pickle_nodes import Call, Global, Payload, Pickle
+from ckpttool.containers.pickle.pickle_safety import judge, run
 from ckpttool.core.readable import Buffer
-from ckpttool.io import interpreter as under_test
-from ckpttool.io.interpreter import Interpreter
-from ckpttool.io.opcodes import PAYLOAD_BYTES, TABLE
-from ckpttool.io.pickle_nodes import Call, Global, Payload, Pickle
-from ckpttool.io.pickle_safety import judge, run
 from tests.support.containers import pickles_in
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)

@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import DamagedCheckpoint
-from ckpttool.core.dtypes import BY_NAME
-from ckpttool.core.readable import Buffer
-from ckpttool.io.lodtensor import (
+from ckpttool.containers.lodtensor import (
     ELEMENTS,
     NUMBERS,
     lod_tensor_header,
@@ -20,6 +18,8 @@ from ckpttool.io.lodtensor import (
     rows_header,
     values_header,
 )
+from ckpttool.core.dtypes import BY_NAME
+from ckpttool.core.readable import Buffer
 
 SHAPES = st.lists(st.sampled_from([0, 1, 2, 127, 128, 300, 1 << 14, 1 << 40]), max_size=6).map(tuple)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.io.manifest import MAX_NAME, Line, dumps_manifest, parse_manifest
+from ckpttool.containers.manifest import MAX_NAME, Line, dumps_manifest, parse_manifest
 from tests.support.manifests import sha256sum_accepts, sums
 
 ZERO = "0" * 64

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import CheckpointError
+from ckpttool.containers.npy import itemsize, read_npy_header
 from ckpttool.core.readable import Buffer
-from ckpttool.io.npy import itemsize, read_npy_header
 from tests.support.numpy_files import npy
 
 

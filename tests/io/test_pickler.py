@@ -13,10 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import Tensor, Unsupported
-from ckpttool.core.dtypes import BY_NAME
-from ckpttool.core.values import in_memory
-from ckpttool.io import pickler
-from ckpttool.io.pickle_nodes import (
+from ckpttool.containers.pickle import pickler
+from ckpttool.containers.pickle.pickle_nodes import (
     FROM_TYPE,
     MASKED,
     NDARRAY,
@@ -27,7 +25,9 @@ from ckpttool.io.pickle_nodes import (
     Mapped,
     Opaque,
 )
-from ckpttool.io.pickler import Storages, dumps, pickle_into
+from ckpttool.containers.pickle.pickler import Storages, dumps, pickle_into
+from ckpttool.core.dtypes import BY_NAME
+from ckpttool.core.values import in_memory
 
 # What PyTorch's weights_only unpickler knows: torch/_weights_only_unpickler.py.
 ACCEPTED = set(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.io.protobuf import (
+from ckpttool.containers.protobuf import (
     bytes_field,
     encoded_varint,
     fields,

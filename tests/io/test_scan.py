@@ -16,9 +16,9 @@ from ckpttool.core.dtypes import BY_NAME, DType
 from ckpttool.core.readable import Buffer, reader_from
 from ckpttool.core.tensor import Extent, Span
 from ckpttool.core.values import in_memory
-from ckpttool.io import scan as under_test
-from ckpttool.io.crc import combined_crc32
-from ckpttool.io.scan import count_specials, scan
+from ckpttool.storage import scan as under_test
+from ckpttool.storage.crc import combined_crc32
+from ckpttool.storage.scan import count_specials, scan
 from tests.support.faults import ends_all_threads, interrupt_hand_out
 
 NARROW = [dtype for dtype in BY_NAME.values() if dtype.float_code is not None and dtype.word_bytes <= 2]

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from ckpttool import DamagedCheckpoint, Tensor, Truncated
 from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.values import Contiguous, in_memory
-from ckpttool.io import sink as under_test
-from ckpttool.io.sink import Sink
-from ckpttool.io.source import Part, Source
-from ckpttool.io.work import Calls, pool_of_calls
+from ckpttool.storage import sink as under_test
+from ckpttool.storage.sink import Sink
+from ckpttool.storage.source import Part, Source
+from ckpttool.storage.work import Calls, pool_of_calls
 
 SMALL, LARGE = under_test._SMALL, under_test._SMALL + 1
 BYTES = np.random.default_rng(5).integers(0, 256, 1 << 21, np.uint8).tobytes()

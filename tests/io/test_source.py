@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from ckpttool import AccessDenied, CheckpointError, DamagedCheckpoint, LimitExceeded, NotFound, Truncated
 from ckpttool.core.readable import MAX_READ, Buffer, Readable, reader_from, swap_bytes
 from ckpttool.core.values import Contiguous, in_memory, stored_once
-from ckpttool.io import source as under_test
-from ckpttool.io.source import Source
+from ckpttool.storage import source as under_test
+from ckpttool.storage.source import Source
 
 CONTENT = bytes(range(256)) * 4
 

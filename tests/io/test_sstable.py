@@ -14,9 +14,9 @@ import google_crc32c
 import pytest
 
 from ckpttool import CheckpointError, DamagedCheckpoint, LimitExceeded, open_checkpoint
-from ckpttool.io.crc import combined_crc32, crc32c, mask_crc, unmask_crc
-from ckpttool.io.source import Source
-from ckpttool.io.sstable import Table, begins_with_empty_key
+from ckpttool.containers.sstable.sstable import Table, begins_with_empty_key
+from ckpttool.storage.crc import combined_crc32, crc32c, mask_crc, unmask_crc
+from ckpttool.storage.source import Source
 from tests.support.commands import Run
 from tests.support.containers import entries_of_table
 from tests.support.frameworks import python_with_frameworks

@@ -22,8 +22,8 @@ import pytest
 from ckpttool import AccessDenied, CheckpointError, NotFound, Tensor, UsageError
 from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.values import Contiguous
-from ckpttool.io.directories import OpenDirectory
-from ckpttool.io.source import Source
+from ckpttool.storage.directories import OpenDirectory
+from ckpttool.storage.source import Source
 from ckpttool.transaction import operations, staged_output
 from ckpttool.transaction.staged_output import StagedOutput
 from tests.support.faults import disk_steps, ends_all_threads, in_child, is_killed_at

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from ckpttool import CheckpointError, MissingPackage, prune, undo
-from ckpttool.io import answers, fs, remote, s3_store, stores
-from ckpttool.io.remote import store_at
-from ckpttool.io.stores import ObjectStatus, Replaced, Store
+from ckpttool.storage import answers, fs, remote, s3_store, stores
+from ckpttool.storage.remote import store_at
+from ckpttool.storage.stores import ObjectStatus, Replaced, Store
 from tests.support.commands import Run
 from tests.support.google import GoogleBucket, GoogleServer, google_server
 from tests.support.memory import MemoryBucket, memory_stores

@@ -11,8 +11,8 @@ from typing import Any
 import google_crc32c
 import pytest
 
-from ckpttool.io import remote, stores
-from ckpttool.io.checksums import Checksum, StoredChecksums
+from ckpttool.storage import remote, stores
+from ckpttool.storage.checksums import Checksum, StoredChecksums
 from tests.support.checksums import crc64nvme
 from tests.support.stores import Answer, Asked, S3Bucket, WebServer, environment
 

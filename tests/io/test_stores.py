@@ -23,7 +23,7 @@ from ckpttool import (
     salvage,
     verify,
 )
-from ckpttool.io import answers, remote, stores
+from ckpttool.storage import answers, remote, stores
 from ckpttool.testing import described
 from tests.support.commands import Run
 from tests.support.memory import MemoryBucket

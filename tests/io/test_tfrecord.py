@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import CheckpointError, DamagedCheckpoint, Truncated
-from ckpttool.io import tfrecord
-from ckpttool.io.tfrecord import is_record_head, records
+from ckpttool.containers import tfrecord
+from ckpttool.containers.tfrecord import is_record_head, records
 
 
 def _sum(data: bytes) -> bytes:

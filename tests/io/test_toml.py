@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.io.toml import change_strings, parse_toml, quote
+from ckpttool.containers.toml import change_strings, parse_toml, quote
 
 TEXT = 't = """\npinned = ["a"]"""\n'
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

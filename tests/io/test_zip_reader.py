@@ -12,9 +12,9 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
 import pytest
 
 from ckpttool import CheckpointError, DamagedCheckpoint, LimitExceeded, Truncated, Unsupported
+from ckpttool.containers.zip.zip_headers import Member
+from ckpttool.containers.zip.zip_reader import Archive, states_the_same
 from ckpttool.core.readable import Buffer
-from ckpttool.io.zip_headers import Member
-from ckpttool.io.zip_reader import Archive, states_the_same
 
 LOCAL, CENTRAL, END = 30, 46, 22
 CONTENT = {"r/data.pkl": b"\x80\2}.", "r/data/0": bytes(range(64)), "r/version": b"3\n"}

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from ckpttool import LimitExceeded, salvage
-from ckpttool.io import zip_rescue
-from ckpttool.io.source import Source
-from ckpttool.io.zip_headers import ENTRY, LOCAL, Member
-from ckpttool.io.zip_rescue import rescue_records
+from ckpttool.containers.zip import zip_rescue
+from ckpttool.containers.zip.zip_headers import ENTRY, LOCAL, Member
+from ckpttool.containers.zip.zip_rescue import rescue_records
+from ckpttool.storage.source import Source
 
 
 def local(name: bytes, crc: int, stored: int, size: int, method: int = 0) -> bytes:

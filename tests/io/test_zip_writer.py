@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import Tensor, Truncated
+from ckpttool.containers.zip.zip_reader import Archive
+from ckpttool.containers.zip.zip_writer import NumpyZip, TorchZip, ZipWriter
 from ckpttool.core.dtypes import UINT8
 from ckpttool.core.values import Contiguous
-from ckpttool.io.sink import Sink, Written
-from ckpttool.io.source import Source
-from ckpttool.io.work import Calls, pool_of_calls
-from ckpttool.io.zip_reader import Archive
-from ckpttool.io.zip_writer import NumpyZip, TorchZip, ZipWriter
+from ckpttool.storage.sink import Sink, Written
+from ckpttool.storage.source import Source
+from ckpttool.storage.work import Calls, pool_of_calls
 from tests.support.writing import byte_tensor
 
 torch = pytest.importorskip("torch")

@@ -114,7 +114,7 @@ def test_a_matrix_of_one_value_is_named(is_zip: bool, tmp_path: Path) -> None:
 
 def test_one_other_value_anywhere_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of a large tensor are looked at apart, and may each repeat a value of their own."""
-    monkeypatch.setattr("ckpttool.io.scan.PIECE_BYTES", 1 << 16)
+    monkeypatch.setattr("ckpttool.storage.scan.PIECE_BYTES", 1 << 16)
     count = (1 << 14) + (1 << 10)  # more than one piece
     for at in (None, 0, 1, count // 2, count - 1):
         weight = torch.zeros(count)

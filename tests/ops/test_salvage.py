@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save_file
 
 from ckpttool import CheckpointError, convert, open_checkpoint, salvage, verify, verify_all
 from ckpttool.cli.render.text_changes import salvage_text
-from ckpttool.io.scan import scan
 from ckpttool.ops.salvage import Salvaged
+from ckpttool.storage.scan import scan
 from tests.support.commands import Run
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"

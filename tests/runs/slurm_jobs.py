@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from ckpttool.io.toml import parse_toml
+from ckpttool.containers.toml import parse_toml
 from tests.runs.fork_server import client
 
 ROOT = Path(__file__).parents[2]

@@ -14,12 +14,12 @@ import pytest
 import ckpttool
 from ckpttool.formats.copy_notes import COPYING
 from ckpttool.formats.discovery import discover
-from ckpttool.io import fs, remote
-from ckpttool.io.fs import open_source
-from ckpttool.io.source import Source
 from ckpttool.ops.verify import verify
 from ckpttool.runs import copying
 from ckpttool.runs.copying import CopyRequest, CopyStatus, plan_copy
+from ckpttool.storage import fs, remote
+from ckpttool.storage.fs import open_source
+from ckpttool.storage.source import Source
 from tests.support.memory import MemoryBucket
 from tests.support.runs import KINDS, sharded
 from tests.support.thorough import sampled

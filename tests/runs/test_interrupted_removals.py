@@ -16,7 +16,7 @@ import pytest
 
 from ckpttool import AccessDenied
 from ckpttool.formats.tensorflow.state import CheckpointState, state_text
-from ckpttool.io import fs
+from ckpttool.storage import fs
 from ckpttool.transaction import operations, unlinking
 from ckpttool.transaction.journal import Group, Location
 from ckpttool.transaction.open_roots import OpenRoots

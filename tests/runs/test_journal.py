@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import DamagedCheckpoint
-from ckpttool.io import fs
+from ckpttool.storage import fs
 from ckpttool.transaction import removal
 from ckpttool.transaction.files import Contents, Fingerprint
 from ckpttool.transaction.journal import (

@@ -25,7 +25,7 @@ from ckpttool import (
     prune,
     undo,
 )
-from ckpttool.io.directories import RETRIES
+from ckpttool.storage.directories import RETRIES
 from ckpttool.transaction import lock
 from tests.support.changes import held_by_another
 from tests.support.faults import dies_at, disk_steps, fill_disk, path_at

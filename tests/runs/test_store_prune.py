@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ckpttool import CheckpointError, UsageError, prune, undo
-from ckpttool.io import remote
-from ckpttool.io.stores import Replaced
+from ckpttool.storage import remote
+from ckpttool.storage.stores import Replaced
 from ckpttool.transaction.store_directory import journals_in
 from tests.support.commands import Run
 from tests.support.limits import lower_limits

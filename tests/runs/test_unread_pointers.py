@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpttool import prune
-from ckpttool.io import fs
+from ckpttool.storage import fs
 from tests.support.commands import Run
 from tests.support.faults import path_at
 from tests.support.runs import make_run

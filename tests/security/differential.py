@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ckpttool import CheckpointError
+from ckpttool.containers.pickle.interpreter import Interpreter
+from ckpttool.containers.pickle.pickle_nodes import Call, Global, Payload, Persistent
+from ckpttool.containers.pickle.trust import modern
 from ckpttool.core.readable import Buffer
-from ckpttool.io.interpreter import Interpreter
-from ckpttool.io.pickle_nodes import Call, Global, Payload, Persistent
-from ckpttool.io.trust import modern
 from tests.security.pickle_streams import mutated, stream
 
 MAX_BYTES = 1 << 30

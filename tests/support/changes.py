@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ckpttool import Policy, PruneRequest, prune
-from ckpttool.io.toml import parse_toml
+from ckpttool.containers.toml import parse_toml
 from ckpttool.runs.pointers import pins
 from ckpttool.runs.pruning.prune import Pruned
 from ckpttool.runs.renaming import reserved_names

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from ckpttool.containers.pickle.pickle_safety import PickleSequence, read_pickles
+from ckpttool.containers.sstable.sstable import Table
 from ckpttool.core.readable import Buffer
-from ckpttool.io.pickle_safety import PickleSequence, read_pickles
-from ckpttool.io.source import Source
-from ckpttool.io.sstable import Table
+from ckpttool.storage.source import Source
 from ckpttool.transaction.staged_output import OutputShape, StagedOutput
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from ckpttool import CheckpointError
-from ckpttool.io import directories
+from ckpttool.storage import directories
 
 CHANGES = ("open", "rename", "replace", "unlink", "rmdir", "mkdir", "link", "symlink", "fsync", "write")
 """Of ``os``; of ``open`` only calls that may make a file."""

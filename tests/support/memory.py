@@ -14,8 +14,8 @@ from threading import RLock
 from typing import NamedTuple
 from unittest.mock import patch
 
-from ckpttool.io import answers, remote
-from ckpttool.io.stores import Listing, ObjectStatus, ObjectVersions, OlderVersions, Replaced, Store
+from ckpttool.storage import answers, remote
+from ckpttool.storage.stores import Listing, ObjectStatus, ObjectVersions, OlderVersions, Replaced, Store
 from tests.support.stores import Bucket
 
 SCHEME = "mem"

@@ -12,12 +12,12 @@ import pytest
 from ckpttool import MissingPackage
 from ckpttool.cli import consent
 from ckpttool.cli import inspect as inspect_command
+from ckpttool.containers.hdf5.h5worker import Worker
 from ckpttool.formats.interface import Probe
-from ckpttool.io import scan
-from ckpttool.io.h5worker import Worker
 from ckpttool.ops import checks, verify
 from ckpttool.ops import inspect as inspecting
 from ckpttool.runs.members import full_read
+from ckpttool.storage import scan
 from tests.support.faults import path_at
 
 

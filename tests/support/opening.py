@@ -12,7 +12,7 @@ from ckpttool import Checkpoint, formats
 from ckpttool.formats.discovery import Walk, discover, unit_at
 from ckpttool.formats.interface import Format, Probe, Unit
 from ckpttool.formats.opening import open_unit
-from ckpttool.io import source
+from ckpttool.storage import source
 
 
 def checkpoints_in(place: str | os.PathLike[str], **walk: Any) -> list[Unit]:

@@ -17,7 +17,7 @@ from zipfile import ZipFile
 import numpy as np
 import torch
 
-from ckpttool.io.pickler import Storages, dumps
+from ckpttool.containers.pickle.pickler import Storages, dumps
 
 
 def write_zip(tree: object, path: Path) -> Path:

@@ -15,7 +15,7 @@ from ckpttool.core.values import in_memory
 from ckpttool.formats.savedmodel.writer import SavedModelWriter
 from ckpttool.formats.tensorflow.writer import TensorFlowWriter
 from ckpttool.formats.writer import Content, Writer
-from ckpttool.io import sink
+from ckpttool.storage import sink
 from tests.support.writing import OPTIONS, require_same, tensor, write
 
 CHECKSUM = b"\0\0\0\0"

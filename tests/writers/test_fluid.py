@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from ckpttool import Role, Tensor, TrainingState, open_checkpoint, verify
+from ckpttool.containers.pickle.pickle_nodes import Global, Mapped
 from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.values import in_memory
 from ckpttool.formats.discovery import discover
 from ckpttool.formats.paddle.fluid_writer import FluidWriter
 from ckpttool.formats.writer import Content, WriteOptions
-from ckpttool.io.pickle_nodes import Global, Mapped
 from ckpttool.ops.conversion_plan import content_of
 from ckpttool.transaction.staged_output import StagedOutput
 from tests.support.limits import few_files

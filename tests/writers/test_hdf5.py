@@ -19,7 +19,7 @@ from ckpttool.core.values import Computed, Contiguous, Strided, in_memory
 from ckpttool.formats.hdf5.writer import Hdf5Writer
 from ckpttool.formats.sidecar import ENTRY
 from ckpttool.formats.writer import Content
-from ckpttool.io.source import Source
+from ckpttool.storage.source import Source
 from ckpttool.transaction.staged_output import StagedOutput
 from tests.support.writing import OPTIONS, content_of, require_same, tensor, write
 

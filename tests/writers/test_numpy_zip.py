@@ -20,7 +20,7 @@ from ckpttool.formats.arrays.npz_writer import NpzWriter
 from ckpttool.formats.content.tree_json import encode_tree
 from ckpttool.formats.sidecar import ENTRY
 from ckpttool.formats.writer import Content, WriteOptions
-from ckpttool.io.source import Source
+from ckpttool.storage.source import Source
 from tests.support.writing import write as written
 
 OPTIONS = WriteOptions()

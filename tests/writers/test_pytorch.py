@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from ckpttool import Role, Tensor, Truncated, Unsupported, open_checkpoint, verify
+from ckpttool.containers.pickle.pickle_nodes import Call, Global
 from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.values import in_memory
 from ckpttool.formats.content.tree import opaque_nodes
@@ -23,7 +24,6 @@ from ckpttool.formats.sidecar import ENTRY
 from ckpttool.formats.torch import writer
 from ckpttool.formats.torch.writer import PyTorchWriter
 from ckpttool.formats.writer import Content, WriteOptions
-from ckpttool.io.pickle_nodes import Call, Global
 from ckpttool.transaction.staged_output import StagedOutput
 from tests.support.contents import content_of
 from tests.support.torch_files import of_every_type

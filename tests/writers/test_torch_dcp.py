@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from ckpttool import Role, Tensor, Truncated, open_checkpoint
+from ckpttool.containers.pickle.pickler import dumps
 from ckpttool.core.dtypes import BY_NAME, UINT8
 from ckpttool.core.values import in_memory
 from ckpttool.formats.sidecar import ENTRY
@@ -19,8 +20,7 @@ from ckpttool.formats.torch import dcp_writer
 from ckpttool.formats.torch.dcp_pickle import StoredItem, write_metadata
 from ckpttool.formats.torch.dcp_writer import TorchDcpWriter, flat_state_dict
 from ckpttool.formats.writer import Content, WriteOptions
-from ckpttool.io.pickler import dumps
-from ckpttool.io.sink import Sink
+from ckpttool.storage.sink import Sink
 from ckpttool.transaction.staged_output import StagedOutput
 from tests.support.contents import content_of
 from tests.support.torch_files import of_every_type

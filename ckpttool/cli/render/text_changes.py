@@ -25,8 +25,8 @@ from ckpttool.core.numbers import file_size
 from ckpttool.core.printable import ELLIPSIS, printable
 from ckpttool.core.report import counted
 from ckpttool.formats.interface import natural_path
-from ckpttool.io import fs
 from ckpttool.runs.reasons import in_words
+from ckpttool.storage import fs
 from ckpttool.transaction.paths import NotUndone, shown
 
 if TYPE_CHECKING:

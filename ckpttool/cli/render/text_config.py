@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckpttool.cli.render.terminal import display_width, pad
+from ckpttool.containers.toml import as_toml
 from ckpttool.core.printable import printable
-from ckpttool.io.toml import as_toml
 
 if TYPE_CHECKING:
     from ckpttool.cli.config import ConfigDocument

@@ -13,9 +13,9 @@ from ckpttool.cli.render.terminal import Style, display_width, fit, styled
 from ckpttool.core.numbers import file_size, number
 from ckpttool.core.printable import printable
 from ckpttool.core.report import counted
-from ckpttool.io import fs
 from ckpttool.runs.listing import ListedCheckpoint, ListedSeries, Listing, known_metrics, total_bytes
 from ckpttool.runs.reasons import Code, code_of, in_words
+from ckpttool.storage import fs
 
 METRICS_SHOWN = 3
 """Metrics that a table on a terminal has columns for; the user can ask for all."""

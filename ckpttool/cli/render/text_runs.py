@@ -19,8 +19,8 @@ from ckpttool.cli.render.text_list import (
 from ckpttool.core.numbers import file_size
 from ckpttool.core.printable import printable
 from ckpttool.core.report import counted
-from ckpttool.io import fs
 from ckpttool.runs.listing import ListedRun, Listing, differing_parameters
+from ckpttool.storage import fs
 
 _WIDEST_VALUE = 24
 _MOST_COMMON = 12

@@ -12,6 +12,11 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
+from ckpttool.containers.npy import MAGIC, ArrayHeader, itemsize, read_npy_header
+from ckpttool.containers.pickle.pickle_nodes import Payload
+from ckpttool.containers.pickle.pickle_safety import read_pickles
+from ckpttool.containers.zip.zip_headers import Member, with_version_errors
+from ckpttool.containers.zip.zip_reader import EMPTY_MAGIC, STORED, Archive, Rescue
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.dtypes import BY_NAME, DType
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, Truncated
@@ -25,11 +30,6 @@ from ckpttool.formats.content.flattening import Flat, TensorParts
 from ckpttool.formats.content.plain_data import PayloadChecksums
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.sidecar import ENTRY, apply_sidecar_record
-from ckpttool.io.npy import MAGIC, ArrayHeader, itemsize, read_npy_header
-from ckpttool.io.pickle_nodes import Payload
-from ckpttool.io.pickle_safety import read_pickles
-from ckpttool.io.zip_headers import Member, with_version_errors
-from ckpttool.io.zip_reader import EMPTY_MAGIC, STORED, Archive, Rescue
 
 _SUFFIX = ".npy"
 _KINDS = {"f": "float", "i": "int", "u": "uint", "c": "complex"}

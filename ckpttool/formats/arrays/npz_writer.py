@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
+from ckpttool.containers.npy import MAGIC
+from ckpttool.containers.npy import MAX_AXES as _READ_AXES
+from ckpttool.containers.zip.zip_reader import MAX_DIRECTORY, MAX_MEMBERS
+from ckpttool.containers.zip.zip_writer import MAX_NAME, NumpyZip
 from ckpttool.core.tensor import Tensor
 from ckpttool.formats.sidecar import ENTRY
 from ckpttool.formats.sidecar_writer import sidecar_of
 from ckpttool.formats.writer import Content, Target, WriteOptions, Writer
-from ckpttool.io.npy import MAGIC
-from ckpttool.io.npy import MAX_AXES as _READ_AXES
-from ckpttool.io.zip_reader import MAX_DIRECTORY, MAX_MEMBERS
-from ckpttool.io.zip_writer import MAX_NAME, NumpyZip
 
 _DESCRIPTIONS = {
     "bool": "|b1",

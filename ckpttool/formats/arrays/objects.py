@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from ckpttool.containers.npy import itemsize
+from ckpttool.containers.pickle.numpy_types import is_known_version
+from ckpttool.containers.pickle.pickle_nodes import MASKED, NDARRAY, Call, Global, Payload, Persistent
 from ckpttool.core.dtypes import BY_NAME, DType
 from ckpttool.core.errors import DamagedCheckpoint
 from ckpttool.core.readable import swap_bytes, swap_width
@@ -21,10 +24,7 @@ from ckpttool.formats.content.flattening import Leaf
 from ckpttool.formats.content.plain_data import PayloadChecksums, describe, describe_bytes
 from ckpttool.formats.content.scalars import shortest
 from ckpttool.formats.content.tree import NodeParts
-from ckpttool.io.npy import itemsize
-from ckpttool.io.numpy_types import is_known_version
-from ckpttool.io.pickle_nodes import MASKED, NDARRAY, Call, Global, Payload, Persistent
-from ckpttool.io.source import Source
+from ckpttool.storage.source import Source
 
 if TYPE_CHECKING:
     from ckpttool.formats.content.tree_builder import TreeBuilder

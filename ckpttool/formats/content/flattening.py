@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+from ckpttool.containers.pickle.pickle_nodes import Call, Mapped, Persistent
 from ckpttool.core.dtypes import DType
 from ckpttool.core.errors import LimitExceeded
 from ckpttool.core.tensor import Extent, Path, Role, Shard, Values
@@ -20,7 +21,6 @@ from ckpttool.formats.content.tree import (
     merge_slots,
     own_state,
 )
-from ckpttool.io.pickle_nodes import Call, Mapped, Persistent
 
 MAX_VISITS = 2_000_000
 MAX_DEPTH = 500

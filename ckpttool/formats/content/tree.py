@@ -1,7 +1,7 @@
 """The content of a checkpoint as one tree, ``Checkpoint.tree``: how it is made, changed, walked and compared.
 
 A tree consists of plain Python containers and values, of ``Tensor`` objects, and of the inert nodes of
-``ckpttool.io.pickle_nodes``:
+``ckpttool.containers.pickle.pickle_nodes``:
 
 - ``Mapped``: an ``OrderedDict``, ``defaultdict`` or ``Counter``.
 - ``Global``: a name that stands for itself, such as ``torch.float32``.
@@ -21,9 +21,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ckpttool.core.errors import LimitExceeded
-from ckpttool.core.tensor import Path, Tensor
-from ckpttool.io.pickle_nodes import (
+from ckpttool.containers.pickle.pickle_nodes import (
     ATOMS,
     NOTHING,
     Call,
@@ -34,6 +32,8 @@ from ckpttool.io.pickle_nodes import (
     is_gone,
     rebuild,
 )
+from ckpttool.core.errors import LimitExceeded
+from ckpttool.core.tensor import Path, Tensor
 
 _MAX_KEY_BITS = 64
 MAX_OPEN = 2000

@@ -10,13 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ckpttool.core.tensor import Path, Tensor
-from ckpttool.core.values import Contiguous, Strided
-from ckpttool.formats.content.flattening import Leaf
-from ckpttool.formats.content.plain_data import describe
-from ckpttool.formats.content.tree import NodeParts, fold, members
-from ckpttool.io.constructors import is_plain
-from ckpttool.io.pickle_nodes import (
+from ckpttool.containers.pickle.constructors import is_plain
+from ckpttool.containers.pickle.pickle_nodes import (
     ATOMS,
     FROM_TYPE,
     Call,
@@ -29,7 +24,12 @@ from ckpttool.io.pickle_nodes import (
     is_gone,
     rebuild,
 )
-from ckpttool.io.trust import Trust, trust
+from ckpttool.containers.pickle.trust import Trust, trust
+from ckpttool.core.tensor import Path, Tensor
+from ckpttool.core.values import Contiguous, Strided
+from ckpttool.formats.content.flattening import Leaf
+from ckpttool.formats.content.plain_data import describe
+from ckpttool.formats.content.tree import NodeParts, fold, members
 
 MAX_READ = 1 << 26
 """The most bytes of texts and byte strings that are taken out of a pickle into a tree."""

@@ -15,13 +15,9 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from ckpttool.core.errors import LimitExceeded
-from ckpttool.core.tensor import Tensor
-from ckpttool.formats.content.plain_data import KeyText, stable_order
-from ckpttool.formats.content.tree import NodeParts, fold
-from ckpttool.io.constructors import EXACT_ONLY, has_plain_attributes, is_constructor, is_plain
-from ckpttool.io.jsontext import Doubled
-from ckpttool.io.pickle_nodes import (
+from ckpttool.containers.jsontext import Doubled
+from ckpttool.containers.pickle.constructors import EXACT_ONLY, has_plain_attributes, is_constructor, is_plain
+from ckpttool.containers.pickle.pickle_nodes import (
     MAPPINGS,
     NDARRAY,
     NOTHING,
@@ -32,8 +28,12 @@ from ckpttool.io.pickle_nodes import (
     Opaque,
     children,
 )
-from ckpttool.io.pickler import is_rewritten
-from ckpttool.io.trust import Trust, trust
+from ckpttool.containers.pickle.pickler import is_rewritten
+from ckpttool.containers.pickle.trust import Trust, trust
+from ckpttool.core.errors import LimitExceeded
+from ckpttool.core.tensor import Tensor
+from ckpttool.formats.content.plain_data import KeyText, stable_order
+from ckpttool.formats.content.tree import NodeParts, fold
 
 MAX_NESTED = 40
 """How deep JSON gets before a part of it becomes an entry of its own."""

@@ -10,14 +10,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 from weakref import WeakKeyDictionary
 
+from ckpttool.containers.hdf5.h5worker import WORKER
+from ckpttool.containers.hdf5.hdf5 import SIGNATURE, USER_BLOCKS, Location
 from ckpttool.core.checkpoint import Checkpoint, FileEntry
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.roles import role_of
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.sidecar import ENTRY
-from ckpttool.io.h5worker import WORKER
-from ckpttool.io.hdf5 import SIGNATURE, USER_BLOCKS, Location
 
 if TYPE_CHECKING:
     from ckpttool.formats.hdf5.tensors import OpenedHdf5

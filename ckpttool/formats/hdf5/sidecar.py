@@ -6,12 +6,12 @@ from collections.abc import Callable, Set
 from dataclasses import replace
 from typing import Any
 
+from ckpttool.containers.hdf5.hdf5 import Dataset
+from ckpttool.containers.jsontext import parse_json
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.readable import Readable
 from ckpttool.core.tensor import Path, Tensor
 from ckpttool.formats.sidecar import MAX_DOCUMENT
-from ckpttool.io.hdf5 import Dataset
-from ckpttool.io.jsontext import parse_json
 
 
 def is_text(dataset: Dataset) -> bool:

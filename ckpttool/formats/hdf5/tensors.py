@@ -9,17 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckpttool.core.dtypes import BY_NAME, DType
-from ckpttool.core.errors import CheckpointError
-from ckpttool.core.losses import are_losses_allowed
-from ckpttool.core.readable import Readable, reader_from, swap_width
-from ckpttool.core.report import Finding, error, note, warning
-from ckpttool.core.tensor import Extent, Path, Role, Span, Tensor, Values
-from ckpttool.core.values import Contiguous
-from ckpttool.formats.content.plain_data import MAX_SUMMED
-from ckpttool.formats.hdf5.sidecar import is_text, text_reader
-from ckpttool.formats.sidecar import ENTRY
-from ckpttool.io.hdf5 import (
+from ckpttool.containers.hdf5.hdf5 import (
     FLETCHER32,
     MAX_CHUNK,
     SIGNATURE,
@@ -36,6 +26,16 @@ from ckpttool.io.hdf5 import (
     stored_chunks,
     walk,
 )
+from ckpttool.core.dtypes import BY_NAME, DType
+from ckpttool.core.errors import CheckpointError
+from ckpttool.core.losses import are_losses_allowed
+from ckpttool.core.readable import Readable, reader_from, swap_width
+from ckpttool.core.report import Finding, error, note, warning
+from ckpttool.core.tensor import Extent, Path, Role, Span, Tensor, Values
+from ckpttool.core.values import Contiguous
+from ckpttool.formats.content.plain_data import MAX_SUMMED
+from ckpttool.formats.hdf5.sidecar import is_text, text_reader
+from ckpttool.formats.sidecar import ENTRY
 
 _BUILT_IN = frozenset({1, 2, FLETCHER32, 4, 5, 6, 32000})
 _INFLATION = 1100

@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+from ckpttool.containers.jsontext import objects
 from ckpttool.core.report import Finding, counted, error, warning
 from ckpttool.formats.hdf5.tensors import OpenedHdf5
 from ckpttool.formats.keras.layers import (
@@ -22,7 +23,6 @@ from ckpttool.formats.keras.layers import (
     weights_of,
 )
 from ckpttool.formats.keras.layout import Groups, called_in
-from ckpttool.io.jsontext import objects
 
 _MAX_COMPARED = 100
 """The most different shapes in one layer that are compared, each with each."""

@@ -19,6 +19,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ckpttool.containers.jsontext import Doubled, parse_json
+from ckpttool.containers.pickle.trust import Trust, trust
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.report import Finding, error, warning
 from ckpttool.formats.keras.names import (
@@ -45,8 +47,6 @@ from ckpttool.formats.keras.names import (
     VOCABULARIES,
     part_of_keras,
 )
-from ckpttool.io.jsontext import Doubled, parse_json
-from ckpttool.io.trust import Trust, trust
 
 _FREE_VALUES = 1 << 20
 """Minimum limit for the size of one object, in values."""

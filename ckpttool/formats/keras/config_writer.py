@@ -18,10 +18,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ckpttool.containers.hdf5.hdf5_writer import attribute_fault
 from ckpttool.formats.keras.layers import ANY, Layer, layer_of, type_of
 from ckpttool.formats.keras.native import CONFIG, METADATA, TRAINING_CONFIG, object_of
 from ckpttool.formats.keras.variable_order import KerasRefusal
-from ckpttool.io.hdf5_writer import attribute_fault
 
 _MODELS = {"Functional": "keras.src.models.functional", "Sequential": "keras", "Model": "keras"}
 _MODULES = {"loss": "keras.losses", "metrics": "keras.metrics", "weighted_metrics": "keras.metrics"}

@@ -9,14 +9,14 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ckpttool.containers.hdf5.h5worker import WORKER
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
 from ckpttool.core.report import Finding, error, warning
 from ckpttool.core.tensor import Tensor
 from ckpttool.formats.hdf5.plain import Hdf5, apply_hdf5_sidecar, is_hdf5, opened_hdf5
 from ckpttool.formats.interface import Format, Probe
-from ckpttool.io import fs
-from ckpttool.io.h5worker import WORKER
+from ckpttool.storage import fs
 
 if TYPE_CHECKING:
     from ckpttool.formats.hdf5.tensors import OpenedHdf5

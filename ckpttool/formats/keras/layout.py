@@ -15,6 +15,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from ckpttool.containers.hdf5.hdf5 import Attributes
 from ckpttool.core.checkpoint import TrainingState
 from ckpttool.core.report import Finding, error
 from ckpttool.core.tensor import Path, Role, Tensor
@@ -22,7 +23,6 @@ from ckpttool.core.training import training_state
 from ckpttool.formats.content.scalars import lazy_scalar, shortest
 from ckpttool.formats.hdf5.tensors import OpenedHdf5
 from ckpttool.formats.interface import natural
-from ckpttool.io.hdf5 import Attributes
 
 MODEL, WEIGHTS = "model", "weights"
 TOP_LEVEL = "top_level_model_weights"

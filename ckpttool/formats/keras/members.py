@@ -8,6 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ckpttool.containers.hdf5.hdf5 import Location
+from ckpttool.containers.pickle.pickle_detection import is_pickle
+from ckpttool.containers.pickle.pickle_safety import read_pickles
+from ckpttool.containers.zip.zip_headers import Member, with_version_errors
+from ckpttool.containers.zip.zip_reader import STORED, Archive
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Buffer, Readable, reader_from
 from ckpttool.core.report import error, warning
@@ -23,12 +28,7 @@ from ckpttool.formats.keras.config import ASSETS, MAX_CONFIG, is_own_asset, judg
 from ckpttool.formats.keras.layout import tensors_with_names
 from ckpttool.formats.opening import Opening
 from ckpttool.formats.sidecar import ENTRY
-from ckpttool.io.hdf5 import Location
-from ckpttool.io.pickle_detection import is_pickle
-from ckpttool.io.pickle_safety import read_pickles
-from ckpttool.io.source import Part
-from ckpttool.io.zip_headers import Member, with_version_errors
-from ckpttool.io.zip_reader import STORED, Archive
+from ckpttool.storage.source import Part
 
 CONFIG, METADATA, WEIGHTS, ARRAYS = "config.json", "metadata.json", "model.weights.h5", "model.weights.npz"
 

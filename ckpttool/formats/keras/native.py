@@ -18,10 +18,10 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from ckpttool.containers.jsontext import parse_json
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.tensor import Tensor
 from ckpttool.formats.keras.layout import Groups, top_of
-from ckpttool.io.jsontext import parse_json
 
 CONFIG, TRAINING_CONFIG, METADATA = "keras.config", "keras.training_config", "keras.metadata"
 STORED, ASSET = "keras.stored", "keras.asset:"

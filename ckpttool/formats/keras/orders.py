@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from ckpttool.containers.jsontext import objects
 from ckpttool.formats.keras.layers import Flow, Layer, layers_listed_by, type_of
-from ckpttool.io.jsontext import objects
 
 Place = tuple[str, ...]
 """The names of the models inside of which a layer lies, and its own."""

@@ -22,7 +22,7 @@ from ckpttool.core.tensor import Tensor
 from ckpttool.formats.interface import Probe, SetFormat, Unit, group_names
 from ckpttool.formats.parts import OpenedParts, file_entry, open_file
 from ckpttool.formats.shard_index import deeper, read_weight_map, refusal, require_few
-from ckpttool.io import fs
+from ckpttool.storage import fs
 
 INDEX = re.compile(r"(?P<stem>.+)\.weights\.json")
 SHARD = re.compile(r"(?P<stem>.+)_(?P<part>\d{5})\.weights\.h5")

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ckpttool.containers.hdf5.hdf5_writer import MAX_ATTRIBUTE, MAX_ATTRIBUTES, attribute_fault
 from ckpttool.core.tensor import Path, Tensor
 from ckpttool.formats.hdf5.writer import name_refusals
 from ckpttool.formats.keras.compare import layer_names_by_group
@@ -31,7 +32,6 @@ from ckpttool.formats.keras.variable_order import (
 )
 from ckpttool.formats.sidecar import ENTRY
 from ckpttool.formats.writer import Content
-from ckpttool.io.hdf5_writer import MAX_ATTRIBUTE, MAX_ATTRIBUTES, attribute_fault
 
 Parts = tuple[str, ...]
 Attributes = dict[str, Any]

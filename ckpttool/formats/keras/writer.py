@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
+from ckpttool.containers.hdf5.hdf5_writer import Plan, draw
+from ckpttool.containers.zip.zip_writer import MAX_NAME, NumpyZip
 from ckpttool.core.checkpoint import TrainingState
 from ckpttool.core.tensor import Path, Tensor
 from ckpttool.core.training import is_told_by
@@ -39,8 +41,6 @@ from ckpttool.formats.keras.variable_places import Attributes, Places, listed_pl
 from ckpttool.formats.sidecar import ENTRY
 from ckpttool.formats.sidecar_writer import sidecar_of
 from ckpttool.formats.writer import Content, Target, WriteOptions, Writer, fold_name
-from ckpttool.io.hdf5_writer import Plan, draw
-from ckpttool.io.zip_writer import MAX_NAME, NumpyZip
 
 _CONFIG_RECORD, _METADATA_RECORD, _WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
 _NO_MODEL = (

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 from zlib import crc32
 
+from ckpttool.containers.protobuf import BYTES, Field, fields
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.readable import Readable
 from ckpttool.core.report import counted
 from ckpttool.formats.content.plain_data import describe_content, describe_operators, digest
-from ckpttool.io.protobuf import BYTES, Field, fields
 
 _NOT_COMPUTED = frozenset({"op_callstack", "op_device", "op_namescope", "op_role", "op_role_var"})
 _PIR_NOT_COMPUTED = frozenset({"op_callstack", "struct_name", "name"})

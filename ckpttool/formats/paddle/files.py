@@ -11,6 +11,8 @@ from dataclasses import replace
 from functools import cache
 from typing import ClassVar
 
+from ckpttool.containers.lodtensor import read_file, starts_like_stream
+from ckpttool.containers.pickle.pickle_safety import read_pickles
 from ckpttool.core.checkpoint import Checkpoint, Producer, TrainingState
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.core.report import error, warning
@@ -23,9 +25,7 @@ from ckpttool.formats.paddle.operators import layers_of
 from ckpttool.formats.paddle.pir import looks_like_pir, read_pir
 from ckpttool.formats.paddle.program import Program, looks_like_program, read_program
 from ckpttool.formats.pickles import PaddlePickle, PlainPickle
-from ckpttool.io import fs
-from ckpttool.io.lodtensor import read_file, starts_like_stream
-from ckpttool.io.pickle_safety import read_pickles
+from ckpttool.storage import fs
 
 PROGRAM, PIR_PROGRAM, PARAMETERS = ".pdmodel", ".json", ".pdiparams"
 INFORMATION = ".pdiparams.info"

@@ -46,7 +46,7 @@ from ckpttool.formats.paddle.fluid_serial import (
 from ckpttool.formats.paddle.operators import layers_of
 from ckpttool.formats.paddle.program import looks_like_program
 from ckpttool.formats.sidecar import ENTRY, MAX_DOCUMENT, apply_sidecar
-from ckpttool.io import fs
+from ckpttool.storage import fs
 
 _RATE = "learning_rate_0"
 

@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from ckpttool.containers.jsontext import parse_json
+from ckpttool.containers.lodtensor import Stream, lod_bytes, lod_fault, read_file, starts_like_stream
 from ckpttool.core.checkpoint import FileEntry
 from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
@@ -17,10 +19,8 @@ from ckpttool.core.tensor import Extent, Path, Role, Span, Tensor
 from ckpttool.core.values import Contiguous
 from ckpttool.formats.interface import scan
 from ckpttool.formats.opening import Opening
-from ckpttool.io import fs
-from ckpttool.io.jsontext import parse_json
-from ckpttool.io.lodtensor import Stream, lod_bytes, lod_fault, read_file, starts_like_stream
-from ckpttool.io.source import Source
+from ckpttool.storage import fs
+from ckpttool.storage.source import Source
 
 MODEL = "__model__"
 MARKER = "_SUCCESS"

@@ -9,6 +9,7 @@ import os
 from collections.abc import Collection
 from itertools import islice
 
+from ckpttool.containers.lodtensor import Stream, lod_fault, read_all
 from ckpttool.core.checkpoint import Producer
 from ckpttool.core.errors import DamagedCheckpoint
 from ckpttool.core.report import counted, note, warning
@@ -24,8 +25,7 @@ from ckpttool.formats.paddle.fluid_parts import (
     role_of,
 )
 from ckpttool.formats.paddle.program import Program, read_program
-from ckpttool.io import fs
-from ckpttool.io.lodtensor import Stream, lod_fault, read_all
+from ckpttool.storage import fs
 
 COMBINED = "__params__"
 

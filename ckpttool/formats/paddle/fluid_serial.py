@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from ckpttool.containers.lodtensor import Stream, integers
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.report import counted, error, note, warning
 from ckpttool.core.tensor import Role
@@ -27,9 +28,8 @@ from ckpttool.formats.paddle.fluid_parts import (
     FluidParts,
     files_by_variable,
 )
-from ckpttool.io import fs
-from ckpttool.io.lodtensor import Stream, integers
-from ckpttool.io.source import Source
+from ckpttool.storage import fs
+from ckpttool.storage.source import Source
 
 _SHARD_MISSING = "table-shard-missing"
 SERIAL = re.compile(r"checkpoint_([0-9]{1,18})")

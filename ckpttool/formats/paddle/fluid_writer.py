@@ -11,6 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
+from ckpttool.containers.lodtensor import (
+    MAX_AXES,
+    NO_LEVELS,
+    NUMBERS,
+    lod_bytes,
+    lod_tensor_header,
+    read_lod_tensor,
+    rows_header,
+    values_header,
+)
 from ckpttool.core.checkpoint import TrainingState
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.readable import Buffer
@@ -34,17 +44,7 @@ from ckpttool.formats.shard_writer import Files
 from ckpttool.formats.sidecar import ENTRY
 from ckpttool.formats.sidecar_writer import sidecar_of
 from ckpttool.formats.writer import Content, Target, WriteOptions, Writer, fold_name
-from ckpttool.io.lodtensor import (
-    MAX_AXES,
-    NO_LEVELS,
-    NUMBERS,
-    lod_bytes,
-    lod_tensor_header,
-    read_lod_tensor,
-    rows_header,
-    values_header,
-)
-from ckpttool.io.sink import Sink
+from ckpttool.storage.sink import Sink
 
 _NOT_LOADED = frozenset({"uint64", "float8_e4m3fn", "float8_e5m2"})
 """Types that have a number, and that Paddle 2.6 does not load."""

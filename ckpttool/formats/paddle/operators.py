@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from ckpttool.containers.protobuf import BYTES, VARINT, Field, fields
 from ckpttool.core.readable import Readable
 from ckpttool.core.tensor import Role, Tensor
-from ckpttool.io.protobuf import BYTES, VARINT, Field, fields
 
 Kinds = Mapping[str, str]
 

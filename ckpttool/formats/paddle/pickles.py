@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ckpttool.containers.pickle.pickle_nodes import Call
+from ckpttool.containers.pickle.pickle_safety import read_pickles
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer, TrainingState
 from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.errors import DamagedCheckpoint
@@ -24,9 +26,7 @@ from ckpttool.formats.content.tree import mark_none
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.paddle.fluid_parts import role_of
 from ckpttool.formats.paddle.operators import layers_of
-from ckpttool.io import fs
-from ckpttool.io.pickle_nodes import Call
-from ckpttool.io.pickle_safety import read_pickles
+from ckpttool.storage import fs
 
 NAMES = "StructuredToParameterName@@"
 _SCHEDULER = "LR_Scheduler"

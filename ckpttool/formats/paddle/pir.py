@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from ckpttool.containers.jsontext import Doubled, parse_json
 from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Readable
@@ -22,7 +23,6 @@ from ckpttool.formats.paddle.program import (
     ProgramVariable,
     operator_findings,
 )
-from ckpttool.io.jsontext import Doubled, parse_json
 
 MAX_BYTES = 1 << 26
 """The largest program that is read; one of 50,000 operators has a third of it."""

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from ckpttool.containers.lodtensor import ELEMENTS, parse_description
+from ckpttool.containers.protobuf import BYTES, VARINT, Field, fields
 from ckpttool.core.dtypes import DType
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Readable
@@ -18,8 +20,6 @@ from ckpttool.core.report import Finding, error
 from ckpttool.formats.content.operator_lists import OperatorLists
 from ckpttool.formats.paddle.computation import describe_program, program_steps
 from ckpttool.formats.paddle.operators import kinds_by_operator, operators_in
-from ckpttool.io.lodtensor import ELEMENTS, parse_description
-from ckpttool.io.protobuf import BYTES, VARINT, Field, fields
 
 MAX_FIELDS = 2_000_000
 """The most fields of all messages that are looked at; a program of 50,000 operators has about as many."""

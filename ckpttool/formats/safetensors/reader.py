@@ -13,6 +13,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
+from ckpttool.containers.jsontext import Doubled, parse_json
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.dtypes import BY_SAFETENSORS, DType
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated
@@ -24,8 +25,7 @@ from ckpttool.core.training import training_state
 from ckpttool.core.values import Contiguous
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.sidecar import ENTRY, apply_sidecar
-from ckpttool.io.jsontext import Doubled, parse_json
-from ckpttool.io.source import Source
+from ckpttool.storage.source import Source
 
 MAX_HEADER = 100_000_000
 """The longest header in bytes, as in tensor.rs."""

@@ -20,7 +20,7 @@ from ckpttool.formats.shard_writer import Files, cut, index, refusals, shard_nam
 from ckpttool.formats.sidecar import ENTRY
 from ckpttool.formats.sidecar_writer import sidecar_of
 from ckpttool.formats.writer import Content, Target, WriteOptions, Writer
-from ckpttool.io.sink import Sink
+from ckpttool.storage.sink import Sink
 
 _METADATA = "__metadata__"
 _INDEX = "model.safetensors.index.json"

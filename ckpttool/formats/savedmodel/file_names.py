@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
+from ckpttool.containers.protobuf import Field, fields
 from ckpttool.core.errors import DamagedCheckpoint
 from ckpttool.formats.savedmodel.computation import BodyWires, GraphNode
 from ckpttool.formats.savedmodel.ops import known_ops
-from ckpttool.io.protobuf import Field, fields
 
 MAX_DEPTH = 100
 """Maximum number of nodes between a file name and the op; TensorFlow's savers use ten."""

@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from ckpttool.core.errors import DamagedCheckpoint
 from ckpttool.formats.sidecar import ENTRY
-from ckpttool.io import fs
+from ckpttool.storage import fs
 
 BINARY, TEXT, CHUNKED = "saved_model.pb", "saved_model.pbtxt", "saved_model.cpb"
 VARIABLES, ASSETS = "variables", "assets"

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ckpttool.containers.protobuf import varint
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.savedmodel.walk import Message, signed
-from ckpttool.io.protobuf import varint
 
 MAX_OBJECTS = 1_000_000
 MAX_METADATA = 1 << 24

@@ -15,7 +15,7 @@ from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Buffer
 from ckpttool.formats.savedmodel.objects import TYPE_NAMES
 from ckpttool.formats.savedmodel.walk import MAX_DEPTH, MAX_FIELDS, Message, message_in
-from ckpttool.io.source import Source
+from ckpttool.storage.source import Source
 
 Schema = Mapping[str, Mapping[str, tuple[int, str]]]
 """For each message its fields: number and type, which is a message's name or a scalar's:

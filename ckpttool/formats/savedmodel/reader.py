@@ -49,7 +49,7 @@ from ckpttool.formats.savedmodel.walk import message_in
 from ckpttool.formats.shard_index import refusal
 from ckpttool.formats.sidecar import apply_sidecar
 from ckpttool.formats.tensorflow.reader import training_of
-from ckpttool.io import fs
+from ckpttool.storage import fs
 
 MAX_ASSETS = 1 << 26
 """The most bytes of all assets of which checksums are made."""

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
+from ckpttool.containers.jsontext import parse_json
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.report import Finding, error, note, warning
 from ckpttool.formats.interface import scan
@@ -30,8 +31,7 @@ from ckpttool.formats.savedmodel.saver import SAVER_OPS
 from ckpttool.formats.savedmodel.variables import KERAS_METADATA
 from ckpttool.formats.savedmodel.walk import message_in
 from ckpttool.formats.shard_index import refusal
-from ckpttool.io import fs
-from ckpttool.io.jsontext import parse_json
+from ckpttool.storage import fs
 
 _PRINT = "PrintV2"
 _SHOWN = 8

@@ -13,6 +13,8 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ckpttool.containers.farmhash import fingerprint64
+from ckpttool.containers.jsontext import parse_json
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.report import Finding, error, note, warning
 from ckpttool.core.tensor import Role, Tensor
@@ -20,9 +22,7 @@ from ckpttool.formats.savedmodel.graph import MetaGraph
 from ckpttool.formats.savedmodel.layout import require_inside
 from ckpttool.formats.savedmodel.objects import MAX_METADATA, SavedObject, SavedVariable
 from ckpttool.formats.savedmodel.walk import message_in
-from ckpttool.io import fs
-from ckpttool.io.farmhash import fingerprint64
-from ckpttool.io.jsontext import parse_json
+from ckpttool.storage import fs
 
 if TYPE_CHECKING:
     from ckpttool.formats.keras.kinds import Orders

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ckpttool.containers.protobuf import BYTES, FIXED32, FIXED64, VARINT, varint
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Readable
-from ckpttool.io.protobuf import BYTES, FIXED32, FIXED64, VARINT, varint
 
 MAX_FIELDS = 20_000_000
 """The most fields that are looked at; a graph of 500,000 nodes has as many."""

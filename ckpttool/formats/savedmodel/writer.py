@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar
 
+from ckpttool.containers.protobuf import bytes_field, number_field, text_field
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.formats.savedmodel.layout import BINARY, CONTENT, VARIABLES
 from ckpttool.formats.sidecar_writer import sidecar_of
@@ -28,7 +29,6 @@ from ckpttool.formats.tensorflow.object_graph import (
 )
 from ckpttool.formats.tensorflow.writer import refused_names, without_computation
 from ckpttool.formats.writer import Content, Target, WriteOptions, Writer
-from ckpttool.io.protobuf import bytes_field, number_field, text_field
 
 _TAG = "serve"
 _VERSIONS = number_field(1, 1) + number_field(2, 1)  # producer and least consumer

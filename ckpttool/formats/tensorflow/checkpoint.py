@@ -28,7 +28,7 @@ from ckpttool.formats.tensorflow.prefix import (
     prefix_of,
     stages,
 )
-from ckpttool.io import fs
+from ckpttool.storage import fs
 
 
 class TensorFlow(SetFormat):

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
+from ckpttool.containers.jsontext import parse_json
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.core.tensor import Tensor
 from ckpttool.formats.tensorflow.object_graph import graph_of, path_of_key, read_graph
-from ckpttool.io.jsontext import parse_json
 
 GRAPH, KEYS = "tensorflow.object_graph", "tensorflow.keys"
 _ANY_BYTES = "surrogateescape"

@@ -17,12 +17,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ckpttool.containers.budget import Budget
+from ckpttool.containers.protobuf import BYTES, VARINT, Field, bytes_field, fields, number_field, text_field
 from ckpttool.core.dtypes import DType
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.roles import role_of
 from ckpttool.core.tensor import Path, Role, Tensor
-from ckpttool.io.budget import Budget
-from ckpttool.io.protobuf import BYTES, VARINT, Field, bytes_field, fields, number_field, text_field
 
 GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 MAX_NODES = 200_000

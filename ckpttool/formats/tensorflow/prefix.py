@@ -7,12 +7,12 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
+from ckpttool.containers.sstable.sstable import FOOTER_BYTES, MAGIC, begins_with_empty_key
 from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.interface import scan
 from ckpttool.formats.tensorflow.state import NAME, read_state
-from ckpttool.io import fs
-from ckpttool.io.source import Source
-from ckpttool.io.sstable import FOOTER_BYTES, MAGIC, begins_with_empty_key
+from ckpttool.storage import fs
+from ckpttool.storage.source import Source
 
 INDEX, META = ".index", ".meta"
 DATA = re.compile(r"(?P<prefix>.+)\.data-(?P<shard>\d{5})-of-(?P<shards>\d{5})", re.DOTALL)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
+from ckpttool.containers.sstable.sstable import FOOTER_BYTES, Table
 from ckpttool.core.checkpoint import Checkpoint, Producer, TrainingState
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, NotDownloaded, NotFound, Unsupported
 from ckpttool.core.readable import MAX_READ, reader_from, swap_width
@@ -53,10 +54,9 @@ from ckpttool.formats.tensorflow.values import (
     require_tiling,
     sliced_values,
 )
-from ckpttool.io import fs
-from ckpttool.io.crc import crc32c
-from ckpttool.io.source import Source
-from ckpttool.io.sstable import FOOTER_BYTES, Table
+from ckpttool.storage import fs
+from ckpttool.storage.crc import crc32c
+from ckpttool.storage.source import Source
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 MAX_INDEX = 1 << 26

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from ckpttool.io import fs
+from ckpttool.storage import fs
 
 NAME = "checkpoint"
 

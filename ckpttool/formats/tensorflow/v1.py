@@ -17,6 +17,8 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
+from ckpttool.containers.protobuf import BYTES, VARINT, fields, varint
+from ckpttool.containers.sstable.sstable import Table
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.dtypes import DType
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
@@ -40,10 +42,8 @@ from ckpttool.formats.tensorflow.object_graph import role_of_key
 from ckpttool.formats.tensorflow.prefix import META, MOST_NAMED, OLD_SHARD
 from ckpttool.formats.tensorflow.reader import training_of
 from ckpttool.formats.tensorflow.values import TensorSlice, require_tiling, sliced_values
-from ckpttool.io import fs
-from ckpttool.io.protobuf import BYTES, VARINT, fields, varint
-from ckpttool.io.source import Source
-from ckpttool.io.sstable import Table
+from ckpttool.storage import fs
+from ckpttool.storage.source import Source
 
 MAX_VARINTS = 1 << 26
 """Bytes of integers of one tensor, which are decoded one by one."""

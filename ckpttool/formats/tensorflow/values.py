@@ -17,13 +17,13 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, combinations, pairwise
 from typing import Literal, NamedTuple
 
+from ckpttool.containers.protobuf import varint
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Readable
 from ckpttool.core.tensor import Values
 from ckpttool.core.values import Concatenated, Contiguous, Strided, Tile, Tiled, c_strides
 from ckpttool.formats.tensorflow.bundle import BundleEntry, bundle_damage
-from ckpttool.io.protobuf import varint
-from ckpttool.io.source import Source
+from ckpttool.storage.source import Source
 
 MAX_STRINGS = 20_000_000
 """Elements of a tensor of strings; their lengths are held in memory while it is verified."""

@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
+from ckpttool.containers.jsontext import parse_json
 from ckpttool.core.checkpoint import Checkpoint, Producer
 from ckpttool.core.dtypes import DType
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, Unsupported
@@ -40,9 +41,8 @@ from ckpttool.formats.torch.dcp_metadata import (
     check_chunks,
     tree_of,
 )
-from ckpttool.io import fs
-from ckpttool.io.jsontext import parse_json
-from ckpttool.io.source import Source
+from ckpttool.storage import fs
+from ckpttool.storage.source import Source
 
 METADATA = ".metadata"
 EXTRA = "meta.pt"

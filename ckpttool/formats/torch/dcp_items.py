@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+from ckpttool.containers.pickle.pickle_safety import PickleSequence, attach_safety, read_pickles
+from ckpttool.containers.zip.zip_reader import STORED, Archive
 from ckpttool.core.readable import Buffer
 from ckpttool.core.report import Finding
 from ckpttool.core.tensor import Extent, Path, Span, Tensor
@@ -17,9 +19,7 @@ from ckpttool.formats.content.flattening import TensorParts, flatten
 from ckpttool.formats.torch.objects import TorchObjects
 from ckpttool.formats.torch.tree_nodes import torch_node
 from ckpttool.formats.torch.zip import Records, StorageRecords, trailing_findings
-from ckpttool.io.pickle_safety import PickleSequence, attach_safety, read_pickles
-from ckpttool.io.source import Part, Source
-from ckpttool.io.zip_reader import STORED, Archive
+from ckpttool.storage.source import Part, Source
 
 _MAX_KNOWN, _MAX_KNOWN_BYTES = 512, 4096
 _MAX_TEMPLATE = 1 << 16  # bytes around the values; torch writes 1,500

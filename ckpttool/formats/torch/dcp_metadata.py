@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ckpttool.containers.pickle.pickle_nodes import Call
+from ckpttool.containers.pickle.pickle_safety import attach_safety, read_pickles
 from ckpttool.core.dtypes import DType
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.report import Finding, error
@@ -19,9 +21,7 @@ from ckpttool.core.tensor import Extent, Path
 from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.torch.objects import MAX_AXES
 from ckpttool.formats.torch.types import COMPONENTS, sizes, torch_dtype
-from ckpttool.io import fs
-from ckpttool.io.pickle_nodes import Call
-from ckpttool.io.pickle_safety import attach_safety, read_pickles
+from ckpttool.storage import fs
 
 MAX_ITEMS = 1_000_000
 """The most chunks and values that one checkpoint may consist of."""

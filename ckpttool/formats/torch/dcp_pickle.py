@@ -9,8 +9,8 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ckpttool.containers.pickle.pickle_nodes import Call, Global
 from ckpttool.core.tensor import Path, Tensor
-from ckpttool.io.pickle_nodes import Call, Global
 
 _MODULE = "torch.distributed.checkpoint.metadata"
 _METADATA, _INDEX = Global(_MODULE, "Metadata"), Global(_MODULE, "MetadataIndex")

@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
+from ckpttool.containers.jsontext import Doubled, parse_json
 from ckpttool.core.checkpoint import Checkpoint, Producer
 from ckpttool.core.errors import DamagedCheckpoint
 from ckpttool.core.report import counted, note, warning
@@ -27,7 +28,6 @@ from ckpttool.formats.parts import OpenedParts, file_entry, open_file
 from ckpttool.formats.shard_index import indexes, read_index
 from ckpttool.formats.sharded import open_set
 from ckpttool.formats.torch.dcp_metadata import MetadataEntry, TensorChunk, check_chunks
-from ckpttool.io.jsontext import Doubled, parse_json
 
 _RANK_FILE = re.compile(r"shard-(?P<rank>\d{5,9})-model-(?P<part>\d{5,9})-of-(?P<total>\d{5,9})\.safetensors")
 _SHARDING, _VERSION = "DCP_SHARDING_INFO", "DCP_VERSION"

@@ -15,6 +15,7 @@ from typing import Any
 
 from isal import isal_zlib
 
+from ckpttool.containers.pickle.pickle_nodes import Call
 from ckpttool.core.errors import Unsupported
 from ckpttool.core.readable import reader_from
 from ckpttool.core.tensor import Extent, Path, Span
@@ -22,10 +23,9 @@ from ckpttool.formats.torch.dcp import METADATA
 from ckpttool.formats.torch.dcp_metadata import Metadata
 from ckpttool.formats.torch.dcp_pickle import write_fields
 from ckpttool.formats.writer import Rewritten, Target, Trim
-from ckpttool.io import fs
-from ckpttool.io.pickle_nodes import Call
-from ckpttool.io.sink import Sink
-from ckpttool.io.work import Advance
+from ckpttool.storage import fs
+from ckpttool.storage.sink import Sink
+from ckpttool.storage.work import Advance
 
 _BY_NAME = ("state_dict_metadata", "planner_data", "mcore_data")
 """Fields of the metadata that are dictionaries by the names of entries; the last one is Megatron's."""

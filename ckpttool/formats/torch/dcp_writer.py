@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar
 
+from ckpttool.containers.pickle.pickle_nodes import NDARRAY, REQUIRES_GRAD, Call
+from ckpttool.containers.zip.zip_writer import TorchZip
 from ckpttool.core.tensor import Path, Tensor
 from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.sidecar import ENTRY
@@ -20,8 +22,6 @@ from ckpttool.formats.torch.dcp_pickle import StoredItem, write_metadata
 from ckpttool.formats.torch.dcp_without import without_entries
 from ckpttool.formats.torch.writer import ANONYMOUS, WHOLE, name_refusals, write_archive
 from ckpttool.formats.writer import Content, Target, Trim, WriteOptions, Writer
-from ckpttool.io.pickle_nodes import NDARRAY, REQUIRES_GRAD, Call
-from ckpttool.io.zip_writer import TorchZip
 
 _DATA_FILE, _METADATA_FILE = "__0_0.distcp", ".metadata"
 _MOST_ENTRIES = 100_000

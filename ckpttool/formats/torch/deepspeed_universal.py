@@ -25,7 +25,7 @@ from ckpttool.core.values import storages_of
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.parts import OpenedParts, open_file
 from ckpttool.formats.torch.deepspeed_zero import shapes_of
-from ckpttool.io import fs
+from ckpttool.storage import fs
 
 VARIANT = "deepspeed-universal"
 ZERO, FP32, MODULE = "zero", "fp32", "module"

@@ -16,12 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckpttool.containers.pickle.pickle_nodes import Call, Global, references
 from ckpttool.core.tensor import Extent, Path, Range, Shard
 from ckpttool.core.values import in_memory
 from ckpttool.formats.content.flattening import Leaf, TensorParts
 from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.torch.types import sizes, torch_dtype
-from ckpttool.io.pickle_nodes import Call, Global, references
 
 if TYPE_CHECKING:
     from ckpttool.formats.torch.objects import TorchObjects

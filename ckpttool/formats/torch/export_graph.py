@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from zlib import crc32
 
+from ckpttool.containers.jsontext import objects
 from ckpttool.core.dtypes import BY_NAME, DType
 from ckpttool.core.errors import DamagedCheckpoint
 from ckpttool.core.report import Finding, error
 from ckpttool.formats.content.plain_data import describe_content, describe_operators
 from ckpttool.formats.torch.torch_operators import OPERATORS
-from ckpttool.io.jsontext import objects
 
 _SCALAR_TYPES = {
     1: "uint8",

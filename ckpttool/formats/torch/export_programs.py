@@ -11,6 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ckpttool.containers.jsontext import Doubled, parse_json
+from ckpttool.containers.pickle.pickle_detection import is_pickle
+from ckpttool.containers.pickle.pickle_safety import read_pickles
+from ckpttool.containers.zip.zip_headers import Member, with_version_errors
+from ckpttool.containers.zip.zip_reader import LOCAL_MAGIC, STORED, Archive
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, Unsupported
 from ckpttool.core.readable import Readable, reader_from
@@ -32,11 +37,6 @@ from ckpttool.formats.torch.export_graph import (
 from ckpttool.formats.torch.expressions import judge_expressions, judge_names, judge_structures
 from ckpttool.formats.torch.objects import Storage, TorchObjects
 from ckpttool.formats.torch.zip import Records
-from ckpttool.io.jsontext import Doubled, parse_json
-from ckpttool.io.pickle_detection import is_pickle
-from ckpttool.io.pickle_safety import read_pickles
-from ckpttool.io.zip_headers import Member, with_version_errors
-from ckpttool.io.zip_reader import LOCAL_MAGIC, STORED, Archive
 
 MAX_JSON = 1 << 27
 """The most bytes of one program that are parsed."""

@@ -21,10 +21,10 @@ import json
 import re
 from collections.abc import Iterator
 
+from ckpttool.containers.jsontext import objects
+from ckpttool.containers.pickle.trust import Trust, trust
 from ckpttool.core.report import Finding, error, warning
 from ckpttool.formats.torch.expression_sizes import HugeNumberError, UnboundedError, check_size
-from ckpttool.io.jsontext import objects
-from ckpttool.io.trust import Trust, trust
 
 MAX_TEXT = 20_000
 MAX_NESTING = 50

@@ -13,6 +13,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from ckpttool.containers.pickle.interpreter import Interpreter, PickleBudget
+from ckpttool.containers.pickle.pickle_detection import TORCH_MAGIC
+from ckpttool.containers.pickle.pickle_nodes import Global, Payload, Persistent, Pickle, references
+from ckpttool.containers.pickle.pickle_safety import attach_safety, judge, run
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.dtypes import DType
 from ckpttool.core.errors import DamagedCheckpoint, Truncated
@@ -26,11 +30,7 @@ from ckpttool.formats.interface import Probe
 from ckpttool.formats.torch.objects import Storage, TorchObjects
 from ckpttool.formats.torch.tree_nodes import torch_node
 from ckpttool.formats.torch.zip import element_types, parse_persistent_id, unused_storages
-from ckpttool.io.interpreter import Interpreter, PickleBudget
-from ckpttool.io.pickle_detection import TORCH_MAGIC
-from ckpttool.io.pickle_nodes import Global, Payload, Persistent, Pickle, references
-from ckpttool.io.pickle_safety import attach_safety, judge, run
-from ckpttool.io.source import Source
+from ckpttool.storage.source import Source
 
 PROTOCOL = 1001
 PARTS = ("magic number", "protocol version", "system info", "object", "storage keys")

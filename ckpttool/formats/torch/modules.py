@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ckpttool.containers.pickle.pickle_nodes import Call
 from ckpttool.core.tensor import Path, Role
 from ckpttool.formats.content.flattening import Leaf, flatten
 from ckpttool.formats.content.plain_data import describe
-from ckpttool.io.pickle_nodes import Call
 
 if TYPE_CHECKING:
     from ckpttool.formats.content.flattening import TensorParts

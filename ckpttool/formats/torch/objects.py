@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from ckpttool.containers.pickle.pickle_nodes import Call, Global, Persistent, references
 from ckpttool.core.dtypes import BY_TORCH, DType
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.parameters import LogicalTensor
@@ -31,7 +32,6 @@ from ckpttool.formats.torch.types import (
     sparse_layout,
     torch_dtype,
 )
-from ckpttool.io.pickle_nodes import Call, Global, Persistent, references
 
 MAX_AXES = 64
 MAX_NESTING = 50

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.interface import RANKED, Probe, natural, ranked_paths
-from ckpttool.io import fs
+from ckpttool.storage import fs
 
 METADATA = "metadata.pkl"
 FSDP = re.compile(r"(pytorch_model_fsdp|optimizer)(_\d{1,4})?_rank\d{1,9}\.bin")

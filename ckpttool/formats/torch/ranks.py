@@ -17,6 +17,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+from ckpttool.containers.pickle.pickle_nodes import Mapped
 from ckpttool.core.checkpoint import Checkpoint, Producer
 from ckpttool.core.errors import LimitExceeded
 from ckpttool.core.report import Finding, counted, error, note, warning
@@ -29,8 +30,7 @@ from ckpttool.formats.parts import OpenedParts, file_entry, open_file
 from ckpttool.formats.torch.dcp_metadata import MetadataEntry, TensorChunk, check_chunks
 from ckpttool.formats.torch.distributed import ONE_OF_SEVERAL
 from ckpttool.formats.torch.rank_files import METADATA, RankFile
-from ckpttool.io import fs
-from ckpttool.io.pickle_nodes import Mapped
+from ckpttool.storage import fs
 
 VARIANT = "ranks"
 MAX_RANKS = 100_000

@@ -11,6 +11,11 @@ import base64
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ckpttool.containers.jsontext import parse_json
+from ckpttool.containers.pickle.pickle_detection import is_pickle
+from ckpttool.containers.pickle.pickle_safety import read_pickles
+from ckpttool.containers.zip.zip_headers import Member, with_version_errors
+from ckpttool.containers.zip.zip_reader import STORED
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.errors import DamagedCheckpoint, Unsupported
 from ckpttool.core.readable import Buffer, Readable, reader_from
@@ -19,11 +24,6 @@ from ckpttool.core.tensor import Extent, Span, Tensor
 from ckpttool.formats.bystanders import add_part_name
 from ckpttool.formats.content.assembly import name_tensors, training_of
 from ckpttool.formats.interface import Format, Probe
-from ckpttool.io.jsontext import parse_json
-from ckpttool.io.pickle_detection import is_pickle
-from ckpttool.io.pickle_safety import read_pickles
-from ckpttool.io.zip_headers import Member, with_version_errors
-from ckpttool.io.zip_reader import STORED
 
 if TYPE_CHECKING:
     from ckpttool.formats.torch.dcp_items import Item

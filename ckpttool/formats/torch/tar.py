@@ -11,6 +11,8 @@ from __future__ import annotations
 import struct
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
+from ckpttool.containers.pickle.pickle_nodes import Persistent
+from ckpttool.containers.pickle.pickle_safety import attach_safety
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.errors import DamagedCheckpoint, Truncated
 from ckpttool.core.report import Finding, error
@@ -30,9 +32,7 @@ from ckpttool.formats.torch.objects import MAX_AXES, Storage, TorchObjects
 from ckpttool.formats.torch.tree_nodes import torch_node
 from ckpttool.formats.torch.types import storage_dtype
 from ckpttool.formats.torch.zip import unused_storages
-from ckpttool.io.pickle_nodes import Persistent
-from ckpttool.io.pickle_safety import attach_safety
-from ckpttool.io.source import Source
+from ckpttool.storage.source import Source
 
 MEMBERS = ("sys_info", "pickle", "tensors", "storages")
 

@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from zlib import crc32
 
+from ckpttool.containers.pickle.pickle_nodes import Call, Global, Pickle, children, nodes
+from ckpttool.containers.pickle.pickle_safety import PickleSequence, attach_safety, judge
+from ckpttool.containers.zip.zip_headers import Member
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.core.report import Finding, error, warning
@@ -35,9 +38,6 @@ from ckpttool.formats.torch.torchscript_code import (
 )
 from ckpttool.formats.torch.torchscript_types import WRAPPERS, classes_in, judge_types
 from ckpttool.formats.torch.zip import Records, StorageRecords
-from ckpttool.io.pickle_nodes import Call, Global, Pickle, children, nodes
-from ckpttool.io.pickle_safety import PickleSequence, attach_safety, judge
-from ckpttool.io.zip_headers import Member
 
 _OWN_PREFIX = "__torch__"
 _PICKLES = frozenset({"data.pkl", "constants.pkl", "bytecode.pkl"})

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from ckpttool.containers.pickle.pickle_nodes import Call, Global, nodes
 from ckpttool.core.report import Finding, warning
 from ckpttool.formats.torch.torch_operators import CLASSES
-from ckpttool.io.pickle_nodes import Call, Global, nodes
 
 WRAPPERS = frozenset(
     Global("torch.jit._pickle", name)

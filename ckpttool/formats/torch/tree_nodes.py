@@ -9,16 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ckpttool.core.checkpoint import TrainingState
-from ckpttool.core.tensor import Path, Tensor
-from ckpttool.formats.arrays.objects import array_node
-from ckpttool.formats.content.assembly import name_tensors, training_of
-from ckpttool.formats.content.flattening import Leaf, TensorParts, flatten
-from ckpttool.formats.content.plain_data import describe
-from ckpttool.formats.content.tree import NodeParts
-from ckpttool.formats.torch.modules import is_module
-from ckpttool.formats.torch.objects import TorchObjects, with_attributes
-from ckpttool.io.pickle_nodes import (
+from ckpttool.containers.pickle.pickle_nodes import (
     FROM_TYPE,
     MASKED,
     NDARRAY,
@@ -30,6 +21,15 @@ from ckpttool.io.pickle_nodes import (
     Opaque,
     Persistent,
 )
+from ckpttool.core.checkpoint import TrainingState
+from ckpttool.core.tensor import Path, Tensor
+from ckpttool.formats.arrays.objects import array_node
+from ckpttool.formats.content.assembly import name_tensors, training_of
+from ckpttool.formats.content.flattening import Leaf, TensorParts, flatten
+from ckpttool.formats.content.plain_data import describe
+from ckpttool.formats.content.tree import NodeParts
+from ckpttool.formats.torch.modules import is_module
+from ckpttool.formats.torch.objects import TorchObjects, with_attributes
 
 if TYPE_CHECKING:
     from ckpttool.formats.content.tree_builder import FrameworkNode, TreeBuilder

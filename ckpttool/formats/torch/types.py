@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ckpttool.containers.pickle.pickle_nodes import Call, Global
 from ckpttool.core.dtypes import BY_STORAGE, BY_TORCH, DType
 from ckpttool.formats.content.plain_data import describe
-from ckpttool.io.pickle_nodes import Call, Global
 
 COMPONENTS = {
     "sparse_coo": ("indices", "values"),

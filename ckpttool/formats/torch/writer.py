@@ -12,6 +12,10 @@ from typing import ClassVar
 
 from isal import isal_zlib
 
+from ckpttool.containers.pickle.opcodes import PAYLOAD_BYTES
+from ckpttool.containers.pickle.pickler import Storages, imported_by, pickle_into
+from ckpttool.containers.pickle.trust import globals_in
+from ckpttool.containers.zip.zip_writer import ALIGNMENT, END_BYTES, RECORD_BYTES, Piece, TorchZip
 from ckpttool.core.dtypes import BY_STORAGE
 from ckpttool.core.errors import Unsupported
 from ckpttool.core.tensor import Tensor
@@ -20,11 +24,7 @@ from ckpttool.formats.shard_writer import Files, cut, index, refusals, shard_nam
 from ckpttool.formats.sidecar import ENTRY
 from ckpttool.formats.sidecar_writer import sidecar_of
 from ckpttool.formats.writer import Content, Target, WriteOptions, Writer
-from ckpttool.io.opcodes import PAYLOAD_BYTES
-from ckpttool.io.pickler import Storages, imported_by, pickle_into
-from ckpttool.io.sink import Sink
-from ckpttool.io.trust import globals_in
-from ckpttool.io.zip_writer import ALIGNMENT, END_BYTES, RECORD_BYTES, Piece, TorchZip
+from ckpttool.storage.sink import Sink
 
 _STEM, _SUFFIX = "pytorch_model", ".bin"
 _INDEX = f"{_STEM}{_SUFFIX}.index.json"

@@ -11,6 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
+from ckpttool.containers.npy import MAGIC as NPY_MAGIC
+from ckpttool.containers.pickle.pickle_detection import is_pickle
+from ckpttool.containers.pickle.pickle_safety import PickleSequence, attach_safety, read_pickles
+from ckpttool.containers.zip.zip_headers import Member
+from ckpttool.containers.zip.zip_reader import STORED, Archive
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.dtypes import DType
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
@@ -26,11 +31,6 @@ from ckpttool.formats.sidecar import ENTRY, apply_sidecar_record
 from ckpttool.formats.torch.objects import Storage, TorchObjects
 from ckpttool.formats.torch.tree_nodes import torch_node
 from ckpttool.formats.torch.types import storage_dtype
-from ckpttool.io.npy import MAGIC as NPY_MAGIC
-from ckpttool.io.pickle_detection import is_pickle
-from ckpttool.io.pickle_safety import PickleSequence, attach_safety, read_pickles
-from ckpttool.io.zip_headers import Member
-from ckpttool.io.zip_reader import STORED, Archive
 
 SUFFIXES = (".pth", ".pt", ".ckpt", ".pth.tar", ".bin")
 VERSIONS = range(1, 11)

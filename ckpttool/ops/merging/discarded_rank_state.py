@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ckpttool.containers.pickle.pickle_nodes import Mapped
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.formats.torch.deepspeed import KINDS
 from ckpttool.formats.torch.deepspeed_zero import STATES
 from ckpttool.formats.torch.ranks import is_rank_key
-from ckpttool.io.pickle_nodes import Mapped
 from ckpttool.ops.conversion import Dropped
 from ckpttool.ops.merging.merged_checkpoint import MergedCheckpoint, with_contents
 from ckpttool.ops.merging.zero_partitions import BASE, FLAT, INNER, MASTERS, ZeroJob, rank_metadata, stem

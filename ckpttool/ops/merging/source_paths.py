@@ -24,7 +24,7 @@ from ckpttool.formats.torch.dcp_safetensors import DcpSafetensors
 from ckpttool.formats.torch.deepspeed import DeepSpeed
 from ckpttool.formats.torch.rank_files import parse_rank_file
 from ckpttool.formats.torch.rank_set import RankFiles
-from ckpttool.io import fs
+from ckpttool.storage import fs
 
 _BEHIND_A_PREFIX = re.compile(r"(\.index|\.meta|\.data-\d{5}-of-\d{5}|-\d{5}-of-\d{5})$")
 _KERAS_SHARD = re.compile(r"(?P<stem>.+)_\d{5}\.weights\.h5", re.DOTALL)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ckpttool.containers.pickle.pickle_nodes import Call, Global
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import DamagedCheckpoint
 from ckpttool.core.report import counted
@@ -20,7 +21,6 @@ from ckpttool.core.tensor import Path, Role, Tensor
 from ckpttool.formats.content.tree import replace_tensors, tensors_in
 from ckpttool.formats.parts import open_file
 from ckpttool.formats.torch.deepspeed_zero import STATES
-from ckpttool.io.pickle_nodes import Call, Global
 from ckpttool.ops.conversion import Dropped
 from ckpttool.ops.merging.discarded_rank_state import OF_OPTIMIZER, OF_PARTITIONS, discarded_rank_state
 from ckpttool.ops.merging.merged_checkpoint import MergedCheckpoint, with_contents

@@ -13,15 +13,15 @@ from ckpttool.core.report import Finding, Severity
 from ckpttool.core.tensor import Role
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.formats.opening import open_unit
-from ckpttool.io import fs
-from ckpttool.io.executors import answer_of, not_the_same, path_everywhere
-from ckpttool.io.work import Progress as Progress
-from ckpttool.io.work import no_progress as no_progress
-from ckpttool.io.work import submitted
 from ckpttool.ops.verdict import OPTIONAL
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.saves import fault_beside
 from ckpttool.runs.reasons import Code, Reason, fault
+from ckpttool.storage import fs
+from ckpttool.storage.executors import answer_of, not_the_same, path_everywhere
+from ckpttool.storage.work import Progress as Progress
+from ckpttool.storage.work import no_progress as no_progress
+from ckpttool.storage.work import submitted
 from ckpttool.transaction.files import Contents, contents
 
 if TYPE_CHECKING:

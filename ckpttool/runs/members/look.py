@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from itertools import takewhile
 
+from ckpttool.containers.zip.zip_reader import by_directory
 from ckpttool.core.checkpoint import Checkpoint, TrainingState
 from ckpttool.core.errors import (
     CheckpointError,
@@ -27,13 +28,12 @@ from ckpttool.formats.foreign import unread_reason
 from ckpttool.formats.interface import SIDECARS, Format, Probe, Unit
 from ckpttool.formats.opening import open_probe, open_unit
 from ckpttool.formats.step_directory import STEP_VARIANTS
-from ckpttool.io import fs
-from ckpttool.io.zip_reader import by_directory
 from ckpttool.ops.verdict import Safety, safety_of
 from ckpttool.runs.members.entry import Entry, Number
 from ckpttool.runs.members.needs import needed_paths
 from ckpttool.runs.members.state_part import state_part
 from ckpttool.runs.reasons import Code, Reason, fault
+from ckpttool.storage import fs
 from ckpttool.transaction.files import Contents, contents
 from ckpttool.transaction.paths import shown
 

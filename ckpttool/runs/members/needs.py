@@ -10,7 +10,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, from_os_error
 from ckpttool.formats.discovery import names_indexed_above, sets_in
 from ckpttool.formats.interface import Unit, scan
-from ckpttool.io import fs
+from ckpttool.storage import fs
 from ckpttool.transaction.files import Contents
 
 _MOST_LINKS = 40

@@ -15,11 +15,11 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ckpttool.containers.jsontext import parse_json
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.naming import is_step_name
-from ckpttool.io import fs
-from ckpttool.io.jsontext import parse_json
 from ckpttool.runs.members.entry import Entry
+from ckpttool.storage import fs
 
 _FOLDERS = frozenset(
     {"checkpoints", "checkpoint", "ckpts", "ckpt", "weights", "models", "saved_models", "artifacts", "files"}

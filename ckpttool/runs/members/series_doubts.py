@@ -13,10 +13,10 @@ from itertools import pairwise
 from ckpttool.core.checkpoint import Granularity
 from ckpttool.formats.paddle.fluid_serial import SERIAL
 from ckpttool.formats.step_directory import own_count_inside
-from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import CONTRADICTION_SECONDS, Group, has_order
 from ckpttool.runs.members.runs import has_run_setting, may_have_settings
+from ckpttool.storage import fs
 
 METRICS_ALONE = "a metric is all that tells its names apart"
 

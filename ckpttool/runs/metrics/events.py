@@ -10,13 +10,13 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
+from ckpttool.containers.protobuf import FIXED32, bytes_field, fields, number_field, text_field, varint
+from ckpttool.containers.tfrecord import encoded_record, records
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated, from_os_error
 from ckpttool.formats.content.scalars import shortest
 from ckpttool.formats.interface import scan
-from ckpttool.io import fs
-from ckpttool.io.protobuf import FIXED32, bytes_field, fields, number_field, text_field, varint
-from ckpttool.io.tfrecord import encoded_record, records
 from ckpttool.runs.metrics.log import EPOCHS, Log
+from ckpttool.storage import fs
 
 MAX_FILES, MAX_DEPTH = 1_000, 3
 """How many event files a directory may have, and how deep they may lie in it."""

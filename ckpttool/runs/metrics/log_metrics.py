@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import BinaryIO, Literal
 
+from ckpttool.containers.tfrecord import is_record_head
 from ckpttool.core.errors import NotFound, Unsupported, UsageError, from_os_error
 from ckpttool.core.report import counted
 from ckpttool.formats.traits import traits_of
-from ckpttool.io import fs
-from ckpttool.io.tfrecord import is_record_head
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.runs import read_number_pairs
 from ckpttool.runs.metrics.agreement import agree
@@ -27,6 +26,7 @@ from ckpttool.runs.metrics.log import Log, Number, Range
 from ckpttool.runs.metrics.text_logs import read_csv, read_json_lines, read_json_list, read_state
 from ckpttool.runs.metrics.tracked import TrackedRun
 from ckpttool.runs.metrics.trackers import is_tracker, tracked_runs
+from ckpttool.storage import fs
 
 TRAINER_STATE = "trainer_state.json"
 

@@ -18,12 +18,12 @@ from urllib.parse import quote, unquote, urlsplit
 
 from ckpttool.core.errors import DamagedCheckpoint, NotFound, UsageError, from_os_error
 from ckpttool.core.secrets import without_signatures
-from ckpttool.io import fs
-from ckpttool.io.answers import paged
 from ckpttool.runs.members.run_directories import parse_yaml
 from ckpttool.runs.metrics.log import Log
 from ckpttool.runs.metrics.text_logs import numbered_lines
 from ckpttool.runs.metrics.tracked import TrackedModel, TrackedRun, asking, client_module
+from ckpttool.storage import fs
+from ckpttool.storage.answers import paged
 
 PREFIX = "mlflow:"
 DATABASE, DIRECTORY = "mlflow.db", "mlruns"

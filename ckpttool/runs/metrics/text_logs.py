@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
+from ckpttool.containers.jsontext import Doubled, parse_json
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, Unsupported, from_os_error
-from ckpttool.io.jsontext import Doubled, parse_json
 from ckpttool.runs.metrics.log import EPOCHS, STEPS, Log, Number
 
 MAX_LINE = 1 << 24

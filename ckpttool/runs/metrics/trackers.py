@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from ckpttool.core.errors import UsageError
-from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.run_directories import run_directory
 from ckpttool.runs.metrics import mlflow, wandb
 from ckpttool.runs.metrics.tracked import TrackedModel, TrackedRun
+from ckpttool.storage import fs
 
 _MOST_NAMES = 5
 

@@ -16,14 +16,14 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
+from ckpttool.containers.jsontext import parse_json
+from ckpttool.containers.protobuf import FIXED64, Field, fields
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, NotFound, from_os_error
-from ckpttool.io import fs
-from ckpttool.io.jsontext import parse_json
-from ckpttool.io.protobuf import FIXED64, Field, fields
 from ckpttool.runs.members.run_directories import flatten
 from ckpttool.runs.metrics.log import Log
 from ckpttool.runs.metrics.text_logs import add_object
 from ckpttool.runs.metrics.tracked import TrackedModel, TrackedRun
+from ckpttool.storage import fs
 
 PREFIX = "wandb:"
 DIRECTORY = "wandb"

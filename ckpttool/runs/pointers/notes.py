@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 from ckpttool.core.errors import CheckpointError, from_os_error
 from ckpttool.formats.interface import SIDECARS
-from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.pointers.kind import MAX_POINTER
 from ckpttool.runs.pointers.kinds import KINDS, DigestList
 from ckpttool.runs.pointers.readers import OnError, read_small
 from ckpttool.runs.pointers.targets import CheckpointIndex, exists, path_parts
+from ckpttool.storage import fs
 
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",

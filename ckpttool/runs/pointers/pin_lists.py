@@ -7,19 +7,19 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from ckpttool.containers.toml import change_strings, parse_toml
 from ckpttool.core.errors import AccessDenied, CheckpointError, DamagedCheckpoint, from_os_error
 from ckpttool.core.name_patterns import PIN_LISTS, PINS
 from ckpttool.core.naming import parse_name
 from ckpttool.core.suggest import closest
 from ckpttool.core.urls import store_root
 from ckpttool.formats.tensorflow.prefix import INDEX
-from ckpttool.io import fs
-from ckpttool.io.atomic import write_atomically
-from ckpttool.io.source import NotRegular
-from ckpttool.io.toml import change_strings, parse_toml
 from ckpttool.runs.pointers.kind import MAX_STATE, NO_CHANGES, Changes, PointerKind, Renamer
 from ckpttool.runs.pointers.remarks import NOTHING, Remark, fault_text, remarks_in, rename_remarks
 from ckpttool.runs.surveying.path_resolution import resolve_checkpoint
+from ckpttool.storage import fs
+from ckpttool.storage.atomic import write_atomically
+from ckpttool.storage.source import NotRegular
 from ckpttool.transaction.paths import is_within, shown
 from ckpttool.transaction.state_dir import state_dir_of, user_name
 
@@ -188,8 +188,8 @@ def write_list(file: str, before: str, text: str) -> None:
 
 def _write_object(file: str, before: str, text: str | None) -> None:
     """Write a list as an object, or remove it, unless somebody else has written it meanwhile."""
-    from ckpttool.io import remote
-    from ckpttool.io.stores import Replaced
+    from ckpttool.storage import remote
+    from ckpttool.storage.stores import Replaced
 
     remote.forget()
     store, name = remote.store_at(file)

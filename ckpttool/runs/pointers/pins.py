@@ -17,15 +17,13 @@ from datetime import date
 from functools import partial
 from typing import Any
 
+from ckpttool.containers.toml import quote
 from ckpttool.core.errors import AccessDenied, CheckpointError, Unsupported, from_os_error
 from ckpttool.core.name_patterns import PIN_LISTS
 from ckpttool.core.result import Result
 from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.formats.interface import natural
 from ckpttool.formats.tensorflow.prefix import INDEX
-from ckpttool.io import fs
-from ckpttool.io.held import holding, holds
-from ckpttool.io.toml import quote
 from ckpttool.runs.pointers.pin_lists import (
     Pin,
     changed_text,
@@ -40,6 +38,8 @@ from ckpttool.runs.pointers.pin_lists import (
 from ckpttool.runs.pointers.readers import raise_error
 from ckpttool.runs.pointers.remarks import NOTHING, Remark, merged, remarks_in, with_remark
 from ckpttool.runs.surveying.path_resolution import CheckpointPlace, place_of, resolve_checkpoint
+from ckpttool.storage import fs
+from ckpttool.storage.held import holding, holds
 from ckpttool.transaction.lock import BUSY, clear_stale, lock_directory
 from ckpttool.transaction.paths import bare, shown
 from ckpttool.transaction.pending_journals import pending_journals

@@ -19,7 +19,6 @@ from ckpttool.core.naming import is_named_best, parse_name
 from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import SetFormat
-from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.needs import all_places, named_above, places_on_the_way
 from ckpttool.runs.members.order import Group
@@ -49,6 +48,7 @@ from ckpttool.runs.pointers.targets import (
     was_here,
 )
 from ckpttool.runs.reasons import Code, Reason, code_of
+from ckpttool.storage import fs
 from ckpttool.transaction.paths import shown
 
 NAMED_BEST = Reason(Code.NAMED_BEST)

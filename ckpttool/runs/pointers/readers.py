@@ -11,12 +11,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
-from ckpttool.io import fs
-from ckpttool.io.source import NotRegular
 from ckpttool.runs.members.order import Group
 from ckpttool.runs.pointers.kind import PointerKind
 from ckpttool.runs.pointers.kinds import KINDS, LINE, TRAINER_STATE
 from ckpttool.runs.reasons import Code, code_of
+from ckpttool.storage import fs
+from ckpttool.storage.source import NotRegular
 
 BEST_INSIDE = "best_model_path"
 """What a checkpoint of Lightning's says of the best; it lies in a pickle."""

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Sequence
 
 from ckpttool.core.errors import CheckpointError, NotFound
-from ckpttool.io import fs
 from ckpttool.ops.digests import sums_of_file
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import Group
@@ -15,6 +14,7 @@ from ckpttool.runs.metrics.tracked import TrackedModel
 from ckpttool.runs.metrics.trackers import tracked_models
 from ckpttool.runs.pointers.targets import CheckpointIndex, PointerProtections
 from ckpttool.runs.reasons import Code, Reason
+from ckpttool.storage import fs
 
 
 def protect_registered(

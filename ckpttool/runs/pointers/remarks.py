@@ -14,9 +14,9 @@ from datetime import date, datetime
 from itertools import pairwise
 from typing import Any
 
+from ckpttool.containers.toml import as_toml, parse_toml, quote
 from ckpttool.core.documents import document_of
 from ckpttool.core.errors import UsageError
-from ckpttool.io.toml import as_toml, parse_toml, quote
 from ckpttool.transaction.paths import shown
 
 TABLE = "about"

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from ckpttool.core.errors import AccessDenied, CheckpointError
 from ckpttool.core.urls import store_root
 from ckpttool.formats.tensorflow.prefix import INDEX
-from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
+from ckpttool.storage import fs
 from ckpttool.transaction.history import identities, read_record, state_dirs
 from ckpttool.transaction.journal import OperationList
 from ckpttool.transaction.paths import shown

@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterable
 
 from ckpttool.core.errors import UsageError
-from ckpttool.io import fs
-from ckpttool.io.work import Advance
 from ckpttool.ops.file_copy import same_content, status_of
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import Progress
+from ckpttool.storage import fs
+from ckpttool.storage.work import Advance
 from ckpttool.transaction.files import Fingerprint
 from ckpttool.transaction.paths import bare, is_within
 

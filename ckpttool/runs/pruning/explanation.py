@@ -9,13 +9,13 @@ from typing import Any
 
 from ckpttool.core.documents import document_of
 from ckpttool.core.errors import UsageError
-from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import Group
 from ckpttool.runs.members.saves import parts_of
 from ckpttool.runs.pruning.planning import PrunePlan
 from ckpttool.runs.retention.plan import GroupPlan, fault_of, history_of
 from ckpttool.runs.retention.rules import RULES, History, Policy, metric_lack, ordinal, rank_by_metric
+from ckpttool.storage import fs
 
 
 @dataclass(frozen=True, slots=True)

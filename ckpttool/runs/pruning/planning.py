@@ -20,7 +20,6 @@ from ckpttool.core.naming import parse_name
 from ckpttool.core.report import counted
 from ckpttool.formats.discovery import OWN_PREFIX, Walk, discover, is_excluded
 from ckpttool.formats.globs import Globs
-from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import FullReader, Progress, no_progress
 from ckpttool.runs.members.order import Group, Kind, order_entries
@@ -40,6 +39,7 @@ from ckpttool.runs.retention.rules import Policy
 from ckpttool.runs.retention.save_plan import of_saves, plan_saves
 from ckpttool.runs.scope import Scope
 from ckpttool.runs.surveying.survey import Survey, survey_directory, upload_warnings
+from ckpttool.storage import fs
 from ckpttool.transaction.paths import Problem, require_directory, shown
 from ckpttool.transaction.state_dir import enclosing_serial
 

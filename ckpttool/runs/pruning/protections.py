@@ -17,8 +17,6 @@ from ckpttool.formats.globs import Globs, last_name
 from ckpttool.formats.interface import Unit
 from ckpttool.formats.step_directory import StepDirectory
 from ckpttool.formats.traits import traits_of
-from ckpttool.io import fs
-from ckpttool.io.atomic import is_scratch_name
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import Group
 from ckpttool.runs.members.saves import series_of_saves
@@ -38,6 +36,8 @@ from ckpttool.runs.retention.rules import Policy
 from ckpttool.runs.retention.save_plan import doubts_of
 from ckpttool.runs.scope import Scope
 from ckpttool.runs.surveying.survey import Survey
+from ckpttool.storage import fs
+from ckpttool.storage.atomic import is_scratch_name
 from ckpttool.transaction.journal_documents import is_name
 from ckpttool.transaction.mounts import HOLDS_MOUNT, is_mounted, mount_points
 
@@ -74,7 +74,7 @@ def _now(root: str) -> float:
     """Return what time it is where the files get theirs, in seconds since 1970."""
     if not fs.is_remote(root):
         return time.time()
-    from ckpttool.io.remote import store_at
+    from ckpttool.storage.remote import store_at
 
     try:
         return store_at(root)[0].clock()

@@ -14,8 +14,6 @@ from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
 from ckpttool.core.keywords import shows_keywords
 from ckpttool.core.numbers import file_size
 from ckpttool.core.result import Result
-from ckpttool.io import fs, remote
-from ckpttool.io.held import holds
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import FullReader, Progress, no_progress
 from ckpttool.runs.members.needs import all_places, named_above, named_beside, who_needs
@@ -27,6 +25,8 @@ from ckpttool.runs.reasons import Code, Reason
 from ckpttool.runs.retention.plan import GroupPlan, KeptEntry, RetentionPlan
 from ckpttool.runs.retention.rules import Policy
 from ckpttool.runs.surveying.survey import Survey
+from ckpttool.storage import fs, remote
+from ckpttool.storage.held import holds
 from ckpttool.transaction.files import Contents
 from ckpttool.transaction.journal import Group, Recovery, new_identity
 from ckpttool.transaction.lock import BUSY, clear_stale, lock_directory

@@ -16,7 +16,6 @@ from ckpttool.core.errors import CheckpointError, UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.formats.writer import Rewritten
-from ckpttool.io import fs
 from ckpttool.ops.slim import (
     NotSlim,
     manifest_of,
@@ -29,6 +28,7 @@ from ckpttool.ops.slim import (
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import Progress
 from ckpttool.runs.retention.plan import GroupPlan
+from ckpttool.storage import fs
 from ckpttool.transaction.files import Contents, Fingerprint, fingerprint
 from ckpttool.transaction.journal import FILES, Exchange, Group, Location, OperationList, Root, StoredFile
 from ckpttool.transaction.moves import apply

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.pointers.kind import Renamer
 from ckpttool.runs.pointers.notes import Mentions, decode_note, is_note, read_note
@@ -18,6 +17,7 @@ from ckpttool.runs.pointers.protection import directories_below
 from ckpttool.runs.pointers.readers import Names, pass_over
 from ckpttool.runs.pointers.targets import CheckpointIndex
 from ckpttool.runs.renaming.scene import Note, PathRenames, Scene
+from ckpttool.storage import fs
 
 _DATA = frozenset({"", ".json", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".txt", ".list", ".lst"})
 """Endings of notes in which a value is a name; all others are prose or programs, which nobody rewrites."""

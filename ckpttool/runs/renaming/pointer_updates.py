@@ -13,7 +13,6 @@ from functools import partial
 
 from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.interface import SIDECARS
-from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.pointers.kind import Changes, FileChange, PointerKind, Renamer, Scope
 from ckpttool.runs.pointers.kinds import DIGESTS, LINE, MEMBERS, TRAINER_STATE, kind_of
@@ -22,6 +21,7 @@ from ckpttool.runs.pointers.readers import Names, is_one_name, names_in, pass_ov
 from ckpttool.runs.pointers.targets import exists
 from ckpttool.runs.renaming.note_rewrites import NoteRewriter
 from ckpttool.runs.renaming.scene import Note, PathRenames, Scene, Updates
+from ckpttool.storage import fs
 from ckpttool.transaction.files import StalePlan
 from ckpttool.transaction.journal import Relink, Rewrite
 from ckpttool.transaction.pointer_files import text_at

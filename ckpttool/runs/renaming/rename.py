@@ -13,8 +13,6 @@ from ckpttool.core.documents import document_of
 from ckpttool.core.errors import AccessDenied, CheckpointError, UsageError
 from ckpttool.core.keywords import shows_keywords, with_keywords
 from ckpttool.core.result import Result
-from ckpttool.io import fs
-from ckpttool.io.held import holds
 from ckpttool.runs.renaming.names import Renaming
 from ckpttool.runs.renaming.plan import PlannedNames, RenameRequest, names_of, plan_rename
 from ckpttool.runs.renaming.pointer_updates import updates_for
@@ -22,6 +20,8 @@ from ckpttool.runs.renaming.scene import PathRenames
 from ckpttool.runs.renaming.steps import rename_operations
 from ckpttool.runs.renaming.template import parse_template
 from ckpttool.runs.scope import ScopeKeywords
+from ckpttool.storage import fs
+from ckpttool.storage.held import holds
 from ckpttool.transaction.journal import OperationList, Recovery, new_identity
 from ckpttool.transaction.lock import lock_directory
 from ckpttool.transaction.moves import Moves

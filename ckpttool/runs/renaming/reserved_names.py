@@ -17,8 +17,8 @@ from collections.abc import Collection, Iterator, Sequence
 from ckpttool.formats.hf_trainer import HfTrainer
 from ckpttool.formats.paddle.fluid_serial import SERIAL
 from ckpttool.formats.tensorflow import state as tf_state
-from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
+from ckpttool.storage import fs
 from ckpttool.transaction.journal_documents import is_name
 from ckpttool.transaction.state_dir import ACCELERATES
 

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.pointers.kind import Renamer
 from ckpttool.runs.pointers.notes import Mentions
 from ckpttool.runs.pointers.protection import links_below
 from ckpttool.runs.pointers.readers import names_in, pass_over
 from ckpttool.runs.pointers.targets import CheckpointIndex, exists
+from ckpttool.storage import fs
 from ckpttool.transaction.journal import Relink, Rewrite
 
 

@@ -36,7 +36,6 @@ from ckpttool.core.report import counted
 from ckpttool.core.result import Result
 from ckpttool.formats import suffix_format
 from ckpttool.formats.opening import open_unit
-from ckpttool.io import fs
 from ckpttool.ops.resume import ResumeLevel, ResumeVerdict, resume_verdict
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import FullReader, Progress, no_progress
@@ -60,6 +59,7 @@ from ckpttool.runs.resuming.writers import (
 from ckpttool.runs.retention.rules import is_carried_on
 from ckpttool.runs.scope import Scope
 from ckpttool.runs.surveying.survey import Survey, nothing_in, survey_directory
+from ckpttool.storage import fs
 from ckpttool.transaction.paths import Problem, bare, shown
 
 NO_STEP = "its step is unknown"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import Reach, WrongValue, group, option
-from ckpttool.io import fs
 from ckpttool.runs.retention.rules import Policy, Rule
+from ckpttool.storage import fs
 
 if TYPE_CHECKING:
     from ckpttool.runs.members.order import Group

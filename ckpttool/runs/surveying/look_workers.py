@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.interface import Unit
-from ckpttool.io import fs
-from ckpttool.io.children import Child, Lost
-from ckpttool.io.executors import answer_of, not_the_same, not_visible, path_everywhere
-from ckpttool.io.held import Memory, memory_of, remembering
-from ckpttool.io.work import (
+from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.members.look import look_at, look_for
+from ckpttool.storage import fs
+from ckpttool.storage.children import Child, Lost
+from ckpttool.storage.executors import answer_of, not_the_same, not_visible, path_everywhere
+from ckpttool.storage.held import Memory, memory_of, remembering
+from ckpttool.storage.work import (
     Advance,
     Pool,
     TaskReturned,
@@ -25,8 +27,6 @@ from ckpttool.io.work import (
     submitted,
     worker_of,
 )
-from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.members.look import look_at, look_for
 from ckpttool.transaction.files import contents
 from ckpttool.transaction.paths import shown
 

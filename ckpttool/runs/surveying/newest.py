@@ -6,7 +6,7 @@ import stat
 from dataclasses import dataclass
 
 from ckpttool.core.errors import from_os_error
-from ckpttool.io import fs
+from ckpttool.storage import fs
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from ckpttool.formats.step_directory import StepDirectory
 from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.formats.traits import traits_of
-from ckpttool.io import fs
+from ckpttool.storage import fs
 from ckpttool.transaction.paths import bare, shown
 
 _MOST_LEVELS = 4

@@ -26,8 +26,6 @@ from ckpttool.formats.discovery import (
 )
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import Unit, natural_path, scan
-from ckpttool.io import fs
-from ckpttool.io.work import Advance, no_advance
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import Group, group
 from ckpttool.runs.members.runs import apply_series_globs
@@ -36,6 +34,8 @@ from ckpttool.runs.metrics.agreement import disagreements
 from ckpttool.runs.reasons import Code, Reason
 from ckpttool.runs.scope import WHOLE_TREE, Scope
 from ckpttool.runs.surveying.look_workers import Discovered, LookResult, look_at_all
+from ckpttool.storage import fs
+from ckpttool.storage.work import Advance, no_advance
 from ckpttool.transaction.paths import bare, shown
 from ckpttool.transaction.pending_journals import unaffected_units
 
@@ -131,7 +131,7 @@ def upload_warnings(root: str) -> Iterator[str]:
     """Yield a warning of uploads to a directory in a store that never came to an end, if boto3 can tell."""
     if not root.startswith(("s3://", "s3a://")):
         return
-    from ckpttool.io.s3_versions import unfinished_uploads
+    from ckpttool.storage.s3_versions import unfinished_uploads
 
     if (found := unfinished_uploads(root)) is not None:
         count, nbytes = found

@@ -16,7 +16,7 @@ from functools import partial
 
 from ckpttool.core.tensor import Tensor
 from ckpttool.core.values import Strided
-from ckpttool.io.work import Advance, batches, default_jobs, no_advance
+from ckpttool.storage.work import Advance, batches, default_jobs, no_advance
 from ckpttool.weights.comparing.elements import Side, Unreadable
 from ckpttool.weights.comparing.remote_worker import MAX_CHILDREN, WORTH_BYTES, RemoteWorker
 from ckpttool.weights.comparing.statistics import Statistics, Tally, Tolerance

@@ -10,7 +10,7 @@ from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.core.readable import Buffer, aligned_buffer
 from ckpttool.core.tensor import Tensor
 from ckpttool.core.values import Contiguous
-from ckpttool.io.source import Source
+from ckpttool.storage.source import Source
 
 if TYPE_CHECKING:
     import numpy as np

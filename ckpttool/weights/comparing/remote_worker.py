@@ -16,9 +16,9 @@ from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.core.tensor import Tensor
 from ckpttool.core.values import Contiguous
-from ckpttool.io import fs
-from ckpttool.io.children import Child, Lost
-from ckpttool.io.source import Source
+from ckpttool.storage import fs
+from ckpttool.storage.children import Child, Lost
+from ckpttool.storage.source import Source
 from ckpttool.weights.comparing.elements import place_of
 from ckpttool.weights.comparing.statistics import Tally, Tolerance
 from ckpttool.weights.comparing.workers import (

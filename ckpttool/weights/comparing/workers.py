@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ckpttool.core.tensor import Tensor
-from ckpttool.io.work import Advance, Pool
+from ckpttool.storage.work import Advance, Pool
 from ckpttool.weights.comparing.elements import Buffers, Elements, Side, Unreadable, place_of, stream_of
 from ckpttool.weights.comparing.statistics import Tally, Tolerance
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from ckpttool.containers.pickle.pickle_nodes import NDARRAY, Call
 from ckpttool.core.tensor import Tensor
-from ckpttool.io.pickle_nodes import NDARRAY, Call
 
 _MT_WORDS = 624
 """Words of a Mersenne Twister; Python puts the position behind them."""

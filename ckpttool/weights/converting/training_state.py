@@ -11,12 +11,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from ckpttool.containers.pickle.pickle_nodes import Mapped
 from ckpttool.core.roles import FLAT_OPTIMIZER, OPTIMIZER, role_below
 from ckpttool.core.tensor import Path, Role, Tensor
 from ckpttool.formats.content.tree import replace_tensors, tensors_in
 from ckpttool.formats.traits import traits_of
 from ckpttool.formats.writer import Content
-from ckpttool.io.pickle_nodes import Mapped
 from ckpttool.weights.converting.random_states import is_random_state, is_random_tensor
 from ckpttool.weights.converting.ties import carry_ties
 

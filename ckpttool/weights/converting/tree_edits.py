@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ckpttool.containers.pickle.pickle_nodes import Call, Mapped
 from ckpttool.core.errors import UsageError
 from ckpttool.core.report import counted
 from ckpttool.core.tensor import Path, Tensor
 from ckpttool.formats.content.tree import fold, node_parts, replace_tensors, tensors_in, walk
-from ckpttool.io.pickle_nodes import Call, Mapped
 
 _VERSIONS_KEY = "_metadata"
 """The attribute of a state dict that has, for each module, the version of its layout."""

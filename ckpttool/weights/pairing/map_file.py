@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
+from ckpttool.containers.toml import parse_toml
 from ckpttool.core.errors import UsageError, from_os_error
 from ckpttool.core.report import counted
-from ckpttool.io import fs
-from ckpttool.io.toml import parse_toml
+from ckpttool.storage import fs
 
 MAX_BYTES = 1 << 24
 """Of a map: a program may write it, one line a tensor."""

@@ -21,7 +21,7 @@ from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.readable import Buffer
 from ckpttool.core.tensor import Extent, Values
 from ckpttool.core.values import Contiguous
-from ckpttool.io.source import Source
+from ckpttool.storage.source import Source
 from ckpttool.weights.comparing import compare, elements, strings
 from ckpttool.weights.comparing.compare import (
     Comparison,
@@ -384,7 +384,7 @@ def test_an_interrupt_ends_all_threads(jobs: int, is_equal: bool, monkeypatch: p
         ("weights.comparing.workers._RANGE_BYTES", 1 << 18),
         ("weights.comparing.workers._RANGE_ELEMENTS", 1 << 15),
         ("weights.comparing.workers._REPORTED_BYTES", 1 << 16),
-        ("io.work._BATCH_BYTES", 1 << 16),
+        ("storage.work._BATCH_BYTES", 1 << 16),
     ):
         monkeypatch.setattr(f"ckpttool.{name}", size)
     a = randoms(190_000)  # several ranges

@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from ckpttool import open_checkpoint
-from ckpttool.io import children as children_module
+from ckpttool.storage import children as children_module
 from ckpttool.weights.comparing import compare, remote_worker, workers
 from ckpttool.weights.comparing.compare import (
     EXACT,
@@ -44,7 +44,7 @@ def children(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Child]]:
     """Let small tensors be worth a child, and require that none is left."""
     monkeypatch.setattr(compare, "WORTH_BYTES", 1)
     monkeypatch.setattr(workers, "_RANGE_ELEMENTS", 1000)
-    monkeypatch.setattr("ckpttool.io.work._BATCH_BYTES", 1)
+    monkeypatch.setattr("ckpttool.storage.work._BATCH_BYTES", 1)
     monkeypatch.setattr(children_module.subprocess, "Popen", Child)
     Child.made = []
     yield Child.made

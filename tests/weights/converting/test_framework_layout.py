@@ -13,8 +13,8 @@ from safetensors.numpy import load_file
 from torch import nn
 
 from ckpttool import ConvertOptions, DiffOptions, UsageError, convert, diff, open_checkpoint
+from ckpttool.containers.toml import parse_toml
 from ckpttool.formats.writer import Content
-from ckpttool.io.toml import parse_toml
 from ckpttool.weights.converting.framework_layout import to_layout
 from ckpttool.weights.converting.map_edits import rename_by_map
 from ckpttool.weights.pairing.map_file import parse_map

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ckpttool import UsageError, open_checkpoint
+from ckpttool.containers.toml import parse_toml
 from ckpttool.formats.writer import Content
-from ckpttool.io.toml import parse_toml
 from ckpttool.weights.converting.map_edits import rename_by_map
 from ckpttool.weights.pairing.map_file import parse_map
 from ckpttool.weights.pairing.pair_up import PairingOptions, pair_up

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from torch import nn
 
 from ckpttool import Role, UsageError, open_checkpoint
-from ckpttool.io.toml import parse_toml
+from ckpttool.containers.toml import parse_toml
 from ckpttool.weights.converting.map_edits import rename_by_map
 from ckpttool.weights.converting.template_model import follow_template
 from ckpttool.weights.converting.weight_selection import only_weights

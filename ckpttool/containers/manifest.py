@@ -1,0 +1,155 @@
+"""Lists of SHA-256 digests of files, as ``sha256sum`` writes and checks them.
+
+Read are its text and binary lines, BSD's ``SHA256 (name) = …``, and a lone digest, as web pages offer it.
+
+Source: GNU coreutils ``src/digest.c``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from ckpttool.core.errors import CheckpointError
+from ckpttool.core.report import Finding, counted, error
+from ckpttool.storage import fs
+
+MAX_BYTES = 1 << 23
+"""The most bytes of a manifest that are read; 50,000 files have fewer."""
+
+MAX_NAME = 1 << 13
+"""The most bytes of a name; no system in use has longer paths."""
+_MAX_LINE = 2 * MAX_NAME + 128  # every character of a name may be escaped
+
+_PLAIN = re.compile(rb"(?P<escaped>\\?)(?P<digest>[0-9A-Fa-f]{64}) [ *](?P<name>.+)", re.DOTALL)
+_TAGGED = re.compile(rb"(?P<escaped>\\?)SHA256 ?\((?P<name>.+)\) ?= ?(?P<digest>[0-9A-Fa-f]{64})", re.DOTALL)
+_BARE = re.compile(rb"[0-9A-Fa-f]{64}")
+_ESCAPE = re.compile(rb"\\(.?)", re.DOTALL)
+_ESCAPED = {b"\\": b"\\", b"n": b"\n", b"r": b"\r"}
+
+
+class Line(NamedTuple):
+    """What a manifest says of one file.
+
+    Attributes:
+        name: As the manifest writes it, relative to the directory that the manifest lies in.
+        digest: SHA-256 in hexadecimal digits, lower case.
+    """
+
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a manifest says; ``malformed`` holds an error for what can't be read or followed."""
+
+    path: str
+    lines: tuple[Line, ...] = ()
+    malformed: tuple[Finding, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Return the last part of its path."""
+        return os.path.basename(self.path)
+
+    @cached_property
+    def digests(self) -> Mapping[str, frozenset[str]]:
+        """Return what it says of each file, by absolute path; twice the same file has several."""
+        digests: dict[str, frozenset[str]] = {}
+        directory = os.path.dirname(fs.abspath(self.path))
+        for line in self.lines:
+            place = fs.normpath(os.path.join(directory, line.name))
+            digests[place] = digests.get(place, frozenset()) | {line.digest}
+        return digests
+
+    def about(self, checkpoint: str, files: Collection[str]) -> Manifest:
+        """Return what it says of one checkpoint: of its files, and of what lies in its directory."""
+        inside, directory = checkpoint + os.sep, os.path.dirname(fs.abspath(self.path))
+        lines = []
+        for line in self.lines:
+            place = fs.normpath(os.path.join(directory, line.name))
+            if place in files or place.startswith(inside):
+                lines.append(line)
+        return Manifest(self.path, tuple(lines), self.malformed)
+
+
+def read_manifest(path: str, *, of: str | None = None) -> Manifest:
+    """Return what a manifest says; what is wrong with it is in the answer.
+
+    Args:
+        path: Where it lies.
+        of: The file that it speaks of, for a digest without a name.
+    """
+    name = os.path.basename(path)
+    try:
+        with fs.open_source(path) as source:
+            if source.size > MAX_BYTES:
+                message = f"{source.size:,} bytes (at most {MAX_BYTES:,})"
+                return Manifest(path, malformed=(error("manifest-malformed", message, name),))
+            data = source.read(0, source.size)
+    except CheckpointError as failure:
+        return Manifest(path, malformed=(error("manifest-malformed", failure.reason, name),))
+    return parse_manifest(path, data, of=of)
+
+
+def parse_manifest(path: str, data: bytes, *, of: str | None = None) -> Manifest:
+    """Return what the text of a manifest says; see ``read_manifest``."""
+    lines: list[Line] = []
+    faults: list[tuple[int, str]] = []
+    for number, text in enumerate(data.split(b"\n"), 1):
+        text = text.removesuffix(b"\r")
+        if not text or text.startswith(b"#"):
+            continue
+        line = _parse_line(text, of)
+        if isinstance(line, Line):
+            lines.append(line)
+        else:
+            faults.append((number, line))
+    if not lines and not faults:
+        faults.append((1, "it lists no file"))
+    if not faults:
+        return Manifest(path, tuple(lines))
+    number, why = faults[0]
+    more = f"; so are {counted(len(faults) - 1, 'more line')}" if len(faults) > 1 else ""
+    malformed = error("manifest-malformed", f"{why}{more}", f"{os.path.basename(path)}:{number}")
+    return Manifest(path, tuple(lines), (malformed,))
+
+
+def _parse_line(text: bytes, of: str | None) -> Line | str:
+    """Return what a line says, or why it says nothing."""
+    if of is not None and _BARE.fullmatch(text):
+        return Line(os.path.basename(of), text.decode().lower())
+    if len(text) > _MAX_LINE:
+        return "a line that is too long"
+    match = _PLAIN.fullmatch(text) or _TAGGED.fullmatch(text)
+    if match is None:
+        return "no line that sha256sum writes"
+    if len(match["name"]) > MAX_NAME:
+        return "a name that is too long"
+    name = match["name"]
+    if match["escaped"]:
+        if any(escape not in _ESCAPED for escape in _ESCAPE.findall(name)):
+            return "a name with an escape that sha256sum doesn't have"
+        name = _ESCAPE.sub(lambda escape: _ESCAPED[escape[1]], name)
+    path = os.fsdecode(name)
+    while path.startswith("./"):
+        path = path[2:]
+    if "\0" in path or any(part in ("", os.curdir, os.pardir) for part in path.split("/")):
+        return "a path that does not lie below the manifest's directory; it was not opened"
+    return Line(path, match["digest"].decode().lower())
+
+
+def dumps_manifest(lines: Iterable[Line]) -> bytes:
+    """Return the text that ``sha256sum -c`` checks: a line a file."""
+    text = bytearray()
+    for line in lines:
+        name = os.fsencode(line.name)
+        escaped = name.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
+        mark = b"\\" if escaped != name else b""
+        text += mark + line.digest.encode() + b"  " + escaped + b"\n"
+    return bytes(text)

@@ -1,0 +1,189 @@
+"""Checks the states of NumPy's types, which say where in memory elements lie and which of them are pointers.
+
+NumPy believes such a state. It is plain only if it says of the type what the type's name says.
+
+Source: NumPy ``numpy/_core/src/multiarray/descriptor.c`` (``arraydescr_reduce``, ``arraydescr_setstate``).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from itertools import pairwise
+from typing import TypeAlias
+
+from ckpttool.containers.pickle.pickle_nodes import Call, Global
+
+KINDS = ("dtype", "object-dtype", "open-dtype")
+"""The kinds of types: of plain elements, with pointers to objects, and with a state still to come."""
+
+_DTYPE = Global("numpy", "dtype")
+_TYPECODE = re.compile(r"[<>=|]?[?biufcSVUOmM]\d{0,9}")
+_NAMED_TYPE = re.compile(r"[<>=|]?([biufcSVUOmM])(\d{1,9})")
+_USER_DEFINED = {"bfloat16": 2, "complex32": 4, "bcomplex32": 4}
+"""The sizes of the types of ml_dtypes, in bytes; the others take one."""
+_RECORDS = frozenset({("numpy", "record"), ("numpy.rec", "record"), ("numpy.core.records", "record")})
+_SIZED = ("S", "U", "V", "user")
+_POINTERS = 0b11  # NPY_ITEM_REFCOUNT and NPY_LIST_PICKLE
+_OBJECT_FLAGS, _POINTERS_IN_FIELDS, _ALIGNED = 63, 27, 0x80
+"""NPY_OBJECT_DTYPE_FLAGS, NPY_FROM_FIELDS and NPY_ALIGNED_STRUCT."""
+_BYTE_ORDERS = ("|", "<", ">", "=")
+_VERSIONS = range(5)
+_ALIGNMENTS = frozenset({-1, 1, 2, 4, 8, 16, 32})
+_POINTER_BYTES = 8
+MAX_AXES = 64
+_MOST_PARTS = 1 << 20
+
+
+def is_typecode(node: object) -> bool:
+    """Tell whether a node is the text of one type, such as ``<f4``; others describe structures."""
+    return isinstance(node, str) and _TYPECODE.fullmatch(node) is not None
+
+
+def kind_without_state(dtype: object) -> str:
+    """Return the kind of a type that no state was set on."""
+    if not isinstance(dtype, Call) or dtype.function != _DTYPE:
+        return "dtype"
+    letter, _ = _type_of(dtype) or ("V", -1)
+    return {"O": "object-dtype", "V": "open-dtype", "user": "open-dtype"}.get(letter, "dtype")
+
+
+def fields_of(call: Call) -> object:
+    """Return the dictionary that a type takes for its fields as it is, or None."""
+    is_described = call.function == _DTYPE and isinstance(call.state, tuple) and len(call.state) > 4
+    return call.state[4] if is_described else None
+
+
+def is_known_version(state: object) -> bool:
+    """Tell whether NumPy reads a type's state of this version; it refuses others."""
+    return isinstance(state, tuple) and bool(state) and type(state[0]) is int and state[0] in _VERSIONS
+
+
+def _type_of(dtype: Call) -> tuple[str, int] | None:
+    """Return the letter and the bytes of a type, -1 where only its state says how many; None if unknown."""
+    spec = dtype.args[0] if dtype.args else None
+    if isinstance(spec, Global):
+        if (spec.module, spec.name) in _RECORDS:
+            return "V", -1
+        return ("user", _USER_DEFINED.get(spec.name, 1)) if spec.module == "ml_dtypes" else None
+    match = _NAMED_TYPE.fullmatch(spec) if isinstance(spec, str) else None
+    if match is None:
+        return None
+    letter, count = match[1], int(match[2])
+    return letter, {"U": 4 * count, "O": _POINTER_BYTES}.get(letter, count)
+
+
+def kind_with_state(dtype: Call, state: object) -> str | None:
+    """Return the kind of a type with its state; None if that isn't what the type's name says."""
+    known, numbers = _type_of(dtype), _size_alignment_flags(state)
+    is_copy = [bool(argument) for argument in dtype.args[1:]] == [False, True]  # others are NumPy's own
+    if known is None or numbers is None or not is_copy:
+        return None
+    (letter, nbytes), (size, alignment, flags) = known, numbers
+    nbytes = size if nbytes < 0 else nbytes
+    is_sized = size == nbytes or (size == -1 and letter not in _SIZED)
+    parts = _parts(*state[2:5])  # type: ignore[index]
+    if not is_sized or nbytes < 0 or alignment not in _ALIGNMENTS or parts is None:
+        return None
+    if any(offset < 0 or offset + size > nbytes or letter != "V" for offset, size, _ in parts):
+        return None
+    if letter in "mM" and not _has_unit(state):
+        return None
+    if any(pointers for _, _, pointers in parts):
+        is_sound = flags & ~_ALIGNED in (_POINTERS_IN_FIELDS, _OBJECT_FLAGS) and not _overlap(parts)
+    else:
+        is_sound = flags == _OBJECT_FLAGS if letter == "O" else flags & _POINTERS == 0
+    return ("object-dtype" if flags & _POINTERS else "dtype") if is_sound else None
+
+
+def itemsize(dtype: Call) -> int | None:
+    """Return how many bytes an element of a type takes; None if that isn't known."""
+    letter, nbytes = _type_of(dtype) or ("", -1)
+    numbers = _size_alignment_flags(dtype.state)
+    if nbytes < 0 and letter and numbers is not None:
+        nbytes = numbers[0]
+    return nbytes if nbytes >= 0 else None
+
+
+def number_of_parts(state: object) -> int:
+    """Return how many parts a type has at any depth, counted as often as NumPy goes through them."""
+    pending, count = [state], 0
+    while pending and count < _MOST_PARTS:
+        described = pending.pop()
+        if isinstance(described, tuple) and len(described) > 4:
+            base, _, fields = described[2:5]
+            types = [base[0]] if isinstance(base, tuple) and base else []
+            if isinstance(fields, dict):
+                types += [field[0] for field in fields.values() if isinstance(field, tuple) and field]
+            pending += [dtype.state for dtype in types if isinstance(dtype, Call)]
+            count += len(types)
+    return count
+
+
+def _has_unit(state: object) -> bool:
+    """Tell whether the state of a date says its unit; without one NumPy reads from nowhere."""
+    metadata = state[8] if isinstance(state, tuple) and len(state) == 9 else None
+    unit = metadata[1] if isinstance(metadata, tuple) and len(metadata) == 2 else None
+    return isinstance(unit, tuple) and len(unit) == 4 and all(type(part) is int for part in unit[1:])
+
+
+def _size_alignment_flags(state: object) -> tuple[int, int, int] | None:
+    """Return size, alignment and flags in the state of a type.
+
+    (version, byte order, (base, shape), names, fields, size, alignment, flags[, metadata])
+    """
+    if not isinstance(state, tuple) or len(state) not in (8, 9) or state[1] not in _BYTE_ORDERS:
+        return None
+    if not is_known_version(state):
+        return None
+    return state[5:8] if all(type(number) is int for number in state[5:8]) else None
+
+
+Part: TypeAlias = tuple[int, int, bool]
+"""Offset and bytes of a part of a type, and whether there are pointers in it."""
+
+
+def _overlap(parts: list[Part]) -> bool:
+    """Tell whether two parts share bytes: numbers could be taken for pointers."""
+    ends = sorted((offset, offset + size) for offset, size, _ in parts)
+    return any(end > start for (_, end), (start, _) in pairwise(ends))
+
+
+def _parts(base: object, names: object, fields: object) -> list[Part] | None:
+    """Return the parts of a type; None where one makes no sense."""
+    parts = [] if base is None else [_subarray(base)]
+    if fields is not None or names:
+        if not isinstance(fields, dict) or not isinstance(names, tuple):
+            return None
+        if not all(isinstance(name, str) and name in fields for name in names):
+            return None
+        parts += [
+            _part(*field[:2])
+            if isinstance(field, tuple) and len(field) in (2, 3) and type(field[1]) is int
+            else None
+            for field in fields.values()
+        ]
+    return None if None in parts else [part for part in parts if part is not None]
+
+
+def _subarray(base: object) -> Part | None:
+    """Return a type of several elements as a part."""
+    if not isinstance(base, tuple) or len(base) != 2:
+        return None
+    element, shape = _part(base[0]), base[1] if isinstance(base[1], tuple) else (base[1],)
+    is_shape = len(shape) <= MAX_AXES and all(
+        type(length) is int and 0 <= length < 1 << 31 for length in shape
+    )
+    if element is None or not is_shape or (element[1] == 0 and math.prod(shape) > 1):
+        return None  # any number of elements of no bytes would do
+    return 0, element[1] * math.prod(shape), element[2]
+
+
+def _part(dtype: object, offset: int = 0) -> Part | None:
+    """Return a type as a part of another; its own state was judged before."""
+    if not isinstance(dtype, Call) or dtype.kind not in KINDS[:2]:
+        return None
+    known, numbers = _type_of(dtype), _size_alignment_flags(dtype.state)
+    if known is None or (numbers is None and dtype.state is not None):
+        return None
+    return offset, max(numbers[0] if numbers else -1, known[1]), dtype.kind == "object-dtype"

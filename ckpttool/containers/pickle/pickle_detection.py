@@ -1,0 +1,65 @@
+"""Tells whether bytes are pickles, or would run something if they were taken for some; imports little."""
+
+from __future__ import annotations
+
+from ckpttool.containers.pickle.opcodes import TABLE
+from ckpttool.core.errors import CheckpointError
+from ckpttool.core.readable import Readable
+
+_HEADER = 16
+_RUNNING = frozenset({"unsafe-import", "unsafe-call"})
+_PROTO = 0x80
+_PROTOCOLS = range(2, 6)
+
+TORCH_MAGIC = 0x1950A86A20F9469CFC6C
+"""The first of the pickles that PyTorch wrote before its zip.
+
+Source: PyTorch ``torch/serialization.py``.
+"""
+_BINARY_MAGIC = b"\x8a\x0a" + TORCH_MAGIC.to_bytes(10, "little")
+_TEXT_MAGIC = f"L{TORCH_MAGIC}L\n".encode()
+_MAGIC_WITHIN = 32  # before it come a protocol and a frame at most
+
+
+def has_torch_magic(head: bytes) -> bool:
+    """Tell whether a file that starts like this is of PyTorch's old format, damaged or not."""
+    return _BINARY_MAGIC in head[:_MAGIC_WITHIN] or head.startswith(_TEXT_MAGIC)
+
+
+def begins_with_protocol(head: bytes) -> bool:
+    """Tell whether bytes begin as binary pickles do: with a protocol, and an opcode behind it."""
+    return len(head) >= 3 and head[0] == _PROTO and head[1] in _PROTOCOLS and TABLE[head[2]] is not None
+
+
+def is_pickle(source: Readable, start: int, end: int) -> bool:
+    """Tell whether bytes between two offsets are pickles, or would run something before they break off."""
+    head = source.read(start, min(_HEADER, end - start))
+    # The length of a safetensors header may look like a protocol and an opcode, too.
+    if begins_with_protocol(head) and head[4:9] != b"\0\0\0\0{":
+        return True
+    return bool(head) and TABLE[head[0]] is not None and _runs(source, start, end)
+
+
+def _runs(source: Readable, start: int, end: int) -> bool:
+    """Tell whether bytes without a header are pickles of containers or objects, or call something.
+
+    An unpickler carries out one opcode after the other: what is no pickle to its end may have run by then. In
+    ordinary text an opcode may find a name, too, but none that is known.
+    """
+    from ckpttool.containers.pickle.interpreter import Interpreter, PickleBudget
+    from ckpttool.containers.pickle.pickle_safety import judge
+
+    budget = PickleBudget(source, end - start)
+    while start < end:
+        interpreter = Interpreter(source, start, end, budget=budget)
+        try:
+            pickle = interpreter.run()
+        except CheckpointError:
+            findings = judge(interpreter.pickle) if interpreter.pickle.calls else ()
+            return any(finding.code in _RUNNING for finding in findings)
+        if pickle.calls:
+            return True
+        if not isinstance(pickle.root, dict | list | tuple | set):
+            return False
+        start = pickle.end
+    return True

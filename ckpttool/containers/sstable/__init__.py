@@ -1,0 +1,1 @@
+"""Sorted string tables of LevelDB, as TensorFlow keeps its indexes."""

@@ -1,0 +1,105 @@
+"""TFRecord files, in which TensorBoard's events lie: one record after the other, each with its checksums.
+
+A record is its length (8 bytes), the length's checksum (4), the data, and the data's checksum (4), all
+little-endian; the checksums are masked CRC-32C.
+
+Source: tensorflow/tensorflow ``core/lib/io/record_writer.h``, ``record_reader.cc``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import BinaryIO, NamedTuple
+
+from ckpttool.core.errors import DamagedCheckpoint, Truncated, from_os_error
+from ckpttool.storage.crc import crc32c, mask_crc
+
+MAX_RECORD = 1 << 24
+"""Larger records are checked and not handed out, in bytes: what people plot as a line is some dozens long."""
+
+_HEAD = struct.Struct("<QI")
+_LENGTH_BYTES, _FOOT_BYTES = 8, 4
+_BLOCK = 1 << 20
+
+
+class Record(NamedTuple):
+    """One record: its offset in the file, and its data, None where it is larger than ``MAX_RECORD``."""
+
+    offset: int
+    data: bytes | None
+
+
+def is_record_head(start: bytes) -> bool:
+    """Tell whether a file begins as one of records does: with a length and the checksum of it."""
+    if len(start) < _HEAD.size:
+        return False
+    _, checksum = _HEAD.unpack_from(start)
+    return mask_crc(crc32c(start[:_LENGTH_BYTES])) == int(checksum)
+
+
+def records(file: BinaryIO, path: str) -> Iterator[Record]:
+    """Yield the records of an open file, from here to its end; memory is bounded by ``MAX_RECORD``.
+
+    It is ``Truncated`` where it ends within a record, as one does that is still written. Behind a wrong
+    checksum nothing can be found any more.
+    """
+    from google_crc32c import value as crc
+
+    offset = 0
+    while True:
+        head = _read_bytes(file, path, _HEAD.size)
+        if not head:
+            return
+        if len(head) < _HEAD.size:
+            raise _truncation(path, offset, len(head), _HEAD.size)
+        nbytes, checksum = _HEAD.unpack(head)
+        if mask_crc(crc(head[:_LENGTH_BYTES])) != checksum:
+            found = "the length of a record has another checksum"
+            raise DamagedCheckpoint(path, found, where=f"byte {offset:,}")
+        data = _read_bytes(file, path, nbytes) if nbytes <= MAX_RECORD else None
+        if data is not None and len(data) < nbytes:
+            raise _truncation(path, offset, len(data), nbytes)
+        data_crc = _streamed_crc(file, path, offset, nbytes) if data is None else crc(data)
+        foot = _read_bytes(file, path, _FOOT_BYTES)
+        if len(foot) < _FOOT_BYTES:
+            raise _truncation(path, offset, nbytes + len(foot), nbytes + _FOOT_BYTES)
+        if mask_crc(data_crc) != int.from_bytes(foot, "little"):
+            found = "a record has another checksum than it says"
+            raise DamagedCheckpoint(path, found, where=f"byte {offset:,}")
+        yield Record(offset, data)
+        offset += _HEAD.size + nbytes + _FOOT_BYTES
+
+
+def encoded_record(data: bytes) -> bytes:
+    """Return data as a record."""
+    length = struct.pack("<Q", len(data))
+    head = length + struct.pack("<I", mask_crc(crc32c(length)))
+    return head + data + struct.pack("<I", mask_crc(crc32c(data)))
+
+
+def _streamed_crc(file: BinaryIO, path: str, offset: int, nbytes: int) -> int:
+    """Return the checksum of data that is too large to be kept."""
+    crc, left = 0, nbytes
+    while left:
+        block = _read_bytes(file, path, min(left, _BLOCK))
+        if not block:
+            raise _truncation(path, offset, nbytes - left, nbytes)
+        crc, left = crc32c(block, crc), left - len(block)
+    return crc
+
+
+def _read_bytes(file: BinaryIO, path: str, nbytes: int) -> bytes:
+    try:
+        return file.read(nbytes)
+    except OSError as error:
+        raise from_os_error(error, path) from error
+
+
+def _truncation(path: str, offset: int, found: int, expected: int) -> Truncated:
+    return Truncated(
+        path,
+        f"the file ends after {found:,} bytes of a record",
+        expected=f"{expected:,}",
+        where=f"byte {offset:,}",
+    )

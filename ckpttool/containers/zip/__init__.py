@@ -1,0 +1,1 @@
+"""Zips: read strictly, written, and rescued when damaged."""

@@ -1,0 +1,532 @@
+"""Where the records of a zip lie; everything that a zip states twice is compared.
+
+A zip is described by its central directory, its local headers and its data descriptors. Readers that
+trust different ones can be shown different files, so all must agree, and the records must tile the file:
+a byte that nothing declares is a finding.
+
+Source: PKWARE APPNOTE 6.3.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import cached_property
+from typing import NamedTuple
+
+from ckpttool.containers.inflate import Inflated, Inflation
+from ckpttool.containers.zip.zip_headers import (
+    DESCRIPTOR,
+    DESCRIPTOR64,
+    DESCRIPTOR_LENGTHS,
+    DESCRIPTOR_MAGIC,
+    END,
+    END64,
+    ENTRY,
+    HAS_DESCRIPTOR,
+    LOCAL,
+    REFUSED_FLAGS,
+    SATURATED32,
+    UTF8,
+    ZIP64_EXTRA,
+    Member,
+    entry_findings,
+    extra_fields,
+    unknown_extras,
+)
+from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated, Unsupported
+from ckpttool.core.readable import Readable
+from ckpttool.core.report import Finding, error
+from ckpttool.storage.source import Source
+
+LOCAL_MAGIC = b"PK\x03\x04"
+EMPTY_MAGIC = b"PK\x05\x06"
+
+STORED, DEFLATED = 0, 8
+
+MAX_MEMBERS = 500_000
+MAX_DIRECTORY = 1 << 28
+
+_LOCATOR64 = struct.Struct("<4sIQI")
+_MAX_COMMENT = 0xFFFF
+_SATURATED16 = 0xFFFF
+_LONGEST_DESCRIPTOR = max(DESCRIPTOR_LENGTHS)
+_ALIGNMENT = 64
+_by_directory: ContextVar[bool] = ContextVar("by_directory", default=False)
+_PADDING_EXTRA = 0x4246
+_SMALL, _READ_AHEAD = 1 << 12, 1 << 16
+"""Records of so many bytes are read for their headers' sake, up to so many bytes at once."""
+_GUESSED_EXTRA = 160  # most local headers fit in one read with this much for the extra field
+
+
+class Directory(NamedTuple):
+    """Where the central directory lies, and how many records it announces."""
+
+    offset: int
+    nbytes: int
+    records: int
+
+
+class LostRecord(NamedTuple):
+    """Why a record of a damaged zip is lost, and the checksum that is stated for it."""
+
+    why: str
+    crc32: int
+
+
+class Rescue(NamedTuple):
+    """What is left of a damaged zip.
+
+    Attributes:
+        members: The records whose bytes are right, and one that the file ends in.
+        aliases: Those again that their own headers call otherwise, by these names.
+        lost: The other records whose names are known.
+        findings: What is wrong with its structure.
+        is_cut: Whether there may be more than these.
+    """
+
+    members: tuple[Member, ...]
+    aliases: Mapping[str, Member]
+    lost: Mapping[str, LostRecord]
+    findings: tuple[Finding, ...]
+    is_cut: bool
+
+
+class Archive:
+    """An opened zip.
+
+    Attributes:
+        findings: Where the descriptions of a record disagree, and bytes that nothing declares; complete
+            once ``members`` has been asked for.
+        rescue: What is left of it, if it was opened for that.
+    """
+
+    def __init__(self, source: Source, rescue: Callable[[Source], Rescue] | None = None) -> None:
+        """Read the directory, or take the records that ``rescue`` finds."""
+        self.source = source
+        self.findings: list[Finding] = []
+        self._inflation = Inflation(source)
+        self.rescue = None if rescue is None else rescue(source)
+        if self.rescue is None:
+            self._directory = find_directory(source, self.findings)
+            self._listed = read_directory(source, self._directory, self.findings)
+        else:
+            self._listed = list(self.rescue.members)
+            self.findings += self.rescue.findings
+
+    @property
+    def is_cut(self) -> bool:
+        """Tell whether it may have had more records than are known."""
+        return self.rescue is not None and self.rescue.is_cut
+
+    @property
+    def lost(self) -> Mapping[str, LostRecord]:
+        """Return the records that are known to be lost, by name."""
+        return {} if self.rescue is None else self.rescue.lost
+
+    def require(self, member: Member | None, name: str) -> Member:
+        """Return a record that the format can't do without.
+
+        Raises:
+            DamagedCheckpoint: It is missing, or lost.
+        """
+        if member is None:
+            record = self.lost.get(name)
+            why = "there is no such record" if record is None else record.why
+            raise DamagedCheckpoint(self.source.path, why, where=name, code="part-missing")
+        return member
+
+    @property
+    def names(self) -> Iterator[str]:
+        """Yield the names of all records as the directory lists them, of a damaged zip all that are stated.
+
+        One that is lost counts if its checksum is known.
+        """
+        yield from (member.name for member in self._listed)
+        yield from self.rescue.aliases if self.rescue is not None else ()
+        yield from (name for name, record in self.lost.items() if record.crc32)
+
+    @cached_property
+    def members(self) -> tuple[Member, ...]:
+        """Return all records in the order of the file, having compared every local header.
+
+        In ``by_directory`` those of an object in a store are not read, if the directory leaves no doubt.
+        """
+        if self.rescue is not None:
+            return self.rescue.members
+        in_file_order = sorted(self._listed, key=lambda member: member.header)
+        if self.source.is_remote and _by_directory.get():
+            located = locate_by_directory(in_file_order, self._directory.offset)
+            if located is not None:
+                return tuple(located)
+        self.source.prefetch(_header_ranges(in_file_order, self._directory.offset))
+        return tuple(locate(self.source, in_file_order, self._directory.offset, self.findings))
+
+    @cached_property
+    def has_checksums(self) -> bool:
+        """Tell whether any record has a checksum; PyTorch can be told to leave them all 0."""
+        return any(member.crc32 for member in self.members) or not any(m.size for m in self.members)
+
+    def content(self, member: Member) -> Readable:
+        """Return something to read the content of a member from; see ``offset``."""
+        if member.method == STORED:
+            return self.source
+        return Inflated(self._inflation, member.payload, member.stored, member.size, member.name)
+
+    def offset(self, member: Member) -> int:
+        """Return the offset of a member's first byte in what ``content`` returns."""
+        return member.payload if member.method == STORED else 0
+
+    def read(self, member: Member) -> bytes:
+        """Return the content of a small member."""
+        return self.content(member).read(self.offset(member), member.size, member.name)
+
+
+# The central directory ------------------------------------------------------------------------------
+
+
+def find_directory(source: Readable, findings: list[Finding]) -> Directory:
+    """Return where the central directory lies, from the end record and its ZIP64 twin."""
+    tail_offset = max(0, source.size - _MAX_COMMENT - END.size - _LOCATOR64.size)
+    tail = source.read(tail_offset, source.size - tail_offset)
+    at = tail.rfind(b"PK\x05\x06")
+    if at < 0 or len(tail) - at < END.size:
+        found = f"{source.size:,} bytes of a zip that ends before its directory"
+        raise Truncated(source.path, found)
+    _, disk, first_disk, here, count, nbytes, offset, comment = END.unpack_from(tail, at)
+    end = tail_offset + at
+    if comment:
+        raise DamagedCheckpoint(
+            source.path, f"a zip comment of {comment} bytes", expected="none", code="zip-comment"
+        )
+    trailing = source.size - end - END.size
+    if trailing:
+        findings.append(error("trailing-bytes", f"{trailing:,} bytes lie behind the end of the zip"))
+    stated = Directory(offset, nbytes, count)
+    lead = min(end, _LOCATOR64.size)
+    locator = tail[at - lead : at] if at >= lead else source.read(end - lead, lead)
+    directory, boundary = _zip64_directory(source, stated, end, locator, findings)
+    if (disk, first_disk) != (0, 0) or here != count:
+        findings.append(error("zip-headers-disagree", "the end record speaks of several disks"))
+    if directory.offset + directory.nbytes != boundary:
+        found = f"the directory ends at byte {directory.offset + directory.nbytes:,}"
+        raise DamagedCheckpoint(source.path, found, expected=f"{boundary:,}", code="zip-directory")
+    return directory
+
+
+def _zip64_directory(
+    source: Readable, stated: Directory, end: int, locator: bytes, findings: list[Finding]
+) -> tuple[Directory, int]:
+    """Return the directory as the ZIP64 end record has it, where there is one, and what must follow it.
+
+    ``locator`` is what stands directly before the end record, where the file has so much there.
+    """
+    saturated = stated.records == _SATURATED16 or SATURATED32 in (stated.nbytes, stated.offset)
+    locator_at = end - _LOCATOR64.size
+    if len(locator) < _LOCATOR64.size or locator[:4] != b"PK\x06\x07":
+        if saturated:
+            raise DamagedCheckpoint(source.path, "a large zip without its ZIP64 record", code="zip-directory")
+        return stated, end
+    _, disk, at, disks = _LOCATOR64.unpack(locator)
+    if at + END64.size != locator_at:
+        found = f"the ZIP64 record is said to lie at byte {at:,}"
+        raise DamagedCheckpoint(
+            source.path, found, expected=f"{locator_at - END64.size:,}", code="zip-directory"
+        )
+    magic, nbytes, _, _, disk64, first_disk, here, count, size, offset = END64.unpack(
+        source.read(at, END64.size)
+    )
+    if magic != b"PK\x06\x06" or nbytes != END64.size - 12:
+        raise DamagedCheckpoint(source.path, "no ZIP64 record where one is announced", code="zip-directory")
+    if (disk, disks, disk64, first_disk) != (0, 1, 0, 0) or here != count:
+        findings.append(error("zip-headers-disagree", "the ZIP64 record speaks of several disks"))
+    large = Directory(offset, size, count)
+    pairs = (
+        (stated.records, count, _SATURATED16),
+        (stated.nbytes, size, SATURATED32),
+        (stated.offset, offset, SATURATED32),
+    )
+    if any(small not in (wide, limit) for small, wide, limit in pairs):
+        findings.append(error("zip-headers-disagree", "the end record and its ZIP64 twin disagree"))
+    return large, at
+
+
+def read_directory(source: Readable, directory: Directory, findings: list[Finding]) -> list[Member]:
+    """Return the records that the central directory lists, in its order, having checked each entry."""
+    if directory.records > MAX_MEMBERS or directory.nbytes > MAX_DIRECTORY:
+        found = f"a directory of {directory.records:,} records in {directory.nbytes:,} bytes"
+        raise LimitExceeded(source.path, found, expected=f"at most {MAX_MEMBERS:,}")
+    data = source.read(directory.offset, directory.nbytes, "zip directory")
+    members, at = [], 0
+    for index in range(directory.records):
+        if at + ENTRY.size > len(data) or data[at : at + 4] != b"PK\x01\x02":
+            found = f"no record {index} in the directory"
+            raise DamagedCheckpoint(
+                source.path, found, expected=f"{directory.records} records", code="zip-directory"
+            )
+        member, at = directory_entry(source.path, data, at, findings)
+        members.append(member)
+    if at != len(data):
+        found = f"{len(data) - at:,} bytes in the directory belong to no record"
+        raise DamagedCheckpoint(source.path, found, code="zip-directory")
+    return members
+
+
+def directory_entry(path: str, data: bytes, at: int, findings: list[Finding]) -> tuple[Member, int]:
+    """Return what the directory's bytes say of one record, and where the next one begins in them."""
+    fields = ENTRY.unpack_from(data, at)
+    _, _, version, flags, method, time, date, crc, stored, size, name_len, extra_len, comment_len = fields[
+        :13
+    ]
+    disk, _, attributes, header = fields[13:]
+    name_at = at + ENTRY.size
+    extra_at = name_at + name_len
+    raw_name, extra = data[name_at:extra_at], data[extra_at : extra_at + extra_len]
+    end = extra_at + extra_len + comment_len
+    name = _decode_name(path, raw_name, flags)
+    if end > len(data):
+        raise DamagedCheckpoint(path, "the directory ends inside a record", where=name, code="zip-directory")
+    if disk or comment_len:
+        raise DamagedCheckpoint(
+            path, "a record on another disk, or with a comment", where=name, code="zip-directory"
+        )
+    if flags & REFUSED_FLAGS:
+        raise DamagedCheckpoint(path, "an encrypted or patched record", where=name, code="zip-encrypted")
+    if method not in (STORED, DEFLATED):
+        raise Unsupported(path, f"zip compression method {method}", where=name)
+    numbers = _zip64_numbers(path, name, extra, size, stored, header)
+    member = Member(
+        name, raw_name, version, flags, method, (time, date), crc, numbers[1], numbers[0], numbers[2]
+    )
+    if method == STORED and member.size != member.stored:
+        found = f"a stored record of {member.stored:,} bytes that claims {member.size:,}"
+        raise DamagedCheckpoint(path, found, where=name, code="zip-directory")
+    findings += entry_findings(member, attributes, extra)
+    wide = [content for kind, content in extra_fields(extra) or () if kind == ZIP64_EXTRA] if extra else []
+    if wide and not states_the_same(member, wide, size, stored):
+        findings.append(error("zip-headers-disagree", "the directory's ZIP64 field has other sizes", name))
+    return member, end
+
+
+def _decode_name(path: str, raw_name: bytes, flags: int) -> str:
+    try:
+        return raw_name.decode("utf-8" if flags & UTF8 else "cp437")
+    except UnicodeDecodeError as failure:
+        name = raw_name.decode("utf-8", "backslashreplace")
+        raise DamagedCheckpoint(
+            path, "a record's name is not UTF-8", where=name, code="zip-directory"
+        ) from failure
+
+
+def _zip64_numbers(
+    path: str, name: str, extra: bytes, size: int, stored: int, header: int
+) -> tuple[int, int, int]:
+    """Return sizes and offset with the saturated ones taken from the ZIP64 field."""
+    if SATURATED32 not in (size, stored, header):
+        return size, stored, header
+    wide = next((data for kind, data in extra_fields(extra) or () if kind == ZIP64_EXTRA), b"")
+    numbers = [size, stored, header]
+    saturated = [index for index, number in enumerate(numbers) if number == SATURATED32]
+    if len(wide) < 8 * len(saturated):
+        raise DamagedCheckpoint(
+            path, "a large record without its ZIP64 field", where=name, code="zip-directory"
+        )
+    for position, index in enumerate(saturated):
+        (numbers[index],) = struct.unpack_from("<Q", wide, 8 * position)
+    return numbers[0], numbers[1], numbers[2]
+
+
+# The records, compared with it ----------------------------------------------------------------------
+
+
+def locate(source: Readable, members: list[Member], end: int, findings: list[Finding]) -> list[Member]:
+    """Return the members with their payload offsets, having compared every local header."""
+    located: list[Member] = []
+    boundaries = [*(member.header for member in members), end][1:]
+    headers = _HeaderReader(source)
+    for index, (member, boundary) in enumerate(zip(members, boundaries, strict=True)):
+        if boundary > headers.end:
+            headers.fetch(member, boundaries, index)
+        if index == 0 and member.header:
+            findings.append(error("zip-gap", f"{member.header:,} bytes lie before the first record"))
+        located.append(_locate_member(headers, member, boundary, findings))
+    return located
+
+
+@contextmanager
+def by_directory() -> Iterator[None]:
+    """Believe the directories of zips in stores, for a look at what they hold, which gives no verdict.
+
+    To compare the local headers takes a request for each large record, of which there may be hundreds.
+    """
+    token = _by_directory.set(True)
+    try:
+        yield
+    finally:
+        _by_directory.reset(token)
+
+
+def locate_by_directory(members: list[Member], end: int) -> list[Member] | None:
+    """Return the members with their payload offsets, as the directory implies them; None where it doesn't.
+
+    What lies before the next record is the payload, and behind it a data descriptor if there is one, which
+    has one of four lengths. PyTorch, which writes them, has payloads begin at multiples of 64.
+    """
+    located = []
+    boundaries = [*(member.header for member in members), end][1:]
+    for member, boundary in zip(members, boundaries, strict=True):
+        has_descriptor = bool(member.flags & HAS_DESCRIPTOR)
+        starts = [
+            boundary - member.stored - nbytes for nbytes in (DESCRIPTOR_LENGTHS if has_descriptor else (0,))
+        ]
+        first = member.header + LOCAL.size + len(member.raw_name)
+        possible = [one for one in starts if one >= first and not (has_descriptor and one % _ALIGNMENT)]
+        if len(possible) != 1:
+            return None
+        located.append(Member(*member[:-1], possible[0]))
+    return located if not members or members[0].header == 0 else None
+
+
+def _header_ranges(members: Sequence[Member], end: int) -> Iterator[tuple[int, int]]:
+    """Yield where the headers and descriptors of records lie, and where their content begins."""
+    boundaries = [*(member.header for member in members), end][1:]
+    for member, boundary in zip(members, boundaries, strict=True):
+        length = LOCAL.size + len(member.raw_name) + _GUESSED_EXTRA
+        yield member.header, min(member.header + length, boundary)
+        yield max(boundary - _LONGEST_DESCRIPTOR, member.header), boundary
+
+
+class _HeaderReader:
+    """Reads the headers of a zip's records; those of small neighbours all at once.
+
+    Attributes:
+        end: Offset behind the records that are held in memory.
+    """
+
+    def __init__(self, source: Readable) -> None:
+        self.path, self.size = source.path, source.size
+        self.end = 0
+        self._source = source
+        self._begin, self._data = 0, b""
+
+    def fetch(self, member: Member, boundaries: Sequence[int], index: int) -> None:
+        """Hold a member and those behind it, as far as they are small; its boundary is at ``index``."""
+        begin = end = member.header
+        while index < len(boundaries) and 0 <= boundaries[index] - end <= _SMALL:
+            end = boundaries[index]
+            index += 1
+            if end - begin > _READ_AHEAD - _SMALL:
+                break
+        if end == begin or end > self.size:
+            return
+        with suppress(Truncated):  # the file became shorter: whoever needs what is missing tells where
+            self._data = self._source.read(begin, end - begin, member.name)
+            self._begin, self.end = begin, end
+
+    def read(self, offset: int, nbytes: int, where: str | None = None) -> bytes:
+        """Return bytes as ``Readable.read`` does."""
+        start = offset - self._begin
+        if self._begin <= offset and offset + nbytes <= self.end and nbytes >= 0:
+            return self._data[start : start + nbytes]
+        return self._source.read(offset, nbytes, where)
+
+
+def _locate_member(source: _HeaderReader, member: Member, boundary: int, findings: list[Finding]) -> Member:
+    guess = min(LOCAL.size + len(member.raw_name) + _GUESSED_EXTRA, source.size - member.header)
+    data = source.read(member.header, max(guess, 0), member.name)
+    if len(data) < LOCAL.size or data[:4] != LOCAL_MAGIC:
+        found = f"no record at byte {member.header:,}"
+        raise DamagedCheckpoint(source.path, found, where=member.name, code="zip-directory")
+    fields = LOCAL.unpack_from(data)
+    name_len, extra_len = fields[9], fields[10]
+    length = LOCAL.size + name_len + extra_len
+    if length > len(data):
+        data = source.read(member.header, length, member.name)
+    payload = member.header + length
+    if payload + member.stored > boundary:
+        found = f"bytes {payload:,}..{payload + member.stored:,} overlap what lies at {boundary:,}"
+        raise DamagedCheckpoint(source.path, found, where=member.name, code="zip-overlap")
+    for contradiction in _header_differences(member, fields, data, name_len, length):
+        findings.append(error("zip-headers-disagree", contradiction, member.name))
+    tail = payload + member.stored
+    if boundary - tail > _LONGEST_DESCRIPTOR:
+        findings.append(
+            error("zip-gap", f"{boundary - tail:,} undeclared bytes follow the record", member.name)
+        )
+    elif difference := _descriptor_difference(member, source.read(tail, boundary - tail)):
+        findings.append(error("zip-headers-disagree", difference, member.name))
+    return Member(*member[:-1], payload)
+
+
+def _header_differences(
+    member: Member, local: tuple[int, ...], data: bytes, name_len: int, length: int
+) -> list[str]:
+    """Say where a local header contradicts the directory."""
+    _, version, flags, method, time, date, crc, stored, size = local[:9]
+    found = []
+    if data[LOCAL.size : LOCAL.size + name_len] != member.raw_name:
+        found.append("the local header has another name")
+    if (version, flags, method, (time, date)) != (
+        member.version,
+        member.flags,
+        member.method,
+        member.modified,
+    ):
+        found.append("the local header has another version, method, time or flags")
+    deferred = flags & HAS_DESCRIPTOR
+    for what, here, there in (
+        ("checksum", crc, member.crc32),
+        ("size", stored, member.stored),
+        ("size", size, member.size),
+    ):
+        if here != there and not (deferred and here == 0) and here != SATURATED32:
+            found.append(f"the local header has another {what}: {here} instead of {there}")
+    extra = data[LOCAL.size + name_len : length]
+    doubts = unknown_extras(extra, member.name, member.raw_name, (_PADDING_EXTRA,))
+    found += (f"the local header's {doubt}" for doubt in doubts)
+    fields = extra_fields(extra) or ()
+    if any(kind == _PADDING_EXTRA and content.strip(b"Z") for kind, content in fields):
+        found.append("the padding before the record is not padding")
+    wide = [content for kind, content in fields if kind == ZIP64_EXTRA]
+    if (wide or SATURATED32 in (size, stored)) and not states_the_same(member, wide, size, stored):
+        found.append("the local header's ZIP64 field has other sizes")
+    return found
+
+
+def states_the_same(member: Member, wide: list[bytes], size: int, stored: int) -> bool:
+    """Tell whether a local ZIP64 field agrees with the directory.
+
+    It has the two sizes, or those that the header has no room for; miniz adds the record's offset. What was
+    not known yet is 0 there, and in the data descriptor.
+    """
+    pairs = (size, member.size), (stored, member.stored)
+    lacking = [number for here, number in pairs if here == SATURATED32]
+    if not wide or len(wide) > 1 or len(wide[0]) % 8:
+        return not wide and not lacking
+    numbers = list(struct.unpack(f"<{len(wide[0]) // 8}Q", wide[0]))
+    deferred = bool(member.flags & HAS_DESCRIPTOR)
+    return any(
+        len(numbers) == len(expected)
+        and all(
+            here == there or (deferred and not here) for here, there in zip(numbers, expected, strict=True)
+        )
+        for sizes in (lacking, [member.size, member.stored])
+        for expected in (sizes, [*sizes, member.header])
+    )
+
+
+def _descriptor_difference(member: Member, descriptor: bytes) -> str | None:
+    """Say where the bytes behind a record contradict the directory, or None."""
+    if not member.flags & HAS_DESCRIPTOR:
+        return f"{len(descriptor)} undeclared bytes follow the record" if descriptor else None
+    body = (
+        descriptor[4:] if descriptor[:4] == DESCRIPTOR_MAGIC and len(descriptor) in (16, 24) else descriptor
+    )
+    form = next((one for one in (DESCRIPTOR, DESCRIPTOR64) if one.size == len(body)), None)
+    if form is None:
+        return f"the data descriptor has {len(descriptor)} bytes instead of 16 or 24"
+    if form.unpack(body) != (member.crc32, member.stored, member.size):
+        return "the data descriptor has another checksum or size"
+    return None

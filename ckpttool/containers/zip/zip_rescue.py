@@ -1,0 +1,502 @@
+"""The records of a damaged zip that can be proven, wherever they lie: for ``salvage``.
+
+A zip states each record up to three times: in the directory, in a local header before its bytes and, as
+PyTorch writes it, in a data descriptor behind them. Damage seldom hits all three, and bytes that came in
+between or went move what follows. So every statement in the file is collected, and a record counts if bytes
+are found that have a stated checksum. Statements are put together only if that checksum, or their place,
+binds them: a record under another's name would be worse than a lost one.
+
+Source: PKWARE APPNOTE 6.3; pytorch ``caffe2/serialize/inline_container.cc``: local headers without sizes.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import NamedTuple
+
+from isal import isal_zlib
+
+from ckpttool.containers.inflate import MAX_EXPANSION, Inflated, Inflation
+from ckpttool.containers.zip.zip_headers import (
+    DESCRIPTOR,
+    DESCRIPTOR64,
+    DESCRIPTOR_LENGTHS,
+    END,
+    ENTRY,
+    LOCAL,
+    REFUSED_FLAGS,
+    SATURATED32,
+    UTF8,
+    ZIP64_EXTRA,
+    Member,
+    extra_fields,
+)
+from ckpttool.containers.zip.zip_reader import (
+    DEFLATED,
+    MAX_MEMBERS,
+    STORED,
+    Archive,
+    LostRecord,
+    Rescue,
+    directory_entry,
+)
+from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated, Unsupported
+from ckpttool.core.readable import Readable, aligned_buffer
+from ckpttool.core.report import Finding, error
+from ckpttool.storage.source import Source
+
+_SIGNATURE = re.compile(rb"PK(?:\x03\x04|\x01\x02|\x07\x08|\x05\x06|\x06\x06)")
+_END, _END64 = struct.Struct("<10xH"), struct.Struct("<32xQ")
+"""The number of records in an end record and its ZIP64 twin; what follows may be cut off."""
+_GAPS = (0, *DESCRIPTOR_LENGTHS)
+"""Bytes between the end of a record and the next statement."""
+_WINDOW, _SUMMED_AT_ONCE = 1 << 22, 1 << 20
+_LONGEST_NAME, _LONGEST_HEADER = 4096, LOCAL.size + 2 * 0xFFFF
+_NEARBY = 1200
+"""Bytes by which a record's end may lie elsewhere than its header's length says."""
+MAX_SIGNATURES = 4 * MAX_MEMBERS
+_MIN_NAMES, _NAMES_A_BYTE = 1 << 22, 2
+"""Limit in bytes on names and extra fields, at least and per byte of the file; honest ones don't overlap."""
+_MAX_PLACES, _MAX_NAMESAKES = 48, 8
+"""Places tried per local header, and local headers of the same name tried per record."""
+_TRIED_A_BYTE, _TRIED_IN_ALL, _MIN_TRIED, _TRIAL = 8, 1 << 26, 1 << 14, 1 << 10
+"""Bytes that may be read to find a record: per stored byte, shared by all, and at least; a trial costs some.
+
+Each record has its own limit, so that one large damaged record leaves something for the others.
+"""
+
+
+class _Claim(NamedTuple):
+    """What is stated of a record's bytes."""
+
+    crc32: int
+    stored: int
+    size: int
+
+
+def rescue_records(source: Source) -> Rescue:
+    """Return the records that have their checksums, and what is known of the others."""
+    archive = None
+    try:
+        archive = Archive(source)
+        members = archive.members
+    except (DamagedCheckpoint, Unsupported) as failure:
+        is_cut = archive is None and isinstance(failure, Truncated)  # said by what is lost
+        findings = [] if is_cut else [error(failure.code, failure.reason, failure.where)]
+    else:
+        if not archive.findings:
+            return _Search(source).rescue_whole(members)
+        findings = archive.findings
+    search = _Search(source)
+    search.collect()
+    return search.rescue(findings)
+
+
+class _Search:
+    """What a file states of its records, and which of it holds."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._buffer = aligned_buffer(min(_SUMMED_AT_ONCE, max(source.size, 1)))
+        self._names_left = max(_MIN_NAMES, _NAMES_A_BYTE * source.size)
+        self._budget = self._free_bytes = 0
+        self._inflation = Inflation(source)
+        self._is_summed = True
+        self._locals: list[Member] = []
+        self._entries: list[tuple[int, Member]] = []
+        self._ends: list[tuple[int, int]] = []  # of directories, with the number of their entries
+        self._next_to: dict[int, int] = {}  # where entries end, by where they begin
+        self._is_whole = False
+        self._headers: list[int] = []  # of records, by the directory
+        self._marks: list[int] = []  # offsets of local headers and entries
+        self._claims_at: dict[int, list[_Claim]] = defaultdict(list)  # by where the record would begin
+        self._places_of: dict[_Claim, list[int]] = defaultdict(list)
+        self._taken: list[tuple[int, int]] = []  # ranges that neither overlap nor touch, in order
+        self._found: dict[str, Member] = {}
+        self._lost: dict[str, LostRecord] = {}
+
+    # What is stated --------------------------------------------------------------------------------
+
+    def collect(self) -> None:
+        """Read every statement in the file."""
+        count, start = 0, 0
+        while start < self._source.size:
+            window = self._source.read(start, min(_WINDOW, self._source.size - start))
+            for match in _SIGNATURE.finditer(window):
+                count += 1
+                if count > MAX_SIGNATURES:
+                    found = f"more than {MAX_SIGNATURES:,} signatures of a zip"
+                    raise LimitExceeded(self._source.path, found)
+                self._add(match.group(), start + match.start())
+            start += max(len(window) - 3, 1) if start + len(window) < self._source.size else len(window)
+        claims = [*self._places_of, *(_claim(one) for _, one in self._entries), *map(_claim, self._locals)]
+        self._is_summed = any(one.crc32 for one in claims) or not any(one.size for one in claims)
+        self._set_budget(claims)
+        self._leave_content()
+        self._headers = sorted(one.header for _, one in self._entries)
+
+    def _leave_content(self) -> None:
+        """Drop what a zip in the zip states: in a record that has its checksum, or before the directory."""
+        directory = self._whole_directory()
+        self._entries, self._is_whole = directory or self._entries, bool(directory)
+        contents: list[tuple[int, int]] = []
+        for local in self._locals:
+            if contents and local.header < contents[-1][1]:
+                continue
+            following = self._marks[bisect_right(self._marks, local.header) :][:1]
+            places = (_member(local, one, local.header, local.payload) for one in self._claims_of(local))
+            around = ((place, local) for place in places if following and following[0] < place.end)
+            proven, _ = self._first_proven(around, local)
+            if proven is not None:
+                contents.append((local.payload, proven[0].end))
+
+        def is_outside(at: int) -> bool:
+            index = bisect_right(contents, at, key=lambda one: one[0]) - 1
+            return index < 0 or at >= contents[index][1]
+
+        if contents:
+            self._locals = [one for one in self._locals if is_outside(one.header)]
+            self._entries = [(at, one) for at, one in self._entries if is_outside(at)]
+            self._ends = [(at, count) for at, count in self._ends if is_outside(at)]
+            self._marks = [at for at in self._marks if is_outside(at)]
+
+    def _whole_directory(self) -> list[tuple[int, Member]]:
+        """Return the entries of a directory that ends where the file does; none if it isn't whole."""
+        end, count = self._ends[-1] if self._ends else (0, 0)
+        own = self._entries[-count:] if count else []
+        if len(own) < count or not own or end + END.size > self._source.size:
+            return []
+        comment = int.from_bytes(self._source.read(end + END.size - 2, 2), "little")
+        first_end = next((at for at, _ in self._ends if at > own[-1][0]), -1)
+        following = [*(at for at, _ in own[1:]), first_end]
+        is_whole = end + END.size + comment == self._source.size
+        return own if is_whole and [self._next_to[at] for at, _ in own] == following else []
+
+    def _set_budget(self, claims: Collection[_Claim]) -> None:
+        """Allow what all records together need; those that overlap need more."""
+        expanded = sum(one.size for one in {*claims} if one.size > one.stored)
+        most = self._source.size * MAX_EXPANSION
+        self._free_bytes = max(_MIN_TRIED, _TRIED_IN_ALL // max(len(claims), 1))
+        free = self._free_bytes * len(claims)
+        self._budget = 2 * (_TRIED_A_BYTE * self._source.size + min(expanded, most) + free)
+
+    def _add(self, signature: bytes, at: int) -> None:
+        with suppress(Truncated):  # a statement that the end of the file cuts off
+            if signature == b"PK\x03\x04":
+                self._add_local(at)
+            elif signature == b"PK\x01\x02":
+                self._add_entry(at)
+            elif signature == b"PK\x07\x08":
+                self._add_descriptor(at)
+            else:
+                record = _END if signature == b"PK\x05\x06" else _END64
+                self._ends.append((at, record.unpack(self._source.read(at, record.size))[0]))
+
+    def _read_names(self, at: int, nbytes: int) -> bytes:
+        self._names_left -= nbytes
+        if self._names_left < 0:
+            found = "headers whose names and extra fields overlap"
+            raise LimitExceeded(self._source.path, found)
+        return self._source.read(at, nbytes)
+
+    def _add_local(self, at: int) -> None:
+        fields = LOCAL.unpack(self._source.read(at, LOCAL.size))
+        _, version, flags, method, time, date, crc, stored, size, name_length, extra_length = fields
+        if flags & REFUSED_FLAGS or not 0 < name_length <= _LONGEST_NAME:
+            return
+        names = self._read_names(at + LOCAL.size, name_length + extra_length)
+        raw_name, extra = names[:name_length], names[name_length:]
+        name = raw_name.decode("utf-8" if flags & UTF8 else "cp437", "backslashreplace")
+        stored, size = _wide_sizes(extra, stored, size)
+        payload = at + LOCAL.size + len(names)
+        modified = (time, date)
+        local = Member(name, raw_name, version, flags, method, modified, crc, stored, size, at, payload)
+        self._locals.append(local)
+        self._marks.append(at)
+
+    def _add_entry(self, at: int) -> None:
+        header = self._source.read(at, ENTRY.size)
+        data = header + self._read_names(at + ENTRY.size, sum(ENTRY.unpack(header)[10:13]))
+        with suppress(DamagedCheckpoint, Unsupported):
+            entry, length = directory_entry(self._source.path, data, 0, [])
+            if entry.name:
+                self._next_to[at] = at + length
+                self._entries.append((at, entry))
+                self._marks.append(at)
+
+    def _add_descriptor(self, at: int) -> None:
+        data = self._source.read(at, min(4 + DESCRIPTOR64.size, self._source.size - at))
+        for form in (DESCRIPTOR, DESCRIPTOR64):
+            if 4 + form.size <= len(data):
+                claim = _Claim(*form.unpack_from(data, 4))
+                if 0 < claim.stored <= at - LOCAL.size and claim.size:
+                    self._claims_at[at - claim.stored].append(claim)
+                    self._places_of[claim].append(at - claim.stored)
+
+    # What holds ------------------------------------------------------------------------------------
+
+    def rescue_whole(self, members: Iterable[Member]) -> Rescue:
+        """Return the records of a zip whose structure is whole."""
+        members = tuple(members)
+        self._is_summed = any(one.crc32 for one in members)
+        for member in members:
+            fault = self._fault(member)
+            if fault is None:
+                self._found[member.name] = member
+            else:
+                self._record_loss(member.name, member, fault)
+        kept = tuple(one for one in members if one.name not in self._lost)
+        return Rescue(kept, {}, self._lost, (), is_cut=False)
+
+    def rescue(self, findings: list[Finding]) -> Rescue:
+        """Return the records that hold, from the end: the directory of a zip lies behind all zips in it."""
+        aliases: dict[str, Member] = {}
+        for is_agreed in (True, False):
+            for at, entry, local in self._pairs(is_agreed=is_agreed):
+                if not self._is_taken(at):
+                    self._take_pair(entry, local, aliases)
+        listed = [one for at, one in self._entries if not self._is_taken(at)]
+        is_whole = self._is_whole and len(listed) == len(self._entries)
+        listed_at = {one.payload: one for one in self._found.values()}
+        aliases |= {one.name: listed_at[one.payload] for one in self._locals if one.payload in listed_at}
+        if not is_whole or self._lost:
+            self._take_locals(listed_at)
+        own = Counter(one.name for one in (*self._locals, *(entry for _, entry in self._entries)))
+        aliases = {name: one for name, one in aliases.items() if own[name] == 1 and name not in self._found}
+        findings += [
+            error("zip-headers-disagree", f"its own header calls it {name}", member.name)
+            for name, member in aliases.items()
+        ]
+        named = {member.payload: name for name, member in aliases.items() if not member.name.isprintable()}
+        by_payload = sorted(self._found.values(), key=lambda one: one.payload)
+        renamed = (one._replace(name=named.get(one.payload, one.name)) for one in by_payload)
+        members = tuple(one for one in renamed if one.name.isprintable())
+        lost = {
+            name: one for name, one in self._lost.items() if name not in self._found and name.isprintable()
+        }
+        has_names = len(members) + len(lost) == len({*self._found, *self._lost})
+        return Rescue(members, aliases, lost, tuple(findings), is_cut=not (is_whole and has_names))
+
+    def _pairs(self, *, is_agreed: bool) -> Iterator[tuple[int, Member, list[Member | None]]]:
+        """Yield entries of directories and the local headers that may be theirs.
+
+        Those agree that have the same name at the same offset, or a name that no other one has.
+        """
+        by_name, by_offset = defaultdict(list), {}
+        for local in self._locals:
+            by_name[local.raw_name].append(local)
+            by_offset[local.header] = local
+        names = Counter(entry.raw_name for _, entry in self._entries)
+        for at, entry in reversed(self._entries):
+            alike, there = by_name[entry.raw_name], by_offset.get(entry.header)
+            is_alike = there is not None and there.raw_name == entry.raw_name
+            if len(alike) > 1 and not (is_alike and there and _claim(entry) in self._claims_of(there)):
+                continue  # one may be of a zip in the zip
+            agreed: list[Member] = [] if there is None or not is_alike else [there]
+            if not agreed and len(alike) == names[entry.raw_name] == 1:
+                agreed = alike
+            if bool(agreed) == is_agreed:
+                if agreed or names[entry.raw_name] == 1:
+                    others = [there] if there is not None and not is_alike else []
+                    yield at, entry, [*agreed, *alike[:_MAX_NAMESAKES], *others, None]
+                elif there is not None and not is_alike:  # of two with one name, its header tells its own
+                    yield at, entry._replace(name=there.name, raw_name=there.raw_name), [there]
+
+    def _take_pair(self, entry: Member, locals: list[Member | None], aliases: dict[str, Member]) -> None:
+        if entry.name in self._found:
+            return
+        places = (
+            (place, local) for local in locals for place in islice(self._places(entry, local), _MAX_PLACES)
+        )
+        here = locals[0]
+        proven, fault = self._first_proven(places, entry)
+        if proven is None:
+            lies = entry if here is None else entry._replace(payload=here.payload)
+            self._record_loss(entry.name, lies, self._absence(entry) if here is None else fault)
+            return
+        place, local = proven
+        self._accept(place)
+        if local is not None and local.name != entry.name:
+            aliases[local.name] = place
+
+    def _first_proven(
+        self, places: Iterable[tuple[Member, Member | None]], record: Member
+    ) -> tuple[tuple[Member, Member | None] | None, str]:
+        """Return the first place that holds a record, and why the first of all doesn't.
+
+        Each comes with the local header that names it.
+        """
+        allowed = _TRIED_A_BYTE * record.stored + record.size + self._free_bytes
+        limit = max(self._budget - allowed, 0)
+        tried: set[tuple[int, _Claim]] = set()
+        first = None
+        for place, local in places:
+            if self._budget <= limit:
+                break
+            if (key := (place.payload, _claim(place))) in tried:
+                continue
+            tried.add(key)
+            fault = self._fault(place)
+            if fault is None:
+                return (place, local), ""
+            first = first or fault
+        return None, first or "not checked: the zip states too many records that contradict each other"
+
+    def _places(self, entry: Member, local: Member | None) -> Iterator[Member]:
+        """Yield where a record of a directory may lie: behind its header, or before what ends it."""
+        claim = _claim(entry)
+        header = entry.header if local is None else local.header
+        if local is not None:
+            is_there = local.header == entry.header
+            own = (one for one in self._claims_of(local) if is_there or one.crc32 == claim.crc32)
+            for stated in (claim, *own):  # a record with neither its offset nor its checksum is another
+                yield _member(entry, stated, header, local.payload)
+        if not claim.stored:
+            return
+        for start in self._places_of.get(claim, ()):
+            yield _member(entry, claim, header, start)
+        likely = header + LOCAL.size + len(entry.raw_name) + claim.stored
+        low, high = (bisect_left(self._marks, likely + step) for step in (-_NEARBY, _NEARBY))
+        for end in (*self._next_headers(entry), *self._marks[low:high]):
+            for length in _GAPS:
+                yield _member(entry, claim, header, end - length - claim.stored)
+
+    def _next_headers(self, entry: Member) -> list[int]:
+        """Return where the directory has the record behind another."""
+        at = bisect_right(self._headers, entry.header)
+        return self._headers[at : at + 1]
+
+    def _claims_of(self, local: Member) -> Iterator[_Claim]:
+        """Yield what the descriptor behind a local header's record states, and the header itself."""
+        yield from self._claims_at.get(local.payload, ())[:_MAX_PLACES]
+        yield _claim(local)
+
+    def _take_locals(self, listed_at: Collection[int]) -> None:
+        """Take what only local headers name, from the first on; a name that two have is nobody's."""
+        names = Counter(one.name for one in self._locals if not self._is_taken(one.header))
+        headers = set(self._headers)
+        for local in self._locals:
+            if local.name in self._found or local.payload in listed_at or self._is_taken(local.header):
+                continue
+            if self._is_whole and local.header not in headers:
+                continue  # of a zip in the zip, or of what was removed
+            is_only = names[local.name] == 1 and local.name not in self._lost
+            places = (_member(local, one, local.header, local.payload) for one in self._claims_of(local))
+            proven, fault = self._first_proven(((place, local) for place in places), local)
+            if proven is not None and is_only:
+                self._accept(proven[0])
+            elif not self._is_cut_off(local):
+                self._record_loss(local.name, local, fault or "two records have its name")
+        last = max((one.payload for one in self._found.values()), default=-1)
+        for local in filter(self._is_cut_off, self._locals):
+            if local.name in self._found or self._is_taken(local.header):
+                continue
+            if local.payload > last:
+                self._accept(local)
+            else:  # what lies behind shows that its size is wrong
+                self._record_loss(local.name, local, self._absence(local))
+
+    def _is_cut_off(self, local: Member) -> bool:
+        """Tell whether the file ends in a record of stated size: what lies in it may be whole."""
+        return local.method == STORED and local.payload <= self._source.size < local.end
+
+    def _accept(self, member: Member) -> None:
+        self._found[member.name] = member
+        self._place(member)
+
+    def _place(self, member: Member) -> None:
+        """Note where a record lies, from its header on if that is here."""
+        has_header = 0 <= member.payload - member.header <= _LONGEST_HEADER
+        start, end = member.header if has_header else member.payload, member.end
+        low = bisect_left(self._taken, start, key=lambda one: one[1])
+        high = bisect_right(self._taken, end, key=lambda one: one[0])
+        if low < high:
+            start, end = min(start, self._taken[low][0]), max(end, self._taken[high - 1][1])
+        self._taken[low:high] = [(start, end)]
+
+    def _is_taken(self, at: int) -> bool:
+        """Tell whether an offset lies inside a record that was placed: what lies there is its content."""
+        index = bisect_right(self._taken, at, key=lambda one: one[0]) - 1
+        return index >= 0 and at < self._taken[index][1]
+
+    def _record_loss(self, name: str, member: Member, why: str) -> None:
+        """Note why a record is lost, and that what lies in it is none."""
+        is_inside = member.payload >= 0 and member.stored and member.end <= self._source.size
+        if is_inside and self._has_mark(member.end):
+            self._place(member)
+        self._lost.setdefault(name, LostRecord(why, member.crc32))
+
+    def _absence(self, member: Member) -> str:
+        """Say why the bytes of a record aren't there."""
+        if not self._marks or member.payload > self._marks[-1]:
+            return f"its bytes are not in the file, which ends at byte {self._source.size:,}"
+        return "its bytes were not found" if member.stored else "nothing states its size and checksum"
+
+    def _has_mark(self, end: int, gaps: Collection[int] = _GAPS) -> bool:
+        """Tell whether another statement follows a record, behind its descriptor if it has one."""
+        at = bisect_left(self._marks, end)
+        return at < len(self._marks) and self._marks[at] - end in gaps
+
+    def _fault(self, member: Member) -> str | None:
+        """Say why a record's bytes don't prove to be it, or None if they have the stated checksum.
+
+        That of no bytes is right everywhere, so that an empty record must end where another statement begins.
+        """
+        self._budget -= _TRIAL
+        if member.method not in (STORED, DEFLATED):
+            return f"zip compression method {member.method} is not supported"
+        if member.method == STORED and member.size != member.stored:
+            return f"{member.stored:,} stored bytes instead of {member.size:,}"
+        if member.payload < 0 or member.end > self._source.size:
+            return self._absence(member)
+        if not member.size or not self._is_summed:
+            is_followed = self._has_mark(member.end, _GAPS if member.size else (0,))
+            return None if is_followed or not self._marks else self._absence(member)
+        if not member.crc32:
+            return "nothing states its checksum"
+        try:
+            crc = self._sum(member)
+        except DamagedCheckpoint as failure:
+            return failure.reason
+        return None if crc == member.crc32 else f"CRC-32 is {crc:08x} instead of {member.crc32:08x}"
+
+    def _sum(self, member: Member) -> int:
+        content: Readable = self._source
+        start = member.payload
+        if member.method == DEFLATED:
+            content = Inflated(self._inflation, start, member.stored, member.size, member.name)
+            start = 0
+        crc, done = 0, 0
+        while done < member.size:
+            block = self._buffer[: min(len(self._buffer), member.size - done)]
+            self._budget -= len(block)
+            content.read_into(start + done, block)
+            crc, done = isal_zlib.crc32(block, crc), done + len(block)
+        return crc
+
+
+def _claim(member: Member) -> _Claim:
+    return _Claim(member.crc32, member.stored, member.size)
+
+
+def _member(named: Member, claim: _Claim, header: int, payload: int) -> Member:
+    """Return a record with a name, what is stated of it, and where it would lie."""
+    method = STORED if claim.stored == claim.size and named.method not in (STORED, DEFLATED) else named.method
+    return named._replace(
+        method=method, crc32=claim.crc32, stored=claim.stored, size=claim.size, header=header, payload=payload
+    )
+
+
+def _wide_sizes(extra: bytes, stored: int, size: int) -> tuple[int, int]:
+    """Return the stored and the full size, if need be as the ZIP64 field has them."""
+    wide = next((data for kind, data in extra_fields(extra) or () if kind == ZIP64_EXTRA), b"")
+    if SATURATED32 not in (stored, size) or len(wide) < 16:
+        return stored, size
+    wide_size, wide_stored = struct.unpack_from("<2Q", wide)
+    return wide_stored, wide_size

@@ -1,0 +1,15 @@
+"""Files, object stores and the Hub behind one set of functions (``fs``); threads and child processes.
+
+How bytes are read
+    Files are read with ``pread``, never through a map (but for ``Tensor.array()``): if a trainer cuts a
+    mapped file short, the process dies, and each page that was touched counts as memory. ``source`` keeps
+    at most 64 files open; one that was closed meanwhile is opened again and must be the same file.
+
+    ``scan`` reads each byte range once, in chunks that stay in a processor's cache, and computes checksums
+    and tests values on several threads. Only tensors in a suspicious range are read again, to name and
+    count.
+
+What runs beside
+    ``work`` is the one pool of threads, or whatever executor is handed to it; ``children`` the one place that
+    starts child processes, which end with their parent.
+"""

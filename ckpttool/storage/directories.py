@@ -1,0 +1,352 @@
+"""Directories: walked by path, or held open, so that what is done in one is done there.
+
+Whoever may write in the directory around another can put a symlink in its place between any two calls. So a
+directory in which something is changed is opened once, without following a link, right after it was made,
+and all else goes by its descriptor. Where the system can't work that way (Windows), paths are used.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import TypeVar
+
+from ckpttool.storage import held as held_directories
+from ckpttool.storage.held import DIRECTORY, IS_SUPPORTED, Exchanged
+
+try:
+    import fcntl
+except ImportError:  # no such locks on Windows
+    fcntl = None  # type: ignore[assignment]  # whoever locks asks HAS_LOCKS before
+
+HAS_LOCKS = fcntl is not None
+
+FOLLOWS_NOTHING = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL
+"""Opens a file that nobody else has made; ``O_EXCL`` refuses a symlink, too."""
+
+_NOT_IT = {errno.ELOOP, errno.ENOTDIR, errno.ENOENT}
+_MADE = "it was made"
+_PROBE = ".ckpttool-probe"
+_BUSY = {errno.EBUSY, errno.ENOTEMPTY, errno.EEXIST}
+RETRIES = 5
+RETRY_SECONDS = 0.2
+"""An open file on NFS keeps its directory busy for a moment after it was unlinked."""
+_T = TypeVar("_T")
+_UNLINKABLE = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL}
+"""What ``link`` says where there are no hard links, or no more of them."""
+_CLOSED = -1
+"""Stands for a descriptor that was given back: whatever is done with it fails."""
+
+
+class OpenDirectory:
+    """A directory that is held open; used as a context, or closed by hand.
+
+    A name that its methods are given is that of an entry; none of them follows a link.
+
+    Attributes:
+        path: What it was opened by, for messages.
+        descriptor: What calls take as ``dir_fd``; None where the system has no such thing.
+    """
+
+    __slots__ = ("descriptor", "path")
+
+    def __init__(self, path: str, descriptor: int | None = None) -> None:
+        """Open a directory, unless it is open; links are followed as far as nothing is held (``held``)."""
+        self.path = path
+        self.descriptor = descriptor
+        if descriptor is None and IS_SUPPORTED:
+            self.descriptor = held_directories.open_directory(path)
+
+    def __enter__(self) -> OpenDirectory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close it; closing twice is allowed."""
+        descriptor, self.descriptor = self.descriptor, _CLOSED
+        if descriptor is not None and descriptor != _CLOSED:
+            os.close(descriptor)
+
+    def at(self, name: str) -> str:
+        """Return what a call is given for an entry, beside ``dir_fd=self.descriptor``."""
+        return self.join(name) if self.descriptor is None else name
+
+    def join(self, name: str) -> str:
+        """Return the path of an entry, for messages."""
+        return os.path.join(self.path, name)
+
+    def names(self) -> list[str]:
+        """Return the names of its entries."""
+        return os.listdir(self.path or os.curdir if self.descriptor is None else self.descriptor)
+
+    def own_status(self) -> os.stat_result:
+        """Return its own status."""
+        return os.stat(self.path or os.curdir) if self.descriptor is None else os.fstat(self.descriptor)
+
+    def status(self, name: str) -> os.stat_result | None:
+        """Return the status of an entry, or None where there is none; never None for not knowing."""
+        try:
+            return os.lstat(self.at(name), dir_fd=self.descriptor)
+        except FileNotFoundError:
+            return None
+
+    def has(self, name: str) -> bool:
+        """Tell whether it has an entry of this name."""
+        return self.status(name) is not None
+
+    def holds_directory(self, name: str) -> bool:
+        """Tell whether an entry is a directory, and no link to one."""
+        status = self.status(name)
+        return status is not None and stat.S_ISDIR(status.st_mode)
+
+    def open(self, name: str) -> OpenDirectory:
+        """Open a directory in it."""
+        if self.descriptor is None:
+            return OpenDirectory(self.join(name))
+        flags = DIRECTORY | FOLLOWS_NOTHING
+        return OpenDirectory(self.join(name), os.open(name, flags, dir_fd=self.descriptor))
+
+    def make(self, name: str, mode: int = 0o777) -> OpenDirectory:
+        """Make a directory in it, and return just that one."""
+        os.mkdir(self.at(name), mode, dir_fd=self.descriptor)
+        try:
+            made = self.open(name)
+        except OSError as error:
+            self._withdraw(name)
+            if error.errno in _NOT_IT:
+                raise Exchanged(self.join(name), since=_MADE) from error
+            raise
+        except BaseException:  # Ctrl-C, too, leaves nothing behind
+            self._withdraw(name)
+            raise
+        try:
+            if not _is_new(made):
+                raise Exchanged(self.join(name), since=_MADE)
+            if self.descriptor is not None and made.descriptor is not None:
+                held_directories.remember(self.descriptor, name, made.descriptor)
+        except BaseException:  # likewise
+            made.close()
+            self._withdraw(name)
+            raise
+        return made
+
+    def _withdraw(self, name: str) -> None:
+        with suppress(OSError):  # what isn't an empty directory isn't what was made
+            os.rmdir(self.at(name), dir_fd=self.descriptor)
+
+    def make_or_open(self, path: str) -> OpenDirectory:
+        """Return a directory at a path below it, made as far as it is not there."""
+        here = self.open(os.curdir)
+        for name in filter(None, path.split(os.sep)):
+            with here as above:
+                here = above.open(name) if above.has(name) else above.make(name)
+        return here
+
+    def create(self, name: str, mode: int = 0o666) -> int:
+        """Return the descriptor of a new file in it."""
+        return os.open(self.at(name), CREATE, mode, dir_fd=self.descriptor)
+
+    def rename(self, name: str, there: OpenDirectory) -> None:
+        """Rename an entry to another directory, in which nothing has its name."""
+        rename(self.at(name), self.descriptor, there.at(name), there.descriptor)
+
+    def replace(self, name: str, there: OpenDirectory, other: str) -> None:
+        """Rename a file to another directory; the one that has the other name there gives way to it."""
+        here = self.descriptor
+        os.replace(self.at(name), there.at(other), src_dir_fd=here, dst_dir_fd=there.descriptor)
+
+    def unlink(self, name: str) -> None:
+        """Unlink an entry that is no directory."""
+        os.unlink(self.at(name), dir_fd=self.descriptor)
+
+    def remove(self, name: str) -> None:
+        """Remove an entry with all in it."""
+        if not self.holds_directory(name):
+            self.unlink(name)
+        elif self.descriptor is None:
+            shutil.rmtree(self.join(name))
+        else:
+            self._remove_tree(name)
+
+    def _remove_tree(self, name: str) -> None:
+        """Remove a directory, the innermost first; how deep it is only the number of open files limits."""
+        stack = [self.open(name)]
+        pending = [iter(stack[0].names())]
+        try:
+            while stack:
+                entry = next(pending[-1], None)
+                if entry is None:
+                    pending.pop()
+                    done = stack.pop()
+                    done.close()
+                    (stack[-1] if stack else self)._rmdir(os.path.basename(done.path))
+                elif stack[-1].holds_directory(entry):
+                    stack.append(stack[-1].open(entry))
+                    pending.append(iter(stack[-1].names()))
+                else:
+                    stack[-1].unlink(entry)
+        finally:
+            for directory in stack:
+                directory.close()
+
+    def _rmdir(self, name: str) -> None:
+        remove_directory(self.at(name), self.descriptor)
+
+    def remove_held(self, held: OpenDirectory, name: str) -> None:
+        """Remove an empty directory in it that is held open."""
+        if not self.leads_to(name, held):
+            raise Exchanged(held.path, since=_MADE)
+        self._rmdir(name)
+
+    def leads_to(self, name: str, held: OpenDirectory) -> bool:
+        """Tell whether an entry is a directory that is held open."""
+        status = self.status(name)
+        return status is not None and os.path.samestat(status, held.own_status())
+
+    def is_at_path(self) -> bool:
+        """Tell whether its path leads to it still."""
+        try:
+            return os.path.samestat(os.stat(self.path or os.curdir), self.own_status())
+        except FileNotFoundError:
+            return False
+
+    def sync(self) -> None:
+        """Make what was renamed in it durable, where the file system can."""
+        if self.descriptor is not None:
+            sync_descriptor(self.descriptor)
+
+    def sync_tree(self) -> None:
+        """Make what was made in it, and in the directories below it, durable."""
+        if self.descriptor is not None:
+            for _, _, _, descriptor in os.fwalk(os.curdir, dir_fd=self.descriptor):
+                sync_descriptor(descriptor)
+
+
+def make_directory(name: str, mode: int, place: int) -> int:
+    """Make a directory in an open one, and return the descriptor of just that one; see ``OpenDirectory``."""
+    made = OpenDirectory(os.curdir, place).make(name, mode)
+    assert made.descriptor is not None  # as that of the place is not
+    return made.descriptor
+
+
+def sync_descriptor(directory: int) -> None:
+    """Make what was renamed in an open directory durable, where the file system can."""
+    try:
+        os.fsync(directory)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # no such thing there
+            raise
+
+
+def _is_new(made: OpenDirectory) -> bool:
+    """Tell whether a directory is this user's, and empty but for what some file systems show in each."""
+    if made.descriptor is None:
+        return True
+    if not all(name.startswith(".") for name in made.names()):
+        return False
+    owner = os.fstat(made.descriptor).st_uid
+    if owner == os.geteuid():
+        return True
+    # A server may take root for nobody, or a mount give all to one user: whose is a new file?
+    descriptor = made.create(_PROBE, 0o600)
+    try:
+        return owner == os.fstat(descriptor).st_uid
+    finally:
+        os.close(descriptor)
+        made.unlink(_PROBE)
+
+
+def link_or_rename(
+    name: str,
+    here: int | None,
+    other: str,
+    there: int | None,
+    is_taken: Callable[[], bool],
+    *,
+    is_strict: bool = False,
+) -> bool:
+    """Bring an entry to another directory or name, never in the place of what is there.
+
+    ``rename`` would replace what comes to stand there between a look and the call; ``link`` never does. So a
+    file gets a second name, and whoever calls unlinks the first. A directory is renamed, and so is a file
+    where it can't have two names.
+
+    Args:
+        name: Its name, or its path if ``here`` is None.
+        here: Descriptor of its directory.
+        other: The name that it gets.
+        there: Descriptor of the directory that it comes to.
+        is_taken: Looks whether something has that name, before a rename.
+        is_strict: Whether any other failure than that of a file system without links is one; what is put
+            back is better renamed than left.
+
+    Returns:
+        Whether it has both names now.
+    """
+    if not stat.S_ISDIR(os.lstat(name, dir_fd=here).st_mode):
+        try:
+            os.link(name, other, src_dir_fd=here, dst_dir_fd=there, follow_symlinks=False)
+            if there is not None:
+                held_directories.forget(there, other)
+            return True
+        except FileExistsError:
+            raise
+        except OSError as error:
+            if error.errno not in _UNLINKABLE and is_strict:
+                raise
+    if is_taken():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), other)
+    retry_while_busy(lambda: rename(name, here, other, there))
+    return False
+
+
+def rename(name: str, here: int | None, other: str, there: int | None) -> None:
+    """Rename an entry of an open directory; what has the other name gives way to it, if it can."""
+    os.rename(name, other, src_dir_fd=here, dst_dir_fd=there)
+    for directory, gone in ((here, name), (there, other)):
+        if directory is not None:
+            held_directories.forget(directory, gone)
+
+
+def remove_directory(name: str, directory: int | None) -> None:
+    """Remove an empty directory in an open one."""
+    os.rmdir(name, dir_fd=directory)
+    if directory is not None:
+        held_directories.forget(directory, name)
+
+
+def retry_while_busy(step: Callable[[], _T]) -> _T:
+    """Do a step; where it is busy try again for a while."""
+    for _ in range(RETRIES - 1):
+        try:
+            return step()
+        except OSError as error:
+            if error.errno not in _BUSY:
+                raise
+        time.sleep(RETRY_SECONDS)
+    return step()
+
+
+def try_lock(descriptor: int) -> bool:
+    """Lock what is open until it is closed; tell whether nobody else has it locked.
+
+    An OSError says that the file system has no locks. Where the system has none, nobody has anything locked.
+    """
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,325 @@
+"""What is at a URL: which store that is, what it says of an object, and what a directory there holds.
+
+A store answers in milliseconds what a disk does in microseconds. So what it said is remembered for a while:
+the status of each object, and that a directory was listed, after which nothing in it is asked for again.
+Bytes are asked of the version of an object that its status was of.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from itertools import filterfalse
+from typing import NamedTuple, cast
+from urllib.parse import quote, unquote, urlsplit
+
+from ckpttool.core.errors import CheckpointError, UsageError, from_os_error
+from ckpttool.core.urls import ODD, plain_url, store_root
+from ckpttool.storage.answers import CONTROL, is_askable
+from ckpttool.storage.checksums import StoredChecksums
+from ckpttool.storage.s3_store import S3Store
+from ckpttool.storage.stores import BucketStore, ObjectStatus, Store, WebStore
+
+REMEMBERED_SECONDS = 30.0
+"""How long what a store said is believed; whatever is changed or removed is asked about again, and whatever
+is read has the version that was seen."""
+MAX_REMEMBERED = 1_000_000
+MAX_DIRECTORIES = 20_000
+"""Maximum number of directories listed in one command; a server may invent new ones without end."""
+STORES: Mapping[str, Callable[[str], Store]] = {
+    **dict.fromkeys(("s3", "s3a"), S3Store),
+    **dict.fromkeys(("gs", "az", "azure", "abfs", "abfss", "adl"), BucketStore),
+    **dict.fromkeys(("http", "https"), WebStore),
+}
+"""Store constructors by URL scheme; fsspec serves all other schemes."""
+_NEVER = -REMEMBERED_SECONDS, None
+_FILE, _DIRECTORY = stat.S_IFREG | 0o444, stat.S_IFDIR | 0o555
+
+
+class Known(NamedTuple):
+    """What is at a URL; ``object`` is None for a directory."""
+
+    status: os.stat_result
+    object: ObjectStatus | None
+
+
+class RemoteEntry(NamedTuple):
+    """An entry of a directory in a store, as ``os.scandir`` has those of this machine."""
+
+    name: str
+    path: str
+    known: Known
+
+    def is_symlink(self) -> bool:
+        return False
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        return self.known.object is not None
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        return self.known.object is None
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        return self.known.status
+
+
+_known: dict[str, tuple[float, Known | None]] = {}
+"""When a store was asked what is at a URL, and what it said; None for nothing."""
+_listed: dict[str, tuple[float, list[RemoteEntry]]] = {}
+"""When the directory at a URL was listed, and what lies in it."""
+_failures: list[tuple[str, OSError]] = []
+"""What the stores failed to answer, by URL."""
+_lock = threading.Lock()
+
+
+def forget() -> None:
+    """Ask the stores again from now on, where the environment says that they are."""
+    with _lock:
+        _known.clear()
+        _listed.clear()
+    _store.cache_clear()
+    _repository.cache_clear()
+
+
+def forget_at(url: str) -> None:
+    """Ask again what is at a URL, and in the directories above it: it was written or removed."""
+    url = _plain(url)
+    with _lock:
+        while url:
+            _known.pop(url, None)
+            _listed.pop(url, None)
+            url = "" if url == store_root(url) else os.path.dirname(url)
+
+
+def look_at(url: str) -> Known:
+    """Return what is at a URL.
+
+    Raises:
+        FileNotFoundError: Nothing is.
+        OSError: The store doesn't say.
+    """
+    url = _plain(url)
+    with _lock:
+        asked, known = _known.get(url, _NEVER)
+        was_listed = os.path.dirname(url) in _listed
+    if not _is_recent(asked) and was_listed:
+        # A listing answers for a thousand names at once, each of which would take a request.
+        entries(os.path.dirname(url))
+        with _lock:
+            asked, known = _known.get(url, _NEVER)
+        if not _is_recent(asked):  # its directory has no such entry
+            asked, known = time.monotonic(), None
+    if not _is_recent(asked):
+        known = _ask(url)
+        _remember({url: known})
+    if known is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
+    return known
+
+
+def entries(url: str) -> list[os.DirEntry[str]]:
+    """Return what lies in a directory.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: There is none.
+        OSError: The store doesn't say.
+    """
+    url = _plain(url)
+    with _lock:
+        asked, found = _listed.get(url, (-REMEMBERED_SECONDS, []))
+    if not _is_recent(asked):
+        if len(_listed) >= MAX_DIRECTORIES:
+            reason = f"more than {MAX_DIRECTORIES:,} directories (name one of them, or use --max-depth)"
+            raise OSError(errno.EFBIG, reason, url)
+        found = _list(url)
+        _remember({entry.path: entry.known for entry in found})
+        with _lock:  # after the entries: what a listed directory hasn't is not there
+            _listed[url] = time.monotonic(), found
+    if not found and look_at(url).object is not None:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), url)
+    return cast("list[os.DirEntry[str]]", found)
+
+
+@contextmanager
+def noted_failures(url: str) -> Iterator[None]:
+    """Note that a store failed to answer a question about a URL."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        with _lock:
+            _failures.append((url, error))
+        raise
+
+
+@contextmanager
+def answers_below(directory: str) -> Iterator[None]:
+    """Raise at the end what a store failed to answer meanwhile of what is below a directory.
+
+    Readers take much of what can't be read for damage. That somebody else is out of order is none.
+    """
+    with _lock:
+        count = len(_failures)
+    try:
+        yield
+    except CheckpointError:
+        _raise_failure(count, directory)
+        raise
+    _raise_failure(count, directory)
+
+
+def _raise_failure(count: int, directory: str) -> None:
+    """Raise the first failure below a directory since there were so many."""
+    with _lock:
+        failed = next((one for one in _failures[count:] if one[0].startswith(directory)), None)
+    if failed is not None:
+        raise from_os_error(failed[1], failed[0]) from failed[1]
+
+
+def checksums_of(url: str) -> StoredChecksums:
+    """Return the checksums that a store keeps of an object.
+
+    Raises:
+        FileNotFoundError: There is none.
+        OSError: The store doesn't say what is there.
+    """
+    found = look_at(url).object
+    if found is None:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), url)
+    store, name = store_at(url)
+    return store.checksums(name, found)
+
+
+def _plain(url: str) -> str:
+    """Return a URL in its one spelling."""
+    plain = plain_url(url) if "/." in url or "//" in url.partition("://")[2] else url.rstrip("/")
+    if store_root(plain) != store_root(url):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
+    return plain
+
+
+def _is_recent(asked: float) -> bool:
+    return time.monotonic() - asked < REMEMBERED_SECONDS
+
+
+def _remember(answers: Mapping[str, Known | None]) -> None:
+    with _lock:
+        if len(_known) + len(answers) > MAX_REMEMBERED:
+            _known.clear()
+            _listed.clear()
+        now = time.monotonic()
+        _known.update((url, (now, known)) for url, known in answers.items())
+
+
+def _ask(url: str) -> Known | None:
+    store, name = store_at(url)
+    if not name:
+        return _directory(url)
+    with noted_failures(url):
+        try:
+            return _object(url, store.status(name))
+        except FileNotFoundError:
+            listing = store.listing(name)
+            return _directory(url) if listing.directories or listing.objects else None
+
+
+def _list(url: str) -> list[RemoteEntry]:
+    store, name = store_at(url)
+    with noted_failures(url):
+        listing = store.listing(name)
+    if both := sorted(listing.directories & listing.objects.keys()):
+        raise OSError(errno.ENOTSUP, f"{both[0]} is both an object and a directory", url)
+    paths = {name: f"{url}/{name}" for name in (*listing.directories, *listing.objects)}
+    for name in filterfalse(is_askable, tuple(paths)):
+        paths[name] = f"{url}/{ODD}{quote(name, safe='')}"
+    known = {paths[name]: _directory(paths[name]) for name in listing.directories}
+    known |= {paths[name]: _object(paths[name], one) for name, one in listing.objects.items()}
+    return [RemoteEntry(path.rpartition("/")[2], path, one) for path, one in known.items()]
+
+
+def _object(url: str, found: ObjectStatus) -> Known:
+    """Return an object with the status of a file, whose inode and device tell its version from others."""
+    seconds = found.modified_ns / 1e9
+    row = (_FILE, _number(f"{url} {found.version}"), _number(store_root(url)), 1, 0, 0, found.size)
+    times = {"st_mtime": seconds, "st_mtime_ns": found.modified_ns, "st_ctime_ns": found.modified_ns}
+    return Known(os.stat_result((*row, int(seconds), int(seconds), int(seconds)), times), found)
+
+
+def _directory(url: str) -> Known:
+    row = (_DIRECTORY, _number(url), _number(store_root(url)), 1, 0, 0, 0, 0, 0, 0)
+    return Known(os.stat_result(row, {"st_mtime": 0.0, "st_mtime_ns": 0, "st_ctime_ns": 0}), None)
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
+
+
+def store_at(url: str) -> tuple[Store, str]:
+    """Return the store of a URL, and the name there of what it leads to; it is empty for the store itself.
+
+    Raises:
+        UsageError: It isn't a URL that can be read.
+        MissingPackage: What talks to such a store isn't installed.
+        OSError: It was listed under a name that can't be asked for there.
+    """
+    parts = url.split("/")
+    odd = [unquote(part.removeprefix(ODD)) for part in parts if part.startswith(ODD)]
+    require_plain("/".join(part for part in parts if not part.startswith(ODD)))
+    scheme, _, rest = url.partition("://")
+    if scheme.lower() == "hf":
+        from ckpttool.storage.hub import hub_place
+
+        *repository, path = hub_place(rest)
+        return _repository(*repository), path
+    host, _, name = rest.partition("/")
+    store = _store(f"{scheme.lower()}://{host}")
+    if not odd:
+        return store, name.strip("/")
+    if not store.takes_any_name or not {os.curdir, os.pardir}.isdisjoint(odd):
+        raise OSError(errno.EINVAL, f"the store calls it {odd[-1]!r}, which can't be asked for", url)
+    names = name.split("/")
+    return store, "/".join(unquote(one.removeprefix(ODD)) if one.startswith(ODD) else one for one in names)
+
+
+def require_plain(url: str) -> None:
+    """Require that a URL has nothing secret in it, which would be shown, and nothing that isn't sent."""
+    try:
+        parts = urlsplit(url)
+        hostname, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise UsageError(f"not a URL: {error}") from error
+    del port
+    if parts.username is not None or parts.password is not None:
+        hint = "set them as the store's own tools have them"
+        raise UsageError(f"{parts.scheme}://…@{hostname}: a URL with credentials would show them ({hint})")
+    if parts.query or parts.fragment:
+        raise UsageError(f"{url.partition('?')[0].partition('#')[0]}: a URL with ? or # can't be read")
+    if not parts.netloc:
+        raise UsageError(f"{url}: names no bucket or host")
+    if CONTROL.search(url):
+        raise UsageError(f"{url}: a URL with control characters can't be read")
+
+
+@cache
+def _repository(kind: str, name: str, revision: str) -> Store:
+    from ckpttool.storage.hub import HubStore
+
+    return HubStore(kind, name, revision)
+
+
+@cache
+def _store(root: str) -> Store:
+    scheme = root.partition("://")[0]
+    if scheme in STORES:
+        return STORES[scheme](root)
+    from ckpttool.storage.fsspec_store import FsspecStore
+
+    return FsspecStore(root)

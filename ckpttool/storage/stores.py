@@ -1,0 +1,467 @@
+"""Object stores: the status of an object, what is below a prefix, and bytes of objects by ranges.
+
+All failures are the ``OSError`` that a file system would raise, with what the store answered.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from ckpttool.core.errors import MissingPackage, UsageError
+from ckpttool.core.secrets import without_signatures
+from ckpttool.storage.answers import CONNECT_SECONDS, RETRIES, TIMEOUT_SECONDS, own_name, require_sendable
+from ckpttool.storage.checksums import StoredChecksums
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore as ObstoreStore
+
+MAX_SIZE = 1 << 60
+"""Maximum size of an object that is believed, in bytes."""
+_RETRY_SECONDS = 60
+_LISTING_SECONDS = 120
+"""obstore lists all pages before we see the first."""
+_AWS_KEYS = {
+    "aws_access_key_id": "access_key_id",
+    "aws_secret_access_key": "secret_access_key",
+    "aws_session_token": "token",
+    "region": "region",
+    "endpoint_url": "endpoint",
+}
+"""What AWS's files call what obstore is told."""
+_LEAST_PART = 1 << 24
+_MOST_PARTS = 10_000
+"""As many parts may an object of S3 have."""
+PARTS_AT_ONCE = 6
+_ANSWER = re.compile(r"status code: (\d{3} ?[A-Za-z -]*)(?::[^<]*(?:<.*?<Code>(\w+)</Code>)?)?", re.DOTALL)
+_DEBUG = re.compile(r"\s*Debug source:.*", re.DOTALL)
+_METADATA = re.compile("/latest/api/token|/computeMetadata/|/metadata/identity/")
+"""What a machine in a cloud is asked for when nothing else has credentials."""
+
+
+class ObjectStatus(NamedTuple):
+    """What a store says of an object: its size in bytes, when it was written, and its version."""
+
+    size: int
+    modified_ns: int
+    version: str
+
+    def matches(self, other: ObjectStatus) -> bool:
+        """Tell whether both are of one version; listings and headers round times differently."""
+        if self.version or other.version:
+            return (self.size, self.version) == (other.size, other.version)
+        return self.size == other.size and abs(self.modified_ns - other.modified_ns) < 1_000_000_000
+
+
+class Listing(NamedTuple):
+    """What lies directly below a prefix, by its last name."""
+
+    directories: frozenset[str]
+    objects: Mapping[str, ObjectStatus]
+
+
+class ObjectVersions(NamedTuple):
+    """An object's newest version and its delete marker.
+
+    Attributes:
+        newest: Status of the newest version; None if the bucket keeps none.
+        marker: Version of the delete marker; None if the object isn't deleted.
+    """
+
+    newest: ObjectStatus | None
+    marker: str | None
+
+
+class OlderVersions(Protocol):
+    """Older versions of the objects in a bucket. All methods raise ``OSError``."""
+
+    def versions(self, prefix: str) -> Mapping[str, ObjectVersions]:
+        """Return the objects whose names begin with a prefix, deleted ones included."""
+
+    def uncover(self, name: str, marker: str) -> None:
+        """Remove a delete marker, which restores the object."""
+
+
+class Store(ABC):
+    """Something that holds objects under names; all raise ``OSError``.
+
+    Attributes:
+        root: The URL that the names are below, without a slash at its end.
+    """
+
+    root: str
+
+    @abstractmethod
+    def status(self, name: str) -> ObjectStatus:
+        """Return what is said of an object; ``FileNotFoundError`` if there is none."""
+
+    @abstractmethod
+    def listing(self, prefix: str) -> Listing:
+        """Return what lies directly below a prefix, which has no slash at its end."""
+
+    @abstractmethod
+    def read(self, name: str, begin: int, end: int, of: ObjectStatus) -> bytes:
+        """Return bytes of an object, as far as it still is what its status says.
+
+        Raises:
+            Replaced: It is another one now.
+        """
+
+    def write(
+        self, name: str, blocks: Iterable[bytes], size: int, replaces: ObjectStatus | None
+    ) -> ObjectStatus:
+        """Make an object of so many bytes, all of it or nothing, and return what it is.
+
+        Args:
+            name: Its name.
+            blocks: Its bytes; if that raises, nothing was written.
+            size: How many they are.
+            replaces: What it takes the place of; None if nothing may be there.
+
+        Raises:
+            FileExistsError: Something is there.
+            Replaced: What it was to replace is another now, or gone.
+        """
+        raise OSError(errno.EROFS, "nothing can be written there", f"{self.root}/{name}")
+
+    def require_replaceable(self, name: str, replaces: ObjectStatus | None) -> None:
+        """Require that at a name there is what may be replaced, or nothing; see ``write``."""
+        try:
+            found = self.status(name)
+        except FileNotFoundError:
+            found = None
+        if replaces is None and found is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), f"{self.root}/{name}")
+        if replaces is not None and (found is None or not found.matches(replaces)):
+            raise Replaced(f"{self.root}/{name}")
+
+    def remove(self, name: str, of: ObjectStatus) -> None:
+        """Remove an object, as far as it still is what its status says.
+
+        Raises:
+            Replaced: It is another one now.
+            FileNotFoundError: There is none any more.
+        """
+        raise OSError(errno.EROFS, "nothing can be removed there", f"{self.root}/{name}")
+
+    def checksums(self, name: str, of: ObjectStatus) -> StoredChecksums:
+        """Return the checksums that are kept of an object, without reading it.
+
+        Raises:
+            Replaced: It is another one now.
+        """
+        return StoredChecksums(reason="this store tells no checksums")
+
+    @property
+    def takes_any_name(self) -> bool:
+        """Tell whether names can be asked for that can't be a part of a URL: with ``?`` or ``#``, say."""
+        return False
+
+    @property
+    def is_changeable(self) -> bool:
+        """Tell whether objects can be removed, copied, and written only if nobody else does."""
+        return False
+
+    def copy(self, name: str, to: str) -> None:
+        """Copy an object inside the store, over whatever is there."""
+        raise OSError(errno.EROFS, "nothing can be written there", f"{self.root}/{to}")
+
+    def keeps_version(self, name: str) -> bool:
+        """Tell whether an object has a version that stays when the object is removed."""
+        return False
+
+    def older_versions(self) -> OlderVersions:
+        """Return access to older versions.
+
+        Raises:
+            MissingPackage: The package that lists versions isn't installed.
+            OSError: The store can't list versions.
+        """
+        raise OSError(errno.ENOTSUP, "no older versions can be listed there", self.root)
+
+    def clock(self) -> float:
+        """Return what time it is for the store, in seconds since 1970; this machine's if it doesn't say."""
+        return time.time()
+
+
+class Replaced(OSError):
+    """An object is another one than the one that was asked about."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(errno.ESTALE, "it was replaced while it was read", url)
+
+
+class BucketStore(Store):
+    """A bucket of Amazon S3, Google Cloud Storage or Azure, or of what speaks as they do.
+
+    Source: https://developmentseed.org/obstore
+    """
+
+    def __init__(self, root: str, headers: Mapping[str, str] | None = None) -> None:
+        """Make ready to ask; credentials come from where the store's own tools have them."""
+        self.root = root
+        self._store: ObstoreStore = obstore_store(root, headers or {})
+
+    def status(self, name: str) -> ObjectStatus:
+        with as_os_errors(f"{self.root}/{name}"):
+            return _object_status(self._store.head(name))
+
+    def listing(self, prefix: str) -> Listing:
+        url = f"{self.root}/{prefix}"
+        with as_os_errors(url):
+            found = _listed_in_time(self._store, prefix or None, url)
+        # An object whose name ends with a slash stands for a directory in some consoles.
+        objects = {
+            own_name(one["path"], prefix, url): _object_status({**one, "e_tag": _quoted(one["e_tag"])})
+            for one in found["objects"]
+            if one["path"].strip("/") != prefix
+        }
+        return Listing(frozenset(own_name(one, prefix, url) for one in found["common_prefixes"]), objects)
+
+    def read(self, name: str, begin: int, end: int, of: ObjectStatus) -> bytes:
+        found, data = self.read_range(name, begin, end, of.version)
+        if not found.matches(of):
+            raise Replaced(f"{self.root}/{name}")
+        return data
+
+    def write(
+        self, name: str, blocks: Iterable[bytes], size: int, replaces: ObjectStatus | None
+    ) -> ObjectStatus:
+        import obstore
+
+        url, part = f"{self.root}/{name}", part_size(size)
+        with as_os_errors(url):
+            if size <= part:
+                data = b"".join(blocks)
+                mode: Any = "create" if replaces is None else self._update_of(name, replaces)
+                answer = obstore.put(self._store, name, data, mode=mode, use_multipart=False)
+            else:  # obstore has no condition for what comes in parts: so there is a look just before the end
+                parts = _from_a_thread(self._guarded(blocks, name, replaces))
+                options: Any = {"chunk_size": part, "max_concurrency": PARTS_AT_ONCE}
+                answer = obstore.put(self._store, name, parts, use_multipart=True, **options)
+        found = self.status(name)
+        if found.size != size or (answer["e_tag"] and answer["e_tag"] != found.version):
+            raise Replaced(url)
+        return found
+
+    def remove(self, name: str, of: ObjectStatus) -> None:
+        url = f"{self.root}/{name}"
+        if not self.status(name).matches(of):
+            raise Replaced(url)
+        with as_os_errors(url):  # without a condition: the moment since its status is not covered
+            self._store.delete(name)
+
+    def _update_of(self, name: str, replaces: ObjectStatus) -> Any:
+        """Return the condition that an object is the one that is to be replaced."""
+        found: Mapping[str, Any] = self._store.head(name)
+        if not _object_status(found).matches(replaces):
+            raise Replaced(f"{self.root}/{name}")
+        return {key: found[key] for key in ("e_tag", "version") if found.get(key)}
+
+    def _guarded(self, blocks: Iterable[bytes], name: str, replaces: ObjectStatus | None) -> Iterator[bytes]:
+        yield from blocks
+        self.require_replaceable(name, replaces)
+
+    def checksums(self, name: str, of: ObjectStatus) -> StoredChecksums:
+        from ckpttool.storage.stored_checksums import checksums_in_google, checksums_in_s3
+
+        scheme, _, bucket = self.root.partition("://")
+        if scheme in ("s3", "s3a"):
+            found = checksums_in_s3(bucket, name)
+        elif scheme == "gs":
+            found = checksums_in_google(self._store, bucket, name, f"{self.root}/{name}")
+        else:
+            return super().checksums(name, of)
+        if found.version.strip('"') not in ("", of.version.strip('"')):
+            raise Replaced(f"{self.root}/{name}")
+        return found
+
+    def read_range(self, name: str, begin: int, end: int, version: str = "") -> tuple[ObjectStatus, bytes]:
+        """Return bytes of an object, and what it is now; ``Replaced`` if that isn't the version."""
+        with as_os_errors(f"{self.root}/{name}", f"bytes {begin}..{end}"):
+            options: Any = {"range": (begin, end)}
+            if version:
+                options["if_match"] = version
+            answer = self._store.get(name, options=options)
+            return _object_status(answer.meta), bytes(answer.bytes())
+
+    @property
+    def is_changeable(self) -> bool:
+        return True
+
+    def copy(self, name: str, to: str) -> None:
+        with as_os_errors(f"{self.root}/{name}"):
+            self._store.copy(name, to)
+
+
+def _from_a_thread(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield blocks that are made in a thread: in the one from which obstore takes them, it can't be asked."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    iterator = iter(blocks)
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(next, iterator, None)
+        while (block := coming.result()) is not None:
+            coming = thread.submit(next, iterator, None)
+            yield block
+
+
+def part_size(size: int) -> int:
+    """Return how many bytes each part has of an object that is written, the last one perhaps fewer."""
+    return max(_LEAST_PART, -(-size // _MOST_PARTS))
+
+
+class WebStore(BucketStore):
+    """A web server: its files can be read, and neither listed nor changed."""
+
+    write, remove, copy = Store.write, Store.remove, Store.copy
+
+    @property
+    def is_changeable(self) -> bool:
+        return False
+
+    def listing(self, prefix: str) -> Listing:
+        return Listing(frozenset(), {})
+
+
+def _listed_in_time(store: Any, prefix: str | None, url: str) -> Any:
+    """Return what obstore lists, which follows all pages itself; a thread of ours may have a loop already."""
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
+    async def listed() -> Any:
+        try:
+            return await asyncio.wait_for(store.list_with_delimiter_async(prefix), _LISTING_SECONDS)
+        except asyncio.TimeoutError as error:
+            reason = f"the server's listing takes more than {_LISTING_SECONDS} s"
+            raise OSError(errno.EIO, reason, url) from error
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, listed()).result()
+
+
+def allows_http(root: str) -> bool:
+    """Tell whether a store may be asked without TLS."""
+    return root.startswith("http:") or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")
+
+
+def obstore_store(
+    root: str, headers: Mapping[str, str], config: Mapping[str, str] | None = None
+) -> ObstoreStore:
+    """Return obstore's own store of a URL, with headers and configuration besides the environment's."""
+    try:
+        from obstore.store import from_url
+    except ImportError as error:
+        from ckpttool.core.extras import install_command
+
+        raise MissingPackage(root, "stores need obstore", expected=install_command("cloud")) from error
+    options: Any = {
+        "timeout": timedelta(seconds=TIMEOUT_SECONDS),
+        "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
+        "user_agent": "ckpttool",
+        "default_headers": dict(headers),
+    }
+    if allows_http(root):
+        options["allow_http"] = True
+    retries: Any = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)}
+    profile = _aws_profile() if root.startswith("s3") else {}
+    whole: Any = {**profile, **(config or {})}
+    require_sendable(whole.values())
+    with as_os_errors(root):
+        return from_url(root, config=whole, client_options=options, retry_config=retries)
+
+
+def _aws_profile() -> dict[str, str]:
+    """Return the keys and the region of the user's profile, where the environment names no keys.
+
+    Source: https://docs.aws.amazon.com/cli/latest/userguide/cli-configure-files.html
+    """
+    if "AWS_ACCESS_KEY_ID" in os.environ:
+        return {}
+    from configparser import Error, RawConfigParser
+
+    profile = os.environ.get("AWS_PROFILE", "default")
+    files = {
+        os.environ.get("AWS_CONFIG_FILE", "~/.aws/config"): f"profile {profile}",
+        os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"): profile,
+    }
+    found: dict[str, str] = {}
+    for path, section in files.items():
+        parser = RawConfigParser()
+        try:
+            parser.read(os.path.expanduser(path), encoding="utf-8")
+        except (Error, UnicodeDecodeError) as error:
+            raise UsageError(f"{path} can't be read as AWS's tools do: {type(error).__name__}") from error
+        name = profile if section != profile and profile == "default" else section
+        if parser.has_section(name):
+            values = parser[name]
+            found |= {key: values[name] for name, key in _AWS_KEYS.items() if name in values}
+    return found
+
+
+def _object_status(found: Mapping[str, Any]) -> ObjectStatus:
+    modified: datetime = found["last_modified"]
+    seconds = int(modified.timestamp())  # listings have fractions of a second, HTTP headers none
+    version = found.get("version") or found.get("e_tag") or ""
+    return ObjectStatus(found["size"], seconds * 1_000_000_000, found.get("e_tag") or version)
+
+
+def _quoted(tag: str | None) -> str | None:
+    """Return a version as headers have it; Azure's listings lack the quotation marks."""
+    return f'"{tag}"' if tag and not tag.endswith('"') else tag
+
+
+@contextmanager
+def as_os_errors(url: str, where: str = "") -> Iterator[None]:
+    """Raise what obstore says as a file system would."""
+    from obstore.exceptions import (
+        AlreadyExistsError,
+        BaseError,
+        NotFoundError,
+        NotSupportedError,
+        PermissionDeniedError,
+        PreconditionError,
+        UnauthenticatedError,
+    )
+
+    place = f"{where}: " if where else ""
+    try:
+        yield
+    except (FileNotFoundError, NotFoundError) as error:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url) from error
+    except (FileExistsError, AlreadyExistsError) as error:
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), url) from error
+    except PreconditionError as error:
+        raise Replaced(url) from error
+    except (PermissionDeniedError, UnauthenticatedError) as error:
+        reason = f"{place}{_answer(error)}"
+        raise OSError(errno.EACCES, reason, url) from error
+    except NotSupportedError as error:
+        reason = f"{place}the server doesn't send parts of it (download it first)"
+        raise OSError(errno.ENOTSUP, reason, url) from error
+    except (BaseError, ValueError) as error:
+        raise OSError(errno.EIO, f"{place}{_answer(error)}", url) from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of PyO3, which can't be imported
+            raise
+        raise OSError(errno.EIO, f"{place}obstore can't ask with these settings", url) from error
+
+
+def _answer(error: Exception) -> str:
+    """Return what a store answered, in a line: obstore's own text has the request and a dump of the error."""
+    text = _DEBUG.sub("", str(error))
+    if _METADATA.search(text):
+        return "no credentials for this store were found"
+    if answer := _ANSWER.search(text):
+        code = f" ({answer[2]})" if answer[2] else ""
+        return f"the store answered {answer[1].strip()}{code}"
+    if "body error" in text:
+        return "the answer broke off"
+    return without_signatures(" ".join(text.split()))[:300] or type(error).__name__
