@@ -24,7 +24,7 @@ from ckpttool.ops.verify import verify
 from ckpttool.storage import fs, remote
 from tests.support.commands import Answer, run_redirected
 from tests.support.runs import KINDS
-from tests.support.stores import Bucket, client_of, environment, new_bucket, serve_apart
+from tests.support.stores import Bucket, S3Bucket, client_of, environment, serve_apart
 
 NUMBERS = range(1, 4)
 STORED_KINDS = ("PyTorch", "safetensors, sharded", "TensorFlow", "Paddle", "Trainer", "DCP", "Fluid")
@@ -103,7 +103,7 @@ def main(kills: int, seed: int) -> int:
     """Kill so many copies; print what was seen."""
     with serve_apart() as endpoint, tempfile.TemporaryDirectory() as temporary:
         os.environ.update(environment(endpoint))
-        bucket, random, seen = new_bucket(client_of(endpoint)), Random(seed), Counter[str]()
+        bucket, random, seen = S3Bucket(client_of(endpoint)), Random(seed), Counter[str]()
         sources = list(prepared(Path(temporary), bucket))
         for number in range(kills):
             kind, source, expected, seconds, is_remote = sources[number % len(sources)]

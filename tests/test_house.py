@@ -210,3 +210,22 @@ def test_each_golden_text_has_its_test() -> None:
         code = module.read_text("utf-8")
         names = {re.split(r"\[| #", name)[0] for name in golden.sections(path)}
         assert sorted(name for name in names if f"def {name}(" not in code) == [], path
+
+
+def test_programs_of_the_tests_find_what_they_import() -> None:
+    """No test imports those that a target of the Makefile runs."""
+    trees = {path: ast.parse(path.read_text("utf-8")) for path in TESTS.rglob("*.py")}
+    missing = []
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if not (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests.")):
+                continue
+            module = TESTS.parent.joinpath(*str(node.module).split(".")).with_suffix(".py")
+            if module.exists():
+                text = module.read_text("utf-8")
+                missing += [
+                    f"{path.name}: {alias.name}"
+                    for alias in node.names
+                    if re.search(rf"\b{re.escape(alias.name)}\b", text) is None
+                ]
+    assert missing == []

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from tests.benchmarks import data, frameworks
-from tests.support.stores import Bucket, client_of, environment, new_bucket, serve_apart
+from tests.support.stores import Bucket, S3Bucket, client_of, environment, serve_apart
 
 _PEER = """
 import json, struct, sys, zipfile
@@ -133,7 +133,7 @@ def main() -> None:
     options = parser.parse_args()
     with serve_apart() as endpoint, TemporaryDirectory() as directory:
         counter = Counter(int(endpoint.rpartition(":")[2]))
-        bucket = new_bucket(client_of(endpoint))
+        bucket = S3Bucket(client_of(endpoint))
         print("| command | requests | MB | s3fs: requests | MB | download: MB |")
         print("| --- | ---: | ---: | ---: | ---: | ---: |")
         for case in _CASES:
