@@ -20,7 +20,7 @@ from ckpttool.transaction.pointer_files import base_name, merged_state, text_at
 from ckpttool.transaction.store_operations import restorable_in_store, restore_in_store
 
 _PLANNED = {"trash": "it was put there", "rename": "it was renamed", "prune": "it was removed"}
-"""When a user had a command do what is taken back now."""
+"""Completes "it has changed since …"."""
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class RecordUndo:
         restored: What is back, or would be: by its path, the one that it had until now.
         pointers: The paths of what says again what it said.
         problems: What could not be taken back, and why.
-        warnings: Which pointers are left as they are.
+        warnings: Which pointers are left as they are, and whether the directory is a copy.
     """
 
     restored: dict[str, str] = field(default_factory=dict)
@@ -41,11 +41,11 @@ class RecordUndo:
 
 
 def undo_record(record: CommandRecord, dry_run: bool) -> RecordUndo:
-    """Take back what a record tells of, the last step first; one that can't be stops those before it."""
+    """Undo the steps of a record, the last first; of a rename, a step that can't be undone ends it."""
     done = RecordUndo()
     for noted in reversed(record.steps):
         step, is_last = noted, noted is record.steps[-1]
-        if not (is_last or dry_run):  # as it is noted now that those after it were taken back
+        if not (is_last or dry_run):  # undoing the later steps has rewritten the record
             current = read_record(record.directory, record.state_dir, record.identity)
             steps = () if current is None else current.steps
             step = next((step for step in steps if step.journal == noted.journal), noted)
@@ -65,7 +65,7 @@ def _undo_step(
     refused: dict[str, MoveFailure] = {}
     fit = list(range(len(undoing.groups)))
     in_place: frozenset[int] = frozenset()
-    # Of what was renamed twice, only the last name can be looked at before it is gone.
+    # After two renames, the names in between don't exist yet in a dry run.
     if is_last or not dry_run:
         stuck, in_place = _obstacles(record, undoing)
         refused |= {undoing.groups[number].path: failure for number, failure in stuck.items()}
@@ -82,7 +82,7 @@ def _undo_step(
             done.pointers = list(dict.fromkeys([*done.pointers, *_pointer_paths(record, step, listed)]))
             if listed.operations:
                 done.warnings += [f"{problem.path}: {problem.message}" for problem in left]
-            else:  # there is nothing else that it could be told with
+            else:  # nothing else is reported that it could be a warning of
                 done.problems += left
         if not (undoing.groups or refused or dry_run):
             try:

@@ -54,7 +54,7 @@ def _recover_stage(directory: str, path: str, recovery: Recovery) -> None:
         return  # what is left is settled once that is out of the way
     if not remove_stage(path) and not (found is not None and found[1].notes):
         expected = "move them where they belong"
-        raise DamagedCheckpoint(path, "files that no journal tells of", expected=expected)
+        raise DamagedCheckpoint(path, "files not listed in the journal", expected=expected)
 
 
 def _recover_in_store(directory: str, path: str, recovery: Recovery) -> None:
@@ -92,7 +92,7 @@ def _tell_moves(
         if number in settled.failures:
             why = settled.failures[number]
             recovery.failed[path] = f"{doing}, which can be neither completed nor reverted: {why}"
-        else:
+        elif number in settled.finished or number not in settled.notes:
             result = "completed" if number in settled.finished else "reverted"
             recovery.moved.append(f"{path}: {doing}: {result}")
     if not paths:

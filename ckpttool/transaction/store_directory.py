@@ -22,6 +22,7 @@ _COMPARED_AT_ONCE = 1 << 23
 """Size of the parts in which two objects are compared, in bytes."""
 _PREFIX, _SUFFIX = ".ckpttool-prune-", ".json"
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -50,7 +51,7 @@ class StoreDirectory:
         if status is None:
             return None
         if status.size > limit:
-            raise OSError(0, f"{status.size:,} bytes, and {limit:,} are the most", self._url(name))
+            raise OSError(0, f"{status.size:,} bytes; the limit is {limit:,}", self._url(name))
         return self.store.read(self.key(name), 0, status.size, status) if status.size else b"", status
 
     def is_same(self, name: str, of: ObjectStatus, other: str, of_other: ObjectStatus) -> bool:
@@ -94,36 +95,33 @@ class StoreDirectory:
         return f"{self.directory}/{name}"
 
 
-def failures_of(step: Callable[[T], object], items: Iterable[T]) -> Iterator[tuple[T, OSError | StalePlan]]:
-    """Call a function with many items at once; yield those for which it failed, with the error."""
+def results_of(function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[T, R | OSError | StalePlan]]:
+    """Call a function with many items at once; yield each with its result, or the error that it raised."""
     from concurrent.futures import ThreadPoolExecutor
 
-    def attempt(item: T) -> OSError | StalePlan | None:
+    def attempt(item: T) -> R | OSError | StalePlan:
         try:
-            step(item)
+            return function(item)
         except (OSError, StalePlan) as error:
             return error
-        return None
 
     given = list(items)
     with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
-        for item, error in zip(given, threads.map(attempt, given), strict=True):
-            if error is not None:
-                yield item, error
+        yield from zip(given, threads.map(attempt, given), strict=True)
 
 
 def keeps_versions(urls: Sequence[str]) -> bool:
     """Tell whether the store keeps a version of all these objects when they are removed."""
 
-    def require_version(url: str) -> None:
+    def keeps(url: str) -> bool:
         store, name = remote.store_at(url)
-        if not store.keeps_version(name):
-            raise FileNotFoundError
+        return store.keeps_version(name)
 
-    for _, error in failures_of(require_version, urls):
-        if not isinstance(error, FileNotFoundError):
-            raise error
-        return False
+    for _, result in results_of(keeps, urls):
+        if isinstance(result, Exception) and not isinstance(result, FileNotFoundError):
+            raise result
+        if result is not True:
+            return False
     return bool(urls)
 
 

@@ -60,10 +60,10 @@ from ckpttool.transaction.stages import journal_text
 from ckpttool.transaction.state_dir import MAX_BYTES, TRASH, StateDir, parse_own
 from ckpttool.transaction.store_directory import (
     StoreDirectory,
-    failures_of,
     identity_of_journal,
     journal_name,
     journals_in,
+    results_of,
 )
 from ckpttool.transaction.unlinking import StrandedCheckpoint
 
@@ -108,7 +108,7 @@ class StoredObject(NamedTuple):
         return ObjectStatus(self.file.size, self.file.mtime_ns, self.file.version)
 
 
-class StoreStage:
+class StoreOperations:
     """Operations of one journal in progress in a store.
 
     Attributes:
@@ -122,7 +122,7 @@ class StoreStage:
         identity: str,
         listed: OperationList,
         journal: ObjectStatus | None = None,
-        token: str | None = None,
+        journal_id: str | None = None,
     ) -> None:
         """Take operations.
 
@@ -131,26 +131,26 @@ class StoreStage:
             identity: Of the command that removes, or whose removal is undone.
             listed: The operations.
             journal: Status of their journal, if there is one.
-            token: What tells this journal from others of the command; new if there is none.
+            journal_id: Unique ID of the journal; random if None.
         """
         self.listed = listed
         self.objects = [_objects_of(listed, number) for number in range(len(listed.groups))]
         self._place, self._identity, self._journal = place, identity, journal
-        self._token = token or os.urandom(4).hex()
+        self._journal_id = journal_id or os.urandom(4).hex()
         self._bucket: OlderVersions
         self._versions: dict[str, ObjectVersions] = {}
 
     @classmethod
-    def read(cls, directory: str, name: str) -> StoreStage | None:
+    def read(cls, directory: str, name: str) -> StoreOperations | None:
         """Read a journal in a directory; return None if it has just been completed."""
         place, identity = StoreDirectory(directory), identity_of_journal(name)
         found = place.read(name, MAX_BYTES)
         if found is None or identity is None:
             return None
-        listed, token = parse_own(f"{directory}/{name}", found[0], "a journal", _listed)
+        listed, journal_id = parse_own(f"{directory}/{name}", found[0], "a journal", _listed)
         if listed.identity not in (None, identity):
             raise AccessDenied(f"{directory}/{name}", "it is another command's", expected="move it away")
-        return cls(place, identity, listed, found[1], token)
+        return cls(place, identity, listed, found[1], journal_id)
 
     @property
     def _all(self) -> Iterator[StoredObject]:
@@ -177,7 +177,7 @@ class StoreStage:
     def _write(self, done: Collection[int] | None) -> None:
         """Replace the journal by one with the numbers of the committed groups."""
         listed = replace(self.listed, done=None if done is None else frozenset(done))
-        added = {"stage": self._token, "done": None if done is None else sorted(done)}
+        added = {"id": self._journal_id, "done": None if done is None else sorted(done)}
         data = journal_text(self.directory, {**operations_document(listed), **added})
         name = journal_name(self._identity)
         try:
@@ -193,7 +193,7 @@ class StoreStage:
     def copy(self) -> Failures:
         """Copy all that goes to the trash; return the errors by group."""
         to_trash = [one for one in self._all if one.target.root == "trash"]
-        return _failures(self._copy, to_trash)
+        return _each(self._copy, to_trash)
 
     def _copy(self, one: StoredObject) -> None:
         self._place.copy(self._name(one.source), self._name(one.target), one.file.size)
@@ -208,8 +208,8 @@ class StoreStage:
         try:
             self._write(numbers)
         except Replaced as error:
-            self.back(range(len(self.objects)))
-            reason = "another ckpttool took this prune for an interrupted one; nothing was removed"
+            self.drop_targets(range(len(self.objects)))
+            reason = "another ckpttool recovered this prune as interrupted; nothing was removed"
             raise AccessDenied(self.directory, reason) from error
 
     def write_pointers(self) -> bool:
@@ -237,14 +237,14 @@ class StoreStage:
         Of a group whose first object can't be removed, nothing is.
         """
         objects = [one for number in numbers for one in self.objects[number]]
-        failures = _failures(self._leave, [one for one in objects if one.is_first])
+        failures = _each(self._remove_object, [one for one in objects if one.is_first])
         rest = [one for one in objects if not one.is_first and one.group not in failures]
-        for number, error in _failures(self._leave, rest).items():
+        for number, error in _each(self._remove_object, rest).items():
             failures[number] = StrandedCheckpoint(f"only a part of it was removed: {error_text(error)}")
             failures[number].__cause__ = error
         return failures
 
-    def _leave(self, one: StoredObject) -> None:
+    def _remove_object(self, one: StoredObject) -> None:
         self._place.remove(one.source.path, one.status)
 
     def close(self, numbers: Collection[int]) -> None:
@@ -253,9 +253,9 @@ class StoreStage:
         if listed.identity is not None and listed.groups:
             remote.forget()
             kind: RecordKind = "trash" if listed.kind == "trash" else "prune"
-            step = UndoStep(self._token, listed.inverse())
+            step = UndoStep(self._journal_id, listed.inverse())
             add_step(self.directory, StateDir(self.directory), listed.identity, kind, step)
-        self._place.remove_now(journal_name(self._identity))
+        self.remove_journal()
 
     # Back ---------------------------------------------------------------------------------------------
 
@@ -269,25 +269,30 @@ class StoreStage:
             self._write(())
         except Replaced as error:
             raise AccessDenied(self.directory, ANOTHER_AT_WORK, code=BUSY) from error
-        self.back(range(len(self.objects)))
-        self._place.remove_now(journal_name(self._identity))
+        self.drop_targets(range(len(self.objects)))
+        self.remove_journal()
 
-    def back(self, numbers: Collection[int]) -> None:
-        """Drop the copies of some groups that were not removed."""
+    def drop_targets(self, numbers: Collection[int]) -> None:
+        """Remove the copies of groups that were not removed."""
         self._drop(one.target for number in numbers for one in self.objects[number])
+
+    def drop_sources(self, numbers: Collection[int]) -> None:
+        """Remove the copies that groups are, or could be, restored from."""
+        self._drop(one.source for number in numbers for one in self.objects[number])
 
     def _drop(self, locations: Iterable[Location]) -> None:
         copies = (self._name(one) for one in locations if one.root == "trash")
-        for _, error in failures_of(self._place.remove_now, copies):
-            raise error
+        for _, error in results_of(self._place.remove_now, copies):
+            if error is not None:
+                raise error
 
     def restore_pointers(self, numbers: Collection[int]) -> None:
         """Have pointers name some groups again that were not removed; what others wrote since stays."""
         if numbers:
             is_all = len(numbers) == len(self.listed.done or ())
-            self._name_again(self.listed.pointers, numbers, is_all=is_all)
+            self._restore_names(self.listed.pointers, numbers, is_all=is_all)
 
-    def _name_again(
+    def _restore_names(
         self, pointers: Iterable[Rewrite | Relink], numbers: Collection[int], *, is_all: bool
     ) -> None:
         names = {os.path.basename(self.listed.groups[number].path) for number in numbers}
@@ -307,16 +312,13 @@ class StoreStage:
 
     def incomplete(self) -> set[int]:
         """Return the groups that are incomplete in the directory, since their first object isn't there."""
-
-        def require(one: StoredObject) -> None:
-            if self._place.status(_path(one)) is None:
-                raise FileNotFoundError
-
         found: set[int] = set()
-        for one, error in failures_of(require, (objects[0] for objects in self.objects)):
-            if not isinstance(error, FileNotFoundError):
-                raise error
-            found.add(one.group)
+        firsts = [objects[0] for objects in self.objects]
+        for one, status in results_of(lambda one: self._place.status(_path(one)), firsts):
+            if isinstance(status, Exception):
+                raise status
+            if status is None:
+                found.add(one.group)
         return found
 
     def incomplete_names(self) -> set[str]:
@@ -337,22 +339,22 @@ class StoreStage:
             if not gone:
                 break
             objects = [one for number in gone for one in self.objects[number]]
-            failures |= _failures(self._bring_back, [one for one in objects if not one.is_first])
+            failures |= _each(self._bring_back, [one for one in objects if not one.is_first])
             last = [one for one in objects if one.is_first and one.group not in failures]
-            failures |= _failures(self._bring_back, last)
+            failures |= _each(self._bring_back, last)
             still, changed = self.missing()
             gone, failures = still - failures.keys(), {**changed, **failures}
-        failures |= dict.fromkeys(gone, StalePlan("more delete markers than can be removed hide it"))
+        failures |= dict.fromkeys(gone, StalePlan(f"hidden by more than {_MOST_MARKERS} delete markers"))
         numbers = [number for number in range(len(self.objects)) if number not in failures]
         if numbers:
-            self._name_again([one.inverse for one in self.listed.pointers], numbers, is_all=not failures)
-            self._drop(one.source for number in numbers for one in self.objects[number])
+            self._restore_names([one.inverse for one in self.listed.pointers], numbers, is_all=not failures)
+            self.drop_sources(numbers)
             remote.forget()
             drop_groups(self.directory, StateDir(self.directory), self.listed.only(numbers))
         return numbers, failures
 
-    def end(self) -> None:
-        """Remove the journal of a restoration."""
+    def remove_journal(self) -> None:
+        """Remove the journal."""
         self._place.remove_now(journal_name(self._identity))
 
     def _bring_back(self, one: StoredObject) -> None:
@@ -394,41 +396,31 @@ class StoreStage:
         return True
 
     def _not_restorable(self, one: StoredObject, *, is_taken: bool) -> StalePlan:
-        problem = "another object has its name now" if is_taken else "nothing is left to restore it from"
+        problem = "another object has its name now" if is_taken else "no copy or older version of it is left"
         is_single = len(self.objects[one.group]) == 1
         return StalePlan(problem if is_single else f"{os.path.basename(one.target.path)}: {problem}")
 
     def missing(self) -> tuple[set[int], Failures]:
         """Return the groups of which something is to be restored, and why some groups can't be."""
         self._load_versions()
-        found: set[int] = set()
-
-        def look(one: StoredObject) -> None:
-            if not self.is_back(one):
-                found.add(one.group)
-
-        failures = _failures(look, self._all)
-        return found - failures.keys(), failures
-
-    def empty(self, numbers: Collection[int]) -> None:
-        """Drop the copies of some groups for good."""
-        self._drop(one.source for number in numbers for one in self.objects[number])
+        results = list(results_of(self.is_back, self._all))
+        failures = _failures(results)
+        return {one.group for one, is_back in results if is_back is False} - failures.keys(), failures
 
     def copied_bytes(self) -> tuple[dict[int, int], Failures]:
         """Return the bytes of each group's copies in the trash, and which groups have changed there."""
-        sizes: list[tuple[int, int]] = []
 
-        def look(one: StoredObject) -> None:
+        def size_of(one: StoredObject) -> int:
             status = self._place.status(self._name(one.source))
             if status is not None and status.size != one.file.size:
                 raise StalePlan(f"{one.source.path} has changed since it was put there")
-            sizes.append((one.group, 0 if status is None else status.size))
+            return 0 if status is None else status.size
 
-        failures = _failures(look, self._all)
+        results = list(results_of(size_of, self._all))
         freed = dict.fromkeys(range(len(self.objects)), 0)
-        for number, size in sizes:
-            freed[number] += size
-        return freed, failures
+        for one, size in results:
+            freed[one.group] += size if isinstance(size, int) else 0
+        return freed, _failures(results)
 
     def _load_versions(self) -> None:
         """List the versions from which objects are restored; threads only look there."""
@@ -463,18 +455,25 @@ def _path(one: StoredObject) -> str:
 
 
 def order_of_removal(path: str) -> tuple[bool, bool, bool, str]:
-    """Return the sort key of an object of a checkpoint: first comes the one without which it is none."""
+    """Return a sort key: indexes and metadata first, then weights, then the rest; manifests last."""
     name = os.path.basename(path)
     is_last = _FIRST.fullmatch(name) is None, name.endswith(SIDECARS), _WEIGHTS.fullmatch(name) is None
     return *is_last, path
 
 
-def _failures(step: Callable[[StoredObject], object], objects: Iterable[StoredObject]) -> Failures:
+def _each(function: Callable[[StoredObject], object], objects: Iterable[StoredObject]) -> Failures:
     """Call a function with many objects at once; return the first error of each group."""
+    return _failures(results_of(function, objects))
+
+
+def _failures(results: Iterable[tuple[StoredObject, object]]) -> Failures:
+    """Return the first error of each group."""
     failures = Failures()
-    for one, error in failures_of(step, objects):
-        has_changed = isinstance(error, Replaced)
-        failures.setdefault(one.group, StalePlan("it has changed", since_plan=True) if has_changed else error)
+    for one, result in results:
+        if isinstance(result, Replaced):
+            failures.setdefault(one.group, StalePlan("it has changed", since_plan=True))
+        elif isinstance(result, Exception):
+            failures.setdefault(one.group, result)
     return failures
 
 
@@ -484,18 +483,18 @@ def _is_settled(failures: Failures) -> bool:
 
 
 def _listed(document: Mapping[str, Any]) -> tuple[OperationList, str]:
-    """Return the operations of a journal in a store, of any version, and its token."""
+    """Return the operations of a journal in a store, of any version, and its ID."""
     if document["schema"] == STORE_REMOVALS:
         return store_removals_of(document), identity_of(document["identity"])
     if document["schema"] != SCHEMA:
         raise ValueError(f"schema {document['schema']!r}")
     listed = operations_of(document, document["done"])
     require_of_store(listed)
-    return listed, name_of(document["stage"])
+    return listed, name_of(document["id"])
 
 
 @contextmanager
-def _fresh(directory: str, result: str = "") -> Iterator[None]:
+def _store_errors(directory: str, result: str = "") -> Iterator[None]:
     """Forget what the store said before, and convert what it refuses; the message ends with ``result``."""
     remote.forget()
     try:
@@ -515,13 +514,13 @@ def remove_from_store(
 ) -> RemovalOutcome:
     """Remove checkpoints of one directory; what has changed since the plan was made stays."""
     outcome = RemovalOutcome()
-    with _fresh(directory, _RECOVERS):
+    with _store_errors(directory, _RECOVERS):
         groups = _unchanged(directory, removals, outcome)
         if groups:
             kind: Literal["remove", "trash"] = "trash" if method is UndoMethod.COPIES else "remove"
             noted = None if method is UndoMethod.NONE else identity
             listed = removal_operations(groups, kind=kind, identity=noted)
-            _remove(StoreStage(StoreDirectory(directory), identity, listed), outcome)
+            _remove(StoreOperations(StoreDirectory(directory), identity, listed), outcome)
     return outcome
 
 
@@ -551,33 +550,33 @@ def _with_versions(directory: str, noted: Contents) -> Contents:
     return Contents(tuple(map(with_version, noted.files)))
 
 
-def _remove(stage: StoreStage, outcome: RemovalOutcome) -> None:
-    groups = stage.listed.groups
+def _remove(operations: StoreOperations, outcome: RemovalOutcome) -> None:
+    groups = operations.listed.groups
     try:
-        stage.begin()
+        operations.begin()
     except OSError as error:
-        reason = f"{from_os_error(error, stage.directory).reason}; nothing was removed"
-        raise AccessDenied(stage.directory, reason) from error
-    failures = stage.copy()
+        reason = f"{from_os_error(error, operations.directory).reason}; nothing was removed"
+        raise AccessDenied(operations.directory, reason) from error
+    failures = operations.copy()
     standing = [number for number in range(len(groups)) if number not in failures]
-    stage.back([*failures])
+    operations.drop_targets([*failures])
     if standing:
         names = {os.path.basename(groups[number].path) for number in standing}
         remote.forget()  # copying may take hours
-        stage.commit(standing, state_rewrite(stage.directory, names))
-        if not stage.write_pointers():
+        operations.commit(standing, state_rewrite(operations.directory, names))
+        if not operations.write_pointers():
             change = StalePlan(f"{NAME} has changed", since_plan=True)
             failures |= dict.fromkeys(standing, change)
             standing = []
     if standing:
-        left = stage.finish(standing)
+        left = operations.finish(standing)
         failures |= left
         if _is_settled(left):
             kept = [number for number, error in left.items() if not isinstance(error, StrandedCheckpoint)]
-            stage.back(kept)
-            stage.close([number for number in standing if number not in kept])
+            operations.drop_targets(kept)
+            operations.close([number for number in standing if number not in kept])
     else:
-        stage.abandon()
+        operations.abandon()
     for number, failure in failures.items():
         add_failure(outcome, groups[number], failure)
     done = [groups[number] for number in standing if number not in failures]
@@ -597,40 +596,40 @@ class Restorable(NamedTuple):
 
 def restorable_in_store(directory: str, listed: OperationList) -> Restorable:
     """Return what an undo would do; changes nothing."""
-    with _fresh(directory):
-        gone, failures = _undo_stage(directory, listed).missing()
+    with _store_errors(directory):
+        gone, failures = _undo_operations(directory, listed).missing()
     there = frozenset(range(len(listed.groups))) - gone - failures.keys()
     return Restorable(there, {number: move_failure(failure) for number, failure in failures.items()})
 
 
 def restore_in_store(directory: str, listed: OperationList) -> MoveOutcome:
     """Restore checkpoints from the trash, or from a bucket's older versions."""
-    with _fresh(directory, _RECOVERS):
-        stage = _undo_stage(directory, listed)
-        stage.begin()
-        numbers, failures = stage.restore()
-        stage.end()
+    with _store_errors(directory, _RECOVERS):
+        operations = _undo_operations(directory, listed)
+        operations.begin()
+        numbers, failures = operations.restore()
+        operations.remove_journal()
     return MoveOutcome(
         [listed.groups[number].path for number in numbers],
         {listed.groups[number].path: move_failure(failure) for number, failure in failures.items()},
     )
 
 
-def _undo_stage(directory: str, listed: OperationList) -> StoreStage:
+def _undo_operations(directory: str, listed: OperationList) -> StoreOperations:
     assert listed.identity is not None  # of the command that is undone
-    return StoreStage(StoreDirectory(directory), listed.identity, listed)
+    return StoreOperations(StoreDirectory(directory), listed.identity, listed)
 
 
 def remove_copies(
     directory: str, listed: OperationList, *, dry_run: bool
 ) -> Iterator[tuple[int, int | Exception]]:
     """Remove the copies of checkpoints from the trash; yield the bytes of each group, or its error."""
-    with _fresh(directory):
-        stage = _undo_stage(directory, listed)
-        freed, failures = stage.copied_bytes()
+    with _store_errors(directory):
+        operations = _undo_operations(directory, listed)
+        freed, failures = operations.copied_bytes()
         fit = [number for number in freed if number not in failures]
         if not dry_run:
-            stage.empty(fit)
+            operations.drop_sources(fit)
         yield from ((number, failures.get(number, freed[number])) for number in freed)
 
 
@@ -648,38 +647,38 @@ def settle_in_store(directory: str, name: str) -> tuple[OperationList, Settled] 
     """Settle a journal; return None if another command has just done it."""
     remote.forget()
     try:
-        stage = StoreStage.read(directory, name)
-        return None if stage is None else (stage.listed, _settled(stage))
+        operations = StoreOperations.read(directory, name)
+        return None if operations is None else (operations.listed, _settled(operations))
     finally:
         remote.forget()
 
 
-def _settled(stage: StoreStage) -> Settled:
+def _settled(operations: StoreOperations) -> Settled:
     """Restore what an undo had begun to; of a removal, complete the groups of which something was removed."""
-    listed, settled = stage.listed, Settled()
+    listed, settled = operations.listed, Settled()
     numbers = range(len(listed.groups))
     if listed.kind == "restore":
-        settled.finished, failures = stage.restore()
-        settled.put_back = [number for number, one in failures.items() if isinstance(one, StalePlan)]
-        settled.failures = {at: str(one) for at, one in failures.items() if at not in settled.put_back}
-        if not settled.failures:
-            stage.end()
+        settled.finished, failures = operations.restore()
+        settled.notes = {
+            number: f"not restored: {move_failure(one).text()}" for number, one in failures.items()
+        }
+        operations.remove_journal()  # the record has what is left
         return settled
     done = sorted(listed.done or ())
-    settled.finished = sorted(stage.incomplete().intersection(done))
+    settled.finished = sorted(operations.incomplete().intersection(done))
     if listed.kind == "trash":
         settled.put_back = [at for at in numbers if at not in settled.finished]
     if not listed.is_committed:
-        stage.abandon()
+        operations.abandon()
         return settled
-    failures = stage.finish(settled.finished)
+    failures = operations.finish(settled.finished)
     told = {number: str(failure) for number, failure in failures.items()}
     if not _is_settled(failures):
         settled.failures = told
         return settled
     settled.notes = told
-    stage.restore_pointers([number for number in done if number not in settled.finished])
-    stage.close(done)
+    operations.restore_pointers([number for number in done if number not in settled.finished])
+    operations.close(done)
     return settled
 
 
@@ -688,9 +687,9 @@ def incomplete_in_store(directory: str) -> frozenset[str]:
     names: set[str] = set()
     for url in journals_in(directory):
         try:
-            stage = StoreStage.read(directory, os.path.basename(url))
-            if stage is not None:
-                names |= stage.incomplete_names()
+            operations = StoreOperations.read(directory, os.path.basename(url))
+            if operations is not None:
+                names |= operations.incomplete_names()
         except OSError as error:
             raise from_os_error(error, url) from error
     return frozenset(names)

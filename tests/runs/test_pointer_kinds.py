@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.runs.pointers import kinds, readers
-from ckpttool.runs.pointers.kind import NO_CHANGES, Changes, FileChange, PointerKind, Renamer, Scope
+from ckpttool.runs.pointers import kinds
+from ckpttool.runs.pointers.kind import NO_CHANGES, Changes, FileChange, PointerKind, Renamer, StalePaths
 from ckpttool.runs.pointers.kinds import (
     DIGESTS,
     KINDS,
@@ -171,7 +171,7 @@ def test_what_a_file_names_gets_the_new_names(kind: PointerKind, renamed: dict[s
 
 
 def test_a_number_alone_stays() -> None:
-    with pytest.raises(ValueError, match="nothing but the number"):
+    with pytest.raises(ValueError, match="only hold the number"):
         IterationTracker().reworded("100\n", {"iter_0000100": "step_100"}.get)
 
 
@@ -180,7 +180,7 @@ class Favourite(PointerKind):
 
     files = ("favourite.♥",)
     protects = True
-    scope = Scope.PATH
+    stale_paths = StalePaths.PATH
 
     def names(self, text: str) -> tuple[str, ...]:
         return (text.removeprefix("♥ ").strip(),)
@@ -192,7 +192,6 @@ class Favourite(PointerKind):
 
 def test_a_new_kind_is_a_class_and_a_row(run: Run, series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kinds, "KINDS", (*KINDS, Favourite()))
-    monkeypatch.setattr(readers, "KINDS", kinds.KINDS)
     file = series / "favourite.♥"
     file.write_text("♥ model_epoch_2.pth\n", "utf-8")
     assert run("prune", series, "--keep", "1", "--yes", "--trash").status == 0

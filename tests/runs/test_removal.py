@@ -710,7 +710,7 @@ def test_a_stage_without_a_journal_that_holds_something(series: Path) -> None:
     stage = series / ".ckpttool-0123abcd"
     stage.mkdir()
     (stage / "notes.txt").write_text("precious")
-    with pytest.raises(DamagedCheckpoint, match="files that no journal tells of"):
+    with pytest.raises(DamagedCheckpoint, match="files not listed in the journal"):
         _prune(series)
     assert len(_digests(series)) == 10
 

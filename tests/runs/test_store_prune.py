@@ -365,7 +365,7 @@ def test_a_prune_that_was_taken_for_killed_removes_nothing(in_store: MemoryBucke
             prune(url, keep_last=100)
 
     in_store.after = another
-    with pytest.raises(CheckpointError, match="took this prune for an interrupted one; nothing was removed"):
+    with pytest.raises(CheckpointError, match="recovered this prune as interrupted; nothing was removed"):
         prune(url, keep_last=3, trash=True)
     assert sorted(in_store.keys("runs/")) == [f"runs/model_epoch_{n}.pth" for n in (1, 10, *range(2, 10))]
 
@@ -457,7 +457,7 @@ def test_a_journal_leads_nowhere_else(
 ) -> None:
     group = {"path": "x", "directories": [], "files": [[member, 1, 1, 1, 1]], "survivors": []}
     document = {"schema": "ckpttool.operations/1", "kind": "remove", "identity": None, "leader": None}
-    document |= {"groups": [{**group, "new_name": None}], "operations": operations, "done": [0], "stage": "1"}
+    document |= {"groups": [{**group, "new_name": None}], "operations": operations, "done": [0], "id": "1"}
     in_store.put(JOURNAL, json.dumps(document))
     before = objects(in_store, own=True)
     done = run("prune", in_store.url("runs"), "--keep", "1", "--yes")

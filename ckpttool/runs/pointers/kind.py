@@ -31,22 +31,23 @@ Changes = Mapping[str, FileChange]
 NO_CHANGES: Changes = MappingProxyType({})
 
 
-class Scope(Enum):
-    """Where the paths in a kind of file lead, once they lead nowhere from its own directory.
+class StalePaths(Enum):
+    """How a path that leads nowhere is resolved in a renaming, as the run may have been moved.
 
-    A run may have been moved since. Then ``NAME`` takes the last name of a path for a checkpoint beside the
-    file, and writes the new name alone; ``PATH`` keeps the rest of the path; ``NOWHERE`` does neither.
+    ``KEPT``: it isn't. ``PATH``: by its last name, among the checkpoints beside the file; only that changes.
+    ``NAME``: likewise, and the new name alone is written.
     """
 
-    NOWHERE = "nowhere"
-    NAME = "name"
+    KEPT = "kept"
     PATH = "path"
+    NAME = "name"
 
 
 class PointerKind(ABC):
     """Kind of text file that names checkpoints.
 
-    ``prune``, ``list``, ``latest``, ``rename`` and ``undo`` go by the classes in ``kinds.KINDS`` alone.
+    All commands go by the tables in ``kinds``. Symlinks, notes and the best that a checkpoint names inside
+    are looked for elsewhere.
 
     Attributes:
         files: Names of such files.
@@ -54,8 +55,8 @@ class PointerKind(ABC):
         protects: Whether ``targets`` are kept by ``prune``, each for the reason that the file gives.
         is_certain: Whether every file of such a name is of this kind: one that can't be read may name
             anything.
-        formats: Formats of the checkpoints that such a file names; None for all.
-        scope: Where its paths lead.
+        formats: Formats that such a file may name when it can't be read; None for all.
+        stale_paths: How paths that lead nowhere are resolved.
     """
 
     files: ClassVar[tuple[str, ...]] = ()
@@ -63,9 +64,9 @@ class PointerKind(ABC):
     protects: ClassVar[bool] = False
     is_certain: ClassVar[bool] = True
     formats: ClassVar[frozenset[str] | None] = None
-    scope: ClassVar[Scope] = Scope.NOWHERE
+    stale_paths: ClassVar[StalePaths] = StalePaths.KEPT
 
-    def found(self, name: str) -> bool:
+    def matches(self, name: str) -> bool:
         """Tell whether a file of this name is of this kind."""
         return name in self.files
 
@@ -81,8 +82,8 @@ class PointerKind(ABC):
             ValueError: The text is malformed, so that it may name anything.
         """
 
-    def targets(self, text: str, beside: Container[str]) -> tuple[str, ...]:
-        """Return the names and paths that a text points to; ``beside`` has the names in its directory."""
+    def targets(self, text: str, siblings: Container[str]) -> tuple[str, ...]:
+        """Return the names and paths that a text points to; ``siblings`` are the names in its directory."""
         return self.names(text)
 
     @abstractmethod

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
 from ckpttool.formats import shard_index
@@ -16,7 +16,7 @@ from ckpttool.formats.interface import SIDECARS
 from ckpttool.formats.keras import sharded as keras_sharded
 from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.ops.manifest import SHARED
-from ckpttool.runs.pointers.kind import MAX_POINTER, NO_CHANGES, Changes, PointerKind, Renamer, Scope
+from ckpttool.runs.pointers.kind import MAX_POINTER, NO_CHANGES, Changes, PointerKind, Renamer, StalePaths
 from ckpttool.runs.pointers.pin_lists import PinList
 
 TRAINER_BEST = "best_model_checkpoint"
@@ -33,21 +33,16 @@ class LineFile(PointerKind):
     limit = MAX_POINTER
     protects = True
     is_certain = False
-    scope = Scope.PATH
+    stale_paths = StalePaths.PATH
 
     def names(self, text: str) -> tuple[str, ...]:
         line = text.strip()
-        return (line,) if is_line(line) else ()
+        return (line,) if line and line.isprintable() else ()
 
     def reworded(self, text: str, new: Renamer, changes: Changes = NO_CHANGES) -> str:
         path = text.strip()
         renamed = new(path) if path else None
         return text if renamed is None else text.replace(path, renamed, 1)
-
-
-def is_line(text: str) -> bool:
-    """Tell whether a text is one printable line, as one that names a checkpoint is."""
-    return bool(text) and text.isprintable()
 
 
 class IterationTracker(PointerKind):
@@ -64,13 +59,13 @@ class IterationTracker(PointerKind):
         is_number = number.isascii() and number.isdigit() and len(number) < 18
         return tuple(form(int(number)) for form in self._FORMS) if is_number else ()
 
-    def targets(self, text: str, beside: Container[str]) -> tuple[str, ...]:
+    def targets(self, text: str, siblings: Container[str]) -> tuple[str, ...]:
         names = self.names(text)
-        return tuple(name for name in names if name in beside)[:1] or names[:1]
+        return tuple(name for name in names if name in siblings)[:1] or names[:1]
 
     def reworded(self, text: str, new: Renamer, changes: Changes = NO_CHANGES) -> str:
         if any(new(name) is not None for name in self.names(text)):
-            raise ValueError("it can hold nothing but the number")
+            raise ValueError("it can only hold the number of an iteration")
         return text
 
 
@@ -79,7 +74,7 @@ class TrainerState(PointerKind):
 
     files = ("trainer_state.json",)
     protects = True
-    scope = Scope.PATH
+    stale_paths = StalePaths.PATH
     _BEST = re.compile(rf'("{TRAINER_BEST}"\s*:\s*)("(?:[^"\\]|\\.)*")')
 
     def reason(self, name: str) -> str:
@@ -114,7 +109,7 @@ class TensorFlowState(PointerKind):
     limit = tf_state.MAX_BYTES
     protects = True
     formats = frozenset({"tensorflow"})
-    scope = Scope.NAME
+    stale_paths = StalePaths.NAME
 
     def reason(self, name: str) -> str:
         return "latest"
@@ -123,7 +118,7 @@ class TensorFlowState(PointerKind):
         state = self._state(text)
         return (state.latest, *state.paths)
 
-    def targets(self, text: str, beside: Container[str]) -> tuple[str, ...]:
+    def targets(self, text: str, siblings: Container[str]) -> tuple[str, ...]:
         return tf_state.expand_shards(self._state(text).latest)
 
     @staticmethod
@@ -152,7 +147,7 @@ class ShardIndex(PointerKind):
 
     _STRING = re.compile(r'("(?:[^"\\]|\\.)*")(\s*:)?', re.DOTALL)
 
-    def found(self, name: str) -> bool:
+    def matches(self, name: str) -> bool:
         return any(index.fullmatch(name) for index in (shard_index.INDEX, keras_sharded.INDEX))
 
     def names(self, text: str) -> tuple[str, ...]:
@@ -175,7 +170,7 @@ class ShardIndex(PointerKind):
     def _weight_map(document: Mapping[str, Any]) -> Mapping[str, Any]:
         weight_map = document.get("weight_map")
         if not isinstance(weight_map, dict):
-            raise ValueError("it maps nothing")
+            raise ValueError("it has no weight_map")
         return weight_map
 
 
@@ -210,7 +205,7 @@ class DigestList(PointerKind):
     _ESCAPE = re.compile(r"\\([\\nr])")
     _UNESCAPED: Mapping[str, str] = {"\\": "\\", "n": "\n", "r": "\r"}
 
-    def found(self, name: str) -> bool:
+    def matches(self, name: str) -> bool:
         return self.NAMES.fullmatch(name) is not None
 
     def names(self, text: str) -> tuple[str, ...]:
@@ -250,7 +245,7 @@ class TensorDigests(PointerKind):
 
     _FILES = re.compile(r'^ "files": (\{.*\}),$', re.MULTILINE)
 
-    def found(self, name: str) -> bool:
+    def matches(self, name: str) -> bool:
         return name.endswith(SIDECARS[1])
 
     def names(self, text: str) -> tuple[str, ...]:
@@ -276,7 +271,7 @@ class TensorDigests(PointerKind):
     def _listed(document: Mapping[str, Any]) -> Mapping[str, Any]:
         files = document.get("files")
         if not isinstance(files, dict):
-            raise ValueError("it lists no files")
+            raise ValueError("it has no list of files")
         return files
 
 
@@ -286,12 +281,12 @@ def _load_object(text: str) -> dict[str, Any]:
     except RecursionError as failure:
         raise ValueError("it is nested too deeply") from failure
     if not isinstance(document, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     return document
 
 
 def _verified_json(text: str, wanted: Mapping[str, Any]) -> str:
-    """Return an edited text if it says what it is to say, or else the same in a layout of its own."""
+    """Return an edited text if it parses to a document, else that document in a layout of its own."""
     try:
         is_right = json.dumps(json.loads(text)) == json.dumps(wanted)
     except ValueError:
@@ -315,6 +310,21 @@ MEMBERS: tuple[PointerKind, ...] = (ShardIndex(), TensorDigests(), DIGESTS)
 """Files of a checkpoint itself: indexes, manifests."""
 
 
-def kind_of(name: str, kinds: tuple[PointerKind, ...] | None = None) -> PointerKind | None:
-    """Return the kind of a file, from its name; None if it has none, as a note."""
-    return next((kind for kind in (KINDS if kinds is None else kinds) if kind.found(name)), None)
+def kind_of(name: str) -> PointerKind | None:
+    """Return the kind of a file beside checkpoints, from its name; None if it has none, as a note."""
+    return next((kind for kind in KINDS if kind.matches(name)), None)
+
+
+def kind_of_member(name: str) -> PointerKind | None:
+    """Return the kind of a file of a checkpoint, from its name; None if it names nothing."""
+    return next((kind for kind in MEMBERS if kind.matches(name)), None)
+
+
+def protecting_kinds() -> Iterator[PointerKind]:
+    """Yield the kinds whose targets ``prune`` keeps."""
+    return (kind for kind in KINDS if kind.protects)
+
+
+def is_never_note(name: str) -> bool:
+    """Tell whether every file of this name is of some kind, and so no note."""
+    return any(kind.is_certain and name in kind.files for kind in KINDS)

@@ -11,14 +11,13 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import NamedTuple
 
 from ckpttool.core.errors import CheckpointError, from_os_error
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.pointers.kind import MAX_POINTER
-from ckpttool.runs.pointers.kinds import KINDS, DigestList
+from ckpttool.runs.pointers.kinds import DigestList, is_never_note
 from ckpttool.runs.pointers.readers import OnError, read_small
 from ckpttool.runs.pointers.targets import CheckpointIndex, exists, path_parts
 from ckpttool.storage import fs
@@ -30,8 +29,8 @@ _MARKS = {
 }
 
 
-_LISTS = frozenset({"result.json", *chain.from_iterable(kind.files for kind in KINDS if kind.is_certain)})
-"""Files that name many checkpoints, or are read in a way of their own."""
+_RAY_RESULT = "result.json"
+"""Metrics of each report of a Ray trial; they are read elsewhere."""
 
 
 class Silent(NamedTuple):
@@ -248,7 +247,7 @@ def _has_digit(text: str) -> bool:
 
 def is_note(name: str) -> bool:
     """Tell whether a file of this name may be a note, or a script, whose names follow a renaming."""
-    if name in _LISTS or name.lower().endswith(SIDECARS):
+    if name == _RAY_RESULT or is_never_note(name) or name.lower().endswith(SIDECARS):
         return False
     return not any(one.names.fullmatch(name) for one in SILENT if one.start is None)
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
 from ckpttool.runs.members.order import Group
 from ckpttool.runs.pointers.kind import PointerKind
-from ckpttool.runs.pointers.kinds import KINDS, LINE, TRAINER_STATE
+from ckpttool.runs.pointers.kinds import LINE, TRAINER_STATE, protecting_kinds
 from ckpttool.runs.reasons import Code, code_of
 from ckpttool.storage import fs
 from ckpttool.storage.source import NotRegular
@@ -35,7 +36,7 @@ class Pointer(NamedTuple):
         reason: Why what it names stays, in a word or two.
         holder: The file that names it.
         target: What it names, as it stands there; None where it can't be read.
-        formats: The formats that it can mean, where only some write such a file.
+        formats: The formats that it can mean if it can't be read; None for all.
     """
 
     reason: str
@@ -56,9 +57,9 @@ OnError = Callable[[CheckpointError], object]
 
 def pointers_in(directory: str, names: Names, on_error: OnError) -> Iterator[Pointer]:
     """Yield what the files of frameworks in a directory point to."""
-    for kind in KINDS:
+    for kind in protecting_kinds():
         try:
-            yield from _pointers(kind, directory, names) if kind.protects else ()
+            yield from _pointers(kind, directory, names)
         except CheckpointError as error:
             on_error(error)
 
@@ -69,15 +70,14 @@ def _pointers(kind: PointerKind, directory: str, names: Names) -> Iterator[Point
             continue
         path = os.path.join(directory, name)
         data = read_small(path, kind.limit)
-        try:
-            if data is None:
-                raise ValueError("no regular file, or too large")
-            targets = kind.targets(data.decode("utf-8", "surrogateescape"), names)
-        except ValueError:
-            if kind.is_certain:
-                yield Pointer(kind.reason(name), path, None, kind.formats)
-        else:
+        targets = None
+        with suppress(ValueError):
+            if data is not None:
+                targets = kind.targets(data.decode("utf-8", "surrogateescape"), names)
+        if targets is not None:
             yield from (Pointer(kind.reason(name), path, target) for target in targets)
+        elif kind.is_certain:
+            yield Pointer(kind.reason(name), path, None, kind.formats)
 
 
 def read_small(path: str, limit: int) -> bytes | None:
@@ -137,7 +137,7 @@ def from_newest(group: Group, faults: Collection[str], on_error: OnError) -> Ite
             is_directory = any(os.sep in file.path for file in newest.contents.files)
             names = names_in(newest.unit.path) if is_directory else {}
             for pointer in _pointers(TRAINER_STATE, newest.unit.path, names):
-                yield pointer._replace(holder=newest.unit.path, formats=None)
+                yield pointer._replace(holder=newest.unit.path)
         except CheckpointError as error:
             on_error(error)
         for best in newest.best_paths:

@@ -1,6 +1,6 @@
 """What has to follow when checkpoints get other names: pointers, indexes, manifests, pins, symlinks.
 
-Whatever form a path has where it stands, relative or absolute, it keeps; only the name in it is another.
+A path keeps its form, relative or absolute; only the name in it changes (but see ``StalePaths.NAME``).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from functools import partial
 from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.pointers.kind import Changes, FileChange, PointerKind, Renamer, Scope
-from ckpttool.runs.pointers.kinds import DIGESTS, LINE, MEMBERS, TRAINER_STATE, kind_of
+from ckpttool.runs.pointers.kind import Changes, FileChange, PointerKind, Renamer, StalePaths
+from ckpttool.runs.pointers.kinds import DIGESTS, LINE, TRAINER_STATE, kind_of, kind_of_member
 from ckpttool.runs.pointers.notes import is_note, read_note
 from ckpttool.runs.pointers.readers import Names, is_one_name, names_in, pass_over
 from ckpttool.runs.pointers.targets import exists
@@ -81,27 +81,28 @@ class _Collector:
         new_name = self._moved.in_directory(directory).get(entry.name, entry.name)
         new = self._moved.renamer(os.path.join(directory, entry.name), os.curdir, directory, near=[directory])
         changes: dict[str, FileChange] = {}
-        for kind in (TRAINER_STATE, DIGESTS):
+
+        def add(kind: PointerKind, new: Renamer) -> Iterator[tuple[str, Rewrite]]:
             for name in kind.files:
                 path = os.path.join(entry.name, name)
                 if not fs.isfile(os.path.join(directory, path)):
                     continue
-                follow = new if kind is TRAINER_STATE else _nothing
-                rewrite = self._reworded(kind, directory, path, follow, changes)
+                rewrite = self._rewritten(kind, directory, path, new, changes)
                 if rewrite is not None:
-                    rewrites = self.updates.rewrites[directory]
-                    rewrites.append(rewrite._replace(name=os.path.join(new_name, name)))
-                    if kind is TRAINER_STATE:
-                        changes[name] = _file_change(rewrite)
-            if not changes:
-                return {}
+                    renamed = rewrite._replace(name=os.path.join(new_name, name))
+                    self.updates.rewrites[directory].append(renamed)
+                    yield name, rewrite
+
+        changes |= {name: _file_change(rewrite) for name, rewrite in add(TRAINER_STATE, new)}
+        if changes:
+            list(add(DIGESTS, lambda path: None))
         return {os.path.join(entry.name, name): change for name, change in changes.items()}
 
     def _add_beside(self, directory: str, files: Names, edits: Mapping[str, FileChange]) -> None:
         """Add what lies beside checkpoints, and names them."""
         changed = dict(edits)
         # Lists of digests come last: they have the new digests of the others.
-        for name, file in sorted(files.items(), key=lambda item: DIGESTS.found(item[0])):
+        for name, file in sorted(files.items(), key=lambda item: DIGESTS.matches(item[0])):
             kind = kind_of(name)
             try:
                 if not file.is_file(follow_symlinks=False):
@@ -113,7 +114,7 @@ class _Collector:
             if kind is None or not kind.is_certain:
                 rewrite = self._add_note(directory, file)
             else:
-                rewrite = self._reworded(kind, directory, name, self._renamer(kind, directory), changed)
+                rewrite = self._rewritten(kind, directory, name, self._renamer(kind, directory), changed)
                 if rewrite is not None:
                     self.updates.rewrites[directory].append(rewrite)
             if rewrite is not None:
@@ -121,10 +122,10 @@ class _Collector:
 
     def _renamer(self, kind: PointerKind, directory: str) -> Renamer:
         """Return the function from a path in a file of a kind to its new form."""
-        if kind.scope is Scope.PATH:
+        if kind.stale_paths is StalePaths.PATH:
             return self._moved.renamer(directory, os.curdir, near=[directory])
         new = self._moved.renamer(directory)
-        return new if kind.scope is Scope.NOWHERE else partial(self._renamed_name, directory)
+        return new if kind.stale_paths is StalePaths.KEPT else partial(self._renamed_name, directory)
 
     def _renamed_name(self, directory: str, path: str) -> str | None:
         """Return the new form of a path; the stale path of a run that was moved becomes a name."""
@@ -134,7 +135,7 @@ class _Collector:
             return self._moved.in_directory(directory).get(name)
         return new_path
 
-    def _reworded(
+    def _rewritten(
         self, kind: PointerKind, directory: str, name: str, new: Renamer, changes: Changes
     ) -> Rewrite | None:
         """Return what a file says with the new names, if that is something else; add why it can't."""
@@ -172,11 +173,11 @@ class _Collector:
     def _add_member(self, entry: Entry, name: str, edits: Mapping[str, FileChange]) -> None:
         """Add a manifest or an index, whose text has names in it: it is written anew under its new name."""
         names = self._moved.in_directory(entry.directory)
-        kind = kind_of(name, MEMBERS)
+        kind = kind_of_member(name)
         if kind is None or (name != entry.name and not name.endswith(SIDECARS)):
             return
         new = names.get if name == entry.name else self._moved.renamer(entry.directory)
-        rewrite = self._reworded(kind, entry.directory, name, new, edits)
+        rewrite = self._rewritten(kind, entry.directory, name, new, edits)
         if rewrite is None:
             return
         if name in names:
@@ -237,10 +238,6 @@ def _is_another(kind: PointerKind, file: os.DirEntry[str]) -> bool:
     """Tell from its size whether a file only has a name like those of a kind."""
     is_sure = file.name in kind.files and kind.formats is None
     return not is_sure and file.stat().st_size > kind.limit
-
-
-def _nothing(path: str) -> None:
-    """Return no new form of any path."""
 
 
 def _file_change(rewrite: Rewrite) -> FileChange:
