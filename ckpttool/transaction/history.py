@@ -92,11 +92,17 @@ class CommandRecord(NamedTuple):
 
 
 def inode_of(directory: str) -> int | None:
-    """Return the inode of a directory; None where there is none."""
+    """Return the inode of a directory; None where there is none.
+
+    Raises:
+        CheckpointError: It can't be looked at.
+    """
     try:
         return fs.stat(directory).st_ino
-    except OSError:
-        return None
+    except OSError as error:
+        if fs.is_absence(error):
+            return None
+        raise from_os_error(error, directory) from error
 
 
 def state_dirs(directory: str) -> tuple[StateDir, ...]:
