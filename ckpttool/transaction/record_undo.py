@@ -62,20 +62,13 @@ def _undo_step(
     undoing, warning = operations_in_copy(record.directory, step.undoing, record.state_dir)
     if is_last and warning is not None:
         done.warnings.append(f"{shown(record.directory)}: {warning}")
-    refused: dict[str, MoveFailure] = {}
-    fit = list(range(len(undoing.groups)))
-    in_place: frozenset[int] = frozenset()
-    # After two renames, the names in between don't exist yet in a dry run.
-    if is_last or not dry_run:
-        stuck, in_place = _obstacles(record, undoing)
-        refused |= {undoing.groups[number].path: failure for number, failure in stuck.items()}
-        fit = [number for number in fit if number not in stuck]
+    fit, in_place, refused = _look(record, undoing, is_last=is_last, dry_run=dry_run)
     if refused and record.kind == "rename" and undoing.pointers:
         fit = []  # its pointers go with all of it
     if fit or not undoing.groups:
         listed, left = _merge_pointers(record.directory, undoing, fit)
         if not dry_run:
-            outcome = _apply(record, listed)
+            outcome, in_place = _apply(record, listed)
             refused |= outcome.failures
             fit = [number for number in fit if undoing.groups[number].path in outcome.moved]
         if fit or not (undoing.groups or refused):
@@ -99,20 +92,28 @@ def _undo_step(
     return bool(refused)
 
 
-def _obstacles(
-    record: CommandRecord, undoing: OperationList
-) -> tuple[dict[int, MoveFailure], frozenset[int]]:
-    """Return why some groups can't be restored, and which are in place already."""
+def _look(
+    record: CommandRecord, undoing: OperationList, *, is_last: bool, dry_run: bool
+) -> tuple[list[int], frozenset[int], dict[str, MoveFailure]]:
+    """Return the groups that can be restored, those that are in place already, and why others can't be."""
+    numbers, paths = list(range(len(undoing.groups))), [group.path for group in undoing.groups]
     if fs.is_remote(record.directory):
-        found = restorable_in_store(record.directory, undoing)
-        return found.failures, found.in_place
-    return dict(obstacles(record.directory, undoing, record.state_dir)), frozenset()
+        if not dry_run:  # restoring looks, too
+            return numbers, frozenset(), {}
+        outcome, in_place = restorable_in_store(record.directory, undoing)
+        return [number for number in numbers if paths[number] in outcome.moved], in_place, outcome.failures
+    if dry_run and not is_last:  # after two renames, the names in between don't exist yet
+        return numbers, frozenset(), {}
+    stuck = dict(obstacles(record.directory, undoing, record.state_dir))
+    failures = {paths[number]: failure for number, failure in stuck.items()}
+    return [number for number in numbers if number not in stuck], frozenset(), failures
 
 
-def _apply(record: CommandRecord, undoing: OperationList) -> MoveOutcome:
+def _apply(record: CommandRecord, undoing: OperationList) -> tuple[MoveOutcome, frozenset[int]]:
+    """Undo operations; return what became of them, and the groups that were in place already."""
     if fs.is_remote(record.directory):
         return restore_in_store(record.directory, undoing)
-    return apply(record.directory, undoing, record.state_dir)
+    return apply(record.directory, undoing, record.state_dir), frozenset()
 
 
 def _path(record: CommandRecord, path: str) -> str:

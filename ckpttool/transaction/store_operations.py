@@ -48,7 +48,7 @@ from ckpttool.transaction.journal_documents import (
     require_of_store,
 )
 from ckpttool.transaction.lock import ANOTHER_AT_WORK, BUSY
-from ckpttool.transaction.moves import MoveFailure, MoveOutcome, move_failure
+from ckpttool.transaction.moves import MoveOutcome, move_failure
 from ckpttool.transaction.old_journals import STORE_REMOVALS, store_removals_of
 from ckpttool.transaction.operations import Failures
 from ckpttool.transaction.paths import shown
@@ -276,9 +276,10 @@ class StoreOperations:
         """Remove the copies of groups that were not removed."""
         self._drop(one.target for number in numbers for one in self.objects[number])
 
-    def drop_sources(self, numbers: Collection[int]) -> None:
-        """Remove the copies that groups are, or could be, restored from."""
-        self._drop(one.source for number in numbers for one in self.objects[number])
+    def empty(self, numbers: Collection[int]) -> Failures:
+        """Remove the copies of some groups from the trash for good; return the errors by group."""
+        objects = [one for number in numbers for one in self.objects[number]]
+        return _each(lambda one: self._place.remove_now(self._name(one.source)), objects)
 
     def _drop(self, locations: Iterable[Location]) -> None:
         copies = (self._name(one) for one in locations if one.root == "trash")
@@ -328,27 +329,19 @@ class StoreOperations:
 
     # Restoration --------------------------------------------------------------------------------------
 
-    def restore(self) -> tuple[list[int], Failures]:
-        """Bring objects back, write pointers, and drop the copies of what is in place then.
+    def restore(self, missing: Sequence[StoredObject], failures: Failures) -> tuple[list[int], Failures]:
+        """Bring back what ``missing`` has found, write pointers, and drop the copies of what is in place.
 
         Returns:
             The groups that are in place, and why others are not.
         """
-        gone, failures = self.missing()
-        for _ in range(_MOST_MARKERS):
-            if not gone:
-                break
-            objects = [one for number in gone for one in self.objects[number]]
-            failures |= _each(self._bring_back, [one for one in objects if not one.is_first])
-            last = [one for one in objects if one.is_first and one.group not in failures]
-            failures |= _each(self._bring_back, last)
-            still, changed = self.missing()
-            gone, failures = still - failures.keys(), {**changed, **failures}
-        failures |= dict.fromkeys(gone, StalePlan(f"hidden by more than {_MOST_MARKERS} delete markers"))
+        failures = {**failures}
+        failures |= self._bring_back([one for one in missing if not one.is_first])
+        failures |= self._bring_back([one for one in missing if one.is_first and one.group not in failures])
         numbers = [number for number in range(len(self.objects)) if number not in failures]
         if numbers:
             self._restore_names([one.inverse for one in self.listed.pointers], numbers, is_all=not failures)
-            self.drop_sources(numbers)
+            self._drop(one.source for number in numbers for one in self.objects[number])
             remote.forget()
             drop_groups(self.directory, StateDir(self.directory), self.listed.only(numbers))
         return numbers, failures
@@ -357,16 +350,30 @@ class StoreOperations:
         """Remove the journal."""
         self._place.remove_now(journal_name(self._identity))
 
-    def _bring_back(self, one: StoredObject) -> None:
-        if self.is_back(one):
-            return
-        if one.source.root == "trash":
+    def _bring_back(self, objects: Sequence[StoredObject]) -> Failures:
+        """Copy objects from the trash, or remove the delete markers that hide them."""
+        failures = _each(self._copy_back, [one for one in objects if one.source.root == "trash"])
+        hidden = [one for one in objects if one.source.root == "stage"]
+        for _ in range(_MOST_MARKERS if hidden else 0):  # each deletion adds one
+            failures |= _each(self._uncover, hidden)
+            self._load_versions()
+            results = list(results_of(self.is_back, hidden))
+            failures |= _failures(results)
+            hidden = [one for one, is_back in results if is_back is False and one.group not in failures]
+            if not hidden:
+                break
+        hiding = StalePlan(f"hidden by more than {_MOST_MARKERS} delete markers")
+        return failures | dict.fromkeys((one.group for one in hidden), hiding)
+
+    def _copy_back(self, one: StoredObject) -> None:
+        if not self.is_back(one):  # another undo may have been faster
             self._copy(one)
-            return
+
+    def _uncover(self, one: StoredObject) -> None:
         key = self._place.key(one.target.path)
         marker = self._versions[key].marker
-        assert marker is not None  # is_back has seen it
-        self._bucket.uncover(key, marker)
+        if marker is not None:
+            self._bucket.uncover(key, marker)
 
     def is_back(self, one: StoredObject) -> bool:
         """Tell whether an object that is to be restored is in its place.
@@ -400,12 +407,12 @@ class StoreOperations:
         is_single = len(self.objects[one.group]) == 1
         return StalePlan(problem if is_single else f"{os.path.basename(one.target.path)}: {problem}")
 
-    def missing(self) -> tuple[set[int], Failures]:
-        """Return the groups of which something is to be restored, and why some groups can't be."""
+    def missing(self) -> tuple[list[StoredObject], Failures]:
+        """Return the objects that are to be restored, and why some groups can't be."""
         self._load_versions()
         results = list(results_of(self.is_back, self._all))
         failures = _failures(results)
-        return {one.group for one, is_back in results if is_back is False} - failures.keys(), failures
+        return [one for one, is_back in results if is_back is False and one.group not in failures], failures
 
     def copied_bytes(self) -> tuple[dict[int, int], Failures]:
         """Return the bytes of each group's copies in the trash, and which groups have changed there."""
@@ -587,32 +594,37 @@ def _remove(operations: StoreOperations, outcome: RemovalOutcome) -> None:
 # Undo -----------------------------------------------------------------------------------------------
 
 
-class Restorable(NamedTuple):
-    """What an undo would do: groups that are in place already, and why others can't be restored."""
-
-    in_place: frozenset[int]
-    failures: dict[int, MoveFailure]
-
-
-def restorable_in_store(directory: str, listed: OperationList) -> Restorable:
-    """Return what an undo would do; changes nothing."""
+def restorable_in_store(directory: str, listed: OperationList) -> tuple[MoveOutcome, frozenset[int]]:
+    """Return what ``restore_in_store`` would, and change nothing."""
     with _store_errors(directory):
-        gone, failures = _undo_operations(directory, listed).missing()
-    there = frozenset(range(len(listed.groups))) - gone - failures.keys()
-    return Restorable(there, {number: move_failure(failure) for number, failure in failures.items()})
+        missing, failures = _undo_operations(directory, listed).missing()
+    numbers = [number for number in range(len(listed.groups)) if number not in failures]
+    return _outcome(listed, numbers, missing, failures)
 
 
-def restore_in_store(directory: str, listed: OperationList) -> MoveOutcome:
-    """Restore checkpoints from the trash, or from a bucket's older versions."""
+def restore_in_store(directory: str, listed: OperationList) -> tuple[MoveOutcome, frozenset[int]]:
+    """Restore checkpoints from the trash, or from a bucket's older versions.
+
+    Returns:
+        What became of them, and the groups that were in place already.
+    """
     with _store_errors(directory, _RECOVERS):
         operations = _undo_operations(directory, listed)
+        missing, failures = operations.missing()
         operations.begin()
-        numbers, failures = operations.restore()
+        numbers, failures = operations.restore(missing, failures)
         operations.remove_journal()
-    return MoveOutcome(
-        [listed.groups[number].path for number in numbers],
-        {listed.groups[number].path: move_failure(failure) for number, failure in failures.items()},
-    )
+    return _outcome(listed, numbers, missing, failures)
+
+
+def _outcome(
+    listed: OperationList, numbers: Sequence[int], missing: Sequence[StoredObject], failures: Failures
+) -> tuple[MoveOutcome, frozenset[int]]:
+    paths = [group.path for group in listed.groups]
+    failed = {paths[number]: move_failure(failure) for number, failure in failures.items()}
+    return MoveOutcome([paths[number] for number in numbers], failed), frozenset(numbers) - {
+        one.group for one in missing
+    }
 
 
 def _undo_operations(directory: str, listed: OperationList) -> StoreOperations:
@@ -629,7 +641,7 @@ def remove_copies(
         freed, failures = operations.copied_bytes()
         fit = [number for number in freed if number not in failures]
         if not dry_run:
-            operations.drop_sources(fit)
+            failures |= operations.empty(fit)
         yield from ((number, failures.get(number, freed[number])) for number in freed)
 
 
@@ -658,7 +670,7 @@ def _settled(operations: StoreOperations) -> Settled:
     listed, settled = operations.listed, Settled()
     numbers = range(len(listed.groups))
     if listed.kind == "restore":
-        settled.finished, failures = operations.restore()
+        settled.finished, failures = operations.restore(*operations.missing())
         settled.notes = {
             number: f"not restored: {move_failure(one).text()}" for number, one in failures.items()
         }

@@ -523,6 +523,29 @@ def test_a_copy_that_can_not_be_dropped_is_told(bucket: MemoryBucket, run: Run, 
     assert objects(bucket, own=True) == before
 
 
+def test_undo_reads_no_checkpoint(in_store: MemoryBucket) -> None:
+    """A copy has another ETag in some stores; its size was seen when it was made."""
+    in_store.new_tags = True
+    url = in_store.url("runs")
+    prune(url, keep_last=8, trash=True)
+    in_store.calls.clear()
+    undo(url)
+    assert not [call for call in in_store.calls if call.startswith("read") and ".pth" in call]
+    assert len([call for call in in_store.calls if call == "status runs/model_epoch_1.pth"]) <= 4
+
+
+def test_what_can_not_be_removed_from_the_trash_stays_restorable(in_store: MemoryBucket, run: Run) -> None:
+    url = in_store.url("runs")
+    prune(url, keep_last=8, trash=True)
+    in_store.refuse("remove .*/0/model_epoch_1", 403)
+    done = run("prune", url, "--empty-trash", "--yes")
+    assert done.status == 1
+    assert f"{url}/model_epoch_1.pth: left in " in done.err
+    in_store.obey()
+    assert [one.path for one in undo(url).restored] == [f"{url}/model_epoch_1.pth"]
+    assert len(in_store.keys("runs/model")) == 9
+
+
 def test_what_a_second_delete_marker_hides_is_restored(in_store: MemoryBucket) -> None:
     in_store.keep_versions()
     before, url = objects(in_store), in_store.url("runs")

@@ -61,7 +61,7 @@ def read_state(path: str) -> CheckpointState | None:
 
 
 def state_in(text: str) -> CheckpointState | None:
-    """Return what a state file says; None if the text is another file's, or names no checkpoint.
+    """Parse a state file; return None if the text isn't one, or names no checkpoint.
 
     Raises:
         ValueError: It begins like a state file, and is none.

@@ -1,4 +1,4 @@
-"""What a kind of file that names checkpoints is: the base class of all rows of ``kinds``."""
+"""Base class of pointer kinds: text files that name checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_STATE = 1 << 26
 """Size limit of JSON that is read for a pointer, in bytes; a trainer's whole history takes less."""
 
 Renamer = Callable[[str], str | None]
-"""Returns the new form of a path that a text has, or None if it stays."""
+"""Maps a path to its new spelling, or to None if it is unchanged."""
 
 
 class FileChange(NamedTuple):
@@ -67,28 +67,28 @@ class PointerKind(ABC):
     stale_paths: ClassVar[StalePaths] = StalePaths.KEPT
 
     def matches(self, name: str) -> bool:
-        """Tell whether a file of this name is of this kind."""
+        """Return whether a file name belongs to this kind."""
         return name in self.files
 
     def reason(self, name: str) -> str:
-        """Return why ``prune`` keeps what a file of this name points to."""
+        """Return the reason for protecting the targets of a file."""
         return name
 
     @abstractmethod
     def names(self, text: str) -> tuple[str, ...]:
-        """Return the names and paths of checkpoints, or of files of theirs, in a text.
+        """Return the paths of checkpoints, or of their files, in a text.
 
         Raises:
             ValueError: The text is malformed, so that it may name anything.
         """
 
     def targets(self, text: str, siblings: Container[str]) -> tuple[str, ...]:
-        """Return the names and paths that a text points to; ``siblings`` are the names in its directory."""
+        """Return the paths to protect; ``siblings`` are the names in the directory of the file."""
         return self.names(text)
 
     @abstractmethod
     def reworded(self, text: str, new: Renamer, changes: Changes = NO_CHANGES) -> str:
-        """Return a text with the new names; everything else stays as it is written.
+        """Return a text with renamed paths; all other bytes are preserved.
 
         Args:
             text: The text.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from ckpttool.formats import shard_index
@@ -20,7 +20,7 @@ from ckpttool.runs.pointers.kind import MAX_POINTER, NO_CHANGES, Changes, Pointe
 from ckpttool.runs.pointers.pin_lists import PinList
 
 TRAINER_BEST = "best_model_checkpoint"
-"""Key of a Trainer's best checkpoint; if that is gone, it goes on without it."""
+"""Key of the best checkpoint in a Trainer's state; the Trainer doesn't need it to resume."""
 
 
 # Files of frameworks --------------------------------------------------------------------------------
@@ -151,13 +151,13 @@ class ShardIndex(PointerKind):
         return any(index.fullmatch(name) for index in (shard_index.INDEX, keras_sharded.INDEX))
 
     def names(self, text: str) -> tuple[str, ...]:
-        shards = self._weight_map(_load_object(text)).values()
+        shards = _object_at(_load_object(text), "weight_map").values()
         each = (one for value in shards for one in (value if isinstance(value, list) else [value]))
         return tuple(dict.fromkeys(one for one in each if isinstance(one, str)))
 
     def reworded(self, text: str, new: Renamer, changes: Changes = NO_CHANGES) -> str:
         document = _load_object(text)
-        renamed = {key: _renamed(value, new) for key, value in self._weight_map(document).items()}
+        renamed = {key: _renamed(value, new) for key, value in _object_at(document, "weight_map").items()}
 
         def rename_value(match: re.Match[str]) -> str:
             is_key = match[2] is not None
@@ -165,13 +165,6 @@ class ShardIndex(PointerKind):
             return match[0] if name is None else json.dumps(name)
 
         return _verified_json(self._STRING.sub(rename_value, text), {**document, "weight_map": renamed})
-
-    @staticmethod
-    def _weight_map(document: Mapping[str, Any]) -> Mapping[str, Any]:
-        weight_map = document.get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise ValueError("it has no weight_map")
-        return weight_map
 
 
 def _renamed(value: object, new: Renamer) -> object:
@@ -241,7 +234,7 @@ class DigestList(PointerKind):
 
 
 class TensorDigests(PointerKind):
-    """Digests of tensors beside a checkpoint: the files that hold them, and their sizes."""
+    """Sidecar with digests of tensors: names and sizes of the checkpoint's files."""
 
     _FILES = re.compile(r'^ "files": (\{.*\}),$', re.MULTILINE)
 
@@ -249,11 +242,11 @@ class TensorDigests(PointerKind):
         return name.endswith(SIDECARS[1])
 
     def names(self, text: str) -> tuple[str, ...]:
-        return tuple(self._listed(_load_object(text)))
+        return tuple(_object_at(_load_object(text), "files"))
 
     def reworded(self, text: str, new: Renamer, changes: Changes = NO_CHANGES) -> str:
         document = _load_object(text)
-        files = self._listed(document)
+        files = _object_at(document, "files")
         renamed: dict[str, object] = {}
         for name, entry in files.items():
             change = changes.get(os.path.normpath(name))
@@ -267,13 +260,6 @@ class TensorDigests(PointerKind):
             self._FILES.sub(lambda match: line, text, count=1), {**document, "files": renamed}
         )
 
-    @staticmethod
-    def _listed(document: Mapping[str, Any]) -> Mapping[str, Any]:
-        files = document.get("files")
-        if not isinstance(files, dict):
-            raise ValueError("it has no list of files")
-        return files
-
 
 def _load_object(text: str) -> dict[str, Any]:
     try:
@@ -283,6 +269,13 @@ def _load_object(text: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise ValueError("it is not a JSON object")
     return document
+
+
+def _object_at(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = document.get(key)
+    if not isinstance(value, dict):
+        raise ValueError(f"it has no {key}")
+    return value
 
 
 def _verified_json(text: str, wanted: Mapping[str, Any]) -> str:
@@ -305,26 +298,26 @@ KINDS: tuple[PointerKind, ...] = (
     PinList(),
     DIGESTS,
 )
-"""Files beside checkpoints."""
+"""Kinds of files in the same directory as checkpoints."""
 MEMBERS: tuple[PointerKind, ...] = (ShardIndex(), TensorDigests(), DIGESTS)
-"""Files of a checkpoint itself: indexes, manifests."""
+"""Kinds of files that are part of a checkpoint: indexes, manifests."""
 
 
 def kind_of(name: str) -> PointerKind | None:
-    """Return the kind of a file beside checkpoints, from its name; None if it has none, as a note."""
+    """Return the pointer kind for a file name in a directory of checkpoints, or None."""
     return next((kind for kind in KINDS if kind.matches(name)), None)
 
 
 def kind_of_member(name: str) -> PointerKind | None:
-    """Return the kind of a file of a checkpoint, from its name; None if it names nothing."""
+    """Return the pointer kind for the name of a checkpoint's own file, or None."""
     return next((kind for kind in MEMBERS if kind.matches(name)), None)
 
 
-def protecting_kinds() -> Iterator[PointerKind]:
-    """Yield the kinds whose targets ``prune`` keeps."""
-    return (kind for kind in KINDS if kind.protects)
+def protecting_kinds() -> list[PointerKind]:
+    """Return the kinds whose targets are protected from pruning."""
+    return [kind for kind in KINDS if kind.protects]
 
 
 def is_never_note(name: str) -> bool:
-    """Tell whether every file of this name is of some kind, and so no note."""
+    """Return whether a file name is reserved for a pointer kind, so that the file is not a free-form note."""
     return any(kind.is_certain and name in kind.files for kind in KINDS)

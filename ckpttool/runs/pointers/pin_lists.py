@@ -94,7 +94,7 @@ def _misplaced_key(tables: Mapping[str, object]) -> str | None:
 
 
 class PinList(PointerKind):
-    """Lists of pins: what is pinned, and what people say of it."""
+    """TOML lists of pinned checkpoints, with remarks about checkpoints."""
 
     files = PIN_LISTS
 

@@ -224,11 +224,8 @@ def _undo_method(root: str, planned: PrunePlan, trash: str | bool) -> UndoMethod
         return None
     if trash:
         return UndoMethod.COPIES
-    first = (
-        min((file.path for file in entry.contents.files), key=order_of_removal)
-        for entry in planned.plan.removals
-    )
-    urls = [f"{entry.directory}/{name}" for entry, name in zip(planned.plan.removals, first, strict=True)]
+    removals = [(one.directory, [file.path for file in one.contents.files]) for one in planned.plan.removals]
+    urls = [f"{directory}/{min(paths, key=order_of_removal)}" for directory, paths in removals if paths]
     try:
         return UndoMethod.VERSIONS if keeps_versions(urls) else UndoMethod.NONE
     except OSError as error:

@@ -14,7 +14,7 @@ from functools import partial
 from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.pointers.kind import Changes, FileChange, PointerKind, Renamer, StalePaths
+from ckpttool.runs.pointers.kind import NO_CHANGES, Changes, FileChange, PointerKind, Renamer, StalePaths
 from ckpttool.runs.pointers.kinds import DIGESTS, LINE, TRAINER_STATE, kind_of, kind_of_member
 from ckpttool.runs.pointers.notes import is_note, read_note
 from ckpttool.runs.pointers.readers import Names, is_one_name, names_in, pass_over
@@ -78,25 +78,27 @@ class _Collector:
         The lists of digests in the directory follow it.
         """
         directory = entry.directory
-        new_name = self._moved.in_directory(directory).get(entry.name, entry.name)
         new = self._moved.renamer(os.path.join(directory, entry.name), os.curdir, directory, near=[directory])
-        changes: dict[str, FileChange] = {}
+        states = self._add_all_inside(entry, TRAINER_STATE, new, NO_CHANGES)
+        if states:
+            self._add_all_inside(entry, DIGESTS, lambda path: None, states)
+        return {os.path.join(entry.name, name): change for name, change in states.items()}
 
-        def add(kind: PointerKind, new: Renamer) -> Iterator[tuple[str, Rewrite]]:
-            for name in kind.files:
-                path = os.path.join(entry.name, name)
-                if not fs.isfile(os.path.join(directory, path)):
-                    continue
-                rewrite = self._rewritten(kind, directory, path, new, changes)
+    def _add_all_inside(
+        self, entry: Entry, kind: PointerKind, new: Renamer, changes: Changes
+    ) -> dict[str, FileChange]:
+        """Add the files of a kind in a checkpoint's directory; return how they change, by name."""
+        new_name = self._moved.in_directory(entry.directory).get(entry.name, entry.name)
+        changed: dict[str, FileChange] = {}
+        for name in kind.files:
+            path = os.path.join(entry.name, name)
+            if fs.isfile(os.path.join(entry.directory, path)):
+                rewrite = self._rewritten(kind, entry.directory, path, new, changes)
                 if rewrite is not None:
                     renamed = rewrite._replace(name=os.path.join(new_name, name))
-                    self.updates.rewrites[directory].append(renamed)
-                    yield name, rewrite
-
-        changes |= {name: _file_change(rewrite) for name, rewrite in add(TRAINER_STATE, new)}
-        if changes:
-            list(add(DIGESTS, lambda path: None))
-        return {os.path.join(entry.name, name): change for name, change in changes.items()}
+                    self.updates.rewrites[entry.directory].append(renamed)
+                    changed[name] = _file_change(rewrite)
+        return changed
 
     def _add_beside(self, directory: str, files: Names, edits: Mapping[str, FileChange]) -> None:
         """Add what lies beside checkpoints, and names them."""
