@@ -14,7 +14,6 @@ from ckpttool.cli.output import has_colour, print_json, say_error, say_warning
 from ckpttool.cli.progress import progress
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.options import argument
-from ckpttool.core.urls import is_remote
 from ckpttool.ops.conversion import ConvertOptions
 from ckpttool.storage import fs
 
@@ -88,7 +87,7 @@ def merge(options: MergeCommand) -> int:
 @contextmanager
 def _local_path(target: str) -> Iterator[str]:
     """Yield where a checkpoint is written: of one in a store, in a temporary directory of this machine."""
-    if not is_remote(target):
+    if fs.place_of(target).opens_by_path:
         yield target
         return
     from tempfile import TemporaryDirectory

@@ -15,7 +15,6 @@ from ckpttool.cli.progress import progress
 from ckpttool.core.name_patterns import PIN_LISTS
 from ckpttool.core.options import argument
 from ckpttool.core.printable import printable
-from ckpttool.core.urls import is_remote
 from ckpttool.storage import fs
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ def _inspect(path: str, filter: str | None, stats: bool) -> Inspection:
 def _remark_on(path: str) -> Remark | None:
     """Return what people say of a checkpoint; without a list of pins above it, nothing is imported."""
     directory = os.path.dirname(os.path.abspath(path))
-    while not is_remote(path):
+    while fs.place_of(path).reads_are_free:
         if any(os.path.lexists(os.path.join(directory, name)) for name in PIN_LISTS):
             from ckpttool.runs.pointers.pins import remark_on
 

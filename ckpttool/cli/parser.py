@@ -16,7 +16,7 @@ from click.shell_completion import CompletionItem
 from ckpttool.cli.output import COLOURS, choose_colour, paged
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import OUTPUT_PANEL, RULE_PANEL, Option, by_field, rows
-from ckpttool.core.urls import is_remote
+from ckpttool.core.urls import is_url
 from ckpttool.storage.held import holding
 
 
@@ -26,7 +26,7 @@ class PathType(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value == "":
             raise UsageError("an argument is empty, and names nothing (a variable that isn't set?)")
-        return value if is_remote(value) else str(Path(value))
+        return value if is_url(value) else str(Path(value))
 
 
 class Command(click.Command):

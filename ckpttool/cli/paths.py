@@ -109,7 +109,7 @@ def say_journals(journals: Sequence[str]) -> None:
     for path in journals:
         directory = directory_of_journal(path)
         message = "a command was interrupted here; the next command that changes this directory recovers it"
-        if fs.is_remote(path):
+        if not fs.place_of(path).can_rename:  # nor locked
             message = "a prune was interrupted here, or is still running; the next prune finishes it"
         if (user := owner_of_journal(path)) is not None:
             message = f"a command of another user, {user}, was interrupted here, or is still running: {_HALF}"

@@ -11,8 +11,8 @@ from ckpttool.cli.output import has_colour, print_json, say_error, say_warning
 from ckpttool.cli.progress import progress
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import argument, group
-from ckpttool.core.urls import is_remote
 from ckpttool.ops.conversion import ConvertOptions
+from ckpttool.storage import fs
 
 _WRITING = ("to", "only", "dtype", "shard_size", "dry_run", "force", "strict", "jobs")
 
@@ -36,7 +36,7 @@ def salvage(command: SalvageCommand) -> int:
     from ckpttool.ops.salvage import salvage as carry_out
 
     target = command.target
-    if is_remote(target):
+    if not fs.place_of(target).opens_by_path:
         raise UsageError(f"{target}: salvage writes to a disk (ckpttool copy brings the result to a store)")
     with progress("reading", 0) as advance:
         done = carry_out(command.source, target, command.writing, advance=advance)

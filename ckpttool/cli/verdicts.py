@@ -258,8 +258,9 @@ def _verify_each(
                 TaskResult(error=target.unit) if isinstance(target.unit, CheckpointError) else next(results)
             )
             error = result.error
-            # That a store doesn't answer says nothing of what it holds.
-            is_no_verdict = result.is_lost or target.is_named or fs.is_remote(target.path)
+            is_no_verdict = (
+                result.is_lost or target.is_named or not fs.place_of(target.path).errors_are_verdicts
+            )
             if result.verification is not None:
                 _add_verdict(target, result.verification, result, command, outcome)
             elif error is not None and (

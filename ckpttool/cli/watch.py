@@ -67,8 +67,9 @@ def watch(command: WatchCommand) -> int:
     jobs, quiet = command.jobs, command.quiet
     settings = watch_settings(command.directories, command.config, command.exclude, jobs)
     places = list({fs.realpath(one): one for one in settings.directories}.values())
-    if remote := next(filter(fs.is_remote, places), None):
-        raise UsageError(f"{remote}: only directories of this machine can be watched")
+    for place in places:
+        if not fs.place_of(place).opens_by_path:
+            raise UsageError(f"{place}: only directories of this machine can be watched")
     every = seconds(command.interval or settings.interval)
     lines = _EventLines(json=command.json, quiet=quiet, is_one=len(places) == 1)
     with ExitStack() as stack:

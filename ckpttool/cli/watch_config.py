@@ -14,7 +14,7 @@ from ckpttool.cli.options import interval_option
 from ckpttool.cli.verify_config import VerifyConfig, read_config
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import Reach, WrongValue, option
-from ckpttool.core.urls import is_remote
+from ckpttool.core.urls import is_url
 
 if TYPE_CHECKING:
     from ckpttool.runs.pruning.request import PruneRequest
@@ -36,7 +36,7 @@ _target = partial(option, reach=Reach.TARGET)
 
 
 def _copy_target(place: str, directory: str) -> str:
-    return place if is_remote(place) else beside(place, directory)
+    return place if is_url(place) else beside(place, directory)
 
 
 def _log_target(text: str, directory: str) -> str:

@@ -63,9 +63,9 @@ class Readable(ABC):
             raise Truncated(self.path, found, expected=f"{self.size} bytes", where=where)
 
     @property
-    def is_remote(self) -> bool:
-        """Tell whether each read is a request to a store."""
-        return False
+    def reads_are_free(self) -> bool:
+        """Return whether reads take no requests to a store."""
+        return True
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:  # noqa: B027 - a file needs no word of it
         """Say which ranges, each from an offset to another, will be read soon: a store takes them at once."""

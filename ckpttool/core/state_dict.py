@@ -9,7 +9,7 @@ from ckpttool.core.errors import MissingPackage, Truncated, UsageError, from_os_
 from ckpttool.core.report import first_names
 from ckpttool.core.suggest import did_you_mean
 from ckpttool.core.tensor import Extent, Role, Tensor
-from ckpttool.core.urls import is_remote
+from ckpttool.core.urls import is_url
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,7 +63,7 @@ def _bytes_of(tensor: Tensor) -> np.ndarray[Any, Any]:
 
     content = np.empty(tensor.nbytes, np.uint8)
     extent = tensor.extent
-    if extent is not None and tensor.byteorder == "little" and not is_remote(extent.file):
+    if extent is not None and tensor.byteorder == "little" and not is_url(extent.file):
         _read_into(content.data, extent)
         return content
     at = 0

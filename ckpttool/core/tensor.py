@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from ckpttool.core.documents import document_of
 from ckpttool.core.dtypes import DType, numpy_dtype
-from ckpttool.core.urls import is_remote
+from ckpttool.core.urls import is_url
 
 if TYPE_CHECKING:
     import numpy as np
@@ -254,7 +254,7 @@ class Tensor:
             raise TypeError(f"{self.name} has no values: it was saved from the meta device")
         dtype = numpy_dtype(self.dtype)
         in_place = self.byteorder == sys.byteorder and self.dtype.bits >= 8 and self.size > 0
-        if in_place and self.extent is not None and not is_remote(self.extent.file):
+        if in_place and self.extent is not None and not is_url(self.extent.file):
             bytes_ = np.memmap(self.extent.file, np.uint8, "r", self.extent.offset, (self.nbytes,))
             return bytes_.view(dtype).reshape(self.shape)
         packed = np.frombuffer(bytearray(self.tobytes()), np.uint8)

@@ -12,14 +12,14 @@ HUB_KINDS = ("datasets", "spaces")
 """What the path of a repository begins with in the Hugging Face Hub, unless it is a model's."""
 
 
-def is_remote(path: str) -> bool:
-    """Tell whether a path is the URL of something in a store."""
+def is_url(path: str) -> bool:
+    """Return whether a path is the URL of something in a store."""
     return "://" in path and _URL.match(path) is not None
 
 
 def has_odd_name(path: str) -> bool:
     """Tell whether a part of a path stands for a name that can't be a part of a URL."""
-    return is_remote(path) and f"/{ODD}" in path
+    return is_url(path) and f"/{ODD}" in path
 
 
 def store_root(url: str) -> str:

@@ -83,33 +83,20 @@ def compare_with_copy(
     place = _CopyPlace(checkpoint.path, copy)
     parts = [entry.path for entry in checkpoint.files]
     pairs = {part: place.of(part) for part in parts}
-    _list_directories([place.of(base_of(checkpoint)), *pairs.values()])
+    for directory in dict.fromkeys(map(fs.dirname, [place.of(base_of(checkpoint)), *pairs.values()])):
+        fs.place_of(directory).list_ahead(directory)
     stated = stated_sums(checkpoint.path, base_of(checkpoint), parts)
     stated |= stated_sums(place.path, place.of(base_of(checkpoint)), list(pairs.values()))
     return compare_files(pairs, stated, jobs, advance, reads_objects=reads_objects)
-
-
-def _list_directories(paths: Sequence[str]) -> None:
-    """Have the directories of a bucket listed: that is one request, where each name in them would be two."""
-    for directory in dict.fromkeys(map(fs.dirname, paths)):
-        if fs.is_remote(directory) and not directory.startswith("http"):
-            try:
-                fs.entries(directory)
-            except OSError:  # what isn't there, or can't be listed, is found missing, or asked for by name
-                continue
 
 
 class _CopyPlace:
     """Where the files of a checkpoint are in its copy."""
 
     def __init__(self, path: str, copy: str) -> None:
-        if fs.is_remote(copy):
-            from ckpttool.storage.remote import require_plain
-
-            require_plain(copy)
         self._origin = fs.abspath(path)
+        is_inside = fs.isdir(copy) and not fs.isdir(path)
         bare = copy.rstrip("/") or copy
-        is_inside = fs.isdir(bare) and not fs.isdir(path)
         self.path = os.path.join(bare, os.path.basename(self._origin)) if is_inside else bare
         self._is_directory = fs.isdir(path)
 
@@ -146,7 +133,7 @@ def compare_files(
     results = {path: _compare_sizes(path, copy, stated) for path, copy in pairs.items()}
     undecided = {path: copy for path, copy in pairs.items() if results[path] is None}
     both = [*undecided, *undecided.values()]
-    stored = stored_checksums(dict.fromkeys(path for path in both if fs.is_remote(path)))
+    stored = stored_checksums(dict.fromkeys(both))
     to_read: dict[str, Wanted] = {}
     for path, copy in undecided.items():
         pair = _Pair(path, copy, stated, stored)
@@ -203,7 +190,7 @@ class _Pair:
 
     def plan_reading(self, to_read: dict[str, Wanted], *, reads_objects: bool) -> FileComparison | None:
         """Add what has to be read; nothing, and the reason in the answer, if it can't be."""
-        can_read = [reads_objects or not fs.is_remote(path) for path in self._paths]
+        can_read = [reads_objects or fs.place_of(path).reads_are_free for path in self._paths]
         for side, other in ((0, 1), (1, 0)):
             wanted = _computable(self._stored[other])
             if can_read[side] and wanted is not None:
@@ -256,7 +243,7 @@ def _believed(path: str, stated: FileSums, stored: StoredChecksums) -> FileSums:
     """Return what is stated of a file; of an object only what the store's checksum bears out."""
     algorithm, difference = compare_sums(stated, stored)
     is_borne_out = algorithm is not None and difference is None
-    return stated if is_borne_out or not fs.is_remote(path) else FileSums(None)
+    return stated if is_borne_out or not fs.place_of(path).keeps_checksums else FileSums(None)
 
 
 def _instead(digits: str, other: str) -> str:

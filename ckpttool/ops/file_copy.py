@@ -11,21 +11,16 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, DamagedCheckpoint, from_os_error
 from ckpttool.formats.copy_notes import dumps_note, read_note
 from ckpttool.storage import fs
-from ckpttool.storage.atomic import write_atomically
 from ckpttool.storage.source import Source
 from ckpttool.storage.work import Advance, no_advance
 
-if TYPE_CHECKING:
-    from ckpttool.storage.stores import ObjectStatus
-
-_BLOCK = 1 << 23
-_REMOTE_BLOCK = 1 << 25
-"""What is asked of a store at once: a request takes some time, however few bytes it is for."""
+_COMPARED_BLOCK = 1 << 25
+"""Bytes; the same for both files that are compared."""
 _ETAG = re.compile(r'"?([0-9a-f]{32})(?:-([1-9][0-9]{0,4}))?"?')
 _PARTS_OF_OTHERS = tuple(mebibytes << 20 for mebibytes in (8, 5, 16, 32, 64, 128))
 """How large the parts are in which other programs upload: boto3 and the AWS tools first."""
@@ -99,7 +94,7 @@ def _tag_proves(source: Source, target: Source, advance: Advance) -> bool:
 
 
 def _blocks(source: Source, advance: Advance = no_advance) -> Iterator[bytes]:
-    for block in source.in_blocks(_REMOTE_BLOCK):
+    for block in source.in_blocks(_COMPARED_BLOCK):
         yield block
         advance(len(block))
 
@@ -127,12 +122,7 @@ def status_of(path: str) -> os.stat_result | None:
 
 def is_unchanged(path: str, was: os.stat_result | None) -> bool:
     """Tell whether a path leads to what it led to before."""
-    now = status_of(path)
-    return _mark(now) == _mark(was)
-
-
-def _mark(status: os.stat_result | None) -> tuple[int, ...] | None:
-    return status and (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    return fs.is_same_file(status_of(path), was)
 
 
 def copy_file(
@@ -164,10 +154,10 @@ def copy_file(
             raise _changed(path)
         blocks = _unchanged_blocks(source, seen, advance)
         try:
-            if fs.is_remote(target):
-                _into_store(source, blocks, target, replaces)
-                return ()
-            return _onto_disk(blocks, target, seen, replaces, check)
+            if fs.place_of(target).can_rename:
+                return _onto_disk(blocks, target, seen, replaces, check)
+            _into_store(source, blocks, target, replaces)
+            return ()
         except OSError as error:
             raise _write_error(error, target) from error
 
@@ -198,60 +188,26 @@ def change_note(path: str, change: Callable[[dict[str, list[str]]], object]) -> 
         return
     if not note:
         remove_file(path, was)
-    else:
-        _write_small(path, dumps_note(note), was)
-
-
-def _write_small(target: str, text: bytes, replaces: os.stat_result | None) -> None:
+        return
     try:
-        if not fs.is_remote(target):
-            fs.makedirs(os.path.dirname(target))
-            write_atomically(target, text)
-            return
-        from ckpttool.storage import remote
-
-        store, name = remote.store_at(target)
-        store.write(name, [text], len(text), _object_at(target, replaces))
-        remote.forget_at(target)
+        fs.place_of(path).write(path, dumps_note(note), was)
     except OSError as error:
-        raise _write_error(error, target) from error
-
-
-def _object_at(target: str, seen: os.stat_result | None) -> ObjectStatus | None:
-    """Return what a store says of what was seen at a target; nothing else may be there now."""
-    from ckpttool.storage import remote
-    from ckpttool.storage.stores import Replaced
-
-    if seen is None:
-        return None
-    known = remote.look_at(target)
-    if known.object is None or _mark(known.status) != _mark(seen):
-        raise Replaced(target)
-    return known.object
+        raise _write_error(error, path) from error
 
 
 def remove_file(target: str, seen: os.stat_result | None) -> None:
-    """Remove a file, as far as it is what was seen."""
+    """Remove a file, unless it has changed since it was seen; None if it didn't exist."""
+    if seen is None:
+        return
     try:
-        if not fs.is_remote(target):
-            if not is_unchanged(target, seen):
-                raise AccessDenied(target, "somebody else wrote it meanwhile", expected="run it again")
-            fs.unlink(target)
-            return
-        from ckpttool.storage import remote
-
-        store, name = remote.store_at(target)
-        if (there := _object_at(target, seen)) is not None:
-            store.remove(name, there)
-        remote.forget_at(target)
+        fs.place_of(target).remove(target, seen)
     except OSError as error:
         raise _write_error(error, target) from error
 
 
 def _unchanged_blocks(source: Source, seen: os.stat_result, advance: Advance) -> Iterator[bytes]:
     """Yield a file's bytes, and require in the end that it still is what was seen."""
-    size = _REMOTE_BLOCK if fs.is_remote(source.path) else _BLOCK
-    for block in source.in_blocks(size):
+    for block in source.in_blocks(fs.place_of(source.path).block_bytes):
         yield block
         advance(len(block))
     if not is_unchanged(source.path, seen):
@@ -266,6 +222,7 @@ def _into_store(
     source: Source, blocks: Iterator[bytes], target: str, replaces: os.stat_result | None
 ) -> None:
     from ckpttool.storage import remote
+    from ckpttool.storage.object_stores import object_seen
     from ckpttool.storage.stores import part_size
 
     store, name = remote.store_at(target)
@@ -277,7 +234,7 @@ def _into_store(
             yield block
 
     try:
-        found = store.write(name, summed(), source.size, _object_at(target, replaces))
+        found = store.write(name, summed(), source.size, object_seen(target, replaces))
     except FileExistsError:
         # The answer to the first try may have been lost: then what is there came from here.
         remote.forget_at(target)
@@ -313,7 +270,7 @@ def _onto_disk(
         staged.settle()
         arrived = hashlib.sha256()
         with fs.open_source(staged.path) as written:
-            for block in written.in_blocks(_BLOCK):
+            for block in written.in_blocks(fs.place_of(staged.path).block_bytes):
                 arrived.update(block)
         if arrived.digest() != sent.digest():
             raise AccessDenied(target, "the disk has other bytes than were written", expected="run it again")

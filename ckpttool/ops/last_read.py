@@ -22,7 +22,7 @@ _HEAD = re.compile(
 
 def record_of(unit: Unit) -> str | None:
     """Return the path of the digests beside a checkpoint on this machine; None if there are none."""
-    if fs.is_remote(unit.path):
+    if not fs.place_of(unit.path).opens_by_path:  # it is changed in its place
         return None
     record = base_at(unit.path, unit.format.name if unit.format else None) + DIGESTS_SUFFIX
     return record if fs.isfile(record) else None

@@ -114,14 +114,15 @@ def compare_manifests(
     written = _read_digests(base, findings)
     stated = _statements(base, parts, manifests, written)
     present = list(_present_files(checkpoint, stated, findings))
-    differing, unproven = _compare_stored(stated, [path for path in present if fs.is_remote(path)])
+    in_store = [path for path in present if fs.place_of(path).keeps_checksums]
+    differing, unproven = _compare_stored(stated, in_store)
     unread = {} if reads_objects else unproven
-    by_store = [path for path in present if fs.is_remote(path) and path not in unproven]
+    by_store = [path for path in in_store if path not in unproven]
     to_read = [path for path in present if path not in by_store and path not in unread]
     found = sums_of_files({path: Wanted(stated[path].algorithms) for path in to_read}, jobs, advance=advance)
     changed = [*differing, *_changed_files(stated, found)]
     findings += changed
-    may_read = reads_objects or not fs.is_remote(checkpoint.path)
+    may_read = reads_objects or fs.place_of(checkpoint.path).reads_are_free
     if written is not None and may_read and (changed or not stated):
         findings += changed_tensors(checkpoint, written, jobs, advance)
     if not stated:
@@ -156,7 +157,7 @@ def stated_sums(path: str, base: str, parts: Sequence[str]) -> dict[str, FileSum
         if one is None or len(one.sums) != 1:  # manifests that contradict each other say nothing
             continue
         known = {one.address.algorithm: one.address.digits} if one.address else {}
-        is_older = not fs.is_remote(part) and fs.stat(part).st_mtime_ns > oldest
+        is_older = not fs.place_of(part).keeps_checksums and fs.stat(part).st_mtime_ns > oldest
         sums = FileSums(None) if is_older else one.sums[0]
         found[part] = replace(sums, digests={**known, **sums.digests})
     return found
@@ -208,7 +209,7 @@ def _statements(
     directory = os.path.dirname(fs.abspath(base))
     for name, sums in written.files.items() if written else ():
         path = fs.normpath(os.path.join(directory, name))
-        if "crc32c" in sums.blocks and fs.is_remote(path):  # on this machine the tensors are compared
+        if "crc32c" in sums.blocks and fs.place_of(path).keeps_checksums:  # else the tensors are compared
             stated.setdefault(path, _Statement(name))
         if path in stated:
             stated[path].crcs = sums

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from ckpttool.core.errors import from_os_error
+from ckpttool.storage import fs
 from ckpttool.storage.checksums import TITLES, FileSums, StoredChecksums
 from ckpttool.storage.work import in_order
 
@@ -12,13 +13,13 @@ REQUESTS_AT_ONCE = 16
 _SHOWN_DIGITS = 16
 
 
-def stored_checksums(urls: Iterable[str]) -> dict[str, StoredChecksums]:
-    """Return the checksums that stores keep of objects, by their URLs.
+def stored_checksums(paths: Iterable[str]) -> dict[str, StoredChecksums]:
+    """Return the checksums that stores keep of objects, by their URLs; files of a disk are left out.
 
     Raises:
         CheckpointError: A store doesn't say what is there.
     """
-    wanted = list(urls)
+    wanted = [path for path in paths if fs.place_of(path).keeps_checksums]
     return dict(zip(wanted, in_order(_ask, wanted, min(REQUESTS_AT_ONCE, len(wanted) or 1)), strict=True))
 
 

@@ -171,7 +171,7 @@ def _do(progress: Progress, task: VerifyTask) -> TaskResult:
 def _with_survival(task: VerifyTask, verdict: Verification, advance: Advance) -> Verification:
     """Return the verdict with what can be saved of a damaged checkpoint; all that is left is read again."""
     is_full = set(CHECKS) <= set(task.only) and not task.is_sampled_out
-    if not is_full or not verdict.is_damaged or fs.is_remote(verdict.path):
+    if not is_full or not verdict.is_damaged or not fs.place_of(verdict.path).reads_are_free:
         return verdict
     from ckpttool.ops.salvage import salvageable
 
@@ -336,10 +336,12 @@ def verify_all(
             result = TaskResult(error=one) if isinstance(one, CheckpointError) else next(results)
             if result.verification is not None:
                 verdicts.append(result.verification)
-            elif result.error is not None and (result.is_lost or one.path in own or fs.is_remote(one.path)):
-                errors.append(result.error)
             elif result.error is not None:
-                verdicts.append(unreadable(result.error))
+                is_verdict = fs.place_of(one.path).errors_are_verdicts and one.path not in own
+                if is_verdict and not result.is_lost:
+                    verdicts.append(unreadable(result.error))
+                else:
+                    errors.append(result.error)
     return Verifications(tuple(verdicts), tuple(errors))
 
 

@@ -49,7 +49,7 @@ def weight_copy_findings(checkpoint: Checkpoint, jobs: int, advance: Advance) ->
 def weight_copies(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield files of weights, or indices of them, on this machine with each copy beside them."""
     for path in dict.fromkeys(paths):
-        match = None if fs.is_remote(path) else _SAFE.fullmatch(os.path.basename(path))
+        match = _SAFE.fullmatch(os.path.basename(path)) if fs.place_of(path).reads_are_free else None
         if match is None or not fs.isfile(path):
             continue
         for prefix, ending in product(("pytorch_", ""), ("", ".index.json")):

@@ -8,7 +8,6 @@ ACM 17, 1974); J. T. Daly, "A higher order estimate of the optimum checkpoint in
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -120,7 +119,7 @@ def cadence_of(
     sound = [entry for entry in entries if entry.is_sound]
     if not sound:
         return Cadence(unknown="no checkpoint is intact")
-    free = None if fs.is_remote(sound[0].path) else shutil.disk_usage(sound[0].directory).free
+    free = fs.place_of(sound[0].path).free_bytes(sound[0].directory)
     taken = _save_time(sound) if save_time is None else save_time
     nbytes = median(entry.nbytes for entry in sound)
     unknown, intervals = None, list[float]()

@@ -331,7 +331,8 @@ def plan_copy(request: CopyRequest) -> CopyPlan:
 
 def _has_foreign_path(planned: PlannedCopy) -> bool:
     """Tell whether an object of a store would become a file whose name other systems take for a path."""
-    if not fs.is_remote(planned.unit.path) or fs.is_remote(planned.target):
+    source, target = fs.place_of(planned.unit.path), fs.place_of(planned.target)
+    if source.opens_by_path or not target.opens_by_path:
         return False
     return any(
         "\\" in os.path.relpath(file.target, os.path.dirname(planned.target)) for file in planned.files
@@ -339,12 +340,8 @@ def _has_foreign_path(planned: PlannedCopy) -> bool:
 
 
 def _is_prunable(directory: str) -> bool:
-    if not fs.is_remote(directory):
-        return True
-    from ckpttool.storage.remote import store_at
-
     try:
-        return store_at(directory)[0].is_changeable
+        return fs.place_of(directory).is_changeable(directory)
     except OSError as error:
         raise from_os_error(error, directory) from error
 
@@ -500,7 +497,7 @@ class _Copying:
         self._seen = {file: _existing_status(file.path) for file in planned.files}
         self._there = {file: target_status(file.target) for file in planned.files}
         self.warnings: list[str] = []
-        if not dry_run and not fs.is_remote(planned.target):
+        if not dry_run:
             self._clear_stages()
 
     def _clear_stages(self) -> None:
@@ -537,8 +534,8 @@ class _Copying:
     @property
     def _verifies_arrived(self) -> bool:
         """Tell whether its copy is verified before it counts: to read it twice from a store takes long."""
-        from_store, to_store = fs.is_remote(self._planned.unit.path), fs.is_remote(self._planned.target)
-        return from_store and not to_store and self._request.depth == "full"
+        source, target = fs.place_of(self._planned.unit.path), fs.place_of(self._planned.target)
+        return not source.reads_are_free and target.reads_are_free and self._request.depth == "full"
 
     def _is_unfinished(self) -> bool:
         """Tell whether a note says that not all is there, or not verified."""
@@ -640,8 +637,8 @@ class _Copying:
                 self._there[file] = None
 
     def _send_all(self, files: Sequence[_File], advance: Advance) -> None:
-        is_remote = fs.is_remote(self._planned.target)
-        small = [file for file in files if is_remote and self._seen[file].st_size <= _SMALL]
+        takes_requests = not fs.place_of(self._planned.target).reads_are_free
+        small = [file for file in files if takes_requests and self._seen[file].st_size <= _SMALL]
         send = partial(self._send_one, advance)
         in_order(lambda file, _: send(file), small, _AT_ONCE)
         for file in files:

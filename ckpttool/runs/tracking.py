@@ -16,7 +16,6 @@ from ckpttool.core.documents import document_of, messages
 from ckpttool.core.errors import CheckpointError, NotFound, UsageError, from_os_error
 from ckpttool.core.report import counted
 from ckpttool.core.result import Table
-from ckpttool.core.urls import is_remote
 from ckpttool.ops.digests import digest_of_list, sha256_of_files
 from ckpttool.ops.verdict import Safety
 from ckpttool.runs.members.entry import Entry
@@ -120,8 +119,9 @@ def log(
     scope = Scope(metrics=metrics, exclude=exclude)
     advance = advance or no_advance
     texts = [os.fspath(path) for path in paths]
-    if remote := next(filter(is_remote, texts), None):
-        raise UsageError(f"{remote}: only checkpoints on this machine can be recorded")
+    for text in texts:
+        if not fs.place_of(text).opens_by_path:
+            raise UsageError(f"{text}: only checkpoints on this machine can be recorded")
     logged: dict[str, LoggedCheckpoint] = {}
     errors: dict[str, str] = {}
     warnings: list[str] = []

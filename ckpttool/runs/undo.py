@@ -26,14 +26,17 @@ from ckpttool.transaction.history import (
     identities,
     moment_of,
     read_record,
-    state_dirs,
     write_record,
 )
 from ckpttool.transaction.lock import lock_directory
 from ckpttool.transaction.paths import NotUndone, Problem, require_directory, shown
 from ckpttool.transaction.record_undo import RecordUndo, undo_record
 from ckpttool.transaction.recovery import recover_directory
-from ckpttool.transaction.state_dir import OWNER, TRASH
+from ckpttool.transaction.state_dir import (
+    OWNER,
+    TRASH,
+    state_dirs,
+)
 from ckpttool.transaction.trash import (
     adopt_renamed_trashes,
     all_state_dirs,
@@ -284,7 +287,7 @@ def directories_with_trash(root: str, *, levels: int | None = None) -> Iterator[
 def _raise_of_store(error: OSError) -> None:
     """Raise what a store didn't answer; what can't be listed on a disk has no trash of ours."""
     path = os.fspath(error.filename or "")
-    if fs.is_remote(path) and not isinstance(error, FileNotFoundError):
+    if not fs.place_of(path).errors_are_verdicts and not isinstance(error, FileNotFoundError):
         raise from_os_error(error, path)
 
 

@@ -31,7 +31,7 @@ class ContentAddress(NamedTuple):
 
 def content_address(path: str) -> ContentAddress | None:
     """Return the digest that a cache or a download states of a file; None if there is none."""
-    if fs.is_remote(path):
+    if fs.place_of(path).keeps_checksums:  # and the store states its own
         return None
     *above, name = fs.realpath(path).split(os.sep)
     if above[-1:] == ["blobs"] and _REPOSITORY.fullmatch("".join(above[-2:-1])):

@@ -25,7 +25,7 @@ _ANSWERS_WITHIN = "10s"
 
 def path_everywhere(path: str) -> str:
     """Return a path that means the same on all machines; a URL does, as it is."""
-    return path if fs.is_remote(path) else fs.abspath(path)
+    return path if fs.isabs(path) else fs.abspath(path)
 
 
 def answer_of(future: Future[R], path: str) -> R | CheckpointError:

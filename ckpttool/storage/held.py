@@ -22,7 +22,7 @@ from itertools import chain, takewhile
 from typing import NamedTuple, ParamSpec, TypeVar
 
 from ckpttool.core.errors import AccessDenied
-from ckpttool.core.urls import is_remote
+from ckpttool.core.urls import is_url
 
 IS_SUPPORTED = {os.open, os.mkdir, os.rename, os.link, os.unlink, os.rmdir, os.stat} <= os.supports_dir_fd
 """Whether the system can work below open directories."""
@@ -284,7 +284,7 @@ def holding(*paths: str | os.PathLike[str]) -> Iterator[None]:
     All threads find them held. What can't be opened isn't held: whoever uses it says why.
     """
     named = [os.fspath(path) for path in paths]
-    given = [path for path in named if not is_remote(path) and "\0" not in path]
+    given = [path for path in named if not is_url(path) and "\0" not in path]
     places = [one for path in given for one in (os.path.dirname(os.path.abspath(path)), path)]
     held: list[_Hold] = []
     try:

@@ -107,8 +107,8 @@ class RemoteSource(Source):
         return self._object.version
 
     @property
-    def is_remote(self) -> bool:
-        return True
+    def reads_are_free(self) -> bool:
+        return False
 
     def close(self) -> None:
         self._is_closed = True

@@ -128,6 +128,11 @@ class S3Store(BucketStore):
 
         return VersionedBucket(self.root)
 
+    def unfinished_uploads(self, prefix: str) -> tuple[int, int | None] | None:
+        from ckpttool.storage.s3_versions import unfinished_uploads
+
+        return unfinished_uploads(f"{self.root}/{prefix}")
+
     def clock(self) -> float:
         try:
             answer = ask("HEAD", self._address("HEAD", _NO_OBJECT), f"{self.root}/{_NO_OBJECT}")

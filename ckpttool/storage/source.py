@@ -190,8 +190,8 @@ class Part(Source):
         self._whole.read_into(self.base + offset, buffer, where)
 
     @property
-    def is_remote(self) -> bool:
-        return self._whole.is_remote
+    def reads_are_free(self) -> bool:
+        return self._whole.reads_are_free
 
     @property
     def begin(self) -> int:

@@ -165,8 +165,13 @@ class Store(ABC):
         return False
 
     @property
+    def can_list(self) -> bool:
+        """Return whether names can be listed."""
+        return True
+
+    @property
     def is_changeable(self) -> bool:
-        """Tell whether objects can be removed, copied, and written only if nobody else does."""
+        """Return whether objects can be removed, copied, and written under conditions."""
         return False
 
     def copy(self, name: str, to: str) -> None:
@@ -185,6 +190,10 @@ class Store(ABC):
             OSError: The store can't list versions.
         """
         raise OSError(errno.ENOTSUP, "no older versions can be listed there", self.root)
+
+    def unfinished_uploads(self, prefix: str) -> tuple[int, int | None] | None:
+        """Return the number of unfinished uploads below a prefix, and their bytes if known; None if 0."""
+        return None
 
     def clock(self) -> float:
         """Return what time it is for the store, in seconds since 1970; this machine's if it doesn't say."""
@@ -322,6 +331,10 @@ class WebStore(BucketStore):
     """A web server: its files can be read, and neither listed nor changed."""
 
     write, remove, copy = Store.write, Store.remove, Store.copy
+
+    @property
+    def can_list(self) -> bool:
+        return False
 
     @property
     def is_changeable(self) -> bool:

@@ -30,7 +30,7 @@ def operations_in_copy(
     is the file that was noted. Elsewhere the operations are returned as they are; what is missing stays as
     noted.
     """
-    if fs.is_remote(directory):  # whose objects have their versions, which no copy has
+    if not fs.place_of(directory).can_rename:  # objects have versions, which no copy has
         return listed, None
     now: dict[Fingerprint, Fingerprint] = {}
     others: list[tuple[Fingerprint, Fingerprint]] = []

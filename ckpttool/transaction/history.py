@@ -35,7 +35,6 @@ from ckpttool.transaction.state_dir import (
     read_own,
     require_own,
     require_own_status,
-    state_dir_beside,
 )
 
 RECORD = "record.json"
@@ -105,11 +104,6 @@ def inode_of(directory: str) -> int | None:
         raise from_os_error(error, directory) from error
 
 
-def state_dirs(directory: str) -> tuple[StateDir, ...]:
-    """Return where a trash of a directory may lie: in it, or beside it (see ``state_dir``)."""
-    return (StateDir(directory), *(() if fs.is_remote(directory) else (state_dir_beside(directory),)))
-
-
 def moment_of(identity: str) -> str:
     """Return when a command was run: local time, and how far that is from UTC."""
     from datetime import datetime
@@ -170,9 +164,9 @@ def _record_of(
         raise ValueError(f"kind {document['kind']!r}")
     steps = tuple(UndoStep(text_of(step["journal"]), list_of(step["undoing"])) for step in document["steps"])
     undoing = [step.undoing for step in steps]
-    if fs.is_remote(directory):
-        for one in undoing:
-            require_of_store(one)
+    can_rename = fs.place_of(directory).can_rename
+    for one in () if can_rename else undoing:
+        require_of_store(one)
     if any(one.identity != identity or one.kind != "restore" for one in undoing):
         raise ValueError("a step of another command")
     return CommandRecord(
@@ -182,13 +176,13 @@ def _record_of(
         document["kind"],
         steps,
         is_told=document.get("told") is True,
-        root=None if fs.is_remote(directory) or document.get("root") is None else count_of(document["root"]),
+        root=count_of(document["root"]) if can_rename and document.get("root") is not None else None,
     )
 
 
 def write_record(record: CommandRecord) -> None:
     """Write a record down, synced to disk; one without a step goes."""
-    if fs.is_remote(record.directory):
+    if not fs.place_of(record.directory).has_owners:
         _write_in_store(record)
         return
     if not record.steps:
@@ -359,7 +353,7 @@ def tidy(state_dir: StateDir, identity: str) -> None:
 
     What can't be removed stays, and is removed when the trash is emptied. A store has no directories.
     """
-    if fs.is_remote(state_dir.path):
+    if not fs.place_of(state_dir.path).can_rename:
         return
     with suppress(OSError), opened(state_dir.path) as around:
         with suppress(OSError), opened(state_dir.trash_name, around) as root:

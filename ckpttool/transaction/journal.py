@@ -443,3 +443,10 @@ class Recovery:
     put_back: list[str] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+
+    def add(self, other: Recovery) -> None:
+        """Add the result of another recovery."""
+        self.finished += other.finished
+        self.put_back += other.put_back
+        self.moved += other.moved
+        self.failed |= other.failed

@@ -45,8 +45,11 @@ def lock_directory(directory: str, lock: str = LOCK, holder: str | None = None) 
     A file system without locks is used without: every step checks each file again anyway. So is a store,
     in which each change has a condition.
     """
-    if fs.is_remote(directory):
-        _require_changeable(directory)
+    where = fs.place_of(directory)
+    if not where.can_rename:
+        if not where.is_changeable(directory):
+            problem = "ckpttool changes nothing in such a store"
+            raise AccessDenied(directory, problem, expected="s3://, gs:// or az://")
         yield
         return
     around, suffix = state_dir_of(directory)
@@ -72,22 +75,13 @@ def lock_directory(directory: str, lock: str = LOCK, holder: str | None = None) 
                 os.close(descriptor)
 
 
-def _require_changeable(directory: str) -> None:
-    from ckpttool.storage.remote import store_at
-
-    if not store_at(directory)[0].is_changeable:
-        raise AccessDenied(
-            directory, "ckpttool changes nothing in such a store", expected="s3://, gs:// or az://"
-        )
-
-
 def clear_stale(directories: Iterable[str]) -> None:
     """Remove the lock files that kills left in directories in which nothing is to be done now.
 
     One that somebody holds stays, and so does one that can't be opened or removed.
     """
     for directory in directories:
-        if fs.is_remote(directory):
+        if not fs.place_of(directory).can_rename:  # nor locked
             continue
         around, suffix = state_dir_beside(directory)
         if fs.lexists(os.path.join(directory, LOCK)) or fs.lexists(os.path.join(around, LOCK + suffix)):

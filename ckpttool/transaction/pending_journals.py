@@ -9,134 +9,34 @@ import os
 from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import NamedTuple
 
-from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.discovery import Walk, discover
 from ckpttool.formats.interface import Unit
 from ckpttool.storage import fs
-from ckpttool.transaction.files import contents
-from ckpttool.transaction.journal import Group, Location, Move, OperationList, Rewrite
-from ckpttool.transaction.open_roots import OpenRoots, open_roots
-from ckpttool.transaction.stages import JOURNAL, stages
-from ckpttool.transaction.state_dir import (
-    StateDir,
-    may_keep_state_beside,
-    open_own,
-    state_dir_beside,
-    state_dir_of_stage,
-    user_name,
-)
-from ckpttool.transaction.stored_journals import read_journal
+from ckpttool.transaction.engines import engine_of
+from ckpttool.transaction.stages import JOURNAL
+from ckpttool.transaction.state_dir import state_dir_of_stage
 
 
 def pending_journals(directory: str) -> list[str]:
-    """Return the paths of the journals of a directory that the next command has to settle."""
-    if fs.is_remote(directory):
-        from ckpttool.transaction.store_directory import journals_in
-
-        return journals_in(directory)
-    try:
-        paths = stages(StateDir(directory))
-        if may_keep_state_beside(directory):
-            paths += stages(state_dir_beside(directory))
-    except CheckpointError:  # what can't be read holds nothing that we could settle
-        return []
-    pending: list[str] = []
-    for path in (os.path.join(stage, JOURNAL) for stage in paths):
-        try:
-            fs.lstat(path)
-        except PermissionError:
-            pass  # in another user's stage, where nobody else can tell: it may be there
-        except OSError:
-            continue
-        pending.append(path)
-    return pending
+    """Return the paths of the journals in a directory that wait for recovery."""
+    return engine_of(directory).journals()
 
 
 def directory_of_journal(path: str) -> str:
     """Return the directory that a journal is for."""
     place = os.path.dirname(path)
-    return place if fs.is_remote(path) else state_dir_of_stage(place).directory
+    is_staged = os.path.basename(path) == JOURNAL
+    return state_dir_of_stage(place).directory if is_staged else place
 
 
 def owner_of_journal(path: str) -> str | None:
-    """Return which other user a journal is of, so that this one can't settle it; None where it is his."""
-    if fs.is_remote(path):
-        return None
-    stage = os.path.dirname(path)
-    try:
-        user, owner = fs.lstat(stage).st_uid, fs.stat(state_dir_of_stage(stage).directory).st_uid
-    except OSError:  # it has just gone
-        return None
-    is_ours = not hasattr(os, "geteuid") or user in (os.geteuid(), owner)
-    return None if is_ours else user_name(user)
+    """Return the other user that a journal belongs to; None if it can be recovered."""
+    return engine_of(directory_of_journal(path)).owner_of(path)
 
 
 def incomplete_names(directory: str) -> frozenset[str]:
-    """Return the names that belong to no whole checkpoint: some part is gone already, or on its way."""
-    if fs.is_remote(directory):
-        from ckpttool.transaction.store_operations import incomplete_in_store
-
-        return incomplete_in_store(directory)
-    names: set[str] = set()
-    for path in pending_journals(directory):
-        try:
-            journal = read_journal(os.path.dirname(path), directory)
-        except CheckpointError:  # the next command that changes something refuses to go on
-            continue
-        if journal is not None:
-            names |= _hidden_names(directory, os.path.dirname(path), journal)
-    return frozenset(names)
-
-
-def _hidden_names(directory: str, stage: str, listed: OperationList) -> set[str]:
-    """Return the names in a directory under which checkpoints that a journal moves don't count."""
-    names = {
-        one.name
-        for one in listed.pointers
-        if isinstance(one, Rewrite) and (one.after if listed.is_committed else one.before) is None
-    }
-    try:
-        with (
-            open_own(directory, *os.path.split(stage)) as inner,
-            open_roots(directory, listed, state_dir_of_stage(stage), inner.descriptor) as roots,
-        ):
-            for number, group in enumerate(listed.groups):
-                is_done = listed.done is not None and number in listed.done
-                names.update(_hidden_names_of(directory, roots, number, group, is_done=is_done))
-    except (CheckpointError, OSError):  # the next command that changes something refuses to go on
-        return names
-    return names
-
-
-def _hidden_names_of(
-    directory: str, roots: OpenRoots, number: int, group: Group, *, is_done: bool
-) -> Iterator[str]:
-    moves = [one for one in roots.listed.of_groups[number] if isinstance(one, Move)]
-    come = [one for one in moves if not one.target.is_private]
-    moved = [one for one in moves if roots.has_moved(one)]
-    if come and not is_done:
-        # Under new names it doesn't count yet, unless it was renamed: a directory never has both.
-        is_home = all(roots.status(Location(roots.listed.home(number), name)) for name in group.members)
-        if is_home or len(come) > len([one for one in come if one in moved]):
-            yield from (one.target.path for one in come if one in moved)
-        if roots.listed.home(number) == "directory" and not is_home:
-            yield from _names_left(directory, group)
-    elif roots.listed.home(number) == "directory" and moved and (come or not group.is_single):
-        yield from _names_left(directory, group)
-
-
-def _names_left(directory: str, group: Group) -> Iterator[str]:
-    """Yield members of a partly moved checkpoint that have not been saved again since."""
-    for name in group.members:
-        noted = [file for file in group.contents.files if file.path.split(os.sep)[0] == name]
-        try:
-            now = contents(directory, [name]).files
-        except OSError:  # gone, or unreadable: then it is hidden, too
-            now = ()
-        # In a copy of the directory, inodes are others.
-        kept = {(file.path, file.size, file.mtime_ns) for file in noted}
-        if not now or any((file.path, file.size, file.mtime_ns) in kept for file in now):
-            yield name
+    """Return names in a directory that belong to incomplete checkpoints until recovery."""
+    return engine_of(directory).hidden_names()
 
 
 class UnaffectedUnits(NamedTuple):

@@ -55,7 +55,7 @@ def text_at(path: str, place: int | None = None) -> str | None:
 
 
 def _opened_text(path: str, place: int | None) -> BinaryIO:
-    if place is None and fs.is_remote(path):
+    if place is None and not fs.place_of(path).has_links:
         return fs.open_regular(path)
     return open(regular_descriptor(path, follows=False, dir_fd=place), "rb")
 
@@ -312,7 +312,7 @@ def _goes(directory: str, path: str, removed: Collection[str]) -> bool:
 def _is_there(directory: str, path: str) -> bool:
     """Tell whether a listed checkpoint exists; a path of a machine tells a store's directory nothing."""
     path = os.path.join(directory, path)
-    if fs.is_remote(directory) and not fs.is_remote(path):
+    if fs.root_of(directory) and not fs.root_of(path):
         return False
     try:
         return any(map(fs.exists, (expand_shards(path)[0], f"{path}{INDEX}")))

@@ -11,13 +11,12 @@ from ckpttool.core.errors import from_os_error
 from ckpttool.formats.tensorflow.state import NAME
 from ckpttool.storage import fs
 from ckpttool.transaction.copies import operations_in_copy
+from ckpttool.transaction.engines import engine_of
 from ckpttool.transaction.files import StalePlan
 from ckpttool.transaction.history import CommandRecord, UndoStep, drop_step, read_record
 from ckpttool.transaction.journal import OperationList, Relink, Rewrite
-from ckpttool.transaction.moves import MoveFailure, MoveOutcome, apply, obstacles
 from ckpttool.transaction.paths import NotUndone, Problem, shown
 from ckpttool.transaction.pointer_files import base_name, merged_state, text_at
-from ckpttool.transaction.store_operations import restorable_in_store, restore_in_store
 
 _PLANNED = {"trash": "it was put there", "rename": "it was renamed", "prune": "it was removed"}
 """Completes "it has changed since …"."""
@@ -62,13 +61,14 @@ def _undo_step(
     undoing, warning = operations_in_copy(record.directory, step.undoing, record.state_dir)
     if is_last and warning is not None:
         done.warnings.append(f"{shown(record.directory)}: {warning}")
-    fit, in_place, refused = _look(record, undoing, is_last=is_last, dry_run=dry_run)
+    engine = engine_of(record.directory)
+    fit, in_place, refused = engine.restorable(record, undoing, is_first=is_last, dry_run=dry_run)
     if refused and record.kind == "rename" and undoing.pointers:
         fit = []  # its pointers go with all of it
     if fit or not undoing.groups:
         listed, left = _merge_pointers(record.directory, undoing, fit)
         if not dry_run:
-            outcome, in_place = _apply(record, listed)
+            outcome, in_place = engine.restore(record, listed)
             refused |= outcome.failures
             fit = [number for number in fit if undoing.groups[number].path in outcome.moved]
         if fit or not (undoing.groups or refused):
@@ -90,30 +90,6 @@ def _undo_step(
         NotUndone.because(_path(record, path), failure.text(planned)) for path, failure in refused.items()
     ]
     return bool(refused)
-
-
-def _look(
-    record: CommandRecord, undoing: OperationList, *, is_last: bool, dry_run: bool
-) -> tuple[list[int], frozenset[int], dict[str, MoveFailure]]:
-    """Return the groups that can be restored, those that are in place already, and why others can't be."""
-    numbers, paths = list(range(len(undoing.groups))), [group.path for group in undoing.groups]
-    if fs.is_remote(record.directory):
-        if not dry_run:  # restoring looks, too
-            return numbers, frozenset(), {}
-        outcome, in_place = restorable_in_store(record.directory, undoing)
-        return [number for number in numbers if paths[number] in outcome.moved], in_place, outcome.failures
-    if dry_run and not is_last:  # after two renames, the names in between don't exist yet
-        return numbers, frozenset(), {}
-    stuck = dict(obstacles(record.directory, undoing, record.state_dir))
-    failures = {paths[number]: failure for number, failure in stuck.items()}
-    return [number for number in numbers if number not in stuck], frozenset(), failures
-
-
-def _apply(record: CommandRecord, undoing: OperationList) -> tuple[MoveOutcome, frozenset[int]]:
-    """Undo operations; return what became of them, and the groups that were in place already."""
-    if fs.is_remote(record.directory):
-        return restore_in_store(record.directory, undoing)
-    return apply(record.directory, undoing, record.state_dir), frozenset()
 
 
 def _path(record: CommandRecord, path: str) -> str:

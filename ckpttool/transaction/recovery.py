@@ -5,33 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from ckpttool.core.errors import AccessDenied, DamagedCheckpoint
-from ckpttool.storage import fs
+from ckpttool.core.errors import AccessDenied
+from ckpttool.transaction.engines import engine_of
 from ckpttool.transaction.journal import OperationList, Recovery
 from ckpttool.transaction.paths import shown
-from ckpttool.transaction.settling import Settled, settle_stage
+from ckpttool.transaction.settling import Settled
 from ckpttool.transaction.staged_output import error_text
-from ckpttool.transaction.stages import remove_stage, stages
-from ckpttool.transaction.state_dir import StateDir, may_keep_state_beside, require_own, state_dir_beside
 
 
 def recover_directory(directory: str) -> Recovery:
     """Recover all interrupted commands in a directory."""
-    if fs.is_remote(directory):
-        from ckpttool.transaction.store_directory import journals_in
-
-        paths, recover = journals_in(directory), _recover_in_store
-    else:
-        paths, recover = stages(StateDir(directory)), _recover_stage
+    engine, recovery = engine_of(directory), Recovery()
+    for path in engine.leftovers():
         try:
-            paths += stages(state_dir_beside(directory))
-        except AccessDenied:  # nobody else needs to be able to list the directory around one
-            if may_keep_state_beside(directory):
-                raise
-    recovery = Recovery()
-    for path in paths:
-        try:
-            recover(directory, path, recovery)
+            found = engine.settle(path)
+            # What can't be settled yet is left for the next command.
+            if found is None or _tell(directory, path, *found, recovery):
+                engine.discard(path, None if found is None else found[1])
         except OSError as error:
             reason = f"what was interrupted can't be recovered: {error_text(error)}"
             raise AccessDenied(path, reason) from error
@@ -44,26 +34,6 @@ _DOING = {
     "restore": "undo",
     "rename": "rename",
 }
-
-
-def _recover_stage(directory: str, path: str, recovery: Recovery) -> None:
-    """Recover the interrupted command of a stage."""
-    require_own(path, directory)
-    found = settle_stage(directory, path)
-    if found is not None and not _tell(directory, path, *found, recovery):
-        return  # what is left is settled once that is out of the way
-    if not remove_stage(path) and not (found is not None and found[1].notes):
-        expected = "move them where they belong"
-        raise DamagedCheckpoint(path, "files not listed in the journal", expected=expected)
-
-
-def _recover_in_store(directory: str, path: str, recovery: Recovery) -> None:
-    """Recover the interrupted command of a journal in a store."""
-    from ckpttool.transaction.store_operations import settle_in_store
-
-    found = settle_in_store(directory, os.path.basename(path))
-    if found is not None:
-        _tell(directory, path, *found, recovery)
 
 
 def _tell(directory: str, path: str, listed: OperationList, settled: Settled, recovery: Recovery) -> bool:

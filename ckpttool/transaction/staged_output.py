@@ -322,7 +322,7 @@ def clear_areas(directory: str) -> tuple[str, ...]:
 
 def has_leftovers(directory: str) -> bool:
     """Tell whether kills left something in a directory on a disk that commands clear."""
-    if fs.is_remote(directory):
+    if not fs.place_of(directory).can_rename:
         return False
     try:
         return any(map(is_leftover_name, fs.listdir(directory)))

@@ -73,7 +73,7 @@ class StateDir(NamedTuple):
 
 def state_dir_of(directory: str) -> StateDir:
     """Return where the stage, the lock and the trash of a directory go; no owner scans a store."""
-    if fs.is_remote(directory):
+    if not fs.place_of(directory).opens_by_path:
         return StateDir(directory)
     if _is_scanned_by_accelerate(directory):
         real = fs.realpath(directory)
@@ -85,6 +85,12 @@ def state_dir_of(directory: str) -> StateDir:
         if any(_is_serial(os.path.join(directory, name)) for name in names):
             return state_dir_beside(directory)
     return StateDir(directory)
+
+
+def state_dirs(directory: str) -> tuple[StateDir, ...]:
+    """Return where the trash of a directory may be: in it, or beside it."""
+    beside = (state_dir_beside(directory),) if fs.place_of(directory).opens_by_path else ()
+    return (StateDir(directory), *beside)
 
 
 def state_dir_beside(directory: str) -> StateDir:
@@ -227,16 +233,16 @@ def read_own(
     """
     path = os.path.join(around, *names)
     try:
-        if fs.is_remote(path):
+        if fs.place_of(path).has_owners:
+            with open_own(directory, around, *names[:-1]) as place:
+                text = _own_bytes(place, names[-1], directory, what, most)
+        else:
             from ckpttool.transaction.store_directory import StoreDirectory
 
             found = StoreDirectory(around).read("/".join(names), most)
             if found is None:
                 return None
             text = found[0]
-        else:
-            with open_own(directory, around, *names[:-1]) as place:
-                text = _own_bytes(place, names[-1], directory, what, most)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -24,21 +24,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
-from enum import Enum
 from itertools import chain
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from ckpttool.core.errors import AccessDenied, from_os_error
+from ckpttool.core.errors import AccessDenied
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.formats.tensorflow.state import MAX_BYTES as MAX_STATE
-from ckpttool.formats.tensorflow.state import NAME
-from ckpttool.storage import fs, remote
+from ckpttool.storage import remote
 from ckpttool.storage.stores import ObjectStatus, ObjectVersions, OlderVersions, Replaced
-from ckpttool.transaction.files import Contents, Fingerprint, StalePlan, contents
-from ckpttool.transaction.history import RECORD, RecordKind, UndoStep, add_step, drop_groups
-from ckpttool.transaction.journal import Group, Location, Move, OperationList, Relink, Rewrite
+from ckpttool.transaction.files import Fingerprint, StalePlan
+from ckpttool.transaction.history import RecordKind, UndoStep, add_step, drop_groups
+from ckpttool.transaction.journal import Location, Move, OperationList, Relink, Rewrite
 from ckpttool.transaction.journal_documents import (
     SCHEMA,
     identity_of,
@@ -48,13 +45,9 @@ from ckpttool.transaction.journal_documents import (
     require_of_store,
 )
 from ckpttool.transaction.lock import ANOTHER_AT_WORK, BUSY
-from ckpttool.transaction.moves import MoveOutcome, move_failure
 from ckpttool.transaction.old_journals import STORE_REMOVALS, store_removals_of
 from ckpttool.transaction.operations import Failures
-from ckpttool.transaction.paths import shown
-from ckpttool.transaction.pointer_files import restored_pointer, state_rewrite
-from ckpttool.transaction.removal import RemovalOutcome, add_failure, removal_operations
-from ckpttool.transaction.settling import Settled
+from ckpttool.transaction.pointer_files import restored_pointer
 from ckpttool.transaction.staged_output import error_text
 from ckpttool.transaction.stages import journal_text
 from ckpttool.transaction.state_dir import MAX_BYTES, TRASH, StateDir, parse_own
@@ -62,7 +55,6 @@ from ckpttool.transaction.store_directory import (
     StoreDirectory,
     identity_of_journal,
     journal_name,
-    journals_in,
     results_of,
 )
 from ckpttool.transaction.unlinking import StrandedCheckpoint
@@ -75,14 +67,6 @@ _MOST_MARKERS = 100
 """Limit on delete markers that hide one object."""
 _RECOVERS = "; the next command recovers"
 _WEIGHTS = re.compile(r".*\.(?:safetensors|bin|pt|pth|ckpt|h5|npz|pdparams)")
-
-
-class UndoMethod(Enum):
-    """How a removal can be undone: not at all, from the bucket's older versions, from copies in the trash."""
-
-    NONE = "none"
-    VERSIONS = "versions"
-    COPIES = "copies"
 
 
 class StoredObject(NamedTuple):
@@ -484,7 +468,7 @@ def _failures(results: Iterable[tuple[StoredObject, object]]) -> Failures:
     return failures
 
 
-def _is_settled(failures: Failures) -> bool:
+def is_settled(failures: Failures) -> bool:
     """Tell whether trying again could change nothing, since others have changed what was left."""
     return all(isinstance(one.__cause__ or one, StalePlan) for one in failures.values())
 
@@ -498,210 +482,3 @@ def _listed(document: Mapping[str, Any]) -> tuple[OperationList, str]:
     listed = operations_of(document, document["done"])
     require_of_store(listed)
     return listed, name_of(document["id"])
-
-
-@contextmanager
-def _store_errors(directory: str, result: str = "") -> Iterator[None]:
-    """Forget what the store said before, and convert what it refuses; the message ends with ``result``."""
-    remote.forget()
-    try:
-        yield
-    except (OSError, StalePlan) as error:
-        reason = from_os_error(error, directory).reason if isinstance(error, OSError) else str(error)
-        raise AccessDenied(shown(directory), reason + result) from error
-    finally:
-        remote.forget()
-
-
-# Removal --------------------------------------------------------------------------------------------
-
-
-def remove_from_store(
-    directory: str, removals: Sequence[Group], identity: str, method: UndoMethod
-) -> RemovalOutcome:
-    """Remove checkpoints of one directory; what has changed since the plan was made stays."""
-    outcome = RemovalOutcome()
-    with _store_errors(directory, _RECOVERS):
-        groups = _unchanged(directory, removals, outcome)
-        if groups:
-            kind: Literal["remove", "trash"] = "trash" if method is UndoMethod.COPIES else "remove"
-            noted = None if method is UndoMethod.NONE else identity
-            listed = removal_operations(groups, kind=kind, identity=noted)
-            _remove(StoreOperations(StoreDirectory(directory), identity, listed), outcome)
-    return outcome
-
-
-def _unchanged(directory: str, removals: Sequence[Group], outcome: RemovalOutcome) -> list[Group]:
-    """Return what is still as the plan saw it, with the versions of its objects."""
-    found: list[Group] = []
-    for one in removals:
-        try:
-            is_same = contents(directory, one.members).is_same_as(one.contents)
-        except FileNotFoundError:
-            if not any(fs.lexists(f"{directory}/{name}") for name in one.members):
-                outcome.removed.append(one.path)
-                continue
-            is_same = False
-        if is_same:
-            found.append(one._replace(contents=_with_versions(directory, one.contents)))
-        else:
-            outcome.failed[one.path] = "it has changed since the plan was made"
-    return found
-
-
-def _with_versions(directory: str, noted: Contents) -> Contents:
-    def with_version(file: Fingerprint) -> Fingerprint:
-        known = remote.look_at(f"{directory}/{file.path}").object
-        return file if known is None else replace(file, version=known.version)
-
-    return Contents(tuple(map(with_version, noted.files)))
-
-
-def _remove(operations: StoreOperations, outcome: RemovalOutcome) -> None:
-    groups = operations.listed.groups
-    try:
-        operations.begin()
-    except OSError as error:
-        reason = f"{from_os_error(error, operations.directory).reason}; nothing was removed"
-        raise AccessDenied(operations.directory, reason) from error
-    failures = operations.copy()
-    standing = [number for number in range(len(groups)) if number not in failures]
-    operations.drop_targets([*failures])
-    if standing:
-        names = {os.path.basename(groups[number].path) for number in standing}
-        remote.forget()  # copying may take hours
-        operations.commit(standing, state_rewrite(operations.directory, names))
-        if not operations.write_pointers():
-            change = StalePlan(f"{NAME} has changed", since_plan=True)
-            failures |= dict.fromkeys(standing, change)
-            standing = []
-    if standing:
-        left = operations.finish(standing)
-        failures |= left
-        if _is_settled(left):
-            kept = [number for number, error in left.items() if not isinstance(error, StrandedCheckpoint)]
-            operations.drop_targets(kept)
-            operations.close([number for number in standing if number not in kept])
-    else:
-        operations.abandon()
-    for number, failure in failures.items():
-        add_failure(outcome, groups[number], failure)
-    done = [groups[number] for number in standing if number not in failures]
-    outcome.removed += [group.path for group in done]
-    outcome.freed += sum(group.contents.nbytes for group in done)
-
-
-# Undo -----------------------------------------------------------------------------------------------
-
-
-def restorable_in_store(directory: str, listed: OperationList) -> tuple[MoveOutcome, frozenset[int]]:
-    """Return what ``restore_in_store`` would, and change nothing."""
-    with _store_errors(directory):
-        missing, failures = _undo_operations(directory, listed).missing()
-    numbers = [number for number in range(len(listed.groups)) if number not in failures]
-    return _outcome(listed, numbers, missing, failures)
-
-
-def restore_in_store(directory: str, listed: OperationList) -> tuple[MoveOutcome, frozenset[int]]:
-    """Restore checkpoints from the trash, or from a bucket's older versions.
-
-    Returns:
-        What became of them, and the groups that were in place already.
-    """
-    with _store_errors(directory, _RECOVERS):
-        operations = _undo_operations(directory, listed)
-        missing, failures = operations.missing()
-        operations.begin()
-        numbers, failures = operations.restore(missing, failures)
-        operations.remove_journal()
-    return _outcome(listed, numbers, missing, failures)
-
-
-def _outcome(
-    listed: OperationList, numbers: Sequence[int], missing: Sequence[StoredObject], failures: Failures
-) -> tuple[MoveOutcome, frozenset[int]]:
-    paths = [group.path for group in listed.groups]
-    failed = {paths[number]: move_failure(failure) for number, failure in failures.items()}
-    return MoveOutcome([paths[number] for number in numbers], failed), frozenset(numbers) - {
-        one.group for one in missing
-    }
-
-
-def _undo_operations(directory: str, listed: OperationList) -> StoreOperations:
-    assert listed.identity is not None  # of the command that is undone
-    return StoreOperations(StoreDirectory(directory), listed.identity, listed)
-
-
-def remove_copies(
-    directory: str, listed: OperationList, *, dry_run: bool
-) -> Iterator[tuple[int, int | Exception]]:
-    """Remove the copies of checkpoints from the trash; yield the bytes of each group, or its error."""
-    with _store_errors(directory):
-        operations = _undo_operations(directory, listed)
-        freed, failures = operations.copied_bytes()
-        fit = [number for number in freed if number not in failures]
-        if not dry_run:
-            failures |= operations.empty(fit)
-        yield from ((number, failures.get(number, freed[number])) for number in freed)
-
-
-# Recovery -------------------------------------------------------------------------------------------
-
-
-def seconds_since_recorded(directory: str, identity: str) -> float:
-    """Return the age of a command's record by the store's clock, in seconds; 0 if it has none."""
-    place = StoreDirectory(directory)
-    status = place.status(f"{TRASH}/{identity}/{RECORD}")
-    return 0 if status is None else place.store.clock() - status.modified_ns / 1e9
-
-
-def settle_in_store(directory: str, name: str) -> tuple[OperationList, Settled] | None:
-    """Settle a journal; return None if another command has just done it."""
-    remote.forget()
-    try:
-        operations = StoreOperations.read(directory, name)
-        return None if operations is None else (operations.listed, _settled(operations))
-    finally:
-        remote.forget()
-
-
-def _settled(operations: StoreOperations) -> Settled:
-    """Restore what an undo had begun to; of a removal, complete the groups of which something was removed."""
-    listed, settled = operations.listed, Settled()
-    numbers = range(len(listed.groups))
-    if listed.kind == "restore":
-        settled.finished, failures = operations.restore(*operations.missing())
-        settled.notes = {
-            number: f"not restored: {move_failure(one).text()}" for number, one in failures.items()
-        }
-        operations.remove_journal()  # the record has what is left
-        return settled
-    done = sorted(listed.done or ())
-    settled.finished = sorted(operations.incomplete().intersection(done))
-    if listed.kind == "trash":
-        settled.put_back = [at for at in numbers if at not in settled.finished]
-    if not listed.is_committed:
-        operations.abandon()
-        return settled
-    failures = operations.finish(settled.finished)
-    told = {number: str(failure) for number, failure in failures.items()}
-    if not _is_settled(failures):
-        settled.failures = told
-        return settled
-    settled.notes = told
-    operations.restore_pointers([number for number in done if number not in settled.finished])
-    operations.close(done)
-    return settled
-
-
-def incomplete_in_store(directory: str) -> frozenset[str]:
-    """Return the names in a directory of checkpoints that an interrupted command left incomplete."""
-    names: set[str] = set()
-    for url in journals_in(directory):
-        try:
-            operations = StoreOperations.read(directory, os.path.basename(url))
-            if operations is not None:
-                names |= operations.incomplete_names()
-        except OSError as error:
-            raise from_os_error(error, url) from error
-    return frozenset(names)

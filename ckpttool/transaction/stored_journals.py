@@ -11,7 +11,7 @@ from ckpttool.core.errors import AccessDenied, DamagedCheckpoint, from_os_error
 from ckpttool.storage import fs
 from ckpttool.storage.directories import OpenDirectory
 from ckpttool.transaction.files import Contents, contents, opened, status_at
-from ckpttool.transaction.history import read_record, state_dirs
+from ckpttool.transaction.history import read_record
 from ckpttool.transaction.journal import (
     CONTENT,
     REPLACED,
@@ -24,7 +24,12 @@ from ckpttool.transaction.journal import (
 from ckpttool.transaction.journal_documents import SCHEMA, count_of, operations_of
 from ckpttool.transaction.old_journals import MOVING, REMOVALS, OldOutput, list_of, old_output_of, removals_of
 from ckpttool.transaction.stages import DONE, JOURNAL, stages
-from ckpttool.transaction.state_dir import open_own, read_own, state_dir_of_stage
+from ckpttool.transaction.state_dir import (
+    open_own,
+    read_own,
+    state_dir_of_stage,
+    state_dirs,
+)
 
 T = TypeVar("T")
 

@@ -7,13 +7,10 @@ anew, and a trash lies on the file system of its directory in any case.
 
 from __future__ import annotations
 
-import errno
 import os
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from typing import NamedTuple
 
 from ckpttool.core.errors import CheckpointError, from_os_error
@@ -21,7 +18,8 @@ from ckpttool.storage import fs
 from ckpttool.storage.directories import rename
 from ckpttool.storage.held import holds
 from ckpttool.transaction.copies import operations_in_copy
-from ckpttool.transaction.files import Fingerprint, StalePlan, opened, status_at
+from ckpttool.transaction.engines import engine_of
+from ckpttool.transaction.files import opened
 from ckpttool.transaction.history import (
     RECORD,
     CommandRecord,
@@ -31,18 +29,20 @@ from ckpttool.transaction.history import (
     make_trash,
     open_trash,
     read_record,
-    state_dirs,
     tidy,
     write_record,
 )
-from ckpttool.transaction.journal import Group, OperationList
 from ckpttool.transaction.lock import lock_directory
-from ckpttool.transaction.mounts import require_unmounted
 from ckpttool.transaction.moves import failure_text
 from ckpttool.transaction.paths import Problem, bare, shown
 from ckpttool.transaction.recovery import recover_directory
-from ckpttool.transaction.state_dir import OWNER, TRASH, StateDir, state_dir_beside
-from ckpttool.transaction.unlinking import purge, require_removable
+from ckpttool.transaction.state_dir import (
+    OWNER,
+    TRASH,
+    StateDir,
+    state_dir_beside,
+    state_dirs,
+)
 
 _MARK = TRASH + OWNER
 
@@ -100,7 +100,7 @@ def empty(directory: str, older_than: int | None = None, dry_run: bool = False) 
             adopt_renamed_trashes(directory)
         for state_dir in all_state_dirs(directory):
             for identity in identities(state_dir):
-                if older_than is None or _seconds_since(identity, directory) >= older_than:
+                if older_than is None or engine_of(directory).age(identity) >= older_than:
                     _empty_place(directory, state_dir, identity, emptying)
     return _emptied(emptying)
 
@@ -114,16 +114,6 @@ def _emptied(emptying: _Emptying) -> EmptiedTrash:
         warnings=tuple(emptying.warnings),
         left_bytes=emptying.left,
     )
-
-
-def _seconds_since(identity: str, directory: str) -> float:
-    """Return how long ago a command was run, in a store by the store's clock."""
-    if fs.is_remote(directory):
-        from ckpttool.transaction.store_operations import seconds_since_recorded
-
-        return seconds_since_recorded(directory, identity)
-    moment = datetime.strptime(identity.partition("Z")[0], "%Y%m%dT%H%M%S.%f")
-    return time.time() - moment.replace(tzinfo=timezone.utc).timestamp()
 
 
 def _empty_place(directory: str, state_dir: StateDir, identity: str, emptying: _Emptying) -> None:
@@ -158,7 +148,7 @@ def _empty_step(record: CommandRecord, step: UndoStep, emptying: _Emptying) -> U
     if warning is not None:
         emptying.warnings.append(f"{shown(record.directory)}: {warning}")
     left: list[int] = []
-    for number, freed in _purged(record, listed, dry_run=emptying.dry_run):
+    for number, freed in engine_of(record.directory).purge(record, listed, dry_run=emptying.dry_run):
         group = listed.groups[number]
         path = shown(os.path.join(record.directory, os.path.basename(group.path)))
         if isinstance(freed, Exception):
@@ -170,49 +160,6 @@ def _empty_step(record: CommandRecord, step: UndoStep, emptying: _Emptying) -> U
             emptying.removed.append(path)
             emptying.freed += freed
     return step._replace(undoing=listed.only(left))
-
-
-def _purged(
-    record: CommandRecord, listed: OperationList, *, dry_run: bool
-) -> Iterator[tuple[int, int | Exception]]:
-    """Remove checkpoints from the trash; yield the bytes that each of them frees, or why it is left."""
-    if fs.is_remote(record.directory):
-        from ckpttool.transaction.store_operations import remove_copies
-
-        yield from remove_copies(record.directory, listed, dry_run=dry_run)
-        return
-    with opened(record.place) as place:
-        for number, group in enumerate(listed.groups):
-            try:
-                yield number, _remove_from_place(place, group, dry_run=dry_run)
-            except (StalePlan, OSError) as failure:
-                yield number, failure
-
-
-def _remove_from_place(place: int, group: Group, *, dry_run: bool) -> int:
-    """Remove a checkpoint from the trash; return how many bytes that frees, or would."""
-    freed = sum(_freed_bytes(place, file) for file in group.contents.files)
-    require_unmounted(place, group.members)
-    if dry_run:
-        return freed
-    require_removable(place, group.contents)
-    try:
-        for _ in purge(place, group.contents, may_be_gone=True):
-            pass
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # what else lies there is told, and left
-            raise
-    return freed
-
-
-def _freed_bytes(place: int, file: Fingerprint) -> int:
-    """Return how many bytes a file's going would free; one that is gone frees none."""
-    status = status_at(file.path, place)
-    if status is None:
-        return 0
-    if not file.is_of(status):
-        raise StalePlan(f"{file.path} has changed since it was put there")
-    return status.st_size if status.st_nlink == 1 else 0
 
 
 def _unlisted_files(place: str, steps: Iterable[UndoStep]) -> Iterator[Problem]:
@@ -286,7 +233,7 @@ def path_as_given(directory: str, path: str) -> str:
 
 def trashes_under_other_names(directory: str) -> list[StateDir]:
     """Return where the trash of a directory lies that had another name when something was put there."""
-    if fs.is_remote(directory):
+    if not fs.place_of(directory).opens_by_path:
         return []
     beside = state_dir_beside(directory)
     try:

@@ -304,8 +304,7 @@ def _hints(pruned: Pruned) -> Iterator[str]:
     if len(places) == 1:
         (where,) = places
     else:
-        where = fs.commonpath([fs.abspath(place) for place in places])
-        where = where if fs.is_remote(where) else os.path.relpath(where)
+        where = fs.relpath(fs.commonpath([fs.abspath(place) for place in places]))
     arguments = " -r" if len(places) > 1 else ""
     arguments += "" if where == os.curdir else f" {printable(quote(shown(where)))}"
     yield f"to restore them: ckpttool undo{arguments}"

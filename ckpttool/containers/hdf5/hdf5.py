@@ -75,9 +75,9 @@ class Location:
         death = self.death or (_hung.get(self._identity()) if _hung else None)
         if death is not None:
             raise DamagedCheckpoint(self.path, death, where=self.where, code="hdf5-crashed")
-        is_remote = fs.is_remote(self.path)
         request = {"op": op, "number": self.number, "path": fs.abspath(self.path), "offset": self.offset}
-        source = fs.open_source(self.path) if is_remote and self.inline is None else None
+        is_relayed = self.inline is None and not fs.place_of(self.path).opens_by_path
+        source = fs.open_source(self.path) if is_relayed else None
         with WORKER.lock:
             loads = WORKER.ready(self.path) != self.loaded_in and self.inline is not None
             request |= {"size": self.size, "inline": loads, "relayed": source is not None, **more}

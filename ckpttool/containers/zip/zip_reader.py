@@ -157,7 +157,7 @@ class Archive:
         if self.rescue is not None:
             return self.rescue.members
         in_file_order = sorted(self._listed, key=lambda member: member.header)
-        if self.source.is_remote and _by_directory.get():
+        if not self.source.reads_are_free and _by_directory.get():
             located = locate_by_directory(in_file_order, self._directory.offset)
             if located is not None:
                 return tuple(located)

@@ -126,7 +126,7 @@ def _read_as_worker(entry: Entry, jobs: int) -> Reason | None:
         seen = contents(entry.directory, entry.unit.members)
     except OSError as failure:
         return fault(Code.UNREADABLE, from_os_error(failure, entry.unit.path).reason)
-    if not fs.is_remote(entry.path) and not seen.has_sizes_of(entry.contents):
+    if fs.place_of(entry.path).reads_are_free and not seen.has_sizes_of(entry.contents):
         return fault(Code.UNREADABLE, not_the_same(entry.path).reason)
     return read_in_full(entry, jobs)
 

@@ -37,7 +37,7 @@ def needed_paths(
 
 def places_on_the_way(path: str) -> Iterator[str]:
     """Yield where a path leads, and each symlink on the way there, all in directories without a symlink."""
-    if fs.is_remote(path):
+    if not fs.place_of(path).has_links:
         yield fs.normpath(path)
         return
     waiting = [part for part in reversed(fs.abspath(path).split(os.sep)) if part]

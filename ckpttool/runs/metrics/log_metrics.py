@@ -209,8 +209,6 @@ def _log_beside(directory: str, name: str, root: str) -> str | None:
 def _short_path(path: str) -> str:
     """Return a path without detours, where that is the same file."""
     short = fs.normpath(path)
-    if fs.is_remote(path):
-        return short
     try:
         return short if fs.samefile(short, path) else path
     except (OSError, ValueError):

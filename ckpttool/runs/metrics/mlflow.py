@@ -18,6 +18,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from ckpttool.core.errors import DamagedCheckpoint, NotFound, UsageError, from_os_error
 from ckpttool.core.secrets import without_signatures
+from ckpttool.core.urls import is_url
 from ckpttool.runs.members.run_directories import parse_yaml
 from ckpttool.runs.metrics.log import Log
 from ckpttool.runs.metrics.text_logs import numbered_lines
@@ -120,7 +121,7 @@ def path_of(uri: str, base: str) -> str:
     """Return where a URI points to on this machine, seen from a store; what is elsewhere stays as it is."""
     if uri.startswith("file:"):
         return unquote(urlsplit(uri).path)
-    return uri if _PLAIN_URL.match(uri) or fs.is_remote(uri) else os.path.normpath(os.path.join(base, uri))
+    return uri if _PLAIN_URL.match(uri) or is_url(uri) else os.path.normpath(os.path.join(base, uri))
 
 
 def _model(

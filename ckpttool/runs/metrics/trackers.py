@@ -91,7 +91,7 @@ def _names_directory(parameters: Mapping[str, object], directory: str) -> bool:
 def places_around(root: str) -> list[str]:
     """Return the directories in which a tracker of a directory may lie: here, in it, and above it."""
     places = [os.getcwd()]
-    above = "" if fs.is_remote(root) else fs.realpath(root)
+    above = fs.realpath(root) if fs.place_of(root).opens_by_path else ""
     while above:
         places.append(above)
         above = "" if os.path.dirname(above) == above else os.path.dirname(above)

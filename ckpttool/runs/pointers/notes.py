@@ -165,9 +165,8 @@ class Mentions:
         self, parts: Sequence[str], known: str, directory: str, is_absolute: bool
     ) -> Sequence[Entry]:
         bases = list(_upwards(fs.abspath(directory)))
-        roots = (
-            [] if fs.is_remote(directory) else [os.sep]
-        )  # what lies on this machine says nothing of a store
+        # An absolute path of this machine names nothing in a store.
+        roots = [os.sep] if fs.place_of(directory).opens_by_path else []
         for base in roots if is_absolute else bases:
             if entries := self._entries_at(base, parts):
                 return entries

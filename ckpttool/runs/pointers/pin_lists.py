@@ -12,13 +12,11 @@ from ckpttool.core.errors import AccessDenied, CheckpointError, DamagedCheckpoin
 from ckpttool.core.name_patterns import PIN_LISTS, PINS
 from ckpttool.core.naming import parse_name
 from ckpttool.core.suggest import closest
-from ckpttool.core.urls import store_root
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.runs.pointers.kind import MAX_STATE, NO_CHANGES, Changes, PointerKind, Renamer
 from ckpttool.runs.pointers.remarks import NOTHING, Remark, fault_text, remarks_in, rename_remarks
 from ckpttool.runs.surveying.path_resolution import resolve_checkpoint
 from ckpttool.storage import fs
-from ckpttool.storage.atomic import write_atomically
 from ckpttool.storage.source import NotRegular
 from ckpttool.transaction.paths import is_within, shown
 from ckpttool.transaction.state_dir import state_dir_of, user_name
@@ -135,7 +133,7 @@ def _list_text(file: str) -> str:
         ValueError: It is no text, or can't be a list; the text says why.
         CheckpointError: It can't be read.
     """
-    if fs.is_remote(file) and not fs.lexists(file):
+    if not fs.lexists(file):
         return ""
     try:
         with fs.open_regular(file) as opened:
@@ -164,48 +162,31 @@ def changed_text(
 
 
 def write_list(file: str, before: str, text: str) -> None:
-    """Write a list of pins; one that says nothing any more goes.
+    """Write a list of pins, or remove one that is empty now.
 
     Args:
         file: The list.
-        before: What it says; in a store, where nothing is locked, it must still say that.
-        text: What it is to say.
+        before: Its text when it was read; without a lock, as in a store, it may have changed since.
+        text: Its new text.
     """
     says_nothing = "".join(text.split()) in ("", f"{KEY}=[]")
+    _require_trusted_link(file)
+    target = fs.realpath(file)
+    place = fs.place_of(target)
+    place.refresh(target)
     try:
-        if fs.is_remote(file):
-            _write_object(file, before, None if says_nothing else text)
-            return
-        _require_trusted_link(file)
-        target = fs.realpath(file)
-        if says_nothing:
-            fs.unlink(target)
-        else:
-            write_atomically(target, text.encode())
-    except OSError as error:
-        raise AccessDenied(shown(file), f"{from_os_error(error, file).reason}; no pin was changed") from error
-
-
-def _write_object(file: str, before: str, text: str | None) -> None:
-    """Write a list as an object, or remove it, unless somebody else has written it meanwhile."""
-    from ckpttool.storage import remote
-    from ckpttool.storage.stores import Replaced
-
-    remote.forget()
-    store, name = remote.store_at(file)
-    status = remote.look_at(file).object if fs.lexists(file) else None
-    try:
+        seen = fs.stat(target) if fs.lexists(target) else None
         if read_list(file) != before:
-            raise Replaced(file)
-        if text is not None:
-            data = text.encode()
-            store.write(name, [data], len(data), status)
-        elif status is not None:
-            store.remove(name, status)
-    except (Replaced, FileExistsError, FileNotFoundError) as error:
-        raise AccessDenied(shown(file), "it was changed meanwhile; no pin was changed") from error
+            raise AccessDenied(shown(file), "it was changed meanwhile; no pin was changed")
+        if not says_nothing:
+            place.write(target, text.encode(), seen)
+        elif seen is not None:
+            place.remove(target, seen)
+    except OSError as error:
+        reason = "it was changed meanwhile" if fs.is_change(error) else from_os_error(error, file).reason
+        raise AccessDenied(shown(file), f"{reason}; no pin was changed") from error
     finally:
-        remote.forget()
+        place.refresh(target)
 
 
 def _require_trusted_link(file: str) -> None:
@@ -256,8 +237,8 @@ def _directories_above(directory: str) -> Iterator[str]:
 
 
 def _device(directory: str) -> int | str | None:
-    if fs.is_remote(directory):
-        return store_root(directory)
+    if root := fs.root_of(directory):
+        return root
     try:
         return fs.stat(directory).st_dev
     except OSError as error:

@@ -183,7 +183,7 @@ def remarks_beside(directory: str) -> Mapping[str, Remark]:
 
     Nothing of a store, either: that would take requests for each directory.
     """
-    file = "" if fs.is_remote(directory) else list_for(directory)
+    file = list_for(directory) if fs.place_of(directory).reads_are_free else ""
     if not file or not fs.lexists(file):
         return {}
     try:

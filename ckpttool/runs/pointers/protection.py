@@ -343,7 +343,7 @@ def _being_written(temporary: os.DirEntry[str]) -> str:
 
 def _follow_symlinks(search: Search, pointed: PointerProtections) -> None:
     """Protect what symlinks in the tree, or beside it, lead to; one that leads nowhere may have meant us."""
-    if fs.is_remote(search.root):
+    if not fs.place_of(search.root).has_links:
         return
     unread = search.unread(pointed)
     beside = [entry.path for entry in names_in(search.above, unread).values() if entry.is_symlink()]

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ckpttool.core.errors import AccessDenied, CheckpointError
-from ckpttool.core.urls import store_root
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.runs.members.entry import Entry
 from ckpttool.storage import fs
-from ckpttool.transaction.history import identities, read_record, state_dirs
+from ckpttool.transaction.history import identities, read_record
 from ckpttool.transaction.journal import OperationList
 from ckpttool.transaction.paths import shown
+from ckpttool.transaction.state_dir import state_dirs
 
 _MOST_LEVELS = 4
 """How deep a file may lie in a checkpoint that is a directory: ``iter_0000100/mp_rank_00/…``."""
@@ -101,7 +101,7 @@ def renamed_targets(target: str, directories: Sequence[str], index: CheckpointIn
 
 def _renamings(directory: str) -> Iterator[tuple[OperationList, int]]:
     """Yield the recorded undo steps of renames in a directory, oldest first, with a group number."""
-    if fs.is_remote(directory):  # nothing is renamed there
+    if not fs.place_of(directory).can_rename:
         return
     try:
         known = {identity: home for home in state_dirs(directory) for identity in identities(home)}
@@ -186,11 +186,7 @@ def paths_of(target: str, directory: str) -> list[str]:
     Whoever writes a pointer must not make us ask another store, and files of this machine say nothing of one.
     """
     paths = [os.path.join(directory, target), target]
-    return [path for path in paths if _store_of(path) == _store_of(directory)]
-
-
-def _store_of(path: str) -> str:
-    return store_root(path) if fs.is_remote(path) else ""
+    return [path for path in paths if fs.root_of(path) == fs.root_of(directory)]
 
 
 def exists(path: str) -> bool:

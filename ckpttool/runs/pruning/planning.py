@@ -105,7 +105,7 @@ def make_plan(
     checked = set(finite.values())
     copied: set[str] = set()
     whole: dict[str, str | None] = {}
-    if request.joins_slim and fs.is_remote(survey.root):
+    if request.joins_slim and not fs.place_of(survey.root).can_rename:
         raise UsageError("--full: checkpoints in a store can't be slimmed")
     # What reading finds damaged is no survivor: others stay in its place, which are to be read in turn.
     while True:

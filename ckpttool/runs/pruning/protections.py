@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from shlex import quote
@@ -50,7 +49,7 @@ def own_reasons(survey: Survey, scope: Scope, min_age: int, *, keeps_foreign: bo
     """
     reasons: dict[str, list[str]] = {}
     youngest = (_now(survey.root) - min_age) * 1e9 if min_age else 0.0
-    points = () if fs.is_remote(survey.root) else mount_points(below=survey.root) or ()
+    points = mount_points(below=survey.root) or ()
     excluded = Globs(scope.exclude, survey.root)
     for entry in survey.entries:
         globs = (glob for place in entry.places for glob in excluded.of(place))
@@ -72,12 +71,8 @@ def foreign_reason(entry: Entry) -> str:
 
 def _now(root: str) -> float:
     """Return what time it is where the files get theirs, in seconds since 1970."""
-    if not fs.is_remote(root):
-        return time.time()
-    from ckpttool.storage.remote import store_at
-
     try:
-        return store_at(root)[0].clock()
+        return fs.place_of(root).clock(root)
     except OSError as error:
         raise from_os_error(error, root) from error
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.documents import document_of
-from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
+from ckpttool.core.errors import AccessDenied, CheckpointError
 from ckpttool.core.keywords import shows_keywords
 from ckpttool.core.numbers import file_size
 from ckpttool.core.result import Result
@@ -25,18 +25,18 @@ from ckpttool.runs.reasons import Code, Reason
 from ckpttool.runs.retention.plan import GroupPlan, KeptEntry, RetentionPlan
 from ckpttool.runs.retention.rules import Policy
 from ckpttool.runs.surveying.survey import Survey
-from ckpttool.storage import fs, remote
+from ckpttool.storage import fs
 from ckpttool.storage.held import holds
+from ckpttool.transaction.engine import UndoMethod
+from ckpttool.transaction.engines import engine_of
 from ckpttool.transaction.files import Contents
 from ckpttool.transaction.journal import Group, Recovery, new_identity
 from ckpttool.transaction.lock import BUSY, clear_stale, lock_directory
 from ckpttool.transaction.paths import Problem, require_directory
 from ckpttool.transaction.pending_journals import directory_of_journal, pending_journals
 from ckpttool.transaction.recovery import recover_directory
-from ckpttool.transaction.removal import RemovalOutcome, put_aside, remove
+from ckpttool.transaction.removal import RemovalOutcome
 from ckpttool.transaction.staged_output import clear_areas, has_leftovers, is_leftover_name
-from ckpttool.transaction.store_directory import keeps_versions
-from ckpttool.transaction.store_operations import UndoMethod, order_of_removal, remove_from_store
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -161,83 +161,138 @@ def prune(
     request = PruneRequest.from_keywords(directory, keywords)
     progress = progress or no_progress
     reader = reader or FullReader(request.jobs, progress)
+    trash = trash or request.failed == "remove"
     if dry_run:
         planned = make_plan(request, progress, reader=reader)
-        method = _undo_method(request.directory, planned, trash or request.failed == "remove")
-        planned = _with_warning(planned, method)
-        return _result(planned, freed=planned.plan.freed_bytes, dry_run=True)
+        warned = _with_warning(planned, request.directory, _undo_method(request.directory, planned, trash))
+        return _result(warned, freed=planned.plan.freed_bytes, dry_run=True)
     root = require_directory(request.directory)
-    trash = trash or request.failed == "remove"
-    with ExitStack() as stack:
-        locks = _Locks(stack)
-        refusal = locks.refusal(root)
-        recoveries = [_recover(root, refusal)]
-        survey = survey_series(root, request, progress)
-        owners = dict.fromkeys(map(directory_of_journal, survey.journals))
-        below = [path for path in owners if fs.isdir(path) and not fs.samefile(path, root)]
-        recoveries += [_recover(directory, locks.refusal(directory)) for directory in below]
-        inside = {path for entry in survey.entries for path in _littered_directories(entry)}
-        littered = [path for path in sorted({root, *_directories_of(survey), *inside}) if has_leftovers(path)]
-        left = [why for path in littered for why in clear_areas(path)]
-        if below or littered:  # what was interrupted there is part of what is planned with
-            survey = survey_series(root, request, progress)
+    with _Locks() as locks:
+        survey, recovered, left = _recovered_survey(root, request, locks, progress)
         planned = make_plan(request, progress, survey, reader)
-        result = _result(planned)
-        if planned.plan.changes and refusal is not None:
-            raise AccessDenied(root, f"{refusal.reason}; nothing was removed") from refusal
+        if planned.plan.changes:
+            locks.require(root, "{}; nothing was removed")
         method = _undo_method(root, planned, trash)
-        agreed = confirm(_with_warning(planned, method)) if planned.plan.changes and confirm else None
+        agreed = confirm(_with_warning(planned, root, method)) if planned.plan.changes and confirm else None
         if agreed is None and any(entry.foreign_files for entry in planned.plan.removals):
             planned = _without_foreign(
                 planned, make_plan(request, progress, survey, reader, keeps_foreign=True)
             )
-            result = _result(planned)
-        if agreed is False:
-            result = replace(result, declined=True)
-        elif planned.plan.changes:
+        if agreed is False or not planned.plan.changes:
+            result = replace(_result(planned), declined=agreed is False)
+        else:
             identity = new_identity() if trash is True else trash or None
-            result = _carry_out(locks, root, planned, identity, method)
+            result = _remove(locks, root, planned, identity, method)
             if planned.plan.slimmed:
                 result = _slim(locks, result, identity, request.jobs, progress)
         clear_stale(locks.not_held(_directories_of(survey)))
-    problems = [Problem(path, why) for recovery in recoveries for path, why in recovery.failed.items()]
     return replace(
         result,
-        problems=(*problems, *result.problems),
-        finished=tuple(path for recovery in recoveries for path in recovery.finished),
-        put_back=tuple(path for recovery in recoveries for path in recovery.put_back),
-        warnings=(*(text for recovery in recoveries for text in recovery.moved), *result.warnings, *left),
+        problems=(*(Problem(path, why) for path, why in recovered.failed.items()), *result.problems),
+        finished=tuple(recovered.finished),
+        put_back=tuple(recovered.put_back),
+        warnings=(*recovered.moved, *result.warnings, *left),
     )
 
 
+# Survey ---------------------------------------------------------------------------------------------
+
+
+class _Locks(AbstractContextManager["_Locks"]):
+    """Locks of directories, all held until the context ends."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._held: set[str] = set()
+        self._refusals: dict[str, AccessDenied] = {}
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def hold(self, directory: str) -> None:
+        """Lock a directory, unless it is held already."""
+        if directory not in self._held:
+            self._stack.enter_context(lock_directory(directory))
+            self._held.add(directory)
+
+    def try_hold(self, directory: str) -> bool:
+        """Lock a directory; return False if it can't be changed. Another command at work is an error."""
+        try:
+            self.hold(directory)
+        except AccessDenied as refusal:
+            if refusal.code == BUSY:
+                raise
+            self._refusals[directory] = refusal
+            return False
+        return True
+
+    def require(self, directory: str, message: str) -> None:
+        """Raise an error if ``try_hold`` failed; its reason replaces ``{}`` in the message."""
+        if (refusal := self._refusals.get(directory)) is not None:
+            raise AccessDenied(directory, message.format(refusal.reason)) from refusal
+
+    def not_held(self, directories: Iterable[str]) -> list[str]:
+        """Return those of some directories that are not held."""
+        held = {fs.realpath(directory) for directory in self._held}
+        return [directory for directory in directories if fs.realpath(directory) not in held]
+
+
+def _recovered_survey(
+    root: str, request: PruneRequest, locks: _Locks, progress: Progress
+) -> tuple[Survey, Recovery, list[str]]:
+    """Recover what was interrupted in a directory and below.
+
+    Returns:
+        The survey after that; the result of the recovery; and leftovers that could not be cleared, in words.
+    """
+    recovery = _recover(root, locks)
+    survey = survey_series(root, request, progress)
+    owners = dict.fromkeys(map(directory_of_journal, survey.journals))
+    below = [path for path in owners if fs.isdir(path) and not fs.samefile(path, root)]
+    for directory in below:
+        recovery.add(_recover(directory, locks))
+    inside = {path for entry in survey.entries for path in _littered_directories(entry)}
+    littered = [path for path in sorted({root, *_directories_of(survey), *inside}) if has_leftovers(path)]
+    left = [why for path in littered for why in clear_areas(path)]
+    if below or littered:  # what was interrupted there is part of what is planned with
+        survey = survey_series(root, request, progress)
+    return survey, recovery, left
+
+
+def _recover(directory: str, locks: _Locks) -> Recovery:
+    if locks.try_hold(directory):
+        return recover_directory(directory)
+    if pending_journals(directory):
+        locks.require(directory, "what was interrupted can't be recovered: {}")
+    return Recovery()
+
+
 def _littered_directories(entry: Entry) -> Iterator[str]:
-    """Yield the directories of a checkpoint in which a kill left something, or something is being written."""
+    """Yield the directories of a checkpoint that hold temporary files of ours."""
     for path in (*entry.contents.directories, *(file.path for file in entry.contents.files)):
         directory, name = os.path.split(path)
         if is_leftover_name(name):
             yield os.path.join(entry.directory, directory)
 
 
-def _undo_method(root: str, planned: PrunePlan, trash: str | bool) -> UndoMethod | None:
-    """Return how what goes can be restored from a store; None if it doesn't lie in one."""
-    if not fs.is_remote(root) or not planned.plan.removals:
-        return None
-    if trash:
-        return UndoMethod.COPIES
-    removals = [(one.directory, [file.path for file in one.contents.files]) for one in planned.plan.removals]
-    urls = [f"{directory}/{min(paths, key=order_of_removal)}" for directory, paths in removals if paths]
-    try:
-        return UndoMethod.VERSIONS if keeps_versions(urls) else UndoMethod.NONE
-    except OSError as error:
-        raise from_os_error(error, root) from error
+def _directories_of(survey: Survey) -> set[str]:
+    return {entry.directory for entry in survey.entries}
 
 
-def _with_warning(planned: PrunePlan, method: UndoMethod | None) -> PrunePlan:
-    """Return a plan that says so if what goes can't be restored from a store."""
-    if method is not UndoMethod.NONE:
+# Plan -----------------------------------------------------------------------------------------------
+
+
+def _undo_method(root: str, planned: PrunePlan, trash: str | bool) -> UndoMethod:
+    removals = [(one.directory, one.contents) for one in planned.plan.removals]
+    return engine_of(root).undo_method(removals, is_trash=bool(trash))
+
+
+def _with_warning(planned: PrunePlan, root: str, method: UndoMethod) -> PrunePlan:
+    """Return a plan with a warning if its removals can't be undone although users expect it."""
+    warning = engine_of(root).loss_warning
+    if method is not UndoMethod.NONE or warning is None or not planned.plan.removals:
         return planned
-    text = "undo can't restore what is removed from this store (--trash keeps copies)"
-    return replace(planned, warnings=(*planned.warnings, Reason(Code.FOR_GOOD, text)))
+    return replace(planned, warnings=(*planned.warnings, Reason(Code.FOR_GOOD, warning)))
 
 
 def _without_foreign(planned: PrunePlan, kept: PrunePlan) -> PrunePlan:
@@ -248,58 +303,14 @@ def _without_foreign(planned: PrunePlan, kept: PrunePlan) -> PrunePlan:
     return replace(kept, problems=(*kept.problems, *problems))
 
 
-class _Locks:
-    """The directories that are held until all is done."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack = stack
-        self._held: set[str] = set()
-
-    def hold(self, directory: str) -> None:
-        """Lock a directory, unless it is held already."""
-        if directory not in self._held:
-            self._stack.enter_context(lock_directory(directory))
-            self._held.add(directory)
-
-    def not_held(self, directories: Iterable[str]) -> list[str]:
-        """Return those of some directories that are not held."""
-        held = {fs.realpath(directory) for directory in self._held}
-        return [directory for directory in directories if fs.realpath(directory) not in held]
-
-    def refusal(self, directory: str) -> AccessDenied | None:
-        """Lock a directory; return why it can't be changed, which matters only if something is to go."""
-        try:
-            self.hold(directory)
-        except AccessDenied as refusal:
-            if refusal.code == BUSY:
-                raise
-            return refusal
-        return None
+# Apply ----------------------------------------------------------------------------------------------
 
 
-def _directories_of(survey: Survey) -> set[str]:
-    return {entry.directory for entry in survey.entries}
-
-
-def _recover(directory: str, refusal: AccessDenied | None) -> Recovery:
-    """Return what became of interrupted removals in a directory that is held."""
-    if refusal is None:
-        return recover_directory(directory)
-    if pending_journals(directory):
-        raise AccessDenied(
-            directory, f"what was interrupted can't be recovered: {refusal.reason}"
-        ) from refusal
-    return Recovery()
-
-
-def _carry_out(
-    locks: _Locks, root: str, planned: PrunePlan, identity: str | None, method: UndoMethod | None
-) -> Pruned:
+def _remove(locks: _Locks, root: str, planned: PrunePlan, identity: str | None, method: UndoMethod) -> Pruned:
     """Remove what a plan says, directory by directory; what can't be removed is kept and told."""
     total = RemovalOutcome()
-    in_store = identity or new_identity()
-    if method is not None:
-        remote.forget()  # what was seen before the survivors were read may have changed
+    command = identity or new_identity()
+    fs.refresh(root)  # what was seen before the survivors were read may have changed
     going = _going_by_directory(planned.plan.groups)
     staying = [kept.entry for group in planned.plan.groups for kept in group.keep]
     # The places of what those that stay need besides their own, with who needs it.
@@ -311,12 +322,7 @@ def _carry_out(
         try:
             locks.hold(directory)
             removals = _removals(directory, parts, needed, total)
-            if method is not None:
-                outcome = remove_from_store(directory, removals, in_store, method)
-            elif identity is None:
-                outcome = remove(directory, removals)
-            else:
-                outcome = put_aside(directory, removals, identity)
+            outcome = engine_of(directory).remove(removals, command, method)
         except CheckpointError as failure:
             if len(going) == 1:
                 raise

@@ -110,7 +110,7 @@ def rename(
         CheckpointError: The directory can't be looked at, locked or changed; nothing was renamed.
     """
     request = _request(directory, template, keywords)
-    if fs.is_remote(request.directory):
+    if not fs.place_of(request.directory).can_rename:
         hint = "rename checkpoints before they are copied there"
         raise UsageError(f"{request.directory}: nothing can be renamed in a store ({hint})")
     if dry_run:

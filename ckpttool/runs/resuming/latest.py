@@ -486,7 +486,7 @@ class _Search:
         doubts = _choice_warnings(surveyed, chosen, query.best, {entry.path for entry, _ in passed})
         warnings = (*danger, *surveyed.remarks, *doubts, *_unmeasured_warnings(surveyed, query.best))
         resume = None
-        if query.resume_exact or not fs.is_remote(chosen.path):
+        if query.resume_exact or fs.place_of(chosen.path).reads_are_free:
             with suppress(CheckpointError):  # whoever loads it learns that it has just gone
                 resume = _resume_of(chosen)
         return Latest(chosen, None, problems, warnings, surveyed.journals, resume=resume)

@@ -184,7 +184,8 @@ def _as_found(
         return error
     if result is None or result.unit is None:
         return result
-    if result.entry is not None and not fs.is_remote(path) and not _has_same_files(path, result.entry):
+    is_local = fs.place_of(path).reads_are_free
+    if result.entry is not None and is_local and not _has_same_files(path, result.entry):
         return not_the_same(path, "that looked at it")
     unit = result.unit._replace(path=path)
     entry = result.entry and replace(result.entry, path=shown(path), unit=unit)
@@ -216,10 +217,11 @@ def _path_of(candidate: Discovered) -> str:
 def _places_of(candidate: Discovered) -> list[str]:
     """Return the paths that have to be there for it to be looked at; of a store's, nobody asks."""
     if isinstance(candidate, str):
-        return [] if fs.is_remote(candidate) else [candidate]
+        return [candidate] if fs.place_of(candidate).reads_are_free else []
     unit, _ = candidate
-    directory = os.path.dirname(unit.path)
-    return [] if fs.is_remote(unit.path) else [os.path.join(directory, name) for name in unit.members]
+    if not fs.place_of(unit.path).reads_are_free:
+        return []
+    return [os.path.join(os.path.dirname(unit.path), name) for name in unit.members]
 
 
 def _look_as_child(order: tuple[Memory, Sequence[Discovered]]) -> list[LookResult | None]:

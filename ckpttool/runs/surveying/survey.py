@@ -128,12 +128,8 @@ def survey_directory(
 
 
 def upload_warnings(root: str) -> Iterator[str]:
-    """Yield a warning of uploads to a directory in a store that never came to an end, if boto3 can tell."""
-    if not root.startswith(("s3://", "s3a://")):
-        return
-    from ckpttool.storage.s3_versions import unfinished_uploads
-
-    if (found := unfinished_uploads(root)) is not None:
+    """Yield a warning of uploads to a directory that were never completed, as far as the store lists them."""
+    if (found := fs.place_of(root).unfinished_uploads(root)) is not None:
         count, nbytes = found
         what = counted(count, "unfinished upload") + ("" if nbytes is None else f" ({nbytes:,} bytes)")
         yield f"{shown(root)}: {what}, which no listing shows; ckpttool leaves them alone"
@@ -222,7 +218,7 @@ class _SurveyWalk:
 @contextmanager
 def _threads_for(root: str) -> Iterator[Executor | None]:
     """Yield threads that ask a store about many checkpoints at once; None for a directory of this machine."""
-    if not fs.is_remote(root):
+    if fs.place_of(root).reads_are_free:
         yield None
         return
     from concurrent.futures import ThreadPoolExecutor

@@ -1,0 +1,147 @@
+"""Places that paths lead to: the disk and object stores.
+
+Whatever differs between a disk and a store is a method or an attribute of the place, so that no command
+needs to know where its files are. ``fs.place_of`` chooses the place of a path.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from typing import BinaryIO, ClassVar
+
+from ckpttool.storage.source import Source
+
+
+class Place(ABC):
+    """Files and directories of one kind of place. All methods raise ``OSError`` unless they say otherwise.
+
+    Attributes:
+        reads_are_free: Whether looking at more files takes no requests, which cost time and money.
+        errors_are_verdicts: Whether an error while reading is about the file, rather than about a network.
+        keeps_checksums: Whether the checksums of a file can be asked for without reading it.
+        opens_by_path: Whether other programs, such as libraries, open files by their paths.
+        can_rename: Whether files can be renamed and directories locked, as staging needs it.
+        has_owners: Whether files belong to users, whose journals and records others must not obey.
+        has_links: Whether there are symlinks.
+        block_bytes: Size of the blocks in which a whole file is copied.
+    """
+
+    reads_are_free: ClassVar[bool]
+    errors_are_verdicts: ClassVar[bool]
+    keeps_checksums: ClassVar[bool]
+    opens_by_path: ClassVar[bool]
+    can_rename: ClassVar[bool]
+    has_owners: ClassVar[bool]
+    has_links: ClassVar[bool]
+    block_bytes: ClassVar[int]
+
+    @abstractmethod
+    def root(self, path: str) -> str:
+        """Return the URL of the store that a path is in; empty for the disk."""
+
+    @abstractmethod
+    def status(self, path: str, *, follows: bool = True) -> os.stat_result:
+        """Return the status of a path; of an object, inode and device are hashes of its version and store."""
+
+    @abstractmethod
+    def mode(self, path: str, *, follows: bool = True) -> int | None:
+        """Return the mode of a path; None if there is nothing, or as far as ``os.path`` can't say."""
+
+    @abstractmethod
+    def is_there(self, path: str, *, follows: bool = True) -> bool:
+        """Return whether there is anything.
+
+        Raises:
+            CheckpointError: There is no answer.
+        """
+
+    @abstractmethod
+    def entries(self, path: str) -> list[os.DirEntry[str]]:
+        """Return the entries of a directory, in no order."""
+
+    @abstractmethod
+    def names(self, path: str) -> list[str]:
+        """Return the names in a directory, in no order."""
+
+    @abstractmethod
+    def dirname(self, path: str) -> str:
+        """Return the parent directory; that of a root is the root itself."""
+
+    @abstractmethod
+    def normpath(self, path: str) -> str:
+        """Return a path without ``.``, ``..`` and doubled slashes."""
+
+    @abstractmethod
+    def abspath(self, path: str) -> str:
+        """Return a path that doesn't depend on the working directory."""
+
+    @abstractmethod
+    def realpath(self, path: str) -> str:
+        """Return a path without symlinks."""
+
+    @abstractmethod
+    def relpath(self, path: str) -> str:
+        """Return a path as it is shown from the working directory."""
+
+    @abstractmethod
+    def open_source(self, path: str) -> Source:
+        """Open a file for reading at any offset."""
+
+    @abstractmethod
+    def open_regular(self, path: str, buffering: int = -1) -> BinaryIO:
+        """Open a file for reading as a stream; ``NotRegular`` if it is none."""
+
+    @abstractmethod
+    def write(self, path: str, data: bytes, replaces: os.stat_result | None) -> None:
+        """Write a small file whole, in place of the one that was seen, or of none.
+
+        Raises:
+            OSError: ESTALE or EEXIST if another one is there now.
+        """
+
+    @abstractmethod
+    def remove(self, path: str, seen: os.stat_result) -> None:
+        """Remove a file, unless it has changed since it was seen (``OSError`` with ESTALE)."""
+
+    @abstractmethod
+    def make_directories(self, path: str) -> None:
+        """Make a directory with its parents, unless they exist."""
+
+    @abstractmethod
+    def free_bytes(self, path: str) -> int | None:
+        """Return the free space of a directory in bytes; None if it has no limit."""
+
+    @abstractmethod
+    def clock(self, path: str) -> float:
+        """Return the time by which files get theirs, in seconds since 1970."""
+
+    @abstractmethod
+    def is_changeable(self, path: str) -> bool:
+        """Return whether files there can be removed, and written under conditions."""
+
+    @abstractmethod
+    def list_ahead(self, directory: str) -> None:
+        """Cache a directory's entries, if one request answers for all names in it. Nothing is raised."""
+
+    @abstractmethod
+    def unfinished_uploads(self, directory: str) -> tuple[int, int | None] | None:
+        """Return the number of unfinished uploads to a directory, and their bytes if known; None if 0."""
+
+    @abstractmethod
+    def refresh(self, path: str) -> None:
+        """Discard cached answers."""
+
+    @abstractmethod
+    def answers_below(self, directory: str) -> AbstractContextManager[None]:
+        """Return a context that raises at its end what the place failed to answer below a directory."""
+
+
+def is_same_file(status: os.stat_result | None, other: os.stat_result | None) -> bool:
+    """Return whether two statuses are of one file with the same contents; None stands for no file."""
+    return _mark(status) == _mark(other)
+
+
+def _mark(status: os.stat_result | None) -> tuple[int, ...] | None:
+    return status and (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)

@@ -1,0 +1,212 @@
+"""Changes directories on a disk: names are moved into stages and back, below open directories."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+
+from ckpttool.core.errors import AccessDenied, CheckpointError, DamagedCheckpoint
+from ckpttool.storage import fs
+from ckpttool.transaction.engine import Engine, Restorable, UndoMethod
+from ckpttool.transaction.files import Contents, Fingerprint, StalePlan, contents, opened, status_at
+from ckpttool.transaction.history import CommandRecord
+from ckpttool.transaction.journal import Group, Location, Move, OperationList, Rewrite
+from ckpttool.transaction.mounts import require_unmounted
+from ckpttool.transaction.moves import MoveOutcome, apply, obstacles
+from ckpttool.transaction.open_roots import OpenRoots, open_roots
+from ckpttool.transaction.removal import RemovalOutcome, put_aside, remove
+from ckpttool.transaction.settling import Settled, settle_stage
+from ckpttool.transaction.stages import JOURNAL, remove_stage, stages
+from ckpttool.transaction.state_dir import (
+    StateDir,
+    may_keep_state_beside,
+    open_own,
+    require_own,
+    state_dir_beside,
+    state_dir_of_stage,
+    user_name,
+)
+from ckpttool.transaction.stored_journals import read_journal
+from ckpttool.transaction.unlinking import purge, require_removable
+
+
+class DiskEngine(Engine):
+    """Commands on a directory of this machine, which is locked while it is changed."""
+
+    def undo_method(self, removals: Sequence[tuple[str, Contents]], *, is_trash: bool) -> UndoMethod:
+        return UndoMethod.TRASH if is_trash else UndoMethod.NONE
+
+    def remove(self, removals: Sequence[Group], identity: str, method: UndoMethod) -> RemovalOutcome:
+        if method is UndoMethod.TRASH:
+            return put_aside(self.directory, removals, identity)
+        return remove(self.directory, removals)
+
+    def restorable(
+        self, record: CommandRecord, undoing: OperationList, *, is_first: bool, dry_run: bool
+    ) -> Restorable:
+        numbers = range(len(undoing.groups))
+        if dry_run and not is_first:  # after two renames, the names in between don't exist yet
+            return Restorable([*numbers], frozenset(), {})
+        stuck = dict(obstacles(self.directory, undoing, record.state_dir))
+        failures = {undoing.groups[number].path: failure for number, failure in stuck.items()}
+        return Restorable([one for one in numbers if one not in stuck], frozenset(), failures)
+
+    def restore(self, record: CommandRecord, undoing: OperationList) -> tuple[MoveOutcome, frozenset[int]]:
+        return apply(self.directory, undoing, record.state_dir), frozenset()
+
+    def purge(
+        self, record: CommandRecord, listed: OperationList, *, dry_run: bool
+    ) -> Iterator[tuple[int, int | Exception]]:
+        with opened(record.place) as place:
+            for number, group in enumerate(listed.groups):
+                try:
+                    yield number, _remove_from_place(place, group, dry_run=dry_run)
+                except (StalePlan, OSError) as failure:
+                    yield number, failure
+
+    def age(self, identity: str) -> float:
+        moment = datetime.strptime(identity.partition("Z")[0], "%Y%m%dT%H%M%S.%f")
+        return time.time() - moment.replace(tzinfo=timezone.utc).timestamp()
+
+    def journals(self) -> list[str]:
+        try:
+            paths = stages(StateDir(self.directory))
+            if may_keep_state_beside(self.directory):
+                paths += stages(state_dir_beside(self.directory))
+        except CheckpointError:  # what can't be read holds nothing that we could settle
+            return []
+        pending: list[str] = []
+        for path in (os.path.join(stage, JOURNAL) for stage in paths):
+            try:
+                fs.lstat(path)
+            except PermissionError:
+                pass  # in another user's stage, where nobody else can tell: it may be there
+            except OSError:
+                continue
+            pending.append(path)
+        return pending
+
+    def owner_of(self, journal: str) -> str | None:
+        stage = os.path.dirname(journal)
+        try:
+            user, owner = fs.lstat(stage).st_uid, fs.stat(state_dir_of_stage(stage).directory).st_uid
+        except OSError:  # it has just gone
+            return None
+        is_ours = not hasattr(os, "geteuid") or user in (os.geteuid(), owner)
+        return None if is_ours else user_name(user)
+
+    def hidden_names(self) -> frozenset[str]:
+        names: set[str] = set()
+        for path in self.journals():
+            stage = os.path.dirname(path)
+            try:
+                journal = read_journal(stage, self.directory)
+            except CheckpointError:  # the next command that changes something refuses to go on
+                continue
+            if journal is not None:
+                names |= _hidden_names(self.directory, stage, journal)
+        return frozenset(names)
+
+    def leftovers(self) -> list[str]:
+        paths = stages(StateDir(self.directory))
+        try:
+            paths += stages(state_dir_beside(self.directory))
+        except AccessDenied:  # nobody else needs to be able to list the directory around one
+            if may_keep_state_beside(self.directory):
+                raise
+        return paths
+
+    def settle(self, path: str) -> tuple[OperationList, Settled] | None:
+        require_own(path, self.directory)
+        return settle_stage(self.directory, path)
+
+    def discard(self, path: str, settled: Settled | None) -> None:
+        if not remove_stage(path) and not (settled is not None and settled.notes):
+            expected = "move them where they belong"
+            raise DamagedCheckpoint(path, "files not listed in the journal", expected=expected)
+
+
+# The trash ------------------------------------------------------------------------------------------
+
+
+def _remove_from_place(place: int, group: Group, *, dry_run: bool) -> int:
+    """Remove a checkpoint from the trash; return how many bytes that frees, or would."""
+    freed = sum(_freed_bytes(place, file) for file in group.contents.files)
+    require_unmounted(place, group.members)
+    if dry_run:
+        return freed
+    require_removable(place, group.contents)
+    try:
+        for _ in purge(place, group.contents, may_be_gone=True):
+            pass
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # what else lies there is told, and left
+            raise
+    return freed
+
+
+def _freed_bytes(place: int, file: Fingerprint) -> int:
+    """Return how many bytes a file's going would free; one that is gone frees none."""
+    status = status_at(file.path, place)
+    if status is None:
+        return 0
+    if not file.is_of(status):
+        raise StalePlan(f"{file.path} has changed since it was put there")
+    return status.st_size if status.st_nlink == 1 else 0
+
+
+# Checkpoints on their way ---------------------------------------------------------------------------
+
+
+def _hidden_names(directory: str, stage: str, listed: OperationList) -> set[str]:
+    """Return the names in a directory under which checkpoints that a journal moves don't count."""
+    names = {
+        one.name
+        for one in listed.pointers
+        if isinstance(one, Rewrite) and (one.after if listed.is_committed else one.before) is None
+    }
+    try:
+        with (
+            open_own(directory, *os.path.split(stage)) as inner,
+            open_roots(directory, listed, state_dir_of_stage(stage), inner.descriptor) as roots,
+        ):
+            for number, group in enumerate(listed.groups):
+                is_done = listed.done is not None and number in listed.done
+                names.update(_hidden_names_of(directory, roots, number, group, is_done=is_done))
+    except (CheckpointError, OSError):  # the next command that changes something refuses to go on
+        return names
+    return names
+
+
+def _hidden_names_of(
+    directory: str, roots: OpenRoots, number: int, group: Group, *, is_done: bool
+) -> Iterator[str]:
+    moves = [one for one in roots.listed.of_groups[number] if isinstance(one, Move)]
+    come = [one for one in moves if not one.target.is_private]
+    moved = [one for one in moves if roots.has_moved(one)]
+    if come and not is_done:
+        # Under new names it doesn't count yet, unless it was renamed: a directory never has both.
+        is_home = all(roots.status(Location(roots.listed.home(number), name)) for name in group.members)
+        if is_home or len(come) > len([one for one in come if one in moved]):
+            yield from (one.target.path for one in come if one in moved)
+        if roots.listed.home(number) == "directory" and not is_home:
+            yield from _names_left(directory, group)
+    elif roots.listed.home(number) == "directory" and moved and (come or not group.is_single):
+        yield from _names_left(directory, group)
+
+
+def _names_left(directory: str, group: Group) -> Iterator[str]:
+    """Yield members of a partly moved checkpoint that have not been saved again since."""
+    for name in group.members:
+        noted = [file for file in group.contents.files if file.path.split(os.sep)[0] == name]
+        try:
+            now = contents(directory, [name]).files
+        except OSError:  # gone, or unreadable: then it is hidden, too
+            now = ()
+        # In a copy of the directory, inodes are others.
+        kept = {(file.path, file.size, file.mtime_ns) for file in noted}
+        if not now or any((file.path, file.size, file.mtime_ns) in kept for file in now):
+            yield name

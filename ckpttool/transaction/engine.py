@@ -1,0 +1,132 @@
+"""Base class of the engines that change a directory: on a disk by renames, in a store by requests.
+
+Both kinds of engine write the same journals and records; ``engines.engine_of`` chooses one for a directory.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from typing import ClassVar, NamedTuple
+
+from ckpttool.transaction.files import Contents
+from ckpttool.transaction.history import CommandRecord
+from ckpttool.transaction.journal import Group, OperationList
+from ckpttool.transaction.moves import MoveFailure, MoveOutcome
+from ckpttool.transaction.removal import RemovalOutcome
+from ckpttool.transaction.settling import Settled
+
+
+class UndoMethod(Enum):
+    """How a removal can be undone: not at all, from the bucket's older versions, or from the trash."""
+
+    NONE = "none"
+    VERSIONS = "versions"
+    TRASH = "trash"
+
+
+class Restorable(NamedTuple):
+    """Which groups of an undo can be restored.
+
+    Attributes:
+        numbers: Groups that can be.
+        in_place: Those of them that are in their places already.
+        failures: Why others can't be, by path.
+    """
+
+    numbers: list[int]
+    in_place: frozenset[int]
+    failures: dict[str, MoveFailure]
+
+
+class Engine(ABC):
+    """Commands on one directory. All methods raise ``CheckpointError`` or ``OSError``.
+
+    Attributes:
+        directory: The directory.
+        loss_warning: Warning of a removal that can't be undone; None where nobody expects an undo.
+    """
+
+    loss_warning: ClassVar[str | None] = None
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+
+    # Removal and undo
+
+    @abstractmethod
+    def undo_method(self, removals: Sequence[tuple[str, Contents]], *, is_trash: bool) -> UndoMethod:
+        """Return how removals can be undone.
+
+        Args:
+            removals: Directory and contents of each checkpoint, all in one place.
+            is_trash: Whether they are moved to the trash.
+        """
+
+    @abstractmethod
+    def remove(self, removals: Sequence[Group], identity: str, method: UndoMethod) -> RemovalOutcome:
+        """Remove checkpoints, or move them to the trash; those that changed since the plan was made are kept.
+
+        Args:
+            removals: The checkpoints.
+            identity: Of the command.
+            method: How it is to be undone.
+        """
+
+    @abstractmethod
+    def restorable(
+        self, record: CommandRecord, undoing: OperationList, *, is_first: bool, dry_run: bool
+    ) -> Restorable:
+        """Return which groups of an undo step can be restored; nothing is changed.
+
+        Args:
+            record: The record of the command.
+            undoing: The step.
+            is_first: Whether it is the first one that is undone.
+            dry_run: Whether nothing is to be restored.
+        """
+
+    @abstractmethod
+    def restore(self, record: CommandRecord, undoing: OperationList) -> tuple[MoveOutcome, frozenset[int]]:
+        """Restore checkpoints; return the outcome, and the groups that were in place already."""
+
+    @abstractmethod
+    def purge(
+        self, record: CommandRecord, listed: OperationList, *, dry_run: bool
+    ) -> Iterator[tuple[int, int | Exception]]:
+        """Remove checkpoints from the trash; yield the bytes that each group frees, or its error."""
+
+    @abstractmethod
+    def age(self, identity: str) -> float:
+        """Return how long ago a command was recorded, in seconds."""
+
+    # Interrupted commands
+
+    @abstractmethod
+    def journals(self) -> list[str]:
+        """Return the paths of journals that wait for recovery, the oldest first."""
+
+    @abstractmethod
+    def owner_of(self, journal: str) -> str | None:
+        """Return the other user that a journal belongs to; None if it can be recovered."""
+
+    @abstractmethod
+    def hidden_names(self) -> frozenset[str]:
+        """Return names in the directory that belong to incomplete checkpoints until recovery."""
+
+    @abstractmethod
+    def leftovers(self) -> list[str]:
+        """Return the paths of all that interrupted commands left, with and without a journal."""
+
+    @abstractmethod
+    def settle(self, path: str) -> tuple[OperationList, Settled] | None:
+        """Complete or revert the command that left something; None if nothing was begun."""
+
+    @abstractmethod
+    def discard(self, path: str, settled: Settled | None) -> None:
+        """Remove what is left of a settled command.
+
+        Raises:
+            DamagedCheckpoint: There are files that its journal doesn't list.
+        """

@@ -1,0 +1,248 @@
+"""Changes directories in a store, where each request has a condition instead of a lock."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+from ckpttool.core.errors import AccessDenied, from_os_error
+from ckpttool.formats.tensorflow.state import NAME
+from ckpttool.storage import fs, remote
+from ckpttool.transaction.engine import Engine, Restorable, UndoMethod
+from ckpttool.transaction.files import Contents, Fingerprint, StalePlan, contents
+from ckpttool.transaction.history import RECORD, CommandRecord
+from ckpttool.transaction.journal import Group, OperationList
+from ckpttool.transaction.moves import MoveOutcome, move_failure
+from ckpttool.transaction.operations import Failures
+from ckpttool.transaction.paths import shown
+from ckpttool.transaction.pointer_files import state_rewrite
+from ckpttool.transaction.removal import RemovalOutcome, add_failure, removal_operations
+from ckpttool.transaction.settling import Settled
+from ckpttool.transaction.state_dir import TRASH
+from ckpttool.transaction.store_directory import StoreDirectory, journals_in, keeps_versions
+from ckpttool.transaction.store_operations import (
+    StoredObject,
+    StoreOperations,
+    is_settled,
+    order_of_removal,
+)
+from ckpttool.transaction.unlinking import StrandedCheckpoint
+
+_RECOVERS = "; the next command recovers"
+
+
+class StoreEngine(Engine):
+    """Commands on a directory in a store."""
+
+    loss_warning: ClassVar[str | None] = (
+        "undo can't restore what is removed from this store (--trash keeps copies)"
+    )
+
+    def undo_method(self, removals: Sequence[tuple[str, Contents]], *, is_trash: bool) -> UndoMethod:
+        if is_trash:
+            return UndoMethod.TRASH
+        files = [(directory, [file.path for file in found.files]) for directory, found in removals]
+        urls = [f"{directory}/{min(paths, key=order_of_removal)}" for directory, paths in files if paths]
+        try:
+            return UndoMethod.VERSIONS if keeps_versions(urls) else UndoMethod.NONE
+        except OSError as error:
+            raise from_os_error(error, self.directory) from error
+
+    def remove(self, removals: Sequence[Group], identity: str, method: UndoMethod) -> RemovalOutcome:
+        outcome = RemovalOutcome()
+        with _store_errors(self.directory, _RECOVERS):
+            groups = _unchanged(self.directory, removals, outcome)
+            if groups:
+                kind: Literal["remove", "trash"] = "trash" if method is UndoMethod.TRASH else "remove"
+                noted = None if method is UndoMethod.NONE else identity
+                listed = removal_operations(groups, kind=kind, identity=noted)
+                _remove(StoreOperations(StoreDirectory(self.directory), identity, listed), outcome)
+        return outcome
+
+    def restorable(
+        self, record: CommandRecord, undoing: OperationList, *, is_first: bool, dry_run: bool
+    ) -> Restorable:
+        if not dry_run:  # restoring looks, too
+            return Restorable([*range(len(undoing.groups))], frozenset(), {})
+        with _store_errors(self.directory):
+            missing, failures = self._undo(undoing).missing()
+        numbers = [number for number in range(len(undoing.groups)) if number not in failures]
+        outcome, in_place = _outcome(undoing, numbers, missing, failures)
+        return Restorable(numbers, in_place, outcome.failures)
+
+    def restore(self, record: CommandRecord, undoing: OperationList) -> tuple[MoveOutcome, frozenset[int]]:
+        with _store_errors(self.directory, _RECOVERS):
+            operations = self._undo(undoing)
+            missing, failures = operations.missing()
+            operations.begin()
+            numbers, failures = operations.restore(missing, failures)
+            operations.remove_journal()
+        return _outcome(undoing, numbers, missing, failures)
+
+    def purge(
+        self, record: CommandRecord, listed: OperationList, *, dry_run: bool
+    ) -> Iterator[tuple[int, int | Exception]]:
+        with _store_errors(self.directory):
+            operations = self._undo(listed)
+            freed, failures = operations.copied_bytes()
+            fit = [number for number in freed if number not in failures]
+            if not dry_run:
+                failures |= operations.empty(fit)
+            yield from ((number, failures.get(number, freed[number])) for number in freed)
+
+    def _undo(self, undoing: OperationList) -> StoreOperations:
+        assert undoing.identity is not None  # of the command that is undone
+        return StoreOperations(StoreDirectory(self.directory), undoing.identity, undoing)
+
+    def age(self, identity: str) -> float:
+        """Return the age of a command's record by the store's clock, in seconds; 0 if it has none."""
+        place = StoreDirectory(self.directory)
+        status = place.status(f"{TRASH}/{identity}/{RECORD}")
+        return 0 if status is None else place.store.clock() - status.modified_ns / 1e9
+
+    def journals(self) -> list[str]:
+        return journals_in(self.directory)
+
+    def owner_of(self, journal: str) -> str | None:
+        return None
+
+    def hidden_names(self) -> frozenset[str]:
+        names: set[str] = set()
+        for url in self.journals():
+            try:
+                operations = StoreOperations.read(self.directory, os.path.basename(url))
+                if operations is not None:
+                    names |= operations.incomplete_names()
+            except OSError as error:
+                raise from_os_error(error, url) from error
+        return frozenset(names)
+
+    def leftovers(self) -> list[str]:
+        return self.journals()
+
+    def settle(self, path: str) -> tuple[OperationList, Settled] | None:
+        """Settle a journal; return None if another command has just done it."""
+        remote.forget()
+        try:
+            operations = StoreOperations.read(self.directory, os.path.basename(path))
+            return None if operations is None else (operations.listed, _settled(operations))
+        finally:
+            remote.forget()
+
+    def discard(self, path: str, settled: Settled | None) -> None:
+        """Do nothing: settling removes the journal."""
+
+
+@contextmanager
+def _store_errors(directory: str, result: str = "") -> Iterator[None]:
+    """Forget what the store said before, and convert what it refuses; the message ends with ``result``."""
+    remote.forget()
+    try:
+        yield
+    except (OSError, StalePlan) as error:
+        reason = from_os_error(error, directory).reason if isinstance(error, OSError) else str(error)
+        raise AccessDenied(shown(directory), reason + result) from error
+    finally:
+        remote.forget()
+
+
+def _unchanged(directory: str, removals: Sequence[Group], outcome: RemovalOutcome) -> list[Group]:
+    """Return what is still as the plan saw it, with the versions of its objects."""
+    found: list[Group] = []
+    for one in removals:
+        try:
+            is_same = contents(directory, one.members).is_same_as(one.contents)
+        except FileNotFoundError:
+            if not any(fs.lexists(f"{directory}/{name}") for name in one.members):
+                outcome.removed.append(one.path)
+                continue
+            is_same = False
+        if is_same:
+            found.append(one._replace(contents=_with_versions(directory, one.contents)))
+        else:
+            outcome.failed[one.path] = "it has changed since the plan was made"
+    return found
+
+
+def _with_versions(directory: str, noted: Contents) -> Contents:
+    def with_version(file: Fingerprint) -> Fingerprint:
+        known = remote.look_at(f"{directory}/{file.path}").object
+        return file if known is None else replace(file, version=known.version)
+
+    return Contents(tuple(map(with_version, noted.files)))
+
+
+def _remove(operations: StoreOperations, outcome: RemovalOutcome) -> None:
+    groups = operations.listed.groups
+    try:
+        operations.begin()
+    except OSError as error:
+        reason = f"{from_os_error(error, operations.directory).reason}; nothing was removed"
+        raise AccessDenied(operations.directory, reason) from error
+    failures = operations.copy()
+    standing = [number for number in range(len(groups)) if number not in failures]
+    operations.drop_targets([*failures])
+    if standing:
+        names = {os.path.basename(groups[number].path) for number in standing}
+        remote.forget()  # copying may take hours
+        operations.commit(standing, state_rewrite(operations.directory, names))
+        if not operations.write_pointers():
+            change = StalePlan(f"{NAME} has changed", since_plan=True)
+            failures |= dict.fromkeys(standing, change)
+            standing = []
+    if standing:
+        left = operations.finish(standing)
+        failures |= left
+        if is_settled(left):
+            kept = [number for number, error in left.items() if not isinstance(error, StrandedCheckpoint)]
+            operations.drop_targets(kept)
+            operations.close([number for number in standing if number not in kept])
+    else:
+        operations.abandon()
+    for number, failure in failures.items():
+        add_failure(outcome, groups[number], failure)
+    done = [groups[number] for number in standing if number not in failures]
+    outcome.removed += [group.path for group in done]
+    outcome.freed += sum(group.contents.nbytes for group in done)
+
+
+def _outcome(
+    listed: OperationList, numbers: Sequence[int], missing: Sequence[StoredObject], failures: Failures
+) -> tuple[MoveOutcome, frozenset[int]]:
+    paths = [group.path for group in listed.groups]
+    failed = {paths[number]: move_failure(failure) for number, failure in failures.items()}
+    return MoveOutcome([paths[number] for number in numbers], failed), frozenset(numbers) - {
+        one.group for one in missing
+    }
+
+
+def _settled(operations: StoreOperations) -> Settled:
+    """Restore what an undo had begun to; of a removal, complete the groups of which something was removed."""
+    listed, settled = operations.listed, Settled()
+    numbers = range(len(listed.groups))
+    if listed.kind == "restore":
+        settled.finished, failures = operations.restore(*operations.missing())
+        settled.notes = {
+            number: f"not restored: {move_failure(one).text()}" for number, one in failures.items()
+        }
+        operations.remove_journal()  # the record has what is left
+        return settled
+    done = sorted(listed.done or ())
+    settled.finished = sorted(operations.incomplete().intersection(done))
+    if listed.kind == "trash":
+        settled.put_back = [at for at in numbers if at not in settled.finished]
+    if not listed.is_committed:
+        operations.abandon()
+        return settled
+    failures = operations.finish(settled.finished)
+    told = {number: str(failure) for number, failure in failures.items()}
+    if not is_settled(failures):
+        settled.failures = told
+        return settled
+    settled.notes = told
+    operations.restore_pointers([number for number in done if number not in settled.finished])
+    operations.close(done)
+    return settled
