@@ -29,7 +29,7 @@ from ckpttool.runs.pointers.protection import Pointers
 from ckpttool.runs.pointers.readers import names_in
 from ckpttool.runs.pointers.targets import PointerProtections
 from ckpttool.runs.pruning.copies import without_copy
-from ckpttool.runs.pruning.protections import own_reasons, protections_of
+from ckpttool.runs.pruning.protections import foreign_reason, own_reasons, protections_of
 from ckpttool.runs.pruning.request import PruneRequest, max_removals
 from ckpttool.runs.reasons import Code, Reason, code_of
 from ckpttool.runs.retention.failed_runs import failures
@@ -87,68 +87,150 @@ def make_plan(
         reader: Knows what was read already.
         keeps_foreign: Whether directories stay that hold what isn't the checkpoint's own.
     """
-    reader = reader or FullReader(request.jobs, progress)
-    policies = request.all_policies
     survey = survey_series(require_directory(request.directory), request, progress, known)
-    groups, now = survey.groups, time.time()
-    pointers = Pointers(
-        survey.root,
-        groups,
-        recursive=request.recursive,
-        exclude=request.exclude,
-        asks_trackers=True,
-        errors=survey.errors,
-    )
-    own = own_reasons(survey, request, request.min_age, keeps_foreign=keeps_foreign)
-    saves = series_of_saves(groups)
-    failed, finite, faults = _failed_runs(request, saves, pointers, now, progress)
-    checked = set(finite.values())
-    copied: set[str] = set()
-    whole: dict[str, str | None] = {}
     if request.joins_slim and not fs.place_of(survey.root).can_rename:
         raise UsageError("--full: checkpoints in a store can't be slimmed")
-    # What reading finds damaged is no survivor: others stay in its place, which are to be read in turn.
-    while True:
-        pointed = pointers.protections(faults)
-        protections = replace(
-            protections_of(groups, pointed, own, faults, series=request.series, policies=policies),
-            failed=failed,
-            finite=finite,
-            removes_failed=request.failed == "remove",
-            whole={path: why for path, why in whole.items() if why is not None},
-            root=survey.root,
-        )
-        try:
-            retention = plan_saves(groups, policies, protections, now=now)
-        except UsageError as error:
-            raise UsageError("; ".join([str(error), *survey.remarks])) from error
-        unread = _unread_survivors(retention, {*checked, *faults}) if request.depth == "full" else []
-        checked.update(entry.path for entry in unread)
-        damages = ((entry.path, reader.read(entry).damage) for entry in unread)
-        damaged = {path: damage for path, damage in damages if damage is not None}
-        faults |= damaged
-        lacking: dict[str, str] = {}
-        if not damaged and request.require_copy is not None:
-            going = [one for one in retention.changed if one.path not in copied]
-            copied.update(entry.path for entry in going)
-            lacking = without_copy(going, survey.root, request.require_copy, progress)
-        for path, why in lacking.items():
-            own[path].append(why)
-        unasked = {} if damaged or lacking else _slimming_obstacles(retention, whole)
-        whole |= unasked
-        if not (damaged or lacking or any(unasked.values())):
-            break
+    evidence = _Evidence(survey, request, progress, reader or FullReader(request.jobs, progress))
+    if keeps_foreign:
+        evidence.keep_foreign()
+    evidence.find_failed_runs()
+    retention = evidence.plan()
+    while evidence.collect(retention):
+        retention = evidence.plan()
     _require_allowed(retention, len(survey.entries), request.max_delete)
-    chosen = [(group, policies.of(group)) for group in saves]
-    warnings = tuple(_warnings(survey, request, chosen, pointed, now))
-    protections = of_saves(saves, protections)
+    chosen = [(group, request.all_policies.of(group)) for group in evidence.saves]
+    pointed, protections = evidence.pointed, of_saves(evidence.saves, evidence.protections())
     problems = (
-        *_problems(survey, retention, faults, pointed.unread.values()),
-        *_lookalikes(chosen, protections, now),
+        *_problems(survey, retention, evidence.faults, pointed.unread.values()),
+        *_lookalikes(chosen, protections, evidence.now),
     )
+    warnings = tuple(_warnings(survey, request, chosen, pointed, evidence.now))
     if request.depth == "full":
-        retention = _mark_unread_newest(retention, {*checked, *faults})
-    return PrunePlan(retention, problems, warnings, survey.journals, saves, protections, now)
+        retention = _mark_unread_newest(retention, evidence.read)
+    return PrunePlan(
+        retention, problems, warnings, survey.journals, evidence.saves, protections, evidence.now
+    )
+
+
+class _Evidence:
+    """What is known of the checkpoints of a survey, and grows as plans depend on more.
+
+    A plan is a pure function of it. What a plan keeps is read in full, what it removes is looked for in the
+    required copy, what it slims is looked through; if that changes anything, the next plan is made. It ends
+    as nothing is looked at twice.
+
+    Attributes:
+        saves: Series of the survey, with the parts of a save as one checkpoint.
+        faults: Faults found by reading, by path.
+        read: Paths of checkpoints that were read in full.
+        pointed: What pointers protected in the last plan.
+        now: Time of the plan, in seconds since 1970.
+    """
+
+    def __init__(self, survey: Survey, request: PruneRequest, progress: Progress, reader: FullReader) -> None:
+        self._survey, self._request, self._progress, self._reader = survey, request, progress, reader
+        self.saves, self.now = series_of_saves(survey.groups), time.time()
+        self.faults: dict[str, str] = {}
+        self.read: set[str] = set()
+        self._failed: dict[str, str] = {}
+        self._finite: dict[str, str] = {}
+        self._copied: set[str] = set()
+        self._slimmable: dict[str, str | None] = {}
+        self._own = own_reasons(survey, request, request.min_age)
+        self._pointers = Pointers(
+            survey.root,
+            survey.groups,
+            recursive=request.recursive,
+            exclude=request.exclude,
+            asks_trackers=True,
+            errors=survey.errors,
+        )
+        self.pointed = PointerProtections()
+
+    def keep_foreign(self) -> None:
+        """Protect directories with files that aren't the checkpoint's own."""
+        for entry in self._survey.entries:
+            if entry.foreign_files:
+                self._own[entry.path].append(foreign_reason(entry))
+
+    def find_failed_runs(self) -> None:
+        """Read the newest checkpoint of each series, if failed runs are asked for."""
+        if self._request.failed is None:
+            return
+        busy = {
+            path
+            for path, reasons in self._pointers.protections().reasons.items()
+            if any(code_of(reason) is Code.BEING_WRITTEN for reason in reasons)
+        }
+        self._failed, self._finite, self.faults = failures(
+            self.saves,
+            self.now,
+            busy=busy,
+            jobs=self._request.jobs,
+            goes=self._request.failed == "remove",
+            progress=self._progress,
+        )
+        self.read = {*self._finite.values(), *self.faults}
+
+    def protections(self) -> Protections:
+        """Return what is stronger than every rule."""
+        request = self._request
+        protections = protections_of(
+            self._survey.groups,
+            self.pointed,
+            self._own,
+            self.faults,
+            series=request.series,
+            policies=request.all_policies,
+        )
+        return replace(
+            protections,
+            failed=self._failed,
+            finite=self._finite,
+            removes_failed=request.failed == "remove",
+            whole={path: why for path, why in self._slimmable.items() if why is not None},
+            root=self._survey.root,
+        )
+
+    def plan(self) -> RetentionPlan:
+        """Return the plan by all that is known."""
+        self.pointed = self._pointers.protections(self.faults)
+        try:
+            return plan_saves(
+                self._survey.groups, self._request.all_policies, self.protections(), now=self.now
+            )
+        except UsageError as error:
+            raise UsageError("; ".join([str(error), *self._survey.remarks])) from error
+
+    def collect(self, retention: RetentionPlan) -> bool:
+        """Look at what a plan depends on; return whether it has to be made again."""
+        return self._read_survivors(retention) or self._find_copies(retention) or self._find_slim(retention)
+
+    def _read_survivors(self, retention: RetentionPlan) -> bool:
+        """Read what is kept; if it is damaged, others are kept in its place."""
+        unread = _unread_survivors(retention, self.read) if self._request.depth == "full" else []
+        damages = {entry.path: self._reader.read(entry).damage for entry in unread}
+        damaged = {path: damage for path, damage in damages.items() if damage is not None}
+        self.read |= damages.keys()
+        self.faults |= damaged
+        return bool(damaged)
+
+    def _find_copies(self, retention: RetentionPlan) -> bool:
+        """Compare what is removed with the copy that is required of it."""
+        if self._request.require_copy is None:
+            return False
+        going = [entry for entry in retention.changed if entry.path not in self._copied]
+        self._copied.update(entry.path for entry in going)
+        lacking = without_copy(going, self._survey.root, self._request.require_copy, self._progress)
+        for path, why in lacking.items():
+            self._own[path].append(why)
+        return bool(lacking)
+
+    def _find_slim(self, retention: RetentionPlan) -> bool:
+        """Look for obstacles to what is slimmed."""
+        found = _slimming_obstacles(retention, self._slimmable)
+        self._slimmable |= found
+        return any(found.values())
 
 
 def _slimming_obstacles(retention: RetentionPlan, known: Collection[str]) -> dict[str, str | None]:
@@ -182,21 +264,6 @@ def survey_series(
 def _survey(root: str, request: PruneRequest, progress: Progress) -> Survey:
     with progress(root, None) as advance:
         return survey_directory(root, request, enters_root=True, advance=advance)
-
-
-def _failed_runs(
-    request: PruneRequest, groups: Sequence[Group], pointers: Pointers, now: float, progress: Progress
-) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-    """Return the answer of ``failures`` for ``--failed``, which reads the newest of each series."""
-    if request.failed is None:
-        return {}, {}, {}
-    busy = {
-        path
-        for path, reasons in pointers.protections().reasons.items()
-        if any(code_of(reason) is Code.BEING_WRITTEN for reason in reasons)
-    }
-    goes = request.failed == "remove"
-    return failures(groups, now, busy=busy, jobs=request.jobs, goes=goes, progress=progress)
 
 
 def _unread_survivors(retention: RetentionPlan, read: Collection[str]) -> list[Entry]:

@@ -41,11 +41,10 @@ from ckpttool.transaction.journal_documents import is_name
 from ckpttool.transaction.mounts import HOLDS_MOUNT, is_mounted, mount_points
 
 
-def own_reasons(survey: Survey, scope: Scope, min_age: int, *, keeps_foreign: bool) -> dict[str, list[str]]:
+def own_reasons(survey: Survey, scope: Scope, min_age: int) -> dict[str, list[str]]:
     """Return why checkpoints stay for what they are and where they lie, by path, whatever points at them.
 
-    ``min_age`` is in seconds: what changed later stays. With ``keeps_foreign``, so does a directory that
-    holds what isn't the checkpoint's own.
+    ``min_age`` is in seconds: what changed later stays.
     """
     reasons: dict[str, list[str]] = {}
     youngest = (_now(survey.root) - min_age) * 1e9 if min_age else 0.0
@@ -57,7 +56,6 @@ def own_reasons(survey: Survey, scope: Scope, min_age: int, *, keeps_foreign: bo
             *_entry_reasons(entry, points),
             *(f"--exclude {glob}" for glob in islice(globs, 1)),
             *([Reason(Code.TOO_YOUNG)] if min_age and entry.modified_ns > youngest else ()),
-            *([foreign_reason(entry)] if keeps_foreign and entry.foreign_files else ()),
         ]
     return reasons
 

@@ -1,0 +1,80 @@
+"""A snapshot of files and directories: each question has one answer during a command."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Mapping
+from typing import TypeVar, cast
+
+from ckpttool.core.errors import CheckpointError
+from ckpttool.storage import fs
+from ckpttool.storage.place import Place
+
+T = TypeVar("T")
+
+Names = Mapping[str, os.DirEntry[str]]
+
+
+class Snapshot:
+    """Files and directories as they were when they were first looked at.
+
+    Errors are answers, too, and are raised again. Plans are made from snapshots; what carries a plan out
+    looks at the files again.
+    """
+
+    def __init__(self, place_of: Callable[[str], Place] = fs.place_of) -> None:
+        """Take the function that returns the place of a path."""
+        self.place_of = place_of
+        self._answers: dict[tuple[object, ...], object] = {}
+
+    def _once(self, ask: Callable[[], T], *question: object) -> T:
+        if question not in self._answers:
+            try:
+                self._answers[question] = ask()
+            except (OSError, ValueError, CheckpointError) as error:
+                self._answers[question] = error
+        answer = self._answers[question]
+        if isinstance(answer, Exception):
+            raise answer.with_traceback(None)
+        return cast(T, answer)
+
+    def names(self, directory: str) -> Names:
+        """Return the entries of a directory by name; raises ``OSError``."""
+        place = self.place_of(directory)
+        return self._once(
+            lambda: {entry.name: entry for entry in place.entries(directory)}, "names", directory
+        )
+
+    def exists(self, path: str) -> bool:
+        """Return whether there is anything but a broken link; ``CheckpointError`` without an answer."""
+        return self._once(lambda: self.place_of(path).is_there(path), "exists", path)
+
+    def lexists(self, path: str) -> bool:
+        """Return whether there is anything; ``CheckpointError`` without an answer."""
+        return self._once(lambda: self.place_of(path).is_there(path, follows=False), "lexists", path)
+
+    def isdir(self, path: str) -> bool:
+        """Return whether there is a directory, or a link to one."""
+        return stat.S_ISDIR(self._once(lambda: self.place_of(path).mode(path), "mode", path) or 0)
+
+    def realpath(self, path: str) -> str:
+        """Return a path without symlinks."""
+        return self._once(lambda: self.place_of(path).realpath(path), "realpath", path)
+
+    def readlink(self, path: str) -> str:
+        """Return the target of a symlink; raises ``OSError``."""
+        return self._once(lambda: fs.readlink(path), "readlink", path)
+
+    def read(self, path: str, limit: int) -> bytes:
+        """Return the first bytes of a regular file, one more than ``limit`` if it is longer.
+
+        Raises:
+            NotRegular: It is a directory, a pipe or the like.
+            OSError: It can't be read.
+        """
+        return self._once(lambda: self._read(path, limit), "read", path, limit)
+
+    def _read(self, path: str, limit: int) -> bytes:
+        with self.place_of(path).open_regular(path) as file:
+            return file.read(limit + 1)
