@@ -145,6 +145,14 @@ _HOMES = {
     "runs.undo": ("undo",),
     "core.tensor": ("Role", "Tensor"),
 }
+_INTEGRATIONS = {
+    "ckpttool.trackers": {
+        "mlflow": "ckpttool.integrations.mlflow:MLflow",
+        "wandb": "ckpttool.integrations.wandb:WandB",
+        "tensorboard": "ckpttool.integrations.tensorboard:TensorBoard",
+    },
+}
+"""Plug-ins of this package by entry-point group and name, which ``core.plugins`` loads."""
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 

@@ -1,4 +1,4 @@
-"""How much a change costs: a toy option is one field, a toy result is one file, in a copy of the package."""
+"""How much a change costs: an option is one field, a result one file, a tracker none of this package's."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def change(path: Path, before: str, added: str) -> None:
     path.write_text(text.replace(before, added + before), "utf-8")
 
 
-def answers(copied: Path, program: str) -> list[str]:
-    """Return the lines that a program prints, with the changed package."""
-    path = os.pathsep.join([str(copied.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+def answers(directory: Path, program: str) -> list[str]:
+    """Return the lines that a program prints, with the packages in a directory."""
+    path = os.pathsep.join([str(directory), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-c", program],
-        cwd=copied.parent,
+        cwd=directory,
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
@@ -72,7 +72,7 @@ print("--grace TIME" in command.get_help(context))
 
 def test_an_option_is_a_field(copied: Path) -> None:
     change(copied / "runs/pruning/request.py", "    max_delete: str | None = _execution(\n", OPTION)
-    assert answers(copied, SEES_OPTION) == [
+    assert answers(copied.parent, SEES_OPTION) == [
         "3600 7200 60 None",
         "Keep what was read less than TIME ago.",
         "True",
@@ -116,8 +116,74 @@ print(record_of(Ages, {"checkpoints": ages.document()["checkpoints"]}) == ages)
 def test_a_result_is_a_file(copied: Path) -> None:
     (copied / "runs/ages.py").write_text(RESULT, "utf-8")
     row = {"path": "a.pth", "bytes": 9, "loss": "Infinity"}
-    assert answers(copied, SEES_RESULT) == [
+    assert answers(copied.parent, SEES_RESULT) == [
         "<Ages 1 aged>",
         str({"schema": "ckpttool.ages/1", "checkpoints": [row]}),
         "True",
+    ]
+
+
+TRACKER = """
+from contextlib import contextmanager
+from pathlib import Path
+from ckpttool.runs.metrics.trackers import TrackedModel, TrackedRun, Tracker
+
+class Toy(Tracker):
+    one_run = "toy:RUN names one"
+    target = "toy:RUN"
+
+    def runs(self, name, places):
+        def read(log):
+            for epoch in (1, 2, 3):
+                log.add(None, epoch, {"score": epoch / 4})
+
+        return [TrackedRun(f"toy:{name}", "7", name, "", {"lr": 0.1}, read)]
+
+    def models(self, places):
+        yield TrackedModel("the toy's champion", "toy.txt", f"{places[1]}/model_epoch_1.pth")
+
+    @contextmanager
+    def recorder(self, name, places):
+        lines = []
+        yield lambda one: not lines.append(f"{name} {one.run_name} {one.name} {one.facts['verdict']}")
+        Path("toy.txt").write_text("\\n".join(lines))
+"""
+ENTRY_POINT = "[ckpttool.trackers]\ntoy = toy_tracker:Toy\n"
+SEES_TRACKER = """
+from pathlib import Path
+from ckpttool import UsageError, list_checkpoints, log, prune
+from ckpttool.cli import run
+for one in list_checkpoints("runs", metrics=["toy:x"]).to_dict()["checkpoints"]:
+    print(one["path"], one["metrics"]["score"])
+plan = prune("runs", keep_last=1, depth="quick", dry_run=True).plan
+for one in (kept for group in plan.groups for kept in group.keep):
+    print(one.entry.name, *map(str, one.reasons), sep=", ")
+log(["runs/model_epoch_3.pth"], "toy:x")
+print(Path("toy.txt").read_text())
+try:
+    log(["runs"], "none:x")
+except UsageError as error:
+    print(error)
+print(run(["latest", "runs", "--best", "score", "--mode", "max", "--metrics", "toy:x"]))
+"""
+
+
+def test_a_tracker_is_a_package_of_its_own(files: Path, tmp_path: Path) -> None:
+    (tmp_path / "toy_tracker.py").write_text(TRACKER, "utf-8")
+    (tmp_path / "toy_tracker-1.dist-info").mkdir()
+    (tmp_path / "toy_tracker-1.dist-info/METADATA").write_text("Name: toy-tracker\nVersion: 1\n")
+    (tmp_path / "toy_tracker-1.dist-info/entry_points.txt").write_text(ENTRY_POINT)
+    (tmp_path / "runs").mkdir()
+    for epoch in (1, 2, 3):
+        shutil.copy(files / "series" / f"model_epoch_{epoch}.pth", tmp_path / "runs")
+    assert answers(tmp_path, SEES_TRACKER) == [
+        "runs/model_epoch_1.pth 0.25",
+        "runs/model_epoch_2.pth 0.5",
+        "runs/model_epoch_3.pth 0.75",
+        "model_epoch_3.pth, newest, last 1",
+        "model_epoch_1.pth, the toy's champion",
+        "x runs model_epoch_3.pth valid",
+        "--to none:x: no tracker (mlflow:EXPERIMENT, wandb:DIR, tensorboard:DIR or toy:RUN)",
+        "runs/model_epoch_3.pth",
+        "0",
     ]

@@ -36,11 +36,11 @@ def log(command: LogCommand) -> int:
 
     What the tracker has already is not recorded again.
     """
-    from ckpttool.runs.tracking import TARGETS
     from ckpttool.runs.tracking import log as record
+    from ckpttool.runs.tracking import targets
 
     if command.to is None:
-        raise UsageError(f"--to says where: {TARGETS}")
+        raise UsageError(f"--to says where: {targets()}")
     with progress("verifying", 0) as advance:
         logged = record(
             command.paths,

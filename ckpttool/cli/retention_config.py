@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 def _log_beside(path: str, directory: str) -> str:
     """Return a log's path as seen from here; one that isn't there is looked for in each directory."""
     from ckpttool.runs.metrics.log_metrics import LogArgument
+    from ckpttool.runs.metrics.trackers import metrics_tracker
 
-    tracker, _, place = path.partition(":")
-    if tracker == "wandb" and place and not os.path.lexists(path):
-        return f"{tracker}:{_log_beside(place, directory)}"
+    tracker, (prefix, _, place) = metrics_tracker(path), path.partition(":")
+    if tracker is not None and tracker.is_directory and place:
+        return f"{prefix}:{_log_beside(place, directory)}"
     log = beside(path, directory)
     return log if os.path.lexists(LogArgument.parse(log).name) else path
 

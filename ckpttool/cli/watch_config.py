@@ -40,9 +40,11 @@ def _copy_target(place: str, directory: str) -> str:
 
 
 def _log_target(text: str, directory: str) -> str:
-    tracker, mark, place = text.partition(":")
-    is_directory = tracker in ("wandb", "tensorboard")
-    return f"{tracker}{mark}{beside(place, directory)}" if is_directory else text
+    from ckpttool.runs.metrics.trackers import tracker_of
+
+    tracker, (prefix, _, place) = tracker_of(text), text.partition(":")
+    is_directory = tracker is not None and tracker.is_directory
+    return f"{prefix}:{beside(place, directory)}" if is_directory else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ from ckpttool import CheckpointError, MissingPackage, Unsupported, UsageError, v
 from ckpttool.__main__ import main
 from ckpttool.cli.streams import SafeStderr
 from ckpttool.core.secrets import without_secrets, without_signatures
-from ckpttool.runs.metrics import tracked
-from ckpttool.runs.metrics.mlflow import ServerStore, experiment_runs, mlflow_client
-from ckpttool.runs.metrics.tracked import asking
+from ckpttool.integrations import clients
+from ckpttool.integrations.clients import client_errors_as_unsupported
+from ckpttool.integrations.mlflow import ServerStore, experiment_runs, mlflow_client
 from ckpttool.storage import remote
 from ckpttool.storage.stores import as_os_errors
 from tests.support.commands import ckpttool, run_here
@@ -221,7 +221,10 @@ def test_an_answer_is_cut_once_it_has_none() -> None:
     """Of half a URL nobody knows what is a secret."""
     with pytest.raises(OSError, match=r"\.{280} http://\*\*\*@host"), as_os_errors("s3://bucket/m"):
         raise ValueError(f"{'.' * 280} {NAMED}")
-    with pytest.raises(Unsupported, match=r"\.{180} http://\*\*\*@host"), asking("mlflow:digits"):
+    with (
+        pytest.raises(Unsupported, match=r"\.{180} http://\*\*\*@host"),
+        client_errors_as_unsupported("mlflow:digits"),
+    ):
         raise ValueError(f"{'.' * 180} {NAMED}")
 
 
@@ -231,7 +234,7 @@ def test_a_server_of_mlflow_is_named_without_any(monkeypatch: pytest.MonkeyPatch
     def fail(name: str) -> ModuleType:
         raise ImportError(name)
 
-    monkeypatch.setattr(tracked, "import_module", fail)
+    monkeypatch.setattr(clients, "import_module", fail)
     assert ServerStore(NAMED).name == "http://***@host"
     with pytest.raises(MissingPackage) as caught:
         mlflow_client(NAMED)

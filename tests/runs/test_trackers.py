@@ -32,9 +32,9 @@ from ckpttool import (
     prune,
     rename,
 )
+from ckpttool.integrations import mlflow as mlflow_stores
+from ckpttool.integrations import wandb as wandb_runs
 from ckpttool.runs.listing import Listing
-from ckpttool.runs.metrics import mlflow as mlflow_stores
-from ckpttool.runs.metrics import wandb as wandb_runs
 from ckpttool.runs.metrics.log import Log
 from ckpttool.runs.pointers import registries
 from ckpttool.runs.pruning.prune import Pruned

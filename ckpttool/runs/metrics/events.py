@@ -1,22 +1,19 @@
-"""TensorBoard's event files: the scalars in them, by their tags; and texts, which are written.
+"""Metrics in TensorBoard's event files: the scalars, by their tags.
 
 Source: tensorflow/tensorflow ``core/util/event.proto``, ``core/framework/summary.proto``, ``tensor.proto``.
 """
 
 from __future__ import annotations
 
-import os
 import struct
-from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
-from ckpttool.containers.protobuf import FIXED32, bytes_field, fields, number_field, text_field, varint
-from ckpttool.containers.tfrecord import encoded_record, records
-from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated, from_os_error
+from ckpttool.containers.protobuf import FIXED32, fields, varint
+from ckpttool.containers.tfrecord import records
+from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated
 from ckpttool.formats.content.scalars import shortest
 from ckpttool.formats.interface import scan
 from ckpttool.runs.metrics.log import EPOCHS, Log
-from ckpttool.storage import fs
 
 MAX_FILES, MAX_DEPTH = 1_000, 3
 """How many event files a directory may have, and how deep they may lie in it."""
@@ -25,7 +22,7 @@ _STEP, _SUMMARY = 2, 5
 _TIME_KEY, _STEP_KEY, _SUMMARY_KEY = b"\x09", b"\x10", b"\x2a"
 _MAX_VARINT_BYTES = 8
 _VALUE = 1
-_TAG, _SIMPLE, _TENSOR, _METADATA = 1, 2, 8, 9
+_TAG, _SIMPLE, _TENSOR = 1, 2, 8
 _FLOATS, _DOUBLES, _INTS, _INT64S, _BOOLS, _HALVES = 5, 6, 7, 10, 11, 13
 _DTYPES = {1: "<f", 2: "<d", 3: "<i", 4: "<B", 5: "<h", 6: "<b", 9: "<q", 10: "<?", 19: "<e"}
 """TensorFlow's numbers of types, and how an element lies in ``tensor_content``."""
@@ -187,67 +184,3 @@ def _last_value(layout: str, value: bytes | int, path: str, where: str) -> float
 def _unpack(layout: str, data: bytes) -> float:
     (number,) = struct.unpack(layout, data)
     return shortest(number) if layout == "<f" else float(number)
-
-
-# What is written ------------------------------------------------------------------------------------
-
-_OWN_SUFFIX = ".ckpttool"
-_VERSION = "brain.Event:2"
-_STRING, _TENSOR_DATA = 7, 2
-"""TensorFlow's number of the type, and TensorBoard's of data that it doesn't convert."""
-
-
-def own_files(directory: str) -> list[str]:
-    """Return the event files in a directory that ckpttool wrote."""
-    try:
-        names = sorted(fs.listdir(directory))
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise from_os_error(error, directory) from error
-    return [
-        os.path.join(directory, name) for name in names if is_event_file(name) and name.endswith(_OWN_SUFFIX)
-    ]
-
-
-def new_name(now: float) -> str:
-    """Return a name for an event file: TensorBoard reads them in the order of the seconds in them."""
-    return f"events.out.tfevents.{int(now)}.{os.urandom(4).hex()}{_OWN_SUFFIX}"
-
-
-def summaries_in(path: str) -> Iterator[tuple[int, bytes]]:
-    """Yield the steps and the summaries of an event file, as ``text_summary`` makes them."""
-    try:
-        with fs.open_regular(path) as file:
-            for record in records(file, path):
-                step, summary = 0, b""
-                for field in fields(record.data or b"", path, f"byte {record.offset:,}"):
-                    if field.number == _STEP:
-                        step = field.signed
-                    elif field.number == _SUMMARY:
-                        summary = bytes(field.data)
-                yield step, summary
-    except OSError as error:
-        raise from_os_error(error, path) from error
-
-
-def text_summary(tag: str, text: str) -> bytes:
-    """Return the summary of a text in Markdown."""
-    plugin = bytes_field(1, text_field(1, "text"))
-    metadata = plugin + number_field(4, _TENSOR_DATA)
-    shape = bytes_field(2, number_field(1, 1))
-    tensor = (
-        number_field(1, _STRING) + bytes_field(2, shape) + bytes_field(8, text.encode("utf-8", "replace"))
-    )
-    named = text_field(_TAG, tag.encode("utf-8", "replace").decode())
-    return bytes_field(_VALUE, named + bytes_field(_TENSOR, tensor) + bytes_field(_METADATA, metadata))
-
-
-def event_file(now: float, summaries: Iterable[tuple[int, bytes]]) -> bytes:
-    """Return an event file with summaries at their steps."""
-    when = _TIME_KEY + struct.pack("<d", now)
-    events = [when + text_field(3, _VERSION)]
-    events += [
-        when + number_field(_STEP, step) + bytes_field(_SUMMARY, summary) for step, summary in summaries
-    ]
-    return b"".join(map(encoded_record, events))

@@ -24,8 +24,7 @@ from ckpttool.runs.metrics.agreement import agree
 from ckpttool.runs.metrics.events import event_files, is_event_file, read_events
 from ckpttool.runs.metrics.log import Log, Number, Range
 from ckpttool.runs.metrics.text_logs import read_csv, read_json_lines, read_json_list, read_state
-from ckpttool.runs.metrics.tracked import TrackedRun
-from ckpttool.runs.metrics.trackers import is_tracker, tracked_runs
+from ckpttool.runs.metrics.trackers import TrackedRun, metrics_tracker, tracked_runs
 from ckpttool.storage import fs
 
 TRAINER_STATE = "trainer_state.json"
@@ -116,11 +115,11 @@ def _logs(
     given: LogArgument, entries: Sequence[Entry], root: str, warnings: list[str]
 ) -> Iterator[tuple[Callable[[frozenset[Number]], Log], list[int], Mapping[str, object]]]:
     """Yield how each log of a name is read, for which checkpoints, and the parameters of their run."""
-    if not is_tracker(given.name):
+    if (tracker := metrics_tracker(given.name)) is None:
         for path, indexes in _locate_logs(given, entries, root, warnings).items():
             yield partial(read_log, path), indexes, {}
         return
-    for run, indexes in tracked_runs(given.name, entries, root, warnings):
+    for run, indexes in tracked_runs(tracker, given.name, entries, root, warnings):
         yield partial(_read_run, run), indexes, run.parameters
 
 

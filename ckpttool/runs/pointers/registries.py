@@ -1,4 +1,4 @@
-"""Protects models that a tracker has under a name: registered with MLflow, or an artifact with an alias."""
+"""Protection of models that have a name in a tracker: registered ones, and artifacts with an alias."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from ckpttool.core.errors import CheckpointError, NotFound
 from ckpttool.ops.digests import sums_of_file
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import Group
-from ckpttool.runs.metrics.tracked import TrackedModel
-from ckpttool.runs.metrics.trackers import tracked_models
+from ckpttool.runs.metrics.trackers import TrackedModel, tracked_models
 from ckpttool.runs.pointers.targets import CheckpointIndex, PointerProtections
 from ckpttool.runs.reasons import Code, Reason
 from ckpttool.storage import fs

@@ -1,6 +1,6 @@
-"""MLflow's runs and registered models: of a directory, a SQLite file, or a server.
+"""MLflow: runs and registered models in a directory, a SQLite file or a server, and records of checkpoints.
 
-A directory and a SQLite file are read here, and never written; a server is asked by MLflow's own client.
+A directory and a SQLite file are read here; MLflow's own client asks servers, and writes all records.
 
 Source: mlflow/mlflow ``mlflow/store/tracking/file_store.py``, ``mlflow/store/model_registry/file_store.py``,
 ``mlflow/store/tracking/dbmodels/models.py``, ``mlflow/store/model_registry/dbmodels/models.py``.
@@ -8,10 +8,11 @@ Source: mlflow/mlflow ``mlflow/store/tracking/file_store.py``, ``mlflow/store/mo
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any, Protocol
 from urllib.parse import quote, unquote, urlsplit
@@ -19,10 +20,18 @@ from urllib.parse import quote, unquote, urlsplit
 from ckpttool.core.errors import DamagedCheckpoint, NotFound, UsageError, from_os_error
 from ckpttool.core.secrets import without_signatures
 from ckpttool.core.urls import is_url
+from ckpttool.integrations.clients import client_errors_as_unsupported, client_module
 from ckpttool.runs.members.run_directories import parse_yaml
 from ckpttool.runs.metrics.log import Log
 from ckpttool.runs.metrics.text_logs import numbered_lines
-from ckpttool.runs.metrics.tracked import TrackedModel, TrackedRun, asking, client_module
+from ckpttool.runs.metrics.trackers import (
+    LoggedCheckpoint,
+    Record,
+    TrackedModel,
+    TrackedRun,
+    Tracker,
+    run_to_record_in,
+)
 from ckpttool.storage import fs
 from ckpttool.storage.answers import paged
 
@@ -36,15 +45,82 @@ _SQLITE = "sqlite:///"
 _DATABASE_SECONDS = 5
 _META = "meta.yaml"
 _LOGGED_MODEL = re.compile(r"\bm-[0-9a-f]{32}\b")
-"""What MLflow 3 calls a model of a run; its files lie in a directory of this name."""
+"""Name that MLflow 3 gives to a model of a run, and to the directory of its files."""
 _MOST_META = 1 << 20
 _MOST_VALUES = 25_000
 """Values of a metric that a server is asked for at once; MLflow's client asks for as many."""
 _PLAIN_URL = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
+_NOT_IN_KEYS = re.compile(r"[^\w\-. /:]", re.ASCII)
+"""Characters that MLflow refuses in the key of a tag."""
+_LONGEST_KEY = 240
+
+
+class MLflow(Tracker):
+    """MLflow as a tracker: ``mlflow:EXPERIMENT`` and ``mlflow:EXPERIMENT/RUN``.
+
+    A checkpoint is recorded as a tag of its run, and as an artifact.
+    """
+
+    one_run = "mlflow:EXPERIMENT/RUN names one"
+    target = "mlflow:EXPERIMENT"
+
+    def runs(self, name: str, places: Sequence[str]) -> list[TrackedRun]:
+        return find_runs(stores_around(places), name)
+
+    def models(self, places: Sequence[str]) -> Iterator[TrackedModel]:
+        for store in stores_around(places):
+            yield from store.models()
+
+    @contextmanager
+    def recorder(self, name: str, places: Sequence[str]) -> Iterator[Record]:
+        to = f"{PREFIX}{name}"
+        stores = stores_around(places)
+        found = experiment_runs(stores, name)
+        store, runs, is_of_one = found or (next(iter(stores), None), [], False)
+        client = mlflow_client(None if store is None else store.uri)
+        named = runs[0] if is_of_one else None
+        ids: dict[str, str] = {}
+
+        def run_id(one: LoggedCheckpoint) -> str:
+            if one.run not in ids:
+                owner = named or run_to_record_in(runs, one, to)
+                ids[one.run] = _new_run(client, name, one.run_name) if owner is None else owner.id
+            return ids[one.run]
+
+        def record(one: LoggedCheckpoint) -> bool:
+            with client_errors_as_unsupported(to):
+                identity, key, text = run_id(one), f"ckpttool/{_tag_name(one.name)}", one.text
+                if client.get_run(identity).data.tags.get(key) == text:
+                    return False
+                client.log_text(identity, text, f"{key}.json")
+                client.set_tag(identity, key, text)
+            return True
+
+        yield record
+
+
+def _new_run(client: Any, experiment: str, name: str) -> str:
+    known = client.get_experiment_by_name(experiment)
+    place = client.create_experiment(experiment) if known is None else known.experiment_id
+    identity: str = client.create_run(place, run_name=name).info.run_id
+    client.set_terminated(identity)
+    return identity
+
+
+def _tag_name(name: str) -> str:
+    """Return a name in the characters that MLflow allows; one that loses some gets a digest of itself."""
+    plain = _NOT_IN_KEYS.sub("_", name)
+    if plain == name and len(name) <= _LONGEST_KEY:
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    return f"{plain[-_LONGEST_KEY + 9 :]}-{digest}"
+
+
+# Stores ---------------------------------------------------------------------------------------------
 
 
 class Store(Protocol):
-    """Where MLflow keeps experiments and registered models."""
+    """A store of experiments and registered models."""
 
     name: str
     uri: str
@@ -56,8 +132,8 @@ class Store(Protocol):
         """Yield the registered models."""
 
 
-def stores_around(directories: list[str]) -> list[Store]:
-    """Return the stores that the environment names, or that lie in some directories; the nearest first."""
+def stores_around(directories: Sequence[str]) -> list[Store]:
+    """Return the stores that the environment names and those in some directories, the nearest first."""
     stores = [store_at(uri) for name in (URI, REGISTRY_URI) if (uri := os.environ.get(name))]
     for directory in directories:
         database, folder = os.path.join(directory, DATABASE), os.path.join(directory, DIRECTORY)
@@ -97,7 +173,7 @@ def find_runs(stores: list[Store], wanted: str) -> list[TrackedRun]:
 def experiment_runs(stores: list[Store], wanted: str) -> tuple[Store, list[TrackedRun], bool] | None:
     """Return the store that has an experiment or a run, and its runs; None without such an experiment.
 
-    The third value tells whether one run was named, which the store has once.
+    The third value is whether one run was named, and no other has the name.
 
     Raises:
         NotFound: The experiment has no run of that name.
@@ -118,7 +194,7 @@ def experiment_runs(stores: list[Store], wanted: str) -> tuple[Store, list[Track
 
 
 def path_of(uri: str, base: str) -> str:
-    """Return where a URI points to on this machine, seen from a store; what is elsewhere stays as it is."""
+    """Return the local path of a URI, relative to a store; a URI of another machine is returned as it is."""
     if uri.startswith("file:"):
         return unquote(urlsplit(uri).path)
     return uri if _PLAIN_URL.match(uri) or is_url(uri) else os.path.normpath(os.path.join(base, uri))
@@ -127,7 +203,7 @@ def path_of(uri: str, base: str) -> str:
 def _model(
     store: Store, name: object, version: object, aliases: list[str], stage: object, place: str, run: object
 ) -> TrackedModel:
-    """Return a registered model; ``place`` is where it lies, or ``models:/m-…``, which MLflow resolves."""
+    """Return a registered model; ``place`` is its location, or ``models:/m-…``, which MLflow resolves."""
     named = [*aliases, *([str(stage)] if stage not in (None, "None", "") else [])]
     reason = f"registered as {name} version {version}" + (f" ({', '.join(named)})" if named else "")
     logged = _LOGGED_MODEL.search(place)
@@ -183,7 +259,7 @@ class FileStore:
         )
 
     def _metas(self, directory: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield the directories in one that have a ``meta.yaml``, with what it says."""
+        """Yield the directories in one that have a ``meta.yaml``, with its content."""
         for name in _sorted_names(directory):
             path = os.path.join(directory, name, _META)
             if fs.isfile(path):
@@ -229,7 +305,7 @@ def _sorted_names(directory: str) -> list[str]:
 
 
 def _files_below(directory: str) -> Iterator[str]:
-    """Yield the files in a directory: a metric called ``val/loss`` lies in one inside."""
+    """Yield the files in a directory and below: the metric ``val/loss`` is in a subdirectory."""
     for parent, folders, names in fs.walk(directory):
         folders.sort()
         for name in sorted(names):
@@ -263,7 +339,7 @@ def _add_line(log: Log, name: str, path: str, number: int, line: bytes) -> None:
 
 
 def _add(log: Log, name: str, step: float, value: float) -> None:
-    """Take a metric; an epoch among them, as trainers log it, is none."""
+    """Add a metric, but no epoch, which trainers log as one."""
     if name != "epoch":
         log.add(step, None, {name: value})
 
@@ -377,7 +453,7 @@ class ServerStore:
 
     def runs(self, experiment: str) -> list[TrackedRun] | None:
         client = mlflow_client(self.uri)
-        with asking(self.name):
+        with client_errors_as_unsupported(self.name):
             known = client.get_experiment_by_name(experiment)
             if known is None:
                 return None
@@ -396,7 +472,7 @@ class ServerStore:
 
     def models(self) -> Iterator[TrackedModel]:
         client = mlflow_client(self.uri)
-        with asking(self.name):
+        with client_errors_as_unsupported(self.name):
             versions = list(self._pages(lambda token: client.search_model_versions(page_token=token)))
             models = self._pages(lambda token: client.search_registered_models(page_token=token))
             aliases = {model.name: dict(model.aliases) for model in models}  # versions found don't tell them
@@ -410,7 +486,7 @@ class ServerStore:
         history = client._tracking_client.store.get_metric_history  # the client's own follows pages forever
 
         def read(log: Log) -> None:
-            with asking(self.name):
+            with client_errors_as_unsupported(self.name):
                 for name in names:
                     for one in self._pages(partial(history, identity, name, _MOST_VALUES)):
                         _add(log, name, one.step, float(one.value))
@@ -418,7 +494,7 @@ class ServerStore:
         return read
 
     def _pages(self, ask: Callable[[str | None], Any]) -> Iterator[Any]:
-        """Yield what is on all pages."""
+        """Yield the items of all pages."""
 
         def page(token: str) -> tuple[Any, str | None]:
             found = ask(token or None)
@@ -428,9 +504,7 @@ class ServerStore:
 
 
 def mlflow_client(uri: str | None) -> Any:
-    """Return MLflow's client of a tracking URI, which says nothing of its own work.
-
-    A server that doesn't answer is not waited for for minutes.
+    """Return MLflow's client of a tracking URI, which prints nothing and gives up on a silent server soon.
 
     Raises:
         MissingPackage: MLflow is not installed.
@@ -439,5 +513,5 @@ def mlflow_client(uri: str | None) -> Any:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     shown = without_signatures(uri or PREFIX)
-    with asking(shown):
+    with client_errors_as_unsupported(shown):
         return client_module("mlflow.tracking", shown).MlflowClient(uri)

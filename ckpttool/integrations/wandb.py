@@ -1,4 +1,4 @@
-"""Weights & Biases' runs on this machine: their histories, and the artifacts that have an alias.
+"""Weights & Biases: its runs on this machine, artifacts that have an alias, and records of checkpoints.
 
 A ``.wandb`` file has seven bytes of its own, then records as LevelDB's log has them: blocks of 32 KiB, in
 which each piece of a record has a CRC-32, a length of two bytes, and a kind. A record is a protocol buffer.
@@ -8,21 +8,31 @@ Source: wandb/wandb ``core/internal/leveldb``, ``wandb/proto/wandb_internal.prot
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
 from ckpttool.containers.jsontext import parse_json
 from ckpttool.containers.protobuf import FIXED64, Field, fields
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, NotFound, from_os_error
+from ckpttool.integrations.clients import client_errors_as_unsupported, client_module
 from ckpttool.runs.members.run_directories import flatten
 from ckpttool.runs.metrics.log import Log
 from ckpttool.runs.metrics.text_logs import add_object
-from ckpttool.runs.metrics.tracked import TrackedModel, TrackedRun
+from ckpttool.runs.metrics.trackers import (
+    LoggedCheckpoint,
+    Record,
+    TrackedModel,
+    TrackedRun,
+    Tracker,
+    run_to_record_in,
+)
 from ckpttool.storage import fs
 
 PREFIX = "wandb:"
@@ -35,10 +45,102 @@ _MAX_RECORD = 1 << 26
 _RUN_DIRECTORY = re.compile(r"(?:offline-)?run-\d{8}_\d{6}-(?P<id>.+)")
 
 _HISTORY, _CONFIG, _ARTIFACT, _RUN = 2, 5, 8, 17
-"""What kinds of records there are, by their field in ``Record``."""
+"""Kinds of records, by their field in ``Record``."""
 
 _SUFFIX, _LATEST = ".wandb", "latest"
 _END = "it ends within a record, as if it were still being written"
+_KEY = "ckpttool"
+"""Key of the records of checkpoints in a run's configuration, and the project of runs that have none."""
+
+
+class WandB(Tracker):
+    """Weights & Biases as a tracker: ``wandb:DIR``.
+
+    A checkpoint is recorded in the configuration of its run, by an offline run that continues it.
+    """
+
+    one_run = "wandb:DIR may be the directory of one"
+    target = "wandb:DIR"
+    is_directory = True
+
+    def runs(self, name: str, places: Sequence[str]) -> list[TrackedRun]:
+        return find_runs(name or os.curdir)
+
+    def models(self, places: Sequence[str]) -> Iterator[TrackedModel]:
+        for place in places:
+            folder = os.path.join(place, DIRECTORY)
+            if fs.exists(folder) and fs.isdir(folder):
+                yield from models_in(folder)
+
+    @contextmanager
+    def recorder(self, name: str, places: Sequence[str]) -> Iterator[Record]:
+        to = f"{PREFIX}{name}"
+        try:
+            runs = find_runs(name)
+        except NotFound:
+            runs = []
+        by_id: dict[str, TrackedRun] = {run.id: run for run in reversed(runs)}  # the first knows most
+        recorded: dict[str, dict[str, str]] = {}
+        for run in runs:
+            recorded.setdefault(run.id, {}).update(_recorded_in(run))
+        new: dict[str, tuple[LoggedCheckpoint, dict[str, str]]] = {}
+
+        def record(one: LoggedCheckpoint) -> bool:
+            own = f"{_KEY}-{hashlib.sha256(os.fsencode(fs.realpath(one.run))).hexdigest()[:8]}"
+            owner = by_id.get(own) or run_to_record_in(list(by_id.values()), one, to)
+            identity = own if owner is None else owner.id
+            text = one.text
+            if recorded.get(identity, {}).get(one.name) == text:
+                return False
+            new.setdefault(identity, (one, {}))[1][one.name] = text
+            return True
+
+        yield record
+        for identity, (one, texts) in new.items():
+            _write_run(_directory_above(name), identity, by_id.get(identity), one.run_name, texts)
+
+
+def _recorded_in(run: TrackedRun) -> dict[str, str]:
+    """Return the records of checkpoints in a run's configuration."""
+    start = f"{_KEY}."
+    return {
+        name.removeprefix(start): str(text) for name, text in run.parameters.items() if name.startswith(start)
+    }
+
+
+def _write_run(
+    directory: str, identity: str, known: TrackedRun | None, name: str, texts: Mapping[str, str]
+) -> None:
+    tracker = f"{PREFIX}{directory}"
+    client = client_module("wandb", tracker)
+    mode = os.environ.get("WANDB_MODE", "offline")
+    fs.makedirs(directory)
+    with client_errors_as_unsupported(tracker):
+        run = client.init(
+            mode=mode,
+            dir=directory,
+            id=identity,
+            name=name if known is None else known.name,
+            project=(known.project if known is not None else "") or _KEY,
+            resume=None if mode == "offline" else "allow",
+            settings=client.Settings(
+                silent=True, disable_git=True, disable_code=True, console="off", x_disable_stats=True
+            ),
+        )
+        run.config.update({_KEY: dict(texts)}, allow_val_change=True)
+        run.finish()
+        client.teardown()  # only now is all of it on the disk
+
+
+def _directory_above(directory: str) -> str:
+    """Return the directory in which the client puts ``wandb``, for one that ``find_runs`` takes."""
+    real = fs.realpath(directory)
+    if _RUN_DIRECTORY.fullmatch(os.path.basename(real)):
+        real = os.path.dirname(real)
+    return os.path.dirname(real) if os.path.basename(real) == DIRECTORY else directory
+
+
+# Runs and artifacts ---------------------------------------------------------------------------------
 
 
 def find_runs(directory: str) -> list[TrackedRun]:
@@ -54,16 +156,8 @@ def find_runs(directory: str) -> list[TrackedRun]:
     return [_run(path) for path in files]
 
 
-def above(directory: str) -> str:
-    """Return the directory in which the client puts ``wandb``, for a directory that ``find_runs`` takes."""
-    real = fs.realpath(directory)
-    if _RUN_DIRECTORY.fullmatch(os.path.basename(real)):
-        real = os.path.dirname(real)
-    return os.path.dirname(real) if os.path.basename(real) == DIRECTORY else directory
-
-
 def models_in(directory: str) -> Iterator[TrackedModel]:
-    """Yield the artifacts of runs that have an alias now: of those logged with one, the last has it."""
+    """Yield the artifacts that have an alias now: the last one that was logged with it."""
     having: dict[tuple[str, str], tuple[list[TrackedModel], str]] = {}
     for path in _run_files(directory):
         with _open(path) as file:
@@ -102,7 +196,7 @@ def _open(path: str) -> BinaryIO:
 
 
 def _run(path: str) -> TrackedRun:
-    """Return a run; what it was started with stands at the beginning of its file."""
+    """Return a run, with the configuration from its file."""
     folder = os.path.dirname(path)
     match = _RUN_DIRECTORY.fullmatch(os.path.basename(fs.realpath(folder)))
     identity = match["id"] if match else os.path.basename(folder)
