@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.options import (
     config_option,
+    executor_option,
     in_output,
     json_option,
     null_option,
@@ -46,18 +47,18 @@ from ckpttool.core.options import (
     jobs_option,
     mode_option,
     option,
+    same_option,
 )
 from ckpttool.core.printable import printable
-from ckpttool.ops.workload import Workload
+from ckpttool.integrations.dask import executor_at
+from ckpttool.ops.workload import Part, Workload
 from ckpttool.runs.retention.rules import Policy
 from ckpttool.runs.scope import Scope
-from ckpttool.storage.executors import executor_at
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from ckpttool.cli.retention_config import Retention
-    from ckpttool.ops.workload import Part
     from ckpttool.runs.listing import DirectoryPreview, Listing
     from ckpttool.runs.members.full_read import Progress
     from ckpttool.transaction.paths import Problem
@@ -145,7 +146,8 @@ class ListCommand:
     verify: Depth = verify_option()
     scope: Mapping[str, Any] = group(Scope, _SCOPE)
     jobs: int | None = jobs_option()
-    workload: Mapping[str, Any] = group(Workload, ("part", "executor"))
+    part: Part | None = same_option(Workload, "part")
+    executor: str | None = executor_option()
     rules: Mapping[str, Any] = rules_group()
     config: str | None = plan_config_option()
 
@@ -172,14 +174,14 @@ def list_(command: ListCommand) -> int:
         if plot.lower().endswith(".html"):
             raise UsageError(f"--plot {plot}: ckpttool report writes a page (-o {plot})")
         check_plot(plot, [*paths, *retention.request_values.get("metrics", ())])
-    part, address = command.workload.get("part"), command.workload.get("executor")
+    part = command.part
     has_order = command.sort or command.reverse or metric or plot or command.cadence
     if part is not None and (not command.json or has_order or command.rules or retention.config is not None):
         raise UsageError(
             "--part goes with --json, and without an order, --best, --plot, --cadence, rules or "
             "a configuration"
         )
-    with executor_at(address) if address else nullcontext() as executor:
+    with executor_at(command.executor) if command.executor else nullcontext() as executor:
         listing, read = read_listing(
             retention,
             metric,

@@ -83,6 +83,21 @@ def _checked_interval(text: str) -> str:
     return text
 
 
+def executor_option() -> Any:
+    return _in_execution(
+        "--executor",
+        metavar="dask://HOST:PORT",
+        help="Spread the checkpoints over a Dask cluster.",
+        parse=_checked_address,
+    )
+
+
+def _checked_address(text: str) -> str:
+    from ckpttool.integrations.dask import require_address
+
+    return require_address(text)
+
+
 def dry_run_option(help: str) -> Any:
     return _in_execution("--dry-run", "-n", help=help, default=False)
 

@@ -115,7 +115,7 @@ def verify_all_with(address: str | None, paths: Sequence[str], command: VerifyCo
     """Return the verdicts on all checkpoints at some paths, of the executor at an address if there is one."""
     if address is None:
         return verify_all(paths, command)
-    from ckpttool.storage.executors import executor_at
+    from ckpttool.integrations.dask import executor_at
 
     with executor_at(address) as executor:
         return verify_all(paths, command, executor)

@@ -40,7 +40,7 @@ def verify(command: VerifyCommand) -> int:
     from ckpttool.cli.verdicts import verify_all_with
     from ckpttool.core.errors import UsageError
 
-    work, wanted = command.workload, command.reports
+    wanted = command.reports
     if wanted.takes_stdout and command.json:
         raise UsageError("--json and a report on stdout (-): give one of them")
     if command.merge:
@@ -61,7 +61,7 @@ def verify(command: VerifyCommand) -> int:
     may_predict = predict or settings is not None
     is_complete = not command.quick and command.only is None
     _check_prediction_files(prediction_options, may_predict=may_predict)
-    _require_compatible(work, seals=command.write_manifest, is_complete=is_complete, may_predict=may_predict)
+    _require_compatible(command, is_complete=is_complete, may_predict=may_predict)
     if command.against is not None and (command.write_manifest or len(command.paths) != 1):
         raise UsageError("--against takes one PATH, and no --write-manifest")
     if command.force and not command.write_manifest and "record" not in prediction_options:
@@ -80,7 +80,7 @@ def verify(command: VerifyCommand) -> int:
         exclude=[*command.exclude, *(settings.exclude if settings else ())],
         predict=predict,
     )
-    outcome = verify_all_with(work.executor, places, command)
+    outcome = verify_all_with(command.executor, places, command)
     if settings is not None and not command.paths and is_complete and not outcome.failures:
         _warn_unused_rules(settings, outcome)
     for path, sealed in outcome.sealed.items():
@@ -93,19 +93,20 @@ def _report_files(wanted: Reports) -> dict[str, str | None]:
     return {"--junit": wanted.junit, "--sarif": wanted.sarif, "--summary": wanted.summary}
 
 
-def _require_compatible(work: Workload, *, seals: bool, is_complete: bool, may_predict: bool) -> None:
-    """Require that what is asked for goes together."""
+def _require_compatible(command: VerifyCommand, *, is_complete: bool, may_predict: bool) -> None:
+    """Require options that can be combined."""
     from ckpttool.core.errors import UsageError
 
+    seals = command.write_manifest
     if seals and not is_complete:
         raise UsageError("--write-manifest needs all checks: leave --quick and --only out")
     if seals and may_predict:
         raise UsageError("--write-manifest takes a PATH, and neither --predict nor a configuration")
-    if work.sample is not None and (not is_complete or seals or may_predict):
+    if command.workload.sample is not None and (not is_complete or seals or may_predict):
         raise UsageError(
             "--sample goes with a PATH, and without --quick, --only, --write-manifest and --predict"
         )
-    if work.executor is not None and may_predict:
+    if command.executor is not None and may_predict:
         raise UsageError("--executor takes a PATH, and neither --predict nor a configuration")
 
 

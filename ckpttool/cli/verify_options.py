@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ckpttool.cli.options import config_option, json_option, quiet_option, strict_option, verbose_option
+from ckpttool.cli.options import (
+    config_option,
+    executor_option,
+    json_option,
+    quiet_option,
+    strict_option,
+    verbose_option,
+)
 from ckpttool.cli.reports import Reports
 from ckpttool.core.options import (
     CHECK_PANEL,
@@ -73,6 +80,7 @@ class VerifyCommand:
     max_depth: int | None = same_option(Scope, "max_depth")
     jobs: int | None = jobs_option()
     workload: Workload = group(Workload, is_record=True)
+    executor: str | None = executor_option()
     merge: bool = option(
         "--merge",
         help="Combine the JSON documents of all parts, which PATHs name, into the result of one run.",

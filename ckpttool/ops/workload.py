@@ -14,8 +14,7 @@ from math import ceil
 from typing import NamedTuple
 
 from ckpttool.core.errors import UsageError
-from ckpttool.core.options import EXECUTION_PANEL, SELECTION_PANEL, option
-from ckpttool.storage.executors import require_address
+from ckpttool.core.options import SELECTION_PANEL, option
 
 _PART = re.compile(r"(\d{1,6})/(\d{1,6})", re.ASCII)
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)%", re.ASCII)
@@ -145,7 +144,7 @@ def _turn(path: str, days: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What a process does of the work on many checkpoints, and who does it: each attribute is an option."""
+    """Share of the work on many checkpoints that one process does: each attribute is an option."""
 
     part: Part | None = option(
         "--part",
@@ -160,11 +159,4 @@ class Workload:
         help="Read only this much in full, another part each day; of the rest, check only the structure.",
         parse=Sample.parse,
         panel=SELECTION_PANEL,
-    )
-    executor: str | None = option(
-        "--executor",
-        metavar="dask://HOST:PORT",
-        help="Spread the checkpoints over a Dask cluster.",
-        parse=require_address,
-        panel=EXECUTION_PANEL,
     )

@@ -1,4 +1,4 @@
-"""Work on other machines: executors that an address names, and workers that are lost.
+"""Work on other machines: paths that all of them have, and answers of workers that may be lost.
 
 A worker sees the same files under the same absolute paths, or it is an error: a file that only isn't there
 for it has not vanished, and another file under the same path is no answer.
@@ -6,21 +6,15 @@ for it has not vanished, and another file under the same path is no answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from ckpttool.core.errors import CheckpointError, MissingPackage, NotFound, UsageError
+from ckpttool.core.errors import CheckpointError, NotFound
 from ckpttool.storage import fs
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor, Future
+    from concurrent.futures import Future
 
 R = TypeVar("R")
-SCHEME = "dask://"
-_ANSWERS_WITHIN = "10s"
-"""A scheduler that is there answers at once; one that is still being started has to be waited for outside."""
 
 
 def path_everywhere(path: str) -> str:
@@ -58,43 +52,3 @@ def not_the_same(path: str, where: str = "") -> CheckpointError:
 
     found = f"files of other sizes on the worker {where or platform.node()}"
     return CheckpointError(path, found, expected="the same files on all workers, which nobody changes")
-
-
-def require_address(text: str) -> str:
-    """Require that an address names a scheduler: ``dask://HOST:PORT``."""
-    host, colon, port = text.removeprefix(SCHEME).rpartition(":")
-    if not text.startswith(SCHEME) or not (host and colon and port.isascii() and port.isdigit()):
-        raise UsageError(f"no address of a scheduler: {text!r} (such as dask://10.0.0.1:8786)")
-    return text
-
-
-@contextmanager
-def executor_at(address: str) -> Iterator[Executor]:
-    """Yield the executor of a Dask cluster, which is left as it was.
-
-    Raises:
-        MissingPackage: Dask isn't installed.
-        CheckpointError: No scheduler answers.
-    """
-    import logging
-
-    try:
-        distributed: Any = import_module("distributed")
-    except ImportError as error:
-        from ckpttool.core.extras import install_command
-
-        raise MissingPackage(
-            address, "it needs dask[distributed]", expected=install_command("dask")
-        ) from error
-    # It tells of each answer that has to be computed again; whoever is lost for good is an error of ours.
-    logging.getLogger("distributed.client").setLevel(logging.ERROR)
-    try:
-        client = distributed.Client(
-            f"tcp://{address.removeprefix(SCHEME)}", timeout=_ANSWERS_WITHIN, set_as_default=False
-        )
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            address, "no Dask scheduler answers", expected="a running dask scheduler"
-        ) from error
-    with client:
-        yield client.get_executor()

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from ckpttool import list_checkpoints, verify_all
+from ckpttool.integrations.dask import executor_at
 from ckpttool.runs.surveying import look_workers
-from ckpttool.storage.executors import executor_at
 from tests.support.clusters import Deadly, Elsewhere, local_cluster
 from tests.support.commands import Run
 from tests.support.stores import S3Bucket
