@@ -97,8 +97,8 @@ def compare_two(paths: Sequence[str], options: DiffCommand) -> int:
     ):
         difference = diff_checkpoints(a, b, options, advance=advance)
     if options.plot is not None:
-        from ckpttool.cli.render.plot import kind_of
         from ckpttool.cli.render.plot_results import difference_picture
+        from ckpttool.integrations.matplotlib import kind_of
 
         write_report("--plot", options.plot, difference_picture(kind_of(options.plot), difference))
     if not options.quiet:
@@ -166,8 +166,8 @@ def compare_series(paths: Sequence[str], options: DiffCommand) -> int:
     with progress("comparing", 3 * sum(sizes) - sizes[0] - sizes[-1]) as advance:
         series = drift(paths, options, advance=advance)
     if options.plot is not None:
-        from ckpttool.cli.render.plot import kind_of
         from ckpttool.cli.render.plot_results import drift_picture
+        from ckpttool.integrations.matplotlib import kind_of
 
         write_report("--plot", options.plot, drift_picture(kind_of(options.plot), series))
     if options.json and not options.quiet:

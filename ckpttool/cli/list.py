@@ -199,9 +199,9 @@ def list_(command: ListCommand) -> int:
             say(f"{printable(retention.config)} selects what is listed, as it does for prune ({hint})")
         warn(listing, everything=command.long or not sys.stderr.isatty(), verbose=command.long)
     if plot is not None and listing.checkpoints:
-        from ckpttool.cli.render.plot import kind_of
         from ckpttool.cli.render.plot_results import series_picture
         from ckpttool.cli.reports import write_report
+        from ckpttool.integrations.matplotlib import kind_of
 
         title = paths[0] if len(paths) == 1 else os.curdir
         write_report("--plot", plot, series_picture(kind_of(plot), title, listing))

@@ -182,7 +182,7 @@ def check_plot(path: str, read: Sequence[str]) -> None:
         UsageError: It is none, or would replace something else.
         MissingPackage: matplotlib is not installed.
     """
-    from ckpttool.cli.render.plot import check_can_draw, kind_of
+    from ckpttool.integrations.matplotlib import check_can_draw, kind_of
 
     kind_of(path)
     check_targets({"--plot": path}, read)

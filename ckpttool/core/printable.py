@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Callable
 
 ELLIPSIS = "…"
 LONGEST = 4096
@@ -34,6 +35,30 @@ def is_printable(character: str) -> bool:
 def cut(text: str, room: int) -> str:
     """Return a text without its end if it has more characters than there is room."""
     return text if len(text) <= room else f"{text[: room - 1]}{ELLIPSIS}"
+
+
+def without_middle(text: str, room: int, width: Callable[[str], int] = len, start: int | None = None) -> str:
+    """Return a text without its middle if it is wider than the room.
+
+    Args:
+        text: The text.
+        room: Width that it may take.
+        width: Measures a text, in characters by default.
+        start: Width of its beginning that stays; by default a third.
+    """
+    if width(text) <= room:
+        return text
+    end = (room - 1) * 2 // 3 if start is None else room - 1 - start
+    first, last = fitting_prefix(text, room - 1 - end, width), fitting_prefix(text[::-1], end, width)
+    return f"{first}{ELLIPSIS}{last[::-1]}"
+
+
+def fitting_prefix(text: str, room: int, width: Callable[[str], int]) -> str:
+    """Return the longest beginning of a text that fits into a width."""
+    fits = text[:room]
+    while width(fits) > room:
+        fits = fits[:-1]
+    return fits
 
 
 def printable_cut(text: str, longest: int = LONGEST) -> str:

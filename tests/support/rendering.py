@@ -11,13 +11,13 @@ import pytest
 
 from ckpttool import CheckpointError, Difference, Inspection, Verification
 from ckpttool.cli.render import github, junit, plot_results, sarif
-from ckpttool.cli.render.plot import Numbers
 from ckpttool.cli.render.text_changes import undo_text
 from ckpttool.cli.render.text_diff import diff_text, drift_text, name_only_text
 from ckpttool.cli.render.text_inspect import inspect_text
 from ckpttool.cli.render.verdicts import VerifyStyle, verify_text
 from ckpttool.core.documents import dumps
 from ckpttool.core.printable import printable
+from ckpttool.integrations.matplotlib import Numbers
 from ckpttool.ops.drift import Drift
 from ckpttool.ops.inspect import SCHEMA
 from ckpttool.ops.verdict import verify_document

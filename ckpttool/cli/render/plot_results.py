@@ -1,4 +1,4 @@
-"""What is drawn of results: which tensors moved and how far, and runs with what a policy keeps of them."""
+"""Pictures of results: how far tensors moved, and runs with the checkpoints that a policy keeps."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import math
 import os
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from ckpttool.cli.render.plot import Bars, Drawing, Heat, Lines, Numbers, label, picture
 from ckpttool.cli.render.text_diff import (
     DRIFT_HEADINGS,
     change_cells,
@@ -23,12 +21,10 @@ from ckpttool.cli.render.text_list import ListStyle, metric_of, shown_metrics
 from ckpttool.core.numbers import file_size, number
 from ckpttool.core.report import counted
 from ckpttool.core.tensor import Role
+from ckpttool.integrations.matplotlib import Bars, Drawing, Heat, Lines, Numbers, Run, RunsPanel, picture
 from ckpttool.ops.difference import Change, Difference
 from ckpttool.ops.drift import Drift
-from ckpttool.runs.listing import ListedCheckpoint, ListedSeries, Listing, total_bytes
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from ckpttool.runs.listing import ListedSeries, Listing, total_bytes
 
 # diff -----------------------------------------------------------------------------------------------
 
@@ -126,108 +122,6 @@ def _axis_of(drift: Drift) -> tuple[str, list[str]]:
 
 MOST_RUNS = 24
 """More lines than that nobody tells apart."""
-_HEIGHT = 4.2  # inches
-_COLOURS = ("#3465a4", "#c17d11", "#75507b", "#4e9a06", "#a40000", "#06989a")
-_BAD = "#cc0000"
-_LOGARITHMIC_FROM = 20.0
-"""A metric whose largest value is that many times its smallest has a logarithmic scale."""
-_LABEL_LENGTH = 32
-_LABEL_ROOM = 0.045
-"""How far the names at the lines stay apart, as a part of the height."""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A line of a picture: one series, in the order of the axis.
-
-    Attributes:
-        name: What stands at its end.
-        points: Position, value and checkpoint of each that has both.
-        faults: Positions of those that are damaged or incomplete.
-    """
-
-    name: str
-    points: Sequence[tuple[float, float, ListedCheckpoint]]
-    faults: Sequence[float] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class RunsPanel(Drawing):
-    """A metric of all runs, with their names at the lines; what a policy would remove is hollow."""
-
-    title: str
-    axis: str
-    runs: Sequence[Run]
-    height: float = _HEIGHT
-
-    def draw(self, axes: Axes) -> None:
-        """Draw a line a run, a mark a checkpoint, and what the marks mean if they differ."""
-        values = [y for run in self.runs for _, y, _ in run.points]
-        if min(values) > 0 and max(values) > _LOGARITHMIC_FROM * min(values):
-            axes.set_yscale("log")
-        for at, run in enumerate(self.runs):
-            self._draw_run(axes, run, _COLOURS[at % len(_COLOURS)])
-        axes.set_xlabel(self.axis)
-        axes.grid(alpha=0.3)
-        axes.margins(x=0.02)
-        handles, names = axes.get_legend_handles_labels()
-        if names:
-            axes.legend(handles, names, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False)
-            axes.set_title("")
-            axes.set_ylabel(label(self.title))
-        self._name_runs(axes)
-
-    def _draw_run(self, axes: Axes, run: Run, colour: str) -> None:
-        axes.plot([x for x, _, _ in run.points], [y for _, y, _ in run.points], color=colour, linewidth=1.2)
-        has_policy = any(row.kept is not None for _, _, row in run.points)
-        known = {*axes.get_legend_handles_labels()[1]}
-        marks = {
-            "keep": ([one for one in run.points if one[2].kept != ()], "o", colour, colour, 4),
-            "remove": ([one for one in run.points if one[2].kept == ()], "o", "white", colour, 4),
-            "best": ([one for one in run.points if one[2].is_best], "*", "#f5c211", "black", 12),
-        }
-        for name, (points, marker, face, edge, size) in marks.items():
-            is_said = (name != "keep" or has_policy) and name not in known
-            if points:
-                axes.plot(
-                    [x for x, _, _ in points],
-                    [y for _, y, _ in points],
-                    marker,
-                    markerfacecolor=face,
-                    markeredgecolor=edge,
-                    markeredgewidth=0.8,
-                    markersize=size,
-                    label=name if is_said else None,
-                )
-        if run.faults:  # at the foot, where each has a position
-            foot = axes.get_xaxis_transform()
-            said = None if "damaged or incomplete" in known else "damaged or incomplete"
-            axes.plot(
-                run.faults,
-                [0.0] * len(run.faults),
-                "x",
-                color=_BAD,
-                transform=foot,
-                clip_on=False,
-                label=said,
-            )
-
-    def _name_runs(self, axes: Axes) -> None:
-        """Write the name of each run at the end of its line, below one another where lines end together."""
-        axes.autoscale_view()
-        inside = axes.transScale + axes.transLimits  # from values to parts of the panel
-        ends = [(inside.transform(run.points[-1][:2])[1], place) for place, run in enumerate(self.runs)]
-        lowest = -math.inf
-        for height, at in sorted(ends):
-            lowest = max(height, lowest + _LABEL_ROOM)
-            axes.text(
-                1.01,
-                lowest,
-                label(self.runs[at].name, _LABEL_LENGTH),
-                transform=axes.transAxes,
-                va="center",
-                color=_COLOURS[at % len(_COLOURS)],
-            )
 
 
 def series_picture(kind: str, title: str, listing: Listing) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from ckpttool.core.printable import ELLIPSIS
+from ckpttool.core.printable import ELLIPSIS, fitting_prefix, without_middle
 
 
 class Style(IntEnum):
@@ -21,7 +21,9 @@ def styled(text: str, style: Style, colour: bool) -> str:
 
 def fit(text: str, room: int) -> str:
     """Return a text without its end if it takes more columns than there is room."""
-    return text if display_width(text) <= room else f"{_fitting_prefix(text, room - 1)}{ELLIPSIS}"
+    if display_width(text) <= room:
+        return text
+    return fitting_prefix(text, room - 1, display_width) + ELLIPSIS
 
 
 def shorten(name: str, room: int, start: int | None = None) -> str:
@@ -32,10 +34,7 @@ def shorten(name: str, room: int, start: int | None = None) -> str:
         room: Columns that it may take.
         start: Columns of its beginning that stay; by default a third.
     """
-    if display_width(name) <= room:
-        return name
-    end = (room - 1) * 2 // 3 if start is None else room - 1 - start
-    return f"{_fitting_prefix(name, room - 1 - end)}{ELLIPSIS}{_fitting_prefix(name[::-1], end)[::-1]}"
+    return without_middle(name, room, display_width, start)
 
 
 def display_width(text: str) -> int:
@@ -50,11 +49,3 @@ def display_width(text: str) -> int:
 def pad(text: str, width: int) -> str:
     """Return a text with spaces behind it, up to a width in columns."""
     return text + " " * (width - display_width(text))
-
-
-def _fitting_prefix(text: str, width: int) -> str:
-    """Return as much of the beginning of a text as fits into a width in columns."""
-    fits = text[:width]
-    while display_width(fits) > width:
-        fits = fits[:-1]
-    return fits

@@ -9,7 +9,8 @@ from html.parser import HTMLParser
 import pytest
 
 from ckpttool import MissingPackage, UsageError
-from ckpttool.cli.render.plot import (
+from ckpttool.core.extras import install_command
+from ckpttool.integrations.matplotlib import (
     KINDS,
     MARK,
     Bars,
@@ -21,7 +22,6 @@ from ckpttool.cli.render.plot import (
     kind_of,
     picture,
 )
-from ckpttool.core.extras import install_command
 
 NAN, INF = float("nan"), float("inf")
 BARS = Bars("relative change", ["fc.weight", "fc.bias", "gone"], [0.25, 0.5, None])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ckpttool import Difference, Role
-from ckpttool.cli.render.plot import Bars, Heat, Lines
+from ckpttool.integrations.matplotlib import Bars, Heat, Lines
 from tests.support import results
 from tests.support.rendering import Drawn, draw_nothing, picture_of
 from tests.support.results import change_of_strings, drift, step

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ckpttool.cli.render.plot import Bars
+from ckpttool.integrations.matplotlib import Bars
 from tests.support.directories import damaged
 from tests.support.rendering import Drawn, draw_nothing, picture_of
 from tests.support.results import listing, row

@@ -1,4 +1,4 @@
-"""Pictures: bars, heat maps and lines as SVG or PNG, or as a page of HTML with the numbers below.
+"""Matplotlib: pictures of bars, heat maps, lines and runs as SVG or PNG, or as HTML with a table below.
 
 The same numbers give the same bytes.
 """
@@ -16,20 +16,22 @@ from dataclasses import dataclass
 from html import escape
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
+from unicodedata import east_asian_width
 
-from ckpttool.cli.render.terminal import shorten
 from ckpttool.core.errors import MissingPackage, UsageError
 from ckpttool.core.extras import install_command
 from ckpttool.core.numbers import amount
-from ckpttool.core.printable import printable
+from ckpttool.core.printable import printable, without_middle
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.image import AxesImage
 
+    from ckpttool.runs.listing import ListedCheckpoint
+
 KINDS = ("svg", "png", "html")
 MARK = "ckpttool picture"
-"""Says among a picture's first bytes who drew it: nothing else is ever replaced by one."""
+"""Mark among a picture's first bytes: only a file with it is ever replaced by a picture."""
 _LONGEST_NAME = 60
 _WIDTH = 10.0  # inches
 _ROW = 0.22
@@ -50,7 +52,7 @@ th:first-child, td:first-child { text-align: left }
 
 
 class Drawing(ABC):
-    """A part of a picture, which draws itself."""
+    """A panel of a picture."""
 
     title: str
 
@@ -73,10 +75,10 @@ class Numbers:
 
 
 def kind_of(path: str) -> str:
-    """Return the kind of picture that a file's name asks for.
+    """Return the kind of picture of a file's suffix.
 
     Raises:
-        UsageError: It asks for none.
+        UsageError: It has another suffix.
     """
     kind = os.path.splitext(path)[1].lower().removeprefix(".")
     if kind not in KINDS:
@@ -85,7 +87,7 @@ def kind_of(path: str) -> str:
 
 
 def check_can_draw(path: str) -> None:
-    """Require what pictures are drawn with.
+    """Require Matplotlib, before anything long begins.
 
     Raises:
         MissingPackage: It is not installed.
@@ -97,11 +99,11 @@ def check_can_draw(path: str) -> None:
 
 
 def picture(kind: str, title: str, drawings: Sequence[Drawing], numbers: Numbers | None = None) -> bytes:
-    """Return drawings below one another, and below their title.
+    """Return the bytes of a picture: drawings below one another, and a title above them.
 
     Args:
         kind: ``svg``, ``png`` or ``html``.
-        title: Stands above them.
+        title: Title of the picture.
         drawings: At least one.
         numbers: The table of an HTML page.
     """
@@ -156,7 +158,7 @@ def _figure(kind: str, title: str, drawings: Sequence[Drawing]) -> bytes:
 
 @contextmanager
 def _own_settings() -> Iterator[None]:
-    """Draw the same wherever it is drawn, and names as they are."""
+    """Use settings that give the same picture on each machine, with names as they are."""
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():
@@ -174,7 +176,7 @@ def _own_settings() -> Iterator[None]:
         yield
 
 
-# What is drawn --------------------------------------------------------------------------------------
+# Drawings -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +292,115 @@ class Lines(Drawing):
             axes.legend()
 
 
+# Runs -----------------------------------------------------------------------------------------------
+
+_HEIGHT = 4.2  # inches
+_COLOURS = ("#3465a4", "#c17d11", "#75507b", "#4e9a06", "#a40000", "#06989a")
+_BAD = "#cc0000"
+_LOGARITHMIC_FROM = 20.0
+"""A metric whose largest value is that many times its smallest has a logarithmic scale."""
+_LABEL_LENGTH = 32
+_LABEL_ROOM = 0.045
+"""How far the names at the lines stay apart, as a part of the height."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A line of a picture: one series, in the order of the axis.
+
+    Attributes:
+        name: Name at its end.
+        points: Position, value and checkpoint of each that has both.
+        faults: Positions of those that are damaged or incomplete.
+    """
+
+    name: str
+    points: Sequence[tuple[float, float, ListedCheckpoint]]
+    faults: Sequence[float] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunsPanel(Drawing):
+    """A metric of all runs, with their names at the lines; checkpoints that a policy removes are hollow."""
+
+    title: str
+    axis: str
+    runs: Sequence[Run]
+    height: float = _HEIGHT
+
+    def draw(self, axes: Axes) -> None:
+        """Draw a line a run, a mark a checkpoint, and a legend if marks differ."""
+        values = [y for run in self.runs for _, y, _ in run.points]
+        if min(values) > 0 and max(values) > _LOGARITHMIC_FROM * min(values):
+            axes.set_yscale("log")
+        for at, run in enumerate(self.runs):
+            self._draw_run(axes, run, _COLOURS[at % len(_COLOURS)])
+        axes.set_xlabel(self.axis)
+        axes.grid(alpha=0.3)
+        axes.margins(x=0.02)
+        handles, names = axes.get_legend_handles_labels()
+        if names:
+            axes.legend(handles, names, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False)
+            axes.set_title("")
+            axes.set_ylabel(label(self.title))
+        self._name_runs(axes)
+
+    def _draw_run(self, axes: Axes, run: Run, colour: str) -> None:
+        axes.plot([x for x, _, _ in run.points], [y for _, y, _ in run.points], color=colour, linewidth=1.2)
+        has_policy = any(row.kept is not None for _, _, row in run.points)
+        known = {*axes.get_legend_handles_labels()[1]}
+        marks = {
+            "keep": ([one for one in run.points if one[2].kept != ()], "o", colour, colour, 4),
+            "remove": ([one for one in run.points if one[2].kept == ()], "o", "white", colour, 4),
+            "best": ([one for one in run.points if one[2].is_best], "*", "#f5c211", "black", 12),
+        }
+        for name, (points, marker, face, edge, size) in marks.items():
+            is_said = (name != "keep" or has_policy) and name not in known
+            if points:
+                axes.plot(
+                    [x for x, _, _ in points],
+                    [y for _, y, _ in points],
+                    marker,
+                    markerfacecolor=face,
+                    markeredgecolor=edge,
+                    markeredgewidth=0.8,
+                    markersize=size,
+                    label=name if is_said else None,
+                )
+        if run.faults:  # at the foot, where each has a position
+            foot = axes.get_xaxis_transform()
+            said = None if "damaged or incomplete" in known else "damaged or incomplete"
+            axes.plot(
+                run.faults,
+                [0.0] * len(run.faults),
+                "x",
+                color=_BAD,
+                transform=foot,
+                clip_on=False,
+                label=said,
+            )
+
+    def _name_runs(self, axes: Axes) -> None:
+        """Write the name of each run at the end of its line, below one another where lines end together."""
+        axes.autoscale_view()
+        inside = axes.transScale + axes.transLimits  # from values to parts of the panel
+        ends = [(inside.transform(run.points[-1][:2])[1], place) for place, run in enumerate(self.runs)]
+        lowest = -math.inf
+        for height, at in sorted(ends):
+            lowest = max(height, lowest + _LABEL_ROOM)
+            axes.text(
+                1.01,
+                lowest,
+                label(self.runs[at].name, _LABEL_LENGTH),
+                transform=axes.transAxes,
+                va="center",
+                color=_COLOURS[at % len(_COLOURS)],
+            )
+
+
+# Axes and names -------------------------------------------------------------------------------------
+
+
 def _height_of_rows(count: int) -> float:
     return _MARGIN + _ROW * min(max(count, 1), _MOST_ROWS)
 
@@ -312,5 +423,10 @@ def _title(text: str) -> str:
 
 
 def label(name: str, room: int = _LONGEST_NAME) -> str:
-    """Return a name out of a file as a picture shows it."""
-    return shorten(printable(name), room)
+    """Return a name out of a file as a picture shows it: printable, and without its middle if it is long."""
+    return without_middle(printable(name), room, _columns)
+
+
+def _columns(text: str) -> int:
+    """Return the width of a text in characters; a Chinese, Japanese or Korean one counts as two."""
+    return sum(1 + (east_asian_width(character) in "FW") for character in text)
