@@ -6,9 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from ckpttool import UsageError, list_checkpoints, log, prune
+from ckpttool.core import plugins
+from tests.support.commands import Run
 
 PACKAGE = Path(__file__).parents[1] / "ckpttool"
 CONFIG = "[retention]\nkeep-last = 1\ngrace = '2h'\n"
@@ -27,12 +32,12 @@ def change(path: Path, before: str, added: str) -> None:
     path.write_text(text.replace(before, added + before), "utf-8")
 
 
-def answers(directory: Path, program: str) -> list[str]:
-    """Return the lines that a program prints, with the packages in a directory."""
-    path = os.pathsep.join([str(directory), *filter(None, [os.environ.get("PYTHONPATH")])])
+def answers(copied: Path, program: str) -> list[str]:
+    """Return the lines that a program prints, with the changed package."""
+    path = os.pathsep.join([str(copied.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-c", program],
-        cwd=directory,
+        cwd=copied.parent,
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
@@ -72,7 +77,7 @@ print("--grace TIME" in command.get_help(context))
 
 def test_an_option_is_a_field(copied: Path) -> None:
     change(copied / "runs/pruning/request.py", "    max_delete: str | None = _execution(\n", OPTION)
-    assert answers(copied.parent, SEES_OPTION) == [
+    assert answers(copied, SEES_OPTION) == [
         "3600 7200 60 None",
         "Keep what was read less than TIME ago.",
         "True",
@@ -116,7 +121,7 @@ print(record_of(Ages, {"checkpoints": ages.document()["checkpoints"]}) == ages)
 def test_a_result_is_a_file(copied: Path) -> None:
     (copied / "runs/ages.py").write_text(RESULT, "utf-8")
     row = {"path": "a.pth", "bytes": 9, "loss": "Infinity"}
-    assert answers(copied.parent, SEES_RESULT) == [
+    assert answers(copied, SEES_RESULT) == [
         "<Ages 1 aged>",
         str({"schema": "ckpttool.ages/1", "checkpoints": [row]}),
         "True",
@@ -146,44 +151,47 @@ class Toy(Tracker):
     def recorder(self, name, places):
         lines = []
         yield lambda one: not lines.append(f"{name} {one.run_name} {one.name} {one.facts['verdict']}")
-        Path("toy.txt").write_text("\\n".join(lines))
+        Path("toy.txt").write_text(" and ".join(lines))
 """
 ENTRY_POINT = "[ckpttool.trackers]\ntoy = toy_tracker:Toy\n"
-SEES_TRACKER = """
-from pathlib import Path
-from ckpttool import UsageError, list_checkpoints, log, prune
-from ckpttool.cli import run
-for one in list_checkpoints("runs", metrics=["toy:x"]).to_dict()["checkpoints"]:
-    print(one["path"], one["metrics"]["score"])
-plan = prune("runs", keep_last=1, depth="quick", dry_run=True).plan
-for one in (kept for group in plan.groups for kept in group.keep):
-    print(one.entry.name, *map(str, one.reasons), sep=", ")
-log(["runs/model_epoch_3.pth"], "toy:x")
-print(Path("toy.txt").read_text())
-try:
-    log(["runs"], "none:x")
-except UsageError as error:
-    print(error)
-print(run(["latest", "runs", "--best", "score", "--mode", "max", "--metrics", "toy:x"]))
-"""
 
 
-def test_a_tracker_is_a_package_of_its_own(files: Path, tmp_path: Path) -> None:
-    (tmp_path / "toy_tracker.py").write_text(TRACKER, "utf-8")
-    (tmp_path / "toy_tracker-1.dist-info").mkdir()
-    (tmp_path / "toy_tracker-1.dist-info/METADATA").write_text("Name: toy-tracker\nVersion: 1\n")
-    (tmp_path / "toy_tracker-1.dist-info/entry_points.txt").write_text(ENTRY_POINT)
-    (tmp_path / "runs").mkdir()
+@pytest.fixture
+def tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Install a package with a tracker."""
+    package = tmp_path / "package"
+    (package / "toy_tracker-1.dist-info").mkdir(parents=True)
+    (package / "toy_tracker.py").write_text(TRACKER, "utf-8")
+    (package / "toy_tracker-1.dist-info/METADATA").write_text("Name: toy-tracker\nVersion: 1\n")
+    (package / "toy_tracker-1.dist-info/entry_points.txt").write_text(ENTRY_POINT)
+    monkeypatch.syspath_prepend(package)
+    forget_plugins()
+    yield
+    sys.modules.pop("toy_tracker", None)
+    forget_plugins()
+
+
+def forget_plugins() -> None:
+    plugins.entry_points_of.cache_clear()
+    plugins._installed.cache_clear()
+
+
+@pytest.mark.usefixtures("tracker")
+def test_a_tracker_is_a_package_of_its_own(
+    run: Run, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
     for epoch in (1, 2, 3):
-        shutil.copy(files / "series" / f"model_epoch_{epoch}.pth", tmp_path / "runs")
-    assert answers(tmp_path, SEES_TRACKER) == [
-        "runs/model_epoch_1.pth 0.25",
-        "runs/model_epoch_2.pth 0.5",
-        "runs/model_epoch_3.pth 0.75",
-        "model_epoch_3.pth, newest, last 1",
-        "model_epoch_1.pth, the toy's champion",
-        "x runs model_epoch_3.pth valid",
-        "--to none:x: no tracker (mlflow:EXPERIMENT, wandb:DIR, tensorboard:DIR or toy:RUN)",
-        "runs/model_epoch_3.pth",
-        "0",
-    ]
+        shutil.copy(files / "series" / f"model_epoch_{epoch}.pth", "runs")
+    listed = list_checkpoints("runs", metrics=["toy:x"]).checkpoints
+    assert [one.entry.metrics["score"] for one in listed] == [0.25, 0.5, 0.75]
+    plan = prune("runs", keep_last=1, depth="quick", dry_run=True).plan
+    kept = {one.entry.name: [*map(str, one.reasons)] for group in plan.groups for one in group.keep}
+    assert kept == {"model_epoch_3.pth": ["newest", "last 1"], "model_epoch_1.pth": ["the toy's champion"]}
+    log(["runs/model_epoch_3.pth"], "toy:x")
+    assert Path("toy.txt").read_text() == "x runs model_epoch_3.pth valid"
+    with pytest.raises(UsageError, match=r"\(mlflow:EXPERIMENT, wandb:DIR, tensorboard:DIR or toy:RUN\)"):
+        log(["runs"], "none:x")
+    best = run("latest", "runs", "--best", "score", "--mode", "max", "--metrics", "toy:x")
+    assert (best.status, best.out) == (0, "runs/model_epoch_3.pth\n")

@@ -9,6 +9,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from ckpttool.core.errors import Unsupported
+
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
@@ -22,6 +24,18 @@ def entry_points_of(group: str) -> tuple[EntryPoint, ...]:
 
     own = (EntryPoint(name, place, group) for name, place in ckpttool._INTEGRATIONS.get(group, {}).items())
     return (*own, *_installed().select(group=group))
+
+
+def made_by(entry: EntryPoint) -> Any:
+    """Return an instance of the class of an entry point.
+
+    Raises:
+        Unsupported: The class can't be imported.
+    """
+    try:
+        return entry.load()()
+    except (ImportError, AttributeError) as error:
+        raise Unsupported(entry.value, f"the plug-in {entry.name} can't be imported: {error}") from error
 
 
 @cache

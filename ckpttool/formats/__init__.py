@@ -68,9 +68,9 @@ def formats(kinds: frozenset[str] | None = None) -> tuple[Format, ...]:
 @cache
 def third_party_formats() -> tuple[Format, ...]:
     """Return the formats that installed packages offer."""
-    from ckpttool.core.plugins import entry_points_of
+    from ckpttool.core.plugins import entry_points_of, made_by
 
-    return tuple(entry.load()() for entry in entry_points_of(ENTRY_POINTS))
+    return tuple(map(made_by, entry_points_of(ENTRY_POINTS)))
 
 
 @cache

@@ -303,7 +303,7 @@ def _artifact_file(entry: memoryview, path: str, reason: str) -> TrackedModel:
 
 
 def _records(file: BinaryIO, path: str, warnings: list[str]) -> Iterator[tuple[int, memoryview]]:
-    """Yield records: the field of ``Record`` that each has, and what is in it. An end in one is a warning."""
+    """Yield records: the field of ``Record``, and its content. An end within a record is a warning."""
     magic = file.read(len(_MAGIC))
     if magic != _MAGIC and _MAGIC.startswith(magic):  # a run has just begun
         warnings.append(f"{path}: {_END}")

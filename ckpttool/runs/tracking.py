@@ -66,7 +66,7 @@ def log(
     jobs: int | None = None,
     advance: Advance | None = None,
 ) -> Logged:
-    """Verify checkpoints, and record them with a tracker; what it has already is not recorded again.
+    """Verify checkpoints, and record them in a tracker, except for those that it has already.
 
     Args:
         paths: Checkpoints, and directories of them.
@@ -114,7 +114,7 @@ def log(
 def _entries_of(
     path: str, scope: Scope, errors: dict[str, str]
 ) -> tuple[str, Sequence[Entry], Sequence[str]]:
-    """Return the directory that was searched, the checkpoints in it, and what is doubtful of them."""
+    """Return the directory that was searched, the checkpoints in it, and doubts about them."""
     _, entry, _ = look_for(path)
     if entry is not None:
         root = run_directory(os.path.dirname(os.path.abspath(path)), os.sep)
@@ -128,7 +128,7 @@ def _entries_of(
 def facts_of(
     entry: Entry, root: str, *, is_valid: bool, safety: Safety, jobs: int | None = None
 ) -> LoggedCheckpoint:
-    """Return what is recorded of a checkpoint whose verdict is known; its files are read once more."""
+    """Return the record of a checkpoint whose verdict is known; its files are read once more."""
     run = run_directory(os.path.abspath(entry.directory), os.path.abspath(root))
     names = [one.path for one in entry.contents.files]
     paths = {os.path.join(entry.directory, name): name for name in names}

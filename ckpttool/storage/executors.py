@@ -23,7 +23,7 @@ def path_everywhere(path: str) -> str:
 
 
 def answer_of(future: Future[R], path: str) -> R | CheckpointError:
-    """Return what a worker answers; that it is lost, or can't do its task, is an error of what it works on.
+    """Return a worker's answer; if the worker is lost or fails, an error of the path that it works on.
 
     Raises:
         CheckpointError: The task itself raised it.

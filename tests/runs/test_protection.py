@@ -6,11 +6,13 @@ import json
 import os
 import shutil
 import time
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 from ckpttool import Policy, PruneRequest, list_checkpoints, prune
+from ckpttool.runs.metrics import trackers
 from tests.support.retention import dry_run, kept_reasons
 from tests.support.runs import make_run
 from tests.support.saves import protected_in, skipped_in
@@ -336,3 +338,15 @@ def test_what_is_excluded_inside_a_checkpoint(trainer: Path, files: Path, tmp_pa
     assert ([row.entry.path for row in listing.checkpoints], listing.warnings) == ([str(model)], ())
     planned = dry_run(model.parent, policy=Policy(keep_last=1), recursive=True, exclude=excluded)
     assert "holds other checkpoints" in kept_reasons(planned)["model"]
+
+
+# Trackers -------------------------------------------------------------------------------------------
+
+
+def test_a_tracker_that_cannot_be_imported_keeps_all(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = EntryPoint("toy", "no_such_module:Toy", trackers.ENTRY_POINTS)
+    monkeypatch.setattr(trackers, "entry_points_of", lambda group: (broken,))
+    plan = prune(series, keep_last=1, depth="quick", dry_run=True).plan
+    assert not plan.removals
+    reason = "no_such_module:Toy: the plug-in toy can't be imported: No module named 'no_such_module'"
+    assert [str(group.skipped) for group in plan.groups] == [f"what is registered can't be told: {reason}"]

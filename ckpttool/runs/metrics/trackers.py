@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from ckpttool.core.documents import document_of
 from ckpttool.core.errors import UsageError
-from ckpttool.core.plugins import entry_points_of
+from ckpttool.core.plugins import entry_points_of, made_by
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.run_directories import run_directory
 from ckpttool.runs.metrics.log import Log
@@ -149,14 +149,14 @@ class Tracker:
 
 def trackers() -> Iterator[Tracker]:
     """Yield all trackers."""
-    yield from (entry.load()() for entry in entry_points_of(ENTRY_POINTS))
+    yield from map(made_by, entry_points_of(ENTRY_POINTS))
 
 
 def tracker_of(name: str) -> Tracker | None:
     """Return the tracker of a name such as ``mlflow:digits``; None if no tracker has that prefix."""
     prefix, colon, _ = name.partition(":")
     known = entry_points_of(ENTRY_POINTS) if colon and prefix.isidentifier() else ()
-    return next((entry.load()() for entry in known if entry.name == prefix), None)
+    return next((made_by(entry) for entry in known if entry.name == prefix), None)
 
 
 def metrics_tracker(name: str) -> Tracker | None:

@@ -19,7 +19,7 @@ from ckpttool.storage import fs
 def protect_registered(
     pointed: PointerProtections, root: str, groups: Sequence[Group], index: CheckpointIndex
 ) -> None:
-    """Protect what trackers around a directory name; where one can't be read, leave all series alone."""
+    """Protect the models of trackers around a directory; if one can't be read, leave all series alone."""
     try:
         models = list(tracked_models(root))
     except CheckpointError as failure:
