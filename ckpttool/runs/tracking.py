@@ -21,6 +21,7 @@ from ckpttool.runs.metrics.log_metrics import add_log_metrics
 from ckpttool.runs.metrics.trackers import LoggedCheckpoint, Record, places_around, tracker_of, trackers
 from ckpttool.runs.scope import Scope
 from ckpttool.runs.surveying.survey import survey_directory
+from ckpttool.storage import fs
 from ckpttool.storage.work import Advance, default_jobs, no_advance
 
 CHANGED = "it changed while it was read"
