@@ -104,7 +104,7 @@ def say_inferred_mode(metric: str | None, mode: object) -> None:
 def say_journals(journals: Sequence[str]) -> None:
     """Say that an interrupted command waits to be settled."""
     from ckpttool.transaction.paths import shown
-    from ckpttool.transaction.pending_journals import directory_of_journal, owner_of_journal
+    from ckpttool.transaction.recovery import directory_of_journal, owner_of_journal
 
     for path in journals:
         directory = directory_of_journal(path)

@@ -19,7 +19,7 @@ from ckpttool.ops.verdict import OPTIONAL, Verification, verify_document
 from ckpttool.ops.verify import unreadable
 from ckpttool.ops.verify_all import TaskResult, VerifyTask, require_any, size_of, verify_tasks
 from ckpttool.storage import fs
-from ckpttool.transaction.pending_journals import current_unit
+from ckpttool.transaction.recovery import current_unit
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -373,7 +373,7 @@ def _copy_of(unit: str, path: str, copy: str | None) -> str | None:
 def _drop_interrupted(path: str, units: list[Unit]) -> list[Unit]:
     """Return what was found at a path without what an interrupted command has half moved, and tell of it."""
     from ckpttool.cli.paths import say_journals
-    from ckpttool.transaction.pending_journals import unaffected_units
+    from ckpttool.transaction.recovery import unaffected_units
 
     inside = unaffected_units((), [path] if fs.isdir(path) else ()).journals
     if [unit.path for unit in units] == [path]:  # the user asks for this one, whatever becomes of it

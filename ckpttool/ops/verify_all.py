@@ -33,7 +33,7 @@ from ckpttool.storage import fs
 from ckpttool.storage.executors import answer_of, not_the_same, not_visible, path_everywhere
 from ckpttool.storage.work import Advance, Progress, no_progress, submitted
 from ckpttool.transaction.paths import shown
-from ckpttool.transaction.pending_journals import current_unit, unaffected_units
+from ckpttool.transaction.recovery import current_unit, unaffected_units
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future

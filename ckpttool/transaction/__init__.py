@@ -7,6 +7,10 @@ and do them, ``history`` records how they are undone, ``record_undo`` undoes the
 trash. ``stored_journals`` reads journals, with ``journal_documents``, and those of earlier versions with
 ``old_journals``.
 
+All this is one of two engines (``engine``): that of disks. The other one does the same lists of operations in
+a store, by conditional requests (``store_engine``, ``store_operations``). ``recovery`` and whoever else works
+on any directory asks ``engines.engine_of``.
+
 A target that is written (``staged_output``) appears whole, or not at all: it is written in a locked directory
 beside the target, under its final names, made durable, then renamed. A kill leaves that directory without its
 lock, and whoever stages next clears it, as it does small files that were being written (``storage.atomic``).

@@ -1,16 +1,26 @@
-"""Completes or reverts what a killed command left in a directory."""
+"""Interrupted commands: their journals, the checkpoints that they hide, and recovery.
+
+A checkpoint that a journal moves is complete elsewhere, or nowhere, until the next command that changes its
+directory recovers what was interrupted.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
+from typing import NamedTuple
 
 from ckpttool.core.errors import AccessDenied
+from ckpttool.formats.discovery import Walk, discover
+from ckpttool.formats.interface import Unit
+from ckpttool.storage import fs
 from ckpttool.transaction.engines import engine_of
 from ckpttool.transaction.journal import OperationList, Recovery
 from ckpttool.transaction.paths import shown
 from ckpttool.transaction.settling import Settled
 from ckpttool.transaction.staged_output import error_text
+from ckpttool.transaction.stages import JOURNAL
+from ckpttool.transaction.state_dir import state_dir_of_stage
 
 
 def recover_directory(directory: str) -> Recovery:
@@ -68,3 +78,85 @@ def _tell_moves(
     if not paths:
         result = "completed" if listed.is_committed else "reverted"
         recovery.moved.append(f"{directory}: {doing}: {result}")
+
+
+# Journals that wait ---------------------------------------------------------------------------------
+
+
+def pending_journals(directory: str) -> list[str]:
+    """Return the paths of the journals in a directory that wait for recovery."""
+    return engine_of(directory).journals()
+
+
+def directory_of_journal(path: str) -> str:
+    """Return the directory that a journal is for."""
+    place = os.path.dirname(path)
+    is_staged = os.path.basename(path) == JOURNAL
+    return state_dir_of_stage(place).directory if is_staged else place
+
+
+def owner_of_journal(path: str) -> str | None:
+    """Return the other user that a journal belongs to; None if it can be recovered."""
+    return engine_of(directory_of_journal(path)).owner_of(path)
+
+
+def incomplete_names(directory: str) -> frozenset[str]:
+    """Return names in a directory that belong to incomplete checkpoints until recovery."""
+    return engine_of(directory).hidden_names()
+
+
+class UnaffectedUnits(NamedTuple):
+    """What was found: the checkpoints that are whole, as far as journals tell, and the journals that wait."""
+
+    whole: tuple[Unit, ...]
+    journals: tuple[str, ...] = ()
+
+
+def unaffected_units(units: Sequence[Unit], directories: Iterable[str] = ()) -> UnaffectedUnits:
+    """Return checkpoints without those that a journal has on their way.
+
+    The journals returned are those of the directories that they lie in, and of ``directories``.
+    """
+    paths = sorted({*directories, *map(_directory, units)})
+    journals = tuple(journal for path in paths for journal in pending_journals(path))
+    hidden = {
+        fs.normpath(os.path.join(path, name))
+        for path in (paths if journals else ())
+        for name in incomplete_names(path)
+    }
+    return UnaffectedUnits(tuple(unit for unit in units if not _is_hidden(unit, hidden)), journals)
+
+
+def _is_hidden(unit: Unit, hidden: Set[str]) -> bool:
+    """Tell whether a checkpoint has a part at or below one of some paths."""
+    if not hidden:
+        return False
+    directory = fs.normpath(_directory(unit))
+    paths = (fs.normpath(os.path.join(directory, name)) for name in unit.members)
+    return any(path in hidden for path in (*paths, *_directories_above(directory)))
+
+
+def _directories_above(path: str) -> Iterator[str]:
+    """Yield a directory and those that it lies in."""
+    while True:
+        yield path
+        above = fs.dirname(path)
+        if above in (path, ""):
+            return
+        path = above
+
+
+def current_unit(unit: Unit) -> Unit | None:
+    """Return a checkpoint as it is found at its path now; None where it has gone, or is on its way."""
+    directory = _directory(unit)
+    if not any(fs.lexists(os.path.join(directory, name)) for name in unit.members):
+        return None
+    if not unaffected_units([unit]).whole:
+        return None
+    path = fs.normpath(unit.path)
+    units = discover(directory, Walk(recursive=False))
+    return next((one for one in units if fs.normpath(one.path) == path), unit)
+
+
+def _directory(unit: Unit) -> str:
+    return os.path.dirname(unit.path) or os.curdir

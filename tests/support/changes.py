@@ -19,8 +19,7 @@ from ckpttool.transaction import operations, removal, state_dir
 from ckpttool.transaction.files import contents
 from ckpttool.transaction.journal import Group, Recovery
 from ckpttool.transaction.lock import lock_directory
-from ckpttool.transaction.pending_journals import owner_of_journal, pending_journals
-from ckpttool.transaction.recovery import recover_directory
+from ckpttool.transaction.recovery import owner_of_journal, pending_journals, recover_directory
 from ckpttool.transaction.state_dir import state_dir_of, state_dir_of_stage
 from ckpttool.transaction.trash import EmptiedTrash, empty
 

@@ -16,7 +16,7 @@ from ckpttool.transaction.files import contents
 from ckpttool.transaction.journal import Group, Location, Move, OperationList, Relink, Rewrite
 from ckpttool.transaction.journal_documents import operations_document
 from ckpttool.transaction.moves import MoveOutcome
-from ckpttool.transaction.pending_journals import incomplete_names
+from ckpttool.transaction.recovery import incomplete_names
 from ckpttool.transaction.removal import RemovalOutcome, put_aside
 from ckpttool.transaction.stages import stages
 from ckpttool.transaction.state_dir import StateDir, state_dir_beside

@@ -42,8 +42,7 @@ from ckpttool.storage import fs
 from ckpttool.storage.held import holding, holds
 from ckpttool.transaction.lock import BUSY, clear_stale, lock_directory
 from ckpttool.transaction.paths import bare, shown
-from ckpttool.transaction.pending_journals import pending_journals
-from ckpttool.transaction.recovery import recover_directory
+from ckpttool.transaction.recovery import pending_journals, recover_directory
 
 PATIENCE = 10.0
 """Seconds for which a lock is tried: another pin takes moments."""

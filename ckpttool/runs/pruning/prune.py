@@ -33,8 +33,7 @@ from ckpttool.transaction.files import Contents
 from ckpttool.transaction.journal import Group, Recovery, new_identity
 from ckpttool.transaction.lock import BUSY, clear_stale, lock_directory
 from ckpttool.transaction.paths import Problem, require_directory
-from ckpttool.transaction.pending_journals import directory_of_journal, pending_journals
-from ckpttool.transaction.recovery import recover_directory
+from ckpttool.transaction.recovery import directory_of_journal, pending_journals, recover_directory
 from ckpttool.transaction.removal import RemovalOutcome
 from ckpttool.transaction.staged_output import clear_areas, has_leftovers, is_leftover_name
 

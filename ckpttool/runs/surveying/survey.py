@@ -37,7 +37,7 @@ from ckpttool.runs.surveying.look_workers import Discovered, LookResult, look_at
 from ckpttool.storage import fs
 from ckpttool.storage.work import Advance, no_advance
 from ckpttool.transaction.paths import bare, shown
-from ckpttool.transaction.pending_journals import unaffected_units
+from ckpttool.transaction.recovery import unaffected_units
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
