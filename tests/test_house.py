@@ -174,7 +174,6 @@ NAMED_FORMATS = {
     ("cli/render/text_inspect.py", "pytorch"): "the framework",
     ("cli/render/text_inspect.py", "tensorflow"): "the framework",
     ("runs/members/series_doubts.py", "fluid"): "its serial directories",
-    ("runs/pointers/kinds.py", "tensorflow"): "its state file",
     ("runs/renaming/names.py", "paddle"): "two files of one name",
     ("runs/renaming/names.py", "tensorflow"): "what its manager writes over",
     ("runs/renaming/plan.py", "tensorflow"): "its state file",

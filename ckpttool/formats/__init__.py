@@ -25,12 +25,14 @@ from __future__ import annotations
 import os
 from functools import cache
 from importlib import import_module
+from typing import Any
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import AmbiguousFormat, DamagedCheckpoint, NotACheckpoint, NotDownloaded
 from ckpttool.formats.foreign import recognise_foreign
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.opening import open_with
+from ckpttool.formats.pointer_kind import CheckpointList
 from ckpttool.formats.traits import TRAITS, traits_of
 from ckpttool.storage import fs
 
@@ -75,9 +77,25 @@ def third_party_formats() -> tuple[Format, ...]:
 
 @cache
 def _load(place: str) -> Format:
-    module, _, name = place.partition(":")
-    format: Format = getattr(import_module(module), name)()
+    format: Format = _class_at(place)()
     return format
+
+
+def _class_at(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
+@cache
+def checkpoint_lists() -> tuple[CheckpointList, ...]:
+    """Return the kinds of files in which frameworks list the checkpoints of a directory."""
+    places = (row.checkpoint_list for row in TRAITS.values() if row.checkpoint_list)
+    return tuple(_class_at(f"ckpttool.formats.{place}")() for place in places)
+
+
+def list_kind(name: str) -> CheckpointList | None:
+    """Return the kind of checkpoint list that a file name belongs to, or None."""
+    return next((kind for kind in checkpoint_lists() if kind.matches(name)), None)
 
 
 def detect(probe: Probe) -> Format | None:

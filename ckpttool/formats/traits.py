@@ -47,6 +47,8 @@ class Traits(NamedTuple):
             (``Probe.kinds``) that it may have: all readers of a probe's kinds are asked, the others not even
             imported.
         writer: What writes it, as ``module:Class`` of ``formats/``; empty where nothing does.
+        checkpoint_list: Kind of file in which the framework lists the checkpoints of a directory, as
+            ``module:Class`` of ``formats/``.
         suffixes: Endings of a target's name that mean it; of several formats' the longest counts.
         model_suffixes: Endings that mean it where it is known which model the weights are of.
         family: Whose names and layouts its weights have; in plain containers, PyTorch's more often than not.
@@ -77,6 +79,7 @@ class Traits(NamedTuple):
     title: str = ""
     readers: Mapping[str, str] = {}
     writer: str = ""
+    checkpoint_list: str = ""
     suffixes: tuple[str, ...] = ()
     model_suffixes: tuple[str, ...] = ()
     family: Family = Family.TORCH
@@ -172,6 +175,7 @@ TRAITS: Mapping[str, Traits] = {
         title="TensorFlow",
         readers={"tensorflow.checkpoint:TensorFlow": "table other directory"},
         writer="tensorflow.writer:TensorFlowWriter",
+        checkpoint_list="tensorflow.checkpoint_list:TensorFlowState",
         suffixes=(".index",),
         family=Family.KERAS,
         has_object_graph=True,

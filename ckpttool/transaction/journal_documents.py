@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
-from ckpttool.formats.tensorflow.state import NAME as STATE
+from ckpttool.formats import list_kind
 from ckpttool.transaction.files import Contents, Fingerprint
 from ckpttool.transaction.journal import (
     CONTENT,
@@ -122,7 +122,7 @@ def require_of_store(listed: OperationList) -> None:
         if isinstance(one, Move):
             is_known = (one.source.root, one.target.root) in known
         else:
-            is_known = isinstance(one, Rewrite) and one.name == STATE
+            is_known = isinstance(one, Rewrite) and list_kind(one.name) is not None
         if not is_known:
             raise ValueError("an operation that isn't done in stores")
     if listed.kind not in (*leaving, "restore"):

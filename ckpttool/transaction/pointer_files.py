@@ -6,7 +6,6 @@ Everything happens below open directories, never through a symlink: what lies be
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import stat
 from collections.abc import Collection, Iterator
@@ -14,16 +13,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import BinaryIO
 
 from ckpttool.core.errors import AccessDenied, from_os_error
-from ckpttool.formats.tensorflow.prefix import INDEX
-from ckpttool.formats.tensorflow.state import (
-    MAX_BYTES,
-    NAME,
-    CheckpointState,
-    expand_shards,
-    parse_state,
-    state_in,
-    state_text,
-)
+from ckpttool.formats import checkpoint_lists, list_kind
+from ckpttool.formats.pointer_kind import CheckpointList
 from ckpttool.storage import fs
 from ckpttool.storage.atomic import OWN_PREFIX, adopt_mode
 from ckpttool.storage.directories import CREATE, link_or_rename, rename, sync_descriptor
@@ -114,9 +105,10 @@ def restored_pointer(now: str | None, one: Rewrite, restored: Collection[str], *
     """
     if now == one.after and is_all:
         return one.inverse
-    if now is None or now == one.before or one.name != NAME:
+    kind = list_kind(one.name)
+    if kind is None or now is None or now == one.before or one.before is None or one.after is None:
         return Rewrite(one.name, now, now)
-    return Rewrite(one.name, now, merged_state(now, Rewrite(NAME, one.after, one.before), restored))
+    return Rewrite(one.name, now, kind.merged(now, one.after, one.before, restored))
 
 
 @contextmanager
@@ -226,140 +218,44 @@ def temporary_name() -> str:
     return f"{OWN_PREFIX}{os.urandom(6).hex()}.tmp"
 
 
-# TensorFlow's state file, as checkpoints that it lists are removed or restored -------------------
+# Lists of checkpoints, as these are removed -----------------------------------------------------------
 
 
-def state_rewrite(directory: str, removed: Collection[str]) -> tuple[Rewrite, ...]:
-    """Return the rewrite of a directory's state file for a removal; none if it names nothing that goes.
+def list_rewrites(directory: str, removed: Collection[str]) -> tuple[Rewrite, ...]:
+    """Return the rewrites of a directory's lists that name removed checkpoints.
 
     Args:
-        directory: Where it lies, if there is one.
-        removed: Names in the directory of the checkpoints that go.
+        directory: The directory.
+        removed: Names of the checkpoints in it that are removed.
 
     Raises:
-        CheckpointError: It can't be read, or it is a symlink: what that leads to is not rewritten.
+        CheckpointError: A list can't be read, or it is a symlink: its target is never rewritten.
     """
-    path = os.path.join(directory, NAME)
+    rewrites = (
+        _list_rewrite(kind, directory, name, removed) for kind in checkpoint_lists() for name in kind.files
+    )
+    return tuple(one for one in rewrites if one is not None)
+
+
+def _list_rewrite(
+    kind: CheckpointList, directory: str, name: str, removed: Collection[str]
+) -> Rewrite | None:
+    path = os.path.join(directory, name)
     try:
         if not stat.S_ISREG(fs.stat(path).st_mode):
-            return ()
+            return None
         with fs.open_regular(path) as file:
-            rewrite = state_without(directory, file.read(MAX_BYTES + 1), removed)
+            data = file.read(kind.limit + 1)
+        if len(data) > kind.limit:
+            return None
+        before = data.decode("utf-8", "surrogateescape")
+        after = kind.without(before, directory, removed)
     except OSError as error:
         if fs.is_absence(error):
-            return ()
+            return None
         raise from_os_error(error, path) from error
-    if rewrite is None:
-        return ()
+    if after == before:
+        return None
     if fs.islink(path):
         raise AccessDenied(path, "is a symlink, and names a checkpoint that is to go; nothing was removed")
-    return (rewrite,)
-
-
-def state_without(directory: str, data: bytes, removed: Collection[str]) -> Rewrite | None:
-    """Return the rewrite of a state file; None if it names nothing that goes, or isn't one.
-
-    Args:
-        directory: Where it lies.
-        data: What it says.
-        removed: Names in the directory of the checkpoints that go.
-    """
-    if len(data) > MAX_BYTES:
-        return None
-    text = data.decode("utf-8", "surrogateescape")
-    try:
-        state = state_in(text)
-    except ValueError:
-        return None
-    if state is None:
-        return None
-    if not any(_goes(directory, path, removed) for path in state.paths):
-        return None
-    paths = [_remaining_path(directory, path, removed) for path in state.paths]
-    last = next((path for path in reversed(paths) if path), None)
-    latest = _remaining_path(directory, state.latest, removed) or last
-    kept = [(path, at) for at, path in enumerate(paths) if path is not None]
-    # Paths and timestamps stay parallel.
-    times = tuple(state.timestamps[at] for _, at in kept) if state.timestamps else ()
-    state = state._replace(
-        latest=latest or state.latest, paths=tuple(path for path, _ in kept), timestamps=times
-    )
-    return Rewrite(NAME, text, state_text(state))
-
-
-def _remaining_path(directory: str, path: str, removed: Collection[str]) -> str | None:
-    """Return how a listed checkpoint is to be named from now on; None where it goes, or isn't there.
-
-    The path of a run that was moved is stale, and its base name is taken.
-    """
-    name = base_name(path)
-    if _goes(directory, path, removed):
-        return None
-    if _is_there(directory, path):
-        return path
-    return name if name not in removed and _is_there(directory, name) else None
-
-
-def _goes(directory: str, path: str, removed: Collection[str]) -> bool:
-    """Tell whether a listed path is that of a checkpoint that goes."""
-    if not any(base_name(name) in removed for name in (path, *expand_shards(path))):
-        return False
-    full = os.path.join(directory, path)
-    parent = fs.realpath(os.path.dirname(full) or os.curdir)
-    return parent == fs.realpath(directory) or not _is_there(directory, path)
-
-
-def _is_there(directory: str, path: str) -> bool:
-    """Tell whether a listed checkpoint exists; a path of a machine tells a store's directory nothing."""
-    path = os.path.join(directory, path)
-    if fs.root_of(directory) and not fs.root_of(path):
-        return False
-    try:
-        return any(map(fs.exists, (expand_shards(path)[0], f"{path}{INDEX}")))
-    except ValueError:  # a NUL in it
-        return False
-
-
-def merged_state(now: str, ours: Rewrite, restored: Collection[str]) -> str:
-    """Return TensorFlow's state file with the paths that we took out, or changed, back in their places.
-
-    Args:
-        now: What it says.
-        ours: How what we made it say was to be taken back.
-        restored: Names of the checkpoints that are back.
-    """
-    state, wrote, was = (_parse(text) for text in (now, ours.before, ours.after))
-    changed: dict[str, str] = {}
-    if len(wrote.paths) == len(was.paths):
-        changed = {
-            new: old for new, old in zip(wrote.paths, was.paths, strict=True) if base_name(old) in restored
-        }
-        changed[wrote.latest] = was.latest if base_name(was.latest) in restored else wrote.latest
-    paths = [changed.get(path, path) for path in state.paths]
-    times = list(state.timestamps)
-    for number, path in enumerate(was.paths):
-        was_ours = path not in wrote.paths and path not in changed.values()  # else somebody else took it out
-        if was_ours and path not in paths and base_name(path) in restored:
-            # Behind the nearest of those that came before it, or before the nearest that came after.
-            places = {other: at for at, other in enumerate(paths)}
-            before = (places[other] + 1 for other in reversed(was.paths[:number]) if other in places)
-            after = (places[other] for other in was.paths[number + 1 :] if other in places)
-            at = next(itertools.chain(before, after), 0)
-            if times:
-                times.insert(at, was.timestamps[number] if was.timestamps else times[max(at - 1, 0)])
-            paths.insert(at, path)
-    is_ours = state.latest == wrote.latest and base_name(was.latest) in restored
-    latest = was.latest if is_ours else changed.get(state.latest, state.latest)
-    return state_text(state._replace(latest=latest, paths=tuple(paths), timestamps=tuple(times)))
-
-
-def _parse(text: str | None) -> CheckpointState:
-    state = None if text is None else parse_state(text)
-    if state is None:
-        raise ValueError("it names no checkpoint any more")
-    return state
-
-
-def base_name(path: str) -> str:
-    """Return the last name of a path that a state file lists, on whatever system it was written."""
-    return os.path.basename(path.replace("\\", "/").rstrip("/"))
+    return Rewrite(name, before, after)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
 from ckpttool.core.errors import from_os_error
-from ckpttool.formats.tensorflow.state import NAME
+from ckpttool.formats import list_kind
 from ckpttool.storage import fs
 from ckpttool.transaction.copies import operations_in_copy
 from ckpttool.transaction.engines import engine_of
@@ -16,7 +16,7 @@ from ckpttool.transaction.files import StalePlan
 from ckpttool.transaction.history import CommandRecord, UndoStep, drop_step, read_record
 from ckpttool.transaction.journal import OperationList, Relink, Rewrite
 from ckpttool.transaction.paths import NotUndone, Problem, shown
-from ckpttool.transaction.pointer_files import base_name, merged_state, text_at
+from ckpttool.transaction.pointer_files import text_at
 
 _PLANNED = {"trash": "it was put there", "rename": "it was renamed", "prune": "it was removed"}
 """Completes "it has changed since …"."""
@@ -157,9 +157,9 @@ def _merge_text(directory: str, undoing: OperationList, one: Rewrite, fit: Seque
         return one._replace(before=one.after)
     if now == one.before and len(fit) == len(undoing.groups):
         return one
-    if one.name == NAME:
-        names = {base_name(undoing.groups[number].path) for number in fit}
-        return one._replace(before=now, after=merged_state(now, one, names))
+    if (checkpoint_list := list_kind(one.name)) is not None:
+        names = {os.path.basename(undoing.groups[number].path) for number in fit}
+        return one._replace(before=now, after=checkpoint_list.merged(now, one.before, one.after, names))
     # What others wrote stays: only the lines that we wrote are again those that they replaced.
     wrote, was = one.before.splitlines(keepends=True), one.after.splitlines(keepends=True)
     back: dict[str, str] = {}

@@ -24,7 +24,7 @@ from ckpttool.transaction.mounts import require_unmounted
 from ckpttool.transaction.open_roots import AlreadyGone, is_unchanged
 from ckpttool.transaction.operations import Failures, Stage, UnknownCommit, begin_stage
 from ckpttool.transaction.paths import shown
-from ckpttool.transaction.pointer_files import state_rewrite
+from ckpttool.transaction.pointer_files import list_rewrites
 from ckpttool.transaction.settling import settle_now
 from ckpttool.transaction.stages import NoRoom, remove_stage, require_system
 from ckpttool.transaction.state_dir import state_dir_of
@@ -85,8 +85,8 @@ class RemovalOutcome:
 def remove(directory: str, removals: Sequence[Group]) -> RemovalOutcome:
     """Remove checkpoints of one directory; what has changed since the plan was made stays.
 
-    A state file of TensorFlow names them no more. On a full disk each that goes makes room: what failed for
-    want of it is tried again as long as some go.
+    Lists of checkpoints name them no more. On a full disk each that goes makes room: what failed for want of
+    it is tried again as long as some go.
     """
     require_system(directory, "removed")
     outcome = RemovalOutcome()
@@ -108,7 +108,7 @@ def remove(directory: str, removals: Sequence[Group]) -> RemovalOutcome:
             continue
         # There is no room for a journal, or for what moving to the stage takes: one goes without.
         first = next(filter(_IS_SINGLE, crowded), crowded[0])
-        if state_rewrite(directory, _names(crowded)):  # the state file is written before anything goes
+        if list_rewrites(directory, _names(crowded)):  # lists are written before anything is removed
             if refusal is not None and not outcome.removed:
                 raise refusal
             outcome.failed |= {one.path: "no space left for a journal" for one in crowded}
@@ -143,7 +143,7 @@ def _remove_with_journal(
 ) -> None:
     """Remove checkpoints; if a pointer is rewritten, retry without those that fail."""
     while removals:
-        rewrites = state_rewrite(directory, _names(removals))
+        rewrites = list_rewrites(directory, _names(removals))
         listed = removal_operations(removals, rewrites, "remove" if identity is None else "trash", identity)
         path = None
         try:

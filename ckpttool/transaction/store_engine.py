@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import ClassVar, Literal
 
 from ckpttool.core.errors import AccessDenied, from_os_error
-from ckpttool.formats.tensorflow.state import NAME
 from ckpttool.storage import fs, remote
 from ckpttool.transaction.engine import Engine, Restorable, UndoMethod
 from ckpttool.transaction.files import Contents, Fingerprint, StalePlan, contents
@@ -18,7 +17,7 @@ from ckpttool.transaction.journal import Group, OperationList
 from ckpttool.transaction.moves import MoveOutcome, move_failure
 from ckpttool.transaction.operations import Failures
 from ckpttool.transaction.paths import shown
-from ckpttool.transaction.pointer_files import state_rewrite
+from ckpttool.transaction.pointer_files import list_rewrites
 from ckpttool.transaction.removal import RemovalOutcome, add_failure, removal_operations
 from ckpttool.transaction.settling import Settled
 from ckpttool.transaction.state_dir import TRASH
@@ -188,9 +187,10 @@ def _remove(operations: StoreOperations, outcome: RemovalOutcome) -> None:
     if standing:
         names = {os.path.basename(groups[number].path) for number in standing}
         remote.forget()  # copying may take hours
-        operations.commit(standing, state_rewrite(operations.directory, names))
+        operations.commit(standing, list_rewrites(operations.directory, names))
         if not operations.write_pointers():
-            change = StalePlan(f"{NAME} has changed", since_plan=True)
+            lists = ", ".join(one.name for one in operations.listed.pointers)
+            change = StalePlan(f"{lists} has changed", since_plan=True)
             failures |= dict.fromkeys(standing, change)
             standing = []
     if standing:

@@ -30,7 +30,6 @@ from typing import Any, NamedTuple
 
 from ckpttool.core.errors import AccessDenied
 from ckpttool.formats.interface import SIDECARS
-from ckpttool.formats.tensorflow.state import MAX_BYTES as MAX_STATE
 from ckpttool.storage import remote
 from ckpttool.storage.stores import ObjectStatus, ObjectVersions, OlderVersions, Replaced
 from ckpttool.transaction.files import Fingerprint, StalePlan
@@ -47,7 +46,7 @@ from ckpttool.transaction.journal_documents import (
 from ckpttool.transaction.lock import ANOTHER_AT_WORK, BUSY
 from ckpttool.transaction.old_journals import STORE_REMOVALS, store_removals_of
 from ckpttool.transaction.operations import Failures
-from ckpttool.transaction.pointer_files import restored_pointer
+from ckpttool.transaction.pointer_files import MAX_TEXT, restored_pointer
 from ckpttool.transaction.staged_output import error_text
 from ckpttool.transaction.stages import journal_text
 from ckpttool.transaction.state_dir import MAX_BYTES, TRASH, StateDir, parse_own
@@ -204,7 +203,7 @@ class StoreOperations:
         return is_written
 
     def _rewrite(self, one: Rewrite) -> bool:
-        found = self._place.read(one.name, MAX_STATE)
+        found = self._place.read(one.name, MAX_TEXT)
         text = None if found is None else found[0].decode("utf-8", "surrogateescape")
         if found is None or one.after is None or text not in (one.before, one.after):
             return False
@@ -282,7 +281,7 @@ class StoreOperations:
     ) -> None:
         names = {os.path.basename(self.listed.groups[number].path) for number in numbers}
         for one in pointers:
-            found = self._place.read(one.name, MAX_STATE)
+            found = self._place.read(one.name, MAX_TEXT)
             if found is None or not isinstance(one, Rewrite):
                 continue
             try:

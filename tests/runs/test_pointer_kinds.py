@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckpttool.formats.pointer_kind import NO_CHANGES, Changes, FileChange, PointerKind, Renamer, StalePaths
+from ckpttool.formats.tensorflow.checkpoint_list import TensorFlowState
 from ckpttool.runs.pointers import kinds
-from ckpttool.runs.pointers.kind import NO_CHANGES, Changes, FileChange, PointerKind, Renamer, StalePaths
 from ckpttool.runs.pointers.kinds import (
     DIGESTS,
     KINDS,
@@ -23,7 +24,6 @@ from ckpttool.runs.pointers.kinds import (
     IterationTracker,
     ShardIndex,
     TensorDigests,
-    TensorFlowState,
 )
 from ckpttool.runs.renaming.scene import PathRenames
 from tests.support.commands import Run

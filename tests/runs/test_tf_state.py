@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import Policy, PruneRequest, prune
+from ckpttool.formats.tensorflow.checkpoint_list import TensorFlowState
 from ckpttool.formats.tensorflow.state import (
     CheckpointState,
     escape,
@@ -23,8 +24,7 @@ from ckpttool.formats.tensorflow.state import (
     unescape,
 )
 from ckpttool.runs.pointers.readers import names_in, pointers_in, raise_error
-from ckpttool.transaction.journal import Rewrite
-from ckpttool.transaction.pointer_files import merged_state, state_rewrite, state_without
+from ckpttool.transaction.pointer_files import list_rewrites
 from tests.support.state_files import read_state, write_state
 
 
@@ -98,9 +98,8 @@ def test_the_shards_of_the_first_version_are_one_in_the_list(tmp_path: Path) -> 
     paths = ("m-1-?????-of-00002", "m-2-?????-of-00002")
     write_state(tmp_path, CheckpointState(paths[1], paths))
     shards = {f"m-1-{shard:05d}-of-00002" for shard in range(2)}
-    rewrite = state_without(str(tmp_path), (tmp_path / "checkpoint").read_bytes(), shards)
-    assert rewrite is not None
-    assert parse_state(rewrite.after or "") == CheckpointState(paths[1], paths[1:])
+    left = TensorFlowState().without((tmp_path / "checkpoint").read_text(), str(tmp_path), shards)
+    assert parse_state(left) == CheckpointState(paths[1], paths[1:])
 
 
 # Merged with what came since -------------------------------------------------------------------------
@@ -125,10 +124,10 @@ def state_file(latest: str, *paths: str, timed: bool = True) -> str:
     ],
 )
 def test_merging(now, wrote, was, restored, expected) -> None:
-    ours = Rewrite("checkpoint", state_file(*wrote), state_file(*was))
-    assert merged_state(state_file(*now), ours, set(restored.split())) == state_file(*expected)
-    plain = merged_state(state_file(*now, timed=False), ours, set(restored.split()))
-    assert plain == state_file(*expected, timed=False)
+    ours, back = (state_file(*wrote), state_file(*was)), set(restored.split())
+    merged = TensorFlowState().merged
+    assert merged(state_file(*now), *ours, back) == state_file(*expected)
+    assert merged(state_file(*now, timed=False), *ours, back) == state_file(*expected, timed=False)
 
 
 # Commands -------------------------------------------------------------------------------------------
@@ -248,7 +247,7 @@ def test_a_file_of_that_name_that_is_something_else(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_bytes(b"\x80\x02 model_checkpoint_path \0")
     found = pointers_in(str(tmp_path), names_in(str(tmp_path)), raise_error)
     assert [(one.target, one.formats) for one in found] == [(None, {"tensorflow"})]
-    assert state_rewrite(str(tmp_path), {"ckpt-1"}) == ()
+    assert list_rewrites(str(tmp_path), {"ckpt-1"}) == ()
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.thorough)])
@@ -278,10 +277,10 @@ def test_namesake_in_another_directory_stays_listed(managed: Path) -> None:
     shutil.copytree(managed, elsewhere)
     state = CheckpointState("../elsewhere/ckpt-10", ("../elsewhere/ckpt-9", "ckpt-9", "../elsewhere/ckpt-10"))
     write_state(managed, state)
-    rewrite = state_without(str(managed), (managed / "checkpoint").read_bytes(), {"ckpt-9"})
-    assert rewrite is not None
-    left = parse_state(rewrite.after or "")
-    assert left == CheckpointState("../elsewhere/ckpt-10", ("../elsewhere/ckpt-9", "../elsewhere/ckpt-10"))
+    left = TensorFlowState().without((managed / "checkpoint").read_text(), str(managed), {"ckpt-9"})
+    assert parse_state(left) == CheckpointState(
+        "../elsewhere/ckpt-10", ("../elsewhere/ckpt-9", "../elsewhere/ckpt-10")
+    )
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a POSIX system")

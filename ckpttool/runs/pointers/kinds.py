@@ -11,12 +11,18 @@ import re
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
-from ckpttool.formats import shard_index
+from ckpttool.formats import checkpoint_lists, shard_index
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.formats.keras import sharded as keras_sharded
-from ckpttool.formats.tensorflow import state as tf_state
+from ckpttool.formats.pointer_kind import (
+    MAX_POINTER,
+    NO_CHANGES,
+    Changes,
+    PointerKind,
+    Renamer,
+    StalePaths,
+)
 from ckpttool.ops.manifest import SHARED
-from ckpttool.runs.pointers.kind import MAX_POINTER, NO_CHANGES, Changes, PointerKind, Renamer, StalePaths
 from ckpttool.runs.pointers.pin_lists import PinList
 
 TRAINER_BEST = "best_model_checkpoint"
@@ -97,46 +103,6 @@ class TrainerState(PointerKind):
             return text
         edited = self._BEST.sub(lambda match: match[1] + json.dumps(renamed), text)
         return _verified_json(edited, {**document, TRAINER_BEST: renamed})
-
-
-class TensorFlowState(PointerKind):
-    """TensorFlow's ``checkpoint``: it points to the latest, and lists all others.
-
-    One that names nothing, beside TensorFlow's files, was cut short or overwritten.
-    """
-
-    files = (tf_state.NAME,)
-    limit = tf_state.MAX_BYTES
-    protects = True
-    formats = frozenset({"tensorflow"})
-    stale_paths = StalePaths.NAME
-
-    def reason(self, name: str) -> str:
-        return "latest"
-
-    def names(self, text: str) -> tuple[str, ...]:
-        state = self._state(text)
-        return (state.latest, *state.paths)
-
-    def targets(self, text: str, siblings: Container[str]) -> tuple[str, ...]:
-        return tf_state.expand_shards(self._state(text).latest)
-
-    @staticmethod
-    def _state(text: str) -> tf_state.CheckpointState:
-        state = tf_state.state_in(text)
-        if state is None:
-            raise ValueError("it names no checkpoint")
-        return state
-
-    def reworded(self, text: str, new: Renamer, changes: Changes = NO_CHANGES) -> str:
-        state = tf_state.state_in(text)
-        if state is None:  # another file of this name
-            return text
-        paths = tuple(new(path) or path for path in state.paths)
-        latest = new(state.latest) or state.latest
-        if (latest, paths) == (state.latest, state.paths):
-            return text
-        return tf_state.state_text(state._replace(latest=latest, paths=paths))
 
 
 # Indexes and lists of digests -------------------------------------------------------------------------
@@ -294,7 +260,7 @@ KINDS: tuple[PointerKind, ...] = (
     LINE,
     IterationTracker(),
     TRAINER_STATE,
-    TensorFlowState(),
+    *checkpoint_lists(),
     PinList(),
     DIGESTS,
 )

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from ckpttool.core.errors import CheckpointError, from_os_error
 from ckpttool.formats.interface import SIDECARS
+from ckpttool.formats.pointer_kind import MAX_POINTER
 from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.pointers.kind import MAX_POINTER
 from ckpttool.runs.pointers.kinds import DigestList, is_never_note
 from ckpttool.runs.pointers.readers import OnError, read_small
 from ckpttool.runs.pointers.targets import CheckpointIndex, exists, path_parts

@@ -12,8 +12,8 @@ from ckpttool.core.errors import AccessDenied, CheckpointError, DamagedCheckpoin
 from ckpttool.core.name_patterns import PIN_LISTS, PINS
 from ckpttool.core.naming import parse_name
 from ckpttool.core.suggest import closest
+from ckpttool.formats.pointer_kind import MAX_STATE, NO_CHANGES, Changes, PointerKind, Renamer
 from ckpttool.formats.tensorflow.prefix import INDEX
-from ckpttool.runs.pointers.kind import MAX_STATE, NO_CHANGES, Changes, PointerKind, Renamer
 from ckpttool.runs.pointers.remarks import NOTHING, Remark, fault_text, remarks_in, rename_remarks
 from ckpttool.runs.surveying.path_resolution import resolve_checkpoint
 from ckpttool.storage import fs

@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
+from ckpttool.formats.pointer_kind import PointerKind
 from ckpttool.runs.members.order import Group
-from ckpttool.runs.pointers.kind import PointerKind
 from ckpttool.runs.pointers.kinds import LINE, TRAINER_STATE, protecting_kinds
 from ckpttool.runs.reasons import Code, code_of
 from ckpttool.storage import fs

@@ -10,8 +10,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from ckpttool.formats.pointer_kind import Renamer
 from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.pointers.kind import Renamer
 from ckpttool.runs.pointers.notes import Mentions, decode_note, is_note, read_note
 from ckpttool.runs.pointers.protection import directories_below
 from ckpttool.runs.pointers.readers import Names, pass_over

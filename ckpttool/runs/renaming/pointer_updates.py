@@ -13,8 +13,8 @@ from functools import partial
 
 from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.interface import SIDECARS
+from ckpttool.formats.pointer_kind import NO_CHANGES, Changes, FileChange, PointerKind, Renamer, StalePaths
 from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.pointers.kind import NO_CHANGES, Changes, FileChange, PointerKind, Renamer, StalePaths
 from ckpttool.runs.pointers.kinds import DIGESTS, LINE, TRAINER_STATE, kind_of, kind_of_member
 from ckpttool.runs.pointers.notes import is_note, read_note
 from ckpttool.runs.pointers.readers import Names, is_one_name, names_in, pass_over

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from ckpttool.formats.pointer_kind import Renamer
 from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.pointers.kind import Renamer
 from ckpttool.runs.pointers.notes import Mentions
 from ckpttool.runs.pointers.protection import links_below
 from ckpttool.runs.pointers.readers import names_in, pass_over

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from enum import Enum
 from types import MappingProxyType
 from typing import ClassVar, NamedTuple
@@ -46,8 +46,7 @@ class StalePaths(Enum):
 class PointerKind(ABC):
     """Kind of text file that names checkpoints.
 
-    All commands go by the tables in ``kinds``. Symlinks, notes and the best that a checkpoint names inside
-    are looked for elsewhere.
+    All commands go by the table in ``runs/pointers/kinds.py``.
 
     Attributes:
         files: Names of such files.
@@ -97,4 +96,35 @@ class PointerKind(ABC):
 
         Raises:
             ValueError: The text can't have the new names.
+        """
+
+
+class CheckpointList(PointerKind):
+    """Kind of file in which a framework lists all checkpoints of a directory.
+
+    A removal takes checkpoints out of it, and an undo puts them back.
+    """
+
+    @abstractmethod
+    def without(self, text: str, directory: str, removed: Collection[str]) -> str:
+        """Return a text without removed checkpoints; one that is malformed is unchanged.
+
+        Args:
+            text: The text.
+            directory: The directory of the file.
+            removed: Names of the checkpoints in it that are removed.
+        """
+
+    @abstractmethod
+    def merged(self, now: str, wrote: str, was: str, restored: Collection[str]) -> str:
+        """Return the current text with restored checkpoints; what others wrote since is preserved.
+
+        Args:
+            now: The current text.
+            wrote: The text that ckpttool wrote.
+            was: The text that this replaced.
+            restored: Names of the restored checkpoints.
+
+        Raises:
+            ValueError: A text is malformed, or names no checkpoint.
         """
