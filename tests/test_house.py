@@ -176,7 +176,6 @@ NAMED_FORMATS = {
     ("runs/members/series_doubts.py", "fluid"): "its serial directories",
     ("runs/renaming/names.py", "paddle"): "two files of one name",
     ("runs/renaming/names.py", "tensorflow"): "what its manager writes over",
-    ("runs/renaming/plan.py", "tensorflow"): "its state file",
     ("runs/renaming/reserved_names.py", "fluid"): "its serial directories",
     ("runs/renaming/reserved_names.py", "savedmodel"): "what TensorFlow Serving looks for",
     ("core/checkpoint.py", "numpy"): "the framework of a state dict",

@@ -1,10 +1,10 @@
-"""Base class of pointer kinds: text files that name checkpoints."""
+"""Base classes of pointer kinds: what names checkpoints, and the texts in which it does."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Container, Mapping
-from enum import Enum
+from enum import Enum, Flag, auto
 from types import MappingProxyType
 from typing import ClassVar, NamedTuple
 
@@ -43,26 +43,61 @@ class StalePaths(Enum):
     NAME = "name"
 
 
-class PointerKind(ABC):
-    """Kind of text file that names checkpoints.
+class Place(Flag):
+    """Where files of a kind are looked for.
 
-    All commands go by the table in ``runs/pointers/kinds.py``.
+    ``BESIDE``: in the same directory as checkpoints. ``INSIDE``: in a checkpoint that is a directory.
+    ``MEMBER``: among the files that a checkpoint consists of.
+    """
+
+    NOWHERE = 0
+    BESIDE = auto()
+    INSIDE = auto()
+    MEMBER = auto()
+
+
+class PointerKind:
+    """Kind of pointer; all commands go by the table in ``runs/pointers/kinds.py``.
+
+    Attributes:
+        what: Its name in the reference of ``prune``; empty if it protects nothing.
+        where: Directories in which it is looked for, in the words of the reference.
+        formats: Formats that an unreadable pointer may name; None for all.
+        hint: Advice on a dangling pointer.
+        fallback: What the program does if the target was removed from its run; empty if it needs the target.
+    """
+
+    what: ClassVar[str] = ""
+    where: ClassVar[str] = ""
+    formats: ClassVar[frozenset[str] | None] = None
+    hint: ClassVar[str] = ""
+    fallback: ClassVar[str] = ""
+
+
+class TextKind(PointerKind, ABC):
+    """Kind of pointer that is a text: a small file, or the target of a symlink.
 
     Attributes:
         files: Names of such files.
+        places: Where they are.
         limit: Size limit in bytes.
-        protects: Whether ``targets`` are kept by ``prune``, each for the reason that the file gives.
+        protects: Whether ``prune`` keeps the ``targets`` of files beside checkpoints, and for what reason the
+            kind says.
         is_certain: Whether every file of such a name is of this kind: one that can't be read may name
             anything.
-        formats: Formats that such a file may name when it can't be read; None for all.
+        must_follow: Whether checkpoints keep their names if such a file beside them can't be reworded.
+        has_digests: Whether it depends on the contents of other files, so that it is reworded after them.
         stale_paths: How paths that lead nowhere are resolved.
     """
 
+    where = "DIR, beside checkpoints"
     files: ClassVar[tuple[str, ...]] = ()
+    places: ClassVar[Place] = Place.BESIDE
     limit: ClassVar[int] = MAX_STATE
     protects: ClassVar[bool] = False
     is_certain: ClassVar[bool] = True
-    formats: ClassVar[frozenset[str] | None] = None
+    must_follow: ClassVar[bool] = False
+    has_digests: ClassVar[bool] = False
     stale_paths: ClassVar[StalePaths] = StalePaths.KEPT
 
     def matches(self, name: str) -> bool:
@@ -99,7 +134,7 @@ class PointerKind(ABC):
         """
 
 
-class CheckpointList(PointerKind):
+class CheckpointList(TextKind):
     """Kind of file in which a framework lists all checkpoints of a directory.
 
     A removal takes checkpoints out of it, and an undo puts them back.

@@ -14,9 +14,10 @@ from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
 from ckpttool.core.result import Result
 from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.formats.interface import natural
-from ckpttool.runs.pointers.notes import is_note, note_words, read_note
+from ckpttool.runs.pointers.kinds import note_kind, pointers_in
+from ckpttool.runs.pointers.notes import read_note
 from ckpttool.runs.pointers.pin_lists import lists_for, pins_in, read_list
-from ckpttool.runs.pointers.readers import names_in, pass_over, pointers_in
+from ckpttool.runs.pointers.readers import names_in, pass_over
 from ckpttool.runs.pointers.targets import path_parts
 from ckpttool.storage import fs
 from ckpttool.storage.held import holds
@@ -420,9 +421,10 @@ def _notes_in(
     """Yield the notes in a directory that name one of some checkpoints, with the first that each names."""
     levels = next(iter(known)).count("/") + 1
     for name, file in names_in(directory, pass_over).items():
-        text = read_note(file, pass_over) if is_note(name) else None
-        if text is not None:
-            named = ("/".join(path_parts(word)[-levels:]) for word in note_words(text))
+        kind = note_kind(name)
+        text = None if kind is None else read_note(file, pass_over)
+        if kind is not None and text is not None:
+            named = ("/".join(path_parts(word)[-levels:]) for word in kind.names(text))
             checkpoint = next((known[path] for path in named if path in known), None)
             if checkpoint is not None:
                 yield file.path, checkpoint

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from ckpttool import undo
 from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.pointers.notes import Mentions
+from ckpttool.runs.pointers.notes import DataNote, JsonNote, Mentions
 from ckpttool.runs.pointers.targets import CheckpointIndex
-from ckpttool.runs.renaming.note_rewrites import NoteRewriter, rewrite_data
+from ckpttool.runs.renaming.note_rewrites import NoteRewriter
 from ckpttool.runs.renaming.scene import Note, PathRenames, Scene
 from tests.runs.renamings import content, renamed
 from tests.support.runs import make_run
@@ -153,18 +153,18 @@ def _swapped(tree: object) -> object:
 @given(TREES, st.integers(0, 4) | st.none(), st.booleans())
 def test_of_json_strings_alone_change(tree: object, indent: int | None, ascii_only: bool) -> None:
     text = json.dumps(tree, indent=indent, ensure_ascii=ascii_only)
-    told = rewrite_data(text, {"old": "new", "x/old": "x/new"}.get, is_json=True)
+    told = JsonNote().reworded(text, {"old": "new", "x/old": "x/new"}.get)
     assert json.loads(told) == _swapped(tree)
 
 
 @given(st.text(alphabet="old \t\r\n:=#,-*\"'`x/", max_size=30))
 def test_a_text_without_names_stays(text: str) -> None:
-    assert rewrite_data(text, lambda word: None, is_json=False) == text
+    assert DataNote().reworded(text, lambda word: None) == text
 
 
 @pytest.mark.parametrize("text", ['"old"', "'old'", "- old", "* 'old',", "key = old # x", "a: b: c", "a=old"])
 def test_the_form_of_a_line_stays(text: str) -> None:
-    told = rewrite_data(f"{text}\r\nother\n", {"old": "new"}.get, is_json=False)
+    told = DataNote().reworded(f"{text}\r\nother\n", {"old": "new"}.get)
     assert told == f"{text}\r\nother\n".replace("old", "new")
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool.formats.pointer_kind import Place, TextKind
+from ckpttool.runs.pointers.kinds import sought_kinds, text_kinds
 from ckpttool.runs.pointers.notes import SILENT
-from ckpttool.runs.pointers.protection import SOURCES
 from tests.support.commands import Run
 from tests.support.runs import make_run
 from tests.support.saves import protected_in
@@ -154,7 +155,10 @@ def test_what_is_no_note(few: Path) -> None:
 
 def test_the_reference_has_all_that_protects_and_what_does_not() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "prune.md").read_text()
-    assert [source for source in SOURCES if f"| {source.what} | {source.where} |\n" not in page] == []
+    files = [kind for kind in text_kinds(Place.BESIDE) if kind.protects]
+    rows = [(", ".join(kind.what for kind in files), TextKind.where)]
+    rows += [(kind.what, kind.where) for kind in sought_kinds()]
+    assert [row for row in rows if f"| {row[0]} | {row[1]} |\n" not in page] == []
     assert [one for one in SILENT if f"| {one.what} | {one.why} |\n" not in page] == []
 
 

@@ -1,4 +1,4 @@
-"""Small texts that name checkpoints: what they say of others, and how they are written, stays."""
+"""Kinds of pointers: their texts get new names and keep all else, and a new kind is one class."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ import hashlib
 import json
 import math
 import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.formats.pointer_kind import NO_CHANGES, Changes, FileChange, PointerKind, Renamer, StalePaths
+from ckpttool.formats.pointer_kind import NO_CHANGES, Changes, FileChange, Renamer, StalePaths, TextKind
 from ckpttool.formats.tensorflow.checkpoint_list import TensorFlowState
 from ckpttool.runs.pointers import kinds
-from ckpttool.runs.pointers.kinds import (
+from ckpttool.runs.pointers.files import (
     DIGESTS,
-    KINDS,
     LINE,
-    MEMBERS,
     TRAINER_STATE,
     IterationTracker,
     ShardIndex,
     TensorDigests,
 )
+from ckpttool.runs.pointers.kinds import KINDS
+from ckpttool.runs.pointers.notes import Note
 from ckpttool.runs.renaming.scene import PathRenames
 from tests.support.commands import Run
 
@@ -148,26 +150,90 @@ def test_digests_of_tensors_stay() -> None:
     assert now["files"] == {"new": {"bytes": 7}} and now["tensors"] == {"old": {"sha256": "y"}}
 
 
-TEXTS = {
-    "LineFile": ["a/old\n", " b ", "", "two\nlines"],
-    "IterationTracker": ["100\n", "", "release"],
-    "TrainerState": ['{"best_model_checkpoint": "a/old", "log": ["old"]}', '{"best_model_checkpoint": null}'],
-    "TensorFlowState": ['model_checkpoint_path: "old"\nall_model_checkpoint_paths: "a"  # mine\n'],
-    "PinList": ['pinned = ["old", "a/b"]\n\n[about.old]\nnote = "mine"\n', "", "# nothing\n"],
-    "DigestList": [f"{'0' * 64}  old\n{'1' * 32} *a/b\nSHA256 (c) = {'2' * 64}\n", "no list\n"],
-    "ShardIndex": ['{"metadata": {"old": 1}, "weight_map": {"old": "old", "y": "b", "z": "old"}}'],
-    "TensorDigests": ['{\n "files": {"old": {"bytes": 1}, "b": {"bytes": 2}},\n "x": 1\n}\n'],
+# Any text that programs write ----------------------------------------------------------------------
+
+
+class Written(NamedTuple):
+    """Texts of a kind, as its program writes them.
+
+    Attributes:
+        text: Returns the text with some names.
+        names: Names that it can have.
+        most: Limit on their count.
+    """
+
+    text: Callable[[Sequence[str]], str]
+    names: st.SearchStrategy[str]
+    most: int = 5
+
+
+def state_text(names: Sequence[str]) -> str:
+    first, *others = names
+    paths = (f'all_model_checkpoint_paths: "{name}"\n' for name in others)
+    return f'model_checkpoint_path: "{first}"\n' + "".join(paths)
+
+
+def digest_line(name: str) -> str:
+    escaped = name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    mark = "\\" if escaped != name else ""
+    return f"{mark}{'0' * 64}  {escaped}\n"
+
+
+def index_text(names: Sequence[str]) -> str:
+    return json.dumps({"metadata": {}, "weight_map": {f"k{at}": name for at, name in enumerate(names)}})
+
+
+def json_text(names: Sequence[str]) -> str:
+    return json.dumps({"BEST": names[0], "ALL": names[1:]}, indent=1, ensure_ascii=False)
+
+
+def lines(names: Sequence[str]) -> str:
+    forms = ("BEST: {}\n", "- {}\n", '  "{}",\n', "{}  # LAST\n", "KEY = '{}'\n")
+    return "".join(form.format(name) for form, name in zip(forms, names, strict=False))
+
+
+PLAIN = st.from_regex(r"[a-zé0-9][a-zé0-9.-]{0,8}[a-zé0-9](/[a-z0-9]{1,4})?", fullmatch=True)
+ANY = NAMES | st.tuples(NAMES, NAMES).map("/".join)
+WRITTEN = {
+    "LineFile": Written(lambda names: f"{names[0]}\n", PLAIN, most=1),
+    "TrainerState": Written(
+        lambda names: json.dumps({"log": [*names], "best_model_checkpoint": names[0]}, indent=2), ANY, most=1
+    ),
+    "TensorFlowState": Written(state_text, PLAIN),
+    "PinList": Written(lambda names: f"# mine\npinned = {json.dumps([*names], ensure_ascii=False)}\n", PLAIN),
+    "DigestList": Written(lambda names: "".join(map(digest_line, names)), ANY),
+    "ShardIndex": Written(index_text, ANY),
+    "TensorDigests": Written(
+        lambda names: f'{{\n "files": {json.dumps({one: {"bytes": 1} for one in names})},\n "x": 1\n}}\n', ANY
+    ),
+    "Symlink": Written(lambda names: names[0], ANY, most=1),
+    "JsonNote": Written(json_text, PLAIN),
+    "DataNote": Written(lines, PLAIN),
 }
-"""What files of each kind say; a new kind has to be added."""
+"""A new kind has to be added, but for those that can't be reworded."""
 
 
-@pytest.mark.parametrize("kind", dict.fromkeys([*KINDS, *MEMBERS]), ids=lambda kind: type(kind).__name__)
-@given(st.dictionaries(st.sampled_from(["old", "a/old", "a", "b", "a/b", "c"]), st.uuids().map(str)))
-def test_what_a_file_names_gets_the_new_names(kind: PointerKind, renamed: dict[str, str]) -> None:
-    for text in TEXTS[type(kind).__name__]:
-        expected = tuple(renamed.get(name, name) for name in kind.names(text))
-        assert kind.names(kind.reworded(text, renamed.get)) == expected
-        assert kind.reworded(text, {}.get) == text
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: type(kind).__name__)
+@given(st.data())
+def test_a_text_gets_the_new_names(kind: object, data: st.DataObject) -> None:
+    if not isinstance(kind, TextKind) or isinstance(kind, IterationTracker) or type(kind) is Note:
+        return
+    written = WRITTEN[type(kind).__name__]
+    names = data.draw(st.lists(written.names, min_size=1, max_size=written.most, unique=True))
+    renamed = {name: f"n{at}" * 8 for at, name in enumerate(names) if data.draw(st.booleans())}
+    text, expected = written.text(names), [renamed.get(name, name) for name in names]
+    reworded = kind.reworded(text, renamed.get)
+    if isinstance(kind, Note):  # any word may be a name
+        assert {*names} <= {*kind.names(text)}
+        assert {*expected} == {*kind.names(reworded)} & {*names, *renamed.values()}
+    else:
+        assert (kind.names(text), kind.names(reworded)) == (tuple(names), tuple(expected))
+    assert kind.reworded(text, {}.get) == text
+
+
+@given(st.text(max_size=40), st.text(max_size=5))
+def test_prose_stays(text: str, word: str) -> None:
+    assert Note().reworded(text, {word: "new"}.get) == text
 
 
 def test_a_number_alone_stays() -> None:
@@ -175,7 +241,7 @@ def test_a_number_alone_stays() -> None:
         IterationTracker().reworded("100\n", {"iter_0000100": "step_100"}.get)
 
 
-class Favourite(PointerKind):
+class Favourite(TextKind):
     """A kind of file that no framework writes: a name behind a heart."""
 
     files = ("favourite.♥",)

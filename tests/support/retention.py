@@ -15,7 +15,8 @@ from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import Group, group
 from ckpttool.runs.members.runs import apply_series_globs
 from ckpttool.runs.members.saves import mark_saves, series_of_saves
-from ckpttool.runs.pointers import protection
+from ckpttool.runs.pointers import kinds
+from ckpttool.runs.pointers.checkpoints import NeededFiles
 from ckpttool.runs.pruning import prune as pruning
 from ckpttool.runs.pruning.explanation import Explanation, explain
 from ckpttool.runs.pruning.planning import PrunePlan, make_plan
@@ -103,6 +104,5 @@ def overlook_need(patch: pytest.MonkeyPatch, path: str | os.PathLike[str]) -> No
         return (*needed_paths(*arguments, **options), os.fspath(path))
 
     patch.setattr(look, "needed_paths", with_another)
-    others = tuple(one for one in protection.SOURCES if one.follow is not protection._follow_needs)
-    patch.setattr(protection, "SOURCES", others)
+    patch.setattr(kinds, "KINDS", tuple(kind for kind in kinds.KINDS if not isinstance(kind, NeededFiles)))
     patch.setattr(pruning, "named_beside", lambda directory, real, going: {})

@@ -26,9 +26,10 @@ class TensorFlowState(CheckpointList):
     One that names none, beside TensorFlow's files, was cut short or overwritten.
     """
 
+    what = "TensorFlow's `checkpoint`"
     files = (NAME,)
     limit = MAX_BYTES
-    protects = True
+    protects = must_follow = True
     formats = frozenset({"tensorflow"})
     stale_paths = StalePaths.NAME
 

@@ -1,25 +1,28 @@
-"""What small texts say of checkpoints: ``best.txt``, ``best.json``, a list of the three best.
+"""Notes: small texts of users that name checkpoints, such as ``best.txt``, or a list of the three best.
 
-Whatever such a file is called and however it is written, what stands in it and is a checkpoint's name or path
-is meant.
+Whatever such a file is called and however it is written, any word in it can be a checkpoint's name or path.
 """
 
 from __future__ import annotations
 
 import codecs
+import json
 import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
 
 from ckpttool.core.errors import CheckpointError, from_os_error
 from ckpttool.formats.interface import SIDECARS
-from ckpttool.formats.pointer_kind import MAX_POINTER
+from ckpttool.formats.pointer_kind import MAX_POINTER, NO_CHANGES, Changes, Renamer, TextKind
 from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.pointers.kinds import DigestList, is_never_note
-from ckpttool.runs.pointers.readers import OnError, read_small
-from ckpttool.runs.pointers.targets import CheckpointIndex, exists, path_parts
+from ckpttool.runs.pointers.files import DigestList
+from ckpttool.runs.pointers.readers import Names, OnError, is_ours, names_in, read_small
+from ckpttool.runs.pointers.search import Search, SoughtKind, reporting
+from ckpttool.runs.pointers.targets import CheckpointIndex, PointerProtections, exists, path_parts
+from ckpttool.runs.reasons import Code, Reason
 from ckpttool.storage import fs
 
 _MARKS = {
@@ -105,6 +108,18 @@ _QUOTES = "\"'`"
 
 
 _EMPHASIS = "*_~"
+
+
+_STRING = re.compile(r"\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'")
+
+
+_LINE = re.compile(r"(?P<mark>\s*(?:[-*]\s+)?)(?P<value>.*?)(?P<end>,?(?:\s+#.*)?\s*)")
+
+
+_KEYED = re.compile(r"[^:=]*[:=]\s*")
+
+
+_BOM = "\ufeff"
 
 
 _MOST_PARTS = 64
@@ -244,16 +259,9 @@ def _has_digit(text: str) -> bool:
     return any(char.isdigit() for char in text)
 
 
-def is_note(name: str) -> bool:
-    """Tell whether a file of this name may be a note, or a script, whose names follow a renaming."""
-    if name == _RAY_RESULT or is_never_note(name) or name.lower().endswith(SIDECARS):
-        return False
-    return not any(one.names.fullmatch(name) for one in SILENT if one.start is None)
-
-
 def may_protect(name: str) -> bool:
-    """Tell whether a file of this name may say that a checkpoint matters."""
-    return is_note(name) and not any(one.names.fullmatch(name) for one in SILENT)
+    """Return whether a note of this name may say that a checkpoint matters."""
+    return not any(one.names.fullmatch(name) for one in SILENT)
 
 
 def protecting_text(text: str) -> str:
@@ -314,3 +322,152 @@ def note_words(text: str) -> Iterator[str]:
 def _without_emphasis(text: str) -> str:
     """Return what Markdown shows of ``**name**`` or ``_name_``, of which the ends may be words apart."""
     return text.rstrip(_END).strip(_EMPHASIS).strip(_QUOTES).rstrip(_END)
+
+
+# Kinds ----------------------------------------------------------------------------------------------
+
+
+class Notes(SoughtKind):
+    """Small texts of users, of any name; each is a ``Note``."""
+
+    what = "small texts such as `best.txt`"
+    where = "DIR, the directory above, all below"
+
+    def find(self, search: Search, found: PointerProtections) -> None:
+        index, unread = search.index, search.unread(found)
+        mentions = Mentions(index)
+        around = ((directory, names_in(directory, unread)) for directory in (search.above, search.root))
+        below = directories_below(search.root, index, unread) if search.recursive else ()
+        for directory, names in chain(around, below):
+            for name, file in names.items():
+                if (directory, name) in index.by_name or not (search.is_note(name) and may_protect(name)):
+                    continue
+                text = read_note(file, unread)
+                with reporting(unread):
+                    for entry in mentions.of(protecting_text(text), directory, name) if text else ():
+                        found.protect(entry, Reason(Code.NAMED_IN, name), file.path)
+
+
+class Note(TextKind):
+    """Prose, or a program: its names are words in it, and it is never reworded."""
+
+    limit = MAX_POINTER
+    is_certain = False
+
+    def matches(self, name: str) -> bool:
+        if name == _RAY_RESULT or name.lower().endswith(SIDECARS):
+            return False
+        return not any(one.names.fullmatch(name) for one in SILENT if one.start is None)
+
+    def names(self, text: str) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(note_words(text)))
+
+    def reworded(self, text: str, new: Renamer, changes: Changes = NO_CHANGES) -> str:
+        return text
+
+
+class DataNote(Note):
+    """Lines of data in which strings, whole lines, and values behind keys can be names."""
+
+    suffixes = frozenset({"", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".txt", ".list", ".lst"})
+    _NOT_DATA = frozenset(
+        {
+            *("readme", "makefile", "gnumakefile", "dockerfile", "containerfile"),
+            *("snakefile", "justfile", "rakefile"),
+        }
+    )
+
+    def matches(self, name: str) -> bool:
+        stem, suffix = os.path.splitext(name.lower())
+        return suffix in self.suffixes and stem not in self._NOT_DATA and super().matches(name)
+
+    def reworded(self, text: str, new: Renamer, changes: Changes = NO_CHANGES) -> str:
+        if text.startswith("#!"):
+            return text
+        mark = _BOM if text.startswith(_BOM) else ""
+        return mark + self._with_values(text.removeprefix(_BOM), new)
+
+    def _with_values(self, text: str, new: Renamer) -> str:
+        return "\n".join(_reworded_line(line, new, is_json=False) for line in text.split("\n"))
+
+
+class JsonNote(DataNote):
+    """JSON, of which only strings can be names; it may have comments."""
+
+    suffixes = frozenset({".json"})
+
+    def _with_values(self, text: str, new: Renamer) -> str:
+        reworded = "\n".join(_reworded_line(line, new, is_json=True) for line in text.split("\n"))
+        if reworded == text:
+            return text
+        try:
+            old = json.loads(text)
+        except (ValueError, RecursionError):  # JSON with comments, perhaps
+            return reworded
+        try:
+            is_right = json.loads(reworded) == _map_strings(old, new)
+        except RecursionError as failure:
+            raise ValueError("it is nested too deeply") from failure
+        if not is_right:
+            raise ValueError("it isn't written as plain JSON")
+        return reworded
+
+
+def _reworded_line(line: str, new: Renamer, *, is_json: bool) -> str:
+    """Return a line in which all values that are names have their new forms."""
+    spans = [(*match.span(), _rewrite_quoted(match[0], new)) for match in _STRING.finditer(line)]
+    match = None if is_json else _LINE.fullmatch(line)
+    if match is not None and not any(quote in match["value"] for quote in _QUOTES):
+        # Without quotes a name stands in the line alone, or behind a key.
+        start, end = match.span("value")
+        key = _KEYED.match(line, start, end)
+        for begin in (start, *([key.end()] if key else ())):
+            if begin < end and (name := new(line[begin:end])) is not None:
+                spans.append((begin, end, name))
+                break
+    for start, end, name in sorted(spans, reverse=True):
+        if name is not None:
+            line = line[:start] + name + line[end:]
+    return line
+
+
+def _rewrite_quoted(quoted: str, new: Renamer) -> str | None:
+    """Return a quoted string under its new name, quoted alike; None if it stays."""
+    if quoted.startswith("'"):
+        name = new(quoted[1:-1])
+        return None if name is None or "'" in name else f"'{name}'"
+    try:
+        word = json.loads(quoted, strict=False)
+    except ValueError:
+        return None
+    name = new(word)
+    return None if name is None else json.dumps(name, ensure_ascii=quoted.isascii())
+
+
+def _map_strings(tree: Any, new: Renamer) -> Any:
+    """Return a JSON document in which strings have their new forms."""
+    if isinstance(tree, str):
+        return new(tree) or tree
+    if isinstance(tree, list):
+        return [_map_strings(item, new) for item in tree]
+    if isinstance(tree, dict):
+        return {new(key) or key: _map_strings(value, new) for key, value in tree.items()}
+    return tree
+
+
+def directories_below(
+    directory: str, index: CheckpointIndex, on_error: OnError
+) -> Iterator[tuple[str, Names]]:
+    """Yield the directories below one in which notes may lie: not those that are checkpoints, or ours."""
+    pending = [directory]
+    while pending:
+        parent = pending.pop()
+        names = names_in(parent, on_error)
+        if parent != directory and (os.path.dirname(parent), os.path.basename(parent)) not in index.by_name:
+            yield parent, names
+        below = []
+        for name, entry in sorted(names.items()):
+            is_open = (parent, name) not in index.by_name or index.holds_others(entry.path)
+            if is_open and entry.is_dir(follow_symlinks=False) and not is_ours(name):
+                below.append(entry.path)
+        pending += reversed(below)

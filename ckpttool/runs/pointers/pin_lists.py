@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ckpttool.containers.toml import change_strings, parse_toml
 from ckpttool.core.errors import AccessDenied, CheckpointError, DamagedCheckpoint, from_os_error
 from ckpttool.core.name_patterns import PIN_LISTS, PINS
-from ckpttool.core.naming import parse_name
 from ckpttool.core.suggest import closest
-from ckpttool.formats.pointer_kind import MAX_STATE, NO_CHANGES, Changes, PointerKind, Renamer
+from ckpttool.formats.pointer_kind import MAX_STATE, NO_CHANGES, Changes, Renamer, TextKind
 from ckpttool.formats.tensorflow.prefix import INDEX
+from ckpttool.runs.members.order import Group
 from ckpttool.runs.pointers.remarks import NOTHING, Remark, fault_text, remarks_in, rename_remarks
+from ckpttool.runs.pointers.search import Search, SoughtKind
+from ckpttool.runs.pointers.targets import CheckpointIndex, PointerProtections
 from ckpttool.runs.surveying.path_resolution import resolve_checkpoint
 from ckpttool.storage import fs
 from ckpttool.storage.source import NotRegular
 from ckpttool.transaction.paths import is_within, shown
 from ckpttool.transaction.state_dir import state_dir_of, user_name
-
-if TYPE_CHECKING:
-    from ckpttool.runs.members.order import Group
-    from ckpttool.runs.pointers.targets import CheckpointIndex, PointerProtections
-
 
 KEY = "pinned"
 
@@ -91,10 +88,13 @@ def _misplaced_key(tables: Mapping[str, object]) -> str | None:
     return None
 
 
-class PinList(PointerKind):
+class PinList(TextKind, SoughtKind):
     """TOML lists of pinned checkpoints, with remarks about checkpoints."""
 
+    what = "pins"
+    where = "DIR, all directories above and below"
     files = PIN_LISTS
+    must_follow = True
 
     def names(self, text: str) -> tuple[str, ...]:
         return tuple(dict.fromkeys([*pinned_names(text), *remarks_in(text)]))
@@ -110,6 +110,27 @@ class PinList(PointerKind):
         text = change_strings(text, KEY, renamed=names) if names else text
         about = {name: other for name in remarks_in(text) if (other := new(fs.normpath(name))) is not None}
         return rename_remarks(text, about)
+
+    def find(self, search: Search, found: PointerProtections) -> None:
+        reach = search.reach
+        files: dict[str, str] = {}
+        for file in _lists_for_all(search.root, reach.directories):
+            directory, name = os.path.split(file)
+            files.setdefault(os.path.join(fs.realpath(directory), name), file)
+        for file in files.values():
+            try:
+                text = _list_text(file)
+                names, remarks = pinned_names(text), remarks_in(text)
+            except (CheckpointError, ValueError) as error:
+                why = error.found if isinstance(error, CheckpointError) else str(error)
+                _leave_alone(found, reach.below(os.path.dirname(file)), file, f"{KEY} can't be read: {why}")
+                continue
+            for name in names:
+                remark = remarks.get(name, NOTHING)
+                if remark.fault is not None:
+                    found.warnings.append(fault_text(file, name, remark))
+                if not remark.has_ended:
+                    _follow_pin(found, Pin(file, name, name, remark), search)
 
 
 def unreadable(file: str, error: Exception) -> DamagedCheckpoint:
@@ -295,31 +316,6 @@ def absence_message(pinned: Pin) -> str:
     return f"doesn't exist{hint} (ckpttool unpin removes the pin)"
 
 
-def follow_pins(
-    pointed: PointerProtections, root: str, groups: Sequence[Group], index: CheckpointIndex
-) -> None:
-    """Protect what is pinned; where a list can't be understood, leave alone all that it speaks of."""
-    reach = Reach(groups)
-    files: dict[str, str] = {}
-    for file in _lists_for_all(root, reach.directories):
-        directory, name = os.path.split(file)
-        files.setdefault(os.path.join(fs.realpath(directory), name), file)
-    for file in files.values():
-        try:
-            text = _list_text(file)
-            names, remarks = pinned_names(text), remarks_in(text)
-        except (CheckpointError, ValueError) as error:
-            why = error.found if isinstance(error, CheckpointError) else str(error)
-            _leave_alone(pointed, reach.below(os.path.dirname(file)), file, f"{KEY} can't be read: {why}")
-            continue
-        for name in names:
-            remark = remarks.get(name, NOTHING)
-            if remark.fault is not None:
-                pointed.warnings.append(fault_text(file, name, remark))
-            if not remark.has_ended:
-                _follow_pin(pointed, Pin(file, name, name, remark), index, reach)
-
-
 def _lists_for_all(root: str, directories: Iterable[str]) -> Iterator[str]:
     """Yield the lists that speak of directories: of those below the root nobody looks above it again."""
     yield from lists_for(root)
@@ -334,10 +330,11 @@ def _lists_for_all(root: str, directories: Iterable[str]) -> Iterator[str]:
             directory = os.path.dirname(directory) or os.curdir
 
 
-def _follow_pin(pointed: PointerProtections, pinned: Pin, index: CheckpointIndex, reach: Reach) -> None:
+def _follow_pin(found: PointerProtections, pinned: Pin, search: Search) -> None:
+    index, reach = search.index, search.reach
     directory, path = os.path.dirname(pinned.file), _pin_path(pinned)
     if (fault := _name_fault(pinned)) is not None:
-        _leave_alone(pointed, reach.below(directory), pinned.file, f"{KEY} has {pinned.name!r}, {fault}")
+        _leave_alone(found, reach.below(directory), pinned.file, f"{KEY} has {pinned.name!r}, {fault}")
         return
     beside, name = os.path.split(path)
     entry = index.by_path.get(os.path.join(fs.realpath(beside), name))
@@ -345,20 +342,20 @@ def _follow_pin(pointed: PointerProtections, pinned: Pin, index: CheckpointIndex
     if entry is None and fs.exists(path):
         entry = index.find(path)
     if entry is not None:
-        pointed.protect(entry, reason_of(pinned), pinned.file)
+        found.protect(entry, reason_of(pinned), pinned.file)
     elif not Pin(pinned.file, pinned.name, path).is_there:
         dangling = f"{KEY} is {pinned.name}, which {absence_message(pinned)}"
         if fs.isdir(beside or os.curdir):
-            _leave_alone(pointed, reach.beside(path), pinned.file, dangling)
+            _leave_alone(found, reach.beside(path), pinned.file, dangling)
         elif _WILD.search(pinned.name):
-            _leave_alone(pointed, reach.like(path, directory), pinned.file, dangling)
+            _leave_alone(found, reach.like(path, directory), pinned.file, dangling)
         else:
-            _protect_namesakes(pointed, pinned, index, dangling)
+            _protect_namesakes(found, pinned, index, dangling)
     else:
         groups = reach.below(path if fs.isdir(path) else beside)
         fault = pin_fault(pinned) if groups else None
         if fault is not None:
-            _leave_alone(pointed, groups, pinned.file, f"{KEY} has {pinned.name!r}, {fault}")
+            _leave_alone(found, groups, pinned.file, f"{KEY} has {pinned.name!r}, {fault}")
 
 
 def reason_of(pinned: Pin) -> str:
@@ -368,54 +365,15 @@ def reason_of(pinned: Pin) -> str:
     return f"{KEY}{note}{until}"
 
 
-def _protect_namesakes(
-    pointed: PointerProtections, pinned: Pin, index: CheckpointIndex, dangling: str
-) -> None:
+def _protect_namesakes(found: PointerProtections, pinned: Pin, index: CheckpointIndex, dangling: str) -> None:
     """Protect what may be the pinned one where its directory was moved, or is gone with all in it."""
     directory, name = fs.realpath(os.path.dirname(pinned.file)), os.path.basename(pinned.name)
     for path in index.paths.get(name, ()):
         if is_within(path, directory):
-            pointed.protect(index.by_path[path], f"perhaps {KEY}: {pinned.name}", pinned.file)
-    pointed.warnings.append(f"{shown(pinned.file)}: {dangling}; all below it that is called {name} stays")
+            found.protect(index.by_path[path], f"perhaps {KEY}: {pinned.name}", pinned.file)
+    found.warnings.append(f"{shown(pinned.file)}: {dangling}; all below it that is called {name} stays")
 
 
-def _leave_alone(pointed: PointerProtections, groups: Iterable[Group], file: str, why: str) -> None:
+def _leave_alone(found: PointerProtections, groups: Iterable[Group], file: str, why: str) -> None:
     for group in groups:
-        pointed.leave_alone(group.key, f"{shown(file)}: {why}")
-
-
-class Reach:
-    """Finds the series that a list, or an entry in it, can mean."""
-
-    def __init__(self, groups: Sequence[Group]) -> None:
-        self._groups = groups
-        self.directories = {entry.directory for group in groups for entry in group.entries}
-        self._real = {directory: fs.realpath(directory) for directory in self.directories}
-
-    def below(self, directory: str) -> list[Group]:
-        """Return the series in a directory, and below it."""
-        real = fs.realpath(directory)
-        return [
-            group
-            for group in self._groups
-            if any(is_within(path, real) for path in self._real_directories(group))
-        ]
-
-    def beside(self, path: str) -> list[Group]:
-        """Return the series beside a path: those that its name would belong to, or else all."""
-        real = fs.realpath(os.path.dirname(path))
-        beside = [group for group in self._groups if real in self._real_directories(group)]
-        return _groups_of_name(beside, path) or beside
-
-    def like(self, path: str, directory: str) -> list[Group]:
-        """Return the series below a directory that a name would belong to, or else all there."""
-        below = self.below(directory)
-        return _groups_of_name(below, path) or below
-
-    def _real_directories(self, group: Group) -> Collection[str]:
-        return {self._real[entry.directory] for entry in group.entries}
-
-
-def _groups_of_name(groups: Iterable[Group], path: str) -> list[Group]:
-    blank = parse_name(os.path.basename(path)).blank
-    return [group for group in groups if any(entry.fields.blank == blank for entry in group.entries)]
+        found.leave_alone(group.key, f"{shown(file)}: {why}")

@@ -1,26 +1,18 @@
-"""Reads pointers: the small files in which frameworks note which checkpoint matters.
-
-``kinds`` has their table. What the pointers lead to is found in ``protection``.
-"""
+"""Reads directories and small files in which pointers are."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
-from ckpttool.formats.pointer_kind import PointerKind
-from ckpttool.runs.members.order import Group
-from ckpttool.runs.pointers.kinds import LINE, TRAINER_STATE, protecting_kinds
-from ckpttool.runs.reasons import Code, code_of
+from ckpttool.core.errors import CheckpointError, from_os_error
+from ckpttool.formats.discovery import OWN_PREFIX
+from ckpttool.formats.pointer_kind import PointerKind, TextKind
 from ckpttool.storage import fs
 from ckpttool.storage.source import NotRegular
-
-BEST_INSIDE = "best_model_path"
-"""What a checkpoint of Lightning's says of the best; it lies in a pickle."""
 
 _TEMPORARY = re.compile(
     r"\.?(?P<name>.+?)\.(?:tmp|temp|part|partial|incomplete)(?:[-._][\w-]*)?", re.IGNORECASE
@@ -30,19 +22,19 @@ _STAGED = re.compile(r"tmp[-_](?P<name>.+)", re.IGNORECASE)
 
 
 class Pointer(NamedTuple):
-    """A place that names a checkpoint.
+    """Pointer to a checkpoint.
 
     Attributes:
-        reason: Why what it names stays, in a word or two.
-        holder: The file that names it.
-        target: What it names, as it stands there; None where it can't be read.
-        formats: The formats that it can mean if it can't be read; None for all.
+        kind: Its kind.
+        reason: Reason to protect the target, in a word or two.
+        holder: Path of the file that holds it.
+        target: Path of the target, as written; None if it can't be read.
     """
 
+    kind: PointerKind
     reason: str
     holder: str
     target: str | None
-    formats: frozenset[str] | None = None
 
     @property
     def directory(self) -> str:
@@ -55,16 +47,8 @@ OnError = Callable[[CheckpointError], object]
 """Called with what can't be read, and so may name anything."""
 
 
-def pointers_in(directory: str, names: Names, on_error: OnError) -> Iterator[Pointer]:
-    """Yield what the files of frameworks in a directory point to."""
-    for kind in protecting_kinds():
-        try:
-            yield from _pointers(kind, directory, names)
-        except CheckpointError as error:
-            on_error(error)
-
-
-def _pointers(kind: PointerKind, directory: str, names: Names) -> Iterator[Pointer]:
+def pointers_of(kind: TextKind, directory: str, names: Names) -> Iterator[Pointer]:
+    """Yield the pointers in files of a kind in a directory; ``names`` are all names there."""
     for name in kind.files:
         if name not in names or names[name].is_dir():
             continue
@@ -75,9 +59,9 @@ def _pointers(kind: PointerKind, directory: str, names: Names) -> Iterator[Point
             if data is not None:
                 targets = kind.targets(data.decode("utf-8", "surrogateescape"), names)
         if targets is not None:
-            yield from (Pointer(kind.reason(name), path, target) for target in targets)
+            yield from (Pointer(kind, kind.reason(name), path, target) for target in targets)
         elif kind.is_certain:
-            yield Pointer(kind.reason(name), path, None, kind.formats)
+            yield Pointer(kind, kind.reason(name), path, None)
 
 
 def read_small(path: str, limit: int) -> bytes | None:
@@ -96,12 +80,6 @@ def read_small(path: str, limit: int) -> bytes | None:
             return None
         raise from_os_error(error, path) from error
     return data if len(data) <= limit else None
-
-
-def is_one_name(path: str) -> bool:
-    """Tell whether a small text file consists of one line, as one that names a checkpoint does."""
-    data = read_small(path, LINE.limit)
-    return data is not None and bool(LINE.names(data.decode("utf-8", "surrogateescape")))
 
 
 def raise_error(error: CheckpointError) -> None:
@@ -123,29 +101,12 @@ def names_in(directory: str, on_error: OnError = raise_error) -> Names:
         return {}
 
 
-def from_newest(group: Group, faults: Collection[str], on_error: OnError) -> Iterator[Pointer]:
-    """Yield what the newest of a series says of the best: the older ones speak of what may be gone.
-
-    One that is damaged says nothing; one that can't be read may say anything.
-    """
-    for newest in reversed(group.entries):
-        if newest.fault is not None and code_of(newest.fault) is Code.UNREADABLE:
-            on_error(AccessDenied(newest.unit.path, newest.fault))
-        if not newest.is_sound or newest.path in faults:
-            continue
-        try:
-            is_directory = any(os.sep in file.path for file in newest.contents.files)
-            names = names_in(newest.unit.path) if is_directory else {}
-            for pointer in _pointers(TRAINER_STATE, newest.unit.path, names):
-                yield pointer._replace(holder=newest.unit.path)
-        except CheckpointError as error:
-            on_error(error)
-        for best in newest.best_paths:
-            yield Pointer(BEST_INSIDE, newest.unit.path, best)
-        return
-
-
 def temporary_for(name: str) -> str | None:
     """Return the name that a writer's temporary file will have, or None where it is none."""
     match = _TEMPORARY.fullmatch(name) or _STAGED.fullmatch(name) or _TENSORFLOW.fullmatch(name)
     return match["name"] if match else None
+
+
+def is_ours(name: str) -> bool:
+    """Return whether a directory holds no pointers of users: one of ckpttool's own, or of Git."""
+    return name.startswith(OWN_PREFIX) or name == ".git"

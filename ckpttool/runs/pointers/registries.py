@@ -9,32 +9,37 @@ from collections.abc import Iterator, Sequence
 from ckpttool.core.errors import CheckpointError, NotFound
 from ckpttool.ops.digests import sums_of_file
 from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.members.order import Group
 from ckpttool.runs.metrics.trackers import TrackedModel, tracked_models
+from ckpttool.runs.pointers.search import Search, SoughtKind
 from ckpttool.runs.pointers.targets import CheckpointIndex, PointerProtections
 from ckpttool.runs.reasons import Code, Reason
 from ckpttool.storage import fs
 
 
-def protect_registered(
-    pointed: PointerProtections, root: str, groups: Sequence[Group], index: CheckpointIndex
-) -> None:
-    """Protect the models of trackers around a directory; if one can't be read, leave all series alone."""
-    try:
-        models = list(tracked_models(root))
-    except CheckpointError as failure:
-        for group in groups:
-            pointed.leave_alone(group.key, f"what is registered can't be told: {failure}")
-        return
-    if not models:
-        return
-    real = {entry.path: fs.realpath(entry.unit.path) for group in groups for entry in group.entries}
-    entries = [entry for group in groups for entry in group.entries]
-    for model in models:
-        # What is known by its content may have any name.
-        reason = model.reason if model.file is not None else Reason(Code.REGISTERED, model.reason)
-        for entry in _entries_of(model, entries, real, index):
-            pointed.protect(entry, reason, model.holder)
+class RegisteredModels(SoughtKind):
+    """Models with a name in trackers; asking takes long, so that only removals and renamings do."""
+
+    what = "models with a name in MLflow or Weights & Biases"
+    where = "DIR, all directories above"
+
+    def find(self, search: Search, found: PointerProtections) -> None:
+        if not search.asks_trackers:
+            return
+        try:
+            models = list(tracked_models(search.root))
+        except CheckpointError as failure:
+            for group in search.groups:
+                found.leave_alone(group.key, f"what is registered can't be told: {failure}")
+            return
+        if not models:
+            return
+        entries = search.entries
+        real = {entry.path: fs.realpath(entry.unit.path) for entry in entries}
+        for model in models:
+            # What is known by its content may have any name.
+            reason = model.reason if model.file is not None else Reason(Code.REGISTERED, model.reason)
+            for entry in _entries_of(model, entries, real, search.index):
+                found.protect(entry, reason, model.holder)
 
 
 def _entries_of(

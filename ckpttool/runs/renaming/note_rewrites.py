@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 from ckpttool.formats.pointer_kind import Renamer
 from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.pointers.notes import Mentions, decode_note, is_note, read_note
-from ckpttool.runs.pointers.protection import directories_below
+from ckpttool.runs.pointers.kinds import note_kind
+from ckpttool.runs.pointers.notes import Mentions, decode_note, directories_below, read_note
 from ckpttool.runs.pointers.readers import Names, pass_over
 from ckpttool.runs.pointers.targets import CheckpointIndex
 from ckpttool.runs.renaming.scene import Note, PathRenames, Scene
 from ckpttool.storage import fs
-
-_DATA = frozenset({"", ".json", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".txt", ".list", ".lst"})
-"""Endings of notes in which a value is a name; all others are prose or programs, which nobody rewrites."""
-
-_NOT_DATA = frozenset(
-    {"readme", "makefile", "gnumakefile", "dockerfile", "containerfile", "snakefile", "justfile", "rakefile"}
-)
-_QUOTED = re.compile(r"\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'")
-_LINE = re.compile(r"(?P<mark>\s*(?:[-*]\s+)?)(?P<value>.*?)(?P<end>,?(?:\s+#.*)?\s*)")
-_KEYED = re.compile(r"[^:=]*[:=]\s*")
-_QUOTES = "\"'`"
-_MARK = "\ufeff"
 
 
 def note_directories(root: str, entries: Sequence[Entry]) -> tuple[str, ...]:
@@ -39,7 +25,7 @@ def note_directories(root: str, entries: Sequence[Entry]) -> tuple[str, ...]:
 
     def has_notes(directory: str, names: Names) -> bool:
         for name, file in names.items():
-            text = read_note(file, pass_over) if is_note(name) else None
+            text = read_note(file, pass_over) if note_kind(name) is not None else None
             if text is not None and next(mentions.of(text, directory, name), None) is not None:
                 return True
         return False
@@ -72,12 +58,8 @@ class NoteRewriter:
 
     def rewrite(self, text: str, directory: str, note: str) -> str:
         """Return a note with the new names in it, as far as values in it are names."""
-        stem, ending = os.path.splitext(note.lower())
-        if ending not in _DATA or stem in _NOT_DATA or text.startswith("#!"):
-            return text
-        mark = _MARK if text.startswith(_MARK) else ""
-        new = self._renamer(directory, note)
-        return mark + rewrite_data(text.removeprefix(_MARK), new, is_json=ending == ".json")
+        kind = note_kind(note)
+        return text if kind is None else kind.reworded(text, self._renamer(directory, note))
 
     def _renamer(self, directory: str, note: str) -> Renamer:
         """Return the function from a word that means a checkpoint, wherever that lies, to its new form."""
@@ -130,66 +112,3 @@ def _leads_to(front: str, directory: str, target: str) -> bool:
         if base == below:
             return False
     return True
-
-
-def rewrite_data(text: str, new: Renamer, *, is_json: bool) -> str:
-    """Return a text of data in which values are names: strings, lines, and what stands behind a key.
-
-    Of JSON, only strings are meant. A ValueError is raised if what came of it isn't what it is to say.
-    """
-    rewritten = "\n".join(_rewrite_line(line, new, is_json=is_json) for line in text.split("\n"))
-    if rewritten == text or not is_json:
-        return rewritten
-    try:
-        old = json.loads(text)
-    except (ValueError, RecursionError):  # JSON with comments, perhaps
-        return rewritten
-    try:
-        is_right = json.loads(rewritten) == _map_strings(old, new)
-    except RecursionError as failure:
-        raise ValueError("it is nested too deeply") from failure
-    if not is_right:
-        raise ValueError("it isn't written as plain JSON")
-    return rewritten
-
-
-def _rewrite_line(line: str, new: Renamer, *, is_json: bool) -> str:
-    """Return a line in which all values that are names have their new forms."""
-    spans = [(*match.span(), _rewrite_quoted(match[0], new)) for match in _QUOTED.finditer(line)]
-    match = None if is_json else _LINE.fullmatch(line)
-    if match is not None and not any(quote in match["value"] for quote in _QUOTES):
-        # Without quotes a name stands in the line alone, or behind a key.
-        start, end = match.span("value")
-        key = _KEYED.match(line, start, end)
-        for begin in (start, *([key.end()] if key else ())):
-            if begin < end and (name := new(line[begin:end])) is not None:
-                spans.append((begin, end, name))
-                break
-    for start, end, name in sorted(spans, reverse=True):
-        if name is not None:
-            line = line[:start] + name + line[end:]
-    return line
-
-
-def _rewrite_quoted(quoted: str, new: Renamer) -> str | None:
-    """Return a quoted string under its new name, quoted alike; None if it stays."""
-    if quoted.startswith("'"):
-        name = new(quoted[1:-1])
-        return None if name is None or "'" in name else f"'{name}'"
-    try:
-        word = json.loads(quoted, strict=False)
-    except ValueError:
-        return None
-    name = new(word)
-    return None if name is None else json.dumps(name, ensure_ascii=quoted.isascii())
-
-
-def _map_strings(tree: Any, new: Renamer) -> Any:
-    """Return a JSON document in which strings have their new forms."""
-    if isinstance(tree, str):
-        return new(tree) or tree
-    if isinstance(tree, list):
-        return [_map_strings(item, new) for item in tree]
-    if isinstance(tree, dict):
-        return {new(key) or key: _map_strings(value, new) for key, value in tree.items()}
-    return tree

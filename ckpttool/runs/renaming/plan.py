@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ckpttool.core.errors import UsageError
-from ckpttool.core.name_patterns import PIN_LISTS
-from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.pointers.kinds import kind_of
 from ckpttool.runs.pointers.notes import may_protect, protecting_text
 from ckpttool.runs.pointers.protection import Pointers, unseen_above
 from ckpttool.runs.pointers.readers import names_in
+from ckpttool.runs.pointers.symlinks import links_near
 from ckpttool.runs.reasons import Code, code_of
 from ckpttool.runs.renaming.name_warnings import name_doubts, namesake_warnings
 from ckpttool.runs.renaming.names import RenamePlan, Renaming, plan_names
@@ -25,7 +25,7 @@ from ckpttool.runs.renaming.reserved_names import (
     reason_to_leave,
     stale_best_paths,
 )
-from ckpttool.runs.renaming.scene import PathRenames, Scene, Updates, links_near
+from ckpttool.runs.renaming.scene import PathRenames, Scene, Updates
 from ckpttool.runs.renaming.template import FIELDS, Template, TemplateField, parse_template
 from ckpttool.runs.scope import Scope
 from ckpttool.runs.surveying.survey import survey_directory
@@ -151,8 +151,11 @@ def _reasons_to_stay(
         by_directory[entry.directory].append(entry)
     for path, why in updates.faults.items():
         directory, name = os.path.split(path)
+        kind = kind_of(name)
+        must_follow = kind is not None and kind.must_follow
+        formats = None if kind is None else kind.formats
         for entry in by_directory[directory or os.curdir]:
-            is_meant = name in PIN_LISTS or (name == tf_state.NAME and entry.format == "tensorflow")
+            is_meant = must_follow and (formats is None or entry.format in formats)
             if is_meant or name in entry.unit.members:
                 yield entry.path, f"{shown(path)} names it, and can't be changed: {why}"
 

@@ -13,11 +13,22 @@ from functools import partial
 
 from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.interface import SIDECARS
-from ckpttool.formats.pointer_kind import NO_CHANGES, Changes, FileChange, PointerKind, Renamer, StalePaths
+from ckpttool.formats.pointer_kind import (
+    MAX_POINTER,
+    NO_CHANGES,
+    Changes,
+    FileChange,
+    Place,
+    Renamer,
+    StalePaths,
+    TextKind,
+)
 from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.pointers.kinds import DIGESTS, LINE, TRAINER_STATE, kind_of, kind_of_member
-from ckpttool.runs.pointers.notes import is_note, read_note
-from ckpttool.runs.pointers.readers import Names, is_one_name, names_in, pass_over
+from ckpttool.runs.pointers.files import LINE
+from ckpttool.runs.pointers.kinds import is_note, kind_of, text_kinds
+from ckpttool.runs.pointers.notes import read_note
+from ckpttool.runs.pointers.readers import Names, names_in, pass_over, read_small
+from ckpttool.runs.pointers.symlinks import SYMLINK
 from ckpttool.runs.pointers.targets import exists
 from ckpttool.runs.renaming.note_rewrites import NoteRewriter
 from ckpttool.runs.renaming.scene import Note, PathRenames, Scene, Updates
@@ -73,19 +84,19 @@ class _Collector:
             self._add_link(link, target)
 
     def _add_inside(self, entry: Entry) -> dict[str, FileChange]:
-        """Add a trainer's state in a checkpoint's directory; return what of it says something else then.
-
-        The lists of digests in the directory follow it.
-        """
+        """Add the files inside a checkpoint's directory; return how those without digests change."""
         directory = entry.directory
         new = self._moved.renamer(os.path.join(directory, entry.name), os.curdir, directory, near=[directory])
-        states = self._add_all_inside(entry, TRAINER_STATE, new, NO_CHANGES)
-        if states:
-            self._add_all_inside(entry, DIGESTS, lambda path: None, states)
-        return {os.path.join(entry.name, name): change for name, change in states.items()}
+        changed: dict[str, FileChange] = {}
+        for kind in text_kinds(Place.INSIDE):
+            if not kind.has_digests:
+                changed |= self._add_all_inside(entry, kind, new, NO_CHANGES)
+            elif changed:
+                self._add_all_inside(entry, kind, lambda path: None, changed)
+        return {os.path.join(entry.name, name): change for name, change in changed.items()}
 
     def _add_all_inside(
-        self, entry: Entry, kind: PointerKind, new: Renamer, changes: Changes
+        self, entry: Entry, kind: TextKind, new: Renamer, changes: Changes
     ) -> dict[str, FileChange]:
         """Add the files of a kind in a checkpoint's directory; return how they change, by name."""
         new_name = self._moved.in_directory(entry.directory).get(entry.name, entry.name)
@@ -103,9 +114,11 @@ class _Collector:
     def _add_beside(self, directory: str, files: Names, edits: Mapping[str, FileChange]) -> None:
         """Add what lies beside checkpoints, and names them."""
         changed = dict(edits)
-        # Lists of digests come last: they have the new digests of the others.
-        for name, file in sorted(files.items(), key=lambda item: DIGESTS.matches(item[0])):
-            kind = kind_of(name)
+        kinds = {name: kind_of(name) for name in files}
+        # Those with digests come last: they have the new digests of the others.
+        order = sorted(files, key=lambda name: (kind := kinds[name]) is not None and kind.has_digests)
+        for name in order:
+            file, kind = files[name], kinds[name]
             try:
                 if not file.is_file(follow_symlinks=False):
                     continue
@@ -122,7 +135,7 @@ class _Collector:
             if rewrite is not None:
                 changed[name] = _file_change(rewrite)
 
-    def _renamer(self, kind: PointerKind, directory: str) -> Renamer:
+    def _renamer(self, kind: TextKind, directory: str) -> Renamer:
         """Return the function from a path in a file of a kind to its new form."""
         if kind.stale_paths is StalePaths.PATH:
             return self._moved.renamer(directory, os.curdir, near=[directory])
@@ -138,7 +151,7 @@ class _Collector:
         return new_path
 
     def _rewritten(
-        self, kind: PointerKind, directory: str, name: str, new: Renamer, changes: Changes
+        self, kind: TextKind, directory: str, name: str, new: Renamer, changes: Changes
     ) -> Rewrite | None:
         """Return what a file says with the new names, if that is something else; add why it can't."""
         return _rewrite(self.updates.faults, directory, name, lambda text: kind.reworded(text, new, changes))
@@ -148,9 +161,9 @@ class _Collector:
         text, kind = read_note(file, pass_over), kind_of(file.name)
         if text is None:
             return None
-        if kind is None or kind.is_certain:
+        if kind is None or kind.is_certain or not kind.protects:
             kind = LINE
-        is_path = is_one_name(file.path) and "://" not in text
+        is_path = _is_one_name(file.path) and "://" not in text
         new = self._moved.renamer(directory, near=[directory]) if is_path else None
 
         def reword(text: str) -> str:
@@ -175,7 +188,7 @@ class _Collector:
     def _add_member(self, entry: Entry, name: str, edits: Mapping[str, FileChange]) -> None:
         """Add a manifest or an index, whose text has names in it: it is written anew under its new name."""
         names = self._moved.in_directory(entry.directory)
-        kind = kind_of_member(name)
+        kind = kind_of(name, Place.MEMBER)
         if kind is None or (name != entry.name and not name.endswith(SIDECARS)):
             return
         new = names.get if name == entry.name else self._moved.renamer(entry.directory)
@@ -193,8 +206,8 @@ class _Collector:
     def _add_link(self, link: str, target: str) -> None:
         """Add a symlink that leads to what gets another name, or into it."""
         directory = os.path.dirname(link) or os.curdir
-        new = self._moved.new_path(target, directory)
-        if new is None:
+        new = SYMLINK.reworded(target, lambda path: self._moved.new_path(path, directory))
+        if new == target:
             return
         journal_directory = self._scene.journal_directory(directory)
         if journal_directory is None:
@@ -236,7 +249,13 @@ def _rewrite(
     return None if before is None or after == before else Rewrite(name, before, after)
 
 
-def _is_another(kind: PointerKind, file: os.DirEntry[str]) -> bool:
+def _is_one_name(path: str) -> bool:
+    """Return whether a small text file consists of one line, as one that names a checkpoint does."""
+    data = read_small(path, MAX_POINTER)
+    return data is not None and bool(LINE.names(data.decode("utf-8", "surrogateescape")))
+
+
+def _is_another(kind: TextKind, file: os.DirEntry[str]) -> bool:
     """Tell from its size whether a file only has a name like those of a kind."""
     is_sure = file.name in kind.files and kind.formats is None
     return not is_sure and file.stat().st_size > kind.limit

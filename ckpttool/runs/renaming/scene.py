@@ -11,8 +11,6 @@ from functools import cached_property
 from ckpttool.formats.pointer_kind import Renamer
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.pointers.notes import Mentions
-from ckpttool.runs.pointers.protection import links_below
-from ckpttool.runs.pointers.readers import names_in, pass_over
 from ckpttool.runs.pointers.targets import CheckpointIndex, exists
 from ckpttool.storage import fs
 from ckpttool.transaction.journal import Relink, Rewrite
@@ -154,16 +152,3 @@ class Scene:
     @cached_property
     def _real_directories(self) -> dict[str, str]:
         return {fs.realpath(directory): directory for directory in self.directories}
-
-
-def links_near(root: str) -> dict[str, str]:
-    """Return the symlinks in a tree, and those beside it, with what they lead to; none is followed."""
-    above = os.path.dirname(fs.realpath(root))
-    beside = (entry.path for entry in names_in(above, pass_over).values() if entry.is_symlink())
-    links = {}
-    for path in (*beside, *links_below(root, pass_over)):
-        try:
-            links[path] = fs.readlink(path)
-        except OSError:  # it has just gone
-            continue
-    return links
