@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -147,6 +148,12 @@ NO_NOTES = (
     ("notes.txt", b"model_epoch_3.pth" + b" " * 5000),
     ("notes.txt", b"\x00 model_epoch_3.pth"),
 )
+
+
+def test_a_name_may_be_escaped_as_json(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 1, 2, 3, 4, name="modèle_epoch_{}.pth")
+    (run / "best.json").write_text(json.dumps({"best": "modèle_epoch_2.pth", "half": "\ud83d"}))
+    assert protected_in(run) == {"modèle_epoch_2.pth": ["best.json"]}
 
 
 def test_what_is_no_note(few: Path) -> None:

@@ -11,6 +11,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -312,11 +313,22 @@ def note_words(text: str) -> Iterator[str]:
     """Yield what a text could name: its lines, what is quoted, and its words."""
     yield from note_lines(text)
     yield from (one or other for one, other in _QUOTED.findall(text))
+    yield from _unescaped(text)
     for word in _WORD.findall(text):
         yield word
         yield word.rstrip(_END)
         yield from _AFTER.split(word)[1:]
         yield _without_emphasis(word)
+
+
+def _unescaped(text: str) -> Iterator[str]:
+    """Yield the strings of a text without JSON's escapes; ``json.dumps`` escapes all but ASCII."""
+    for quoted in _STRING.findall(text):
+        if "\\" in quoted:
+            with suppress(ValueError):  # no string of JSON, or half of a surrogate pair
+                word: str = json.loads(quoted, strict=False)
+                word.encode()
+                yield word
 
 
 def _without_emphasis(text: str) -> str:
