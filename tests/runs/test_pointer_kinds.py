@@ -6,7 +6,8 @@ import hashlib
 import json
 import math
 import subprocess
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,8 +15,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.formats.pointer_kind import NO_CHANGES, Changes, FileChange, Renamer, StalePaths, TextKind
+from ckpttool import formats
+from ckpttool.formats.pointer_kind import (
+    NO_CHANGES,
+    Changes,
+    CheckpointList,
+    FileChange,
+    Renamer,
+    StalePaths,
+    TextKind,
+)
 from ckpttool.formats.tensorflow.checkpoint_list import TensorFlowState
+from ckpttool.formats.traits import Traits
 from ckpttool.runs.pointers import kinds
 from ckpttool.runs.pointers.files import (
     DIGESTS,
@@ -184,7 +195,7 @@ def index_text(names: Sequence[str]) -> str:
 
 
 def json_text(names: Sequence[str]) -> str:
-    return json.dumps({"BEST": names[0], "ALL": names[1:]}, indent=1, ensure_ascii=False)
+    return json.dumps({"BEST": names[0], "ALL": names[1:]}, indent=1)
 
 
 def lines(names: Sequence[str]) -> str:
@@ -266,6 +277,53 @@ def test_a_new_kind_is_a_class_and_a_row(run: Run, series: Path, monkeypatch: py
     assert file.read_text("utf-8") == "♥ e2.pth\n"
     assert run("undo", series).status == 0
     assert file.read_text("utf-8") == "♥ model_epoch_2.pth\n"
+
+
+class Roster(CheckpointList):
+    """A kind of list that no framework keeps: a name a line."""
+
+    files = ("roster.♥",)
+
+    def names(self, text: str) -> tuple[str, ...]:
+        return tuple(text.splitlines())
+
+    def reworded(self, text: str, new: Renamer, changes: Changes = NO_CHANGES) -> str:
+        return "".join(f"{new(name) or name}\n" for name in self.names(text))
+
+    def without(self, text: str, directory: str, removed: Collection[str]) -> str:
+        return "".join(f"{name}\n" for name in self.names(text) if name not in removed)
+
+    def merged(self, now: str, wrote: str, was: str, restored: Collection[str]) -> str:
+        return now + "".join(f"{name}\n" for name in self.names(was) if name in restored)
+
+
+@pytest.fixture
+def roster(series: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return the list of a toy format, in a series of which it names all."""
+    monkeypatch.setitem(sys.modules, "ckpttool.formats.roster", sys.modules[__name__])
+    traits = {**formats.TRAITS, "roster": Traits(checkpoint_list="roster:Roster")}
+    monkeypatch.setattr(formats, "TRAITS", traits)
+    formats.checkpoint_lists.cache_clear()
+    monkeypatch.setattr(kinds, "KINDS", (*KINDS, Roster()))
+    file = series / "roster.♥"
+    file.write_text("".join(f"model_epoch_{epoch}.pth\n" for epoch in range(1, 11)))
+    yield file
+    formats.checkpoint_lists.cache_clear()
+
+
+def test_a_new_list_is_a_class_and_a_trait(run: Run, roster: Path) -> None:
+    assert run("prune", roster.parent, "--keep", "1", "--yes", "--trash").status == 0
+    assert roster.read_text() == "model_epoch_10.pth\n"
+    roster.write_text("model_epoch_10.pth\nmine\n")
+    assert run("undo", roster.parent).status == 0
+    before = [f"model_epoch_{epoch}.pth" for epoch in range(1, 10)]
+    assert roster.read_text().splitlines() == ["model_epoch_10.pth", "mine", *before]
+    assert run("rename", roster.parent, "--template", "e{epoch}", "--yes").status == 0
+    assert roster.read_text().splitlines() == [
+        "e10.pth",
+        "mine",
+        *(f"e{epoch}.pth" for epoch in range(1, 10)),
+    ]
 
 
 @given(NAMES, NAMES)
