@@ -246,3 +246,13 @@ def test_an_error_never_removes_more(
         for (pointer, call), number in faults:
             stack.enter_context(_failing(call, Path(os.path.normpath(series / pointer.name)), number))
         assert _pruned(series)[0] == (set() if faults else others)
+
+
+@pytest.mark.parametrize("name", ["latest", "last_checkpoint", "checkpoint", "trainer_state.json"])
+def test_a_symlink_in_a_circle_may_name_anything(run: Run, series: Path, name: str) -> None:
+    (series / name).symlink_to(name)
+    status, _, err = run("prune", series, "--keep", "1", "--yes")
+    assert (status, len(list(series.glob("*.pth")))) == (1, 10)
+    assert f"left alone: {series}/{name}: " in err
+    assert run("list", series).status == 0
+    assert run("rename", series, "--template", "e{epoch}", "--yes").status == 0

@@ -48,11 +48,18 @@ OnError = Callable[[CheckpointError], object]
 
 
 def pointers_of(kind: TextKind, directory: str, names: Names) -> Iterator[Pointer]:
-    """Yield the pointers in files of a kind in a directory; ``names`` are all names there."""
+    """Yield the pointers in files of a kind in a directory; ``names`` are all names there.
+
+    Raises:
+        CheckpointError: A file can't be read.
+    """
     for name in kind.files:
-        if name not in names or names[name].is_dir():
-            continue
         path = os.path.join(directory, name)
+        try:
+            if name not in names or names[name].is_dir():
+                continue
+        except OSError as error:  # a symlink in a circle
+            raise from_os_error(error, path) from error
         data = read_small(path, kind.limit)
         targets = None
         with suppress(ValueError):
