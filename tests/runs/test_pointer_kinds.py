@@ -38,8 +38,11 @@ from ckpttool.runs.pointers.files import (
 )
 from ckpttool.runs.pointers.kinds import KINDS
 from ckpttool.runs.pointers.notes import Note
+from ckpttool.runs.pointers.search import Search, SoughtKind
+from ckpttool.runs.pointers.targets import PointerProtections
 from ckpttool.runs.renaming.scene import PathRenames
 from tests.support.commands import Run
+from tests.support.saves import protected_in
 
 NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=20)
 TREES = st.recursive(
@@ -277,6 +280,22 @@ def test_a_new_kind_is_a_class_and_a_row(run: Run, series: Path, monkeypatch: py
     assert file.read_text("utf-8") == "♥ e2.pth\n"
     assert run("undo", series).status == 0
     assert file.read_text("utf-8") == "♥ model_epoch_2.pth\n"
+
+
+class Starred(SoughtKind):
+    """A kind that is no file: a star in a checkpoint's name."""
+
+    def find(self, search: Search, found: PointerProtections) -> None:
+        for entry in search.entries:
+            if "★" in entry.name:
+                found.protect(entry, "starred")
+
+
+def test_a_kind_with_a_search_is_a_class_and_a_row(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (series / "model_epoch_2.pth").rename(series / "model★_epoch_2.pth")
+    assert protected_in(series) == {}
+    monkeypatch.setattr(kinds, "KINDS", (*KINDS, Starred()))
+    assert protected_in(series) == {"model★_epoch_2.pth": ["starred"]}
 
 
 class Roster(CheckpointList):
