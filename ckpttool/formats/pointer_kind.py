@@ -43,7 +43,7 @@ class StalePaths(Enum):
     NAME = "name"
 
 
-class Place(Flag):
+class FilePlace(Flag):
     """Where files of a kind are looked for.
 
     ``BESIDE``: in the same directory as checkpoints. ``INSIDE``: in a checkpoint that is a directory.
@@ -92,7 +92,7 @@ class TextKind(PointerKind, ABC):
 
     where = "DIR, beside checkpoints"
     files: ClassVar[tuple[str, ...]] = ()
-    places: ClassVar[Place] = Place.BESIDE
+    places: ClassVar[FilePlace] = FilePlace.BESIDE
     limit: ClassVar[int] = MAX_STATE
     protects: ClassVar[bool] = False
     is_certain: ClassVar[bool] = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TypeVar, cast
 
 from ckpttool.core.errors import CheckpointError
@@ -57,6 +58,26 @@ class Snapshot:
     def isdir(self, path: str) -> bool:
         """Return whether there is a directory, or a link to one."""
         return stat.S_ISDIR(self._once(lambda: self.place_of(path).mode(path), "mode", path) or 0)
+
+    def islink(self, path: str) -> bool:
+        """Return whether there is a symlink."""
+        place = self.place_of(path)
+        ask = partial(place.mode, path, follows=False)
+        return place.has_links and stat.S_ISLNK(self._once(ask, "own mode", path) or 0)
+
+    def status(self, path: str) -> os.stat_result:
+        """Return the status of a path; raises ``OSError``."""
+        return self._once(lambda: self.place_of(path).status(path), "status", path)
+
+    def is_closed(self, path: str) -> bool:
+        """Return whether a path is in a directory that this user may not enter."""
+        try:
+            self._once(partial(self.place_of(path).status, path, follows=False), "own status", path)
+        except PermissionError:
+            return True
+        except OSError:
+            return False
+        return False
 
     def realpath(self, path: str) -> str:
         """Return a path without symlinks."""

@@ -18,6 +18,7 @@ from ckpttool.runs.pointers.notes import DataNote, JsonNote, Mentions
 from ckpttool.runs.pointers.targets import CheckpointIndex
 from ckpttool.runs.renaming.note_rewrites import NoteRewriter
 from ckpttool.runs.renaming.scene import Note, PathRenames, Scene
+from ckpttool.storage.snapshot import Snapshot
 from tests.runs.renamings import content, renamed
 from tests.support.runs import make_run
 from tests.support.saves import protected_in
@@ -227,7 +228,7 @@ def test_names_are_all_that_changes_in_a_note(
 ) -> None:
     text = "".join(words)
     new = {"m_1.pt": "q-1.pt", "m_2.pt": "q-2.pt"}
-    notes = NoteRewriter(Scene("run", tuple(map(entry, new)), {}), PathRenames({"run": new}))
+    notes = NoteRewriter(Scene("run", tuple(map(entry, new)), {}), PathRenames({"run": new}, Snapshot()))
     try:
         told = notes.rewrite(text, "run", name)
     except ValueError:
@@ -235,7 +236,7 @@ def test_names_are_all_that_changes_in_a_note(
     assert told.replace("q-", "m_") == text
     assert name != "n.md" or told == text
     before, after = (
-        Mentions(CheckpointIndex([entry(one) for one in names])) for names in (new, new.values())
+        Mentions(CheckpointIndex([entry(one) for one in names], Snapshot())) for names in (new, new.values())
     )
     meant = {one.name for one in before.of(text, "run", name)}
     still = {one.name.replace("q-", "m_") for one in after.of(told, "run", name)}

@@ -41,6 +41,7 @@ from ckpttool.runs.pointers.notes import Note
 from ckpttool.runs.pointers.search import Search, SoughtKind
 from ckpttool.runs.pointers.targets import PointerProtections
 from ckpttool.runs.renaming.scene import PathRenames
+from ckpttool.storage.snapshot import Snapshot
 from tests.support.commands import Run
 from tests.support.saves import protected_in
 
@@ -145,7 +146,7 @@ def test_sums_are_those_that_sha256sum_checks(tmp_path: Path) -> None:
         (tmp_path / name).rename(tmp_path / f"new {name}")
     (tmp_path / "dir").rename(tmp_path / "place")
     (tmp_path / "place" / "state").write_text("after")
-    moved = PathRenames({str(tmp_path): {"old": "new old", "c\nd": "new c\nd", "dir": "place"}})
+    moved = PathRenames({str(tmp_path): {"old": "new old", "c\nd": "new c\nd", "dir": "place"}}, Snapshot())
     before, after = (hashlib.sha256(word).hexdigest() for word in (b"before", b"after"))
     edits = {"dir/state": FileChange(before, after, 5)}
     for told in (text, tagged):
@@ -349,7 +350,7 @@ def test_a_new_list_is_a_class_and_a_trait(run: Run, roster: Path) -> None:
 def test_paths_keep_their_form(old: str, new: str) -> None:
     if old in (".", ".."):
         return
-    moved = PathRenames({"/run/x": {old: new}})
+    moved = PathRenames({"/run/x": {old: new}}, Snapshot())
     assert moved.new_path(old, "/run/x") == new
     assert moved.new_path(f"/run/x/{old}/inner", "/elsewhere") == f"/run/x/{new}/inner"
     assert moved.new_path(f"../x//{old}", "/run/y") == f"../x//{new}"

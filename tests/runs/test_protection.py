@@ -13,6 +13,9 @@ import pytest
 
 from ckpttool import Policy, PruneRequest, list_checkpoints, prune
 from ckpttool.runs.metrics import trackers
+from ckpttool.runs.pointers.protection import Pointers
+from ckpttool.runs.pointers.targets import PointerProtections
+from ckpttool.runs.surveying.survey import survey_directory
 from tests.support.retention import dry_run, kept_reasons
 from tests.support.runs import make_run
 from tests.support.saves import protected_in, skipped_in
@@ -350,3 +353,36 @@ def test_a_tracker_that_cannot_be_imported_keeps_all(series: Path, monkeypatch: 
     assert not plan.removals
     reason = "no_such_module:Toy: the plug-in toy can't be imported: No module named 'no_such_module'"
     assert [str(group.skipped) for group in plan.groups] == [f"what is registered can't be told: {reason}"]
+
+
+# Snapshots ------------------------------------------------------------------------------------------
+
+
+def test_protections_are_a_function_of_the_survey(series: Path) -> None:
+    """Once pointers were looked up, nothing on the disk changes what they protect."""
+    (series / "best.pth").symlink_to("model_epoch_1.pth")
+    (series / "notes").mkdir()
+    (series / "notes" / "best.txt").write_text("../model_epoch_2.pth")
+    (series / ".ckpttool-pins.toml").write_text('pinned = ["model_epoch_3.pth"]')
+    (series / "latest").write_text("model_epoch_4.pth")
+    (series / "gone").symlink_to("model_epoch_7.pth")
+    survey = survey_directory(series)
+
+    def protections() -> PointerProtections:
+        return Pointers(survey.root, survey.groups, seen=survey.seen).protections()
+
+    before = protections()
+    reasons = {os.path.basename(path): why for path, why in before.reasons.items()}
+    assert reasons == {
+        "model_epoch_1.pth": ["symlink best.pth"],
+        "model_epoch_2.pth": ["best.txt"],
+        "model_epoch_3.pth": ["pinned"],
+        "model_epoch_4.pth": ["latest"],
+    }
+    assert len(before.skipped) == 1
+    shutil.rmtree(series)
+    assert protections() == before
+    series.mkdir()
+    (series / "latest").write_text("model_epoch_5.pth")
+    assert protections() == before
+    assert not Pointers(survey.root, survey.groups).protections().reasons.keys() & before.reasons.keys()

@@ -25,6 +25,7 @@ from ckpttool.formats.tensorflow.state import (
 )
 from ckpttool.runs.pointers.kinds import pointers_in
 from ckpttool.runs.pointers.readers import names_in, raise_error
+from ckpttool.storage.snapshot import Snapshot
 from ckpttool.transaction.pointer_files import list_rewrites
 from tests.support.state_files import read_state, write_state
 
@@ -246,7 +247,7 @@ def test_a_file_called_checkpoint_says_nothing_of_other_formats(run, series: Pat
 
 def test_a_file_of_that_name_that_is_something_else(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_bytes(b"\x80\x02 model_checkpoint_path \0")
-    found = pointers_in(str(tmp_path), names_in(str(tmp_path)), raise_error)
+    found = pointers_in(str(tmp_path), names_in(str(tmp_path), Snapshot()), Snapshot(), raise_error)
     assert [(one.target, one.kind.formats) for one in found] == [(None, {"tensorflow"})]
     assert list_rewrites(str(tmp_path), {"ckpt-1"}) == ()
 

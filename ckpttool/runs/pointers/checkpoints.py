@@ -17,7 +17,7 @@ from ckpttool.runs.pointers.readers import OnError, Pointer, names_in, pointers_
 from ckpttool.runs.pointers.search import Search, SoughtKind, follow_pointer, reporting
 from ckpttool.runs.pointers.targets import PointerProtections
 from ckpttool.runs.reasons import Code, Reason, code_of
-from ckpttool.storage import fs
+from ckpttool.storage.snapshot import Snapshot
 
 NAMED_BEST = Reason(Code.NAMED_BEST)
 
@@ -42,7 +42,7 @@ class BestInside(SoughtKind):
             candidates = [group] if len(group.entries) > 1 else []
             unread = search.unread(found, partial(list, candidates))
             newest = self._newest(group, search, unread)
-            for pointer in () if newest is None else self._pointers(newest, unread):
+            for pointer in () if newest is None else self._pointers(newest, search.seen, unread):
                 with reporting(unread):
                     follow_pointer(found, pointer, search.index, candidates)
 
@@ -55,13 +55,13 @@ class BestInside(SoughtKind):
                 return newest
         return None
 
-    def _pointers(self, newest: Entry, on_error: OnError) -> list[Pointer]:
+    def _pointers(self, newest: Entry, seen: Snapshot, on_error: OnError) -> list[Pointer]:
         path = newest.unit.path
         pointers: list[Pointer] = []
         try:
             is_directory = any(os.sep in file.path for file in newest.contents.files)
-            names = names_in(path) if is_directory else {}
-            pointers += (one._replace(holder=path) for one in pointers_of(TRAINER_STATE, path, names))
+            names = names_in(path, seen) if is_directory else {}
+            pointers += (one._replace(holder=path) for one in pointers_of(TRAINER_STATE, path, names, seen))
         except CheckpointError as error:
             on_error(error)
         return pointers + [Pointer(self, "best_model_path", path, best) for best in newest.best_paths]
@@ -93,18 +93,18 @@ class NeededFiles(SoughtKind):
         deeper: dict[str, list[Entry]] = defaultdict(list)
         for entry in entries:
             with reporting(unread):
-                for place in all_places(entry.needs):
+                for place in all_places(entry.needs, search.seen):
                     other = index.enclosing(place)
                     if other is not None and other is not entry:
                         found.protect(other, _part_of(entry.name))
             for name in entry.unit.shared:
                 if os.sep in name:
-                    deeper[fs.realpath(os.path.join(entry.directory, name))].append(entry)
+                    deeper[search.seen.realpath(os.path.join(entry.directory, name))].append(entry)
         for sharers in deeper.values():
             if len(sharers) == 1:
                 found.protect(sharers[0], "has parts elsewhere")
         with reporting(unread):
-            for place, holder in named_above(search.root, unread).items():
+            for place, holder in named_above(search.root, search.seen, unread).items():
                 other = index.enclosing(place)
                 if other is not None:
                     found.protect(other, _part_of(os.path.basename(holder)), holder)

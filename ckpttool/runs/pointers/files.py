@@ -15,7 +15,7 @@ from ckpttool.formats.pointer_kind import (
     MAX_POINTER,
     NO_CHANGES,
     Changes,
-    Place,
+    FilePlace,
     Renamer,
     StalePaths,
     TextKind,
@@ -80,7 +80,7 @@ class TrainerState(TextKind):
     what = "`trainer_state.json`"
     fallback = "the Trainer goes on without it"
     files = ("trainer_state.json",)
-    places = Place.BESIDE | Place.INSIDE
+    places = FilePlace.BESIDE | FilePlace.INSIDE
     protects = True
     stale_paths = StalePaths.PATH
     _BEST = re.compile(rf'("{TRAINER_BEST}"\s*:\s*)("(?:[^"\\]|\\.)*")')
@@ -113,7 +113,7 @@ class TrainerState(TextKind):
 class ShardIndex(TextKind):
     """The index of a sharded set, of safetensors, PyTorch or Keras: names of its shards."""
 
-    places = Place.MEMBER
+    places = FilePlace.MEMBER
     _STRING = re.compile(r'("(?:[^"\\]|\\.)*")(\s*:)?', re.DOTALL)
 
     def matches(self, name: str) -> bool:
@@ -150,7 +150,7 @@ class DigestList(TextKind):
     """
 
     files = SHARED
-    places = Place.BESIDE | Place.INSIDE | Place.MEMBER
+    places = FilePlace.BESIDE | FilePlace.INSIDE | FilePlace.MEMBER
     has_digests = True
     NAMES = re.compile(
         r"(?:.*[._-])?(?:md5|sha(?:1|224|256|384|512)?|b2|check)?sums?(?:\.txt)?"
@@ -207,7 +207,7 @@ class DigestList(TextKind):
 class TensorDigests(TextKind):
     """Sidecar with digests of tensors: names and sizes of the checkpoint's files."""
 
-    places = Place.MEMBER
+    places = FilePlace.MEMBER
     has_digests = True
     _FILES = re.compile(r'^ "files": (\{.*\}),$', re.MULTILINE)
 

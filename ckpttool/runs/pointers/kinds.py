@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from ckpttool.core.errors import CheckpointError
 from ckpttool.formats import checkpoint_lists
-from ckpttool.formats.pointer_kind import Place, PointerKind, TextKind
+from ckpttool.formats.pointer_kind import FilePlace, PointerKind, TextKind
 from ckpttool.runs.pointers.checkpoints import BestInside, NamedBest, NeededFiles
 from ckpttool.runs.pointers.files import (
     DIGESTS,
@@ -23,10 +23,11 @@ from ckpttool.runs.pointers.files import (
 )
 from ckpttool.runs.pointers.notes import DataNote, JsonNote, Note, Notes
 from ckpttool.runs.pointers.pin_lists import PinList
-from ckpttool.runs.pointers.readers import Names, OnError, Pointer, pointers_of
+from ckpttool.runs.pointers.readers import OnError, Pointer, pointers_of
 from ckpttool.runs.pointers.registries import RegisteredModels
 from ckpttool.runs.pointers.search import SoughtKind
 from ckpttool.runs.pointers.symlinks import SYMLINK
+from ckpttool.storage.snapshot import Names, Snapshot
 
 KINDS: tuple[PointerKind, ...] = (
     LINE,
@@ -55,12 +56,12 @@ def sought_kinds() -> Iterator[SoughtKind]:
     return (kind for kind in KINDS if isinstance(kind, SoughtKind))
 
 
-def text_kinds(place: Place) -> Iterator[TextKind]:
+def text_kinds(place: FilePlace) -> Iterator[TextKind]:
     """Yield the kinds of texts in a place."""
     return (kind for kind in KINDS if isinstance(kind, TextKind) and place in kind.places)
 
 
-def kind_of(name: str, place: Place = Place.BESIDE) -> TextKind | None:
+def kind_of(name: str, place: FilePlace = FilePlace.BESIDE) -> TextKind | None:
     """Return the kind of a file in a place by its name; None if there is none."""
     matching = [kind for kind in text_kinds(place) if kind.matches(name)]
     return min(matching, key=lambda kind: not kind.is_certain, default=None)
@@ -73,17 +74,17 @@ def is_note(name: str) -> bool:
 
 def note_kind(name: str) -> Note | None:
     """Return the kind of note that a file of this name may be; None if it is certainly of another kind."""
-    matching = [kind for kind in text_kinds(Place.BESIDE) if kind.matches(name)]
+    matching = [kind for kind in text_kinds(FilePlace.BESIDE) if kind.matches(name)]
     if any(kind.is_certain for kind in matching):
         return None
     return next((kind for kind in matching if isinstance(kind, Note)), None)
 
 
-def pointers_in(directory: str, names: Names, on_error: OnError) -> Iterator[Pointer]:
+def pointers_in(directory: str, names: Names, seen: Snapshot, on_error: OnError) -> Iterator[Pointer]:
     """Yield the pointers in files of programs in a directory that protect their targets."""
-    for kind in text_kinds(Place.BESIDE):
+    for kind in text_kinds(FilePlace.BESIDE):
         if kind.protects:
             try:
-                yield from pointers_of(kind, directory, names)
+                yield from pointers_of(kind, directory, names, seen)
             except CheckpointError as error:
                 on_error(error)

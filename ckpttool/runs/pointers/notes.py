@@ -20,11 +20,12 @@ from ckpttool.formats.interface import SIDECARS
 from ckpttool.formats.pointer_kind import MAX_POINTER, NO_CHANGES, Changes, Renamer, TextKind
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.pointers.files import DigestList
-from ckpttool.runs.pointers.readers import Names, OnError, is_ours, names_in, read_small
+from ckpttool.runs.pointers.readers import OnError, is_ours, names_in, read_small
 from ckpttool.runs.pointers.search import Search, SoughtKind, reporting
 from ckpttool.runs.pointers.targets import CheckpointIndex, PointerProtections, exists, path_parts
 from ckpttool.runs.reasons import Code, Reason
 from ckpttool.storage import fs
+from ckpttool.storage.snapshot import Names, Snapshot
 
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
@@ -137,7 +138,6 @@ class Mentions:
 
     def __init__(self, index: CheckpointIndex) -> None:
         self._index = index
-        self._real: dict[str, str] = {}
         self._stems: dict[str, list[Entry]] = defaultdict(list)
         self._names: dict[str, list[Entry]] = defaultdict(list)
         for path, entry in index.by_path.items():
@@ -186,14 +186,15 @@ class Mentions:
         for base in roots if is_absolute else bases:
             if entries := self._entries_at(base, parts):
                 return entries
-            if exists(os.path.join(base, *parts)):
+            if exists(os.path.join(base, *parts), self._index.seen):
                 # Something else lies there: what encloses it is meant, unless the base lies in that, too.
                 entry = self._index.find(os.path.join(base, *parts))
-                if entry is None or os.path.join(self._real_path(base), "").startswith(_path_prefix(entry)):
+                real = os.path.join(self._real_path(base), "")
+                if entry is None or real.startswith(self._path_prefix(entry)):
                     return []
                 return [entry]
         parts = parts[: len(parts) - parts[::-1].index(known)]  # it may be a directory with a file in it
-        if len(parts) > 1 and any(_is_directory(os.path.join(base, *parts[:-1])) for base in bases):
+        if len(parts) > 1 and any(self._is_directory(os.path.join(base, *parts[:-1])) for base in bases):
             return []  # it is gone from there
         # Its tree was moved: what has the end of the path is meant, directories included.
         for start in range(len(parts) - 1):
@@ -205,7 +206,7 @@ class Mentions:
         if len(parts) > 1:
             return []
         below = os.path.join(self._real_path(directory), "")
-        return [entry for entry in self._names[known] if _path_prefix(entry).startswith(below)]
+        return [entry for entry in self._names[known] if self._path_prefix(entry).startswith(below)]
 
     def _entries_at(self, base: str, parts: Sequence[str]) -> list[Entry]:
         """Return the checkpoints at a path, with or without a suffix."""
@@ -214,16 +215,17 @@ class Mentions:
         return list(self._stems.get(path, ())) if entry is None else [entry]
 
     def _real_path(self, path: str) -> str:
-        if path not in self._real:
-            try:
-                self._real[path] = fs.realpath(path)
-            except ValueError:  # a NUL in it
-                self._real[path] = path
-        return self._real[path]
+        try:
+            return self._index.seen.realpath(path)
+        except ValueError:  # a NUL in it
+            return path
 
+    def _is_directory(self, path: str) -> bool:
+        return exists(path, self._index.seen) and self._index.seen.isdir(path)
 
-def _is_directory(path: str) -> bool:
-    return exists(path) and fs.isdir(path)
+    def _path_prefix(self, entry: Entry) -> str:
+        """Return what the real paths of all in a checkpoint begin with."""
+        return os.path.join(self._index.seen.realpath(entry.directory), entry.name, "")
 
 
 def _upwards(directory: str) -> Iterator[str]:
@@ -233,11 +235,6 @@ def _upwards(directory: str) -> Iterator[str]:
         if above == directory:
             return
         directory = above
-
-
-def _path_prefix(entry: Entry) -> str:
-    """Return what the real paths of all in a checkpoint begin with."""
-    return os.path.join(fs.realpath(entry.directory), entry.name, "")
 
 
 def _stem(name: str) -> str | None:
@@ -272,12 +269,12 @@ def protecting_text(text: str) -> str:
     return _OWN.sub("", text)
 
 
-def read_note(file: os.DirEntry[str], on_error: OnError) -> str | None:
+def read_note(file: os.DirEntry[str], seen: Snapshot, on_error: OnError) -> str | None:
     """Return what a small text file says, or None where it is something else."""
     try:
         if not file.is_file(follow_symlinks=False) or not 0 < file.stat().st_size <= MAX_POINTER:
             return None
-        data = read_small(file.path, MAX_POINTER)
+        data = read_small(file.path, MAX_POINTER, seen)
     except OSError as error:
         if not fs.is_absence(error):  # else it has just gone
             on_error(from_os_error(error, file.path))
@@ -347,14 +344,14 @@ class Notes(SoughtKind):
 
     def find(self, search: Search, found: PointerProtections) -> None:
         index, unread = search.index, search.unread(found)
-        mentions = Mentions(index)
-        around = ((directory, names_in(directory, unread)) for directory in (search.above, search.root))
+        mentions, tops = Mentions(index), (search.above, search.root)
+        around = ((directory, names_in(directory, search.seen, unread)) for directory in tops)
         below = directories_below(search.root, index, unread) if search.recursive else ()
         for directory, names in chain(around, below):
             for name, file in names.items():
                 if (directory, name) in index.by_name or not (search.is_note(name) and may_protect(name)):
                     continue
-                text = read_note(file, unread)
+                text = read_note(file, search.seen, unread)
                 with reporting(unread):
                     for entry in mentions.of(protecting_text(text), directory, name) if text else ():
                         found.protect(entry, Reason(Code.NAMED_IN, name), file.path)
@@ -474,7 +471,7 @@ def directories_below(
     pending = [directory]
     while pending:
         parent = pending.pop()
-        names = names_in(parent, on_error)
+        names = names_in(parent, index.seen, on_error)
         if parent != directory and (os.path.dirname(parent), os.path.basename(parent)) not in index.by_name:
             yield parent, names
         below = []

@@ -19,6 +19,7 @@ from ckpttool.runs.pointers.search import Search, SoughtKind
 from ckpttool.runs.pointers.targets import CheckpointIndex, PointerProtections
 from ckpttool.runs.surveying.path_resolution import resolve_checkpoint
 from ckpttool.storage import fs
+from ckpttool.storage.snapshot import Snapshot
 from ckpttool.storage.source import NotRegular
 from ckpttool.transaction.paths import is_within, shown
 from ckpttool.transaction.state_dir import state_dir_of, user_name
@@ -114,12 +115,12 @@ class PinList(TextKind, SoughtKind):
     def find(self, search: Search, found: PointerProtections) -> None:
         reach = search.reach
         files: dict[str, str] = {}
-        for file in _lists_for_all(search.root, reach.directories):
+        for file in _lists_for_all(search.root, reach.directories, search.seen):
             directory, name = os.path.split(file)
-            files.setdefault(os.path.join(fs.realpath(directory), name), file)
+            files.setdefault(os.path.join(search.seen.realpath(directory), name), file)
         for file in files.values():
             try:
-                text = _list_text(file)
+                text = _list_text(file, search.seen)
                 names, remarks = pinned_names(text), remarks_in(text)
             except (CheckpointError, ValueError) as error:
                 why = error.found if isinstance(error, CheckpointError) else str(error)
@@ -140,27 +141,26 @@ def unreadable(file: str, error: Exception) -> DamagedCheckpoint:
 
 
 def read_list(file: str) -> str:
-    """Return a list of pins as it stands on the disk, line endings included; nothing where there is none."""
+    """Return a list of pins as it is now, line endings included; empty if there is none."""
     try:
-        return _list_text(file)
+        return _list_text(file, Snapshot())
     except ValueError as error:
         raise unreadable(file, error) from error
 
 
-def _list_text(file: str) -> str:
+def _list_text(file: str, seen: Snapshot) -> str:
     """Return what a file says.
 
     Raises:
         ValueError: It is no text, or can't be a list; the text says why.
         CheckpointError: It can't be read.
     """
-    if not fs.lexists(file):
+    if not seen.lexists(file):
         return ""
     try:
-        with fs.open_regular(file) as opened:
-            content = opened.read(MAX_STATE + 1)
+        content = seen.read(file, MAX_STATE)
     except FileNotFoundError as error:
-        if fs.islink(file):
+        if seen.islink(file):
             raise from_os_error(error, file) from error
         return ""
     except NotRegular as error:
@@ -225,43 +225,45 @@ def list_for(directory: str) -> str:
     """Return the file that what lies in a directory is pinned in."""
     home = state_dir_of(directory)
     place = home.path if home.suffix else directory
-    return next(_lists_in(place), os.path.join(place, PINS))
+    return next(_lists_in(place, Snapshot()), os.path.join(place, PINS))
 
 
-def _lists_in(directory: str) -> Iterator[str]:
+def _lists_in(directory: str, seen: Snapshot) -> Iterator[str]:
     paths = (os.path.join(directory, name) for name in PIN_LISTS)
-    return (path for path in paths if fs.lexists(path))
+    return (path for path in paths if seen.lexists(path))
 
 
-def lists_for(directory: str) -> list[str]:
+def lists_for(directory: str, seen: Snapshot | None = None) -> list[str]:
     """Return the lists that may pin what lies in a directory, from the nearest on.
 
-    The search ends after the home directory, and where the file system ends.
+    The search ends after the home directory, and where the file system ends. Without a snapshot, it is made
+    now.
     """
-    real = fs.realpath(directory)
-    lists = [os.path.join(directory, os.path.basename(file)) for file in _lists_in(real)]
-    for above in _directories_above(real):
-        for file in _lists_in(above):
+    seen = seen or Snapshot()
+    real = seen.realpath(directory)
+    lists = [os.path.join(directory, os.path.basename(file)) for file in _lists_in(real, seen)]
+    for above in _directories_above(real, seen):
+        for file in _lists_in(above, seen):
             # As one would write it beside the directory, if that leads there.
             near = fs.normpath(os.path.join(directory, os.path.relpath(above, real)))
-            is_near = fs.realpath(near) == above
+            is_near = seen.realpath(near) == above
             lists.append(os.path.join(near, os.path.basename(file)) if is_near else file)
     return lists
 
 
-def _directories_above(directory: str) -> Iterator[str]:
-    home = fs.realpath(os.path.expanduser("~"))
+def _directories_above(directory: str, seen: Snapshot) -> Iterator[str]:
+    home = seen.realpath(os.path.expanduser("~"))
     parent = fs.dirname(directory)
-    while directory not in (home, parent) and _device(directory) in (_device(parent), None):
+    while directory not in (home, parent) and _device(directory, seen) in (_device(parent, seen), None):
         yield parent
         directory, parent = parent, fs.dirname(parent)
 
 
-def _device(directory: str) -> int | str | None:
+def _device(directory: str, seen: Snapshot) -> int | str | None:
     if root := fs.root_of(directory):
         return root
     try:
-        return fs.stat(directory).st_dev
+        return seen.status(directory).st_dev
     except OSError as error:
         if fs.is_absence(error):
             return None
@@ -288,7 +290,7 @@ def _pin_path(pinned: Pin) -> str:
 
 def pin_fault(pinned: Pin) -> str | None:
     """Return why an entry of a list pins nothing, though what it names is there; None where it pins that."""
-    if (fault := _name_fault(pinned)) is not None:
+    if (fault := _name_fault(pinned, Snapshot())) is not None:
         return fault
     try:
         resolve_checkpoint(_pin_path(pinned))
@@ -297,14 +299,14 @@ def pin_fault(pinned: Pin) -> str | None:
     return None
 
 
-def _name_fault(pinned: Pin) -> str | None:
+def _name_fault(pinned: Pin, seen: Snapshot) -> str | None:
     if not pinned.name.strip() or "\0" in pinned.name:
         return "which is no name"
-    directory = fs.realpath(os.path.dirname(pinned.file))
+    directory = seen.realpath(os.path.dirname(pinned.file))
     path = _pin_path(pinned)
     above, name = os.path.split(path)
     # The name itself may be a symlink to elsewhere: it is what is pinned.
-    real = fs.realpath(path) if name == os.pardir else os.path.join(fs.realpath(above), name)
+    real = seen.realpath(path) if name == os.pardir else os.path.join(seen.realpath(above), name)
     if not is_within(fs.normpath(real), directory):
         return "which is elsewhere: a list is about the checkpoints below it"
     return None
@@ -316,43 +318,43 @@ def absence_message(pinned: Pin) -> str:
     return f"doesn't exist{hint} (ckpttool unpin removes the pin)"
 
 
-def _lists_for_all(root: str, directories: Iterable[str]) -> Iterator[str]:
+def _lists_for_all(root: str, directories: Iterable[str], seen: Snapshot) -> Iterator[str]:
     """Yield the lists that speak of directories: of those below the root nobody looks above it again."""
-    yield from lists_for(root)
-    seen = {root}
+    yield from lists_for(root, seen)
+    known = {root}
     for directory in sorted(directories):
         if not is_within(directory, root):
-            yield from lists_for(directory)
+            yield from lists_for(directory, seen)
             continue
-        while directory not in seen:
-            seen.add(directory)
-            yield from _lists_in(directory)
+        while directory not in known:
+            known.add(directory)
+            yield from _lists_in(directory, seen)
             directory = os.path.dirname(directory) or os.curdir
 
 
 def _follow_pin(found: PointerProtections, pinned: Pin, search: Search) -> None:
-    index, reach = search.index, search.reach
+    index, reach, seen = search.index, search.reach, search.seen
     directory, path = os.path.dirname(pinned.file), _pin_path(pinned)
-    if (fault := _name_fault(pinned)) is not None:
+    if (fault := _name_fault(pinned, seen)) is not None:
         _leave_alone(found, reach.below(directory), pinned.file, f"{KEY} has {pinned.name!r}, {fault}")
         return
     beside, name = os.path.split(path)
-    entry = index.by_path.get(os.path.join(fs.realpath(beside), name))
-    entry = entry or index.by_path.get(fs.realpath(path))
-    if entry is None and fs.exists(path):
+    entry = index.by_path.get(os.path.join(seen.realpath(beside), name))
+    entry = entry or index.by_path.get(seen.realpath(path))
+    if entry is None and seen.exists(path):
         entry = index.find(path)
     if entry is not None:
         found.protect(entry, reason_of(pinned), pinned.file)
-    elif not Pin(pinned.file, pinned.name, path).is_there:
+    elif not (seen.exists(path) or seen.exists(f"{path}{INDEX}")):
         dangling = f"{KEY} is {pinned.name}, which {absence_message(pinned)}"
-        if fs.isdir(beside or os.curdir):
+        if seen.isdir(beside or os.curdir):
             _leave_alone(found, reach.beside(path), pinned.file, dangling)
         elif _WILD.search(pinned.name):
             _leave_alone(found, reach.like(path, directory), pinned.file, dangling)
         else:
             _protect_namesakes(found, pinned, index, dangling)
     else:
-        groups = reach.below(path if fs.isdir(path) else beside)
+        groups = reach.below(path if seen.isdir(path) else beside)
         fault = pin_fault(pinned) if groups else None
         if fault is not None:
             _leave_alone(found, groups, pinned.file, f"{KEY} has {pinned.name!r}, {fault}")
@@ -367,7 +369,7 @@ def reason_of(pinned: Pin) -> str:
 
 def _protect_namesakes(found: PointerProtections, pinned: Pin, index: CheckpointIndex, dangling: str) -> None:
     """Protect what may be the pinned one where its directory was moved, or is gone with all in it."""
-    directory, name = fs.realpath(os.path.dirname(pinned.file)), os.path.basename(pinned.name)
+    directory, name = index.seen.realpath(os.path.dirname(pinned.file)), os.path.basename(pinned.name)
     for path in index.paths.get(name, ()):
         if is_within(path, directory):
             found.protect(index.by_path[path], f"perhaps {KEY}: {pinned.name}", pinned.file)

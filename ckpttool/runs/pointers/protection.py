@@ -13,11 +13,12 @@ from ckpttool.core.errors import CheckpointError, from_os_error
 from ckpttool.formats.globs import Globs
 from ckpttool.runs.members.order import Group
 from ckpttool.runs.pointers.kinds import is_note, pointers_in, sought_kinds
-from ckpttool.runs.pointers.readers import Names, names_in, temporary_for
+from ckpttool.runs.pointers.readers import names_in, temporary_for
 from ckpttool.runs.pointers.search import Reach, Search, SeriesIndex, SoughtKind, follow_pointer, reporting
 from ckpttool.runs.pointers.targets import CheckpointIndex, PointerProtections
 from ckpttool.runs.reasons import Code, Reason
 from ckpttool.storage import fs
+from ckpttool.storage.snapshot import Names, Snapshot
 from ckpttool.transaction.paths import shown
 
 BEING_WRITTEN = Reason(Code.BEING_WRITTEN)
@@ -41,6 +42,7 @@ class Pointers:
         exclude: Sequence[str] = (),
         asks_trackers: bool = False,
         errors: Collection[CheckpointError] = (),
+        seen: Snapshot | None = None,
     ) -> None:
         """Follow them.
 
@@ -51,13 +53,15 @@ class Pointers:
             exclude: Globs of what names none of them, if it can't be read.
             asks_trackers: Whether trackers are asked, which takes long: where something goes or is renamed.
             errors: What in the directory could not be looked at.
+            seen: Snapshot to look everything up in; a new one by default.
         """
+        seen = seen or Snapshot()
         self._search = Search(
             root,
             groups,
-            CheckpointIndex([entry for group in groups for entry in group.entries]),
+            CheckpointIndex([entry for group in groups for entry in group.entries], seen),
             SeriesIndex(groups),
-            Reach(groups),
+            Reach(groups, seen),
             Globs(exclude, root),
             recursive,
             asks_trackers,
@@ -91,8 +95,8 @@ def _found_in_files(search: Search) -> PointerProtections:
     with reporting(search.unread(found)):
         for directory in sorted({search.root, *search.series.by_directory}):
             unread = search.unread(found, partial(search.reach.below, directory))
-            names = names_in(directory, search.unread(found))
-            for pointer in pointers_in(directory, names, unread):
+            names = names_in(directory, search.seen, search.unread(found))
+            for pointer in pointers_in(directory, names, search.seen, unread):
                 with reporting(unread):
                     candidates = search.series.candidates(pointer, directory)
                     follow_pointer(found, pointer, search.index, candidates)
@@ -130,11 +134,11 @@ def _being_written(temporary: os.DirEntry[str]) -> str:
     return Reason(Code.BEING_WRITTEN, f"{BEING_WRITTEN} ({temporary.name}, {age} old)")
 
 
-def unseen_above(root: str) -> Iterator[str]:
+def unseen_above(root: str, seen: Snapshot) -> Iterator[str]:
     """Yield a warning where the directory above another can't be listed: texts and links there go unseen."""
-    above = fs.dirname(fs.realpath(root))
+    above = fs.dirname(seen.realpath(root))
     try:
-        fs.entries(above)
+        seen.names(above)
         return
     except OSError as error:
         reason = from_os_error(error, above).reason

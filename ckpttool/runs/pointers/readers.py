@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from ckpttool.core.errors import CheckpointError, from_os_error
 from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.formats.pointer_kind import PointerKind, TextKind
 from ckpttool.storage import fs
+from ckpttool.storage.snapshot import Names, Snapshot
 from ckpttool.storage.source import NotRegular
 
 _TEMPORARY = re.compile(
@@ -42,12 +43,11 @@ class Pointer(NamedTuple):
         return os.path.dirname(self.holder) or os.curdir
 
 
-Names = Mapping[str, os.DirEntry[str]]
 OnError = Callable[[CheckpointError], object]
 """Called with what can't be read, and so may name anything."""
 
 
-def pointers_of(kind: TextKind, directory: str, names: Names) -> Iterator[Pointer]:
+def pointers_of(kind: TextKind, directory: str, names: Names, seen: Snapshot) -> Iterator[Pointer]:
     """Yield the pointers in files of a kind in a directory; ``names`` are all names there.
 
     Raises:
@@ -60,7 +60,7 @@ def pointers_of(kind: TextKind, directory: str, names: Names) -> Iterator[Pointe
                 continue
         except OSError as error:  # a symlink in a circle
             raise from_os_error(error, path) from error
-        data = read_small(path, kind.limit)
+        data = read_small(path, kind.limit, seen)
         targets = None
         with suppress(ValueError):
             if data is not None:
@@ -71,15 +71,14 @@ def pointers_of(kind: TextKind, directory: str, names: Names) -> Iterator[Pointe
             yield Pointer(kind, kind.reason(name), path, None)
 
 
-def read_small(path: str, limit: int) -> bytes | None:
+def read_small(path: str, limit: int, seen: Snapshot) -> bytes | None:
     """Return a small file's content, or None where it is too long, no regular file, or not there.
 
     Raises:
         CheckpointError: It can't be read: it may name anything.
     """
     try:
-        with fs.open_regular(path) as file:
-            data = file.read(limit + 1)
+        data = seen.read(path, limit)
     except NotRegular:
         return None
     except OSError as error:
@@ -98,10 +97,10 @@ def pass_over(error: CheckpointError) -> None:
     """Go on without what can't be read, where nothing is lost by that."""
 
 
-def names_in(directory: str, on_error: OnError = raise_error) -> Names:
+def names_in(directory: str, seen: Snapshot, on_error: OnError = raise_error) -> Names:
     """Return what lies in a directory, by name; that one can't be listed doesn't say that it is empty."""
     try:
-        return {entry.name: entry for entry in fs.entries(directory)}
+        return seen.names(directory)
     except OSError as error:
         if not fs.is_absence(error):
             on_error(from_os_error(error, directory))

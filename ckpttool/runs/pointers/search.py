@@ -31,6 +31,7 @@ from ckpttool.runs.pointers.targets import (
     was_here,
 )
 from ckpttool.storage import fs
+from ckpttool.storage.snapshot import Snapshot
 from ckpttool.transaction.paths import is_within, shown
 
 
@@ -88,9 +89,14 @@ class Search:
         return [entry for group in self.groups for entry in group.entries]
 
     @property
+    def seen(self) -> Snapshot:
+        """Return the snapshot that everything is looked up in."""
+        return self.index.seen
+
+    @property
     def above(self) -> str:
         """Return the directory around."""
-        return fs.dirname(fs.realpath(self.root))
+        return fs.dirname(self.seen.realpath(self.root))
 
     def unread(
         self, found: PointerProtections, groups: Callable[[], Iterable[Group]] | None = None
@@ -125,22 +131,23 @@ def follow_pointer(
         for group in candidates:
             found.leave_alone(group.key, f"{shown(pointer.holder)}: {pointer.reason} can't be read")
         return
-    inside = [pointer.holder] if fs.isdir(pointer.holder) else []
+    seen = index.seen
+    inside = [pointer.holder] if seen.isdir(pointer.holder) else []
     directories = [pointer.directory, *inside]
     paths = paths_of(pointer.target, pointer.directory)
-    is_there = any(map(exists, paths))
+    is_there = any(exists(path, seen) for path in paths)
     targets = targets_in_run(pointer.target, directories, index)
     targets = targets or renamed_targets(pointer.target, directories, index)
     if not targets and not is_there:
         targets = targets_elsewhere(pointer.target, directories, index)
-    targets += [entry for path in paths if exists(path) and (entry := index.find(path)) is not None]
+    targets += [entry for path in paths if exists(path, seen) and (entry := index.find(path)) is not None]
     for entry in targets:
         found.protect(entry, pointer.reason, pointer.holder)
-    if targets or is_there or lies_nearby(pointer.target, directories):
+    if targets or is_there or lies_nearby(pointer.target, directories, seen):
         return
     dangling = f"{shown(pointer.holder)}: {pointer.reason} is {pointer.target}, which doesn't exist"
     dangling += pointer.kind.hint and f" ({pointer.kind.hint})"
-    if pointer.kind.fallback and was_here(pointer.target, directories):
+    if pointer.kind.fallback and was_here(pointer.target, directories, seen):
         found.warnings.append(f"{dangling} any more; {pointer.kind.fallback}")
         return
     for group in candidates:
@@ -184,14 +191,14 @@ class SeriesIndex:
 class Reach:
     """Finds the series that a list, or an entry in it, can mean."""
 
-    def __init__(self, groups: Sequence[Group]) -> None:
-        self._groups = groups
+    def __init__(self, groups: Sequence[Group], seen: Snapshot) -> None:
+        self._groups, self._seen = groups, seen
         self.directories = {entry.directory for group in groups for entry in group.entries}
-        self._real = {directory: fs.realpath(directory) for directory in self.directories}
+        self._real = {directory: seen.realpath(directory) for directory in self.directories}
 
     def below(self, directory: str) -> list[Group]:
         """Return the series in a directory, and below it."""
-        real = fs.realpath(directory)
+        real = self._seen.realpath(directory)
         return [
             group
             for group in self._groups
@@ -200,7 +207,7 @@ class Reach:
 
     def beside(self, path: str) -> list[Group]:
         """Return the series beside a path: those that its name would belong to, or else all."""
-        real = fs.realpath(os.path.dirname(path))
+        real = self._seen.realpath(os.path.dirname(path))
         beside = [group for group in self._groups if real in self._real_directories(group)]
         return _groups_of_name(beside, path) or beside
 

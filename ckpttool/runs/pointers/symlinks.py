@@ -6,13 +6,14 @@ import os
 from collections.abc import Iterator
 
 from ckpttool.core.errors import from_os_error
-from ckpttool.formats.pointer_kind import NO_CHANGES, Changes, Place, Renamer, TextKind
+from ckpttool.formats.pointer_kind import NO_CHANGES, Changes, FilePlace, Renamer, TextKind
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.needs import places_on_the_way
 from ckpttool.runs.pointers.readers import OnError, is_ours, names_in, pass_over
 from ckpttool.runs.pointers.search import Search, SoughtKind, reporting
 from ckpttool.runs.pointers.targets import PointerProtections, exists
 from ckpttool.storage import fs
+from ckpttool.storage.snapshot import Snapshot
 from ckpttool.transaction.paths import shown
 
 
@@ -21,7 +22,7 @@ class Symlink(TextKind, SoughtKind):
 
     what = "symlinks"
     where = "DIR, the directory above, all below"
-    places = Place.NOWHERE
+    places = FilePlace.NOWHERE
 
     def names(self, text: str) -> tuple[str, ...]:
         return (text,)
@@ -33,8 +34,9 @@ class Symlink(TextKind, SoughtKind):
         if not fs.place_of(search.root).has_links:
             return
         unread = search.unread(found)
-        beside = [entry.path for entry in names_in(search.above, unread).values() if entry.is_symlink()]
-        for link in [*beside, *_links_below(search.root, unread)]:
+        near = names_in(search.above, search.seen, unread).values()
+        beside = [entry.path for entry in near if entry.is_symlink()]
+        for link in [*beside, *_links_below(search.root, search.seen, unread)]:
             with reporting(unread):
                 _follow(link, search, found)
 
@@ -44,15 +46,15 @@ SYMLINK = Symlink()
 
 def _follow(link: str, search: Search, found: PointerProtections) -> None:
     try:
-        target = fs.readlink(link)
+        target = search.seen.readlink(link)
     except OSError as error:
         raise from_os_error(error, link) from error
-    _, *places = places_on_the_way(link)
+    _, *places = places_on_the_way(link, search.seen)
     entries = [entry for place in places if (entry := search.index.enclosing(place)) is not None]
     for entry in entries:
-        if not _is_part_of(link, entry):
+        if not _is_part_of(link, entry, search.seen):
             found.protect(entry, f"symlink {os.path.basename(link)}", link)
-    if not entries and not exists(link):
+    if not entries and not exists(link, search.seen):
         _follow_dangling(link, target, search, found)
 
 
@@ -67,32 +69,32 @@ def _follow_dangling(link: str, target: str, search: Search, found: PointerProte
         found.leave_alone(group.key, f"{shown(link)}: leads to {target}, which doesn't exist")
 
 
-def _is_part_of(link: str, entry: Entry) -> bool:
+def _is_part_of(link: str, entry: Entry, seen: Snapshot) -> bool:
     """Return whether a symlink is itself a part of the checkpoint that it leads to."""
-    directory = fs.realpath(os.path.dirname(link))
-    members = [fs.realpath(os.path.join(entry.directory, name)) for name in entry.unit.members]
+    directory = seen.realpath(os.path.dirname(link))
+    members = [seen.realpath(os.path.join(entry.directory, name)) for name in entry.unit.members]
     return any(directory == path or directory.startswith(path + os.sep) for path in members)
 
 
-def links_near(root: str) -> dict[str, str]:
+def links_near(root: str, seen: Snapshot) -> dict[str, str]:
     """Return the targets of symlinks in a tree, and of those beside it, by their paths; none is followed."""
-    above = os.path.dirname(fs.realpath(root))
-    beside = (entry.path for entry in names_in(above, pass_over).values() if entry.is_symlink())
+    above = os.path.dirname(seen.realpath(root))
+    beside = (entry.path for entry in names_in(above, seen, pass_over).values() if entry.is_symlink())
     links = {}
-    for path in (*beside, *_links_below(root, pass_over)):
+    for path in (*beside, *_links_below(root, seen, pass_over)):
         try:
-            links[path] = fs.readlink(path)
+            links[path] = seen.readlink(path)
         except OSError:  # it has just gone
             continue
     return links
 
 
-def _links_below(directory: str, on_error: OnError) -> Iterator[str]:
+def _links_below(directory: str, seen: Snapshot, on_error: OnError) -> Iterator[str]:
     """Yield the symlinks in a tree; none is followed."""
     pending = [directory]
     while pending:
         below = []
-        for name, entry in sorted(names_in(pending.pop(), on_error).items()):
+        for name, entry in sorted(names_in(pending.pop(), seen, on_error).items()):
             if entry.is_symlink():
                 yield entry.path
             elif entry.is_dir(follow_symlinks=False) and not is_ours(name):

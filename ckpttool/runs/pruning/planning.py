@@ -144,6 +144,7 @@ class _Evidence:
             exclude=request.exclude,
             asks_trackers=True,
             errors=survey.errors,
+            seen=survey.seen,
         )
         self.pointed = PointerProtections()
 
@@ -349,14 +350,14 @@ def _nested_run_warnings(survey: Survey, scope: Scope) -> Iterator[str]:
     known = {fs.normpath(entry.unit.path) for entry in survey.entries}
     blanks = {
         name: parse_name(name).blank
-        for name, found in sorted(names_in(survey.root).items() if known else ())
+        for name, found in sorted(names_in(survey.root, survey.seen).items() if known else ())
         if found.is_dir(follow_symlinks=False)
         and not name.startswith(OWN_PREFIX)
         and fs.normpath(found.path) not in known
     }
     # Few directories are called so, and only what may be theirs is asked whether it is one, too.
     alike = [entry for entry in survey.entries if entry.fields.blank in blanks.values()]
-    series = {entry.fields.blank for entry in alike if fs.isdir(entry.unit.path)}
+    series = {entry.fields.blank for entry in alike if survey.seen.isdir(entry.unit.path)}
     walk = Walk(recursive=False, exclude=Globs(scope.exclude, survey.root))
     for path in (os.path.join(survey.root, name) for name, blank in blanks.items() if blank in series):
         if is_excluded(path, walk):

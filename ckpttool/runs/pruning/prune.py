@@ -27,6 +27,7 @@ from ckpttool.runs.retention.rules import Policy
 from ckpttool.runs.surveying.survey import Survey
 from ckpttool.storage import fs
 from ckpttool.storage.held import holds
+from ckpttool.storage.snapshot import Snapshot
 from ckpttool.transaction.engine import UndoMethod
 from ckpttool.transaction.engines import engine_of
 from ckpttool.transaction.files import Contents
@@ -313,9 +314,10 @@ def _remove(locks: _Locks, root: str, planned: PrunePlan, identity: str | None, 
     going = _going_by_directory(planned.plan.groups)
     staying = [kept.entry for group in planned.plan.groups for kept in group.keep]
     # The places of what those that stay need besides their own, with who needs it.
+    seen = Snapshot()
     needed = {
-        **named_above(root, raise_error),
-        **{place: entry.path for entry in staying for place in all_places(entry.needs)},
+        **named_above(root, seen, raise_error),
+        **{place: entry.path for entry in staying for place in all_places(entry.needs, seen)},
     }
     for directory, parts in going.items():
         try:

@@ -12,20 +12,20 @@ from ckpttool.formats.pointer_kind import Renamer
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.pointers.kinds import note_kind
 from ckpttool.runs.pointers.notes import Mentions, decode_note, directories_below, read_note
-from ckpttool.runs.pointers.readers import Names, pass_over
+from ckpttool.runs.pointers.readers import pass_over
 from ckpttool.runs.pointers.targets import CheckpointIndex
 from ckpttool.runs.renaming.scene import Note, PathRenames, Scene
-from ckpttool.storage import fs
+from ckpttool.storage.snapshot import Names, Snapshot
 
 
-def note_directories(root: str, entries: Sequence[Entry]) -> tuple[str, ...]:
+def note_directories(root: str, entries: Sequence[Entry], seen: Snapshot) -> tuple[str, ...]:
     """Return the directories below one in which a note means one of its checkpoints."""
-    index = CheckpointIndex(entries)
+    index = CheckpointIndex(entries, seen)
     mentions = Mentions(index)
 
     def has_notes(directory: str, names: Names) -> bool:
         for name, file in names.items():
-            text = read_note(file, pass_over) if note_kind(name) is not None else None
+            text = read_note(file, seen, pass_over) if note_kind(name) is not None else None
             if text is not None and next(mentions.of(text, directory, name), None) is not None:
                 return True
         return False
@@ -54,7 +54,7 @@ class NoteRewriter:
             path = os.path.join(os.path.dirname(entry.unit.path), new.get(entry.name, entry.name))
             members = tuple(new.get(name, name) for name in entry.unit.members)
             entries.append(replace(entry, unit=entry.unit._replace(path=path, members=members)))
-        return Mentions(CheckpointIndex(entries))
+        return Mentions(CheckpointIndex(entries, self._scene.seen))
 
     def rewrite(self, text: str, directory: str, note: str) -> str:
         """Return a note with the new names in it, as far as values in it are names."""
@@ -73,7 +73,7 @@ class NoteRewriter:
                 return None
             *_, last = re.finditer(rf"(?<![^/\\]){re.escape(known)}(?![^/\\])", word)
             front = word[: last.start()].replace("\\", "/")
-            if not all(_leads_to(front, directory, entry.directory) for entry in meant):
+            if not all(_leads_to(front, directory, entry.directory, self._scene.seen) for entry in meant):
                 return None
             return word[: last.start()] + name + word[last.end() :]
 
@@ -102,12 +102,12 @@ class NoteRewriter:
         return iter(()) if plain is None else mentions.of(plain, note.directory, note.name)
 
 
-def _leads_to(front: str, directory: str, target: str) -> bool:
+def _leads_to(front: str, directory: str, target: str, seen: Snapshot) -> bool:
     """Tell whether what stands before a name in a text leads to its directory: others may have it, too."""
-    real, base = fs.realpath(target), fs.realpath(directory)
+    real, base = seen.realpath(target), seen.realpath(directory)
     if real == base or os.path.basename(front.rstrip("/")) == os.path.basename(real):
         return True
-    while fs.realpath(os.path.join(base, front)) != real:
+    while seen.realpath(os.path.join(base, front)) != real:
         base, below = os.path.dirname(base), base
         if base == below:
             return False

@@ -87,11 +87,12 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
     entries = tuple(entry for entry in surveyed.entries if entry.unit.path != root)
     if surveyed.entries and not entries:
         raise UsageError(f"{root} is a checkpoint itself (name the directory that it is in)")
-    standing = {directory: names_in(directory) for directory in {entry.directory for entry in entries}}
+    seen = surveyed.seen
+    standing = {directory: names_in(directory, seen) for directory in {entry.directory for entry in entries}}
     left = {
         entry.path: why for entry in entries if (why := reason_to_leave(entry, standing[entry.directory]))
     }
-    pointers = Pointers(root, surveyed.groups, recursive=request.recursive, asks_trackers=True)
+    pointers = Pointers(root, surveyed.groups, recursive=request.recursive, asks_trackers=True, seen=seen)
     for path, reasons in pointers.protections().reasons.items():
         for reason in reasons:
             if code_of(reason) in (Code.BEING_WRITTEN, Code.PART_OF, Code.REGISTERED):
@@ -102,7 +103,7 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
         if not one.is_optional:
             problem = f"no checkpoint has a field {one.name} (there are {there})"
             raise UsageError(f"template {template.text!r}: {problem}")
-    scene = Scene(root, entries, links_near(root), note_directories(root, entries))
+    scene = Scene(root, entries, links_near(root, seen), note_directories(root, entries, seen), seen)
     plan, moved, updates = _plan_with_updates(template, scene, standing, left)
     errors = [Problem(shown(error.path), error.reason) for error in surveyed.errors]
     problems = [*errors, *(replace(one, message=f"left alone: {one.message}") for one in plan.left)]
@@ -120,7 +121,7 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
     for one in unknown:
         problem = f"no checkpoint has a field {one.name}, which is left out of every name"
         warnings.append(f"{one.shown} of the template: {problem} (there are {there})")
-    warnings += unseen_above(root)
+    warnings += unseen_above(root, seen)
     return PlannedNames(plan, scene, updates.count, tuple(problems), tuple(warnings), surveyed.journals)
 
 
@@ -131,7 +132,7 @@ def _plan_with_updates(
     managed = {directory: manager_prefixes(directory) for directory in standing}
     while True:
         plan = plan_names(scene.entries, template, standing, left, managed)
-        moved = PathRenames(names_of(plan.renamings))
+        moved = PathRenames(names_of(plan.renamings), scene.seen)
         updates = updates_for(scene, moved)
         reasons = dict(_reasons_to_stay(plan, scene, moved, updates))
         if not reasons:

@@ -18,7 +18,7 @@ from ckpttool.formats.pointer_kind import (
     NO_CHANGES,
     Changes,
     FileChange,
-    Place,
+    FilePlace,
     Renamer,
     StalePaths,
     TextKind,
@@ -27,12 +27,13 @@ from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.pointers.files import LINE
 from ckpttool.runs.pointers.kinds import is_note, kind_of, text_kinds
 from ckpttool.runs.pointers.notes import read_note
-from ckpttool.runs.pointers.readers import Names, names_in, pass_over, read_small
+from ckpttool.runs.pointers.readers import names_in, pass_over, read_small
 from ckpttool.runs.pointers.symlinks import SYMLINK
 from ckpttool.runs.pointers.targets import exists
 from ckpttool.runs.renaming.note_rewrites import NoteRewriter
 from ckpttool.runs.renaming.scene import Note, PathRenames, Scene, Updates
 from ckpttool.storage import fs
+from ckpttool.storage.snapshot import Names, Snapshot
 from ckpttool.transaction.files import StalePlan
 from ckpttool.transaction.journal import Relink, Rewrite
 from ckpttool.transaction.pointer_files import text_at
@@ -44,7 +45,7 @@ def updates_for(scene: Scene, moved: PathRenames) -> Updates:
     What lies in a checkpoint's directory that gets a new name is told with that.
     """
     collector = _Collector(scene, moved, NoteRewriter(scene, moved))
-    root = fs.realpath(scene.root)
+    root = scene.seen.realpath(scene.root)
     above = os.path.dirname(root)
     collector.collect(above if above != root else None)
     return collector.updates
@@ -68,13 +69,13 @@ class _Collector:
             if entry.contents.directories:
                 edits[entry.directory] |= self._add_inside(entry)
         for directory in scene.directories:
-            files = names_in(directory)
+            files = names_in(directory, scene.seen)
             others = {name: file for name, file in files.items() if (directory, name) not in members}
             self._add_beside(directory, others, edits[directory])
         if above is not None:
-            self._add_beside(above, names_in(above, pass_over), {})
+            self._add_beside(above, names_in(above, scene.seen, pass_over), {})
         for directory in scene.other_note_directories:
-            for file in names_in(directory).values():
+            for file in names_in(directory, scene.seen).values():
                 self._add_note(directory, file)
         for entry in scene.entries:
             if entry.name in self._moved.in_directory(entry.directory) or edits[entry.directory]:
@@ -88,7 +89,7 @@ class _Collector:
         directory = entry.directory
         new = self._moved.renamer(os.path.join(directory, entry.name), os.curdir, directory, near=[directory])
         changed: dict[str, FileChange] = {}
-        for kind in text_kinds(Place.INSIDE):
+        for kind in text_kinds(FilePlace.INSIDE):
             if not kind.has_digests:
                 changed |= self._add_all_inside(entry, kind, new, NO_CHANGES)
             elif changed:
@@ -145,7 +146,7 @@ class _Collector:
     def _renamed_name(self, directory: str, path: str) -> str | None:
         """Return the new form of a path; the stale path of a run that was moved becomes a name."""
         new_path = self._moved.new_path(path, directory)
-        if new_path is None and not exists(os.path.join(directory, path)):
+        if new_path is None and not exists(os.path.join(directory, path), self._scene.seen):
             name = os.path.basename(path.replace("\\", "/").rstrip("/"))
             return self._moved.in_directory(directory).get(name)
         return new_path
@@ -158,12 +159,12 @@ class _Collector:
 
     def _add_note(self, directory: str, file: os.DirEntry[str]) -> Rewrite | None:
         """Add what somebody noted, and which checkpoints it will not name any more."""
-        text, kind = read_note(file, pass_over), kind_of(file.name)
+        text, kind = read_note(file, self._scene.seen, pass_over), kind_of(file.name)
         if text is None:
             return None
         if kind is None or kind.is_certain or not kind.protects:
             kind = LINE
-        is_path = _is_one_name(file.path) and "://" not in text
+        is_path = _is_one_name(file.path, self._scene.seen) and "://" not in text
         new = self._moved.renamer(directory, near=[directory]) if is_path else None
 
         def reword(text: str) -> str:
@@ -177,8 +178,8 @@ class _Collector:
         # A note that can't be changed is no fault: that it has old names then is told from what it means.
         rewrite = _rewrite({}, directory, file.name, reword) if can_change else None
         if rewrite is not None:
-            path = os.path.join(fs.realpath(directory), file.name)
-            name = os.path.relpath(path, fs.realpath(journal_directory))
+            path = os.path.join(self._scene.seen.realpath(directory), file.name)
+            name = os.path.relpath(path, self._scene.seen.realpath(journal_directory))
             self.updates.rewrites[journal_directory].append(Rewrite(name, rewrite.before, rewrite.after))
         if is_note(file.name):
             after = text if rewrite is None or rewrite.after is None else rewrite.after
@@ -188,7 +189,7 @@ class _Collector:
     def _add_member(self, entry: Entry, name: str, edits: Mapping[str, FileChange]) -> None:
         """Add a manifest or an index, whose text has names in it: it is written anew under its new name."""
         names = self._moved.in_directory(entry.directory)
-        kind = kind_of(name, Place.MEMBER)
+        kind = kind_of(name, FilePlace.MEMBER)
         if kind is None or (name != entry.name and not name.endswith(SIDECARS)):
             return
         new = names.get if name == entry.name else self._moved.renamer(entry.directory)
@@ -213,8 +214,8 @@ class _Collector:
         if journal_directory is None:
             self.updates.relinks[directory].append(Relink(os.path.basename(link), target, new))
             return
-        path = os.path.join(fs.realpath(directory), os.path.basename(link))
-        path = os.path.relpath(path, fs.realpath(journal_directory))
+        path = os.path.join(self._scene.seen.realpath(directory), os.path.basename(link))
+        path = os.path.relpath(path, self._scene.seen.realpath(journal_directory))
         self.updates.relinks[journal_directory].append(Relink(path, target, new))
 
 
@@ -222,12 +223,13 @@ def link_holders(
     scene: Scene, names: Iterable[tuple[str, str]], moved: PathRenames
 ) -> Iterator[tuple[str, str]]:
     """Yield the checkpoints among some, by directory and name, inside which a symlink leads to what moves."""
-    wanted = {os.path.join(fs.realpath(directory), name): (directory, name) for directory, name in names}
+    real = scene.seen.realpath
+    wanted = {os.path.join(real(directory), name): (directory, name) for directory, name in names}
     for link, target in scene.links.items():
         directory = os.path.dirname(link) or os.curdir
         if moved.new_path(target, directory) is None:
             continue
-        above = fs.realpath(directory)
+        above = real(directory)
         while above != os.path.dirname(above):
             if above in wanted:
                 yield wanted[above]
@@ -249,9 +251,9 @@ def _rewrite(
     return None if before is None or after == before else Rewrite(name, before, after)
 
 
-def _is_one_name(path: str) -> bool:
+def _is_one_name(path: str, seen: Snapshot) -> bool:
     """Return whether a small text file consists of one line, as one that names a checkpoint does."""
-    data = read_small(path, MAX_POINTER)
+    data = read_small(path, MAX_POINTER, seen)
     return data is not None and bool(LINE.names(data.decode("utf-8", "surrogateescape")))
 
 

@@ -22,6 +22,7 @@ from ckpttool.runs.renaming.template import parse_template
 from ckpttool.runs.scope import ScopeKeywords
 from ckpttool.storage import fs
 from ckpttool.storage.held import holds
+from ckpttool.storage.snapshot import Snapshot
 from ckpttool.transaction.journal import OperationList, Recovery, new_identity
 from ckpttool.transaction.lock import lock_directory
 from ckpttool.transaction.moves import Moves
@@ -157,7 +158,8 @@ def _changed_directories(planned: PlannedNames) -> list[str]:
     names = names_of(planned.plan.renamings)
     if not names or planned.plan.refused:
         return []
-    return list(dict.fromkeys((*names, *updates_for(planned.scene, PathRenames(names)).directories)))
+    updates = updates_for(planned.scene, PathRenames(names, planned.scene.seen))
+    return list(dict.fromkeys((*names, *updates.directories)))
 
 
 class _RenameLocks:
@@ -223,7 +225,8 @@ def _operation_lists(planned: PlannedNames) -> dict[str, OperationList]:
     renamings: dict[str, list[Renaming]] = defaultdict(list)
     for one in planned.plan.renamings:
         renamings[one.entry.directory].append(one)
-    updates = updates_for(planned.scene, PathRenames(names_of(planned.plan.renamings)))
+    now = replace(planned.scene, seen=Snapshot())  # somebody may have taken long to agree
+    updates = updates_for(now, PathRenames(names_of(planned.plan.renamings), now.seen))
     directories = list(dict.fromkeys([*renamings, *updates.directories]))
     lists = {
         directory: rename_operations(

@@ -12,26 +12,21 @@ from ckpttool.formats.pointer_kind import Renamer
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.pointers.notes import Mentions
 from ckpttool.runs.pointers.targets import CheckpointIndex, exists
-from ckpttool.storage import fs
+from ckpttool.storage.snapshot import Snapshot
 from ckpttool.transaction.journal import Relink, Rewrite
 
 
 class PathRenames:
     """New names by old ones, of all that gets another name, directory by directory."""
 
-    def __init__(self, names: Mapping[str, Mapping[str, str]]) -> None:
+    def __init__(self, names: Mapping[str, Mapping[str, str]], seen: Snapshot) -> None:
         """Take new names by old ones, by the directory that they lie in."""
-        self._real: dict[str, str] = {}
-        self._names = {self._real_path(directory): dict(new) for directory, new in names.items()}
-
-    def _real_path(self, directory: str) -> str:
-        if directory not in self._real:
-            self._real[directory] = fs.realpath(directory)
-        return self._real[directory]
+        self._seen = seen
+        self._names = {seen.realpath(directory): dict(new) for directory, new in names.items()}
 
     def in_directory(self, directory: str) -> Mapping[str, str]:
         """Return new names by old ones in one directory."""
-        return self._names.get(self._real_path(directory), {})
+        return self._names.get(self._seen.realpath(directory), {})
 
     def new_path(self, text: str, base: str) -> str | None:
         """Return a path in which a name is another; None where it leads past all that moves."""
@@ -58,7 +53,7 @@ class PathRenames:
             for directory in (base, *others):
                 if (path := self.new_path(text, directory)) is not None:
                     return path
-            if any(exists(os.path.join(directory, text)) for directory in (base, *others)):
+            if any(exists(os.path.join(directory, text), self._seen) for directory in (base, *others)):
                 return None
             above, name = os.path.split(text.rstrip("/"))
             renames = map(self.in_directory, near)
@@ -116,12 +111,14 @@ class Scene:
         entries: All checkpoints in it, those that keep their names included.
         links: The symlinks in the tree and beside it, with what they lead to.
         note_directories: The directories below the root in which notes name checkpoints.
+        seen: Snapshot that everything is looked up in.
     """
 
     root: str
     entries: tuple[Entry, ...]
     links: Mapping[str, str]
     note_directories: tuple[str, ...] = ()
+    seen: Snapshot = field(default_factory=Snapshot)
 
     @cached_property
     def directories(self) -> list[str]:
@@ -131,7 +128,7 @@ class Scene:
     @cached_property
     def mentions(self) -> Mentions:
         """Return what finds the checkpoints that a text names."""
-        return Mentions(CheckpointIndex(self.entries))
+        return Mentions(CheckpointIndex(self.entries, self.seen))
 
     @property
     def other_note_directories(self) -> list[str]:
@@ -141,7 +138,7 @@ class Scene:
 
     def journal_directory(self, directory: str) -> str | None:
         """Return the directory of checkpoints that another is or lies below, the nearest one."""
-        real = fs.realpath(directory)
+        real = self.seen.realpath(directory)
         while real not in self._real_directories:
             above = os.path.dirname(real)
             if above == real:
@@ -151,4 +148,4 @@ class Scene:
 
     @cached_property
     def _real_directories(self) -> dict[str, str]:
-        return {fs.realpath(directory): directory for directory in self.directories}
+        return {self.seen.realpath(directory): directory for directory in self.directories}

@@ -6,9 +6,10 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import field, replace
+from dataclasses import replace
 from itertools import islice
 from operator import itemgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.core.errors import CheckpointError, NotFound
@@ -35,6 +36,7 @@ from ckpttool.runs.reasons import Code, Reason
 from ckpttool.runs.scope import WHOLE_TREE, Scope
 from ckpttool.runs.surveying.look_workers import Discovered, LookResult, look_at_all
 from ckpttool.storage import fs
+from ckpttool.storage.snapshot import Snapshot
 from ckpttool.storage.work import Advance, no_advance
 from ckpttool.transaction.paths import bare, shown
 from ckpttool.transaction.recovery import unaffected_units
@@ -55,6 +57,7 @@ class Survey(NamedTuple):
     Attributes:
         root: The directory that was looked at.
         groups: All series, by their keys.
+        seen: Snapshot of the files around the checkpoints, from which plans are made.
         journals: What an interrupted prune left; only the next prune takes care of it.
         errors: What could not be looked at.
         remarks: What is doubtful about metrics, and globs that matched nothing.
@@ -64,11 +67,12 @@ class Survey(NamedTuple):
 
     root: str
     groups: tuple[Group, ...]
+    seen: Snapshot
     journals: tuple[str, ...] = ()
     errors: tuple[CheckpointError, ...] = ()
     remarks: tuple[str, ...] = ()
     vanished: tuple[str, ...] = ()
-    unread: Mapping[str, str] = field(default_factory=dict)
+    unread: Mapping[str, str] = MappingProxyType({})
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -123,7 +127,14 @@ def survey_directory(
     unmatched = [*excluded.unmatched("--exclude"), *one_series.unmatched("--series")]
     remarks += [*doubts, *walk.remarks, *(Reason(Code.MATCHED_NOTHING, warning) for warning in unmatched)]
     return Survey(
-        path, groups, unaffected.journals, walk.errors, tuple(remarks), tuple(walk.vanished), unread
+        path,
+        groups,
+        Snapshot(),
+        unaffected.journals,
+        walk.errors,
+        tuple(remarks),
+        tuple(walk.vanished),
+        unread,
     )
 
 
