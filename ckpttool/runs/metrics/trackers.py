@@ -161,8 +161,8 @@ def tracker_of(name: str) -> Tracker | None:
 
 def metrics_tracker(name: str) -> Tracker | None:
     """Return the tracker to read metrics from; None if the name is that of a log file."""
-    tracker = None if fs.lexists(name) else tracker_of(name)
-    return tracker if tracker is not None and tracker.one_run else None
+    tracker = tracker_of(name)  # first: a name in a configuration must not make us ask a store
+    return tracker if tracker is not None and tracker.one_run and not fs.lexists(name) else None
 
 
 def places_around(root: str) -> list[str]:
