@@ -26,16 +26,19 @@ def entry_points_of(group: str) -> tuple[EntryPoint, ...]:
     return (*own, *_installed().select(group=group))
 
 
-def made_by(entry: EntryPoint) -> Any:
+def instance_of(entry: EntryPoint) -> Any:
     """Return an instance of the class of an entry point.
 
     Raises:
         Unsupported: The class can't be imported.
     """
     try:
-        return entry.load()()
+        made = entry.load()
     except (ImportError, AttributeError) as error:
-        raise Unsupported(entry.value, f"the plug-in {entry.name} can't be imported: {error}") from error
+        found = f"the plug-in {entry.name} can't be imported: {error}"
+        hint = None if entry.dist is None else f"{entry.dist.name} repaired, or uninstalled"
+        raise Unsupported(entry.value, found, expected=hint) from error
+    return made()
 
 
 @cache

@@ -70,9 +70,9 @@ def formats(kinds: frozenset[str] | None = None) -> tuple[Format, ...]:
 @cache
 def third_party_formats() -> tuple[Format, ...]:
     """Return the formats that installed packages offer."""
-    from ckpttool.core.plugins import entry_points_of, made_by
+    from ckpttool.core.plugins import entry_points_of, instance_of
 
-    return tuple(map(made_by, entry_points_of(ENTRY_POINTS)))
+    return tuple(map(instance_of, entry_points_of(ENTRY_POINTS)))
 
 
 @cache

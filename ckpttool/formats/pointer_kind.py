@@ -46,8 +46,9 @@ class StalePaths(Enum):
 class FilePlace(Flag):
     """Where files of a kind are looked for.
 
-    ``BESIDE``: in the same directory as checkpoints. ``INSIDE``: in a checkpoint that is a directory.
-    ``MEMBER``: among the files that a checkpoint consists of.
+    ``BESIDE``: in the same directory as checkpoints. ``INSIDE``: in a checkpoint that is a directory, where
+    ``rename`` rewords it; only the trainer's state protects from there. ``MEMBER``: among the files that a
+    checkpoint consists of.
     """
 
     NOWHERE = 0
@@ -83,9 +84,8 @@ class TextKind(PointerKind, ABC):
         limit: Size limit in bytes.
         protects: Whether ``prune`` keeps the ``targets`` of files beside checkpoints, and for what reason the
             kind says.
-        is_certain: Whether every file of such a name is of this kind: one that can't be read may name
-            anything.
-        must_follow: Whether checkpoints keep their names if such a file beside them can't be reworded.
+        is_certain: Whether the name alone identifies the kind; an unreadable file may name anything then.
+        blocks_renames: Whether checkpoints keep their names if such a file beside them can't be reworded.
         has_digests: Whether it depends on the contents of other files, so that it is reworded after them.
         stale_paths: How paths that lead nowhere are resolved.
     """
@@ -96,7 +96,7 @@ class TextKind(PointerKind, ABC):
     limit: ClassVar[int] = MAX_STATE
     protects: ClassVar[bool] = False
     is_certain: ClassVar[bool] = True
-    must_follow: ClassVar[bool] = False
+    blocks_renames: ClassVar[bool] = False
     has_digests: ClassVar[bool] = False
     stale_paths: ClassVar[StalePaths] = StalePaths.KEPT
 

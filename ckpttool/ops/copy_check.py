@@ -84,7 +84,7 @@ def compare_with_copy(
     parts = [entry.path for entry in checkpoint.files]
     pairs = {part: place.of(part) for part in parts}
     for directory in dict.fromkeys(map(fs.dirname, [place.of(base_of(checkpoint)), *pairs.values()])):
-        fs.place_of(directory).list_ahead(directory)
+        fs.place_of(directory).prefetch_listing(directory)
     stated = stated_sums(checkpoint.path, base_of(checkpoint), parts)
     stated |= stated_sums(place.path, place.of(base_of(checkpoint)), list(pairs.values()))
     return compare_files(pairs, stated, jobs, advance, reads_objects=reads_objects)
@@ -94,6 +94,7 @@ class _CopyPlace:
     """Where the files of a checkpoint are in its copy."""
 
     def __init__(self, path: str, copy: str) -> None:
+        fs.place_of(copy).require_askable(copy)
         self._origin = fs.abspath(path)
         is_inside = fs.isdir(copy) and not fs.isdir(path)
         bare = copy.rstrip("/") or copy

@@ -21,6 +21,8 @@ from ckpttool.storage.work import Advance, no_advance
 
 _COMPARED_BLOCK = 1 << 25
 """Bytes; the same for both files that are compared."""
+_TRIES = 10
+"""How often a note is changed anew that others change at the same time."""
 _ETAG = re.compile(r'"?([0-9a-f]{32})(?:-([1-9][0-9]{0,4}))?"?')
 _PARTS_OF_OTHERS = tuple(mebibytes << 20 for mebibytes in (8, 5, 16, 32, 64, 128))
 """How large the parts are in which other programs upload: boto3 and the AWS tools first."""
@@ -179,20 +181,23 @@ def target_status(target: str) -> os.stat_result | None:
 
 
 def change_note(path: str, change: Callable[[dict[str, list[str]]], object]) -> None:
-    """Change what a note of copies says; one that says nothing is removed."""
-    was = target_status(path)
-    note = {} if was is None else read_note(path)
-    before = dict(note)
-    change(note)
-    if note == before:
-        return
-    if not note:
-        remove_file(path, was)
-        return
-    try:
-        fs.place_of(path).write(path, dumps_note(note), was)
-    except OSError as error:
-        raise _write_error(error, path) from error
+    """Change a note of copies; an empty one is removed. What others write meanwhile is kept."""
+    for tries_left in reversed(range(_TRIES)):
+        was = target_status(path)
+        note = {} if was is None else read_note(path)
+        before = dict(note)
+        change(note)
+        if note == before:
+            return
+        try:
+            if note:
+                fs.place_of(path).write(path, dumps_note(note), was)
+            elif was is not None:
+                fs.place_of(path).remove(path, was)
+            return
+        except OSError as error:
+            if not (tries_left and fs.is_change(error)):
+                raise _write_error(error, path) from error
 
 
 def remove_file(target: str, seen: os.stat_result | None) -> None:

@@ -343,7 +343,7 @@ def preview_directory(
             executor=executor,
         )
     protections = Pointers(
-        survey.root, survey.groups, recursive=scope.recursive, exclude=scope.exclude, seen=survey.seen
+        survey.root, survey.groups, recursive=scope.recursive, exclude=scope.exclude, snapshot=survey.snapshot
     ).protections()
     if not isinstance(scope, PruneRequest):
         return DirectoryPreview(survey, protections, uploads=tuple(upload_warnings(survey.root)))

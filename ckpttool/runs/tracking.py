@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpttool.core.documents import document_of, messages
-from ckpttool.core.errors import CheckpointError, NotFound, UsageError
+from ckpttool.core.errors import CheckpointError, NotFound, Unsupported, UsageError
+from ckpttool.core.plugins import entry_points_of, instance_of
 from ckpttool.core.report import counted
 from ckpttool.core.result import Table
 from ckpttool.ops.digests import digest_of_list, sha256_of_files
@@ -18,7 +19,13 @@ from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.look import look_for
 from ckpttool.runs.members.run_directories import run_directory
 from ckpttool.runs.metrics.log_metrics import add_log_metrics
-from ckpttool.runs.metrics.trackers import LoggedCheckpoint, Record, places_around, tracker_of, trackers
+from ckpttool.runs.metrics.trackers import (
+    ENTRY_POINTS,
+    LoggedCheckpoint,
+    Record,
+    places_around,
+    tracker_of,
+)
 from ckpttool.runs.scope import Scope
 from ckpttool.runs.surveying.survey import survey_directory
 from ckpttool.storage import fs
@@ -171,5 +178,9 @@ def open_target(to: str, root: str) -> AbstractContextManager[Record]:
 
 def targets() -> str:
     """Return the forms of names in ``--to``, as a part of a sentence."""
-    *others, last = (tracker.target for tracker in trackers() if tracker.target)
+    forms: list[str] = []
+    for entry in entry_points_of(ENTRY_POINTS):
+        with suppress(Unsupported):  # a broken one is named where it is asked for
+            forms.append(instance_of(entry).target)
+    *others, last = filter(None, forms)
     return f"{', '.join(others)} or {last}"

@@ -408,11 +408,11 @@ def _stale_name(path: str, checkpoint: RestoredCheckpoint) -> Problem:
 
 def _pointers_in(directory: str) -> Iterator[tuple[str, str]]:
     """Yield the files of trainers in a directory, and in those in it, with what they name."""
-    seen = Snapshot()
-    around = names_in(directory, seen, pass_over)
+    snapshot = Snapshot()
+    around = names_in(directory, snapshot, pass_over)
     inside = [entry.path for entry in around.values() if entry.is_dir(follow_symlinks=False)]
     for place in (directory, *inside):
-        for pointer in pointers_in(place, names_in(place, seen, pass_over), seen, pass_over):
+        for pointer in pointers_in(place, names_in(place, snapshot, pass_over), snapshot, pass_over):
             if pointer.target is not None:
                 yield pointer.holder, pointer.target
 
@@ -422,10 +422,10 @@ def _notes_in(
 ) -> Iterator[tuple[str, RestoredCheckpoint]]:
     """Yield the notes in a directory that name one of some checkpoints, with the first that each names."""
     levels = next(iter(known)).count("/") + 1
-    seen = Snapshot()
-    for name, file in names_in(directory, seen, pass_over).items():
+    snapshot = Snapshot()
+    for name, file in names_in(directory, snapshot, pass_over).items():
         kind = note_kind(name)
-        text = None if kind is None else read_note(file, seen, pass_over)
+        text = None if kind is None else read_note(file, snapshot, pass_over)
         if kind is not None and text is not None:
             named = ("/".join(path_parts(word)[-levels:]) for word in kind.names(text))
             checkpoint = next((known[path] for path in named if path in known), None)

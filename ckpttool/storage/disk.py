@@ -42,6 +42,9 @@ class Disk(Place):
     has_links: ClassVar[bool] = True
     block_bytes: ClassVar[int] = 1 << 23
 
+    def require_askable(self, path: str) -> None:
+        """Accept every path."""
+
     def root(self, path: str) -> str:
         return ""
 
@@ -107,8 +110,8 @@ class Disk(Place):
         return open(regular_descriptor(path), "rb", buffering=buffering)
 
     def write(self, path: str, data: bytes, replaces: os.stat_result | None) -> None:
-        self.make_directories(os.path.dirname(path))
         self._require_unchanged(path, replaces)
+        self.make_directories(os.path.dirname(path))
         write_atomically(path, data)
 
     def remove(self, path: str, seen: os.stat_result) -> None:
@@ -143,7 +146,7 @@ class Disk(Place):
         """Return True: whether a directory can be written shows when its lock is made."""
         return True
 
-    def list_ahead(self, directory: str) -> None:
+    def prefetch_listing(self, directory: str) -> None:
         """Do nothing: the system is asked each time."""
 
     def unfinished_uploads(self, directory: str) -> tuple[int, int | None] | None:

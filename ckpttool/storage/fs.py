@@ -110,7 +110,7 @@ def refresh(path: str) -> None:
 
 
 def answers_below(directory: str) -> AbstractContextManager[None]:
-    """Return a context that raises at its end what a store failed to answer below a directory."""
+    """Return a context that raises, at its end, the first request below a directory that failed."""
     return place_of(directory).answers_below(directory)
 
 

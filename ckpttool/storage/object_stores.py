@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from contextlib import AbstractContextManager, suppress
@@ -12,7 +13,7 @@ from ckpttool.core.urls import plain_url, store_root
 from ckpttool.storage import remote
 from ckpttool.storage.place import Place, is_same_file
 from ckpttool.storage.remote_source import RemoteFile, RemoteSource
-from ckpttool.storage.stores import ObjectStatus, Replaced
+from ckpttool.storage.stores import ObjectStatus, Replaced, Store
 
 
 class ObjectStores(Place):
@@ -27,6 +28,9 @@ class ObjectStores(Place):
     has_links: ClassVar[bool] = False
     block_bytes: ClassVar[int] = 1 << 25
     """A request takes some time, however few bytes it is for."""
+
+    def require_askable(self, path: str) -> None:
+        remote.require_plain(path)
 
     def root(self, path: str) -> str:
         return store_root(path)
@@ -80,14 +84,22 @@ class ObjectStores(Place):
 
     def write(self, path: str, data: bytes, replaces: os.stat_result | None) -> None:
         store, name = remote.store_at(path)
-        store.write(name, [data], len(data), object_seen(path, replaces))
-        remote.forget_at(path)
+        try:
+            store.write(name, [data], len(data), object_seen(path, replaces))
+        except OSError as error:
+            # The answer to the first try may have been lost: then what is there came from here.
+            if error.errno not in (errno.EEXIST, errno.ESTALE) or not _holds(store, name, data):
+                raise
+        finally:
+            remote.forget_at(path)
 
     def remove(self, path: str, seen: os.stat_result) -> None:
         store, name = remote.store_at(path)
-        if (there := object_seen(path, seen)) is not None:
-            store.remove(name, there)
-        remote.forget_at(path)
+        try:
+            if (there := object_seen(path, seen)) is not None:
+                store.remove(name, there)
+        finally:
+            remote.forget_at(path)
 
     def make_directories(self, path: str) -> None:
         """Do nothing: a directory exists once an object is in it."""
@@ -101,7 +113,7 @@ class ObjectStores(Place):
     def is_changeable(self, path: str) -> bool:
         return remote.store_at(path)[0].is_changeable
 
-    def list_ahead(self, directory: str) -> None:
+    def prefetch_listing(self, directory: str) -> None:
         # What isn't there, or can't be listed, is found missing, or asked for by name.
         with suppress(OSError):
             if remote.store_at(directory)[0].can_list:
@@ -116,6 +128,15 @@ class ObjectStores(Place):
 
     def answers_below(self, directory: str) -> AbstractContextManager[None]:
         return remote.answers_below(directory)
+
+
+def _holds(store: Store, name: str, data: bytes) -> bool:
+    """Return whether an object has some bytes now."""
+    try:
+        now = store.status(name)
+        return now.size == len(data) and (not data or store.read(name, 0, len(data), now) == data)
+    except OSError:  # it has gone, or was replaced again
+        return False
 
 
 def object_seen(url: str, seen: os.stat_result | None) -> ObjectStatus | None:

@@ -23,7 +23,7 @@ class Place(ABC):
         keeps_checksums: Whether the checksums of a file can be asked for without reading it.
         opens_by_path: Whether other programs, such as libraries, open files by their paths.
         can_rename: Whether files can be renamed and directories locked, as staging needs it.
-        has_owners: Whether files belong to users, whose journals and records others must not obey.
+        has_owners: Whether files have owners; journals and records of other users are ignored.
         has_links: Whether there are symlinks.
         block_bytes: Size of the blocks in which a whole file is copied.
     """
@@ -38,6 +38,10 @@ class Place(ABC):
     block_bytes: ClassVar[int]
 
     @abstractmethod
+    def require_askable(self, path: str) -> None:
+        """Require that a user's path can be asked for; ``UsageError`` if it can't, or has secrets in it."""
+
+    @abstractmethod
     def root(self, path: str) -> str:
         """Return the URL of the store that a path is in; empty for the disk."""
 
@@ -47,7 +51,7 @@ class Place(ABC):
 
     @abstractmethod
     def mode(self, path: str, *, follows: bool = True) -> int | None:
-        """Return the mode of a path; None if there is nothing, or as far as ``os.path`` can't say."""
+        """Return the mode of a path; None if it is missing, on a disk also if it can't be looked at."""
 
     @abstractmethod
     def is_there(self, path: str, *, follows: bool = True) -> bool:
@@ -115,14 +119,14 @@ class Place(ABC):
 
     @abstractmethod
     def clock(self, path: str) -> float:
-        """Return the time by which files get theirs, in seconds since 1970."""
+        """Return the time of the clock that sets modification times, in seconds since 1970."""
 
     @abstractmethod
     def is_changeable(self, path: str) -> bool:
         """Return whether files there can be removed, and written under conditions."""
 
     @abstractmethod
-    def list_ahead(self, directory: str) -> None:
+    def prefetch_listing(self, directory: str) -> None:
         """Cache a directory's entries, if one request answers for all names in it. Nothing is raised."""
 
     @abstractmethod
@@ -135,7 +139,10 @@ class Place(ABC):
 
     @abstractmethod
     def answers_below(self, directory: str) -> AbstractContextManager[None]:
-        """Return a context that raises at its end what the place failed to answer below a directory."""
+        """Return a context that raises, at its end, the first request below a directory that failed.
+
+        A reader may have taken the failure for damage.
+        """
 
 
 def is_same_file(status: os.stat_result | None, other: os.stat_result | None) -> bool:

@@ -202,7 +202,6 @@ def _plain(url: str) -> str:
     """Return a URL in its one spelling."""
     plain = plain_url(url) if "/." in url or "//" in url.partition("://")[2] else url.rstrip("/")
     if store_root(plain) != store_root(url):
-        require_plain(url)
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
     return plain
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TypeVar, cast
 
 from ckpttool.core.errors import CheckpointError
 from ckpttool.storage import fs
-from ckpttool.storage.place import Place
 
 T = TypeVar("T")
 
 Names = Mapping[str, os.DirEntry[str]]
+_KEPT_BYTES = 1 << 16
+"""Larger contents, such as a trainer's history, are read again each time: a sweep has thousands of them."""
 
 
 class Snapshot:
@@ -24,9 +23,7 @@ class Snapshot:
     looks at the files again.
     """
 
-    def __init__(self, place_of: Callable[[str], Place] = fs.place_of) -> None:
-        """Take the function that returns the place of a path."""
-        self.place_of = place_of
+    def __init__(self) -> None:
         self._answers: dict[tuple[object, ...], object] = {}
 
     def _once(self, ask: Callable[[], T], *question: object) -> T:
@@ -42,37 +39,32 @@ class Snapshot:
 
     def names(self, directory: str) -> Names:
         """Return the entries of a directory by name; raises ``OSError``."""
-        place = self.place_of(directory)
-        return self._once(
-            lambda: {entry.name: entry for entry in place.entries(directory)}, "names", directory
-        )
+        return self._once(lambda: {entry.name: entry for entry in fs.entries(directory)}, "names", directory)
 
     def exists(self, path: str) -> bool:
         """Return whether there is anything but a broken link; ``CheckpointError`` without an answer."""
-        return self._once(lambda: self.place_of(path).is_there(path), "exists", path)
+        return self._once(lambda: fs.exists(path), "exists", path)
 
     def lexists(self, path: str) -> bool:
         """Return whether there is anything; ``CheckpointError`` without an answer."""
-        return self._once(lambda: self.place_of(path).is_there(path, follows=False), "lexists", path)
+        return self._once(lambda: fs.lexists(path), "lexists", path)
 
     def isdir(self, path: str) -> bool:
         """Return whether there is a directory, or a link to one."""
-        return stat.S_ISDIR(self._once(lambda: self.place_of(path).mode(path), "mode", path) or 0)
+        return self._once(lambda: fs.isdir(path), "isdir", path)
 
     def islink(self, path: str) -> bool:
         """Return whether there is a symlink."""
-        place = self.place_of(path)
-        ask = partial(place.mode, path, follows=False)
-        return place.has_links and stat.S_ISLNK(self._once(ask, "own mode", path) or 0)
+        return self._once(lambda: fs.islink(path), "islink", path)
 
     def status(self, path: str) -> os.stat_result:
         """Return the status of a path; raises ``OSError``."""
-        return self._once(lambda: self.place_of(path).status(path), "status", path)
+        return self._once(lambda: fs.stat(path), "status", path)
 
     def is_closed(self, path: str) -> bool:
         """Return whether a path is in a directory that this user may not enter."""
         try:
-            self._once(partial(self.place_of(path).status, path, follows=False), "own status", path)
+            self._once(lambda: fs.lstat(path), "own status", path)
         except PermissionError:
             return True
         except OSError:
@@ -81,7 +73,7 @@ class Snapshot:
 
     def realpath(self, path: str) -> str:
         """Return a path without symlinks."""
-        return self._once(lambda: self.place_of(path).realpath(path), "realpath", path)
+        return self._once(lambda: fs.realpath(path), "realpath", path)
 
     def readlink(self, path: str) -> str:
         """Return the target of a symlink; raises ``OSError``."""
@@ -94,8 +86,12 @@ class Snapshot:
             NotRegular: It is a directory, a pipe or the like.
             OSError: It can't be read.
         """
-        return self._once(lambda: self._read(path, limit), "read", path, limit)
+        data = self._once(lambda: _read(path, limit), "read", path, limit)
+        if len(data) > _KEPT_BYTES:
+            del self._answers["read", path, limit]
+        return data
 
-    def _read(self, path: str, limit: int) -> bytes:
-        with self.place_of(path).open_regular(path) as file:
-            return file.read(limit + 1)
+
+def _read(path: str, limit: int) -> bytes:
+    with fs.open_regular(path) as file:
+        return file.read(limit + 1)

@@ -6,6 +6,7 @@ import errno
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, DamagedCheckpoint
@@ -45,10 +46,10 @@ class DiskEngine(Engine):
         return remove(self.directory, removals)
 
     def restorable(
-        self, record: CommandRecord, undoing: OperationList, *, is_first: bool, dry_run: bool
+        self, record: CommandRecord, undoing: OperationList, *, is_latest_step: bool, dry_run: bool
     ) -> Restorable:
         numbers = range(len(undoing.groups))
-        if dry_run and not is_first:  # after two renames, the names in between don't exist yet
+        if dry_run and not is_latest_step:  # after two renames, the names in between don't exist yet
             return Restorable([*numbers], frozenset(), {})
         stuck = dict(obstacles(self.directory, undoing, record.state_dir))
         failures = {undoing.groups[number].path: failure for number, failure in stuck.items()}
@@ -72,12 +73,12 @@ class DiskEngine(Engine):
         return time.time() - moment.replace(tzinfo=timezone.utc).timestamp()
 
     def journals(self) -> list[str]:
-        try:
-            paths = stages(StateDir(self.directory))
+        paths: list[str] = []
+        with suppress(CheckpointError):  # what can't be read holds nothing that we could settle
+            paths += stages(StateDir(self.directory))
+        with suppress(CheckpointError):
             if may_keep_state_beside(self.directory):
                 paths += stages(state_dir_beside(self.directory))
-        except CheckpointError:  # what can't be read holds nothing that we could settle
-            return []
         pending: list[str] = []
         for path in (os.path.join(stage, JOURNAL) for stage in paths):
             try:
@@ -149,7 +150,7 @@ def _remove_from_place(place: int, group: Group, *, dry_run: bool) -> int:
 
 
 def _freed_bytes(place: int, file: Fingerprint) -> int:
-    """Return how many bytes a file's going would free; one that is gone frees none."""
+    """Return the bytes freed by removing a file; 0 if it is missing."""
     status = status_at(file.path, place)
     if status is None:
         return 0

@@ -45,7 +45,7 @@ class Engine(ABC):
 
     Attributes:
         directory: The directory.
-        loss_warning: Warning of a removal that can't be undone; None where nobody expects an undo.
+        loss_warning: Warning if a removal can't be undone; None on disks, where removal is final.
     """
 
     loss_warning: ClassVar[str | None] = None
@@ -76,15 +76,15 @@ class Engine(ABC):
 
     @abstractmethod
     def restorable(
-        self, record: CommandRecord, undoing: OperationList, *, is_first: bool, dry_run: bool
+        self, record: CommandRecord, undoing: OperationList, *, is_latest_step: bool, dry_run: bool
     ) -> Restorable:
         """Return which groups of an undo step can be restored; nothing is changed.
 
         Args:
             record: The record of the command.
             undoing: The step.
-            is_first: Whether it is the first one that is undone.
-            dry_run: Whether nothing is to be restored.
+            is_latest_step: Whether it is the step that was done last, so that it is undone first.
+            dry_run: Whether to report only. If not, an engine whose ``restore`` checks may return all groups.
         """
 
     @abstractmethod

@@ -62,7 +62,7 @@ def _undo_step(
     if is_last and warning is not None:
         done.warnings.append(f"{shown(record.directory)}: {warning}")
     engine = engine_of(record.directory)
-    fit, in_place, refused = engine.restorable(record, undoing, is_first=is_last, dry_run=dry_run)
+    fit, in_place, refused = engine.restorable(record, undoing, is_latest_step=is_last, dry_run=dry_run)
     if refused and record.kind == "rename" and undoing.pointers:
         fit = []  # its pointers go with all of it
     if fit or not undoing.groups:

@@ -106,7 +106,7 @@ def incomplete_names(directory: str) -> frozenset[str]:
 
 
 class UnaffectedUnits(NamedTuple):
-    """What was found: the checkpoints that are whole, as far as journals tell, and the journals that wait."""
+    """Checkpoints that no pending journal moves, and the pending journals."""
 
     whole: tuple[Unit, ...]
     journals: tuple[str, ...] = ()

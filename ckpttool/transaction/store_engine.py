@@ -62,7 +62,7 @@ class StoreEngine(Engine):
         return outcome
 
     def restorable(
-        self, record: CommandRecord, undoing: OperationList, *, is_first: bool, dry_run: bool
+        self, record: CommandRecord, undoing: OperationList, *, is_latest_step: bool, dry_run: bool
     ) -> Restorable:
         if not dry_run:  # restoring looks, too
             return Restorable([*range(len(undoing.groups))], frozenset(), {})

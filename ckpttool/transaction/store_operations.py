@@ -64,7 +64,6 @@ _FIRST = re.compile(
 """Files that are written last into a checkpoint's directory, or list the others."""
 _MOST_MARKERS = 100
 """Limit on delete markers that hide one object."""
-_RECOVERS = "; the next command recovers"
 _WEIGHTS = re.compile(r".*\.(?:safetensors|bin|pt|pth|ckpt|h5|npz|pdparams)")
 
 

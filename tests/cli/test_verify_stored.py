@@ -492,6 +492,16 @@ def test_usage(large: Path, run: Run) -> None:
     assert (status, out, err) == (2, "", "ckpttool: error: s3://: names no bucket or host\n")
 
 
+def test_a_signed_url_is_refused_and_not_shown(large: Path, run: Run, s3: S3Bucket) -> None:
+    """Even where the directory was listed, and so nothing else has to be asked for."""
+    s3.upload(large, "run/large.safetensors")
+    url = s3.url("run/large.safetensors")
+    for copy in (f"{url}?X-Amz-Signature=secret", f"{url}#secret", f"{url}\n"):
+        status, out, err = run("verify", url, "--against", copy)
+        assert (status, out) == (2, "")
+        assert err.startswith(f"ckpttool: error: {url}") and "secret" not in err
+
+
 def test_a_damaged_checkpoint_is_not_compared(large: Path, run: Run) -> None:
     large.write_bytes(large.read_bytes()[:100])
     assert copy_check(run, large, "--against", large) == ("skipped", "it is cut short")

@@ -6,11 +6,14 @@ import errno
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from ckpttool.core.errors import CheckpointError
+from ckpttool.formats.copy_notes import read_note
+from ckpttool.ops.file_copy import change_note
 from ckpttool.storage import fs
 from ckpttool.storage.place import Place
 from tests.support.memory import MemoryBucket, memory_stores
@@ -132,8 +135,8 @@ def test_what_it_can_do(files: Filled) -> None:
     assert files.place.is_changeable(files.root)
     assert abs(files.place.clock(files.root) - time.time()) < 60
     assert files.place.unfinished_uploads(files.root) is None
-    files.place.list_ahead(files.root)
-    files.place.list_ahead(files.path("none"))
+    files.place.prefetch_listing(files.root)
+    files.place.prefetch_listing(files.path("none"))
     free = files.place.free_bytes(files.root)
     if files.place.can_rename:
         disk = os.statvfs(files.root)
@@ -159,3 +162,16 @@ def test_no_answer_is_not_absence(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr("ckpttool.storage.held.status", refused)
     with pytest.raises(CheckpointError):
         fs.lexists(str(tmp_path / "a"))
+
+
+def test_notes_of_copies_to_a_store_that_go_on_at_once_lose_nothing() -> None:
+    """On a disk, a moment between the look and the rename is not covered."""
+    with memory_stores():
+        note = MemoryBucket().url("run/.copying")
+
+        def add(number: int) -> None:
+            change_note(note, lambda noted: noted.update({f"{number}.pt": [str(number)]}))
+
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(add, range(8)))
+        assert read_note(note) == {f"{number}.pt": [str(number)] for number in range(8)}

@@ -27,7 +27,7 @@ Mount = Callable[[Path], None]
 @pytest.fixture
 def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mount:
     """Return what makes the system say that something is mounted at a path."""
-    return list_mounts(monkeypatch, tmp_path / "mountinfo")
+    return list_mounts(monkeypatch, tmp_path / "mountinfo.log")
 
 
 @pytest.fixture

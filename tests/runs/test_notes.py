@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool.formats.pointer_kind import FilePlace, TextKind
-from ckpttool.runs.pointers.kinds import sought_kinds, text_kinds
+from ckpttool.runs.pointers.kinds import searched_kinds, text_kinds
 from ckpttool.runs.pointers.notes import SILENT
 from tests.support.commands import Run
 from tests.support.runs import make_run
@@ -164,7 +164,7 @@ def test_the_reference_has_all_that_protects_and_what_does_not() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "prune.md").read_text()
     files = [kind for kind in text_kinds(FilePlace.BESIDE) if kind.protects]
     rows = [(", ".join(kind.what for kind in files), TextKind.where)]
-    rows += [(kind.what, kind.where) for kind in sought_kinds()]
+    rows += [(kind.what, kind.where) for kind in searched_kinds()]
     assert [row for row in rows if f"| {row[0]} | {row[1]} |\n" not in page] == []
     assert [one for one in SILENT if f"| {one.what} | {one.why} |\n" not in page] == []
 

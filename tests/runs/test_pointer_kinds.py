@@ -38,7 +38,7 @@ from ckpttool.runs.pointers.files import (
 )
 from ckpttool.runs.pointers.kinds import KINDS
 from ckpttool.runs.pointers.notes import Note
-from ckpttool.runs.pointers.search import Search, SoughtKind
+from ckpttool.runs.pointers.search import Search, SearchedKind
 from ckpttool.runs.pointers.targets import PointerProtections
 from ckpttool.runs.renaming.scene import PathRenames
 from ckpttool.storage.snapshot import Snapshot
@@ -257,11 +257,13 @@ def test_a_number_alone_stays() -> None:
 
 
 class Favourite(TextKind):
-    """A kind of file that no framework writes: a name behind a heart."""
+    """A kind of file that no framework writes: a name behind a heart, in files of whatever name."""
 
-    files = ("favourite.♥",)
     protects = True
     stale_paths = StalePaths.PATH
+
+    def matches(self, name: str) -> bool:
+        return name.endswith(".♥")
 
     def names(self, text: str) -> tuple[str, ...]:
         return (text.removeprefix("♥ ").strip(),)
@@ -283,7 +285,7 @@ def test_a_new_kind_is_a_class_and_a_row(run: Run, series: Path, monkeypatch: py
     assert file.read_text("utf-8") == "♥ model_epoch_2.pth\n"
 
 
-class Starred(SoughtKind):
+class Starred(SearchedKind):
     """A kind that is no file: a star in a checkpoint's name."""
 
     def find(self, search: Search, found: PointerProtections) -> None:

@@ -369,7 +369,7 @@ def test_protections_are_a_function_of_the_survey(series: Path) -> None:
     survey = survey_directory(series)
 
     def protections() -> PointerProtections:
-        return Pointers(survey.root, survey.groups, seen=survey.seen).protections()
+        return Pointers(survey.root, survey.groups, snapshot=survey.snapshot).protections()
 
     before = protections()
     reasons = {os.path.basename(path): why for path, why in before.reasons.items()}

@@ -25,6 +25,7 @@ from ckpttool import (
     prune,
     undo,
 )
+from ckpttool.core.name_patterns import PINS
 from ckpttool.storage.directories import RETRIES
 from ckpttool.transaction import lock
 from tests.support.changes import held_by_another
@@ -418,6 +419,28 @@ def test_a_file_that_changed_since_the_plan_stays(series: Path) -> None:
         (str(path), "not removed: it has changed since the plan was made")
     ]
     assert len(_digests(series)) == 3
+
+
+@pytest.mark.parametrize("trash", [False, True])
+def test_what_is_named_only_after_the_plan_stays(series: Path, trash: bool) -> None:
+    def name() -> None:
+        (series / PINS).write_text('pinned = ["model_epoch_1.pth"]')
+        (series / "best.pth").symlink_to("model_epoch_2.pth")
+        (series / "latest").write_text("model_epoch_3.pth\n")
+
+    result = _prune(series, confirm=_meanwhile(name), trash=trash)
+    assert {os.path.basename(one.path): one.message.partition(": ")[2] for one in result.problems} == {
+        "model_epoch_1.pth": "protected since the plan was made: pinned",
+        "model_epoch_2.pth": "protected since the plan was made: symlink best.pth",
+        "model_epoch_3.pth": "protected since the plan was made: latest",
+    }
+    assert {f"model_epoch_{epoch}.pth" for epoch in (1, 2, 3)} < {*_digests(series)}
+
+
+def test_a_pointer_that_is_unreadable_only_after_the_plan_keeps_its_series(series: Path) -> None:
+    before = _digests(series)
+    _prune(series, confirm=_meanwhile(lambda: (series / PINS).write_text("pinned = 3")))
+    assert before.items() <= _digests(series).items()
 
 
 def test_a_file_that_was_added_to_a_directory_keeps_it(trainer: Path) -> None:

@@ -29,7 +29,7 @@ class TensorFlowState(CheckpointList):
     what = "TensorFlow's `checkpoint`"
     files = (NAME,)
     limit = MAX_BYTES
-    protects = must_follow = True
+    protects = blocks_renames = True
     formats = frozenset({"tensorflow"})
     stale_paths = StalePaths.NAME
 

@@ -36,7 +36,7 @@ def needed_paths(
     return tuple(dict.fromkeys((*shared, *foreign, *links)))
 
 
-def places_on_the_way(path: str, seen: Snapshot) -> Iterator[str]:
+def places_on_the_way(path: str, snapshot: Snapshot) -> Iterator[str]:
     """Yield where a path leads, and each symlink on the way there, all in directories without a symlink."""
     if not fs.place_of(path).has_links:
         yield fs.normpath(path)
@@ -50,13 +50,13 @@ def places_on_the_way(path: str, seen: Snapshot) -> Iterator[str]:
             continue
         current = os.path.join(reached, part)
         try:
-            target = seen.readlink(current)
+            target = snapshot.readlink(current)
         except ValueError:  # a NUL in it
             reached = current
             continue
         except OSError as error:
             # No link, not there, or in a closed directory: what is ours doesn't lie behind it.
-            if error.errno == errno.EINVAL or fs.is_absence(error) or seen.is_closed(current):
+            if error.errno == errno.EINVAL or fs.is_absence(error) or snapshot.is_closed(current):
                 reached = current
                 continue
             raise from_os_error(error, current) from error
@@ -70,24 +70,26 @@ def places_on_the_way(path: str, seen: Snapshot) -> Iterator[str]:
     yield reached
 
 
-def all_places(paths: Iterable[str], seen: Snapshot) -> set[str]:
+def all_places(paths: Iterable[str], snapshot: Snapshot) -> set[str]:
     """Return all places that paths lead to or over; what lies in one directory is looked up together."""
     places: set[str] = set()
     real: dict[str, str] = {}
     for path in paths:
         above, name = os.path.split(path)
         if above not in real:
-            *links, real[above] = places_on_the_way(above or os.curdir, seen)
+            *links, real[above] = places_on_the_way(above or os.curdir, snapshot)
             places.update(links)
         place = os.path.join(real[above], name)
-        places.update(places_on_the_way(place, seen) if seen.islink(place) else (place,))
+        places.update(places_on_the_way(place, snapshot) if snapshot.islink(place) else (place,))
     return places
 
 
-def named_above(root: str, seen: Snapshot, on_error: Callable[[CheckpointError], object]) -> dict[str, str]:
+def named_above(
+    root: str, snapshot: Snapshot, on_error: Callable[[CheckpointError], object]
+) -> dict[str, str]:
     """Return the places below a directory that indexes above it name, with the index."""
     named = names_indexed_above(root, on_error)
-    return {place: index for path, index in named.items() for place in places_on_the_way(path, seen)}
+    return {place: index for path, index in named.items() for place in places_on_the_way(path, snapshot)}
 
 
 def named_beside(directory: str, real: str, going: Collection[str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from ckpttool.core.documents import document_of
 from ckpttool.core.errors import UsageError
-from ckpttool.core.plugins import entry_points_of, made_by
+from ckpttool.core.plugins import entry_points_of, instance_of
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.run_directories import run_directory
 from ckpttool.runs.metrics.log import Log
@@ -108,9 +108,9 @@ Record = Callable[[LoggedCheckpoint], bool]
 class Tracker:
     """A service that records runs, or the files that its client writes.
 
-    A method that a tracker has no use for stays as it is here. ``name`` is the rest of a name, behind the
-    prefix. ``places`` are the directories in which local files may be: the current one, that of the
-    checkpoints, and all above it.
+    A tracker overrides the methods that it supports. ``name`` is the rest of a name, behind the prefix.
+    ``places`` are the directories in which local files may be: the current one, that of the checkpoints, and
+    all above it.
 
     Attributes:
         one_run: Advice on naming a single run in ``--metrics``; empty if no metrics can be read.
@@ -149,14 +149,14 @@ class Tracker:
 
 def trackers() -> Iterator[Tracker]:
     """Yield all trackers."""
-    yield from map(made_by, entry_points_of(ENTRY_POINTS))
+    yield from map(instance_of, entry_points_of(ENTRY_POINTS))
 
 
 def tracker_of(name: str) -> Tracker | None:
     """Return the tracker of a name such as ``mlflow:digits``; None if no tracker has that prefix."""
     prefix, colon, _ = name.partition(":")
     known = entry_points_of(ENTRY_POINTS) if colon and prefix.isidentifier() else ()
-    return next((made_by(entry) for entry in known if entry.name == prefix), None)
+    return next((instance_of(entry) for entry in known if entry.name == prefix), None)
 
 
 def metrics_tracker(name: str) -> Tracker | None:

@@ -14,7 +14,7 @@ from ckpttool.runs.members.needs import all_places, named_above
 from ckpttool.runs.members.order import Group
 from ckpttool.runs.pointers.files import TRAINER_STATE
 from ckpttool.runs.pointers.readers import OnError, Pointer, names_in, pointers_of
-from ckpttool.runs.pointers.search import Search, SoughtKind, follow_pointer, reporting
+from ckpttool.runs.pointers.search import Search, SearchedKind, follow_pointer, reporting
 from ckpttool.runs.pointers.targets import PointerProtections
 from ckpttool.runs.reasons import Code, Reason, code_of
 from ckpttool.storage.snapshot import Snapshot
@@ -22,7 +22,7 @@ from ckpttool.storage.snapshot import Snapshot
 NAMED_BEST = Reason(Code.NAMED_BEST)
 
 
-class BestInside(SoughtKind):
+class BestInside(SearchedKind):
     """Best checkpoint that the newest of a series names: in a trainer's state, or in Lightning's pickle.
 
     Older ones may name what was removed since. A damaged one names nothing; one that can't be read may name
@@ -42,7 +42,7 @@ class BestInside(SoughtKind):
             candidates = [group] if len(group.entries) > 1 else []
             unread = search.unread(found, partial(list, candidates))
             newest = self._newest(group, search, unread)
-            for pointer in () if newest is None else self._pointers(newest, search.seen, unread):
+            for pointer in () if newest is None else self._pointers(newest, search.snapshot, unread):
                 with reporting(unread):
                     follow_pointer(found, pointer, search.index, candidates)
 
@@ -55,19 +55,21 @@ class BestInside(SoughtKind):
                 return newest
         return None
 
-    def _pointers(self, newest: Entry, seen: Snapshot, on_error: OnError) -> list[Pointer]:
+    def _pointers(self, newest: Entry, snapshot: Snapshot, on_error: OnError) -> list[Pointer]:
         path = newest.unit.path
         pointers: list[Pointer] = []
         try:
             is_directory = any(os.sep in file.path for file in newest.contents.files)
-            names = names_in(path, seen) if is_directory else {}
-            pointers += (one._replace(holder=path) for one in pointers_of(TRAINER_STATE, path, names, seen))
+            names = names_in(path, snapshot) if is_directory else {}
+            pointers += (
+                one._replace(holder=path) for one in pointers_of(TRAINER_STATE, path, names, snapshot)
+            )
         except CheckpointError as error:
             on_error(error)
         return pointers + [Pointer(self, "best_model_path", path, best) for best in newest.best_paths]
 
 
-class NamedBest(SoughtKind):
+class NamedBest(SearchedKind):
     """Name of a checkpoint that marks it as the best."""
 
     what = "names such as `best.pth`"
@@ -79,7 +81,7 @@ class NamedBest(SoughtKind):
                 found.protect(entry, NAMED_BEST)
 
 
-class NeededFiles(SoughtKind):
+class NeededFiles(SearchedKind):
     """Files of a checkpoint that another needs: those in its index, and targets of symlinks in it.
 
     A checkpoint with parts of its own elsewhere is protected, too: they couldn't be removed with it.
@@ -93,18 +95,18 @@ class NeededFiles(SoughtKind):
         deeper: dict[str, list[Entry]] = defaultdict(list)
         for entry in entries:
             with reporting(unread):
-                for place in all_places(entry.needs, search.seen):
+                for place in all_places(entry.needs, search.snapshot):
                     other = index.enclosing(place)
                     if other is not None and other is not entry:
                         found.protect(other, _part_of(entry.name))
             for name in entry.unit.shared:
                 if os.sep in name:
-                    deeper[search.seen.realpath(os.path.join(entry.directory, name))].append(entry)
+                    deeper[search.snapshot.realpath(os.path.join(entry.directory, name))].append(entry)
         for sharers in deeper.values():
             if len(sharers) == 1:
                 found.protect(sharers[0], "has parts elsewhere")
         with reporting(unread):
-            for place, holder in named_above(search.root, search.seen, unread).items():
+            for place, holder in named_above(search.root, search.snapshot, unread).items():
                 other = index.enclosing(place)
                 if other is not None:
                     found.protect(other, _part_of(os.path.basename(holder)), holder)

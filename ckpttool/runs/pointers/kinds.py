@@ -25,7 +25,7 @@ from ckpttool.runs.pointers.notes import DataNote, JsonNote, Note, Notes
 from ckpttool.runs.pointers.pin_lists import PinList
 from ckpttool.runs.pointers.readers import OnError, Pointer, pointers_of
 from ckpttool.runs.pointers.registries import RegisteredModels
-from ckpttool.runs.pointers.search import SoughtKind
+from ckpttool.runs.pointers.search import SearchedKind
 from ckpttool.runs.pointers.symlinks import SYMLINK
 from ckpttool.storage.snapshot import Names, Snapshot
 
@@ -51,9 +51,9 @@ KINDS: tuple[PointerKind, ...] = (
 """All kinds: reasons to protect a checkpoint are in this order. A certain kind precedes others of a name."""
 
 
-def sought_kinds() -> Iterator[SoughtKind]:
+def searched_kinds() -> Iterator[SearchedKind]:
     """Yield the kinds with a search of their own."""
-    return (kind for kind in KINDS if isinstance(kind, SoughtKind))
+    return (kind for kind in KINDS if isinstance(kind, SearchedKind))
 
 
 def text_kinds(place: FilePlace) -> Iterator[TextKind]:
@@ -80,11 +80,11 @@ def note_kind(name: str) -> Note | None:
     return next((kind for kind in matching if isinstance(kind, Note)), None)
 
 
-def pointers_in(directory: str, names: Names, seen: Snapshot, on_error: OnError) -> Iterator[Pointer]:
+def pointers_in(directory: str, names: Names, snapshot: Snapshot, on_error: OnError) -> Iterator[Pointer]:
     """Yield the pointers in files of programs in a directory that protect their targets."""
     for kind in text_kinds(FilePlace.BESIDE):
         if kind.protects:
             try:
-                yield from pointers_of(kind, directory, names, seen)
+                yield from pointers_of(kind, directory, names, snapshot)
             except CheckpointError as error:
                 on_error(error)

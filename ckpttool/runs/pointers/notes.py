@@ -21,7 +21,7 @@ from ckpttool.formats.pointer_kind import MAX_POINTER, NO_CHANGES, Changes, Rena
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.pointers.files import DigestList
 from ckpttool.runs.pointers.readers import OnError, is_ours, names_in, read_small
-from ckpttool.runs.pointers.search import Search, SoughtKind, reporting
+from ckpttool.runs.pointers.search import Search, SearchedKind, reporting
 from ckpttool.runs.pointers.targets import CheckpointIndex, PointerProtections, exists, path_parts
 from ckpttool.runs.reasons import Code, Reason
 from ckpttool.storage import fs
@@ -186,7 +186,7 @@ class Mentions:
         for base in roots if is_absolute else bases:
             if entries := self._entries_at(base, parts):
                 return entries
-            if exists(os.path.join(base, *parts), self._index.seen):
+            if exists(os.path.join(base, *parts), self._index.snapshot):
                 # Something else lies there: what encloses it is meant, unless the base lies in that, too.
                 entry = self._index.find(os.path.join(base, *parts))
                 real = os.path.join(self._real_path(base), "")
@@ -216,16 +216,16 @@ class Mentions:
 
     def _real_path(self, path: str) -> str:
         try:
-            return self._index.seen.realpath(path)
+            return self._index.snapshot.realpath(path)
         except ValueError:  # a NUL in it
             return path
 
     def _is_directory(self, path: str) -> bool:
-        return exists(path, self._index.seen) and self._index.seen.isdir(path)
+        return exists(path, self._index.snapshot) and self._index.snapshot.isdir(path)
 
     def _path_prefix(self, entry: Entry) -> str:
         """Return what the real paths of all in a checkpoint begin with."""
-        return os.path.join(self._index.seen.realpath(entry.directory), entry.name, "")
+        return os.path.join(self._index.snapshot.realpath(entry.directory), entry.name, "")
 
 
 def _upwards(directory: str) -> Iterator[str]:
@@ -269,12 +269,12 @@ def protecting_text(text: str) -> str:
     return _OWN.sub("", text)
 
 
-def read_note(file: os.DirEntry[str], seen: Snapshot, on_error: OnError) -> str | None:
+def read_note(file: os.DirEntry[str], snapshot: Snapshot, on_error: OnError) -> str | None:
     """Return what a small text file says, or None where it is something else."""
     try:
         if not file.is_file(follow_symlinks=False) or not 0 < file.stat().st_size <= MAX_POINTER:
             return None
-        data = read_small(file.path, MAX_POINTER, seen)
+        data = read_small(file.path, MAX_POINTER, snapshot)
     except OSError as error:
         if not fs.is_absence(error):  # else it has just gone
             on_error(from_os_error(error, file.path))
@@ -336,7 +336,7 @@ def _without_emphasis(text: str) -> str:
 # Kinds ----------------------------------------------------------------------------------------------
 
 
-class Notes(SoughtKind):
+class Notes(SearchedKind):
     """Small texts of users, of any name; each is a ``Note``."""
 
     what = "small texts such as `best.txt`"
@@ -345,13 +345,13 @@ class Notes(SoughtKind):
     def find(self, search: Search, found: PointerProtections) -> None:
         index, unread = search.index, search.unread(found)
         mentions, tops = Mentions(index), (search.above, search.root)
-        around = ((directory, names_in(directory, search.seen, unread)) for directory in tops)
+        around = ((directory, names_in(directory, search.snapshot, unread)) for directory in tops)
         below = directories_below(search.root, index, unread) if search.recursive else ()
         for directory, names in chain(around, below):
             for name, file in names.items():
                 if (directory, name) in index.by_name or not (search.is_note(name) and may_protect(name)):
                     continue
-                text = read_note(file, search.seen, unread)
+                text = read_note(file, search.snapshot, unread)
                 with reporting(unread):
                     for entry in mentions.of(protecting_text(text), directory, name) if text else ():
                         found.protect(entry, Reason(Code.NAMED_IN, name), file.path)
@@ -471,7 +471,7 @@ def directories_below(
     pending = [directory]
     while pending:
         parent = pending.pop()
-        names = names_in(parent, index.seen, on_error)
+        names = names_in(parent, index.snapshot, on_error)
         if parent != directory and (os.path.dirname(parent), os.path.basename(parent)) not in index.by_name:
             yield parent, names
         below = []

@@ -15,7 +15,7 @@ from ckpttool.formats.pointer_kind import MAX_STATE, NO_CHANGES, Changes, Rename
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.runs.members.order import Group
 from ckpttool.runs.pointers.remarks import NOTHING, Remark, fault_text, remarks_in, rename_remarks
-from ckpttool.runs.pointers.search import Search, SoughtKind
+from ckpttool.runs.pointers.search import Search, SearchedKind
 from ckpttool.runs.pointers.targets import CheckpointIndex, PointerProtections
 from ckpttool.runs.surveying.path_resolution import resolve_checkpoint
 from ckpttool.storage import fs
@@ -89,13 +89,13 @@ def _misplaced_key(tables: Mapping[str, object]) -> str | None:
     return None
 
 
-class PinList(TextKind, SoughtKind):
+class PinList(TextKind, SearchedKind):
     """TOML lists of pinned checkpoints, with remarks about checkpoints."""
 
     what = "pins"
     where = "DIR, all directories above and below"
     files = PIN_LISTS
-    must_follow = True
+    blocks_renames = True
 
     def names(self, text: str) -> tuple[str, ...]:
         return tuple(dict.fromkeys([*pinned_names(text), *remarks_in(text)]))
@@ -115,12 +115,12 @@ class PinList(TextKind, SoughtKind):
     def find(self, search: Search, found: PointerProtections) -> None:
         reach = search.reach
         files: dict[str, str] = {}
-        for file in _lists_for_all(search.root, reach.directories, search.seen):
+        for file in _lists_for_all(search.root, reach.directories, search.snapshot):
             directory, name = os.path.split(file)
-            files.setdefault(os.path.join(search.seen.realpath(directory), name), file)
+            files.setdefault(os.path.join(search.snapshot.realpath(directory), name), file)
         for file in files.values():
             try:
-                text = _list_text(file, search.seen)
+                text = _list_text(file, search.snapshot)
                 names, remarks = pinned_names(text), remarks_in(text)
             except (CheckpointError, ValueError) as error:
                 why = error.found if isinstance(error, CheckpointError) else str(error)
@@ -148,19 +148,19 @@ def read_list(file: str) -> str:
         raise unreadable(file, error) from error
 
 
-def _list_text(file: str, seen: Snapshot) -> str:
+def _list_text(file: str, snapshot: Snapshot) -> str:
     """Return what a file says.
 
     Raises:
         ValueError: It is no text, or can't be a list; the text says why.
         CheckpointError: It can't be read.
     """
-    if not seen.lexists(file):
+    if not snapshot.lexists(file):
         return ""
     try:
-        content = seen.read(file, MAX_STATE)
+        content = snapshot.read(file, MAX_STATE)
     except FileNotFoundError as error:
-        if seen.islink(file):
+        if snapshot.islink(file):
             raise from_os_error(error, file) from error
         return ""
     except NotRegular as error:
@@ -196,13 +196,13 @@ def write_list(file: str, before: str, text: str) -> None:
     place = fs.place_of(target)
     place.refresh(target)
     try:
-        seen = fs.stat(target) if fs.lexists(target) else None
+        expected = fs.stat(target) if fs.lexists(target) else None
         if read_list(file) != before:
             raise AccessDenied(shown(file), "it was changed meanwhile; no pin was changed")
         if not says_nothing:
-            place.write(target, text.encode(), seen)
-        elif seen is not None:
-            place.remove(target, seen)
+            place.write(target, text.encode(), expected)
+        elif expected is not None:
+            place.remove(target, expected)
     except OSError as error:
         reason = "it was changed meanwhile" if fs.is_change(error) else from_os_error(error, file).reason
         raise AccessDenied(shown(file), f"{reason}; no pin was changed") from error
@@ -228,42 +228,45 @@ def list_for(directory: str) -> str:
     return next(_lists_in(place, Snapshot()), os.path.join(place, PINS))
 
 
-def _lists_in(directory: str, seen: Snapshot) -> Iterator[str]:
+def _lists_in(directory: str, snapshot: Snapshot) -> Iterator[str]:
     paths = (os.path.join(directory, name) for name in PIN_LISTS)
-    return (path for path in paths if seen.lexists(path))
+    return (path for path in paths if snapshot.lexists(path))
 
 
-def lists_for(directory: str, seen: Snapshot | None = None) -> list[str]:
+def lists_for(directory: str, snapshot: Snapshot | None = None) -> list[str]:
     """Return the lists that may pin what lies in a directory, from the nearest on.
 
     The search ends after the home directory, and where the file system ends. Without a snapshot, it is made
     now.
     """
-    seen = seen or Snapshot()
-    real = seen.realpath(directory)
-    lists = [os.path.join(directory, os.path.basename(file)) for file in _lists_in(real, seen)]
-    for above in _directories_above(real, seen):
-        for file in _lists_in(above, seen):
+    snapshot = snapshot or Snapshot()
+    real = snapshot.realpath(directory)
+    lists = [os.path.join(directory, os.path.basename(file)) for file in _lists_in(real, snapshot)]
+    for above in _directories_above(real, snapshot):
+        for file in _lists_in(above, snapshot):
             # As one would write it beside the directory, if that leads there.
             near = fs.normpath(os.path.join(directory, os.path.relpath(above, real)))
-            is_near = seen.realpath(near) == above
+            is_near = snapshot.realpath(near) == above
             lists.append(os.path.join(near, os.path.basename(file)) if is_near else file)
     return lists
 
 
-def _directories_above(directory: str, seen: Snapshot) -> Iterator[str]:
-    home = seen.realpath(os.path.expanduser("~"))
+def _directories_above(directory: str, snapshot: Snapshot) -> Iterator[str]:
+    home = snapshot.realpath(os.path.expanduser("~"))
     parent = fs.dirname(directory)
-    while directory not in (home, parent) and _device(directory, seen) in (_device(parent, seen), None):
+    while directory not in (home, parent) and _device(directory, snapshot) in (
+        _device(parent, snapshot),
+        None,
+    ):
         yield parent
         directory, parent = parent, fs.dirname(parent)
 
 
-def _device(directory: str, seen: Snapshot) -> int | str | None:
+def _device(directory: str, snapshot: Snapshot) -> int | str | None:
     if root := fs.root_of(directory):
         return root
     try:
-        return seen.status(directory).st_dev
+        return snapshot.status(directory).st_dev
     except OSError as error:
         if fs.is_absence(error):
             return None
@@ -299,14 +302,14 @@ def pin_fault(pinned: Pin) -> str | None:
     return None
 
 
-def _name_fault(pinned: Pin, seen: Snapshot) -> str | None:
+def _name_fault(pinned: Pin, snapshot: Snapshot) -> str | None:
     if not pinned.name.strip() or "\0" in pinned.name:
         return "which is no name"
-    directory = seen.realpath(os.path.dirname(pinned.file))
+    directory = snapshot.realpath(os.path.dirname(pinned.file))
     path = _pin_path(pinned)
     above, name = os.path.split(path)
     # The name itself may be a symlink to elsewhere: it is what is pinned.
-    real = seen.realpath(path) if name == os.pardir else os.path.join(seen.realpath(above), name)
+    real = snapshot.realpath(path) if name == os.pardir else os.path.join(snapshot.realpath(above), name)
     if not is_within(fs.normpath(real), directory):
         return "which is elsewhere: a list is about the checkpoints below it"
     return None
@@ -318,43 +321,43 @@ def absence_message(pinned: Pin) -> str:
     return f"doesn't exist{hint} (ckpttool unpin removes the pin)"
 
 
-def _lists_for_all(root: str, directories: Iterable[str], seen: Snapshot) -> Iterator[str]:
+def _lists_for_all(root: str, directories: Iterable[str], snapshot: Snapshot) -> Iterator[str]:
     """Yield the lists that speak of directories: of those below the root nobody looks above it again."""
-    yield from lists_for(root, seen)
+    yield from lists_for(root, snapshot)
     known = {root}
     for directory in sorted(directories):
         if not is_within(directory, root):
-            yield from lists_for(directory, seen)
+            yield from lists_for(directory, snapshot)
             continue
         while directory not in known:
             known.add(directory)
-            yield from _lists_in(directory, seen)
+            yield from _lists_in(directory, snapshot)
             directory = os.path.dirname(directory) or os.curdir
 
 
 def _follow_pin(found: PointerProtections, pinned: Pin, search: Search) -> None:
-    index, reach, seen = search.index, search.reach, search.seen
+    index, reach, snapshot = search.index, search.reach, search.snapshot
     directory, path = os.path.dirname(pinned.file), _pin_path(pinned)
-    if (fault := _name_fault(pinned, seen)) is not None:
+    if (fault := _name_fault(pinned, snapshot)) is not None:
         _leave_alone(found, reach.below(directory), pinned.file, f"{KEY} has {pinned.name!r}, {fault}")
         return
     beside, name = os.path.split(path)
-    entry = index.by_path.get(os.path.join(seen.realpath(beside), name))
-    entry = entry or index.by_path.get(seen.realpath(path))
-    if entry is None and seen.exists(path):
+    entry = index.by_path.get(os.path.join(snapshot.realpath(beside), name))
+    entry = entry or index.by_path.get(snapshot.realpath(path))
+    if entry is None and snapshot.exists(path):
         entry = index.find(path)
     if entry is not None:
         found.protect(entry, reason_of(pinned), pinned.file)
-    elif not (seen.exists(path) or seen.exists(f"{path}{INDEX}")):
+    elif not (snapshot.exists(path) or snapshot.exists(f"{path}{INDEX}")):
         dangling = f"{KEY} is {pinned.name}, which {absence_message(pinned)}"
-        if seen.isdir(beside or os.curdir):
+        if snapshot.isdir(beside or os.curdir):
             _leave_alone(found, reach.beside(path), pinned.file, dangling)
         elif _WILD.search(pinned.name):
             _leave_alone(found, reach.like(path, directory), pinned.file, dangling)
         else:
             _protect_namesakes(found, pinned, index, dangling)
     else:
-        groups = reach.below(path if seen.isdir(path) else beside)
+        groups = reach.below(path if snapshot.isdir(path) else beside)
         fault = pin_fault(pinned) if groups else None
         if fault is not None:
             _leave_alone(found, groups, pinned.file, f"{KEY} has {pinned.name!r}, {fault}")
@@ -369,7 +372,7 @@ def reason_of(pinned: Pin) -> str:
 
 def _protect_namesakes(found: PointerProtections, pinned: Pin, index: CheckpointIndex, dangling: str) -> None:
     """Protect what may be the pinned one where its directory was moved, or is gone with all in it."""
-    directory, name = index.seen.realpath(os.path.dirname(pinned.file)), os.path.basename(pinned.name)
+    directory, name = index.snapshot.realpath(os.path.dirname(pinned.file)), os.path.basename(pinned.name)
     for path in index.paths.get(name, ()):
         if is_within(path, directory):
             found.protect(index.by_path[path], f"perhaps {KEY}: {pinned.name}", pinned.file)

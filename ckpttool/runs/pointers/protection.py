@@ -12,9 +12,9 @@ from functools import partial
 from ckpttool.core.errors import CheckpointError, from_os_error
 from ckpttool.formats.globs import Globs
 from ckpttool.runs.members.order import Group
-from ckpttool.runs.pointers.kinds import is_note, pointers_in, sought_kinds
+from ckpttool.runs.pointers.kinds import is_note, pointers_in, searched_kinds
 from ckpttool.runs.pointers.readers import names_in, temporary_for
-from ckpttool.runs.pointers.search import Reach, Search, SeriesIndex, SoughtKind, follow_pointer, reporting
+from ckpttool.runs.pointers.search import Reach, Search, SearchedKind, SeriesIndex, follow_pointer, reporting
 from ckpttool.runs.pointers.targets import CheckpointIndex, PointerProtections
 from ckpttool.runs.reasons import Code, Reason
 from ckpttool.storage import fs
@@ -42,7 +42,7 @@ class Pointers:
         exclude: Sequence[str] = (),
         asks_trackers: bool = False,
         errors: Collection[CheckpointError] = (),
-        seen: Snapshot | None = None,
+        snapshot: Snapshot | None = None,
     ) -> None:
         """Follow them.
 
@@ -51,17 +51,17 @@ class Pointers:
             groups: The series in it.
             recursive: Whether notes are looked for in all directories below, too.
             exclude: Globs of what names none of them, if it can't be read.
-            asks_trackers: Whether trackers are asked, which takes long: where something goes or is renamed.
+            asks_trackers: Whether trackers are asked, which takes long: for removals and renames only.
             errors: What in the directory could not be looked at.
-            seen: Snapshot to look everything up in; a new one by default.
+            snapshot: Snapshot to look everything up in; a new one by default.
         """
-        seen = seen or Snapshot()
+        snapshot = snapshot or Snapshot()
         self._search = Search(
             root,
             groups,
-            CheckpointIndex([entry for group in groups for entry in group.entries], seen),
+            CheckpointIndex([entry for group in groups for entry in group.entries], snapshot),
             SeriesIndex(groups),
-            Reach(groups, seen),
+            Reach(groups, snapshot),
             Globs(exclude, root),
             recursive,
             asks_trackers,
@@ -70,19 +70,19 @@ class Pointers:
         )
         self._files = _found_in_files(self._search)
         self._found = {
-            kind: _found(kind, self._search) for kind in sought_kinds() if not kind.depends_on_faults
+            kind: _found(kind, self._search) for kind in searched_kinds() if not kind.depends_on_faults
         }
 
     def protections(self, faults: Collection[str] = ()) -> PointerProtections:
         """Return what pointers protect, if the checkpoints of some paths are faulty."""
         protections, search = PointerProtections(), replace(self._search, faults=faults)
         protections.update(self._files)
-        for kind in sought_kinds():
+        for kind in searched_kinds():
             protections.update(self._found[kind] if kind in self._found else _found(kind, search))
         return protections
 
 
-def _found(kind: SoughtKind, search: Search) -> PointerProtections:
+def _found(kind: SearchedKind, search: Search) -> PointerProtections:
     found = PointerProtections()
     with reporting(search.unread(found)):
         kind.find(search, found)
@@ -95,8 +95,8 @@ def _found_in_files(search: Search) -> PointerProtections:
     with reporting(search.unread(found)):
         for directory in sorted({search.root, *search.series.by_directory}):
             unread = search.unread(found, partial(search.reach.below, directory))
-            names = names_in(directory, search.seen, search.unread(found))
-            for pointer in pointers_in(directory, names, search.seen, unread):
+            names = names_in(directory, search.snapshot, search.unread(found))
+            for pointer in pointers_in(directory, names, search.snapshot, unread):
                 with reporting(unread):
                     candidates = search.series.candidates(pointer, directory)
                     follow_pointer(found, pointer, search.index, candidates)
@@ -134,11 +134,11 @@ def _being_written(temporary: os.DirEntry[str]) -> str:
     return Reason(Code.BEING_WRITTEN, f"{BEING_WRITTEN} ({temporary.name}, {age} old)")
 
 
-def unseen_above(root: str, seen: Snapshot) -> Iterator[str]:
+def unseen_above(root: str, snapshot: Snapshot) -> Iterator[str]:
     """Yield a warning where the directory above another can't be listed: texts and links there go unseen."""
-    above = fs.dirname(seen.realpath(root))
+    above = fs.dirname(snapshot.realpath(root))
     try:
-        seen.names(above)
+        snapshot.names(above)
         return
     except OSError as error:
         reason = from_os_error(error, above).reason

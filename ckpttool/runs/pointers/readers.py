@@ -47,20 +47,21 @@ OnError = Callable[[CheckpointError], object]
 """Called with what can't be read, and so may name anything."""
 
 
-def pointers_of(kind: TextKind, directory: str, names: Names, seen: Snapshot) -> Iterator[Pointer]:
+def pointers_of(kind: TextKind, directory: str, names: Names, snapshot: Snapshot) -> Iterator[Pointer]:
     """Yield the pointers in files of a kind in a directory; ``names`` are all names there.
 
     Raises:
         CheckpointError: A file can't be read.
     """
-    for name in kind.files:
+    others = (name for name in sorted(names) if name not in kind.files and kind.matches(name))
+    for name in (*kind.files, *others):
         path = os.path.join(directory, name)
         try:
             if name not in names or names[name].is_dir():
                 continue
         except OSError as error:  # a symlink in a circle
             raise from_os_error(error, path) from error
-        data = read_small(path, kind.limit, seen)
+        data = read_small(path, kind.limit, snapshot)
         targets = None
         with suppress(ValueError):
             if data is not None:
@@ -71,14 +72,14 @@ def pointers_of(kind: TextKind, directory: str, names: Names, seen: Snapshot) ->
             yield Pointer(kind, kind.reason(name), path, None)
 
 
-def read_small(path: str, limit: int, seen: Snapshot) -> bytes | None:
+def read_small(path: str, limit: int, snapshot: Snapshot) -> bytes | None:
     """Return a small file's content, or None where it is too long, no regular file, or not there.
 
     Raises:
         CheckpointError: It can't be read: it may name anything.
     """
     try:
-        data = seen.read(path, limit)
+        data = snapshot.read(path, limit)
     except NotRegular:
         return None
     except OSError as error:
@@ -97,10 +98,10 @@ def pass_over(error: CheckpointError) -> None:
     """Go on without what can't be read, where nothing is lost by that."""
 
 
-def names_in(directory: str, seen: Snapshot, on_error: OnError = raise_error) -> Names:
+def names_in(directory: str, snapshot: Snapshot, on_error: OnError = raise_error) -> Names:
     """Return what lies in a directory, by name; that one can't be listed doesn't say that it is empty."""
     try:
-        return seen.names(directory)
+        return snapshot.names(directory)
     except OSError as error:
         if not fs.is_absence(error):
             on_error(from_os_error(error, directory))

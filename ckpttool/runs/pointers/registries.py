@@ -10,12 +10,12 @@ from ckpttool.core.errors import CheckpointError, NotFound
 from ckpttool.ops.digests import sums_of_file
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.metrics.trackers import TrackedModel, tracked_models
-from ckpttool.runs.pointers.search import Search, SoughtKind
+from ckpttool.runs.pointers.search import Search, SearchedKind
 from ckpttool.runs.pointers.targets import CheckpointIndex, PointerProtections
 from ckpttool.runs.reasons import Code, Reason
 
 
-class RegisteredModels(SoughtKind):
+class RegisteredModels(SearchedKind):
     """Models with a name in trackers; asking takes long, so that only removals and renamings do."""
 
     what = "models with a name in MLflow or Weights & Biases"
@@ -33,7 +33,7 @@ class RegisteredModels(SoughtKind):
         if not models:
             return
         entries = search.entries
-        real = {entry.path: search.seen.realpath(entry.unit.path) for entry in entries}
+        real = {entry.path: search.snapshot.realpath(entry.unit.path) for entry in entries}
         for model in models:
             # What is known by its content may have any name.
             reason = model.reason if model.file is not None else Reason(Code.REGISTERED, model.reason)
@@ -46,7 +46,7 @@ def _entries_of(
 ) -> Iterator[Entry]:
     """Yield the checkpoints that are a model: at its place, around it, in it, or of the same content."""
     if model.place:
-        place = index.seen.realpath(model.place)
+        place = index.snapshot.realpath(model.place)
         if (around := index.enclosing(place)) is not None:
             yield around
         below = os.path.join(place, "")

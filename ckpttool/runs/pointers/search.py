@@ -35,7 +35,7 @@ from ckpttool.storage.snapshot import Snapshot
 from ckpttool.transaction.paths import is_within, shown
 
 
-class SoughtKind(PointerKind, ABC):
+class SearchedKind(PointerKind, ABC):
     """Kind of pointer with a search of its own.
 
     Attributes:
@@ -89,14 +89,14 @@ class Search:
         return [entry for group in self.groups for entry in group.entries]
 
     @property
-    def seen(self) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         """Return the snapshot that everything is looked up in."""
-        return self.index.seen
+        return self.index.snapshot
 
     @property
     def above(self) -> str:
         """Return the directory around."""
-        return fs.dirname(self.seen.realpath(self.root))
+        return fs.dirname(self.snapshot.realpath(self.root))
 
     def unread(
         self, found: PointerProtections, groups: Callable[[], Iterable[Group]] | None = None
@@ -131,23 +131,23 @@ def follow_pointer(
         for group in candidates:
             found.leave_alone(group.key, f"{shown(pointer.holder)}: {pointer.reason} can't be read")
         return
-    seen = index.seen
-    inside = [pointer.holder] if seen.isdir(pointer.holder) else []
+    snapshot = index.snapshot
+    inside = [pointer.holder] if snapshot.isdir(pointer.holder) else []
     directories = [pointer.directory, *inside]
     paths = paths_of(pointer.target, pointer.directory)
-    is_there = any(exists(path, seen) for path in paths)
+    is_there = any(exists(path, snapshot) for path in paths)
     targets = targets_in_run(pointer.target, directories, index)
     targets = targets or renamed_targets(pointer.target, directories, index)
     if not targets and not is_there:
         targets = targets_elsewhere(pointer.target, directories, index)
-    targets += [entry for path in paths if exists(path, seen) and (entry := index.find(path)) is not None]
+    targets += [entry for path in paths if exists(path, snapshot) and (entry := index.find(path)) is not None]
     for entry in targets:
         found.protect(entry, pointer.reason, pointer.holder)
-    if targets or is_there or lies_nearby(pointer.target, directories, seen):
+    if targets or is_there or lies_nearby(pointer.target, directories, snapshot):
         return
     dangling = f"{shown(pointer.holder)}: {pointer.reason} is {pointer.target}, which doesn't exist"
     dangling += pointer.kind.hint and f" ({pointer.kind.hint})"
-    if pointer.kind.fallback and was_here(pointer.target, directories, seen):
+    if pointer.kind.fallback and was_here(pointer.target, directories, snapshot):
         found.warnings.append(f"{dangling} any more; {pointer.kind.fallback}")
         return
     for group in candidates:
@@ -191,10 +191,10 @@ class SeriesIndex:
 class Reach:
     """Finds the series that a list, or an entry in it, can mean."""
 
-    def __init__(self, groups: Sequence[Group], seen: Snapshot) -> None:
-        self._groups, self._seen = groups, seen
+    def __init__(self, groups: Sequence[Group], snapshot: Snapshot) -> None:
+        self._groups, self._seen = groups, snapshot
         self.directories = {entry.directory for group in groups for entry in group.entries}
-        self._real = {directory: seen.realpath(directory) for directory in self.directories}
+        self._real = {directory: snapshot.realpath(directory) for directory in self.directories}
 
     def below(self, directory: str) -> list[Group]:
         """Return the series in a directory, and below it."""

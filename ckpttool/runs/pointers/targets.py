@@ -28,10 +28,10 @@ _SLASHES = re.compile(r"[/\\]+")
 class CheckpointIndex:
     """Finds the checkpoint that a path belongs to: real paths, and base names for runs that were moved."""
 
-    def __init__(self, entries: Sequence[Entry], seen: Snapshot) -> None:
-        self.seen = seen
+    def __init__(self, entries: Sequence[Entry], snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
         directories = {entry.directory for entry in entries}
-        real = {directory: seen.realpath(directory) for directory in directories}
+        real = {directory: snapshot.realpath(directory) for directory in directories}
         self.by_path: dict[str, Entry] = {}
         self.by_name: dict[tuple[str, str], Entry] = {}
         self.paths: dict[str, list[str]] = defaultdict(list)
@@ -44,7 +44,7 @@ class CheckpointIndex:
 
     def find(self, path: str) -> Entry | None:
         """Return the checkpoint at a path, or around it."""
-        return self.enclosing(self.seen.realpath(path))
+        return self.enclosing(self.snapshot.realpath(path))
 
     def enclosing(self, path: str) -> Entry | None:
         """Return the checkpoint at a path in a directory without symlinks, or around it."""
@@ -72,7 +72,8 @@ def targets_in_run(target: str, directories: Sequence[str], index: CheckpointInd
         entries = [
             entry
             for entry in named
-            if entry is not None and (not below or index.seen.lexists(os.path.join(entry.unit.path, *below)))
+            if entry is not None
+            and (not below or index.snapshot.lexists(os.path.join(entry.unit.path, *below)))
         ]
         if entries:
             return entries
@@ -127,38 +128,38 @@ def targets_elsewhere(target: str, directories: Sequence[str], index: Checkpoint
     parts = path_parts(target)
     paths = index.paths.get(parts[-1], ()) if parts else ()
     if len(parts) == 1:
-        below = os.path.join(index.seen.realpath(directories[0]), "")
+        below = os.path.join(index.snapshot.realpath(directories[0]), "")
         return [index.by_path[path] for path in paths if path.startswith(below)]
     common = {path: _common_tail(parts, path) for path in paths}
     most = max(common.values(), default=0)
-    if not common or most <= _common_tail_of_run(parts, directories, index.seen):
+    if not common or most <= _common_tail_of_run(parts, directories, index.snapshot):
         return []
     return [index.by_path[path] for path, count in common.items() if count == most]
 
 
-def lies_nearby(target: str, directories: Sequence[str], seen: Snapshot) -> bool:
+def lies_nearby(target: str, directories: Sequence[str], snapshot: Snapshot) -> bool:
     """Tell whether what a pointer means lies where nobody looked, as in the rest of a run that was moved."""
     parts = path_parts(target)
     if not parts:
         return False
-    if any(exists(os.path.join(directory, parts[-1]), seen) for directory in directories):
+    if any(exists(os.path.join(directory, parts[-1]), snapshot) for directory in directories):
         return True
-    count = _common_tail_of_run(parts, directories, seen) + 1
+    count = _common_tail_of_run(parts, directories, snapshot) + 1
     if count > len(parts):
         return False
-    above = seen.realpath(directories[0])
+    above = snapshot.realpath(directories[0])
     for _ in range(count):
         above = fs.dirname(above)
-        if exists(os.path.join(above, *parts[-count:]), seen):
+        if exists(os.path.join(above, *parts[-count:]), snapshot):
             return True
     return False
 
 
-def was_here(target: str, directories: Sequence[str], seen: Snapshot) -> bool:
+def was_here(target: str, directories: Sequence[str], snapshot: Snapshot) -> bool:
     """Tell whether a path names something in its own run, as far as anybody can tell of a relative one."""
-    real = list(map(seen.realpath, directories))
+    real = list(map(snapshot.realpath, directories))
     above = os.path.dirname(target.rstrip("/"))
-    if seen.realpath(above) in real:
+    if snapshot.realpath(above) in real:
         return True
     parts = path_parts(above)
     if not parts or os.path.isabs(target):
@@ -171,9 +172,9 @@ def path_parts(path: str) -> list[str]:
     return [part for part in _SLASHES.split(path) if part not in ("", os.curdir)]
 
 
-def _common_tail_of_run(parts: Sequence[str], directories: Sequence[str], seen: Snapshot) -> int:
+def _common_tail_of_run(parts: Sequence[str], directories: Sequence[str], snapshot: Snapshot) -> int:
     """Return how many of a path's last names are those of a place in its own run."""
-    return max(_common_tail(parts, os.path.join(seen.realpath(one), parts[-1])) for one in directories)
+    return max(_common_tail(parts, os.path.join(snapshot.realpath(one), parts[-1])) for one in directories)
 
 
 def _common_tail(parts: Sequence[str], path: str) -> int:
@@ -191,10 +192,10 @@ def paths_of(target: str, directory: str) -> list[str]:
     return [path for path in paths if fs.root_of(path) == fs.root_of(directory)]
 
 
-def exists(path: str, seen: Snapshot) -> bool:
+def exists(path: str, snapshot: Snapshot) -> bool:
     """Tell whether something lies at a path, or a TensorFlow checkpoint at a prefix."""
     try:
-        return seen.exists(path) or seen.exists(f"{path}{INDEX}")
+        return snapshot.exists(path) or snapshot.exists(f"{path}{INDEX}")
     except AccessDenied as error:
         # The place that a run was moved from may be closed to us; what is ours lies elsewhere then.
         if not isinstance(error.__cause__, PermissionError):

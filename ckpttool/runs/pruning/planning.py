@@ -1,7 +1,7 @@
 """Plans what to prune in a directory: looks, follows pointers, applies the policy, and reads what stays.
 
-Each step goes by what the ones before it saw: only what stays is read again, and just before something goes
-``prune`` looks at the disk once more.
+A plan is made from one survey. Just before something goes, ``prune`` looks again at the checkpoints, at what
+those that stay need, and at pointers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ckpttool.formats.globs import Globs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import FullReader, Progress, no_progress
 from ckpttool.runs.members.order import Group, Kind, order_entries
-from ckpttool.runs.members.saves import series_of_saves
+from ckpttool.runs.members.saves import parts_of, series_of_saves
 from ckpttool.runs.members.series_doubts import copy_warnings
 from ckpttool.runs.pointers.protection import Pointers
 from ckpttool.runs.pointers.readers import names_in
@@ -40,6 +40,7 @@ from ckpttool.runs.retention.save_plan import of_saves, plan_saves
 from ckpttool.runs.scope import Scope
 from ckpttool.runs.surveying.survey import Survey, survey_directory, upload_warnings
 from ckpttool.storage import fs
+from ckpttool.storage.snapshot import Snapshot
 from ckpttool.transaction.paths import Problem, require_directory, shown
 from ckpttool.transaction.state_dir import enclosing_serial
 
@@ -75,78 +76,61 @@ def make_plan(
     progress: Progress = no_progress,
     known: Survey | None = None,
     reader: FullReader | None = None,
-    *,
-    keeps_foreign: bool = False,
 ) -> PrunePlan:
     """Return what a policy does to a directory; nothing on disk is changed.
 
     Args:
         request: What is to be thinned out, and how.
         progress: Is told what is read.
-        known: What lies in the directory, if somebody has looked already.
-        reader: Knows what was read already.
-        keeps_foreign: Whether directories stay that hold what isn't the checkpoint's own.
+        known: Survey of the directory, if there is one already.
+        reader: Cache of checkpoints that were read already.
     """
     survey = survey_series(require_directory(request.directory), request, progress, known)
-    if request.joins_slim and not fs.place_of(survey.root).can_rename:
-        raise UsageError("--full: checkpoints in a store can't be slimmed")
-    evidence = _Evidence(survey, request, progress, reader or FullReader(request.jobs, progress))
-    if keeps_foreign:
-        evidence.keep_foreign()
-    evidence.find_failed_runs()
-    retention = evidence.plan()
-    while evidence.collect(retention):
-        retention = evidence.plan()
-    _require_allowed(retention, len(survey.entries), request.max_delete)
-    chosen = [(group, request.all_policies.of(group)) for group in evidence.saves]
-    pointed, protections = evidence.pointed, of_saves(evidence.saves, evidence.protections())
-    problems = (
-        *_problems(survey, retention, evidence.faults, pointed.unread.values()),
-        *_lookalikes(chosen, protections, evidence.now),
-    )
-    warnings = tuple(_warnings(survey, request, chosen, pointed, evidence.now))
-    if request.depth == "full":
-        retention = _mark_unread_newest(retention, evidence.read)
-    return PrunePlan(
-        retention, problems, warnings, survey.journals, evidence.saves, protections, evidence.now
-    )
+    return Planner(request, survey, progress, reader or FullReader(request.jobs, progress)).plan()
 
 
-class _Evidence:
-    """What is known of the checkpoints of a survey, and grows as plans depend on more.
+class Planner:
+    """Plans a prune from a survey, gathering facts: faults, copies, obstacles to slimming.
 
-    A plan is a pure function of it. What a plan keeps is read in full, what it removes is looked for in the
-    required copy, what it slims is looked through; if that changes anything, the next plan is made. It ends
-    as nothing is looked at twice.
-
-    Attributes:
-        saves: Series of the survey, with the parts of a save as one checkpoint.
-        faults: Faults found by reading, by path.
-        read: Paths of checkpoints that were read in full.
-        pointed: What pointers protected in the last plan.
-        now: Time of the plan, in seconds since 1970.
+    Each plan is a pure function of the facts. What it keeps is read in full, what it removes is looked for in
+    the required copy, what it slims is opened; if that gives a fact that it didn't have, the next one is
+    made. That ends, as nothing is looked at twice.
     """
 
-    def __init__(self, survey: Survey, request: PruneRequest, progress: Progress, reader: FullReader) -> None:
+    def __init__(self, request: PruneRequest, survey: Survey, progress: Progress, reader: FullReader) -> None:
+        """Take a survey; with ``--failed``, the newest checkpoint of each series is read now."""
+        if request.joins_slim and not fs.place_of(survey.root).can_rename:
+            raise UsageError("--full: checkpoints in a store can't be slimmed")
         self._survey, self._request, self._progress, self._reader = survey, request, progress, reader
-        self.saves, self.now = series_of_saves(survey.groups), time.time()
-        self.faults: dict[str, str] = {}
-        self.read: set[str] = set()
+        self._saves, self._now = series_of_saves(survey.groups), time.time()
+        self._faults: dict[str, str] = {}
+        self._read: set[str] = set()
         self._failed: dict[str, str] = {}
         self._finite: dict[str, str] = {}
         self._copied: set[str] = set()
         self._slimmable: dict[str, str | None] = {}
         self._own = own_reasons(survey, request, request.min_age)
-        self._pointers = Pointers(
-            survey.root,
-            survey.groups,
-            recursive=request.recursive,
-            exclude=request.exclude,
-            asks_trackers=True,
-            errors=survey.errors,
-            seen=survey.seen,
+        self._pointers = self._pointers_in(survey.snapshot, asks_trackers=True)
+        self._pointed = PointerProtections()
+        self._find_failed_runs()
+
+    def plan(self) -> PrunePlan:
+        """Return a plan that all facts are known for."""
+        survey, request = self._survey, self._request
+        retention = self._retention()
+        while self._gather(retention):
+            retention = self._retention()
+        _require_allowed(retention, len(survey.entries), request.max_delete)
+        chosen = [(group, request.all_policies.of(group)) for group in self._saves]
+        protections = of_saves(self._saves, self._protections())
+        problems = (
+            *_problems(survey, retention, self._faults, self._pointed.unread.values()),
+            *_lookalikes(chosen, protections, self._now),
         )
-        self.pointed = PointerProtections()
+        warnings = tuple(_warnings(survey, request, chosen, self._pointed, self._now))
+        if request.depth == "full":
+            retention = _mark_unread_newest(retention, self._read)
+        return PrunePlan(retention, problems, warnings, survey.journals, self._saves, protections, self._now)
 
     def keep_foreign(self) -> None:
         """Protect directories with files that aren't the checkpoint's own."""
@@ -154,7 +138,38 @@ class _Evidence:
             if entry.foreign_files:
                 self._own[entry.path].append(foreign_reason(entry))
 
-    def find_failed_runs(self) -> None:
+    def newly_protected(self) -> dict[str, str]:
+        """Look at pointers again; return the reasons for checkpoints that are protected only now, by path.
+
+        Trackers are not asked again.
+        """
+        now = self._pointers_in(Snapshot(), asks_trackers=False).protections(self._faults)
+        found: dict[str, str] = {}
+        for group in self._survey.groups:
+            why = None if group.key in self._pointed.skipped else now.skipped.get(group.key)
+            for entry in group.entries:
+                known = self._pointed.reasons.get(entry.path, ())
+                new = [one for one in now.reasons.get(entry.path, ()) if one not in known]
+                if new or why is not None:
+                    found[entry.path] = f"protected since the plan was made: {new[0] if new else why}"
+        for save in (entry for group in self._saves for entry in group.entries):
+            parts = [part.path for part in parts_of(save)]
+            if (reason := next((found[path] for path in parts if path in found), None)) is not None:
+                found |= dict.fromkeys(parts, reason)
+        return found
+
+    def _pointers_in(self, snapshot: Snapshot, *, asks_trackers: bool) -> Pointers:
+        return Pointers(
+            self._survey.root,
+            self._survey.groups,
+            recursive=self._request.recursive,
+            exclude=self._request.exclude,
+            asks_trackers=asks_trackers,
+            errors=self._survey.errors,
+            snapshot=snapshot,
+        )
+
+    def _find_failed_runs(self) -> None:
         """Read the newest checkpoint of each series, if failed runs are asked for."""
         if self._request.failed is None:
             return
@@ -163,24 +178,24 @@ class _Evidence:
             for path, reasons in self._pointers.protections().reasons.items()
             if any(code_of(reason) is Code.BEING_WRITTEN for reason in reasons)
         }
-        self._failed, self._finite, self.faults = failures(
-            self.saves,
-            self.now,
+        self._failed, self._finite, self._faults = failures(
+            self._saves,
+            self._now,
             busy=busy,
             jobs=self._request.jobs,
             goes=self._request.failed == "remove",
             progress=self._progress,
         )
-        self.read = {*self._finite.values(), *self.faults}
+        self._read = {*self._finite.values(), *self._faults}
 
-    def protections(self) -> Protections:
+    def _protections(self) -> Protections:
         """Return what is stronger than every rule."""
         request = self._request
         protections = protections_of(
             self._survey.groups,
-            self.pointed,
+            self._pointed,
             self._own,
-            self.faults,
+            self._faults,
             series=request.series,
             policies=request.all_policies,
         )
@@ -193,27 +208,27 @@ class _Evidence:
             root=self._survey.root,
         )
 
-    def plan(self) -> RetentionPlan:
-        """Return the plan by all that is known."""
-        self.pointed = self._pointers.protections(self.faults)
+    def _retention(self) -> RetentionPlan:
+        """Return the plan by the facts that are known."""
+        self._pointed = self._pointers.protections(self._faults)
         try:
             return plan_saves(
-                self._survey.groups, self._request.all_policies, self.protections(), now=self.now
+                self._survey.groups, self._request.all_policies, self._protections(), now=self._now
             )
         except UsageError as error:
             raise UsageError("; ".join([str(error), *self._survey.remarks])) from error
 
-    def collect(self, retention: RetentionPlan) -> bool:
-        """Look at what a plan depends on; return whether it has to be made again."""
+    def _gather(self, retention: RetentionPlan) -> bool:
+        """Gather the facts that a plan depends on; return whether it has to be made again."""
         return self._read_survivors(retention) or self._find_copies(retention) or self._find_slim(retention)
 
     def _read_survivors(self, retention: RetentionPlan) -> bool:
         """Read what is kept; if it is damaged, others are kept in its place."""
-        unread = _unread_survivors(retention, self.read) if self._request.depth == "full" else []
+        unread = _unread_survivors(retention, self._read) if self._request.depth == "full" else []
         damages = {entry.path: self._reader.read(entry).damage for entry in unread}
         damaged = {path: damage for path, damage in damages.items() if damage is not None}
-        self.read |= damages.keys()
-        self.faults |= damaged
+        self._read |= damages.keys()
+        self._faults |= damaged
         return bool(damaged)
 
     def _find_copies(self, retention: RetentionPlan) -> bool:
@@ -350,14 +365,14 @@ def _nested_run_warnings(survey: Survey, scope: Scope) -> Iterator[str]:
     known = {fs.normpath(entry.unit.path) for entry in survey.entries}
     blanks = {
         name: parse_name(name).blank
-        for name, found in sorted(names_in(survey.root, survey.seen).items() if known else ())
+        for name, found in sorted(names_in(survey.root, survey.snapshot).items() if known else ())
         if found.is_dir(follow_symlinks=False)
         and not name.startswith(OWN_PREFIX)
         and fs.normpath(found.path) not in known
     }
     # Few directories are called so, and only what may be theirs is asked whether it is one, too.
     alike = [entry for entry in survey.entries if entry.fields.blank in blanks.values()]
-    series = {entry.fields.blank for entry in alike if survey.seen.isdir(entry.unit.path)}
+    series = {entry.fields.blank for entry in alike if survey.snapshot.isdir(entry.unit.path)}
     walk = Walk(recursive=False, exclude=Globs(scope.exclude, survey.root))
     for path in (os.path.join(survey.root, name) for name, blank in blanks.items() if blank in series):
         if is_excluded(path, walk):

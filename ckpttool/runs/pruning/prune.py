@@ -18,7 +18,7 @@ from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import FullReader, Progress, no_progress
 from ckpttool.runs.members.needs import all_places, named_above, named_beside, who_needs
 from ckpttool.runs.pointers.readers import raise_error
-from ckpttool.runs.pruning.planning import PrunePlan, make_plan, survey_series
+from ckpttool.runs.pruning.planning import Planner, PrunePlan, make_plan, survey_series
 from ckpttool.runs.pruning.protections import foreign_reason
 from ckpttool.runs.pruning.request import PruneKeywords, PruneRequest
 from ckpttool.runs.reasons import Code, Reason
@@ -169,22 +169,24 @@ def prune(
     root = require_directory(request.directory)
     with _Locks() as locks:
         survey, recovered, left = _recovered_survey(root, request, locks, progress)
-        planned = make_plan(request, progress, survey, reader)
+        planner = Planner(request, survey, progress, reader)
+        planned = planner.plan()
         if planned.plan.changes:
             locks.require(root, "{}; nothing was removed")
         method = _undo_method(root, planned, trash)
         agreed = confirm(_with_warning(planned, root, method)) if planned.plan.changes and confirm else None
         if agreed is None and any(entry.foreign_files for entry in planned.plan.removals):
-            planned = _without_foreign(
-                planned, make_plan(request, progress, survey, reader, keeps_foreign=True)
-            )
+            planner.keep_foreign()
+            planned = _without_foreign(planned, planner.plan())
         if agreed is False or not planned.plan.changes:
             result = replace(_result(planned), declined=agreed is False)
         else:
             identity = new_identity() if trash is True else trash or None
-            result = _remove(locks, root, planned, identity, method)
+            fs.refresh(root)  # hours may have passed
+            protected = planner.newly_protected()
+            result = _remove(locks, root, planned, protected, identity, method)
             if planned.plan.slimmed:
-                result = _slim(locks, result, identity, request.jobs, progress)
+                result = _slim(locks, result, protected, identity, request.jobs, progress)
         clear_stale(locks.not_held(_directories_of(survey)))
     return replace(
         result,
@@ -306,23 +308,29 @@ def _without_foreign(planned: PrunePlan, kept: PrunePlan) -> PrunePlan:
 # Apply ----------------------------------------------------------------------------------------------
 
 
-def _remove(locks: _Locks, root: str, planned: PrunePlan, identity: str | None, method: UndoMethod) -> Pruned:
-    """Remove what a plan says, directory by directory; what can't be removed is kept and told."""
+def _remove(
+    locks: _Locks,
+    root: str,
+    planned: PrunePlan,
+    protected: Mapping[str, str],
+    identity: str | None,
+    method: UndoMethod,
+) -> Pruned:
+    """Remove checkpoints as planned, directory by directory; report those that can't be removed."""
     total = RemovalOutcome()
     command = identity or new_identity()
-    fs.refresh(root)  # what was seen before the survivors were read may have changed
     going = _going_by_directory(planned.plan.groups)
     staying = [kept.entry for group in planned.plan.groups for kept in group.keep]
     # The places of what those that stay need besides their own, with who needs it.
-    seen = Snapshot()
+    snapshot = Snapshot()
     needed = {
-        **named_above(root, seen, raise_error),
-        **{place: entry.path for entry in staying for place in all_places(entry.needs, seen)},
+        **named_above(root, snapshot, raise_error),
+        **{place: entry.path for entry in staying for place in all_places(entry.needs, snapshot)},
     }
     for directory, parts in going.items():
         try:
             locks.hold(directory)
-            removals = _removals(directory, parts, needed, total)
+            removals = _removals(directory, parts, needed, protected, total)
             outcome = engine_of(directory).remove(removals, command, method)
         except CheckpointError as failure:
             if len(going) == 1:
@@ -353,7 +361,12 @@ def _remove(locks: _Locks, root: str, planned: PrunePlan, identity: str | None, 
 
 
 def _slim(
-    locks: _Locks, result: Pruned, identity: str | None, jobs: int | None, progress: Progress
+    locks: _Locks,
+    result: Pruned,
+    protected: Mapping[str, str],
+    identity: str | None,
+    jobs: int | None,
+    progress: Progress,
 ) -> Pruned:
     """Slim what a plan says, the oldest first, once the rest was removed: that makes room."""
     from ckpttool.runs.pruning.slimming import Slimming, without_failures
@@ -364,6 +377,9 @@ def _slim(
         whole = [one.entry for one in group.keep if one.entry.is_sound and one.entry.path not in slimmed]
         changed = next((one for one in whole if not one.is_unchanged), None) if group.slim else None
         for entry in reversed(group.slim):
+            if entry.path in protected:
+                slimming.failed[entry.path] = protected[entry.path]
+                continue
             if changed is not None:
                 slimming.failed[entry.path] = f"{changed.name}, which was to stay whole, has changed"
                 continue
@@ -401,6 +417,7 @@ def _removals(
     directory: str,
     parts: Sequence[tuple[GroupPlan, Sequence[Entry]]],
     needed: Mapping[str, str],
+    protected: Mapping[str, str],
     total: RemovalOutcome,
 ) -> list[Group]:
     """Return what is to be removed; a series whose survivors have changed is left alone.
@@ -420,6 +437,8 @@ def _removals(
                 total.failed[entry.path] = f"{changed.name}, which was to stay, has changed"
             elif user is not None:
                 total.failed[entry.path] = f"{os.path.basename(user)}, which stays, needs a part of it"
+            elif entry.path in protected:
+                total.failed[entry.path] = protected[entry.path]
             else:
                 beside = [kept for kept in survivors if kept.directory == entry.directory]
                 removals.append(_removal(entry, beside))

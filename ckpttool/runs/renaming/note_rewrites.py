@@ -18,14 +18,14 @@ from ckpttool.runs.renaming.scene import Note, PathRenames, Scene
 from ckpttool.storage.snapshot import Names, Snapshot
 
 
-def note_directories(root: str, entries: Sequence[Entry], seen: Snapshot) -> tuple[str, ...]:
+def note_directories(root: str, entries: Sequence[Entry], snapshot: Snapshot) -> tuple[str, ...]:
     """Return the directories below one in which a note means one of its checkpoints."""
-    index = CheckpointIndex(entries, seen)
+    index = CheckpointIndex(entries, snapshot)
     mentions = Mentions(index)
 
     def has_notes(directory: str, names: Names) -> bool:
         for name, file in names.items():
-            text = read_note(file, seen, pass_over) if note_kind(name) is not None else None
+            text = read_note(file, snapshot, pass_over) if note_kind(name) is not None else None
             if text is not None and next(mentions.of(text, directory, name), None) is not None:
                 return True
         return False
@@ -54,7 +54,7 @@ class NoteRewriter:
             path = os.path.join(os.path.dirname(entry.unit.path), new.get(entry.name, entry.name))
             members = tuple(new.get(name, name) for name in entry.unit.members)
             entries.append(replace(entry, unit=entry.unit._replace(path=path, members=members)))
-        return Mentions(CheckpointIndex(entries, self._scene.seen))
+        return Mentions(CheckpointIndex(entries, self._scene.snapshot))
 
     def rewrite(self, text: str, directory: str, note: str) -> str:
         """Return a note with the new names in it, as far as values in it are names."""
@@ -73,7 +73,7 @@ class NoteRewriter:
                 return None
             *_, last = re.finditer(rf"(?<![^/\\]){re.escape(known)}(?![^/\\])", word)
             front = word[: last.start()].replace("\\", "/")
-            if not all(_leads_to(front, directory, entry.directory, self._scene.seen) for entry in meant):
+            if not all(_leads_to(front, directory, entry.directory, self._scene.snapshot) for entry in meant):
                 return None
             return word[: last.start()] + name + word[last.end() :]
 
@@ -102,12 +102,12 @@ class NoteRewriter:
         return iter(()) if plain is None else mentions.of(plain, note.directory, note.name)
 
 
-def _leads_to(front: str, directory: str, target: str, seen: Snapshot) -> bool:
+def _leads_to(front: str, directory: str, target: str, snapshot: Snapshot) -> bool:
     """Tell whether what stands before a name in a text leads to its directory: others may have it, too."""
-    real, base = seen.realpath(target), seen.realpath(directory)
+    real, base = snapshot.realpath(target), snapshot.realpath(directory)
     if real == base or os.path.basename(front.rstrip("/")) == os.path.basename(real):
         return True
-    while seen.realpath(os.path.join(base, front)) != real:
+    while snapshot.realpath(os.path.join(base, front)) != real:
         base, below = os.path.dirname(base), base
         if base == below:
             return False

@@ -87,12 +87,16 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
     entries = tuple(entry for entry in surveyed.entries if entry.unit.path != root)
     if surveyed.entries and not entries:
         raise UsageError(f"{root} is a checkpoint itself (name the directory that it is in)")
-    seen = surveyed.seen
-    standing = {directory: names_in(directory, seen) for directory in {entry.directory for entry in entries}}
+    snapshot = surveyed.snapshot
+    standing = {
+        directory: names_in(directory, snapshot) for directory in {entry.directory for entry in entries}
+    }
     left = {
         entry.path: why for entry in entries if (why := reason_to_leave(entry, standing[entry.directory]))
     }
-    pointers = Pointers(root, surveyed.groups, recursive=request.recursive, asks_trackers=True, seen=seen)
+    pointers = Pointers(
+        root, surveyed.groups, recursive=request.recursive, asks_trackers=True, snapshot=snapshot
+    )
     for path, reasons in pointers.protections().reasons.items():
         for reason in reasons:
             if code_of(reason) in (Code.BEING_WRITTEN, Code.PART_OF, Code.REGISTERED):
@@ -103,7 +107,9 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
         if not one.is_optional:
             problem = f"no checkpoint has a field {one.name} (there are {there})"
             raise UsageError(f"template {template.text!r}: {problem}")
-    scene = Scene(root, entries, links_near(root, seen), note_directories(root, entries, seen), seen)
+    scene = Scene(
+        root, entries, links_near(root, snapshot), note_directories(root, entries, snapshot), snapshot
+    )
     plan, moved, updates = _plan_with_updates(template, scene, standing, left)
     errors = [Problem(shown(error.path), error.reason) for error in surveyed.errors]
     problems = [*errors, *(replace(one, message=f"left alone: {one.message}") for one in plan.left)]
@@ -121,7 +127,7 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
     for one in unknown:
         problem = f"no checkpoint has a field {one.name}, which is left out of every name"
         warnings.append(f"{one.shown} of the template: {problem} (there are {there})")
-    warnings += unseen_above(root, seen)
+    warnings += unseen_above(root, snapshot)
     return PlannedNames(plan, scene, updates.count, tuple(problems), tuple(warnings), surveyed.journals)
 
 
@@ -132,7 +138,7 @@ def _plan_with_updates(
     managed = {directory: manager_prefixes(directory) for directory in standing}
     while True:
         plan = plan_names(scene.entries, template, standing, left, managed)
-        moved = PathRenames(names_of(plan.renamings), scene.seen)
+        moved = PathRenames(names_of(plan.renamings), scene.snapshot)
         updates = updates_for(scene, moved)
         reasons = dict(_reasons_to_stay(plan, scene, moved, updates))
         if not reasons:
@@ -153,10 +159,10 @@ def _reasons_to_stay(
     for path, why in updates.faults.items():
         directory, name = os.path.split(path)
         kind = kind_of(name)
-        must_follow = kind is not None and kind.must_follow
+        blocks_renames = kind is not None and kind.blocks_renames
         formats = None if kind is None else kind.formats
         for entry in by_directory[directory or os.curdir]:
-            is_meant = must_follow and (formats is None or entry.format in formats)
+            is_meant = blocks_renames and (formats is None or entry.format in formats)
             if is_meant or name in entry.unit.members:
                 yield entry.path, f"{shown(path)} names it, and can't be changed: {why}"
 

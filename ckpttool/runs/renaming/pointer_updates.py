@@ -45,7 +45,7 @@ def updates_for(scene: Scene, moved: PathRenames) -> Updates:
     What lies in a checkpoint's directory that gets a new name is told with that.
     """
     collector = _Collector(scene, moved, NoteRewriter(scene, moved))
-    root = scene.seen.realpath(scene.root)
+    root = scene.snapshot.realpath(scene.root)
     above = os.path.dirname(root)
     collector.collect(above if above != root else None)
     return collector.updates
@@ -69,13 +69,13 @@ class _Collector:
             if entry.contents.directories:
                 edits[entry.directory] |= self._add_inside(entry)
         for directory in scene.directories:
-            files = names_in(directory, scene.seen)
+            files = names_in(directory, scene.snapshot)
             others = {name: file for name, file in files.items() if (directory, name) not in members}
             self._add_beside(directory, others, edits[directory])
         if above is not None:
-            self._add_beside(above, names_in(above, scene.seen, pass_over), {})
+            self._add_beside(above, names_in(above, scene.snapshot, pass_over), {})
         for directory in scene.other_note_directories:
-            for file in names_in(directory, scene.seen).values():
+            for file in names_in(directory, scene.snapshot).values():
                 self._add_note(directory, file)
         for entry in scene.entries:
             if entry.name in self._moved.in_directory(entry.directory) or edits[entry.directory]:
@@ -146,7 +146,7 @@ class _Collector:
     def _renamed_name(self, directory: str, path: str) -> str | None:
         """Return the new form of a path; the stale path of a run that was moved becomes a name."""
         new_path = self._moved.new_path(path, directory)
-        if new_path is None and not exists(os.path.join(directory, path), self._scene.seen):
+        if new_path is None and not exists(os.path.join(directory, path), self._scene.snapshot):
             name = os.path.basename(path.replace("\\", "/").rstrip("/"))
             return self._moved.in_directory(directory).get(name)
         return new_path
@@ -159,12 +159,12 @@ class _Collector:
 
     def _add_note(self, directory: str, file: os.DirEntry[str]) -> Rewrite | None:
         """Add what somebody noted, and which checkpoints it will not name any more."""
-        text, kind = read_note(file, self._scene.seen, pass_over), kind_of(file.name)
+        text, kind = read_note(file, self._scene.snapshot, pass_over), kind_of(file.name)
         if text is None:
             return None
         if kind is None or kind.is_certain or not kind.protects:
             kind = LINE
-        is_path = _is_one_name(file.path, self._scene.seen) and "://" not in text
+        is_path = _is_one_name(file.path, self._scene.snapshot) and "://" not in text
         new = self._moved.renamer(directory, near=[directory]) if is_path else None
 
         def reword(text: str) -> str:
@@ -178,8 +178,8 @@ class _Collector:
         # A note that can't be changed is no fault: that it has old names then is told from what it means.
         rewrite = _rewrite({}, directory, file.name, reword) if can_change else None
         if rewrite is not None:
-            path = os.path.join(self._scene.seen.realpath(directory), file.name)
-            name = os.path.relpath(path, self._scene.seen.realpath(journal_directory))
+            path = os.path.join(self._scene.snapshot.realpath(directory), file.name)
+            name = os.path.relpath(path, self._scene.snapshot.realpath(journal_directory))
             self.updates.rewrites[journal_directory].append(Rewrite(name, rewrite.before, rewrite.after))
         if is_note(file.name):
             after = text if rewrite is None or rewrite.after is None else rewrite.after
@@ -214,8 +214,8 @@ class _Collector:
         if journal_directory is None:
             self.updates.relinks[directory].append(Relink(os.path.basename(link), target, new))
             return
-        path = os.path.join(self._scene.seen.realpath(directory), os.path.basename(link))
-        path = os.path.relpath(path, self._scene.seen.realpath(journal_directory))
+        path = os.path.join(self._scene.snapshot.realpath(directory), os.path.basename(link))
+        path = os.path.relpath(path, self._scene.snapshot.realpath(journal_directory))
         self.updates.relinks[journal_directory].append(Relink(path, target, new))
 
 
@@ -223,7 +223,7 @@ def link_holders(
     scene: Scene, names: Iterable[tuple[str, str]], moved: PathRenames
 ) -> Iterator[tuple[str, str]]:
     """Yield the checkpoints among some, by directory and name, inside which a symlink leads to what moves."""
-    real = scene.seen.realpath
+    real = scene.snapshot.realpath
     wanted = {os.path.join(real(directory), name): (directory, name) for directory, name in names}
     for link, target in scene.links.items():
         directory = os.path.dirname(link) or os.curdir
@@ -251,9 +251,9 @@ def _rewrite(
     return None if before is None or after == before else Rewrite(name, before, after)
 
 
-def _is_one_name(path: str, seen: Snapshot) -> bool:
+def _is_one_name(path: str, snapshot: Snapshot) -> bool:
     """Return whether a small text file consists of one line, as one that names a checkpoint does."""
-    data = read_small(path, MAX_POINTER, seen)
+    data = read_small(path, MAX_POINTER, snapshot)
     return data is not None and bool(LINE.names(data.decode("utf-8", "surrogateescape")))
 
 

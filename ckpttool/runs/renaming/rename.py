@@ -158,7 +158,7 @@ def _changed_directories(planned: PlannedNames) -> list[str]:
     names = names_of(planned.plan.renamings)
     if not names or planned.plan.refused:
         return []
-    updates = updates_for(planned.scene, PathRenames(names, planned.scene.seen))
+    updates = updates_for(planned.scene, PathRenames(names, planned.scene.snapshot))
     return list(dict.fromkeys((*names, *updates.directories)))
 
 
@@ -225,8 +225,8 @@ def _operation_lists(planned: PlannedNames) -> dict[str, OperationList]:
     renamings: dict[str, list[Renaming]] = defaultdict(list)
     for one in planned.plan.renamings:
         renamings[one.entry.directory].append(one)
-    now = replace(planned.scene, seen=Snapshot())  # somebody may have taken long to agree
-    updates = updates_for(now, PathRenames(names_of(planned.plan.renamings), now.seen))
+    now = replace(planned.scene, snapshot=Snapshot())  # somebody may have taken long to agree
+    updates = updates_for(now, PathRenames(names_of(planned.plan.renamings), now.snapshot))
     directories = list(dict.fromkeys([*renamings, *updates.directories]))
     lists = {
         directory: rename_operations(

@@ -19,10 +19,10 @@ from ckpttool.transaction.journal import Relink, Rewrite
 class PathRenames:
     """New names by old ones, of all that gets another name, directory by directory."""
 
-    def __init__(self, names: Mapping[str, Mapping[str, str]], seen: Snapshot) -> None:
+    def __init__(self, names: Mapping[str, Mapping[str, str]], snapshot: Snapshot) -> None:
         """Take new names by old ones, by the directory that they lie in."""
-        self._seen = seen
-        self._names = {seen.realpath(directory): dict(new) for directory, new in names.items()}
+        self._seen = snapshot
+        self._names = {snapshot.realpath(directory): dict(new) for directory, new in names.items()}
 
     def in_directory(self, directory: str) -> Mapping[str, str]:
         """Return new names by old ones in one directory."""
@@ -111,14 +111,14 @@ class Scene:
         entries: All checkpoints in it, those that keep their names included.
         links: The symlinks in the tree and beside it, with what they lead to.
         note_directories: The directories below the root in which notes name checkpoints.
-        seen: Snapshot that everything is looked up in.
+        snapshot: Snapshot that everything is looked up in.
     """
 
     root: str
     entries: tuple[Entry, ...]
     links: Mapping[str, str]
     note_directories: tuple[str, ...] = ()
-    seen: Snapshot = field(default_factory=Snapshot)
+    snapshot: Snapshot = field(default_factory=Snapshot)
 
     @cached_property
     def directories(self) -> list[str]:
@@ -128,7 +128,7 @@ class Scene:
     @cached_property
     def mentions(self) -> Mentions:
         """Return what finds the checkpoints that a text names."""
-        return Mentions(CheckpointIndex(self.entries, self.seen))
+        return Mentions(CheckpointIndex(self.entries, self.snapshot))
 
     @property
     def other_note_directories(self) -> list[str]:
@@ -138,7 +138,7 @@ class Scene:
 
     def journal_directory(self, directory: str) -> str | None:
         """Return the directory of checkpoints that another is or lies below, the nearest one."""
-        real = self.seen.realpath(directory)
+        real = self.snapshot.realpath(directory)
         while real not in self._real_directories:
             above = os.path.dirname(real)
             if above == real:
@@ -148,4 +148,4 @@ class Scene:
 
     @cached_property
     def _real_directories(self) -> dict[str, str]:
-        return {self.seen.realpath(directory): directory for directory in self.directories}
+        return {self.snapshot.realpath(directory): directory for directory in self.directories}

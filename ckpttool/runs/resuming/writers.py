@@ -57,7 +57,7 @@ def temporary_saves(surveyed: Survey, exclude: Sequence[str]) -> Iterator[tuple[
     blanks = {entry.fields.blank for entry in surveyed.entries}
     globs = Globs(exclude, root)
     for directory in sorted({root, *(entry.directory for entry in surveyed.entries)}):
-        for name, file in names_in(directory, surveyed.seen).items():
+        for name, file in names_in(directory, surveyed.snapshot).items():
             final = temporary_for(name)
             if final is None or any(globs.of(os.path.join(directory, one)) for one in (name, final)):
                 continue

@@ -184,8 +184,8 @@ def _as_found(
         return error
     if result is None or result.unit is None:
         return result
-    is_local = fs.place_of(path).reads_are_free
-    if result.entry is not None and is_local and not _has_same_files(path, result.entry):
+    may_compare = fs.place_of(path).reads_are_free
+    if result.entry is not None and may_compare and not _has_same_files(path, result.entry):
         return not_the_same(path, "that looked at it")
     unit = result.unit._replace(path=path)
     entry = result.entry and replace(result.entry, path=shown(path), unit=unit)

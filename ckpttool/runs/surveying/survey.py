@@ -57,7 +57,7 @@ class Survey(NamedTuple):
     Attributes:
         root: The directory that was looked at.
         groups: All series, by their keys.
-        seen: Snapshot of the files around the checkpoints, from which plans are made.
+        snapshot: Snapshot of the files around the checkpoints, from which plans are made.
         journals: What an interrupted prune left; only the next prune takes care of it.
         errors: What could not be looked at.
         remarks: What is doubtful about metrics, and globs that matched nothing.
@@ -67,7 +67,7 @@ class Survey(NamedTuple):
 
     root: str
     groups: tuple[Group, ...]
-    seen: Snapshot
+    snapshot: Snapshot
     journals: tuple[str, ...] = ()
     errors: tuple[CheckpointError, ...] = ()
     remarks: tuple[str, ...] = ()
