@@ -12,6 +12,7 @@ from ckpttool.cli.output import COULD_NOT, has_colour, say, say_error, say_warni
 from ckpttool.cli.reports import Reports, write_reports
 from ckpttool.cli.verify_options import VerifyCommand, flag_of, implies_prediction
 from ckpttool.ops.workload import Workload
+from ckpttool.storage import fs
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -64,6 +65,8 @@ def verify(command: VerifyCommand) -> int:
     _require_compatible(command, is_complete=is_complete, may_predict=may_predict)
     if command.against is not None and (command.write_manifest or len(command.paths) != 1):
         raise UsageError("--against takes one PATH, and no --write-manifest")
+    if command.against is not None:
+        fs.place_of(command.against).require_askable(command.against)
     if command.force and not command.write_manifest and "record" not in prediction_options:
         raise UsageError("--force goes with --write-manifest or --record")
     places = [*(command.paths or (settings.paths if settings else ()))]
