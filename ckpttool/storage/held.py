@@ -70,7 +70,7 @@ class Descriptor:
         os.close(self.number)
 
 
-class Place(NamedTuple):
+class OpenEntry(NamedTuple):
     """Open directory and name of an entry."""
 
     directory: HeldDirectory
@@ -473,7 +473,7 @@ def _find_below(path: str) -> HeldDirectory | None:
     return found
 
 
-def place_of(path: str) -> Place | None:
+def _entry_at(path: str) -> OpenEntry | None:
     """Return the open parent and the name of a path, None outside of all roots.
 
     Raises:
@@ -487,9 +487,9 @@ def place_of(path: str) -> Place | None:
         if directory is None or directory.above is None:
             return None
         directory, name = directory.above, directory.name
-        return Place(directory, directory.descriptor(), name)
+        return OpenEntry(directory, directory.descriptor(), name)
     directory = directory_at(above or (os.sep if path.startswith(os.sep) else os.curdir))
-    return None if directory is None else Place(directory, directory.descriptor(), name)
+    return None if directory is None else OpenEntry(directory, directory.descriptor(), name)
 
 
 def status(path: str, *, follows: bool = True) -> os.stat_result:
@@ -497,19 +497,19 @@ def status(path: str, *, follows: bool = True) -> os.stat_result:
     if not _holds:
         return os.stat(path) if follows else os.lstat(path)
     try:
-        place = place_of(path)
-        if place is None:
+        entry = _entry_at(path)
+        if entry is None:
             directory = directory_at(path) if follows else None
             if directory is None:
                 return os.stat(path) if follows else os.lstat(path)
             return _own_status(directory)
-        found = os.lstat(place.name, dir_fd=place.dir_fd)
+        found = os.lstat(entry.name, dir_fd=entry.dir_fd)
         if stat.S_ISDIR(found.st_mode):
-            place.directory.listed.add(place.name)
+            entry.directory.listed.add(entry.name)
         elif not stat.S_ISLNK(found.st_mode):
-            place.directory.files.add(place.name)
-        elif follows and not place.was_no_link:
-            return os.stat(place.name, dir_fd=place.dir_fd)
+            entry.directory.files.add(entry.name)
+        elif follows and not entry.was_no_link:
+            return os.stat(entry.name, dir_fd=entry.dir_fd)
         return found
     except OSError as error:
         error.filename = path
@@ -544,15 +544,15 @@ def _opened(directory: HeldDirectory, path: str, *, follows: bool = False) -> in
 
 def open_file(path: str, flags: int, mode: int = 0o777) -> int:
     """Open a file; a symlink is followed only if it was one when first seen."""
-    place = place_of(path)
-    if place is None:
+    entry = _entry_at(path)
+    if entry is None:
         return os.open(path, flags, mode)
-    if place.was_no_link:
+    if entry.was_no_link:
         flags |= _NO_LINK
     try:
-        return os.open(place.name, flags, mode, dir_fd=place.dir_fd)
+        return os.open(entry.name, flags, mode, dir_fd=entry.dir_fd)
     except OSError as error:
-        if error.errno == errno.ELOOP and place.was_no_link:
+        if error.errno == errno.ELOOP and entry.was_no_link:
             raise Exchanged(path) from error
         error.filename = path
         raise
@@ -560,8 +560,8 @@ def open_file(path: str, flags: int, mode: int = 0o777) -> int:
 
 def read_link(path: str) -> str:
     """Return the target of a symlink."""
-    place = place_of(path)
-    return os.readlink(path) if place is None else os.readlink(place.name, dir_fd=place.dir_fd)
+    entry = _entry_at(path)
+    return os.readlink(path) if entry is None else os.readlink(entry.name, dir_fd=entry.dir_fd)
 
 
 def real_path(path: str, links: int = _MAX_LINKS) -> str:
