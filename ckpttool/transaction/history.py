@@ -22,7 +22,6 @@ from ckpttool.transaction.journal_documents import (
     count_of,
     identity_of,
     operations_document,
-    require_of_store,
     text_of,
 )
 from ckpttool.transaction.old_journals import STORE_REMOVALS, list_of, store_removals_of
@@ -165,8 +164,11 @@ def _record_of(
     steps = tuple(UndoStep(text_of(step["journal"]), list_of(step["undoing"])) for step in document["steps"])
     undoing = [step.undoing for step in steps]
     can_rename = fs.place_of(directory).can_rename
-    for one in () if can_rename else undoing:
-        require_of_store(one)
+    if not can_rename:
+        from ckpttool.transaction.store_directory import require_of_store
+
+        for one in undoing:
+            require_of_store(one)
     if any(one.identity != identity or one.kind != "restore" for one in undoing):
         raise ValueError("a step of another command")
     return CommandRecord(

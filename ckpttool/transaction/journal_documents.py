@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
-from ckpttool.formats import list_kind
 from ckpttool.transaction.files import Contents, Fingerprint
 from ckpttool.transaction.journal import (
     CONTENT,
@@ -109,26 +108,6 @@ def operations_of(document: Mapping[str, Any], done: object = None) -> Operation
     if leader is not None:
         leader = text_of(leader)
     return replace(listed, groups=tuple(groups), done=numbers, leader=leader)
-
-
-def require_of_store(listed: OperationList) -> None:
-    """Require operations that are done in stores: whole objects leave the directory, or come back to it."""
-    leaving: Mapping[Kind, tuple[Root, Root]] = {
-        "remove": ("directory", "stage"),
-        "trash": ("directory", "trash"),
-    }
-    known = [leaving[listed.kind]] if listed.kind in leaving else [pair[::-1] for pair in leaving.values()]
-    for one in listed.operations:
-        if isinstance(one, Move):
-            is_known = (one.source.root, one.target.root) in known
-        else:
-            is_known = isinstance(one, Rewrite) and list_kind(one.name) is not None
-        if not is_known:
-            raise ValueError("an operation that isn't done in stores")
-    if listed.kind not in (*leaving, "restore"):
-        raise ValueError(f"kind {listed.kind}")
-    if not all(group.contents.files for group in listed.groups):
-        raise ValueError("a checkpoint without an object")
 
 
 def _operation_of(value: Sequence[Any], count: int) -> Operation:

@@ -7,15 +7,16 @@ the version that was seen.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
 from ckpttool.core.errors import from_os_error
+from ckpttool.formats import list_kind
 from ckpttool.storage import fs, remote
 from ckpttool.storage.stores import ObjectStatus, Replaced
 from ckpttool.transaction.files import StalePlan
-from ckpttool.transaction.journal import IDENTITY
+from ckpttool.transaction.journal import IDENTITY, Kind, Move, OperationList, Rewrite, Root
 
 REQUESTS_AT_ONCE = 16
 _COMPARED_AT_ONCE = 1 << 23
@@ -150,3 +151,23 @@ def journals_in(directory: str) -> list[str]:
     except OSError as error:
         raise from_os_error(error, directory) from error
     return [os.path.join(directory, name) for name in names if identity_of_journal(name) is not None]
+
+
+def require_of_store(listed: OperationList) -> None:
+    """Require operations that are done in stores: whole objects leave the directory, or come back to it."""
+    leaving: Mapping[Kind, tuple[Root, Root]] = {
+        "remove": ("directory", "stage"),
+        "trash": ("directory", "trash"),
+    }
+    known = [leaving[listed.kind]] if listed.kind in leaving else [pair[::-1] for pair in leaving.values()]
+    for one in listed.operations:
+        if isinstance(one, Move):
+            is_known = (one.source.root, one.target.root) in known
+        else:
+            is_known = isinstance(one, Rewrite) and list_kind(one.name) is not None
+        if not is_known:
+            raise ValueError("an operation that isn't done in stores")
+    if listed.kind not in (*leaving, "restore"):
+        raise ValueError(f"kind {listed.kind}")
+    if not all(group.contents.files for group in listed.groups):
+        raise ValueError("a checkpoint without an object")

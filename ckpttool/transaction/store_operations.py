@@ -41,7 +41,6 @@ from ckpttool.transaction.journal_documents import (
     name_of,
     operations_document,
     operations_of,
-    require_of_store,
 )
 from ckpttool.transaction.lock import ANOTHER_AT_WORK, BUSY
 from ckpttool.transaction.old_journals import STORE_REMOVALS, store_removals_of
@@ -54,6 +53,7 @@ from ckpttool.transaction.store_directory import (
     StoreDirectory,
     identity_of_journal,
     journal_name,
+    require_of_store,
     results_of,
 )
 from ckpttool.transaction.unlinking import StrandedCheckpoint
