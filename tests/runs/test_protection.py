@@ -352,7 +352,9 @@ def test_a_tracker_that_cannot_be_imported_keeps_all(series: Path, monkeypatch: 
     plan = prune(series, keep_last=1, depth="quick", dry_run=True).plan
     assert not plan.removals
     reason = "no_such_module:Toy: the plug-in toy can't be imported: No module named 'no_such_module'"
-    assert [str(group.skipped) for group in plan.groups] == [f"what is registered can't be told: {reason}"]
+    assert [str(group.skipped) for group in plan.groups] == [
+        f"can't tell which models are registered: {reason}"
+    ]
 
 
 # Snapshots ------------------------------------------------------------------------------------------

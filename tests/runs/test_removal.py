@@ -646,7 +646,7 @@ def test_a_directory_around_that_can_not_be_listed(series: Path, monkeypatch: py
     (problem,) = result.problems
     assert not result.plan.removals
     assert problem.message == (
-        f"left alone: {series.parent}: permission denied, so nobody knows what it names "
+        f"left alone: {series.parent}: permission denied; it may name any checkpoint "
         f"(--exclude {series.parent.name} ignores it)"
     )
     assert len(_prune(series, exclude=[series.parent.name]).plan.removals) == 8

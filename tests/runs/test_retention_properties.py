@@ -158,7 +158,7 @@ def _nothing_goes_of_a_series_that_an_unread_pointer_could_name(
     entries: Sequence[Entry], told: Mapping[str, object], protected: Protected, unread: set[Any]
 ) -> None:
     gone = _gone(_planned(entries, told, protected))
-    skipped = {key: "best.txt: permission denied, so nobody knows what it names" for key in unread}
+    skipped = {key: "best.txt: permission denied; it may name any checkpoint" for key in unread}
     made = _planned(entries, told, {**protected, "skipped": skipped})
     assert not any(one.remove or one.slim for one in made.groups if one.key in unread)
     if not {"max_size", "max_total_size"} & told.keys():

@@ -187,7 +187,7 @@ def test_only_the_run_of_a_pointer_is_left_alone(short: Path) -> None:
         result = prune(short.parent, keep_last=1, depth="quick", dry_run=True)
     assert {Path(entry.path).parent.name for entry in result.plan.removals} == {"run"}
     assert [problem.message for problem in result.problems] == [
-        f"left alone: {other}/trainer_state.json: permission denied, so nobody knows what it names "
+        f"left alone: {other}/trainer_state.json: permission denied; it may name any checkpoint "
         "(--exclude trainer_state.json ignores it)"
     ]
 
@@ -199,7 +199,7 @@ def test_one_line_and_the_status_say_so(short: Path, run: Run) -> None:
         assert status == 1
         assert err == (
             f"ckpttool: error: {short}/model_epoch_*.pth: left alone: {short}/best.txt: "
-            f"{os.strerror(errno.ESTALE).lower()}, so nobody knows what it names "
+            f"{os.strerror(errno.ESTALE).lower()}; it may name any checkpoint "
             "(--exclude best.txt ignores it)\n"
         )
         assert len(list(short.glob("*.pth"))) == 4

@@ -216,7 +216,7 @@ def tracked_runs(
         found = dict.fromkeys(directories, runs[0])
     missing = [one for one in directories if one not in found]
     if missing:
-        doubt = f"{name}: nothing tells that {_wrote(runs, missing)}; {tracker.one_run}"
+        doubt = f"{name}: can't tell that {_wrote(runs, missing)}; {tracker.one_run}"
         if not found:
             raise UsageError(doubt)
         warnings.append(doubt)
@@ -259,7 +259,7 @@ def run_to_record_in(runs: Sequence[TrackedRun], one: LoggedCheckpoint, to: str)
     owner = owner_of(runs, os.path.dirname(os.path.abspath(one.path)), one.run)
     name = one.run_name
     if owner is None and sum(run.name == name for run in runs) > 1:
-        raise UsageError(f"{to}: several runs are called {name}, so nobody can tell which wrote {one.path}")
+        raise UsageError(f"{to}: several runs are called {name}; any may have written {one.path}")
     return owner
 
 

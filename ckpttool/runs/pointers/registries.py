@@ -28,7 +28,7 @@ class RegisteredModels(SearchedKind):
             models = list(tracked_models(search.root))
         except CheckpointError as failure:
             for group in search.groups:
-                found.leave_alone(group.key, f"what is registered can't be told: {failure}")
+                found.leave_alone(group.key, f"can't tell which models are registered: {failure}")
             return
         if not models:
             return

@@ -107,7 +107,7 @@ class Search:
             if isinstance(error, NotFound) or self.ignored.of(error.path):  # it has just gone
                 return
             hint = f"--exclude {quote(os.path.basename(error.path))} ignores it"
-            why = f"{shown(error.path)}: {error.reason}, so nobody knows what it names ({hint})"
+            why = f"{shown(error.path)}: {error.reason}; it may name any checkpoint ({hint})"
             for group in self.groups if groups is None else groups():
                 found.leave_alone(group.key, why, error.path)
 
