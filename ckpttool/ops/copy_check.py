@@ -2,8 +2,11 @@
 
 First the sizes are compared. Then what a store keeps of an object is compared with what the other store
 keeps, or with what a manifest or a cache says of the other file. Only what is left is read, and summed as the
-other side is, if anything is known of it. That two manifests are alike proves nothing, nor does one of
-the copy beside a file that was read. One in a store counts as far as the store's own checksum bears it out.
+other side is, if anything is known of it. If no checksum is known, the ETag of an object may be the MD5 of
+its bytes; of a small file that is looked at first, as it takes no request.
+
+That two manifests are alike proves nothing, nor does one of the copy beside a file that was read. One in a
+store counts as far as the store's own checksum bears it out.
 """
 
 from __future__ import annotations
@@ -20,10 +23,21 @@ from ckpttool.ops.digests import Wanted, sums_of_files
 from ckpttool.ops.manifest import base_of, stated_sums
 from ckpttool.ops.stored_sums import compare_sums, shown_digits, stored_checksums
 from ckpttool.storage import fs
-from ckpttool.storage.checksums import BLOCK_BYTES, CRCS, TITLES, Checksum, FileSums, StoredChecksums
+from ckpttool.storage.checksums import (
+    BLOCK_BYTES,
+    CRCS,
+    TITLES,
+    Checksum,
+    FileSums,
+    StoredChecksums,
+    content_tag_like,
+)
 from ckpttool.storage.crc import crc_functions
 from ckpttool.storage.work import Advance, no_advance
 
+_BLOCK_BYTES = 1 << 25
+_SMALL = 1 << 24
+"""Bytes. Of more, a checksum that the store keeps is computed faster than MD5, and worth a request."""
 _STRONGEST_FIRST = ("sha256", "git-sha1", "sha1", "crc64nvme", "md5", "crc32c", "crc32")
 
 
@@ -37,6 +51,7 @@ class FileComparison:
         proof: What proves that both are the same.
         difference: How they differ.
         unproven: Why they could not be compared.
+        error: The error for which they could not be.
     """
 
     path: str
@@ -45,6 +60,7 @@ class FileComparison:
     difference: str | None = None
     unproven: str | None = None
     is_missing: bool = False
+    error: CheckpointError | None = None
 
 
 def copy_findings(compared: Sequence[FileComparison]) -> tuple[list[Finding], str, dict[str, str]]:
@@ -121,6 +137,7 @@ def compare_files(
     advance: Advance = no_advance,
     *,
     reads_objects: bool = True,
+    names_digests: bool = True,
 ) -> list[FileComparison]:
     """Compare files with their copies.
 
@@ -130,20 +147,47 @@ def compare_files(
         jobs: How many threads read.
         advance: Called with the bytes read.
         reads_objects: Whether objects in a store may be read if nothing else proves what they are.
+        names_digests: Whether a proof by reading both is their SHA-256; their bytes are compared faster.
     """
     results = {path: _compare_sizes(path, copy, stated) for path, copy in pairs.items()}
+    small = {
+        path: copy
+        for path, copy in pairs.items()
+        if results[path] is None and not (path in stated or copy in stated) and fs.getsize(path) <= _SMALL
+    }
+    results |= {path: _compare_tags(path, copy, advance) for path, copy in small.items()}
     undecided = {path: copy for path, copy in pairs.items() if results[path] is None}
     both = [*undecided, *undecided.values()]
     stored = stored_checksums(dict.fromkeys(both))
     to_read: dict[str, Wanted] = {}
     for path, copy in undecided.items():
         pair = _Pair(path, copy, stated, stored)
-        results[path] = pair.compare_unread() or pair.plan_reading(to_read, reads_objects=reads_objects)
+        result = pair.compare_unread()
+        if result is None and not pair.plan_reading_one(to_read, reads_objects=reads_objects):
+            result = None if path in small else _compare_tags(path, copy, advance)
+            if result is None and not names_digests:
+                result = _compare_bytes(path, copy, advance)
+            result = result or pair.plan_reading_both(to_read, reads_objects=reads_objects)
+        results[path] = result
     read = sums_of_files(to_read, jobs, advance=advance)
     for path, copy in undecided.items():
         if results[path] is None:
             results[path] = _Pair(path, copy, stated, stored).compare_read(read)
     return [one for one in results.values() if one is not None]
+
+
+def is_same(path: str, copy: str, advance: Advance = no_advance) -> bool:
+    """Return whether a file and its copy have the same bytes.
+
+    Raises:
+        CheckpointError: That can't be proven, as one can't be read.
+    """
+    (compared,) = compare_files({path: copy}, {}, 1, advance, names_digests=False)
+    if compared.error is not None:
+        raise compared.error
+    if compared.unproven is not None:
+        raise CheckpointError(copy, f"it can't be compared: {compared.unproven}")
+    return compared.difference is None
 
 
 def _compare_sizes(path: str, copy: str, stated: Mapping[str, FileSums]) -> FileComparison | None:
@@ -153,6 +197,41 @@ def _compare_sizes(path: str, copy: str, stated: Mapping[str, FileSums]) -> File
     if was != size:
         return FileComparison(path, copy, difference=f"it has {size:,} bytes instead of {was:,}")
     return None
+
+
+def _compare_tags(path: str, copy: str, advance: Advance) -> FileComparison | None:
+    """Compare by ETags that are computed of bytes; None if that proves nothing. No object is read."""
+    try:
+        with fs.open_source(path) as source, fs.open_source(copy) as target:
+            if source.content_tag and source.content_tag == target.content_tag:
+                return FileComparison(path, copy, proof=f"{TITLES['md5']} (store, store)")
+            for own, other, sides in ((source, target, "read, store"), (target, source, "store, read")):
+                tag = None if own.version else content_tag_like(other.version, other.size)
+                if tag is None:
+                    continue
+                for block in own.in_blocks(_BLOCK_BYTES):
+                    tag.update(block)
+                if tag.value == other.version.strip('"'):
+                    advance(own.size)
+                    return FileComparison(path, copy, proof=f"{TITLES['md5']} ({sides})")
+    except CheckpointError as error:
+        return FileComparison(path, copy, unproven=error.reason, error=error)
+    return None
+
+
+def _compare_bytes(path: str, copy: str, advance: Advance) -> FileComparison:
+    try:
+        with fs.open_source(path) as source, fs.open_source(copy) as target:
+            if source.size != target.size:  # one of them was changed since
+                return FileComparison(path, copy, difference="it has another size")
+            others = target.in_blocks(_BLOCK_BYTES)
+            for one, other in zip(source.in_blocks(_BLOCK_BYTES), others, strict=True):
+                if one != other:
+                    return FileComparison(path, copy, difference="it has other bytes")
+                advance(len(one))
+    except CheckpointError as error:
+        return FileComparison(path, copy, unproven=error.reason, error=error)
+    return FileComparison(path, copy, proof="their bytes (read, read)")
 
 
 class _Pair:
@@ -189,19 +268,26 @@ class _Pair:
                 return self._same(f"{TITLES[algorithm]} ({sides})")
         return None
 
-    def plan_reading(self, to_read: dict[str, Wanted], *, reads_objects: bool) -> FileComparison | None:
-        """Add what has to be read; nothing, and the reason in the answer, if it can't be."""
-        can_read = [reads_objects or fs.place_of(path).reads_are_free for path in self._paths]
+    def _can_read(self, *, reads_objects: bool) -> list[bool]:
+        return [reads_objects or fs.place_of(path).reads_are_free for path in self._paths]
+
+    def plan_reading_one(self, to_read: dict[str, Wanted], *, reads_objects: bool) -> bool:
+        """Add the file to read whose checksum is known on the other side; return False if there is none."""
+        can_read = self._can_read(reads_objects=reads_objects)
         for side, other in ((0, 1), (1, 0)):
             wanted = _computable(self._stored[other])
             if can_read[side] and wanted is not None:
                 block_bytes = wanted.parts[0] if wanted.parts else BLOCK_BYTES
                 to_read[self._paths[side]] = Wanted((wanted.algorithm,), block_bytes)
-                return None
+                return True
         if can_read[1] and (known := self._stated[0].digests):
             to_read[self._paths[1]] = Wanted(tuple(known))
-            return None
-        if all(can_read):
+            return True
+        return False
+
+    def plan_reading_both(self, to_read: dict[str, Wanted], *, reads_objects: bool) -> FileComparison | None:
+        """Add both files; return the reason if one can't be read."""
+        if all(self._can_read(reads_objects=reads_objects)):
             to_read |= dict.fromkeys(self._paths, Wanted(("sha256",)))
             return None
         reason = next((one.reason for one in self._stored if one.reason), "no checksum is known of both")
@@ -212,7 +298,7 @@ class _Pair:
         found = [read.get(path) for path in self._paths]
         for one in found:
             if isinstance(one, CheckpointError):
-                return FileComparison(*self._paths, unproven=one.reason)
+                return FileComparison(*self._paths, unproven=one.reason, error=one)
         sums = [one for one in found if isinstance(one, FileSums)]
         if len(sums) == 2:
             mine, other = (one.digests["sha256"] for one in sums)

@@ -1,7 +1,7 @@
 """One file copied to a disk or into a store, and proven to be there.
 
-A store that makes its versions of the bytes themselves, as S3 does by MD5, has proven by the version that
-they arrived. All others are read back, and so is a disk.
+A store whose ETag is the MD5 of the bytes, as in S3, has proven by it that they arrived. In others, the copy
+is compared as any other (``copy_check``); on a disk, it is read back.
 """
 
 from __future__ import annotations
@@ -9,99 +9,18 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import re
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, DamagedCheckpoint, from_os_error
 from ckpttool.formats.copy_notes import dumps_note, read_note
+from ckpttool.ops.copy_check import is_same
 from ckpttool.storage import fs
+from ckpttool.storage.checksums import ContentTag
 from ckpttool.storage.source import Source
 from ckpttool.storage.work import Advance, no_advance
 
-_COMPARED_BLOCK = 1 << 25
-"""Bytes; the same for both files that are compared."""
 _TRIES = 10
 """How often a note is changed anew that others change at the same time."""
-_ETAG = re.compile(r'"?([0-9a-f]{32})(?:-([1-9][0-9]{0,4}))?"?')
-_PARTS_OF_OTHERS = tuple(mebibytes << 20 for mebibytes in (8, 5, 16, 32, 64, 128))
-"""How large the parts are in which other programs upload: boto3 and the AWS tools first."""
-
-
-class ContentTag:
-    """The version that S3 gives to bytes: their MD5, or that of the MD5s of parts."""
-
-    def __init__(self, size: int, part: int) -> None:
-        self._parts: list[Any] = []
-        self._part, self._room, self._has_parts = part, 0, size > part
-
-    def update(self, block: bytes) -> None:
-        view = memoryview(block)
-        while view:
-            if not self._room:
-                self._parts.append(hashlib.md5(usedforsecurity=False))
-                self._room = self._part
-            self._parts[-1].update(view[: self._room])
-            taken = min(len(view), self._room)
-            view, self._room = view[taken:], self._room - taken
-
-    @property
-    def value(self) -> str:
-        digests = [one.digest() for one in self._parts]
-        if not self._has_parts:
-            return (digests[0] if digests else hashlib.md5(usedforsecurity=False).digest()).hex()
-        return f"{hashlib.md5(b''.join(digests), usedforsecurity=False).hexdigest()}-{len(digests)}"
-
-
-def _tag_like(version: str, size: int) -> ContentTag | None:
-    """Return what may come to a version that a store gave; None if it isn't made of bytes."""
-    from ckpttool.storage.stores import part_size
-
-    if (match := _ETAG.fullmatch(version)) is None:
-        return None
-    if match[2] is None:
-        return ContentTag(size, max(size, 1))
-    sizes = (part_size(size), *_PARTS_OF_OTHERS)
-    part = next((one for one in sizes if -(-size // one) == int(match[2])), None)
-    return None if part is None else ContentTag(size, part)
-
-
-def same_content(path: str, other: str, advance: Advance = no_advance) -> bool:
-    """Tell whether a file has the bytes of another, which is proven; either may lie in a store.
-
-    Raises:
-        CheckpointError: One of them can't be read.
-    """
-    with fs.open_source(path) as source, fs.open_source(other) as target:
-        if source.size != target.size:
-            return False
-        if _tag_proves(source, target, advance):
-            return True
-        return all(one == two for one, two in zip(_blocks(source, advance), _blocks(target), strict=True))
-
-
-def _tag_proves(source: Source, target: Source, advance: Advance) -> bool:
-    version, own = target.version, source.version
-    if version and version == own and _ETAG.fullmatch(version):
-        return True
-    tag = None if own else _tag_like(version, target.size)
-    if tag is None:
-        return False
-    for block in _blocks(source, no_advance):
-        tag.update(block)
-    if tag.value != version.strip('"'):
-        return False
-    advance(source.size)
-    return True
-
-
-def _blocks(source: Source, advance: Advance = no_advance) -> Iterator[bytes]:
-    for block in source.in_blocks(_COMPARED_BLOCK):
-        yield block
-        advance(len(block))
-
-
-# Copying --------------------------------------------------------------------------------------------
 
 
 class BadDestination(AccessDenied):
@@ -243,11 +162,11 @@ def _into_store(
     except FileExistsError:
         # The answer to the first try may have been lost: then what is there came from here.
         remote.forget_at(target)
-        if not same_content(source.path, target):
+        if not is_same(source.path, target):
             raise
         return
     remote.forget_at(target)
-    if found.version.strip('"') != tag.value and not same_content(source.path, target):
+    if found.version.strip('"') != tag.value and not is_same(source.path, target):
         raise AccessDenied(target, "the store has other bytes than were sent", expected="run it again")
 
 

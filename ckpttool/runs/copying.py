@@ -42,13 +42,13 @@ from ckpttool.formats.copy_notes import COPYING, EVERYTHING, read_note
 from ckpttool.formats.discovery import OWN_PREFIX, Walk, discover
 from ckpttool.formats.interface import SIDECARS, Probe, Unit, natural_path
 from ckpttool.formats.traits import is_commit_marker
+from ckpttool.ops.copy_check import is_same
 from ckpttool.ops.file_copy import (
     BadDestination,
     change_note,
     copy_file,
     is_unchanged,
     remove_file,
-    same_content,
     status_of,
     target_status,
 )
@@ -554,8 +554,7 @@ class _Copying:
         differing = []
         for file, status in self._there.items():
             if status is not None and (
-                status.st_size != self._seen[file].st_size
-                or not same_content(file.path, file.target, advance)
+                status.st_size != self._seen[file].st_size or not is_same(file.path, file.target, advance)
             ):
                 differing.append(file)
         return missing, differing

@@ -6,9 +6,11 @@ parts of an upload, of which stores keep a checksum of checksums.
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ckpttool.storage.crc import combined_crc, crc_bytes, crc_digits, crc_functions
 
@@ -23,6 +25,10 @@ TITLES = {
     "sha256": "SHA-256",
     "git-sha1": "git's SHA-1",
 }
+_ETAG = re.compile(r'"?([0-9a-f]{32})(?:-([1-9][0-9]{0,4}))?"?')
+_OF_NOTHING = "d41d8cd98f00b204e9800998ecf8427e"
+_PARTS_OF_OTHERS = tuple(mebibytes << 20 for mebibytes in (8, 5, 16, 32, 64, 128))
+"""How large the parts are in which other programs upload: boto3 and the AWS tools first."""
 CRCS = ("crc32", "crc32c", "crc64nvme")
 
 
@@ -87,3 +93,53 @@ class FileSums:
             nbytes = min(self.block_bytes, end - at)
             combined = combined_crc(combined, crcs[at // self.block_bytes], nbytes, algorithm)
         return combined
+
+
+class ContentTag:
+    """ETag that S3 computes of bytes: their MD5, or that of the MD5s of parts.
+
+    Source: https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html
+    """
+
+    def __init__(self, size: int, part: int) -> None:
+        self._parts: list[Any] = []
+        self._part, self._room, self._has_parts = part, 0, size > part
+
+    def update(self, block: bytes) -> None:
+        view = memoryview(block)
+        while view:
+            if not self._room:
+                self._parts.append(hashlib.md5(usedforsecurity=False))
+                self._room = self._part
+            self._parts[-1].update(view[: self._room])
+            taken = min(len(view), self._room)
+            view, self._room = view[taken:], self._room - taken
+
+    @property
+    def value(self) -> str:
+        digests = [one.digest() for one in self._parts]
+        if not self._has_parts:
+            return (digests[0] if digests else hashlib.md5(usedforsecurity=False).digest()).hex()
+        return f"{hashlib.md5(b''.join(digests), usedforsecurity=False).hexdigest()}-{len(digests)}"
+
+
+def is_content_tag(etag: str, size: int) -> bool:
+    """Return whether an object's ETag has the form of those that S3 computes of bytes.
+
+    Some servers state that of no bytes for every object.
+    """
+    match = _ETAG.fullmatch(etag)
+    return match is not None and (not size or match[1] != _OF_NOTHING)
+
+
+def content_tag_like(etag: str, size: int) -> ContentTag | None:
+    """Return an empty tag for bytes that may have an ETag; None if it isn't computed of bytes."""
+    from ckpttool.storage.stores import part_size
+
+    if (match := _ETAG.fullmatch(etag)) is None:
+        return None
+    if match[2] is None:
+        return ContentTag(size, max(size, 1))
+    sizes = (part_size(size), *_PARTS_OF_OTHERS)
+    part = next((one for one in sizes if -(-size // one) == int(match[2])), None)
+    return None if part is None else ContentTag(size, part)

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 
 from ckpttool.core.errors import AccessDenied, from_os_error
 from ckpttool.storage import remote
+from ckpttool.storage.checksums import is_content_tag
 from ckpttool.storage.source import Source
 
 FIRST_WINDOW, NEW_WINDOW = 1 << 16, 1 << 14
@@ -101,6 +102,11 @@ class RemoteSource(Source):
         self.size = found.size
         self._identity = status.st_dev, status.st_ino
         self._is_closed = False
+
+    @property
+    def content_tag(self) -> str:
+        is_computed = self._store.has_content_tags and is_content_tag(self.version, self.size)
+        return self.version if is_computed else ""
 
     @property
     def version(self) -> str:

@@ -57,6 +57,10 @@ class S3Store(BucketStore):
     """Bucket of Amazon S3 or a compatible server."""
 
     @property
+    def has_content_tags(self) -> bool:
+        return True
+
+    @property
     def takes_any_name(self) -> bool:
         return True
 

@@ -109,6 +109,11 @@ class Source(Readable):
             done += count
 
     @property
+    def content_tag(self) -> str:
+        """Return the ETag of an object if its store computes that of the bytes; empty otherwise."""
+        return ""
+
+    @property
     def version(self) -> str:
         """Return what a store calls the version that is read; a file on a disk has none."""
         return ""

@@ -170,6 +170,11 @@ class Store(ABC):
         return True
 
     @property
+    def has_content_tags(self) -> bool:
+        """Return whether an ETag of the form of an MD5 is computed of the bytes."""
+        return False
+
+    @property
     def is_changeable(self) -> bool:
         """Return whether objects can be removed, copied, and written under conditions."""
         return False

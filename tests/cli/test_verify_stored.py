@@ -411,8 +411,17 @@ def test_parts_that_are_no_blocks_are_computed_of_the_file(s3: S3Bucket, large: 
 def test_a_store_that_tells_nothing(
     s3: S3Bucket, large: Path, run: Run, read: list[int], without_boto3: None
 ) -> None:
-    s3.put(f"run/{LARGE}", large.read_bytes())
     url = s3.url(f"run/{LARGE}")
+    s3.put(f"run/{LARGE}", large.read_bytes())
+    proven = "passed", "1 file by MD5 (read, store)"  # nor has it to: its ETag is the MD5
+    for arguments in ([], ["--quick"]):
+        assert copy_check(run, large, *arguments, "--against", url) == proven
+    assert read == []
+    s3.put(f"run/{LARGE}", flipped(large.read_bytes()))
+    remote.forget()
+    assert copy_check(run, large, "--against", url)[0] == "failed"
+    read.clear()
+    upload_parts(s3, f"run/{LARGE}", large.read_bytes(), 7 * MB)  # whose ETag nobody can compute
     reason = f"{url} could not be compared: boto3 is not installed"
     assert copy_check(run, large, "--quick", "--against", url) == ("skipped", reason)
     status, out, _ = run("verify", large, "--quick", "--against", url)
@@ -452,7 +461,7 @@ def test_shards_and_a_step_directory(s3: S3Bucket, files: Path, run: Run, tmp_pa
         remote.forget()
         told = copy_check(run, path, "--against", s3.url(name))
         count = int(told[1].split()[0])
-        assert told == ("passed", f"{count} files by CRC-32 (read, store)")
+        assert told == ("passed", f"{count} files by MD5 (read, store)")  # small ones, by their ETags
         assert count > 3
     index = tmp_path / "sharded" / "model.safetensors.index.json"
     assert copy_check(run, index, "--against", s3.url(f"sharded/{index.name}"))[0] == "passed"

@@ -195,7 +195,7 @@ class MemoryBucket(Bucket):
 class MemoryStore(Store):
     """The store of a bucket's root."""
 
-    takes_any_name = is_changeable = True
+    takes_any_name = is_changeable = has_content_tags = True
 
     def __init__(self, root: str) -> None:
         self.root = root

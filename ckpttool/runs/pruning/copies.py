@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable
 
 from ckpttool.core.errors import UsageError
-from ckpttool.ops.file_copy import same_content, status_of
+from ckpttool.ops.copy_check import is_same
+from ckpttool.ops.file_copy import status_of
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import Progress
 from ckpttool.storage import fs
@@ -41,4 +42,4 @@ def _has_copy(path: str, file: Fingerprint, copy: str, advance: Advance) -> bool
     if status is None or own is None or own.st_size != status.st_size:
         return False
     is_itself = (status.st_dev, status.st_ino) in ((own.st_dev, own.st_ino), (file.device, file.inode))
-    return not is_itself and same_content(path, copy, advance)
+    return not is_itself and is_same(path, copy, advance)
