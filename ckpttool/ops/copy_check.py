@@ -206,7 +206,8 @@ def _compare_tags(path: str, copy: str, advance: Advance) -> FileComparison | No
             if source.content_tag and source.content_tag == target.content_tag:
                 return FileComparison(path, copy, proof=f"{TITLES['md5']} (store, store)")
             for own, other, sides in ((source, target, "read, store"), (target, source, "store, read")):
-                tag = None if own.version else content_tag_like(other.version, other.size)
+                is_known = other.version and not own.version
+                tag = content_tag_like(other.version, other.size, _own_part(other.size)) if is_known else None
                 if tag is None:
                     continue
                 for block in own.in_blocks(_BLOCK_BYTES):
@@ -217,6 +218,12 @@ def _compare_tags(path: str, copy: str, advance: Advance) -> FileComparison | No
     except CheckpointError as error:
         return FileComparison(path, copy, unproven=error.reason, error=error)
     return None
+
+
+def _own_part(size: int) -> int:
+    from ckpttool.storage.stores import part_size
+
+    return part_size(size)
 
 
 def _compare_bytes(path: str, copy: str, advance: Advance) -> FileComparison:

@@ -132,14 +132,18 @@ def is_content_tag(etag: str, size: int) -> bool:
     return match is not None and (not size or match[1] != _OF_NOTHING)
 
 
-def content_tag_like(etag: str, size: int) -> ContentTag | None:
-    """Return an empty tag for bytes that may have an ETag; None if it isn't computed of bytes."""
-    from ckpttool.storage.stores import part_size
+def content_tag_like(etag: str, size: int, part: int) -> ContentTag | None:
+    """Return an empty tag for bytes that may have an ETag; None if it isn't computed of bytes.
 
+    Args:
+        etag: The ETag.
+        size: Number of the bytes.
+        part: Size of the parts in which ckpttool uploads them.
+    """
     if (match := _ETAG.fullmatch(etag)) is None:
         return None
     if match[2] is None:
         return ContentTag(size, max(size, 1))
-    sizes = (part_size(size), *_PARTS_OF_OTHERS)
-    part = next((one for one in sizes if -(-size // one) == int(match[2])), None)
-    return None if part is None else ContentTag(size, part)
+    sizes = (part, *_PARTS_OF_OTHERS)
+    fitting = next((one for one in sizes if -(-size // one) == int(match[2])), None)
+    return None if fitting is None else ContentTag(size, fitting)
