@@ -3,7 +3,7 @@
 First the sizes are compared. Then what a store keeps of an object is compared with what the other store
 keeps, or with what a manifest or a cache says of the other file. Only what is left is read, and summed as the
 other side is, if anything is known of it. If no checksum is known, the ETag of an object may be the MD5 of
-its bytes; of a small file that is looked at first, as it takes no request.
+its bytes.
 
 That two manifests are alike proves nothing, nor does one of the copy beside a file that was read. One in a
 store counts as far as the store's own checksum bears it out.
@@ -12,12 +12,13 @@ store counts as far as the store's own checksum bears it out.
 from __future__ import annotations
 
 import os
+import stat
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import CheckpointError
+from ckpttool.core.errors import CheckpointError, NotFound, from_os_error
 from ckpttool.core.report import Finding, counted, error
 from ckpttool.ops.digests import Wanted, sums_of_files
 from ckpttool.ops.manifest import base_of, stated_sums
@@ -36,8 +37,6 @@ from ckpttool.storage.crc import crc_functions
 from ckpttool.storage.work import Advance, no_advance
 
 _BLOCK_BYTES = 1 << 25
-_SMALL = 1 << 24
-"""Bytes. Of more, a checksum that the store keeps is computed faster than MD5, and worth a request."""
 _STRONGEST_FIRST = ("sha256", "git-sha1", "sha1", "crc64nvme", "md5", "crc32c", "crc32")
 
 
@@ -137,7 +136,6 @@ def compare_files(
     advance: Advance = no_advance,
     *,
     reads_objects: bool = True,
-    names_digests: bool = True,
 ) -> list[FileComparison]:
     """Compare files with their copies.
 
@@ -147,15 +145,8 @@ def compare_files(
         jobs: How many threads read.
         advance: Called with the bytes read.
         reads_objects: Whether objects in a store may be read if nothing else proves what they are.
-        names_digests: Whether a proof by reading both is their SHA-256; their bytes are compared faster.
     """
-    results = {path: _compare_sizes(path, copy, stated) for path, copy in pairs.items()}
-    small = {
-        path: copy
-        for path, copy in pairs.items()
-        if results[path] is None and not (path in stated or copy in stated) and fs.getsize(path) <= _SMALL
-    }
-    results |= {path: _compare_tags(path, copy, advance) for path, copy in small.items()}
+    results = {path: _compare_sizes(path, copy) for path, copy in pairs.items()}
     undecided = {path: copy for path, copy in pairs.items() if results[path] is None}
     both = [*undecided, *undecided.values()]
     stored = stored_checksums(dict.fromkeys(both))
@@ -164,9 +155,9 @@ def compare_files(
         pair = _Pair(path, copy, stated, stored)
         result = pair.compare_unread()
         if result is None and not pair.plan_reading_one(to_read, reads_objects=reads_objects):
-            result = None if path in small else _compare_tags(path, copy, advance)
-            if result is None and not names_digests:
-                result = _compare_bytes(path, copy, advance)
+            for one in (path, copy):
+                fs.place_of(one).ask_again(one)
+            result = _compare_tags(path, copy, advance)
             result = result or pair.plan_reading_both(to_read, reads_objects=reads_objects)
         results[path] = result
     read = sums_of_files(to_read, jobs, advance=advance)
@@ -182,7 +173,10 @@ def is_same(path: str, copy: str, advance: Advance = no_advance) -> bool:
     Raises:
         CheckpointError: That can't be proven, as one can't be read.
     """
-    (compared,) = compare_files({path: copy}, {}, 1, advance, names_digests=False)
+    compared = _compare_sizes(path, copy) or _compare_tags(path, copy, advance)
+    if compared is None and any(fs.place_of(one).keeps_checksums for one in (path, copy)):
+        compared = compare_files({path: copy}, {}, 1, advance)[0]
+    compared = compared or _compare_bytes(path, copy, advance)
     if compared.error is not None:
         raise compared.error
     if compared.unproven is not None:
@@ -190,13 +184,31 @@ def is_same(path: str, copy: str, advance: Advance = no_advance) -> bool:
     return compared.difference is None
 
 
-def _compare_sizes(path: str, copy: str, stated: Mapping[str, FileSums]) -> FileComparison | None:
-    if not fs.isfile(copy):
+def _compare_sizes(path: str, copy: str) -> FileComparison | None:
+    try:
+        size = _file_size(copy)
+        was = _file_size(path)
+    except CheckpointError as error:
+        return FileComparison(path, copy, unproven=error.reason, error=error)
+    if size is None:
         return FileComparison(path, copy, difference="there is no such file", is_missing=True)
-    was, size = fs.getsize(path), fs.getsize(copy)
+    if was is None:
+        gone = NotFound(path, "no such file")
+        return FileComparison(path, copy, unproven=gone.reason, error=gone)
     if was != size:
         return FileComparison(path, copy, difference=f"it has {size:,} bytes instead of {was:,}")
     return None
+
+
+def _file_size(path: str) -> int | None:
+    """Return the size of a file in bytes; None if there is none."""
+    try:
+        status = fs.stat(path)
+    except OSError as error:
+        if fs.is_absence(error):
+            return None
+        raise from_os_error(error, path) from error
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 def _compare_tags(path: str, copy: str, advance: Advance) -> FileComparison | None:
@@ -257,13 +269,17 @@ class _Pair:
     def compare_unread(self) -> FileComparison | None:
         """Compare what the stores keep, and what is stated; None if that proves nothing."""
         first, second = self._stored
-        for one in first.checksums:
-            for other in second.checksums:
-                if (one.algorithm, one.parts) == (other.algorithm, other.parts):
-                    title = TITLES[one.algorithm]
-                    if one.digits == other.digits:
-                        return self._same(f"{title} (store, store)")
-                    return self._different(f"its {title} is {_instead(other.digits, one.digits)}")
+        common = [
+            (one, other)
+            for one in sorted(first.checksums, key=lambda one: _STRONGEST_FIRST.index(one.algorithm))
+            for other in second.checksums
+            if (one.algorithm, one.parts) == (other.algorithm, other.parts)
+        ]
+        for one, other in common:  # one that is equal proves nothing if another one isn't
+            if one.digits != other.digits:
+                return self._different(f"its {TITLES[one.algorithm]} is {_instead(other.digits, one.digits)}")
+        if common:
+            return self._same(f"{TITLES[common[0][0].algorithm]} (store, store)")
         for known, kept, sides in (
             (self._stated[0], second, "manifest, store"),
             (self._stated[1], first, "store, manifest"),

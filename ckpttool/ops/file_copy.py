@@ -100,7 +100,7 @@ def target_status(target: str) -> os.stat_result | None:
 
 
 def change_note(path: str, change: Callable[[dict[str, list[str]]], object]) -> None:
-    """Change a note of copies; an empty one is removed. What others write meanwhile is kept."""
+    """Change a note of copies; an empty one is removed. In a store, what others write meanwhile is kept."""
     for tries_left in reversed(range(_TRIES)):
         was = target_status(path)
         note = {} if was is None else read_note(path)

@@ -311,6 +311,8 @@ class CopyPlan:
 def plan_copy(request: CopyRequest) -> CopyPlan:
     """Return what is to be copied; nothing is read but names and headers."""
     destination = bare(request.destination)
+    for path in (*request.sources, destination):
+        fs.refresh(path)
     if request.policy is not None and not _is_prunable(destination):
         raise UsageError(f"{request.destination}: nothing is removed from such a store (leave the rules out)")
     errors: list[CheckpointError] = []

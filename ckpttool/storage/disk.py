@@ -155,5 +155,8 @@ class Disk(Place):
     def refresh(self, path: str) -> None:
         """Do nothing: the system is asked each time."""
 
+    def ask_again(self, path: str) -> None:
+        """Do nothing: the system is asked each time."""
+
     def answers_below(self, directory: str) -> AbstractContextManager[None]:
         return nullcontext()

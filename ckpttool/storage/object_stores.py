@@ -126,6 +126,9 @@ class ObjectStores(Place):
     def refresh(self, path: str) -> None:
         remote.forget()
 
+    def ask_again(self, path: str) -> None:
+        remote.forget_at(path)
+
     def answers_below(self, directory: str) -> AbstractContextManager[None]:
         return remote.answers_below(directory)
 

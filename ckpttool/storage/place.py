@@ -138,6 +138,10 @@ class Place(ABC):
         """Discard cached answers."""
 
     @abstractmethod
+    def ask_again(self, path: str) -> None:
+        """Discard cached answers about one path."""
+
+    @abstractmethod
     def answers_below(self, directory: str) -> AbstractContextManager[None]:
         """Return a context that raises, at its end, the first request below a directory that failed.
 

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool import prune
+from ckpttool.ops import copy_check
+from ckpttool.storage.checksums import Checksum, StoredChecksums
 from tests.support.commands import Run
 from tests.support.memory import MemoryBucket
 
@@ -77,3 +80,51 @@ def test_place_that_cannot_be_asked_stops_it(run: Run, runs: Path, bucket: Memor
     answer = run("prune", runs, "--keep", "1", "--yes", "--require-copy", "mem://no-such-bucket/x")
     assert answer.status == 2 and "NoSuchBucket" in answer.err
     assert names(runs) == NAMES
+
+
+def test_a_copy_that_is_gone_or_changed_after_the_plan_is_none(
+    run: Run, runs: Path, location: str, request: pytest.FixtureRequest
+) -> None:
+    assert run("copy", runs, location).status == 0
+
+    def confirm(planned: object) -> bool:
+        if "://" in location:
+            bucket: MemoryBucket = request.getfixturevalue("bucket")
+            bucket.remove(f"copies/{NAMES[0]}")
+            bucket.put(f"copies/{NAMES[1]}", b"something else")
+        else:
+            (Path(location) / NAMES[0]).unlink()
+            (Path(location) / NAMES[1]).write_bytes(b"something else")
+        return True
+
+    done = prune(runs, keep_last=1, require_copy=location, confirm=confirm)
+    assert names(runs) == [NAMES[0], NAMES[1], NAMES[3]]
+    why = f"not removed: its copy in {location} has changed since the plan was made"
+    assert [problem.message for problem in done.problems] == [why, why]
+
+
+def test_a_copy_that_changed_since_an_earlier_command_is_none(
+    run: Run, runs: Path, bucket: MemoryBucket
+) -> None:
+    """What a store said is remembered for a while, and not from one command to the next."""
+    location = bucket.url("copies")
+    for _ in range(2):
+        assert run("copy", runs, location).status == 0
+    bucket.remove(f"copies/{NAMES[0]}")
+    flipped = bytearray(bucket.get(f"copies/{NAMES[1]}"))
+    flipped[100] ^= 1
+    bucket.put(f"copies/{NAMES[1]}", bytes(flipped))
+    prune(runs, keep_last=1, require_copy=location)
+    assert names(runs) == [NAMES[0], NAMES[1], NAMES[3]]
+
+
+def test_checksums_of_two_stores_must_all_agree(
+    monkeypatch: pytest.MonkeyPatch, bucket: MemoryBucket
+) -> None:
+    bucket.new_tags = True
+    urls = [bucket.url(name) for name in ("a", "b")]
+    for number, name in enumerate(("a", "b")):
+        bucket.put(name, bytes([number]) * 100)
+    kept = {url: StoredChecksums((Checksum("crc32c", "0"), Checksum("md5", url[-1]))) for url in urls}
+    monkeypatch.setattr(copy_check, "stored_checksums", lambda paths: {path: kept[path] for path in paths})
+    assert not copy_check.is_same(*urls)

@@ -28,7 +28,7 @@ from ckpttool.runs.members.series_doubts import copy_warnings
 from ckpttool.runs.pointers.protection import Pointers
 from ckpttool.runs.pointers.readers import names_in
 from ckpttool.runs.pointers.targets import PointerProtections
-from ckpttool.runs.pruning.copies import without_copy
+from ckpttool.runs.pruning.copies import RequiredCopies
 from ckpttool.runs.pruning.protections import foreign_reason, own_reasons, protections_of
 from ckpttool.runs.pruning.request import PruneRequest, max_removals
 from ckpttool.runs.reasons import Code, Reason, code_of
@@ -108,6 +108,9 @@ class Planner:
         self._failed: dict[str, str] = {}
         self._finite: dict[str, str] = {}
         self._copied: set[str] = set()
+        self._copies: RequiredCopies | None = None
+        if request.require_copy is not None:
+            self._copies = RequiredCopies(survey.root, request.require_copy, progress)
         self._slimmable: dict[str, str | None] = {}
         self._own = own_reasons(survey, request, request.min_age)
         self._pointers = self._pointers_in(survey.snapshot, asks_trackers=True)
@@ -139,12 +142,12 @@ class Planner:
                 self._own[entry.path].append(foreign_reason(entry))
 
     def newly_protected(self) -> dict[str, str]:
-        """Look at pointers again; return the reasons for checkpoints that are protected only now, by path.
+        """Look at pointers and required copies again; return new reasons to keep checkpoints, by path.
 
         Trackers are not asked again.
         """
         now = self._pointers_in(Snapshot(), asks_trackers=False).protections(self._faults)
-        found: dict[str, str] = {}
+        found = {} if self._copies is None else self._copies.changed()
         for group in self._survey.groups:
             why = None if group.key in self._pointed.skipped else now.skipped.get(group.key)
             for entry in group.entries:
@@ -233,11 +236,11 @@ class Planner:
 
     def _find_copies(self, retention: RetentionPlan) -> bool:
         """Compare what is removed with the copy that is required of it."""
-        if self._request.require_copy is None:
+        if self._copies is None:
             return False
         going = [entry for entry in retention.changed if entry.path not in self._copied]
         self._copied.update(entry.path for entry in going)
-        lacking = without_copy(going, self._survey.root, self._request.require_copy, self._progress)
+        lacking = self._copies.lacking(going)
         for path, why in lacking.items():
             self._own[path].append(why)
         return bool(lacking)
