@@ -1,4 +1,4 @@
-"""Base classes of pointer kinds: what names checkpoints, and the texts in which it does."""
+"""Base classes of pointer kinds: the files and symlinks that name checkpoints."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NO_CHANGES: Changes = MappingProxyType({})
 
 
 class StalePaths(Enum):
-    """How a path that leads nowhere is resolved in a renaming, as the run may have been moved.
+    """Resolution of dangling paths in a renaming, as the run may have been moved.
 
     ``KEPT``: it isn't. ``PATH``: by its last name, among the checkpoints beside the file; only that changes.
     ``NAME``: likewise, and the new name alone is written.
@@ -44,7 +44,7 @@ class StalePaths(Enum):
 
 
 class FilePlace(Flag):
-    """Where files of a kind are looked for.
+    """Places in which files of a kind are searched for.
 
     ``BESIDE``: in the same directory as checkpoints. ``INSIDE``: in a checkpoint that is a directory, where
     ``rename`` rewords it; only the trainer's state protects from there. ``MEMBER``: among the files that a
@@ -152,7 +152,7 @@ class CheckpointList(TextKind):
 
     @abstractmethod
     def merged(self, now: str, wrote: str, was: str, restored: Collection[str]) -> str:
-        """Return the current text with restored checkpoints; what others wrote since is preserved.
+        """Return the current text with restored checkpoints, and with all later changes by other programs.
 
         Args:
             now: The current text.

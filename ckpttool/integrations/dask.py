@@ -31,7 +31,7 @@ def require_address(text: str) -> str:
 
 @contextmanager
 def executor_at(address: str) -> Iterator[Executor]:
-    """Yield the executor of a Dask cluster, which is left as it was.
+    """Yield the executor of a Dask cluster, which keeps running afterwards.
 
     Raises:
         MissingPackage: Dask isn't installed.

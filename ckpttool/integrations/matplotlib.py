@@ -301,7 +301,7 @@ _LOGARITHMIC_FROM = 20.0
 """A metric whose largest value is that many times its smallest has a logarithmic scale."""
 _LABEL_LENGTH = 32
 _LABEL_ROOM = 0.045
-"""How far the names at the lines stay apart, as a part of the height."""
+"""Smallest distance between two labels, as a fraction of the height of the axes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +381,7 @@ class RunsPanel(Drawing):
             )
 
     def _name_runs(self, axes: Axes) -> None:
-        """Write the name of each run at the end of its line, below one another where lines end together."""
+        """Label each run at the end of its line, without overlaps."""
         axes.autoscale_view()
         inside = axes.transScale + axes.transLimits  # from values to parts of the panel
         ends = [(inside.transform(run.points[-1][:2])[1], place) for place, run in enumerate(self.runs)]

@@ -36,7 +36,8 @@ from ckpttool.storage.checksums import (
 from ckpttool.storage.crc import crc_functions
 from ckpttool.storage.work import Advance, no_advance
 
-_BLOCK_BYTES = 1 << 25
+_COMPARED_BYTES = 1 << 25
+"""How many bytes of each file are compared at a time."""
 _STRONGEST_FIRST = ("sha256", "git-sha1", "sha1", "crc64nvme", "md5", "crc32c", "crc32")
 
 
@@ -173,6 +174,7 @@ def is_same(path: str, copy: str, advance: Advance = no_advance) -> bool:
     Raises:
         CheckpointError: That can't be proven, as one can't be read.
     """
+    # ETags first: a listing has them, whereas checksums take a request for each object.
     compared = _compare_sizes(path, copy) or _compare_tags(path, copy, advance)
     if compared is None and any(fs.place_of(one).keeps_checksums for one in (path, copy)):
         compared = compare_files({path: copy}, {}, 1, advance)[0]
@@ -222,7 +224,7 @@ def _compare_tags(path: str, copy: str, advance: Advance) -> FileComparison | No
                 tag = content_tag_like(other.version, other.size, _own_part(other.size)) if is_known else None
                 if tag is None:
                     continue
-                for block in own.in_blocks(_BLOCK_BYTES):
+                for block in own.in_blocks(fs.place_of(own.path).block_bytes):
                     tag.update(block)
                 if tag.value == other.version.strip('"'):
                     advance(own.size)
@@ -243,8 +245,8 @@ def _compare_bytes(path: str, copy: str, advance: Advance) -> FileComparison:
         with fs.open_source(path) as source, fs.open_source(copy) as target:
             if source.size != target.size:  # one of them was changed since
                 return FileComparison(path, copy, difference="it has another size")
-            others = target.in_blocks(_BLOCK_BYTES)
-            for one, other in zip(source.in_blocks(_BLOCK_BYTES), others, strict=True):
+            others = target.in_blocks(_COMPARED_BYTES)
+            for one, other in zip(source.in_blocks(_COMPARED_BYTES), others, strict=True):
                 if one != other:
                     return FileComparison(path, copy, difference="it has other bytes")
                 advance(len(one))

@@ -100,7 +100,10 @@ def target_status(target: str) -> os.stat_result | None:
 
 
 def change_note(path: str, change: Callable[[dict[str, list[str]]], object]) -> None:
-    """Change a note of copies; an empty one is removed. In a store, what others write meanwhile is kept."""
+    """Update a note of copies, and remove it if it becomes empty.
+
+    In a store, the update is repeated if another program wrote the note meanwhile.
+    """
     for tries_left in reversed(range(_TRIES)):
         was = target_status(path)
         note = {} if was is None else read_note(path)

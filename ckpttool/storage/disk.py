@@ -25,11 +25,6 @@ def is_absence(error: OSError) -> bool:
     return error.errno in _ABSENT
 
 
-def is_change(error: OSError) -> bool:
-    """Return whether an error means that another program has changed a file meanwhile."""
-    return error.errno == errno.ESTALE or isinstance(error, FileExistsError | FileNotFoundError)
-
-
 class Disk(Place):
     """File systems of this machine."""
 

@@ -1,4 +1,4 @@
-"""Files and directories, asked about as in ``os`` and ``os.path``, where a path may also be a store's URL."""
+"""Functions of ``os`` and ``os.path`` for paths on the disk and URLs of stores."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ckpttool.storage import held
 from ckpttool.storage.directories import OpenDirectory
 from ckpttool.storage.disk import Disk
 from ckpttool.storage.disk import is_absence as is_absence
-from ckpttool.storage.disk import is_change as is_change
 from ckpttool.storage.place import Place
+from ckpttool.storage.place import is_change as is_change
 from ckpttool.storage.place import is_same_file as is_same_file
 from ckpttool.storage.source import Source
 
@@ -40,12 +40,12 @@ def lstat(path: str) -> os.stat_result:
 
 
 def lexists(path: str) -> bool:
-    """Return whether there is anything; without an answer, this raises a ``CheckpointError``."""
+    """Return whether a path exists, be it a broken link; ``CheckpointError`` if that is unknown."""
     return place_of(path).is_there(path, follows=False)
 
 
 def exists(path: str) -> bool:
-    """Return whether there is anything but a broken link, as ``lexists`` does."""
+    """Return whether a path exists, links followed; raises what ``lexists`` does."""
     return place_of(path).is_there(path)
 
 
@@ -105,7 +105,7 @@ def dirname(path: str) -> str:
 
 
 def refresh(path: str) -> None:
-    """Discard what a store has answered; a disk is asked each time."""
+    """Discard cached answers of a store; those of a disk are never cached."""
     place_of(path).refresh(path)
 
 
@@ -165,7 +165,7 @@ def open_source(path: str | os.PathLike[str]) -> Source:
 
 
 def open_regular(path: str | os.PathLike[str], buffering: int = -1) -> BinaryIO:
-    """Open a regular file for reading as a stream; raises what ``regular_descriptor`` does."""
+    """Open a regular file for reading as a stream; errors as in ``regular_descriptor``."""
     name = os.fspath(path)
     return place_of(name).open_regular(name, buffering)
 

@@ -1,8 +1,7 @@
-"""Objects in stores as files: a directory is the common prefix of names, and there are no links."""
+"""Objects in stores as files; a directory is a common prefix of their names."""
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 from contextlib import AbstractContextManager, suppress
@@ -11,7 +10,7 @@ from typing import BinaryIO, ClassVar
 from ckpttool.core.errors import from_os_error
 from ckpttool.core.urls import plain_url, store_root
 from ckpttool.storage import remote
-from ckpttool.storage.place import Place, is_same_file
+from ckpttool.storage.place import Place, is_change, is_same_file
 from ckpttool.storage.remote_source import RemoteFile, RemoteSource
 from ckpttool.storage.stores import ObjectStatus, Replaced, Store
 
@@ -88,7 +87,7 @@ class ObjectStores(Place):
             store.write(name, [data], len(data), object_seen(path, replaces))
         except OSError as error:
             # The answer to the first try may have been lost: then what is there came from here.
-            if error.errno not in (errno.EEXIST, errno.ESTALE) or not _holds(store, name, data):
+            if not is_change(error) or not _holds(store, name, data):
                 raise
         finally:
             remote.forget_at(path)

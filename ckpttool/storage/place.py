@@ -6,12 +6,18 @@ needs to know where its files are. ``fs.place_of`` chooses the place of a path.
 
 from __future__ import annotations
 
+import errno
 import os
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from typing import BinaryIO, ClassVar
 
 from ckpttool.storage.source import Source
+
+
+def is_change(error: OSError) -> bool:
+    """Return whether an error means that another program has changed a file meanwhile."""
+    return error.errno == errno.ESTALE or isinstance(error, FileExistsError | FileNotFoundError)
 
 
 class Place(ABC):
@@ -55,7 +61,7 @@ class Place(ABC):
 
     @abstractmethod
     def is_there(self, path: str, *, follows: bool = True) -> bool:
-        """Return whether there is anything.
+        """Return whether a path exists.
 
         Raises:
             CheckpointError: There is no answer.
@@ -123,7 +129,7 @@ class Place(ABC):
 
     @abstractmethod
     def is_changeable(self, path: str) -> bool:
-        """Return whether files there can be removed, and written under conditions."""
+        """Return whether files at a path can be removed, and written conditionally."""
 
     @abstractmethod
     def prefetch_listing(self, directory: str) -> None:
@@ -150,7 +156,7 @@ class Place(ABC):
 
 
 def is_same_file(status: os.stat_result | None, other: os.stat_result | None) -> bool:
-    """Return whether two statuses are of one file with the same contents; None stands for no file."""
+    """Return whether two statuses are of one file with the same contents; None means no file."""
     return _mark(status) == _mark(other)
 
 

@@ -42,19 +42,19 @@ class Snapshot:
         return self._once(lambda: {entry.name: entry for entry in fs.entries(directory)}, "names", directory)
 
     def exists(self, path: str) -> bool:
-        """Return whether there is anything but a broken link; ``CheckpointError`` without an answer."""
+        """Return whether a path exists, links followed; ``CheckpointError`` if that is unknown."""
         return self._once(lambda: fs.exists(path), "exists", path)
 
     def lexists(self, path: str) -> bool:
-        """Return whether there is anything; ``CheckpointError`` without an answer."""
+        """Return whether a path exists, be it a broken link; ``CheckpointError`` if that is unknown."""
         return self._once(lambda: fs.lexists(path), "lexists", path)
 
     def isdir(self, path: str) -> bool:
-        """Return whether there is a directory, or a link to one."""
+        """Return whether a path is a directory, or a link to one."""
         return self._once(lambda: fs.isdir(path), "isdir", path)
 
     def islink(self, path: str) -> bool:
-        """Return whether there is a symlink."""
+        """Return whether a path is a symlink."""
         return self._once(lambda: fs.islink(path), "islink", path)
 
     def status(self, path: str) -> os.stat_result:

@@ -121,11 +121,11 @@ class Engine(ABC):
 
     @abstractmethod
     def settle(self, path: str) -> tuple[OperationList, Settled] | None:
-        """Complete or revert the command that left something; None if nothing was begun."""
+        """Complete or revert an interrupted command; None if there is none."""
 
     @abstractmethod
     def discard(self, path: str, settled: Settled | None) -> None:
-        """Remove what is left of a settled command.
+        """Remove the leftovers of a settled command.
 
         Raises:
             DamagedCheckpoint: There are files that its journal doesn't list.

@@ -137,7 +137,7 @@ def _is_hidden(unit: Unit, hidden: Set[str]) -> bool:
 
 
 def _directories_above(path: str) -> Iterator[str]:
-    """Yield a directory and those that it lies in."""
+    """Yield a directory and all its parents."""
     while True:
         yield path
         above = fs.dirname(path)
@@ -147,7 +147,7 @@ def _directories_above(path: str) -> Iterator[str]:
 
 
 def current_unit(unit: Unit) -> Unit | None:
-    """Return a checkpoint as it is found at its path now; None where it has gone, or is on its way."""
+    """Return the checkpoint that is at a path now; None if it is missing or left unfinished."""
     directory = _directory(unit)
     if not any(fs.lexists(os.path.join(directory, name)) for name in unit.members):
         return None

@@ -88,7 +88,7 @@ def state_dir_of(directory: str) -> StateDir:
 
 
 def state_dirs(directory: str) -> tuple[StateDir, ...]:
-    """Return where the trash of a directory may be: in it, or beside it."""
+    """Return the possible paths of a directory's trash: in it, or next to it."""
     beside = (state_dir_beside(directory),) if fs.place_of(directory).opens_by_path else ()
     return (StateDir(directory), *beside)
 

@@ -1,4 +1,4 @@
-"""Changes directories in a store, where each request has a condition instead of a lock."""
+"""Changes directories in a store by conditional requests instead of locks."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _store_errors(directory: str, result: str = "") -> Iterator[None]:
 
 
 def _unchanged(directory: str, removals: Sequence[Group], outcome: RemovalOutcome) -> list[Group]:
-    """Return what is still as the plan saw it, with the versions of its objects."""
+    """Return the groups that are unchanged since the plan, with the versions of its objects."""
     found: list[Group] = []
     for one in removals:
         try:
@@ -220,7 +220,7 @@ def _outcome(
 
 
 def _settled(operations: StoreOperations) -> Settled:
-    """Restore what an undo had begun to; of a removal, complete the groups of which something was removed."""
+    """Finish an interrupted undo; of a removal, finish the groups of which a file was removed."""
     listed, settled = operations.listed, Settled()
     numbers = range(len(listed.groups))
     if listed.kind == "restore":

@@ -312,7 +312,7 @@ class StoreOperations:
     # Restoration --------------------------------------------------------------------------------------
 
     def restore(self, missing: Sequence[StoredObject], failures: Failures) -> tuple[list[int], Failures]:
-        """Bring back what ``missing`` has found, write pointers, and drop the copies of what is in place.
+        """Restore missing objects, write pointers, and remove the trash of complete groups.
 
         Returns:
             The groups that are in place, and why others are not.

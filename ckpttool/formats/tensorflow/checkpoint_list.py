@@ -65,7 +65,7 @@ class TensorFlowState(CheckpointList):
         last = next((path for path in reversed(paths) if path), None)
         latest = _remaining_path(directory, state.latest, removed) or last
         kept = [(path, at) for at, path in enumerate(paths) if path is not None]
-        # Paths and timestamps stay parallel.
+        # TensorFlow requires a timestamp for each path, or none at all.
         times = tuple(state.timestamps[at] for _, at in kept) if state.timestamps else ()
         state = state._replace(
             latest=latest or state.latest, paths=tuple(path for path, _ in kept), timestamps=times
@@ -73,7 +73,8 @@ class TensorFlowState(CheckpointList):
         return state_text(state)
 
     def merged(self, now: str, wrote: str, was: str, restored: Collection[str]) -> str:
-        # A path is inserted behind the nearest that preceded it, or before the nearest that followed it.
+        # The list is in the order of saving: a restored path follows its nearest predecessor that is still
+        # listed, or precedes its nearest successor.
         state, ours, old = (_state_of(parse_state(text), "any more") for text in (now, wrote, was))
         back = set(map(base_name, restored))
         changed: dict[str, str] = {}

@@ -252,7 +252,7 @@ def _object_at(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _verified_json(text: str, wanted: Mapping[str, Any]) -> str:
-    """Return an edited text if it parses to a document, else that document in a layout of its own."""
+    """Return an edited text if it parses to a document, or else the document laid out anew."""
     try:
         is_right = json.dumps(json.loads(text)) == json.dumps(wanted)
     except ValueError:

@@ -224,7 +224,7 @@ class Mentions:
         return exists(path, self._index.snapshot) and self._index.snapshot.isdir(path)
 
     def _path_prefix(self, entry: Entry) -> str:
-        """Return what the real paths of all in a checkpoint begin with."""
+        """Return the real path of a checkpoint, with a separator at its end."""
         return os.path.join(self._index.snapshot.realpath(entry.directory), entry.name, "")
 
 
@@ -376,7 +376,7 @@ class Note(TextKind):
 
 
 class DataNote(Note):
-    """Lines of data in which strings, whole lines, and values behind keys can be names."""
+    """YAML, TOML, INI, or plain lines: a string, a whole line, or the value of a key can be a name."""
 
     suffixes = frozenset({"", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".txt", ".list", ".lst"})
     _NOT_DATA = frozenset(
@@ -401,7 +401,7 @@ class DataNote(Note):
 
 
 class JsonNote(DataNote):
-    """JSON, of which only strings can be names; it may have comments."""
+    """JSON, with or without comments: only a string can be a name."""
 
     suffixes = frozenset({".json"})
 
@@ -427,7 +427,7 @@ def _reworded_line(line: str, new: Renamer, *, is_json: bool) -> str:
     spans = [(*match.span(), _rewrite_quoted(match[0], new)) for match in _STRING.finditer(line)]
     match = None if is_json else _LINE.fullmatch(line)
     if match is not None and not any(quote in match["value"] for quote in _QUOTES):
-        # Without quotes a name stands in the line alone, or behind a key.
+        # An unquoted name is the whole line, or the value of a key.
         start, end = match.span("value")
         key = _KEYED.match(line, start, end)
         for begin in (start, *([key.end()] if key else ())):
@@ -441,7 +441,7 @@ def _reworded_line(line: str, new: Renamer, *, is_json: bool) -> str:
 
 
 def _rewrite_quoted(quoted: str, new: Renamer) -> str | None:
-    """Return a quoted string under its new name, quoted alike; None if it stays."""
+    """Return the new form of a quoted string, in the same quotes; None if it is unchanged."""
     if quoted.startswith("'"):
         name = new(quoted[1:-1])
         return None if name is None or "'" in name else f"'{name}'"
@@ -467,7 +467,7 @@ def _map_strings(tree: Any, new: Renamer) -> Any:
 def directories_below(
     directory: str, index: CheckpointIndex, on_error: OnError
 ) -> Iterator[tuple[str, Names]]:
-    """Yield the directories below one in which notes may lie: not those that are checkpoints, or ours."""
+    """Yield the subdirectories to search for notes, at any depth: no checkpoints, none of ckpttool's own."""
     pending = [directory]
     while pending:
         parent = pending.pop()

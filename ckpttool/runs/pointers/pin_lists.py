@@ -141,7 +141,7 @@ def unreadable(file: str, error: Exception) -> DamagedCheckpoint:
 
 
 def read_list(file: str) -> str:
-    """Return a list of pins as it is now, line endings included; empty if there is none."""
+    """Return the text of a list of pins, line endings included; empty if there is no list."""
     try:
         return _list_text(file, Snapshot())
     except ValueError as error:

@@ -74,7 +74,7 @@ class Pointers:
         }
 
     def protections(self, faults: Collection[str] = ()) -> PointerProtections:
-        """Return what pointers protect, if the checkpoints of some paths are faulty."""
+        """Return the protections by pointers, given the paths of faulty checkpoints."""
         protections, search = PointerProtections(), replace(self._search, faults=faults)
         protections.update(self._files)
         for kind in searched_kinds():
@@ -90,7 +90,7 @@ def _found(kind: SearchedKind, search: Search) -> PointerProtections:
 
 
 def _found_in_files(search: Search) -> PointerProtections:
-    """Return what files of programs protect in the directories of series, and what is being written there."""
+    """Return the protections by files of programs, and of checkpoints that are being written."""
     found = PointerProtections()
     with reporting(search.unread(found)):
         for directory in sorted({search.root, *search.series.by_directory}):

@@ -1,4 +1,4 @@
-"""Reads directories and small files in which pointers are."""
+"""Reads the directories and small files that hold pointers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Pointer(NamedTuple):
 
 
 OnError = Callable[[CheckpointError], object]
-"""Called with what can't be read, and so may name anything."""
+"""Called with the error of a file or directory that can't be read; it may name any checkpoint."""
 
 
 def pointers_of(kind: TextKind, directory: str, names: Names, snapshot: Snapshot) -> Iterator[Pointer]:
@@ -73,7 +73,7 @@ def pointers_of(kind: TextKind, directory: str, names: Names, snapshot: Snapshot
 
 
 def read_small(path: str, limit: int, snapshot: Snapshot) -> bytes | None:
-    """Return a small file's content, or None where it is too long, no regular file, or not there.
+    """Return the content of a small file; None if it is too large, not a regular file, or missing.
 
     Raises:
         CheckpointError: It can't be read: it may name anything.
@@ -90,16 +90,16 @@ def read_small(path: str, limit: int, snapshot: Snapshot) -> bytes | None:
 
 
 def raise_error(error: CheckpointError) -> None:
-    """Raise an error: nothing goes on without what can't be read."""
+    """Raise an error, if nothing can be decided without the unreadable file."""
     raise error
 
 
 def pass_over(error: CheckpointError) -> None:
-    """Go on without what can't be read, where nothing is lost by that."""
+    """Ignore an error, if the unreadable file can't matter."""
 
 
 def names_in(directory: str, snapshot: Snapshot, on_error: OnError = raise_error) -> Names:
-    """Return what lies in a directory, by name; that one can't be listed doesn't say that it is empty."""
+    """Return the entries of a directory by name; none if it is missing, or its error is ignored."""
     try:
         return snapshot.names(directory)
     except OSError as error:
@@ -109,7 +109,7 @@ def names_in(directory: str, snapshot: Snapshot, on_error: OnError = raise_error
 
 
 def temporary_for(name: str) -> str | None:
-    """Return the name that a writer's temporary file will have, or None where it is none."""
+    """Return the final name of a writer's temporary file; None if the name isn't a temporary one."""
     match = _TEMPORARY.fullmatch(name) or _STAGED.fullmatch(name) or _TENSORFLOW.fullmatch(name)
     return match["name"] if match else None
 

@@ -1,4 +1,4 @@
-"""Where pointers are looked for, and which checkpoints and series they can mean."""
+"""Search of pointers: the directories, and the checkpoints and series that names can refer to."""
 
 from __future__ import annotations
 
@@ -206,13 +206,13 @@ class Reach:
         ]
 
     def beside(self, path: str) -> list[Group]:
-        """Return the series beside a path: those that its name would belong to, or else all."""
+        """Return the series around a path that its name would belong to, or all if there is none."""
         real = self._seen.realpath(os.path.dirname(path))
         beside = [group for group in self._groups if real in self._real_directories(group)]
         return _groups_of_name(beside, path) or beside
 
     def like(self, path: str, directory: str) -> list[Group]:
-        """Return the series below a directory that a name would belong to, or else all there."""
+        """Return the series below a directory that a name would belong to, or all if there is none."""
         below = self.below(directory)
         return _groups_of_name(below, path) or below
 

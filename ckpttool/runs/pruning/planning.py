@@ -192,7 +192,7 @@ class Planner:
         self._read = {*self._finite.values(), *self._faults}
 
     def _protections(self) -> Protections:
-        """Return what is stronger than every rule."""
+        """Return the protections that override all rules."""
         request = self._request
         protections = protections_of(
             self._survey.groups,
@@ -226,7 +226,7 @@ class Planner:
         return self._read_survivors(retention) or self._find_copies(retention) or self._find_slim(retention)
 
     def _read_survivors(self, retention: RetentionPlan) -> bool:
-        """Read what is kept; if it is damaged, others are kept in its place."""
+        """Read the kept checkpoints, and keep others in place of damaged ones."""
         unread = _unread_survivors(retention, self._read) if self._request.depth == "full" else []
         damages = {entry.path: self._reader.read(entry).damage for entry in unread}
         damaged = {path: damage for path, damage in damages.items() if damage is not None}
@@ -235,7 +235,7 @@ class Planner:
         return bool(damaged)
 
     def _find_copies(self, retention: RetentionPlan) -> bool:
-        """Compare what is removed with the copy that is required of it."""
+        """Compare the checkpoints to remove with the copies that are required of them."""
         if self._copies is None:
             return False
         going = [entry for entry in retention.changed if entry.path not in self._copied]
@@ -246,7 +246,7 @@ class Planner:
         return bool(lacking)
 
     def _find_slim(self, retention: RetentionPlan) -> bool:
-        """Look for obstacles to what is slimmed."""
+        """Find obstacles to slimming the checkpoints."""
         found = _slimming_obstacles(retention, self._slimmable)
         self._slimmable |= found
         return any(found.values())

@@ -242,7 +242,7 @@ class _Locks(AbstractContextManager["_Locks"]):
 def _recovered_survey(
     root: str, request: PruneRequest, locks: _Locks, progress: Progress
 ) -> tuple[Survey, Recovery, list[str]]:
-    """Recover what was interrupted in a directory and below.
+    """Recover from interrupted commands in a directory and below.
 
     Returns:
         The survey after that; the result of the recovery; and leftovers that could not be cleared, in words.
@@ -270,7 +270,7 @@ def _recover(directory: str, locks: _Locks) -> Recovery:
 
 
 def _littered_directories(entry: Entry) -> Iterator[str]:
-    """Yield the directories of a checkpoint that hold temporary files of ours."""
+    """Yield the directories of a checkpoint that hold temporary files of ckpttool."""
     for path in (*entry.contents.directories, *(file.path for file in entry.contents.files)):
         directory, name = os.path.split(path)
         if is_leftover_name(name):
