@@ -40,15 +40,14 @@ from ckpttool.transaction.state_dir import (
     state_dirs,
 )
 from ckpttool.transaction.trash import (
-    adopt_renamed_trashes,
-    all_state_dirs,
-    belongs_to_directory,
+    adopt,
     directories_of_trash,
     is_of_other_directory,
     other_directory_problem,
     path_as_given,
+    records_of,
+    records_under_other_names,
     renamed_directory,
-    trashes_under_other_names,
 )
 
 _LEVELS_BELOW = 3
@@ -127,10 +126,7 @@ def undo(directory: str | os.PathLike[str], *, recursive: bool = True, dry_run: 
         for place in places:
             progress.hold(place)
         for place in places:
-            for state_dir in trashes_under_other_names(place) if dry_run else adopt_renamed_trashes(place):
-                path = path_as_given(place, state_dir.trash)
-                text = f"its trash bears the name that it had before: {shown(path)}"
-                progress.warnings.append(f"{shown(place)}: {text}")
+            progress.adopt(place)
         commands = progress.commands(places)
         for number, identity in enumerate(commands):
             records = [record for place in places for record in _records(place, identity)]
@@ -196,12 +192,21 @@ class _UndoProgress:
         self.warnings += recovery.moved
         return True
 
+    def adopt(self, directory: str) -> None:
+        """Have the trash of a directory follow it that got another name since."""
+        found = records_under_other_names(directory)
+        if not self._dry_run:
+            adopt(directory, found)
+        for trash in dict.fromkeys(record.state_dir.trash for record in found):
+            text = f"its trash bears the name that it had before: {shown(path_as_given(directory, trash))}"
+            self.warnings.append(f"{shown(directory)}: {text}")
+
     def commands(self, places: Sequence[str]) -> list[str]:
         """Return the identities of what can be taken back, the last first; tell of what is another's."""
         held = {fs.realpath(place) for place in places}
         commands: set[str] = set()
         left: list[Problem] = []
-        for record in (record for place in places for record in _all_records(place)):
+        for record in (record for place in places for record in records_of(place)):
             if not is_of_other_directory(record):
                 commands.add(record.identity)
             elif fs.realpath(renamed_directory(record) or "") not in held:
@@ -256,7 +261,7 @@ def _count_below(root: str) -> int:
     count = 0
     for place in directories_with_trash(root, levels=_LEVELS_BELOW):
         with suppress(CheckpointError):  # whoever asks for it is told
-            count += any(not is_of_other_directory(record) for record in _all_records(place))
+            count += any(not is_of_other_directory(record) for record in records_of(place))
     return count
 
 
@@ -293,21 +298,9 @@ def _raise_of_store(error: OSError) -> None:
         raise from_os_error(error, path)
 
 
-def _all_records(directory: str) -> Iterator[CommandRecord]:
-    """Yield what a directory has recorded, and what lies beside it of another one that had its name."""
-    for state_dir in all_state_dirs(directory):
-        for identity in identities(state_dir):
-            record = read_record(directory, state_dir, identity)
-            if record is not None and belongs_to_directory(record):
-                yield record
-
-
 def _records(directory: str, identity: str) -> Iterator[CommandRecord]:
     """Yield what a directory has recorded of one command."""
-    for state_dir in all_state_dirs(directory):
-        record = read_record(directory, state_dir, identity) if identity in identities(state_dir) else None
-        if record is not None and belongs_to_directory(record) and not is_of_other_directory(record):
-            yield record
+    return (one for one in records_of(directory, identity) if not is_of_other_directory(one))
 
 
 def _renamed_below(record: CommandRecord) -> list[str]:

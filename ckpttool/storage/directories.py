@@ -78,6 +78,12 @@ class OpenDirectory:
         if descriptor is not None and descriptor != _CLOSED:
             os.close(descriptor)
 
+    @property
+    def fd(self) -> int:
+        """Its descriptor, on a system that can work below open directories."""
+        assert self.descriptor is not None  # as ``IS_SUPPORTED`` says
+        return self.descriptor
+
     def at(self, name: str) -> str:
         """Return what a call is given for an entry, beside ``dir_fd=self.descriptor``."""
         return self.join(name) if self.descriptor is None else name
@@ -231,13 +237,6 @@ class OpenDirectory:
         if self.descriptor is not None:
             for _, _, _, descriptor in os.fwalk(os.curdir, dir_fd=self.descriptor):
                 sync_descriptor(descriptor)
-
-
-def make_directory(name: str, mode: int, place: int) -> int:
-    """Make a directory in an open one, and return the descriptor of just that one; see ``OpenDirectory``."""
-    made = OpenDirectory(os.curdir, place).make(name, mode)
-    assert made.descriptor is not None  # as that of the place is not
-    return made.descriptor
 
 
 def sync_descriptor(directory: int) -> None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any, Literal, NamedTuple, get_args
 
 from ckpttool.core.errors import from_os_error
 from ckpttool.storage import fs
 from ckpttool.storage.atomic import write_in
-from ckpttool.storage.directories import OpenDirectory, make_directory, remove_directory, sync_descriptor
-from ckpttool.transaction.files import opened
+from ckpttool.storage.directories import OpenDirectory, remove_directory
 from ckpttool.transaction.journal import IDENTITY, OperationList
 from ckpttool.transaction.journal_documents import (
     count_of,
@@ -30,7 +29,6 @@ from ckpttool.transaction.state_dir import (
     LEFT_AS_IT_IS,
     TRASH,
     StateDir,
-    open_own,
     read_own,
     require_own,
     require_own_status,
@@ -183,18 +181,16 @@ def _record_of(
 
 
 def write_record(record: CommandRecord) -> None:
-    """Write a record down, synced to disk; one without a step goes."""
+    """Write a record, synced to disk, or remove it if no step is left."""
     if not fs.place_of(record.directory).has_owners:
         _write_in_store(record)
-        return
-    if not record.steps:
-        if fs.lexists(record.path):
-            with _opened_place(record) as place:
-                place.unlink(RECORD)
-        return
-    make_place(record.state_dir, record.identity)
-    with _opened_place(record) as place:
-        write_in(place, RECORD, _text_of(record))
+    elif record.steps:
+        make_place(record.state_dir, record.identity)
+        with open_place(record.state_dir, record.identity) as place:
+            write_in(place, RECORD, _text_of(record))
+    elif fs.lexists(record.path):
+        with open_place(record.state_dir, record.identity) as place:
+            place.unlink(RECORD)
 
 
 def _write_in_store(record: CommandRecord) -> None:
@@ -223,20 +219,8 @@ def _text_of(record: CommandRecord) -> bytes:
     return json.dumps(document).encode()
 
 
-def _opened_place(record: CommandRecord) -> AbstractContextManager[OpenDirectory]:
-    return open_own(record.directory, record.state_dir.path, record.state_dir.trash_name, record.identity)
-
-
 def add_step(directory: str, state_dir: StateDir, identity: str, kind: RecordKind, step: UndoStep) -> None:
-    """Add an undo step to a command's record; it replaces an earlier step of the same journal.
-
-    Args:
-        directory: Where it was done.
-        state_dir: Where its trash lies.
-        identity: Of the command.
-        kind: What it does.
-        step: What reverts it.
-    """
+    """Add an undo step to a command's record; it replaces an earlier step of the same journal."""
     record = read_record(directory, state_dir, identity)
     if record is None:
         root = inode_of(directory) if state_dir.suffix else None
@@ -257,13 +241,7 @@ def drop_step(directory: str, state_dir: StateDir, identity: str, journal: str) 
 
 
 def drop_groups(directory: str, state_dir: StateDir, restored: OperationList) -> None:
-    """Remove restored checkpoints from a record, and its pointers once no checkpoint is left.
-
-    Args:
-        directory: Where they are restored.
-        state_dir: Where its trash lies.
-        restored: What has restored them.
-    """
+    """Remove restored checkpoints from a record, and its pointers once no checkpoint is left."""
     assert restored.identity is not None  # of the command that is undone
     record = read_record(directory, state_dir, restored.identity)
     if record is None:
@@ -292,62 +270,49 @@ def require_own_trash(state_dir: StateDir) -> None:
         require_own(state_dir.trash, _directory_of_trash(state_dir), _ANOTHERS)
 
 
-@contextmanager
-def open_trash(state_dir: StateDir, around: int) -> Iterator[int]:
-    """Open a trash in an open directory, and require that what was opened is ours."""
-    with opened(state_dir.trash_name, around) as trash:
-        owner = fs.stat(_directory_of_trash(state_dir))
-        require_own_status(state_dir.trash, os.fstat(trash), owner, _ANOTHERS)
-        yield trash
-
-
 def _directory_of_trash(state_dir: StateDir) -> str:
     is_there = fs.isdir(state_dir.directory)
     return state_dir.directory if is_there else state_dir.path  # it may have got another name
 
 
 @contextmanager
-def open_place(state_dir: StateDir, identity: str) -> Iterator[int]:
-    """Open the place of a command in the trash, and require that what was opened is ours."""
-    with (
-        opened(state_dir.path) as around,
-        open_trash(state_dir, around) as trash,
-        opened(identity, trash) as place,
-    ):
+def open_trash(state_dir: StateDir) -> Iterator[OpenDirectory]:
+    """Open a trash, and require that what was opened is ours."""
+    with OpenDirectory(state_dir.path) as around, around.open(state_dir.trash_name) as trash:
+        owner = fs.stat(_directory_of_trash(state_dir))
+        require_own_status(state_dir.trash, trash.own_status(), owner, _ANOTHERS)
+        yield trash
+
+
+@contextmanager
+def open_place(state_dir: StateDir, identity: str) -> Iterator[OpenDirectory]:
+    """Open the place of a command in a trash, and require that both are ours."""
+    with open_trash(state_dir) as trash, trash.open(identity) as place:
+        require_own_status(place.path, place.own_status(), trash.own_status())
         yield place
 
 
 def make_trash(state_dir: StateDir) -> None:
     """Create the trash, with mode 0700, if it doesn't exist."""
     require_own_trash(state_dir)
-    with opened(state_dir.path) as around:
-        if _make_directory(state_dir.trash_name, around):
-            sync_descriptor(around)
-        with open_trash(state_dir, around):
-            return
+    with OpenDirectory(state_dir.path) as around:
+        _make_directory(state_dir.trash_name, around)
 
 
 def make_place(state_dir: StateDir, identity: str, numbers: Collection[str] = ()) -> None:
-    """Create a command's directory in the trash, and numbered directories in it, all with mode 0700."""
-    require_own_trash(state_dir)
-    with opened(state_dir.path) as around:
-        is_new = _make_directory(state_dir.trash_name, around)
-        with open_trash(state_dir, around) as root:
-            is_new |= _make_directory(identity, root)
-            with opened(identity, root) as place:
-                made = [_make_directory(number, place) for number in sorted(numbers)]
-                if is_new or any(made):
-                    for changed in (around, root, place):
-                        sync_descriptor(changed)
+    """Create a command's place in the trash, and numbered directories in it, all with mode 0700."""
+    make_trash(state_dir)
+    with open_trash(state_dir) as trash:
+        _make_directory(identity, trash)
+        with trash.open(identity) as place:
+            for number in sorted(numbers):
+                _make_directory(number, place)
 
 
-def _make_directory(name: str, place: int) -> bool:
-    """Create a directory; return False if it exists."""
-    try:
-        os.close(make_directory(name, 0o700, place))
-    except FileExistsError:
-        return False
-    return True
+def _make_directory(name: str, place: OpenDirectory) -> None:
+    with suppress(FileExistsError):
+        place.make(name, 0o700).close()
+        place.sync()
 
 
 def tidy(state_dir: StateDir, identity: str) -> None:
@@ -357,19 +322,14 @@ def tidy(state_dir: StateDir, identity: str) -> None:
     """
     if not fs.place_of(state_dir.path).can_rename:
         return
-    with suppress(OSError), opened(state_dir.path) as around:
-        with suppress(OSError), opened(state_dir.trash_name, around) as root:
-            with suppress(OSError), opened(identity, root) as place:
-                for name in os.listdir(place):
-                    if name.isdecimal():
-                        _remove_directory(name, place)
-                    elif is_temporary(name):
-                        with suppress(OSError):  # it isn't ours to remove
-                            os.unlink(name, dir_fd=place)
-            _remove_directory(identity, root)
-        _remove_directory(state_dir.trash_name, around)
-
-
-def _remove_directory(name: str, place: int) -> None:
-    with suppress(OSError):  # it isn't empty, or isn't there
-        remove_directory(name, place)
+    with suppress(OSError), OpenDirectory(state_dir.path) as around:
+        with suppress(OSError), around.open(state_dir.trash_name) as trash:
+            with suppress(OSError), trash.open(identity) as place:
+                for name in place.names():
+                    with suppress(OSError):  # it isn't empty, or isn't ours to remove
+                        if name.isdecimal():
+                            remove_directory(name, place.descriptor)
+                        elif is_temporary(name):
+                            place.unlink(name)
+            remove_directory(identity, trash.descriptor)
+        remove_directory(state_dir.trash_name, around.descriptor)

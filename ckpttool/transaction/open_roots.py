@@ -234,7 +234,7 @@ def open_roots(
             descriptors["stage"] = stage
         if listed.identity is not None and listed.numbered("trash"):
             with suppress(FileNotFoundError):
-                descriptors["trash"] = stack.enter_context(open_place(state_dir, listed.identity))
+                descriptors["trash"] = stack.enter_context(open_place(state_dir, listed.identity)).fd
         yield stack.enter_context(OpenRoots(listed, descriptors))
 
 

@@ -232,7 +232,7 @@ def test_emptied_is_what_records_list(trainer: Path) -> None:
     assert (len(planned.removed), planned.freed_bytes) == (2, nbytes)
     assert (trainer / TRASH).exists()
     done = empty_trash(trainer)
-    assert (done.removed, done.freed_bytes, done.problems) == (planned.removed, nbytes, ())
+    assert (done.removed, done.freed_bytes, done.problems) == (planned.removed, nbytes, [])
     assert not (trainer / TRASH).exists()
     assert undo(str(trainer)).identity is None
 
@@ -246,7 +246,7 @@ def test_emptying_frees_nothing_that_has_another_name(short: Path) -> None:
 
 def test_only_what_is_older(short: Path) -> None:
     done = prune_to_trash(short)
-    assert empty_trash(short, older_than=3600).removed == ()
+    assert empty_trash(short, older_than=3600).removed == []
     old = short / TRASH / str(done.trash)
     assert old.exists()
     assert len(empty_trash(short, older_than=0).removed) == 2
@@ -274,7 +274,7 @@ def test_what_has_changed_in_it_is_left_whole(sharded: Path) -> None:
     changed.write_bytes(b"another")
     before = file_bytes(place)
     emptied = empty_trash(sharded)
-    assert (emptied.removed, len(emptied.problems)) == ((), 1)
+    assert (emptied.removed, len(emptied.problems)) == ([], 1)
     assert "has changed since it was put there" in emptied.problems[0].message
     assert file_bytes(place) == before
 

@@ -116,7 +116,7 @@ def test_a_copied_trash_is_emptied(sharded: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     subprocess.run(["cp", "-a", sharded, other], check=True)
     done = empty_trash(other)
-    assert (done.problems, len(done.removed), done.left_bytes) == ((), 2, 0)
+    assert (done.problems, len(done.removed), done.left_bytes) == ([], 2, 0)
     assert done.freed_bytes > 0
     assert not (other / ".ckpttool-trash").exists()
     assert len(undo(str(sharded)).restored) == 2
@@ -158,7 +158,7 @@ def test_a_copy_with_other_times_is_left_and_its_bytes_told(short: Path, tmp_pat
     other = tmp_path / "other"
     subprocess.run(["cp", "-r", short, other], check=True)
     done = empty_trash(other)
-    assert (done.removed, len(done.problems), len(done.warnings)) == ((), 2, 1)
+    assert (done.removed, len(done.problems), len(done.warnings)) == ([], 2, 1)
     assert "copied without the times" in done.warnings[0]
     assert "copied without the times" in undo(str(other), dry_run=True).warnings[0]
     assert done.left_bytes == sum(path.stat().st_size for path in other.rglob("0/*"))
