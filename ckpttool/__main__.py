@@ -27,7 +27,7 @@ def main() -> None:
         print("ckpttool: error: interrupted", file=sys.stderr or io.StringIO())
         sys.exit(130)
     except Exception:  # noqa: BLE001 - Python's own status is 1, which means something else here
-        from ckpttool.core.secrets import without_signatures
+        from ckpttool.core.urls import without_signatures
 
         print(without_signatures(traceback.format_exc()), file=sys.stderr or io.StringIO())
         sys.exit(2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ckpttool import UsageError
-from ckpttool.core.amounts import duration, nbytes, seconds, size, within
+from ckpttool.core.text import duration, nbytes, seconds, size, within
 from tests.support.golden import Golden, refusal
 
 

@@ -180,8 +180,6 @@ NAMED_FORMATS = {
     ("runs/renaming/reserved_names.py", "savedmodel"): "what TensorFlow Serving looks for",
     ("core/checkpoint.py", "numpy"): "the framework of a state dict",
     ("core/checkpoint.py", "tensorflow"): "the framework of a state dict",
-    ("core/state_dict.py", "numpy"): "the framework",
-    ("core/state_dict.py", "tensorflow"): "the framework",
     ("containers/pickle/numpy_types.py", "numpy"): "the Python module",
     ("containers/pickle/pickle_nodes.py", "numpy"): "the Python module",
     ("containers/pickle/pickler.py", "numpy"): "the Python module",

@@ -88,7 +88,7 @@ RESULT = """
 from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from ckpttool.core.documents import document_of
+from ckpttool.core.result import document_of
 from ckpttool.core.result import Table
 
 class AgedCheckpoint(NamedTuple):
@@ -109,7 +109,7 @@ class Ages(Table):
         return {"schema": "ckpttool.ages/1", **document_of(self)}
 """
 SEES_RESULT = """
-from ckpttool.core.documents import record_of
+from ckpttool.core.result import record_of
 from ckpttool.runs.ages import AgedCheckpoint, Ages
 ages = Ages((AgedCheckpoint("a.pth", 9, float("inf")),))
 print(ages)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import Role
-from ckpttool.core.documents import document_of, dumps
-from ckpttool.core.roles import role_of
+from ckpttool.core.result import document_of, dumps
+from ckpttool.core.tensor import role_of
 from ckpttool.core.training import training_state
 
 KEYS = st.one_of(

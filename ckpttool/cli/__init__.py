@@ -28,7 +28,7 @@ from ckpttool.cli.output import (
 )
 from ckpttool.cli.streams import Unwritable, discard, streams
 from ckpttool.core.errors import CheckpointError, UsageError
-from ckpttool.core.suggest import did_you_mean
+from ckpttool.core.text import did_you_mean
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

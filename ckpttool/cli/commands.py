@@ -17,7 +17,7 @@ from ckpttool.cli.output import paged
 from ckpttool.cli.parser import Command, colour_option, help_option
 from ckpttool.cli.shells import completion_script, install_completion
 from ckpttool.core.errors import UsageError
-from ckpttool.core.suggest import did_you_mean
+from ckpttool.core.text import did_you_mean
 
 
 class CommandEntry(NamedTuple):

@@ -30,7 +30,7 @@ from ckpttool.core.options import (
     options_of,
     rows,
 )
-from ckpttool.core.suggest import closest
+from ckpttool.core.text import closest
 
 _TEXT = {"type": "string", "minLength": 1}
 _SCHEMAS: Mapping[Any, Mapping[str, Any]] = {

@@ -17,7 +17,7 @@ from ckpttool.cli.paths import single_checkpoint
 from ckpttool.cli.progress import progress
 from ckpttool.cli.reports import check_plot, write_report
 from ckpttool.core.options import argument
-from ckpttool.core.printable import printable
+from ckpttool.core.text import printable
 from ckpttool.ops.difference import DiffOptions
 from ckpttool.storage import fs
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import argument
-from ckpttool.core.suggest import did_you_mean
+from ckpttool.core.text import did_you_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

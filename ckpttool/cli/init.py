@@ -10,7 +10,7 @@ from ckpttool.cli.options import quiet_option
 from ckpttool.cli.output import say_warning
 from ckpttool.core.errors import CheckpointError, NotFound, UsageError, from_os_error
 from ckpttool.core.options import argument
-from ckpttool.core.printable import printable
+from ckpttool.core.text import printable
 from ckpttool.storage import fs
 from ckpttool.storage.held import open_file
 

@@ -14,7 +14,7 @@ from ckpttool.cli.output import has_colour, say, width
 from ckpttool.cli.progress import progress
 from ckpttool.core.name_patterns import PIN_LISTS
 from ckpttool.core.options import argument
-from ckpttool.core.printable import printable
+from ckpttool.core.text import printable
 from ckpttool.storage import fs
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _no_match(inspection: Inspection, filter: str) -> str:
     """Say that a filter fits no tensor, and which one would."""
     from fnmatch import filter as matching
 
-    from ckpttool.core.suggest import did_you_mean
+    from ckpttool.core.text import did_you_mean
 
     names = [tensor.name for tensor in inspection.checkpoint.tensors]
     wider = f"*{filter.strip('*')}*"
@@ -147,9 +147,9 @@ def _field(inspection: Inspection, key: str) -> str:
     Raises:
         UsageError: There is no such key.
     """
-    from ckpttool.core.documents import dumps
     from ckpttool.core.errors import UsageError
-    from ckpttool.core.suggest import did_you_mean
+    from ckpttool.core.result import dumps
+    from ckpttool.core.text import did_you_mean
 
     value = document = _row(inspection)
     for part in key.split("."):

@@ -17,7 +17,7 @@ from ckpttool.cli.paths import print_paths, say_inferred_mode, say_journals
 from ckpttool.cli.progress import ProgressLines
 from ckpttool.cli.streams import discard
 from ckpttool.core.options import argument, group
-from ckpttool.core.printable import printable
+from ckpttool.core.text import printable
 from ckpttool.runs.members.full_read import no_progress
 from ckpttool.runs.resuming.latest import Latest, LatestQuery
 from ckpttool.runs.resuming.several_places import latest_of

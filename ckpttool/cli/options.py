@@ -6,7 +6,6 @@ import os
 from functools import partial
 from typing import Any
 
-from ckpttool.core.amounts import seconds
 from ckpttool.core.options import (
     CHECK_PANEL,
     EXECUTION_PANEL,
@@ -16,6 +15,7 @@ from ckpttool.core.options import (
     argument,
     option,
 )
+from ckpttool.core.text import seconds
 
 in_output = partial(option, panel=OUTPUT_PANEL)
 _in_execution = partial(option, panel=EXECUTION_PANEL)

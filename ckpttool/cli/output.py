@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ckpttool.core.printable import printable
+from ckpttool.core.text import printable
 
 FOUND_SOMETHING, COULD_NOT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 """Exit statuses: something needs a look, it could not be done, and what shells say of Ctrl-C and SIGTERM."""
@@ -84,7 +84,7 @@ def paged() -> AbstractContextManager[None]:
 
 def print_json(document: Mapping[str, Any]) -> None:
     """Print a document."""
-    from ckpttool.core.documents import dumps
+    from ckpttool.core.result import dumps
 
     print(dumps(document))
 

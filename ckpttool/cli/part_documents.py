@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from ckpttool.cli.verdicts import VerifyOutcome
 from ckpttool.containers.jsontext import parse_json
-from ckpttool.core.documents import messages, plain, record_of
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, UsageError
-from ckpttool.core.report import counted
+from ckpttool.core.result import messages, plain, record_of
+from ckpttool.core.text import counted
 from ckpttool.ops.manifest_seal import SealResult
 from ckpttool.ops.verdict import VERIFY_SCHEMA, Verification
 from ckpttool.ops.workload import Part, digest_of_work

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from ckpttool.cli.output import say, say_error, say_warning
-from ckpttool.core.printable import printable
+from ckpttool.core.text import printable
 from ckpttool.storage import fs
 
 _HALF = "some checkpoints may be incomplete, or listed twice, until that user's next command recovers it"

@@ -12,7 +12,7 @@ from ckpttool.cli.output import COULD_NOT, print_json, say_error, say_warning
 from ckpttool.cli.paths import print_paths
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import argument
-from ckpttool.core.printable import printable
+from ckpttool.core.text import printable
 
 if TYPE_CHECKING:
     from ckpttool.core.errors import CheckpointError

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.render.terminal import shorten
-from ckpttool.core.printable import printable
+from ckpttool.core.text import printable
 
 if TYPE_CHECKING:
     from ckpttool.runs.members.full_read import Progress

@@ -35,7 +35,7 @@ from ckpttool.cli.paths import directory_name, say_inferred_mode, say_journals, 
 from ckpttool.cli.progress import ProgressLines
 from ckpttool.core.errors import CheckpointError, UsageError
 from ckpttool.core.options import EXECUTION_PANEL, SELECTION_PANEL, group, jobs_option, option
-from ckpttool.core.printable import printable
+from ckpttool.core.text import printable
 from ckpttool.runs.pruning.request import PruneRequest
 from ckpttool.runs.reasons import Code, code_of, true_of_all
 from ckpttool.runs.retention.rules import Policy

@@ -13,8 +13,7 @@ from ckpttool.cli.config import ConfigDocument
 from ckpttool.cli.config_keys import beside, paths_key, read
 from ckpttool.cli.options import trash_option, yes_option
 from ckpttool.core.errors import CheckpointError, UsageError
-from ckpttool.core.keywords import attribute_names
-from ckpttool.core.options import Reach, group, jobs_option, option, options_of, same_option
+from ckpttool.core.options import Reach, attribute_names, group, jobs_option, option, options_of, same_option
 from ckpttool.runs.pruning.request import PruneRequest
 from ckpttool.runs.retention.policies import PathRule, Policies
 from ckpttool.runs.retention.rules import RULES, Policy

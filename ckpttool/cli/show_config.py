@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.options import in_output, json_option
 from ckpttool.cli.output import print_json
-from ckpttool.core.documents import document_of
 from ckpttool.core.errors import NotFound, UsageError
 from ckpttool.core.options import EXECUTION_PANEL, argument, option
-from ckpttool.core.printable import printable
+from ckpttool.core.result import document_of
+from ckpttool.core.text import printable
 
 if TYPE_CHECKING:
     from ckpttool.cli.config import ConfigDocument

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 from ckpttool.core.errors import system_text
-from ckpttool.core.secrets import hidden_texts, without_secrets, without_signatures
+from ckpttool.core.urls import hidden_texts, without_secrets, without_signatures
 
 
 class SafeStderr:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckpttool.cli.output import say_error, say_warning
 from ckpttool.cli.progress import ProgressLines
 from ckpttool.cli.verify_options import flag_of
-from ckpttool.core.documents import messages
 from ckpttool.core.errors import CheckpointError, MissingPackage, NotFound, UsageError
+from ckpttool.core.result import messages
 from ckpttool.formats.interface import SIDECARS, Unit
 from ckpttool.ops.verdict import OPTIONAL, Verification, verify_document
 from ckpttool.ops.verify import unreadable

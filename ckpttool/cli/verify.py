@@ -208,7 +208,7 @@ def _config_beside(paths: Sequence[str]) -> str:
 
 def _say_unread(paths: Sequence[str]) -> None:
     from ckpttool.cli.config import unread_config_beside
-    from ckpttool.core.printable import printable
+    from ckpttool.core.text import printable
 
     config = next(filter(None, map(unread_config_beside, paths)), None)
     if config is not None:
@@ -281,7 +281,7 @@ def _print_verdicts(outcome: VerifyOutcome, shown: VerifyCommand) -> None:
 
 def _print_manifests(sealed: Mapping[str, SealResult], stream: TextIO) -> None:
     """Print a line for each manifest that is there now: also for those written before something failed."""
-    from ckpttool.core.printable import printable
+    from ckpttool.core.text import printable
 
     for one in sealed.values():
         if one.files:

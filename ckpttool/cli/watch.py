@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.options import config_option, interval_option, json_option, quiet_option
 from ckpttool.cli.output import print_json, say, say_error, say_warning
-from ckpttool.core.amounts import seconds
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import EXECUTION_PANEL, SELECTION_PANEL, argument, jobs_option, option, same_option
-from ckpttool.core.printable import printable
+from ckpttool.core.text import printable, seconds
 from ckpttool.runs.scope import Scope
 from ckpttool.storage import fs
 

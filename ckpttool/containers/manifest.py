@@ -15,7 +15,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ckpttool.core.errors import CheckpointError
-from ckpttool.core.report import Finding, counted, error
+from ckpttool.core.report import Finding, error
+from ckpttool.core.text import counted
 from ckpttool.storage import fs
 
 MAX_BYTES = 1 << 23

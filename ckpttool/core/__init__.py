@@ -1,8 +1,9 @@
-"""What every room builds on: checkpoints, tensors and their lazy values, findings, errors, names.
+"""Base of all packages: checkpoints, tensors and their lazy values, findings, errors, names, options.
 
-A ``Checkpoint`` is a mapping of lazy tensors (``tensor``), whose elements come from ``values``: a few sources
-of blocks, and what is made of them. ``report`` has findings, ``errors`` what a user is told in one line.
-``naming``, ``name_patterns`` and ``metric_names`` read epochs, steps and metrics out of names, ``roles`` what
-a tensor serves, ``training`` what is said of the training. ``options`` says an option of a command once,
-``suggest`` which known word a misspelled one was meant to be.
+A ``Checkpoint`` is a mapping of lazy tensors (``tensor``, with their roles), whose elements come from
+``values``: stored bytes (``readable``), and combinations of them (``gather`` puts them in order).
+``parameters`` counts the elements of a model. ``naming`` reads epochs, steps and metrics from names by
+``name_patterns``; ``training`` reads the training state from metadata. ``report`` has findings, ``result``
+results and their JSON documents, ``errors`` the tree of errors, ``text`` numbers, sizes and names as users
+read them. ``options`` declares each option of a command once, as a field of a record.
 """

@@ -1,21 +1,21 @@
-"""Every way in which ckpttool can fail, as one tree.
+"""Tree of all errors.
 
 CheckpointError
-├── NotFound              there is no such file, or it vanished meanwhile
+├── NotFound              there is no such file, or it was removed meanwhile
 ├── AccessDenied          the operating system refuses to open or read it
-├── NotACheckpoint        no format recognises what lies there
+├── NotACheckpoint        no format recognises it
 │   └── AmbiguousFormat   two formats claim it, and neither specialises the other
 ├── DamagedCheckpoint     a format recognises it, and its structure is wrong
 │   ├── Truncated         it ends too early
 │   ├── LimitExceeded     reading on would take unbounded time or memory
-│   └── NotDownloaded     only a Git LFS pointer lies where the file should be
+│   └── NotDownloaded     a Git LFS pointer is in place of the file
 ├── Unsupported           it is well formed, and beyond what ckpttool reads
 ├── OutOfMemory           reading it takes more memory than there is
 └── MissingPackage        an optional package is needed
-UsageError                what was asked contradicts itself
+UsageError                the request is invalid or contradicts itself
 
-Each says in one line where it is, what was found there, and what was expected:
-``m.safetensors[fc.weight]: bytes 96..160 lie outside the file (128 bytes)``. None shows credentials.
+Each is one line with the place, the problem, and the expected state:
+``m.safetensors[fc.weight]: bytes 96..160 lie outside the file (128 bytes)``. Credentials are removed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.core.secrets import without_signatures
+from ckpttool.core.urls import without_signatures
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class UsageError(ValueError):
-    """What was asked can't be done by anybody: options that contradict each other."""
+    """The request is invalid, such as options that contradict each other."""
 
     def __init__(self, text: str) -> None:
         super().__init__(without_signatures(text))
@@ -46,11 +47,11 @@ class CheckpointError(Exception):
     """A path could not be read as asked.
 
     Args:
-        path: The file or directory, as the user knows it.
-        found: What was found, in words.
-        expected: What should have been there.
+        path: The file or directory, as the user named it.
+        found: The problem, in words.
+        expected: The expected state.
         where: The place inside: a member, a tensor, a byte offset.
-        code: The finding's code, where the class's own says too little.
+        code: Code of the finding, if it isn't that of the class.
     """
 
     code: str = "error"
@@ -80,12 +81,12 @@ class CheckpointError(Exception):
 
     @property
     def found(self) -> str:
-        """Say what was found. Credentials are searched for here: most errors are caught and never shown."""
+        """The problem. Credentials are removed here, since most errors are caught and never shown."""
         return without_signatures(self._found)
 
     @property
     def reason(self) -> str:
-        """Say what was found and expected, without the place."""
+        """The problem and the expected state, without the place."""
         return self.found if self.expected is None else f"{self.found} ({self.expected})"
 
     def __str__(self) -> str:
@@ -95,7 +96,7 @@ class CheckpointError(Exception):
 
 
 class NotFound(CheckpointError):
-    """There is no such file or directory, or it vanished meanwhile."""
+    """The file or directory doesn't exist, or was removed meanwhile."""
 
     code = "not-found"
 
@@ -107,7 +108,7 @@ class AccessDenied(CheckpointError):
 
 
 class NotACheckpoint(CheckpointError):
-    """No format recognises what lies there."""
+    """No format recognises it."""
 
     code = "not-a-checkpoint"
 
@@ -115,7 +116,7 @@ class NotACheckpoint(CheckpointError):
 class AmbiguousFormat(NotACheckpoint):
     """Two formats claim it, and neither is declared to specialise the other.
 
-    ``safety`` holds what loading it by any of them could run.
+    ``safety`` has findings on the code that loading it by any of them could run.
     """
 
     code = "ambiguous-format"
@@ -125,7 +126,7 @@ class AmbiguousFormat(NotACheckpoint):
 class DamagedCheckpoint(CheckpointError):
     """A format recognises it, and its structure is wrong.
 
-    ``safety`` holds what loading it could run, as far as it was read before the damage.
+    ``safety`` has findings on the code that loading it could run, up to the damage.
     """
 
     code = "damaged"
@@ -133,7 +134,7 @@ class DamagedCheckpoint(CheckpointError):
 
 
 class Truncated(DamagedCheckpoint):
-    """It ends before all that it announces has come."""
+    """It ends too early."""
 
     code = "truncated"
 
@@ -145,7 +146,7 @@ class LimitExceeded(DamagedCheckpoint):
 
 
 class NotDownloaded(DamagedCheckpoint):
-    """Only a Git LFS pointer lies where the file should be."""
+    """A Git LFS pointer is in place of the file."""
 
     code = "lfs-pointer"
 
@@ -169,7 +170,7 @@ class MissingPackage(CheckpointError):
 
 
 def from_os_error(error: OSError, path: str | os.PathLike[str]) -> CheckpointError:
-    """Return the error of this tree that says what the operating system said."""
+    """Return the error of this tree for an error of the operating system."""
     if isinstance(error, FileNotFoundError):
         if os.path.islink(path):
             return NotFound(path, f"a link to {os.readlink(path)}, which does not exist")
@@ -178,13 +179,13 @@ def from_os_error(error: OSError, path: str | os.PathLike[str]) -> CheckpointErr
 
 
 def system_text(error: OSError) -> str:
-    """Return what the operating system said, as a part of a sentence; what others say stays as it is."""
+    """Return the text of an error; that of the operating system in lower case, as a part of a sentence."""
     text = error.strerror or str(error)
     return text.lower() if error.errno is not None and text == os.strerror(error.errno) else text
 
 
 def _clear_frames(traceback: TracebackType | None) -> None:
-    """As ``traceback.clear_frames`` does; to import that takes memory, of which there is none."""
+    """Clear frames as ``traceback.clear_frames`` does, whose import would take memory."""
     while traceback is not None:
         with suppress(RuntimeError):  # it is still running
             traceback.tb_frame.clear()
@@ -193,7 +194,7 @@ def _clear_frames(traceback: TracebackType | None) -> None:
 
 @contextmanager
 def memory_checked(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn a lack of memory, also for a child process, into an ``OutOfMemory`` of the path being read.
+    """Raise a lack of memory, also of a child process, as ``OutOfMemory`` for the path being read.
 
     The frames in which it occurred are cleared, so that what they hold doesn't outlive the failure.
     """
@@ -205,3 +206,27 @@ def memory_checked(path: str | os.PathLike[str]) -> Iterator[None]:
         _clear_frames(failure.__traceback__)
         gc.collect()
         raise OutOfMemory(path, "reading it takes more memory than there is") from failure
+
+
+# Partial checkpoints --------------------------------------------------------------------------------
+
+
+_are_allowed: ContextVar[bool] = ContextVar("losses_allowed", default=False)
+
+
+def are_losses_allowed() -> bool:
+    """Return whether readers open a damaged checkpoint without its lost tensors."""
+    return _are_allowed.get()
+
+
+@contextmanager
+def losses_allowed() -> Iterator[None]:
+    """Let readers return partial checkpoints: ``salvage`` alone does.
+
+    A lost tensor has an extent outside of its file.
+    """
+    token = _are_allowed.set(True)
+    try:
+        yield
+    finally:
+        _are_allowed.reset(token)

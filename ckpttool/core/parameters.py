@@ -12,10 +12,11 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, NamedTuple
 
-from ckpttool.core.packed_weights import PackedWeights
 from ckpttool.core.tensor import Path, Role, Tensor
 
 _BUFFER = re.compile(
@@ -144,3 +145,302 @@ def _is_buffer(tensor: Tensor, names: set[str]) -> bool:
         return True
     beside = _REPARAMETRIZATION_BUFFER.fullmatch(name)
     return beside is not None and f"{beside[1]}_orig" in names
+
+
+# Packed weights -------------------------------------------------------------------------------------
+
+
+_TRAINED_BESIDE = re.compile("bias|lora_.+")
+_MOST_BITS = 8
+"""Bits of the largest quantized weight."""
+_DEEPEST = 4
+"""Maximum depth of a name below its layer, as in ``weight.quant_state.bitsandbytes__nf4``."""
+
+
+class Contents(NamedTuple):
+    """Type and number of the parameters in a tensor of a quantized layer; the number is None if unknown."""
+
+    type: str
+    parameters: int | None
+
+
+# Layouts --------------------------------------------------------------------------------------------
+
+
+class Layout(NamedTuple):
+    """One way of packing weights into words.
+
+    Attributes:
+        words: Suffix of the name of the packed tensor.
+        beside: Suffix of the name of another tensor that the layer must have.
+        number: Counts the weights, given both tensors; returns None if their shapes don't fit. Without it,
+            the configuration has the bits of a weight.
+        any_type: Whether words may have a type that plain weights have.
+        is_dense: Whether a weight may be split between words; else words end with unused bits.
+    """
+
+    words: str
+    beside: str = ""
+    number: Callable[[Tensor, Tensor], int | None] | None = None
+    any_type: bool = False
+    is_dense: bool = False
+
+
+def _along(axis: int, other: int) -> Callable[[Tensor, Tensor], int | None]:
+    """Return a count for words packed along one axis, whose unpacked length is an axis of another tensor."""
+
+    def number(words: Tensor, beside: Tensor) -> int | None:
+        if words.dtype.kind != "integer" or not words.size or len(words.shape) < 2 or not beside.shape:
+            return None
+        stored, length = words.shape[axis], beside.shape[other]
+        each = -(-length // stored)
+        fits = length and (stored * words.dtype.bits % length == 0 or -(-length // each) == stored)
+        found = words.size // stored * length
+        return found if fits and 1 <= _bits_of_each(words, found) <= _MOST_BITS else None
+
+    return number
+
+
+def _bits_of_each(words: Tensor, number: int) -> int:
+    """Return the bits that a parameter has in words."""
+    total = words.size * words.dtype.bits
+    return total // number if total % number == 0 else words.dtype.bits // -(-number // words.size)
+
+
+def _four_bits(words: Tensor, beside: Tensor) -> int | None:
+    return words.size * words.dtype.bits // 4
+
+
+def _blocks(words: Tensor, scales: Tensor) -> int | None:
+    return _four_bits(words, scales) if words.shape[:-1] == scales.shape else None
+
+
+def _decoded(codes: Tensor, codebooks: Tensor) -> int | None:
+    """Count the weights that entries of additive codebooks stand for."""
+    if len(codebooks.shape) != 4 or codes.shape[2:] != codebooks.shape[:1]:
+        return None
+    return math.prod(codes.shape[:2]) * math.prod(codebooks.shape[2:])
+
+
+LAYOUTS = (
+    Layout(".qweight", ".g_idx", _along(0, 0)),  # GPTQ
+    Layout(".qweight", ".scales", _along(-1, -1)),  # AWQ
+    Layout(".qweight", is_dense=True),
+    Layout(".weight_packed"),  # compressed-tensors
+    Layout(".weight", ".weight.absmax", _four_bits, any_type=True),  # bitsandbytes
+    Layout(".weight", is_dense=True),  # MLX, and whatever has 8 bits
+    Layout("_blocks", "_scales", _blocks),  # MXFP4 in Transformers
+    Layout(".blocks", ".scales", _blocks),  # MXFP4 of OpenAI
+    Layout(".W_q", ".scale", _along(0, 0), any_type=True),  # HQQ
+    Layout(".W_q", ".scale", any_type=True),
+    Layout(".weight._data._data", ".weight._scale", _along(0, 0)),  # Quanto
+    Layout(".weight._data._data", ".weight._scale"),
+    Layout(".weight._data", ".weight._scale"),
+    Layout(".codes", ".codebooks", _decoded),  # AQLM
+    Layout(".kernel", ".kernel_scale", _along(-1, -1)),  # Keras
+    Layout(".kernel", ".kernel_scale", _along(0, 0)),
+    Layout(".kernel", ".kernel_scale"),
+    Layout(".embeddings", ".g_idx", _along(-1, 0)),
+    Layout(".embeddings", ".embeddings_scale"),
+    Layout(".reverse_embeddings", ".g_idx", _along(0, 0)),
+    Layout(".reverse_embeddings", ".reverse_embeddings_scale"),
+)
+
+_NUMBER = re.compile("/vars/([0-9]+)$")
+_KERNEL, _EMBEDDINGS = ("kernel", "kernel_scale"), ("embeddings", "embeddings_scale")
+_REVERSE = ("reverse_embeddings", "reverse_embeddings_scale")
+_NUMBERED = {
+    "if": _KERNEL,
+    "iff": ("kernel", "bias", "kernel_scale"),
+    "ifzf": (*_KERNEL, "kernel_zero", "g_idx"),
+    "iffzf": ("kernel", "bias", "kernel_scale", "kernel_zero", "g_idx"),
+    **{
+        f"{bias}uf{zero}{more}": (*["bias"] * len(bias), *_KERNEL, *["kernel_zero"] * len(zero), *names)
+        for bias in ("", "f")
+        for zero in ("", "z")  # Keras 3.15 doesn't save it
+        for more, names in {"f": ("g_idx",), "ff": ("awq_scales", "g_idx")}.items()
+    },
+}
+"""Names of the numbered variables in Keras's quantized layers, by their types.
+
+In a key, i and u are signed and unsigned integers, f floats, and z zero points: integers in the shape of the
+floats before them. GPTQ and AWQ have unsigned words.
+"""
+_NUMBERED_BY_ROW = {
+    "if": _EMBEDDINGS,
+    "ifif": (*_EMBEDDINGS, *_REVERSE),
+    "ifzf": (*_EMBEDDINGS, "embeddings_zero", "g_idx"),
+    "ifzfiff": (*_EMBEDDINGS, "embeddings_zero", "g_idx", *_REVERSE, "reverse_embeddings_zero"),
+}
+"""The same for layers with one scale per row."""
+
+
+# Layers ---------------------------------------------------------------------------------------------
+
+
+_ENDS = tuple({layout.words for layout in LAYOUTS})
+
+
+class PackedWeights:
+    """The quantized layers among some weights."""
+
+    def __init__(
+        self, weights: Sequence[Tensor], metadata: Mapping[str, object], config: Mapping[str, object]
+    ) -> None:
+        self._settings = _quantization_settings(config)
+        self._policies = dict(_keras_policies(metadata.get("model_config")))
+        known = dict(_keras_names(weights))
+        self._names = {tensor.name: f".{known.get(tensor.name, tensor.name)}" for tensor in weights}
+        self._tensors = {self._names[tensor.name]: tensor for tensor in weights}
+        self._layouts = {
+            name: layouts
+            for name, tensor in self._tensors.items()
+            if name.endswith(_ENDS) and (layouts := [*self._layouts_of(name, tensor)])
+        }
+        self._starts = {
+            _layer_of(name, layouts) + layouts[0].words[0]: layouts[0].words[1:].partition(".")[0] + "."
+            for name, layouts in self._layouts.items()
+        }
+        self._beside = {name: start for name in self._tensors if (start := self._start_of(name))}
+        self._starts_beside = {*self._beside.values()}
+
+    def contents_of(self, tensor: Tensor) -> Contents | None:
+        """Return what a tensor of a quantized layer holds, or None for any other tensor."""
+        name = self._names[tensor.name]
+        if (layouts := self._layouts.get(name)) is None:
+            return Contents(tensor.dtype.name, 0) if name in self._beside else None
+        layer = _layer_of(name, layouts)
+        bits = self._bits_in(layer)
+        holds_several = bits > 0 and tensor.dtype.bits // bits > 1
+        for layout in layouts:
+            number = self._number(layout, layer, tensor)
+            # A scale for each word proves nothing where words are known to hold several weights.
+            if number is not None and (number != tensor.size or not holds_several):
+                return Contents(_type_of_each(tensor, number), number)
+        if holds_several and tensor.dtype.kind == "integer":
+            total, each = tensor.size * tensor.dtype.bits, tensor.dtype.bits // bits
+            return Contents(f"{bits}-bit", total // bits if layouts[-1].is_dense else tensor.size * each)
+        is_alone = layer + layouts[0].words[0] not in self._starts_beside
+        is_whole = tensor.dtype.name == "int8" or _is_small_float(tensor) or (bits > 0 and not holds_several)
+        return Contents(tensor.dtype.name, tensor.size if is_alone or is_whole else None)
+
+    def _layouts_of(self, name: str, tensor: Tensor) -> Iterator[Layout]:
+        """Yield the layouts that fit a tensor as packed words."""
+        for layout in LAYOUTS:
+            if not name.endswith(layout.words):
+                continue
+            layer = name.removesuffix(layout.words)
+            is_possible = layout.any_type or _is_small_float(tensor) or tensor.dtype.kind == "integer"
+            has_beside = not layout.beside or layer + layout.beside in self._tensors
+            if is_possible and has_beside and (not layout.number or self._number(layout, layer, tensor)):
+                yield layout
+
+    def _number(self, layout: Layout, layer: str, words: Tensor) -> int | None:
+        return layout.number(words, self._tensors[layer + layout.beside]) if layout.number else None
+
+    def _start_of(self, name: str) -> str | None:
+        """Return the name prefix of the quantized layer to which a scale, zero point or index belongs."""
+        for start in _starts(name) if self._starts else ():
+            if (inner := self._starts.get(start)) is not None:
+                rest = name.removeprefix(start)
+                is_beside = rest.startswith(inner) or "." not in rest
+                if is_beside and name not in self._layouts and not _TRAINED_BESIDE.fullmatch(rest):
+                    return start
+        return None
+
+    def _bits_in(self, layer: str) -> int:
+        """Return the configured bits of a layer's weights; 0 if unknown."""
+        own = self._settings.get(layer.removeprefix("."))
+        for settings in (own if isinstance(own, Mapping) else {}, self._settings):
+            for key in ("bits", "w_bit", "num_bits"):
+                if type(bits := settings.get(key)) is int:
+                    return bits
+        return self._policies.get(layer.rpartition(".")[2], 0)
+
+
+def _is_small_float(tensor: Tensor) -> bool:
+    return tensor.dtype.kind == "float" and tensor.dtype.bits <= _MOST_BITS
+
+
+def _layer_of(name: str, layouts: Sequence[Layout]) -> str:
+    return name.removesuffix(layouts[0].words)
+
+
+def _starts(name: str) -> Iterator[str]:
+    """Yield the prefixes of a name that may be a layer's, with their separator."""
+    layer, mark, _ = name.rpartition("_")
+    yield layer + mark
+    layer = name
+    for _ in range(_DEEPEST):
+        layer, mark, _ = layer.rpartition(".")
+        yield layer + mark
+
+
+def _type_of_each(words: Tensor, number: int) -> str:
+    bits = _bits_of_each(words, number)
+    return f"{bits}-bit" if number > words.size and bits else words.dtype.name
+
+
+# Configuration --------------------------------------------------------------------------------------
+
+
+_GROUPS = (
+    ("config_groups", "weights", "num_bits"),
+    ("quant_config", "weight_quant_params", "nbits"),
+)
+"""Keys of the bits per group of layers in compressed-tensors and HQQ; HQQ may have one group for all."""
+
+
+def _quantization_settings(config: Mapping[str, object]) -> Mapping[str, Any]:
+    """Return the quantization settings in ``config.json``."""
+    settings = config.get("quantization_config") or config.get("quantization")
+    if not isinstance(settings, Mapping):
+        return {}
+    bits = {*_bits_of_groups(settings)}
+    return {"num_bits": bits.pop(), **settings} if len(bits) == 1 else settings
+
+
+def _bits_of_groups(settings: Mapping[str, Any]) -> Iterator[int]:
+    """Yield the bits of the weights in each group of layers."""
+    for key, weights, name in _GROUPS:
+        groups = settings.get(key)
+        for group in (groups, *groups.values()) if isinstance(groups, Mapping) else ():
+            of_weights = group.get(weights) if isinstance(group, Mapping) else None
+            bits = of_weights.get(name) if isinstance(of_weights, Mapping) else None
+            if type(bits) is int:
+                yield bits
+
+
+def _keras_policies(model: object) -> Iterator[tuple[str, int]]:
+    """Yield the names of the quantized layers in a Keras configuration, with their bits."""
+    nodes = [model]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, Mapping):
+            nodes += node.values()
+            policy = node.get("dtype")
+            inner = policy.get("config") if isinstance(policy, Mapping) else None
+            mode = inner.get("mode") if isinstance(inner, Mapping) else None
+            if isinstance(mode, str) and (found := re.match("int([48])(?:/|$)", mode)):
+                yield str(node.get("name")), int(found[1])
+        elif isinstance(node, list):
+            nodes += node
+
+
+def _keras_names(weights: Sequence[Tensor]) -> Iterator[tuple[str, str]]:
+    """Yield the names of numbered Keras variables, with their attribute names in the layer."""
+    keys = ((one, _NUMBER.search(one.key or "/" + "/".join(map(str, one.path)))) for one in weights)
+    numbered = [(one.name.rpartition(".")[0], int(number[1]), one) for one, number in keys if number]
+    for layer, group in groupby(numbered, itemgetter(0)):
+        variables = [one for _, _, one in sorted(group, key=itemgetter(1))]
+        kinds = "".join(map(_letter, variables, [None, *variables]))
+        by_row = len(variables) > 1 and variables[0].shape[:1] == variables[1].shape[:1]
+        names = (_NUMBERED_BY_ROW.get(kinds) if by_row else None) or _NUMBERED.get(kinds, ())
+        for variable, name in zip(variables, names, strict=False):
+            yield variable.name, f"{layer}.{name}"
+
+
+def _letter(variable: Tensor, before: Tensor | None) -> str:
+    if variable.dtype.kind == "integer" and before is not None and variable.shape == before.shape:
+        return "z"
+    return "u" if variable.dtype.name.startswith("u") else variable.dtype.kind[0]

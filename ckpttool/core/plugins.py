@@ -1,23 +1,27 @@
-"""Plug-ins: classes that this package's integrations and installed packages offer by entry-point group.
+"""Optional parts: plug-ins by entry-point group, and the command that installs an extra.
 
-Modules below the integrations name none of them. Those of this package are listed in its root, in the form of
-entry points: the metadata of an editable installation may be older than the source tree.
+Plug-ins are classes of this package's integrations or of installed packages. The integrations are listed in
+the package's root, since the metadata of an editable installation may be older than its source.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import re
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.errors import Unsupported
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+    from importlib.metadata import Distribution, EntryPoint
 
 
 @cache
 def entry_points_of(group: str) -> tuple[EntryPoint, ...]:
-    """Return the entry points of a group: this package's first, then those of installed packages."""
+    """Return the entry points of a group: those of this package, then those of installed packages."""
     from importlib.metadata import EntryPoint
 
     import ckpttool
@@ -43,7 +47,50 @@ def instance_of(entry: EntryPoint) -> Any:
 
 @cache
 def _installed() -> Any:
-    """Return the entry points of all groups, which are searched for once: that takes 10 ms or more."""
+    """Return the entry points of installed packages; the search takes 10 ms or more."""
     from importlib.metadata import entry_points
 
     return entry_points()
+
+
+# Extras ---------------------------------------------------------------------------------------------
+
+
+_NAME = re.compile(r"[\w.-]+")
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra from the origin of ckpttool, which is on no package index."""
+    from importlib.metadata import distribution
+
+    package = distribution("ckpttool")
+    source = _source(json.loads(package.read_text("direct_url.json") or "{}"), extra)
+    return f"pip install {source or _packages(package, extra)}"
+
+
+def _source(origin: Mapping[str, Any], extra: str) -> str | None:
+    """Return pip's argument for an extra of a package from a path or a URL (PEP 610); None without one."""
+    import shlex
+
+    url = origin.get("url", "")
+    if url.startswith("file:"):
+        from urllib.parse import urlsplit
+        from urllib.request import url2pathname
+
+        path = url2pathname(urlsplit(url).path)
+        editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
+        return f"{editable}{shlex.quote(f'{path}[{extra}]')}" if os.path.exists(path) else None
+    if vcs := origin.get("vcs_info", {}):
+        revision = vcs.get("requested_revision") or vcs.get("commit_id")
+        url = f"{vcs.get('vcs')}+{url}" + (f"@{revision}" if revision else "")
+    if url and (directory := origin.get("subdirectory")):
+        url += f"#subdirectory={directory}"
+    return shlex.quote(f"ckpttool[{extra}] @ {url}") if url else None
+
+
+def _packages(package: Distribution, extra: str) -> str:
+    requirements = [line.partition(";") for line in package.requires or ()]
+    names = (
+        _NAME.match(name) for name, _, marker in requirements if re.search(rf"['\"]{extra}['\"]", marker)
+    )
+    return " ".join(dict.fromkeys(match[0] for match in names if match))

@@ -18,8 +18,7 @@ from typing import Any
 
 from ckpttool.core.checkpoint import TrainingState
 from ckpttool.core.naming import parse_name
-from ckpttool.core.roles import AVERAGE, MACHINERY, OPTIMIZER
-from ckpttool.core.tensor import Path
+from ckpttool.core.tensor import AVERAGE, MACHINERY, OPTIMIZER, Path
 
 Scalar = Callable[[], float | int | None]
 """Reads a scalar tensor, when somebody asks."""

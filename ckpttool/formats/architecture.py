@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint, FileEntry
-from ckpttool.core.documents import document_of
 from ckpttool.core.errors import CheckpointError
+from ckpttool.core.result import document_of
 
 _HUB_CONFIG = "config.json"
 _HUB_WEIGHTS = (

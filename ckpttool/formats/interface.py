@@ -16,8 +16,13 @@ from ckpttool.containers.compressed import compression_of
 from ckpttool.containers.sstable.sstable import begins_with_empty_key
 from ckpttool.containers.zip.zip_reader import EMPTY_MAGIC, LOCAL_MAGIC, Archive
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, from_os_error
-from ckpttool.core.losses import are_losses_allowed
+from ckpttool.core.errors import (
+    CheckpointError,
+    DamagedCheckpoint,
+    NotACheckpoint,
+    are_losses_allowed,
+    from_os_error,
+)
 from ckpttool.storage import fs
 from ckpttool.storage.source import Source
 

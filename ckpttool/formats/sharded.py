@@ -18,8 +18,9 @@ from typing import ClassVar
 
 from ckpttool.core.checkpoint import Checkpoint, Producer
 from ckpttool.core.errors import from_os_error
-from ckpttool.core.report import Finding, counted, error, note, warning
+from ckpttool.core.report import Finding, error, note, warning
 from ckpttool.core.tensor import Tensor
+from ckpttool.core.text import counted
 from ckpttool.core.training import training_state
 from ckpttool.formats.interface import Probe, SetFormat, Unit, group_names, natural
 from ckpttool.formats.parts import OpenedParts, file_entry, open_file

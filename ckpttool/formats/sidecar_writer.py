@@ -6,8 +6,7 @@ import json
 
 from ckpttool.containers.jsontext import MAX_VALUES
 from ckpttool.core.errors import LimitExceeded
-from ckpttool.core.roles import role_of, role_of_module
-from ckpttool.core.tensor import Role, Tensor
+from ckpttool.core.tensor import Role, Tensor, role_of, role_of_module
 from ckpttool.formats.content.tree_json import encode_tree
 from ckpttool.formats.sidecar import ENTRY, MAX_DOCUMENT, SCHEMA, training_document
 from ckpttool.formats.torch.tree_nodes import read_out

@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import Any
 
 from ckpttool.core.errors import CheckpointError, MissingPackage, Unsupported, UsageError
-from ckpttool.core.extras import install_command
-from ckpttool.core.secrets import without_signatures
+from ckpttool.core.plugins import install_command
+from ckpttool.core.urls import without_signatures
 
 
 def client_module(name: str, tracker: str) -> Any:

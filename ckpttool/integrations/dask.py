@@ -42,7 +42,7 @@ def executor_at(address: str) -> Iterator[Executor]:
     try:
         distributed: Any = import_module("distributed")
     except ImportError as error:
-        from ckpttool.core.extras import install_command
+        from ckpttool.core.plugins import install_command
 
         found = "it needs dask[distributed]"
         raise MissingPackage(address, found, expected=install_command("dask")) from error

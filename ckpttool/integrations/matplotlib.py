@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 from unicodedata import east_asian_width
 
 from ckpttool.core.errors import MissingPackage, UsageError
-from ckpttool.core.extras import install_command
-from ckpttool.core.numbers import amount
-from ckpttool.core.printable import printable, without_middle
+from ckpttool.core.plugins import install_command
+from ckpttool.core.text import amount, printable, without_middle
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

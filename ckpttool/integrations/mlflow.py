@@ -18,8 +18,7 @@ from typing import Any, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
 from ckpttool.core.errors import DamagedCheckpoint, NotFound, UsageError, from_os_error
-from ckpttool.core.secrets import without_signatures
-from ckpttool.core.urls import is_url
+from ckpttool.core.urls import is_url, without_signatures
 from ckpttool.integrations.clients import client_errors_as_unsupported, client_module
 from ckpttool.runs.members.run_directories import parse_yaml
 from ckpttool.runs.metrics.log import Log

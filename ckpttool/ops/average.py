@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.dtypes import numpy_dtype
 from ckpttool.core.errors import DamagedCheckpoint, UsageError
-from ckpttool.core.keywords import shows_keywords, with_keywords
-from ckpttool.core.report import counted, first_names
+from ckpttool.core.options import shows_keywords, with_keywords
 from ckpttool.core.tensor import Role, Tensor
+from ckpttool.core.text import counted, first_names
 from ckpttool.core.values import Computed, Contiguous, regroup
 from ckpttool.formats import open_checkpoint
 from ckpttool.ops.conversion import Converted, ConvertKeywords, ConvertOptions

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, LimitExceeded
-from ckpttool.core.report import Finding, Severity, counted, error, has_errors
+from ckpttool.core.report import Finding, Severity, error, has_errors
 from ckpttool.core.tensor import Path, Tensor
+from ckpttool.core.text import counted
 from ckpttool.core.values import storages_of
 from ckpttool.ops.hollow_weights import Element, hollow_findings
 from ckpttool.ops.manifest import UNLISTED, compare_manifests, has_statements, manifests_of

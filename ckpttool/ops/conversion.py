@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypedDict
 
-from ckpttool.core.amounts import nbytes
-from ckpttool.core.documents import document_of
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import CONVERSION_PANEL, EXECUTION_PANEL, jobs_option, option
-from ckpttool.core.report import Finding, counted
-from ckpttool.core.result import Result
+from ckpttool.core.report import Finding
+from ckpttool.core.result import Result, document_of
+from ckpttool.core.text import counted, nbytes
 from ckpttool.formats.traits import TRAITS
 
 _FORMATS = ", ".join(name for name, row in TRAITS.items() if row.writer)

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import DamagedCheckpoint, UsageError
-from ckpttool.core.report import Finding, Severity, counted
+from ckpttool.core.report import Finding, Severity
 from ckpttool.core.tensor import Tensor
+from ckpttool.core.text import counted
 from ckpttool.core.values import Strided, reach
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.content.tree import opaque_nodes

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, UsageError, from_os_error
-from ckpttool.core.keywords import shows_keywords, with_keywords
+from ckpttool.core.options import shows_keywords, with_keywords
 from ckpttool.core.report import Finding, Severity
 from ckpttool.formats import open_checkpoint
 from ckpttool.ops.conversion import Converted, ConvertKeywords, ConvertOptions

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, NotFound, from_os_error
-from ckpttool.core.report import Finding, counted, error
+from ckpttool.core.report import Finding, error
+from ckpttool.core.text import counted
 from ckpttool.ops.digests import Wanted, sums_of_files
 from ckpttool.ops.manifest import base_of, stated_sums
 from ckpttool.ops.stored_sums import compare_sums, shown_digits, stored_checksums

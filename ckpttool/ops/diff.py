@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import DamagedCheckpoint, UsageError
-from ckpttool.core.keywords import shows_keywords, with_keywords
-from ckpttool.core.report import Severity, counted, first_names
+from ckpttool.core.options import shows_keywords, with_keywords
+from ckpttool.core.report import Severity
 from ckpttool.core.tensor import Role, Span
+from ckpttool.core.text import counted, first_names
 from ckpttool.core.values import storages_of
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.traits import traits_of

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypedDict
 
-from ckpttool.core.documents import document_of, plain
 from ckpttool.core.dtypes import DType
 from ckpttool.core.options import COMPARISON_PANEL, EXECUTION_PANEL, jobs_option, option
-from ckpttool.core.result import Table
+from ckpttool.core.result import Table, document_of, plain
 from ckpttool.core.tensor import Role
 from ckpttool.weights.comparing.compare import EXACT, Side, Statistics, Tolerance
 

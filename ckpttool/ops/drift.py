@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.documents import document_of
 from ckpttool.core.dtypes import numpy_dtype
+from ckpttool.core.result import document_of
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.core.values import stored_once
 from ckpttool.formats import open_checkpoint

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.dtypes import numpy_dtype
-from ckpttool.core.report import Finding, counted, first_names, warning
-from ckpttool.core.roles import role_below
-from ckpttool.core.tensor import Role, Tensor
+from ckpttool.core.report import Finding, warning
+from ckpttool.core.tensor import Role, Tensor, role_below
+from ckpttool.core.text import counted, first_names
 from ckpttool.formats.traits import traits_of
 
 Element = Callable[[Tensor], bytes | None]

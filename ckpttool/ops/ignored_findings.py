@@ -12,7 +12,8 @@ from fnmatch import fnmatchcase
 
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import Reach, option
-from ckpttool.core.report import Finding, Severity, counted
+from ckpttool.core.report import Finding, Severity
+from ckpttool.core.text import counted
 from ckpttool.ops.verdict import OWED, VALUES_NOT_READ, Check, Status, Verification, fatal
 
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.containers.zip.zip_reader import by_directory
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.documents import document_of, plain
 from ckpttool.core.dtypes import numpy_dtype
-from ckpttool.core.report import Finding, counted
-from ckpttool.core.result import Table
+from ckpttool.core.report import Finding
+from ckpttool.core.result import Table, document_of, plain
 from ckpttool.core.tensor import BLOCK_BYTES, Tensor
+from ckpttool.core.text import counted
 from ckpttool.core.values import stored_once
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.architecture import Architecture, architecture_of

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from ckpttool.containers.manifest import Manifest, read_manifest
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError
-from ckpttool.core.report import Finding, counted, error, warning
+from ckpttool.core.report import Finding, error, warning
+from ckpttool.core.text import counted
 from ckpttool.ops.digests import Digests, Wanted, changed_tensors, read_digests, sums_of_files
 from ckpttool.ops.stored_sums import compare_sums, shown_digits, stored_checksums
 from ckpttool.storage import fs

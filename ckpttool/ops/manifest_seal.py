@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from ckpttool.containers.manifest import Line, dumps_manifest, read_manifest
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.documents import document_of
 from ckpttool.core.errors import CheckpointError, Unsupported, from_os_error
+from ckpttool.core.result import document_of
 from ckpttool.formats.interface import Unit
 from ckpttool.formats.opening import open_unit
 from ckpttool.ops.digests import Wanted, digests_of_tensors, document_difference, dumps_digests, sums_of_files

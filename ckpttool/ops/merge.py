@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, Unsupported, UsageError
-from ckpttool.core.keywords import shows_keywords, with_keywords
+from ckpttool.core.options import shows_keywords, with_keywords
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.paddle.fluid import Fluid
 from ckpttool.formats.step_directory import RANKS

@@ -11,9 +11,8 @@ from itertools import compress
 from typing import Any, NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint, Origin
-from ckpttool.core.report import counted
-from ckpttool.core.roles import role_of
-from ckpttool.core.tensor import Path, Role
+from ckpttool.core.tensor import Path, Role, role_of
+from ckpttool.core.text import counted
 from ckpttool.formats.content.plain_data import KeyText
 from ckpttool.formats.traits import traits_of
 from ckpttool.ops.difference import ABSENT, ValueChange

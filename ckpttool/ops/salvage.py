@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.checkpoint import Checkpoint, TrainingState
-from ckpttool.core.documents import document_of
-from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, UsageError
-from ckpttool.core.keywords import shows_keywords, with_keywords
-from ckpttool.core.losses import losses_allowed
-from ckpttool.core.report import Finding, Severity, counted
-from ckpttool.core.result import Result
-from ckpttool.core.roles import role_below
-from ckpttool.core.tensor import Extent, Role, Span, Tensor
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, UsageError, losses_allowed
+from ckpttool.core.options import shows_keywords, with_keywords
+from ckpttool.core.report import Finding, Severity
+from ckpttool.core.result import Result, document_of
+from ckpttool.core.tensor import Extent, Role, Span, Tensor, role_below
+from ckpttool.core.text import counted
 from ckpttool.core.values import storages_of
 from ckpttool.formats import open_checkpoint
 from ckpttool.ops.conversion import Converted, ConvertKeywords, ConvertOptions

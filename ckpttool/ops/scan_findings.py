@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError
-from ckpttool.core.report import Finding, counted, error, first_names, has_errors, warning
+from ckpttool.core.report import Finding, error, has_errors, warning
 from ckpttool.core.tensor import Span, Tensor
+from ckpttool.core.text import counted, first_names
 from ckpttool.core.values import storages_of
 from ckpttool.formats.traits import traits_of
 from ckpttool.ops.verdict import VALUES_NOT_READ

@@ -10,7 +10,7 @@ from shlex import quote
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import AccessDenied, CheckpointError, NotFound, UsageError, from_os_error
-from ckpttool.core.suggest import did_you_mean
+from ckpttool.core.text import did_you_mean
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.discovery import unit_at
 from ckpttool.formats.interface import SIDECARS, scan

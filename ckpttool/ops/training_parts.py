@@ -18,8 +18,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ckpttool.core.roles import MOST_READ, OPTIMIZER
-from ckpttool.core.tensor import Path, Role, Tensor
+from ckpttool.core.tensor import MOST_READ, OPTIMIZER, Path, Role, Tensor
 from ckpttool.weights.converting.random_states import is_random_state, is_random_tensor
 
 _DEEPEST, _MOST_KEYS, _MOST_ITEMS = 6, 20_000, 8

@@ -7,10 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckpttool.core.documents import document_of
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.report import Finding, Severity, has_errors, is_safe
-from ckpttool.core.result import Result
+from ckpttool.core.result import Result, document_of
 from ckpttool.ops.survival import Survival
 
 VERIFY_SCHEMA = "ckpttool.verify/1"

@@ -20,7 +20,8 @@ from ckpttool.core.errors import (
     Unsupported,
     memory_checked,
 )
-from ckpttool.core.report import counted, error, has_errors
+from ckpttool.core.report import error, has_errors
+from ckpttool.core.text import counted
 from ckpttool.formats import recognise, suffix_format
 from ckpttool.formats.interface import SIDECARS, Format, Probe, Unit
 from ckpttool.formats.opening import open_unit

@@ -15,8 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.errors import CheckpointError
-from ckpttool.core.report import counted
 from ckpttool.core.result import Table
+from ckpttool.core.text import counted
 from ckpttool.formats import recognition_error
 from ckpttool.formats.discovery import Walk, discover
 from ckpttool.formats.globs import Globs

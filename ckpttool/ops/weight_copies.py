@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.dtypes import numpy_dtype
 from ckpttool.core.errors import CheckpointError
-from ckpttool.core.report import Finding, counted, first_names, warning
+from ckpttool.core.report import Finding, warning
 from ckpttool.core.tensor import Tensor
+from ckpttool.core.text import counted, first_names
 from ckpttool.core.values import regroup
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.torch.deepspeed_universal import MODULE, is_full_precision

@@ -79,10 +79,10 @@ class Sample(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Sample:
         """Return the sample of a text such as ``5%`` or ``10G``."""
-        from ckpttool.core import amounts
+        from ckpttool.core.text import nbytes
 
         if (match := _PERCENT.fullmatch(text)) is None:
-            sample = cls(nbytes=amounts.nbytes(text))
+            sample = cls(nbytes=nbytes(text))
             is_possible = sample.nbytes > 0
         else:
             sample = cls(float(match[1]) / 100)

@@ -20,7 +20,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import BinaryIO
 
-from ckpttool.core.report import Finding, counted, error, has_errors
+from ckpttool.core.report import Finding, error, has_errors
+from ckpttool.core.text import counted
 from ckpttool.predict.guard import plain_data_only
 from ckpttool.predict.interface import Loaded, LoadFailed, error_finding, error_text
 from ckpttool.predict.prediction import NoInputs, Reload, predict

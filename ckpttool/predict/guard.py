@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from ckpttool.core.report import error
-from ckpttool.core.suggest import did_you_mean
+from ckpttool.core.text import did_you_mean
 from ckpttool.predict.interface import LoadFailed, error_message, place_in_user_code
 
 _FIND, _UNMARSHAL = "pickle.find_class", "marshal.loads"

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ckpttool.core.report import Finding, counted, error
+from ckpttool.core.report import Finding, error
+from ckpttool.core.text import counted
 from ckpttool.predict.request import InputSpec
 
 if TYPE_CHECKING:

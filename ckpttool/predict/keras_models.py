@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.core.report import Finding, counted, error, note, warning
+from ckpttool.core.report import Finding, error, note, warning
+from ckpttool.core.text import counted
 from ckpttool.predict.guard import build_from, code_of_user, import_user_module, shown
 from ckpttool.predict.inputs import make_inputs, positional, read_arrays, read_recording
 from ckpttool.predict.interface import (

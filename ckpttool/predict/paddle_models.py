@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import paddle
 
-from ckpttool.core.report import Finding, counted, error
+from ckpttool.core.report import Finding, error
 from ckpttool.core.tensor import Tensor
+from ckpttool.core.text import counted
 from ckpttool.predict.guard import build_from, shown
 from ckpttool.predict.inputs import positional
 from ckpttool.predict.interface import (

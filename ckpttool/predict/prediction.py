@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ckpttool.core.report import Finding, counted, error, has_errors, note, warning
+from ckpttool.core.report import Finding, error, has_errors, note, warning
+from ckpttool.core.text import counted
 from ckpttool.predict.inputs import (
     Recording,
     is_recording,

@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckpttool.core.amounts import nbytes
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import EXPECTATION_PANEL, PREDICTION_PANEL, Reach, option, options_of
+from ckpttool.core.text import nbytes
 from ckpttool.storage import fs
 
 TIMEOUT = 300.0

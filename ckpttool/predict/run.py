@@ -72,7 +72,7 @@ class Framework:
             MissingPackage: It isn't.
         """
         if find_spec(self.package) is None:
-            from ckpttool.core.extras import install_command
+            from ckpttool.core.plugins import install_command
 
             command = install_command(self.extra) if self.extra else f"pip install {self.package}"
             raise MissingPackage(path, f"a prediction needs {self.package}", expected=command)

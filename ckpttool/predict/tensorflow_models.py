@@ -19,7 +19,8 @@ import tensorflow as tf
 from tensorflow.core.protobuf.meta_graph_pb2 import AssetFileDef
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
-from ckpttool.core.report import Finding, counted, error
+from ckpttool.core.report import Finding, error
+from ckpttool.core.text import counted
 from ckpttool.predict.guard import build_from, shown
 from ckpttool.predict.interface import (
     Arrays,

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ckpttool.core.report import Finding, counted, error
+from ckpttool.core.report import Finding, error
+from ckpttool.core.text import counted
 from ckpttool.predict.guard import build_from, resolve, shown
 from ckpttool.predict.inputs import dtype_named, positional
 from ckpttool.predict.interface import Arrays, CannotTrain, Loaded, LoadFailed

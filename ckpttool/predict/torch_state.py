@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 from ckpttool.containers.pickle.pickle_nodes import Global
-from ckpttool.core.report import Finding, counted, error, note, warning
+from ckpttool.core.report import Finding, error, note, warning
 from ckpttool.core.tensor import Path, Tensor
+from ckpttool.core.text import counted
 from ckpttool.predict.interface import (
     LoadFailed,
     first_findings,

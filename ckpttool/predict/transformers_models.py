@@ -15,7 +15,8 @@ from typing import Any
 import torch
 import transformers
 
-from ckpttool.core.report import Finding, Severity, counted, error
+from ckpttool.core.report import Finding, Severity, error
+from ckpttool.core.text import counted
 from ckpttool.predict.interface import (
     Arrays,
     Loaded,

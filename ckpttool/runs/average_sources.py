@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from ckpttool.core.errors import UsageError
-from ckpttool.core.report import counted
+from ckpttool.core.text import counted
 from ckpttool.formats.globs import last_name
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import Progress, no_progress, read_all

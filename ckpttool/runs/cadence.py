@@ -14,7 +14,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from ckpttool.core.documents import document_of
+from ckpttool.core.result import document_of
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import is_flat

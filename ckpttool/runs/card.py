@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckpttool.core.checkpoint import Checkpoint, TrainingState
-from ckpttool.core.documents import document_of, plain
-from ckpttool.core.numbers import file_size, number
-from ckpttool.core.printable import printable
-from ckpttool.core.result import Result
+from ckpttool.core.result import Result, document_of, plain
+from ckpttool.core.text import file_size, number, printable
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.traits import traits_of
 from ckpttool.ops.digests import digest_of_list, sha256_of_files

@@ -16,7 +16,6 @@ from functools import partial
 from glob import escape
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ckpttool.core.documents import document_of
 from ckpttool.core.errors import (
     CheckpointError,
     DamagedCheckpoint,
@@ -26,17 +25,20 @@ from ckpttool.core.errors import (
     UsageError,
     from_os_error,
 )
-from ckpttool.core.keywords import attribute_names, require_known, shows_keywords
 from ckpttool.core.options import (
     EXECUTION_PANEL,
     Depth,
     argument,
+    attribute_names,
     group,
     jobs_option,
     option,
+    require_known,
+    shows_keywords,
 )
-from ckpttool.core.report import Severity, counted
-from ckpttool.core.result import Table
+from ckpttool.core.report import Severity
+from ckpttool.core.result import Table, document_of
+from ckpttool.core.text import counted
 from ckpttool.formats import recognition_error
 from ckpttool.formats.copy_notes import COPYING, EVERYTHING, read_note
 from ckpttool.formats.discovery import OWN_PREFIX, Walk, discover

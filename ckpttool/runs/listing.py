@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckpttool.core.documents import document_of, messages, plain
 from ckpttool.core.errors import UsageError
-from ckpttool.core.numbers import utc_time
 from ckpttool.core.options import Depth, Mode
-from ckpttool.core.report import counted
-from ckpttool.core.result import Table
+from ckpttool.core.result import Table, document_of, messages, plain
+from ckpttool.core.text import counted, utc_time
 from ckpttool.formats.interface import SIDECARS, natural_path
 from ckpttool.ops.workload import Part, split
 from ckpttool.runs.members.entry import Entry

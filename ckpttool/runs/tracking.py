@@ -8,11 +8,10 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckpttool.core.documents import document_of, messages
 from ckpttool.core.errors import CheckpointError, NotFound, Unsupported, UsageError
 from ckpttool.core.plugins import entry_points_of, instance_of
-from ckpttool.core.report import counted
-from ckpttool.core.result import Table
+from ckpttool.core.result import Table, document_of, messages
+from ckpttool.core.text import counted
 from ckpttool.ops.digests import digest_of_list, sha256_of_files
 from ckpttool.ops.verdict import Safety
 from ckpttool.runs.members.entry import Entry

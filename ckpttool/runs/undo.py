@@ -9,9 +9,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ckpttool.core.documents import document_of
 from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
-from ckpttool.core.result import Result
+from ckpttool.core.result import Result, document_of
 from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.formats.interface import natural
 from ckpttool.runs.pointers.kinds import note_kind, pointers_in

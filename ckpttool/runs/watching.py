@@ -21,10 +21,10 @@ from importlib.metadata import version
 from itertools import chain, repeat
 from typing import Any
 
-from ckpttool.core.documents import document_of
 from ckpttool.core.errors import AccessDenied, CheckpointError, UsageError, from_os_error
-from ckpttool.core.keywords import attribute_names
-from ckpttool.core.numbers import file_size
+from ckpttool.core.options import attribute_names
+from ckpttool.core.result import document_of
+from ckpttool.core.text import file_size
 from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.ops.verdict import Safety, Verification
 from ckpttool.runs.members.entry import Entry

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from ckpttool.core.errors import MissingPackage, UsageError
-from ckpttool.core.secrets import VARIABLES
+from ckpttool.core.urls import VARIABLES
 
 MAX_ANSWER = 1 << 23
 """Bytes of an answer that isn't a part of a file; a thousand names of S3 take a fraction of it."""
@@ -71,7 +71,7 @@ def ask(
     try:
         from urllib3.exceptions import HTTPError, NewConnectionError, ProtocolError, TimeoutError
     except ImportError as error:
-        from ckpttool.core.extras import install_command
+        from ckpttool.core.plugins import install_command
 
         raise MissingPackage(url, "stores need urllib3", expected=install_command("cloud")) from error
     for attempt in range(RETRIES + 1):

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ckpttool.core.errors import MissingPackage, UsageError
-from ckpttool.core.secrets import without_signatures
+from ckpttool.core.urls import without_signatures
 from ckpttool.storage.answers import CONNECT_SECONDS, RETRIES, TIMEOUT_SECONDS, own_name, require_sendable
 from ckpttool.storage.checksums import StoredChecksums
 
@@ -377,7 +377,7 @@ def obstore_store(
     try:
         from obstore.store import from_url
     except ImportError as error:
-        from ckpttool.core.extras import install_command
+        from ckpttool.core.plugins import install_command
 
         raise MissingPackage(root, "stores need obstore", expected=install_command("cloud")) from error
     options: Any = {

@@ -16,8 +16,8 @@ from typing import ClassVar
 import pytest
 
 from ckpttool.core.checkpoint import Checkpoint, TrainingState
-from ckpttool.core.documents import dumps, finite
 from ckpttool.core.errors import CheckpointError
+from ckpttool.core.result import dumps, finite
 from ckpttool.core.tensor import Extent, Tensor
 from ckpttool.formats import detect, open_checkpoint
 from ckpttool.formats.interface import Probe

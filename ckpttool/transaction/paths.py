@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from ckpttool.core.documents import document_of
 from ckpttool.core.errors import UsageError, from_os_error
+from ckpttool.core.result import document_of
 from ckpttool.storage import fs
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ckpttool.core.extras import install_command
+from ckpttool.core.plugins import install_command
 from tests.support.commands import Run, refusals, transcript
 from tests.support.golden import Golden
 

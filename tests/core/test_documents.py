@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ckpttool.core.documents import document_of, record_of
+from ckpttool.core.result import document_of, record_of
 
 
 class Colour(str, Enum):

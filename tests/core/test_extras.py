@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from ckpttool.core import extras
-from ckpttool.core.extras import install_command
+from ckpttool.core.plugins import install_command
 
 METADATA = """\
 Metadata-Version: 2.1
@@ -37,7 +36,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
         (directory / "METADATA").write_text(METADATA)
         if origin:
             (directory / "direct_url.json").write_text(json.dumps(origin))
-        monkeypatch.setattr(extras, "distribution", lambda name: Distribution.at(directory))
+        monkeypatch.setattr("importlib.metadata.distribution", lambda name: Distribution.at(directory))
 
     return make
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckpttool.core.suggest import did_you_mean
+from ckpttool.core.text import did_you_mean
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool import Checkpoint, CheckpointError, NotACheckpoint, Severity, open_checkpoint, verify
-from ckpttool.core.report import counted
+from ckpttool.core.text import counted
 from tests.support.limits import few_files
 from tests.support.opening import hold_open, paths_in
 

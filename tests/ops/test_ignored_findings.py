@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckpttool import Check, Finding, Safety, Severity, Status, Verification
-from ckpttool.core.report import counted
+from ckpttool.core.text import counted
 from ckpttool.ops.ignored_findings import Ignore, apply_ignores, is_used, refusals
 
 INF = Finding("infinity", Severity.WARNING, "3 infinities", "layer.mask", check="values")

@@ -15,8 +15,8 @@ from ckpttool.cli.render.text_changes import undo_text
 from ckpttool.cli.render.text_diff import diff_text, drift_text, name_only_text
 from ckpttool.cli.render.text_inspect import inspect_text
 from ckpttool.cli.render.verdicts import VerifyStyle, verify_text
-from ckpttool.core.documents import dumps
-from ckpttool.core.printable import printable
+from ckpttool.core.result import dumps
+from ckpttool.core.text import printable
 from ckpttool.integrations.matplotlib import Numbers
 from ckpttool.ops.drift import Drift
 from ckpttool.ops.inspect import SCHEMA

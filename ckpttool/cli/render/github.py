@@ -20,8 +20,8 @@ from ckpttool.cli.render.verdicts import (
     rank_findings,
     verdict_word,
 )
-from ckpttool.core.printable import printable_cut
-from ckpttool.core.report import Severity, counted
+from ckpttool.core.report import Severity
+from ckpttool.core.text import counted, printable_cut
 from ckpttool.ops.verdict import Check, Status, Verification
 
 if TYPE_CHECKING:

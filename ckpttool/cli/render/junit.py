@@ -17,8 +17,8 @@ from ckpttool.cli.render.verdicts import (
     is_open,
     is_undone,
 )
-from ckpttool.core.printable import printable_cut
-from ckpttool.core.report import Finding, Severity, counted
+from ckpttool.core.report import Finding, Severity
+from ckpttool.core.text import counted, printable_cut
 from ckpttool.ops.verdict import Check, Status, Verification
 
 if TYPE_CHECKING:

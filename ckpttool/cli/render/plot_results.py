@@ -18,9 +18,8 @@ from ckpttool.cli.render.text_diff import (
     summary_line,
 )
 from ckpttool.cli.render.text_list import ListStyle, metric_of, shown_metrics
-from ckpttool.core.numbers import file_size, number
-from ckpttool.core.report import counted
 from ckpttool.core.tensor import Role
+from ckpttool.core.text import counted, file_size, number
 from ckpttool.integrations.matplotlib import Bars, Drawing, Heat, Lines, Numbers, Run, RunsPanel, picture
 from ckpttool.ops.difference import Change, Difference
 from ckpttool.ops.drift import Drift

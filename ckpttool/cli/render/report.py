@@ -9,8 +9,8 @@ import re
 from html import escape
 from importlib.resources import files
 
-from ckpttool.core.documents import dumps
-from ckpttool.core.printable import printable
+from ckpttool.core.result import dumps
+from ckpttool.core.text import printable
 from ckpttool.runs.listing import Listing
 
 

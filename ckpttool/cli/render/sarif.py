@@ -19,9 +19,9 @@ from ckpttool.cli.render.verdicts import (
     path_from_root,
     verdict_word,
 )
-from ckpttool.core.documents import dumps
-from ckpttool.core.printable import LONGEST, printable_cut
-from ckpttool.core.report import Finding, Severity, counted
+from ckpttool.core.report import Finding, Severity
+from ckpttool.core.result import dumps
+from ckpttool.core.text import LONGEST, counted, printable_cut
 from ckpttool.ops.verdict import Verification
 
 if TYPE_CHECKING:

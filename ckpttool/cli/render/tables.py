@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ckpttool.cli.render.terminal import Style, display_width, fit, pad, shorten, styled
-from ckpttool.core.printable import ELLIPSIS
+from ckpttool.core.text import ELLIPSIS
 
 GAP = 2
 _NARROWEST_NAME = 40

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from ckpttool.core.printable import ELLIPSIS, fitting_prefix, without_middle
+from ckpttool.core.text import ELLIPSIS, fitting_prefix, without_middle
 
 
 class Style(IntEnum):

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ckpttool.cli.render.tables import hanging_lines, shorten_names
 from ckpttool.cli.render.terminal import Style, styled
-from ckpttool.core.numbers import file_size, number
-from ckpttool.core.printable import printable
-from ckpttool.core.report import counted
+from ckpttool.core.text import counted, file_size, number, printable
 from ckpttool.runs.cadence import Cadence
 
 _LABEL = 14

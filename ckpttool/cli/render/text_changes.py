@@ -21,9 +21,7 @@ from ckpttool.cli.render.tables import (
 )
 from ckpttool.cli.render.terminal import Style, display_width, pad, styled
 from ckpttool.cli.render.verdicts import finding_lines, survival_text
-from ckpttool.core.numbers import file_size
-from ckpttool.core.printable import ELLIPSIS, printable
-from ckpttool.core.report import counted
+from ckpttool.core.text import ELLIPSIS, counted, file_size, printable
 from ckpttool.formats.interface import natural_path
 from ckpttool.runs.reasons import in_words
 from ckpttool.storage import fs

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckpttool.cli.render.terminal import display_width, pad
 from ckpttool.containers.toml import as_toml
-from ckpttool.core.printable import printable
+from ckpttool.core.text import printable
 
 if TYPE_CHECKING:
     from ckpttool.cli.config import ConfigDocument

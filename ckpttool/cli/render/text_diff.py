@@ -15,19 +15,20 @@ from typing import TYPE_CHECKING
 
 from ckpttool.cli.render.tables import TextTable, aligned_pairs, more_line, text_table
 from ckpttool.cli.render.terminal import Style, styled
-from ckpttool.core.numbers import (
+from ckpttool.core.tensor import Role
+from ckpttool.core.text import (
     LONGEST_VALUE,
     amount,
+    counted,
     file_size,
     index_text,
     number,
+    printable,
+    printable_cut,
     shape_text,
     share,
     two_values,
 )
-from ckpttool.core.printable import printable, printable_cut
-from ckpttool.core.report import counted
-from ckpttool.core.tensor import Role
 from ckpttool.ops.difference import ABSENT, Change, Difference, Facts, ValueChange
 from ckpttool.ops.training_parts import part_of
 from ckpttool.weights.comparing.statistics import Tolerance, relative_norm
@@ -400,7 +401,7 @@ def value_text(value: object) -> str:
     if value is ABSENT:
         return "absent"
     if isinstance(value, Mapping | list):
-        from ckpttool.core.documents import dumps
+        from ckpttool.core.result import dumps
 
         return printable_cut(dumps(value), LONGEST_VALUE)
     return printable_cut(number(value), LONGEST_VALUE) or "''"

@@ -11,11 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from ckpttool.cli.render.tables import GAP, columns_that_fit, hanging_lines
 from ckpttool.cli.render.terminal import Style, display_width, pad, shorten, styled
 from ckpttool.core.checkpoint import TrainingState
-from ckpttool.core.numbers import file_size, number, shape_text
-from ckpttool.core.printable import printable, printable_cut
-from ckpttool.core.report import counted
-from ckpttool.core.roles import FLAT_OPTIMIZER
-from ckpttool.core.tensor import Role, Tensor
+from ckpttool.core.tensor import FLAT_OPTIMIZER, Role, Tensor
+from ckpttool.core.text import counted, file_size, number, printable, printable_cut, shape_text
 from ckpttool.formats.architecture import Architecture
 from ckpttool.ops.inspect import Inspection, ValueStatistics
 from ckpttool.ops.resume import ResumeLevel

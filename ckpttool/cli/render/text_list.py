@@ -10,9 +10,7 @@ from dataclasses import dataclass
 
 from ckpttool.cli.render.tables import aligned_numbers, hanging_lines, is_number, shorten_names, text_table
 from ckpttool.cli.render.terminal import Style, display_width, fit, styled
-from ckpttool.core.numbers import file_size, number
-from ckpttool.core.printable import printable
-from ckpttool.core.report import counted
+from ckpttool.core.text import counted, file_size, number, printable
 from ckpttool.runs.listing import ListedCheckpoint, ListedSeries, Listing, known_metrics, total_bytes
 from ckpttool.runs.reasons import Code, code_of, in_words
 from ckpttool.storage import fs

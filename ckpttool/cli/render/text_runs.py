@@ -16,9 +16,7 @@ from ckpttool.cli.render.text_list import (
     metric_cells,
     metric_of,
 )
-from ckpttool.core.numbers import file_size
-from ckpttool.core.printable import printable
-from ckpttool.core.report import counted
+from ckpttool.core.text import counted, file_size, printable
 from ckpttool.runs.listing import ListedRun, Listing, differing_parameters
 from ckpttool.storage import fs
 

@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 from ckpttool.cli.render.tables import hanging_lines, shorten_names
 from ckpttool.cli.render.terminal import Style, display_width, fit, pad, styled
-from ckpttool.core.numbers import file_size
-from ckpttool.core.printable import printable, printable_cut
-from ckpttool.core.report import Finding, Severity, counted, first_names
+from ckpttool.core.report import Finding, Severity
+from ckpttool.core.text import counted, file_size, first_names, printable, printable_cut
 from ckpttool.ops.survival import Survival
 from ckpttool.ops.verdict import (
     COPY,

@@ -22,8 +22,7 @@ from ckpttool.core.dtypes import BY_NAME, DType
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, Truncated
 from ckpttool.core.readable import Readable, reader_from, swap_width
 from ckpttool.core.report import Finding, Severity, error, note, warning
-from ckpttool.core.roles import role_of
-from ckpttool.core.tensor import Extent, Path, Role, Span, Values
+from ckpttool.core.tensor import Extent, Path, Role, Span, Values, role_of
 from ckpttool.core.values import Contiguous, Strided, is_contiguous
 from ckpttool.formats.content.assembly import assemble, training_of
 from ckpttool.formats.content.flattening import Flat, TensorParts

@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer, TrainingState
 from ckpttool.core.parameters import logical_tensor_at
 from ckpttool.core.report import Finding, error, note
-from ckpttool.core.roles import WHOLE_WEIGHTS, is_beside_weights, role_below, role_of, role_of_module
-from ckpttool.core.tensor import Path, Role, Span, Tensor
+from ckpttool.core.tensor import (
+    WHOLE_WEIGHTS,
+    Path,
+    Role,
+    Span,
+    Tensor,
+    is_beside_weights,
+    role_below,
+    role_of,
+    role_of_module,
+)
 from ckpttool.core.training import is_training_scalar, training_state
 from ckpttool.formats.content.flattening import Flat, Leaf, TensorParts, itself
 from ckpttool.formats.content.plain_data import under_free_key

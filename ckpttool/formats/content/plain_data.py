@@ -15,7 +15,7 @@ from typing import Any
 from ckpttool.containers.pickle.pickle_nodes import Call, Global, Payload, Persistent
 from ckpttool.containers.zip.zip_headers import Member
 from ckpttool.containers.zip.zip_reader import Archive
-from ckpttool.core.report import counted
+from ckpttool.core.text import counted
 
 MAX_SUMMED = 1 << 26
 """The most bytes of a file that are read only to tell their checksums; what lies beyond goes without."""

@@ -14,8 +14,7 @@ from ckpttool.containers.hdf5.h5worker import WORKER
 from ckpttool.containers.hdf5.hdf5 import SIGNATURE, USER_BLOCKS, Location
 from ckpttool.core.checkpoint import Checkpoint, FileEntry
 from ckpttool.core.errors import CheckpointError
-from ckpttool.core.roles import role_of
-from ckpttool.core.tensor import Role, Tensor
+from ckpttool.core.tensor import Role, Tensor, role_of
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.sidecar import ENTRY
 

@@ -27,8 +27,7 @@ from ckpttool.containers.hdf5.hdf5 import (
     walk,
 )
 from ckpttool.core.dtypes import BY_NAME, DType
-from ckpttool.core.errors import CheckpointError
-from ckpttool.core.losses import are_losses_allowed
+from ckpttool.core.errors import CheckpointError, are_losses_allowed
 from ckpttool.core.readable import Readable, reader_from, swap_width
 from ckpttool.core.report import Finding, error, note, warning
 from ckpttool.core.tensor import Extent, Path, Role, Span, Tensor, Values

@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ckpttool.containers.jsontext import objects
-from ckpttool.core.report import Finding, counted, error, warning
+from ckpttool.core.report import Finding, error, warning
+from ckpttool.core.text import counted
 from ckpttool.formats.hdf5.tensors import OpenedHdf5
 from ckpttool.formats.keras.layers import (
     LAYERS_KEY,

@@ -17,7 +17,7 @@ from zlib import crc32
 from ckpttool.containers.protobuf import BYTES, Field, fields
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.readable import Readable
-from ckpttool.core.report import counted
+from ckpttool.core.text import counted
 from ckpttool.formats.content.plain_data import describe_content, describe_operators, digest
 
 _NOT_COMPUTED = frozenset({"op_callstack", "op_device", "op_namescope", "op_role", "op_role_var"})

@@ -12,7 +12,8 @@ from itertools import islice
 from ckpttool.containers.lodtensor import Stream, lod_fault, read_all
 from ckpttool.core.checkpoint import Producer
 from ckpttool.core.errors import DamagedCheckpoint
-from ckpttool.core.report import counted, note, warning
+from ckpttool.core.report import note, warning
+from ckpttool.core.text import counted
 from ckpttool.formats.bystanders import add_part_name
 from ckpttool.formats.paddle.fluid_parts import (
     MODEL,

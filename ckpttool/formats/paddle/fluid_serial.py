@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from ckpttool.containers.lodtensor import Stream, integers
 from ckpttool.core.errors import CheckpointError
-from ckpttool.core.report import counted, error, note, warning
+from ckpttool.core.report import error, note, warning
 from ckpttool.core.tensor import Role
+from ckpttool.core.text import counted
 from ckpttool.formats.interface import scan
 from ckpttool.formats.paddle.fluid_parts import (
     COUNTERS,

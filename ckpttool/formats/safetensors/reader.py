@@ -16,8 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 from ckpttool.containers.jsontext import Doubled, parse_json
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.dtypes import BY_SAFETENSORS, DType
-from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated
-from ckpttool.core.losses import are_losses_allowed
+from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated, are_losses_allowed
 from ckpttool.core.readable import reader_from
 from ckpttool.core.report import Finding, error, warning
 from ckpttool.core.tensor import Extent, Role, Span, Tensor

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from ckpttool.core.report import counted
+from ckpttool.core.text import counted
 from ckpttool.formats.content.plain_data import digest
 from ckpttool.formats.savedmodel.walk import MAX_NAME, Message
 

@@ -21,8 +21,7 @@ from ckpttool.containers.budget import Budget
 from ckpttool.containers.protobuf import BYTES, VARINT, Field, bytes_field, fields, number_field, text_field
 from ckpttool.core.dtypes import DType
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
-from ckpttool.core.roles import role_of
-from ckpttool.core.tensor import Path, Role, Tensor
+from ckpttool.core.tensor import Path, Role, Tensor, role_of
 
 GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 MAX_NODES = 200_000

@@ -19,8 +19,9 @@ from ckpttool.containers.sstable.sstable import FOOTER_BYTES, Table
 from ckpttool.core.checkpoint import Checkpoint, Producer, TrainingState
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, NotDownloaded, NotFound, Unsupported
 from ckpttool.core.readable import MAX_READ, reader_from, swap_width
-from ckpttool.core.report import Finding, counted, error, warning
+from ckpttool.core.report import Finding, error, warning
 from ckpttool.core.tensor import Extent, Path, Role, Span, Tensor
+from ckpttool.core.text import counted
 from ckpttool.core.training import Scalar, training_state
 from ckpttool.core.values import Contiguous
 from ckpttool.formats.content.scalars import lazy_scalar

@@ -20,9 +20,9 @@ from ckpttool.containers.jsontext import parse_json
 from ckpttool.core.checkpoint import Checkpoint, Producer
 from ckpttool.core.dtypes import DType
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, Unsupported
-from ckpttool.core.report import counted, error, warning
-from ckpttool.core.roles import FLAT_OPTIMIZER
-from ckpttool.core.tensor import Extent, Path, Role, Span, Tensor
+from ckpttool.core.report import error, warning
+from ckpttool.core.tensor import FLAT_OPTIMIZER, Extent, Path, Role, Span, Tensor
+from ckpttool.core.text import counted
 from ckpttool.core.values import tile
 from ckpttool.formats.bystanders import add_part_name
 from ckpttool.formats.content.assembly import name_tensors, training_of

@@ -19,8 +19,9 @@ from typing import ClassVar
 from ckpttool.containers.jsontext import Doubled, parse_json
 from ckpttool.core.checkpoint import Checkpoint, Producer
 from ckpttool.core.errors import DamagedCheckpoint
-from ckpttool.core.report import counted, note, warning
+from ckpttool.core.report import note, warning
 from ckpttool.core.tensor import Tensor
+from ckpttool.core.text import counted
 from ckpttool.core.training import training_state
 from ckpttool.core.values import tile
 from ckpttool.formats.interface import Format, Probe, scan

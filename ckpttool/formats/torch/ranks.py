@@ -20,8 +20,9 @@ from typing import Any
 from ckpttool.containers.pickle.pickle_nodes import Mapped
 from ckpttool.core.checkpoint import Checkpoint, Producer
 from ckpttool.core.errors import LimitExceeded
-from ckpttool.core.report import Finding, counted, error, note, warning
+from ckpttool.core.report import Finding, error, note, warning
 from ckpttool.core.tensor import Path, Role, Shard, Tensor, Values
+from ckpttool.core.text import counted
 from ckpttool.core.training import training_state
 from ckpttool.core.values import Strided, Tile, Tiled, as_strided
 from ckpttool.formats.content.assembly import training_of

@@ -18,11 +18,11 @@ from ckpttool.containers.zip.zip_headers import Member
 from ckpttool.containers.zip.zip_reader import STORED, Archive
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.dtypes import DType
-from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
-from ckpttool.core.losses import are_losses_allowed
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, are_losses_allowed
 from ckpttool.core.readable import Buffer, reader_from
-from ckpttool.core.report import Finding, counted, error, warning
+from ckpttool.core.report import Finding, error, warning
 from ckpttool.core.tensor import Extent, Span, Tensor
+from ckpttool.core.text import counted
 from ckpttool.formats.content.assembly import assemble, tree_of
 from ckpttool.formats.content.flattening import TensorParts, flatten
 from ckpttool.formats.content.plain_data import describe_member

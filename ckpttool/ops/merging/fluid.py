@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import DamagedCheckpoint
-from ckpttool.core.report import counted
 from ckpttool.core.tensor import Tensor
+from ckpttool.core.text import counted
 from ckpttool.core.values import Concatenated, Contiguous
 from ckpttool.formats.paddle.fluid_parts import HEIGHTS, TABLES, heights_of
 from ckpttool.formats.paddle.fluid_serial import SHARD

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from ckpttool.containers.pickle.pickle_nodes import Mapped
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, UsageError
-from ckpttool.core.report import counted
 from ckpttool.core.tensor import Span, Tensor
+from ckpttool.core.text import counted
 from ckpttool.formats.bystanders import add_part_name
 from ckpttool.formats.content.tree import trees_equal
 from ckpttool.formats.content.tree_json import encode_tree

@@ -12,7 +12,7 @@ from functools import cached_property
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, from_os_error
 from ckpttool.core.naming import parse_name
-from ckpttool.core.report import counted
+from ckpttool.core.text import counted
 from ckpttool.formats import detect
 from ckpttool.formats.interface import Probe, ranked_paths, scan
 from ckpttool.formats.paddle.fluid import Fluid

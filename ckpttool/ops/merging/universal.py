@@ -9,8 +9,8 @@ from typing import Any
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import Unsupported
-from ckpttool.core.report import counted, first_names
 from ckpttool.core.tensor import Role, Tensor
+from ckpttool.core.text import counted, first_names
 from ckpttool.formats.content.tree import replace_tensors, tensors_in
 from ckpttool.formats.parts import open_file
 from ckpttool.formats.torch.deepspeed import MODEL_STATES

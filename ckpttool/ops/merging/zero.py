@@ -16,8 +16,8 @@ from typing import Any
 from ckpttool.containers.pickle.pickle_nodes import Call, Global
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import DamagedCheckpoint
-from ckpttool.core.report import counted
 from ckpttool.core.tensor import Path, Role, Tensor
+from ckpttool.core.text import counted
 from ckpttool.formats.content.tree import replace_tensors, tensors_in
 from ckpttool.formats.parts import open_file
 from ckpttool.formats.torch.deepspeed_zero import STATES

@@ -20,8 +20,9 @@ from ckpttool.core.errors import (
     memory_checked,
 )
 from ckpttool.core.naming import NameFields, parse_name
-from ckpttool.core.report import Finding, Severity, counted
+from ckpttool.core.report import Finding, Severity
 from ckpttool.core.tensor import Role
+from ckpttool.core.text import counted
 from ckpttool.formats import recognition_error
 from ckpttool.formats.discovery import unit_of
 from ckpttool.formats.foreign import unread_reason

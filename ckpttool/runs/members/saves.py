@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ckpttool.core.checkpoint import Granularity
 from ckpttool.core.naming import parse_name
-from ckpttool.core.report import counted
+from ckpttool.core.text import counted
 from ckpttool.formats.step_directory import DATA
 from ckpttool.runs.members.entry import Entry, Position, Save, StatePart
 from ckpttool.runs.members.order import AVERAGED, CONTRADICTION_SECONDS, Group, order_entries

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from ckpttool.core.report import counted
+from ckpttool.core.text import counted
 from ckpttool.runs.members.entry import Entry
 
 _PERCENT = 100

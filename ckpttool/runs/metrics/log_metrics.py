@@ -16,7 +16,7 @@ from typing import BinaryIO, Literal
 
 from ckpttool.containers.tfrecord import is_record_head
 from ckpttool.core.errors import NotFound, Unsupported, UsageError, from_os_error
-from ckpttool.core.report import counted
+from ckpttool.core.text import counted
 from ckpttool.formats.traits import traits_of
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.runs import read_number_pairs

@@ -15,9 +15,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from ckpttool.core.documents import document_of
 from ckpttool.core.errors import UsageError
 from ckpttool.core.plugins import entry_points_of, instance_of
+from ckpttool.core.result import document_of
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.run_directories import run_directory
 from ckpttool.runs.metrics.log import Log

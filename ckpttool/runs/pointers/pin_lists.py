@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ckpttool.containers.toml import change_strings, parse_toml
 from ckpttool.core.errors import AccessDenied, CheckpointError, DamagedCheckpoint, from_os_error
 from ckpttool.core.name_patterns import PIN_LISTS, PINS
-from ckpttool.core.suggest import closest
+from ckpttool.core.text import closest
 from ckpttool.formats.pointer_kind import MAX_STATE, NO_CHANGES, Changes, Renamer, TextKind
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.runs.members.order import Group

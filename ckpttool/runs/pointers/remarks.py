@@ -15,8 +15,8 @@ from itertools import pairwise
 from typing import Any
 
 from ckpttool.containers.toml import as_toml, parse_toml, quote
-from ckpttool.core.documents import document_of
 from ckpttool.core.errors import UsageError
+from ckpttool.core.result import document_of
 from ckpttool.transaction.paths import shown
 
 TABLE = "about"
@@ -105,7 +105,7 @@ def parse_until(text: str) -> date:
     Raises:
         UsageError: It means none, or one that has gone.
     """
-    from ckpttool.core.amounts import seconds
+    from ckpttool.core.text import seconds
 
     today = date.fromtimestamp(time.time())
     try:

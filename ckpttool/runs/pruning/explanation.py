@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ckpttool.core.documents import document_of
 from ckpttool.core.errors import UsageError
+from ckpttool.core.result import document_of
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import Group
 from ckpttool.runs.members.saves import parts_of

@@ -17,7 +17,7 @@ from shlex import quote
 from ckpttool.core import name_patterns as patterns
 from ckpttool.core.errors import CheckpointError, UsageError
 from ckpttool.core.naming import parse_name
-from ckpttool.core.report import counted
+from ckpttool.core.text import counted
 from ckpttool.formats.discovery import OWN_PREFIX, Walk, discover, is_excluded
 from ckpttool.formats.globs import Globs
 from ckpttool.runs.members.entry import Entry

@@ -10,7 +10,7 @@ from shlex import quote
 
 from ckpttool.core.errors import CheckpointError, from_os_error
 from ckpttool.core.naming import is_named_best
-from ckpttool.core.report import counted
+from ckpttool.core.text import counted
 from ckpttool.formats.discovery import OWN_PREFIX, discover
 from ckpttool.formats.globs import Globs, last_name
 from ckpttool.formats.interface import Unit

@@ -9,11 +9,10 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckpttool.core.documents import document_of
 from ckpttool.core.errors import AccessDenied, CheckpointError
-from ckpttool.core.keywords import shows_keywords
-from ckpttool.core.numbers import file_size
-from ckpttool.core.result import Result
+from ckpttool.core.options import shows_keywords
+from ckpttool.core.result import Result, document_of
+from ckpttool.core.text import file_size
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import FullReader, Progress, no_progress
 from ckpttool.runs.members.needs import all_places, named_above, named_beside, who_needs

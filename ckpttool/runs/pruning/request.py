@@ -10,10 +10,18 @@ from decimal import Decimal
 from functools import partial
 from typing import Any, Literal
 
-from ckpttool.core.amounts import seconds
 from ckpttool.core.errors import UsageError
-from ckpttool.core.keywords import attribute_names, require_known
-from ckpttool.core.options import AMOUNT, EXECUTION_PANEL, RULE_PANEL, Depth, Reach, option
+from ckpttool.core.options import (
+    AMOUNT,
+    EXECUTION_PANEL,
+    RULE_PANEL,
+    Depth,
+    Reach,
+    attribute_names,
+    option,
+    require_known,
+)
+from ckpttool.core.text import seconds
 from ckpttool.runs.retention.policies import Policies
 from ckpttool.runs.retention.rules import Policy, PolicyKeywords
 from ckpttool.runs.scope import Scope, ScopeKeywords

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from ckpttool.core.naming import NameFields, is_named_best, parse_name
-from ckpttool.core.report import counted
+from ckpttool.core.text import counted
 from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.renaming.names import Renaming, unit_stem

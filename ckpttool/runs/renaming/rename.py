@@ -9,10 +9,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.core.documents import document_of
 from ckpttool.core.errors import AccessDenied, CheckpointError, UsageError
-from ckpttool.core.keywords import shows_keywords, with_keywords
-from ckpttool.core.result import Result
+from ckpttool.core.options import shows_keywords, with_keywords
+from ckpttool.core.result import Result, document_of
 from ckpttool.runs.renaming.names import Renaming
 from ckpttool.runs.renaming.plan import PlannedNames, RenameRequest, names_of, plan_rename
 from ckpttool.runs.renaming.pointer_updates import updates_for

@@ -12,9 +12,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from ckpttool.core.amounts import seconds
 from ckpttool.core.checkpoint import Granularity
-from ckpttool.core.documents import document_of
 from ckpttool.core.errors import (
     AccessDenied,
     CheckpointError,
@@ -32,8 +30,8 @@ from ckpttool.core.options import (
     mode_option,
     option,
 )
-from ckpttool.core.report import counted
-from ckpttool.core.result import Result
+from ckpttool.core.result import Result, document_of
+from ckpttool.core.text import counted, seconds
 from ckpttool.formats import suffix_format
 from ckpttool.formats.opening import open_unit
 from ckpttool.ops.resume import ResumeLevel, ResumeVerdict, resume_verdict

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
 
-from ckpttool.core.amounts import size
+from ckpttool.core.text import size
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.retention.rules import RULES, Policy
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from ckpttool.core.errors import UsageError
-from ckpttool.core.report import counted
+from ckpttool.core.text import counted
 from ckpttool.formats.globs import MATCHED_NOTHING, Globs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import Group

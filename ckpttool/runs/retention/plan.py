@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
-from ckpttool.core.amounts import size
-from ckpttool.core.documents import document_of
 from ckpttool.core.errors import UsageError
+from ckpttool.core.result import document_of
+from ckpttool.core.text import size
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import Group, newest_otherwise, order_entries
 from ckpttool.runs.reasons import Code, Reason

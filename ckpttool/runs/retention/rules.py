@@ -16,10 +16,9 @@ from itertools import chain, pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args
 
-from ckpttool.core.amounts import duration, nbytes, within
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import RULE_PANEL, Mode, Option, Reach
-from ckpttool.core.report import counted
+from ckpttool.core.text import counted, duration, nbytes, within
 from ckpttool.runs.metrics.modes import check_mode, mode_of, resolve_mode
 from ckpttool.runs.retention.dates import PERIODS, date_doubts
 

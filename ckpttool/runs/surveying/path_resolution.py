@@ -7,7 +7,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, NotACheckpoint
-from ckpttool.core.report import counted
+from ckpttool.core.text import counted
 from ckpttool.formats import formats
 from ckpttool.formats.discovery import Walk, discover, unit_at
 from ckpttool.formats.interface import SetFormat, Unit, scan

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.core.errors import CheckpointError, NotFound
-from ckpttool.core.report import counted
+from ckpttool.core.text import counted
 from ckpttool.core.urls import has_odd_name
 from ckpttool.formats import suffix_format
 from ckpttool.formats.discovery import (

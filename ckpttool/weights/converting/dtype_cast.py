@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.dtypes import BY_NAME, DType, numpy_dtype
 from ckpttool.core.errors import UsageError
-from ckpttool.core.report import counted, first_names
 from ckpttool.core.tensor import Role, Tensor
+from ckpttool.core.text import counted, first_names
 from ckpttool.core.values import Computed, regroup
 from ckpttool.formats.content.tree import replace_tensors
 from ckpttool.formats.writer import Content

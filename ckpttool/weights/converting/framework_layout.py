@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import UsageError
-from ckpttool.core.report import counted
 from ckpttool.core.tensor import Role, Tensor
+from ckpttool.core.text import counted
 from ckpttool.formats.traits import Family, traits_of
 from ckpttool.formats.writer import Content
 from ckpttool.weights.converting.content_view import ContentView, view_of

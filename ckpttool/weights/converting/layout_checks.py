@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.report import first_names
 from ckpttool.core.tensor import Tensor
+from ckpttool.core.text import first_names
 from ckpttool.formats.traits import Family, traits_of
 from ckpttool.formats.writer import Content
 from ckpttool.weights.pairing.layers import UNWIRED, Doubt, DoubtReason, has_keras_word

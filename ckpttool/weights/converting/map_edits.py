@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ckpttool.core.errors import UsageError
-from ckpttool.core.report import counted
 from ckpttool.core.tensor import Path, Role, Tensor
+from ckpttool.core.text import counted
 from ckpttool.formats.writer import Content
 from ckpttool.weights.converting.ties import carry_ties, lost_ties
 from ckpttool.weights.converting.tree_edits import edit_tree

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import UsageError
-from ckpttool.core.report import counted, first_names
 from ckpttool.core.tensor import Role, Tensor
+from ckpttool.core.text import counted, first_names
 from ckpttool.formats.traits import Family, traits_of
 from ckpttool.formats.writer import Content
 from ckpttool.weights.converting.content_view import view_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ckpttool.core.report import counted, first_names
 from ckpttool.core.tensor import Tensor
+from ckpttool.core.text import counted, first_names
 
 
 def carry_ties(pairs: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ckpttool.containers.pickle.pickle_nodes import Mapped
-from ckpttool.core.roles import FLAT_OPTIMIZER, OPTIMIZER, role_below
-from ckpttool.core.tensor import Path, Role, Tensor
+from ckpttool.core.tensor import FLAT_OPTIMIZER, OPTIMIZER, Path, Role, Tensor, role_below
 from ckpttool.formats.content.tree import replace_tensors, tensors_in
 from ckpttool.formats.traits import traits_of
 from ckpttool.formats.writer import Content

@@ -7,8 +7,8 @@ from typing import Any
 
 from ckpttool.containers.pickle.pickle_nodes import Call, Mapped
 from ckpttool.core.errors import UsageError
-from ckpttool.core.report import counted
 from ckpttool.core.tensor import Path, Tensor
+from ckpttool.core.text import counted
 from ckpttool.formats.content.tree import fold, node_parts, replace_tensors, tensors_in, walk
 
 _VERSIONS_KEY = "_metadata"

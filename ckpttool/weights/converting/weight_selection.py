@@ -9,9 +9,8 @@ from itertools import takewhile
 
 from ckpttool.core.checkpoint import Checkpoint, TrainingState
 from ckpttool.core.errors import UsageError
-from ckpttool.core.report import counted
-from ckpttool.core.roles import WHOLE_WEIGHTS
-from ckpttool.core.tensor import Path, Role, Tensor
+from ckpttool.core.tensor import WHOLE_WEIGHTS, Path, Role, Tensor
+from ckpttool.core.text import counted
 from ckpttool.formats.paddle.fluid_parts import HEIGHTS, heights_of
 from ckpttool.formats.traits import traits_of
 from ckpttool.formats.writer import Content

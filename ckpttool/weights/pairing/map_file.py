@@ -9,7 +9,7 @@ from typing import Any, Literal, cast, get_args
 
 from ckpttool.containers.toml import parse_toml
 from ckpttool.core.errors import UsageError, from_os_error
-from ckpttool.core.report import counted
+from ckpttool.core.text import counted
 from ckpttool.storage import fs
 
 MAX_BYTES = 1 << 24

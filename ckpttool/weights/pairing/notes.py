@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.report import counted, first_names
 from ckpttool.core.tensor import Role, Tensor
+from ckpttool.core.text import counted, first_names
 from ckpttool.formats.traits import Family, traits_of
 from ckpttool.weights.pairing.layers import steps_of
 from ckpttool.weights.pairing.layouts import LayoutItem

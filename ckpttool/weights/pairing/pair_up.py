@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import Literal
 
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.report import counted
 from ckpttool.core.tensor import Role, Tensor
+from ckpttool.core.text import counted
 from ckpttool.formats.traits import Family, traits_of
 from ckpttool.weights.pairing.layers import Steps
 from ckpttool.weights.pairing.layouts import (

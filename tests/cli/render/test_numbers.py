@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.cli.render.text_list import age_words, metric_cells
-from ckpttool.core.numbers import amount, file_size, number, share, two_values, utc_time
+from ckpttool.core.text import amount, file_size, number, share, two_values, utc_time
 from tests.support.golden import Golden
 
 NAN, INF = float("nan"), float("inf")

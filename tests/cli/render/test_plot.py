@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from ckpttool import MissingPackage, UsageError
-from ckpttool.core.extras import install_command
+from ckpttool.core.plugins import install_command
 from ckpttool.integrations.matplotlib import (
     KINDS,
     MARK,
