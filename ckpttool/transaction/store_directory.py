@@ -96,9 +96,17 @@ class StoreDirectory:
         return f"{self.directory}/{name}"
 
 
+def each(function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[T, R]]:
+    """Call a function with many items at once; yield each with its result. The first error is raised."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    given = list(items)
+    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
+        yield from zip(given, threads.map(function, given), strict=True)
+
+
 def results_of(function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[T, R | OSError | StalePlan]]:
     """Call a function with many items at once; yield each with its result, or the error that it raised."""
-    from concurrent.futures import ThreadPoolExecutor
 
     def attempt(item: T) -> R | OSError | StalePlan:
         try:
@@ -106,9 +114,7 @@ def results_of(function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple
         except (OSError, StalePlan) as error:
             return error
 
-    given = list(items)
-    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
-        yield from zip(given, threads.map(attempt, given), strict=True)
+    return each(attempt, items)
 
 
 def keeps_versions(urls: Sequence[str]) -> bool:
@@ -116,14 +122,11 @@ def keeps_versions(urls: Sequence[str]) -> bool:
 
     def keeps(url: str) -> bool:
         store, name = remote.store_at(url)
-        return store.keeps_version(name)
+        with suppress(FileNotFoundError):
+            return store.keeps_version(name)
+        return False
 
-    for _, result in results_of(keeps, urls):
-        if isinstance(result, Exception) and not isinstance(result, FileNotFoundError):
-            raise result
-        if result is not True:
-            return False
-    return bool(urls)
+    return bool(urls) and all(is_kept for _, is_kept in each(keeps, urls))
 
 
 # Journals -------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ class StoreEngine(Engine):
                 kind: Literal["remove", "trash"] = "trash" if method is UndoMethod.TRASH else "remove"
                 noted = None if method is UndoMethod.NONE else identity
                 listed = removal_operations(groups, kind=kind, identity=noted)
-                _remove(StoreOperations(StoreDirectory(self.directory), identity, listed), outcome)
+                _remove(StoreOperations(self.directory, identity, listed), outcome)
         return outcome
 
     def restorable(
@@ -94,7 +94,7 @@ class StoreEngine(Engine):
 
     def _undo(self, undoing: OperationList) -> StoreOperations:
         assert undoing.identity is not None  # of the command that is undone
-        return StoreOperations(StoreDirectory(self.directory), undoing.identity, undoing)
+        return StoreOperations(self.directory, undoing.identity, undoing)
 
     def age(self, identity: str) -> float:
         """Return the age of a command's record by the store's clock, in seconds; 0 if it has none."""
@@ -183,7 +183,6 @@ def _remove(operations: StoreOperations, outcome: RemovalOutcome) -> None:
         raise AccessDenied(operations.directory, reason) from error
     failures = operations.copy()
     standing = [number for number in range(len(groups)) if number not in failures]
-    operations.drop_targets([*failures])
     if standing:
         names = {os.path.basename(groups[number].path) for number in standing}
         remote.forget()  # copying may take hours
@@ -198,7 +197,7 @@ def _remove(operations: StoreOperations, outcome: RemovalOutcome) -> None:
         failures |= left
         if is_settled(left):
             kept = [number for number, error in left.items() if not isinstance(error, StrandedCheckpoint)]
-            operations.drop_targets(kept)
+            operations.drop_copies(kept)
             operations.close([number for number in standing if number not in kept])
     else:
         operations.abandon()

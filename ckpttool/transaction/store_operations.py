@@ -34,7 +34,7 @@ from ckpttool.storage import remote
 from ckpttool.storage.stores import ObjectStatus, ObjectVersions, OlderVersions, Replaced
 from ckpttool.transaction.files import Fingerprint, StalePlan
 from ckpttool.transaction.history import RecordKind, UndoStep, add_step, drop_groups
-from ckpttool.transaction.journal import Location, Move, OperationList, Relink, Rewrite
+from ckpttool.transaction.journal import Move, OperationList, Relink, Rewrite
 from ckpttool.transaction.journal_documents import (
     SCHEMA,
     identity_of,
@@ -51,6 +51,7 @@ from ckpttool.transaction.stages import journal_text
 from ckpttool.transaction.state_dir import MAX_BYTES, TRASH, StateDir, parse_own
 from ckpttool.transaction.store_directory import (
     StoreDirectory,
+    each,
     identity_of_journal,
     journal_name,
     require_of_store,
@@ -68,21 +69,22 @@ _WEIGHTS = re.compile(r".*\.(?:safetensors|bin|pt|pth|ckpt|h5|npz|pdparams)")
 
 
 class StoredObject(NamedTuple):
-    """Object that a list moves.
+    """Object that a list removes or restores.
 
     Attributes:
         group: Number of its checkpoint.
-        source, target: Old and new path.
-        file: What it was when the plan was made.
+        path: Its path in the directory.
+        copy: Path of its copy in the trash, relative to the directory; None if it has only versions.
+        file: Its fingerprint when the plan was made.
         is_first: Whether its checkpoint is incomplete without it: it is the first to leave, and the last to
             come back.
     """
 
     group: int
-    source: Location
-    target: Location
+    path: str
+    copy: str | None
     file: Fingerprint
-    is_first: bool
+    is_first: bool = False
 
     @property
     def status(self) -> ObjectStatus:
@@ -94,13 +96,14 @@ class StoreOperations:
     """Operations of one journal in progress in a store.
 
     Attributes:
+        directory: URL of the directory.
         listed: Operations, with the committed groups.
         objects: Objects of each group, in the order in which they leave.
     """
 
     def __init__(
         self,
-        place: StoreDirectory,
+        directory: str,
         identity: str,
         listed: OperationList,
         journal: ObjectStatus | None = None,
@@ -109,15 +112,15 @@ class StoreOperations:
         """Take operations.
 
         Args:
-            place: The directory.
+            directory: URL of the directory.
             identity: Of the command that removes, or whose removal is undone.
             listed: The operations.
             journal: Status of their journal, if there is one.
             journal_id: Unique ID of the journal; random if None.
         """
-        self.listed = listed
-        self.objects = [_objects_of(listed, number) for number in range(len(listed.groups))]
-        self._place, self._identity, self._journal = place, identity, journal
+        self.directory, self.listed = directory, listed
+        self.objects = [_objects_of(listed, number, identity) for number in range(len(listed.groups))]
+        self._place, self._identity, self._journal = StoreDirectory(directory), identity, journal
         self._journal_id = journal_id or os.urandom(4).hex()
         self._bucket: OlderVersions
         self._versions: dict[str, ObjectVersions] = {}
@@ -125,25 +128,18 @@ class StoreOperations:
     @classmethod
     def read(cls, directory: str, name: str) -> StoreOperations | None:
         """Read a journal in a directory; return None if it has just been completed."""
-        place, identity = StoreDirectory(directory), identity_of_journal(name)
-        found = place.read(name, MAX_BYTES)
+        found, identity = StoreDirectory(directory).read(name, MAX_BYTES), identity_of_journal(name)
         if found is None or identity is None:
             return None
         listed, journal_id = parse_own(f"{directory}/{name}", found[0], "a journal", _listed)
         if listed.identity not in (None, identity):
             raise AccessDenied(f"{directory}/{name}", "it is another command's", expected="move it away")
-        return cls(place, identity, listed, found[1], journal_id)
+        return cls(directory, identity, listed, found[1], journal_id)
 
-    @property
-    def _all(self) -> Iterator[StoredObject]:
-        return chain.from_iterable(self.objects)
+    def _of(self, numbers: Iterable[int]) -> Iterator[StoredObject]:
+        return chain.from_iterable(self.objects[number] for number in numbers)
 
-    @property
-    def directory(self) -> str:
-        """Return the URL of the directory."""
-        return self._place.directory
-
-    # Forward ------------------------------------------------------------------------------------------
+    # The journal --------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Write the journal.
@@ -151,8 +147,11 @@ class StoreOperations:
         Raises:
             AccessDenied: There is one of the same command: it is at work.
         """
+        self._claim(None)
+
+    def _claim(self, done: Collection[int] | None) -> None:
         try:
-            self._write(None)
+            self._write(done)
         except Replaced as error:
             raise AccessDenied(self.directory, ANOTHER_AT_WORK, code=BUSY) from error
 
@@ -172,13 +171,22 @@ class StoreOperations:
             self._journal = found[1]
         self.listed = listed
 
-    def copy(self) -> Failures:
-        """Copy all that goes to the trash; return the errors by group."""
-        to_trash = [one for one in self._all if one.target.root == "trash"]
-        return _each(self._copy, to_trash)
+    def remove_journal(self) -> None:
+        """Remove the journal."""
+        self._place.remove_now(journal_name(self._identity))
 
-    def _copy(self, one: StoredObject) -> None:
-        self._place.copy(self._name(one.source), self._name(one.target), one.file.size)
+    # Removal ------------------------------------------------------------------------------------------
+
+    def copy(self) -> Failures:
+        """Copy all that goes to the trash; return the errors by group, whose copies are dropped."""
+
+        def copy(one: StoredObject) -> None:
+            if one.copy is not None:
+                self._place.copy(one.path, one.copy, one.file.size)
+
+        failures = _each(copy, self._of(range(len(self.objects))))
+        self.drop_copies(failures)
+        return failures
 
     def commit(self, numbers: Collection[int], pointers: Sequence[Rewrite | Relink]) -> None:
         """Commit some groups, with the pointers that are written then.
@@ -190,44 +198,29 @@ class StoreOperations:
         try:
             self._write(numbers)
         except Replaced as error:
-            self.drop_targets(range(len(self.objects)))
+            self.drop_copies(range(len(self.objects)))
             reason = "another ckpttool recovered this prune as interrupted; nothing was removed"
             raise AccessDenied(self.directory, reason) from error
 
     def write_pointers(self) -> bool:
         """Write the pointers that still have their old text; return whether all have the new one now."""
-        is_written = True
-        for one in self.listed.pointers:
-            is_written &= isinstance(one, Rewrite) and self._rewrite(one)
-        return is_written
-
-    def _rewrite(self, one: Rewrite) -> bool:
-        found = self._place.read(one.name, MAX_TEXT)
-        text = None if found is None else found[0].decode("utf-8", "surrogateescape")
-        if found is None or one.after is None or text not in (one.before, one.after):
-            return False
-        if text != one.after:
-            try:
-                self._place.replace(one.name, one.after.encode("utf-8", "surrogateescape"), found[1])
-            except Replaced:
-                return False
-        return True
+        return all([self._rewrite(one) for one in self._rewrites()])
 
     def finish(self, numbers: Collection[int]) -> Failures:
         """Remove the old names of committed groups; return the errors by group.
 
         Of a group whose first object can't be removed, nothing is.
         """
-        objects = [one for number in numbers for one in self.objects[number]]
-        failures = _each(self._remove_object, [one for one in objects if one.is_first])
-        rest = [one for one in objects if not one.is_first and one.group not in failures]
-        for number, error in _each(self._remove_object, rest).items():
+
+        def remove(one: StoredObject) -> None:
+            self._place.remove(one.path, one.status)
+
+        failures = _each(remove, (one for one in self._of(numbers) if one.is_first))
+        rest = [one for one in self._of(numbers) if not one.is_first and one.group not in failures]
+        for number, error in _each(remove, rest).items():
             failures[number] = StrandedCheckpoint(f"only a part of it was removed: {error_text(error)}")
             failures[number].__cause__ = error
         return failures
-
-    def _remove_object(self, one: StoredObject) -> None:
-        self._place.remove(one.source.path, one.status)
 
     def close(self, numbers: Collection[int]) -> None:
         """Record how some groups are undone, and remove the journal."""
@@ -239,77 +232,79 @@ class StoreOperations:
             add_step(self.directory, StateDir(self.directory), listed.identity, kind, step)
         self.remove_journal()
 
-    # Back ---------------------------------------------------------------------------------------------
-
     def abandon(self) -> None:
         """Drop all copies before the commit, or before anything was removed, and remove the journal.
 
         Raises:
             AccessDenied: Another command has just committed the journal, or recovered it.
         """
-        try:
-            self._write(())
-        except Replaced as error:
-            raise AccessDenied(self.directory, ANOTHER_AT_WORK, code=BUSY) from error
-        self.drop_targets(range(len(self.objects)))
+        self._claim(())
+        self.drop_copies(range(len(self.objects)))
         self.remove_journal()
 
-    def drop_targets(self, numbers: Collection[int]) -> None:
-        """Remove the copies of groups that were not removed."""
-        self._drop(one.target for number in numbers for one in self.objects[number])
+    def drop_copies(self, numbers: Iterable[int]) -> None:
+        """Remove the copies of some groups from the trash."""
+        copies = (one.copy for one in self._of(numbers) if one.copy is not None)
+        for _ in each(self._place.remove_now, copies):
+            pass
 
-    def empty(self, numbers: Collection[int]) -> Failures:
-        """Remove the copies of some groups from the trash for good; return the errors by group."""
-        objects = [one for number in numbers for one in self.objects[number]]
-        return _each(lambda one: self._place.remove_now(self._name(one.source)), objects)
+    def incomplete(self) -> set[int]:
+        """Return the groups that are incomplete in the directory, since their first object isn't there."""
+        firsts = [objects[0] for objects in self.objects]
+        statuses = each(lambda one: self._place.status(one.path), firsts)
+        return {one.group for one, status in statuses if status is None}
 
-    def _drop(self, locations: Iterable[Location]) -> None:
-        copies = (self._name(one) for one in locations if one.root == "trash")
-        for _, error in results_of(self._place.remove_now, copies):
-            if error is not None:
-                raise error
+    def incomplete_names(self) -> set[str]:
+        """Return the names in the directory of the checkpoints that are incomplete."""
+        return {one.path.partition("/")[0] for one in self._of(self.incomplete())}
+
+    # Pointers -----------------------------------------------------------------------------------------
+
+    def _rewrites(self) -> Iterator[Rewrite]:
+        return (one for one in self.listed.pointers if isinstance(one, Rewrite))
+
+    def _text(self, name: str) -> tuple[str, ObjectStatus] | None:
+        found = self._place.read(name, MAX_TEXT)
+        return None if found is None else (found[0].decode("utf-8", "surrogateescape"), found[1])
+
+    def _rewrite(self, one: Rewrite) -> bool:
+        """Write a pointer that has its old text; return whether it has the new one now."""
+        found = self._text(one.name)
+        if found is None or one.after is None or found[0] not in (one.before, one.after):
+            return False
+        if found[0] != one.after:
+            try:
+                self._place.replace(one.name, one.after.encode("utf-8", "surrogateescape"), found[1])
+            except Replaced:
+                return False
+        return True
 
     def restore_pointers(self, numbers: Collection[int]) -> None:
         """Have pointers name some groups again that were not removed; what others wrote since stays."""
         if numbers:
-            is_all = len(numbers) == len(self.listed.done or ())
-            self._restore_names(self.listed.pointers, numbers, is_all=is_all)
+            self._restore_names(self._rewrites(), numbers, is_all=len(numbers) == len(self.listed.done or ()))
 
-    def _restore_names(
-        self, pointers: Iterable[Rewrite | Relink], numbers: Collection[int], *, is_all: bool
-    ) -> None:
+    def _restore_names(self, pointers: Iterable[Rewrite], numbers: Collection[int], *, is_all: bool) -> None:
         names = {os.path.basename(self.listed.groups[number].path) for number in numbers}
         for one in pointers:
-            found = self._place.read(one.name, MAX_TEXT)
-            if found is None or not isinstance(one, Rewrite):
+            found = self._text(one.name)
+            if found is None:
                 continue
             try:
-                text = found[0].decode("utf-8", "surrogateescape")
-                back = restored_pointer(text, one, names, is_all=is_all)
+                back = restored_pointer(found[0], one, names, is_all=is_all)
             except ValueError:  # it names no checkpoint any more
                 continue
             if not self._rewrite(back):
                 raise Replaced(f"{self.directory}/{one.name}")
 
-    # What is there ------------------------------------------------------------------------------------
-
-    def incomplete(self) -> set[int]:
-        """Return the groups that are incomplete in the directory, since their first object isn't there."""
-        found: set[int] = set()
-        firsts = [objects[0] for objects in self.objects]
-        for one, status in results_of(lambda one: self._place.status(_path(one)), firsts):
-            if isinstance(status, Exception):
-                raise status
-            if status is None:
-                found.add(one.group)
-        return found
-
-    def incomplete_names(self) -> set[str]:
-        """Return the names in the directory of the checkpoints that are incomplete."""
-        objects = chain.from_iterable(self.objects[number] for number in self.incomplete())
-        return {_path(one).partition("/")[0] for one in objects}
-
     # Restoration --------------------------------------------------------------------------------------
+
+    def missing(self) -> tuple[list[StoredObject], Failures]:
+        """Return the objects that are to be restored, and why some groups can't be."""
+        self._load_versions()
+        results = list(results_of(self.is_back, self._of(range(len(self.objects)))))
+        failures = _failures(results)
+        return [one for one, is_back in results if is_back is False and one.group not in failures], failures
 
     def restore(self, missing: Sequence[StoredObject], failures: Failures) -> tuple[list[int], Failures]:
         """Restore missing objects, write pointers, and remove the trash of complete groups.
@@ -317,25 +312,21 @@ class StoreOperations:
         Returns:
             The groups that are in place, and why others are not.
         """
-        failures = {**failures}
-        failures |= self._bring_back([one for one in missing if not one.is_first])
+        failures = failures | self._bring_back([one for one in missing if not one.is_first])
         failures |= self._bring_back([one for one in missing if one.is_first and one.group not in failures])
         numbers = [number for number in range(len(self.objects)) if number not in failures]
         if numbers:
-            self._restore_names([one.inverse for one in self.listed.pointers], numbers, is_all=not failures)
-            self._drop(one.source for number in numbers for one in self.objects[number])
+            rewrites = (one.inverse for one in self._rewrites())
+            self._restore_names(rewrites, numbers, is_all=not failures)
+            self.drop_copies(numbers)
             remote.forget()
             drop_groups(self.directory, StateDir(self.directory), self.listed.only(numbers))
         return numbers, failures
 
-    def remove_journal(self) -> None:
-        """Remove the journal."""
-        self._place.remove_now(journal_name(self._identity))
-
     def _bring_back(self, objects: Sequence[StoredObject]) -> Failures:
         """Copy objects from the trash, or remove the delete markers that hide them."""
-        failures = _each(self._copy_back, [one for one in objects if one.source.root == "trash"])
-        hidden = [one for one in objects if one.source.root == "stage"]
+        failures = _each(self._copy_back, objects)
+        hidden = [one for one in objects if one.copy is None]
         for _ in range(_MOST_MARKERS if hidden else 0):  # each deletion adds one
             failures |= _each(self._uncover, hidden)
             self._load_versions()
@@ -348,11 +339,11 @@ class StoreOperations:
         return failures | dict.fromkeys((one.group for one in hidden), hiding)
 
     def _copy_back(self, one: StoredObject) -> None:
-        if not self.is_back(one):  # another undo may have been faster
-            self._copy(one)
+        if one.copy is not None and not self.is_back(one):  # another undo may have been faster
+            self._place.copy(one.copy, one.path, one.file.size)
 
     def _uncover(self, one: StoredObject) -> None:
-        key = self._place.key(one.target.path)
+        key = self._place.key(one.path)
         marker = self._versions[key].marker
         if marker is not None:
             self._bucket.uncover(key, marker)
@@ -363,13 +354,12 @@ class StoreOperations:
         Raises:
             StalePlan: Another object is, or there is nothing to restore it from.
         """
-        name = one.target.path
-        if one.source.root == "stage":
-            newest, marker = self._versions.get(self._place.key(name), ObjectVersions(None, None))
+        if one.copy is None:
+            newest, marker = self._versions.get(self._place.key(one.path), ObjectVersions(None, None))
             if newest is None or (newest.size, newest.version) != (one.file.size, one.file.version):
                 raise self._not_restorable(one, is_taken=newest is not None and marker is None)
             return marker is None
-        now, kept = self._place.status(name), self._place.status(self._name(one.source))
+        now, kept = self._place.status(one.path), self._place.status(one.copy)
         if now is None:
             if kept is None or kept.size != one.file.size:
                 raise self._not_restorable(one, is_taken=False)
@@ -378,7 +368,7 @@ class StoreOperations:
             return True
         # Copies go last: without one, a restoration was killed that had come so far.
         is_same = now.size == one.file.size and (
-            kept is None or self._place.is_same(name, now, self._name(one.source), kept)
+            kept is None or self._place.is_same(one.path, now, one.copy, kept)
         )
         if not is_same:
             raise self._not_restorable(one, is_taken=True)
@@ -387,60 +377,55 @@ class StoreOperations:
     def _not_restorable(self, one: StoredObject, *, is_taken: bool) -> StalePlan:
         problem = "another object has its name now" if is_taken else "no copy or older version of it is left"
         is_single = len(self.objects[one.group]) == 1
-        return StalePlan(problem if is_single else f"{os.path.basename(one.target.path)}: {problem}")
+        return StalePlan(problem if is_single else f"{os.path.basename(one.path)}: {problem}")
 
-    def missing(self) -> tuple[list[StoredObject], Failures]:
-        """Return the objects that are to be restored, and why some groups can't be."""
-        self._load_versions()
-        results = list(results_of(self.is_back, self._all))
-        failures = _failures(results)
-        return [one for one, is_back in results if is_back is False and one.group not in failures], failures
+    def _load_versions(self) -> None:
+        """List the versions from which objects are restored; threads only look there."""
+        objects = (one for one in self._of(range(len(self.objects))) if one.copy is None)
+        if tops := {one.path.partition("/")[0] for one in objects}:
+            self._bucket = self._place.store.older_versions()
+        for top in tops:
+            self._versions |= self._bucket.versions(self._place.key(top))
+
+    # The trash ----------------------------------------------------------------------------------------
 
     def copied_bytes(self) -> tuple[dict[int, int], Failures]:
         """Return the bytes of each group's copies in the trash, and which groups have changed there."""
 
         def size_of(one: StoredObject) -> int:
-            status = self._place.status(self._name(one.source))
+            status = None if one.copy is None else self._place.status(one.copy)
             if status is not None and status.size != one.file.size:
-                raise StalePlan(f"{one.source.path} has changed since it was put there")
+                raise StalePlan(f"{one.file.path} has changed since it was put there")
             return 0 if status is None else status.size
 
-        results = list(results_of(size_of, self._all))
+        results = list(results_of(size_of, self._of(range(len(self.objects)))))
         freed = dict.fromkeys(range(len(self.objects)), 0)
         for one, size in results:
             freed[one.group] += size if isinstance(size, int) else 0
         return freed, _failures(results)
 
-    def _load_versions(self) -> None:
-        """List the versions from which objects are restored; threads only look there."""
-        objects = (one for one in self._all if one.source.root == "stage")
-        if tops := {one.target.path.partition("/")[0] for one in objects}:
-            self._bucket = self._place.store.older_versions()
-        for top in tops:
-            self._versions |= self._bucket.versions(self._place.key(top))
+    def empty(self, numbers: Collection[int]) -> Failures:
+        """Remove the copies of some groups from the trash for good; return the errors by group."""
 
-    def _name(self, location: Location) -> str:
-        """Return the name of an object in the directory, or of its copy in the trash."""
-        return location.path if location.root == "directory" else f"{TRASH}/{self._identity}/{location.path}"
+        def remove(one: StoredObject) -> None:
+            if one.copy is not None:
+                self._place.remove_now(one.copy)
+
+        return _each(remove, self._of(numbers))
 
 
-def _objects_of(listed: OperationList, number: int) -> list[StoredObject]:
+def _objects_of(listed: OperationList, number: int, identity: str) -> list[StoredObject]:
     """Return the objects of a group in the order in which they leave."""
     found: list[StoredObject] = []
     for one in listed.of_groups[number]:
         if isinstance(one, Move):
-            (root, path), (target, name) = one.source, one.target
-            for file in listed.files_at(number, path):
-                below = file.path[len(path) :]
-                source, goal = Location(root, path + below), Location(target, name + below)
-                found.append(StoredObject(number, source, goal, file, is_first=False))
+            for file in listed.files_at(number, one.source.path):
+                below = file.path[len(one.source.path) :]
+                paths = {root: path + below for root, path in (one.source, one.target)}
+                copy = f"{TRASH}/{identity}/{paths['trash']}" if "trash" in paths else None
+                found.append(StoredObject(number, paths["directory"], copy, file))
     found.sort(key=lambda one: order_of_removal(one.file.path))
     return [found[0]._replace(is_first=True), *found[1:]] if found else []
-
-
-def _path(one: StoredObject) -> str:
-    """Return the path of an object in the directory."""
-    return one.source.path if one.source.root == "directory" else one.target.path
 
 
 def order_of_removal(path: str) -> tuple[bool, bool, bool, str]:
