@@ -25,10 +25,10 @@ from ckpttool.transaction.state_dir import (
     StateDir,
     may_keep_state_beside,
     open_own,
+    other_owner,
     require_own,
     state_dir_beside,
     state_dir_of_stage,
-    user_name,
 )
 from ckpttool.transaction.stored_journals import read_journal
 from ckpttool.transaction.unlinking import purge, require_removable
@@ -93,11 +93,9 @@ class DiskEngine(Engine):
     def owner_of(self, journal: str) -> str | None:
         stage = os.path.dirname(journal)
         try:
-            user, owner = fs.lstat(stage).st_uid, fs.stat(state_dir_of_stage(stage).directory).st_uid
+            return other_owner(fs.lstat(stage), fs.stat(state_dir_of_stage(stage).directory))
         except OSError:  # it has just gone
             return None
-        is_ours = not hasattr(os, "geteuid") or user in (os.geteuid(), owner)
-        return None if is_ours else user_name(user)
 
     def hidden_names(self) -> frozenset[str]:
         names: set[str] = set()

@@ -109,10 +109,8 @@ def _acquire(place: OpenDirectory, name: str, *, may_be_directory: bool = True) 
     path = place.join(name)
     while True:
         try:
-            descriptor = _open_lock(place, name)
+            descriptor = _open_lock(place, name, may_be_directory=may_be_directory)
         except OSError as error:
-            if error.errno in FULL and may_be_directory and not place.has(name):
-                return _acquire_directory(place, path)
             status = place.status(name) if isinstance(error, PermissionError) else None
             if status is not None:
                 raise _foreign_lock(path, status) from error
@@ -120,7 +118,7 @@ def _acquire(place: OpenDirectory, name: str, *, may_be_directory: bool = True) 
         try:
             _lock(path, descriptor)
             # Whoever held it before may have removed the file that we opened.
-            if _is_same(place, name, descriptor):
+            if stat.S_ISDIR(os.fstat(descriptor).st_mode) or _is_same(place, name, descriptor):
                 return descriptor
         except BaseException:
             os.close(descriptor)
@@ -128,8 +126,11 @@ def _acquire(place: OpenDirectory, name: str, *, may_be_directory: bool = True) 
         os.close(descriptor)
 
 
-def _open_lock(place: OpenDirectory, name: str) -> int:
-    """Open a lock file, made if it isn't there; another user's is opened to be read alone."""
+def _open_lock(place: OpenDirectory, name: str, *, may_be_directory: bool) -> int:
+    """Open a lock file, made if it isn't there, or the directory itself if a full disk has no room for one.
+
+    Another user's file is opened to be read alone.
+    """
     path, directory = place.at(name), place.descriptor
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, _MODE, dir_fd=directory)
@@ -137,22 +138,15 @@ def _open_lock(place: OpenDirectory, name: str) -> int:
         with suppress(FileNotFoundError):
             return os.open(path, os.O_RDONLY | _FLAGS, dir_fd=directory)
         raise
+    except OSError as error:
+        if error.errno in FULL and may_be_directory and not place.has(name):
+            flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
+            return os.open(place.at(os.curdir), flags, dir_fd=directory)
+        raise
     status = os.fstat(descriptor)
     if status.st_nlink == 1 and not status.st_size:  # else it is no lock of ours, whoever planted it
         with suppress(OSError):  # another's, or a file system without modes
             os.fchmod(descriptor, _MODE)
-    return descriptor
-
-
-def _acquire_directory(place: OpenDirectory, path: str) -> int:
-    """Lock the directory itself, where a full disk has no room for a file."""
-    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
-    descriptor = os.open(place.at(os.curdir), flags, dir_fd=place.descriptor)
-    try:
-        _lock(path, descriptor)
-    except BaseException:
-        os.close(descriptor)
-        raise
     return descriptor
 
 

@@ -26,13 +26,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import Literal
 
-from ckpttool.containers.jsontext import parse_json
 from ckpttool.core.errors import AccessDenied, CheckpointError, UsageError, from_os_error, system_text
 from ckpttool.storage import fs
 from ckpttool.storage.atomic import OWN_PREFIX, adopt_mode, is_scratch_name, remove_leftover
 from ckpttool.storage.directories import FOLLOWS_NOTHING, HAS_LOCKS, OpenDirectory, link_or_rename, try_lock
 from ckpttool.storage.sink import Sink, Written
-from ckpttool.storage.source import NotRegular, regular_descriptor
 from ckpttool.storage.work import Advance, default_jobs, no_advance, pool_of_calls
 from ckpttool.transaction.files import StalePlan, contents
 from ckpttool.transaction.journal import CONTENT, REPLACED, OperationList, output_operations
@@ -40,6 +38,7 @@ from ckpttool.transaction.old_journals import MOVING
 from ckpttool.transaction.operations import begin_output, open_output
 from ckpttool.transaction.settling import settle
 from ckpttool.transaction.stages import JOURNAL, require_system
+from ckpttool.transaction.state_dir import own_bytes, parse_own
 from ckpttool.transaction.stored_journals import read_output
 from ckpttool.transaction.unlinking import StrandedCheckpoint
 
@@ -57,11 +56,6 @@ _MAX_BYTES = 1 << 24
 
 class UnsafeArea(Exception):
     """An area is not touched any further; the message says why."""
-
-
-def _descriptor(directory: OpenDirectory) -> int:
-    assert directory.descriptor is not None  # of a system that can work below open directories
-    return directory.descriptor
 
 
 class StagedOutput:
@@ -109,8 +103,7 @@ class StagedOutput:
             self._directory = self._open.enter_context(OpenDirectory(directory or os.curdir))
             # Only whoever has the lock of the target's directory makes an area there, or clears one: between
             # the making of ours and its own lock, it would look like one that a kill left.
-            with _locked_directory(self._directory) as is_alone:
-                self.warnings = _recover(self._directory, is_alone=is_alone)
+            with _cleared(self._directory) as self.warnings:
                 area = self._open.enter_context(self._directory.make(new_area_name(), 0o700))
                 self._area = area
                 if area.descriptor is not None and not _may_have(area.descriptor):
@@ -259,7 +252,7 @@ class StagedOutput:
         self._holds_old = True  # until it is back, or gone: what goes wrong here must not remove it
         try:
             new_contents, old_contents = (
-                {name: contents(_descriptor(place), [name]) for name in given}
+                {name: contents(place.fd, [name]) for name in given}
                 for place, given in ((self._content, names), (self._directory, old))
             )
             self._move(area, output_operations(self.target, new_contents, old_contents))
@@ -309,8 +302,8 @@ def clear_beside(target: str) -> tuple[str, ...]:
     """
     parent = os.path.dirname(target.rstrip(os.sep)) or os.curdir
     try:
-        with OpenDirectory(parent) as directory, _locked_directory(directory) as is_alone:
-            return _recover(directory, is_alone=is_alone)
+        with OpenDirectory(parent) as directory, _cleared(directory) as warnings:
+            return warnings
     except OSError as error:
         raise from_os_error(error, parent) from error
 
@@ -330,25 +323,24 @@ def has_leftovers(directory: str) -> bool:
         return False
 
 
-def _recover(directory: OpenDirectory, *, is_alone: bool) -> tuple[str, ...]:
-    if is_alone:
-        return (*recover_areas(directory),)
-    return (f"{directory.path} is locked: what kills left there is not looked for",)
-
-
 @contextmanager
-def _locked_directory(directory: OpenDirectory) -> Iterator[bool]:
-    """Keep others from making or clearing areas in a directory; yield whether they are kept from it."""
+def _cleared(directory: OpenDirectory) -> Iterator[tuple[str, ...]]:
+    """Clear a directory of what kills left, and keep others from making or clearing areas in it.
+
+    Yields what could not be cleared, each in a sentence.
+    """
     if not HAS_LOCKS or directory.descriptor is None:
-        yield True
+        yield (*recover_areas(directory),)
         return
     # Opened again: the lock goes with this descriptor, while the other stays open as long as the target.
     with directory.open(os.curdir) as again:
-        assert again.descriptor is not None  # as that of the other is not
         until = time.monotonic() + _PATIENCE
-        while not (is_alone := _may_have(again.descriptor)) and time.monotonic() < until:
+        while not (is_alone := _may_have(again.fd)) and time.monotonic() < until:
             time.sleep(0.02)
-        yield is_alone
+        if is_alone:
+            yield (*recover_areas(directory),)
+        else:
+            yield (f"{directory.path} is locked: what kills left there is not looked for",)
 
 
 def _may_have(descriptor: int) -> bool:
@@ -457,11 +449,10 @@ def _recover_area(directory: OpenDirectory, name: str) -> None:
     _require_this_users(directory.status(name))  # another's can't be opened, perhaps
     with directory.open(name) as area:
         _require_this_users(area.own_status())
-        assert area.descriptor is not None  # a system with these locks has descriptors of directories
-        if not try_lock(area.descriptor):
+        if not try_lock(area.fd):
             return  # somebody works in it
         if not _has_no_owner_yet(area):
-            _require_own_area(area)
+            _require_made_here(directory, area)
             _settle(directory, area)
             directory.sync()
         remove_area(directory, area)
@@ -481,12 +472,12 @@ def _has_no_owner_yet(area: OpenDirectory) -> bool:
     return names == [_OWNER] and owner is not None and not stat.S_ISDIR(owner.st_mode) and not owner.st_size
 
 
-def _require_own_area(area: OpenDirectory) -> None:
-    """Require that an area was made by this user, here, and on this host."""
+def _require_made_here(directory: OpenDirectory, area: OpenDirectory) -> None:
+    """Require that nobody else could write in an area of this user, and that it was made on this host."""
     status = area.own_status()
-    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UnsafeArea("others may have written in it")
-    match _read_json(area, _OWNER, "owner") if area.has(_OWNER) else None:
+    match _read_owner(directory, area) if area.has(_OWNER) else None:
         case {"inode": int(inode), "host": str(host), "boot": str(boot)}:
             own = _host()
             if inode != status.st_ino:
@@ -498,20 +489,10 @@ def _require_own_area(area: OpenDirectory) -> None:
             raise UnsafeArea("it doesn't say where it was made")
 
 
-def _read_json(area: OpenDirectory, name: str, what: str) -> object:
-    """Return what a small JSON file in an area holds."""
-    path = area.join(name)
-    try:
-        descriptor = regular_descriptor(area.at(name), follows=False, dir_fd=area.descriptor)
-    except NotRegular as error:
-        raise UnsafeArea(f"{path} is no file of ckpttool's") from error
-    try:
-        if os.fstat(descriptor).st_size > _MAX_BYTES:
-            raise UnsafeArea(f"{path} is no file of ckpttool's")
-        with open(descriptor, "rb", closefd=False) as file:
-            return parse_json(path, file.read(_MAX_BYTES), what)
-    finally:
-        os.close(descriptor)
+def _read_owner(directory: OpenDirectory, area: OpenDirectory) -> object:
+    what = "a note of where it was made"
+    text = own_bytes(area, _OWNER, directory.path or os.curdir, what, _MAX_BYTES)
+    return parse_own(area.join(_OWNER), text, what, lambda document: document)
 
 
 def _settle(directory: OpenDirectory, area: OpenDirectory) -> None:

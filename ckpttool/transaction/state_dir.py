@@ -235,7 +235,7 @@ def read_own(
     try:
         if fs.place_of(path).has_owners:
             with open_own(directory, around, *names[:-1]) as place:
-                text = _own_bytes(place, names[-1], directory, what, most)
+                text = own_bytes(place, names[-1], directory, what, most)
         else:
             from ckpttool.transaction.store_directory import StoreDirectory
 
@@ -260,7 +260,8 @@ def parse_own(path: str, text: bytes, what: str, parse: Callable[[Any], T]) -> T
         raise DamagedCheckpoint(path, problem, expected="move it away to go on") from error
 
 
-def _own_bytes(place: OpenDirectory, name: str, directory: str, what: str, most: int) -> bytes:
+def own_bytes(place: OpenDirectory, name: str, directory: str, what: str, most: int) -> bytes:
+    """Return the bytes of a file of ours in an open directory; see ``read_own``."""
     path, status_before = place.join(name), place.status(name)
     if status_before is not None and stat.S_ISLNK(status_before.st_mode):
         raise DamagedCheckpoint(path, "a symlink", expected=what)
@@ -279,9 +280,15 @@ def _own_bytes(place: OpenDirectory, name: str, directory: str, what: str, most:
 def _require_owner(
     path: str, status: os.stat_result, around: os.stat_result, otherwise: str = LEFT_AS_IT_IS
 ) -> None:
+    if (user := other_owner(status, around)) is not None:
+        raise AccessDenied(path, f"belongs to another user, {user}; {otherwise}")
+
+
+def other_owner(status: os.stat_result, around: os.stat_result) -> str | None:
+    """Return the user that a file belongs to, unless it is this one or the owner of its directory."""
     if not hasattr(os, "geteuid") or status.st_uid in (os.geteuid(), around.st_uid):
-        return
-    raise AccessDenied(path, f"belongs to another user, {user_name(status.st_uid)}; {otherwise}")
+        return None
+    return user_name(status.st_uid)
 
 
 def user_name(user: int) -> str:
