@@ -1,4 +1,4 @@
-"""Reads journals and records of version 0.1 as lists of operations.
+"""Reads journals and records of version 0.1: their plain data is rewritten as today's, and read as that.
 
 Removals and moves had journals of their own, and a record listed moves. A renaming could have several lists
 in one journal, one for each wave of names. No file said what is committed: moves are once they are recorded,
@@ -16,36 +16,23 @@ from ckpttool.core.errors import DamagedCheckpoint, from_os_error
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.formats.tensorflow.state import NAME
 from ckpttool.storage.directories import OpenDirectory
-from ckpttool.transaction.files import Contents, Fingerprint, contents, opened, status_at
+from ckpttool.transaction.files import Contents, contents, opened, status_at
 from ckpttool.transaction.journal import (
     CONTENT,
     FILES,
     REPLACED,
-    Exchange,
     Group,
-    Location,
-    Move,
-    Operation,
     OperationList,
-    Relink,
-    Rewrite,
-    Root,
     SpareLocations,
-    StoredFile,
     output_operations,
 )
 from ckpttool.transaction.journal_documents import (
     SCHEMA,
-    contents_of,
     count_of,
     identity_of,
-    location_in,
     name_of,
-    names_of,
     operations_of,
-    path_of,
     text_of,
-    text_or_none,
 )
 from ckpttool.transaction.state_dir import open_own
 
@@ -57,7 +44,24 @@ STORE_REMOVALS = "ckpttool.store-removal/1"
 MOVING = "moving"
 """File in which an output noted what it moves."""
 
-_ROOTS: Mapping[str, Root] = {"directory": "directory", "trash": "trash"}
+Operation = tuple[Any, ...]
+"""An operation as plain data; see ``journal_documents``."""
+
+
+def _document(
+    kind: str, identity: object, groups: Sequence[Mapping[str, Any]], operations: Sequence[Operation]
+) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "identity": identity,
+        "leader": None,
+        "groups": [{"survivors": [], "new_name": None, "directories": [], **group} for group in groups],
+        "operations": operations,
+    }
+
+
+def _at(root: str, *names: object) -> str:
+    return os.sep.join((root, *map(text_of, names)))
 
 
 # Moves ----------------------------------------------------------------------------------------------
@@ -70,124 +74,96 @@ def list_of(document: Mapping[str, Any]) -> OperationList:
         return operations_of(document)
     if schema not in MOVES:
         raise ValueError(f"schema {schema!r}")
-    before = [list_of(earlier) for earlier in reversed(document.get("before", ()))]
-    return _joined([*before, _moves_of(document)])
-
-
-def _joined(lists: Sequence[OperationList]) -> OperationList:
-    """Return one list for several that follow each other."""
-    last = lists[-1]
-    groups: list[Group] = []
+    groups: list[Mapping[str, Any]] = []
     operations: list[Operation] = []
-    for one in lists:
-        if one.identity != last.identity:
+    for wave in (*reversed(document.get("before", ())), document):
+        if wave["schema"] not in MOVES or wave["identity"] != document["identity"]:
             raise ValueError("moves of another journal go before")
-        operations += (
-            step._replace(group=step.group + len(groups)) if isinstance(step, Move | Exchange) else step
-            for step in one.operations
+        if wave["kind"] not in ("trash", "rename", "restore"):
+            raise ValueError(f"kind {wave['kind']!r}")
+        if not {wave["source"], wave["target"]} <= {"directory", "trash"}:
+            raise ValueError(f"moves from {wave['source']!r} to {wave['target']!r}")
+        writes = _writes_of(wave["rewrites"])
+        pointers = [
+            *writes,
+            *(("relink", one["name"], one["before"], one["after"]) for one in wave["relinks"]),
+        ]
+        moves = [
+            step
+            for number, move in enumerate(wave["moves"], len(groups))
+            for step in _steps_of(wave, move, number)
+        ]
+        operations += [*pointers, *moves] if wave["kind"] == "trash" else [*moves, *pointers]
+        groups += (
+            {key: move[key] for key in ("path", "files", "directories")}
+            | {"new_name": _new_name(wave, move, writes)}
+            for move in wave["moves"]
         )
-        groups += one.groups
-    return replace(last, groups=tuple(groups), operations=tuple(operations))
+    return operations_of(_document(document["kind"], document["identity"], groups, operations))
 
 
-def _moves_of(document: Mapping[str, Any]) -> OperationList:
-    kind = document["kind"]
-    if kind not in ("trash", "rename", "restore"):
-        raise ValueError(f"kind {kind!r}")
-    source, target = (_ROOTS[document[side]] for side in ("source", "target"))
-    is_back, spare = kind == "restore", SpareLocations()
-    rewrites = _rewrites_of(document["rewrites"])
-    groups: list[Group] = []
-    operations: list[Operation] = []
-    for number, move in enumerate(document["moves"]):
-        members = [(location_in(source, old), location_in(target, new)) for old, new in move["members"]]
-        if not 0 < len(members) == len({old for old, _ in members}) == len({new for _, new in members}):
-            raise ValueError("no member, or two of one name")
-        names = [(old.path, new.path) for old, new in members]
-        path, members_before = text_of(move["path"]), tuple(old for old, _ in names)
-        new_name = _new_name(path, names, rewrites) if is_back and source == target else None
-        group = Group(path, members_before, contents_of(move, members_before), new_name=new_name)
-        groups.append(group)
-        operations += _steps_of(
-            number, group, members, _successors_of(move, members, spare, is_back), is_back
-        )
-    pointers: list[Operation] = [*rewrites]
-    pointers += (
-        Relink(path_of(link["name"]), text_of(link["before"]), text_of(link["after"]))
-        for link in document["relinks"]
-    )
-    steps = [*pointers, *operations] if kind == "trash" else [*operations, *pointers]
-    return OperationList(kind, tuple(groups), tuple(steps), identity_of(document["identity"]))
-
-
-def _new_name(path: str, names: Sequence[tuple[str, str]], rewrites: Sequence[Rewrite]) -> str:
-    """Return what a renaming called a checkpoint, from what reverts it."""
-    now = {old: new for new, old in names}
-    now |= {one.name: one.like for one in rewrites if one.before is None and one.like is not None}
-    base = os.path.basename(path)
-    if base + INDEX in now:
-        return now[base + INDEX].removesuffix(INDEX)
-    return now.get(base, names[0][0])
-
-
-def _successors_of(
-    move: Mapping[str, Any],
-    members: Sequence[tuple[Location, Location]],
-    spare: SpareLocations,
-    is_back: bool,
-) -> dict[str, StoredFile]:
-    """Return the files that take the place of others, by their paths; what is reverted sets them aside."""
-    listed = [(one["name"], one) for one in move.get("successors", ())]
-    if (single := move.get("successor")) is not None:  # that of the only file
-        listed.append((next(place.path for place in members[0] if place.root == "directory"), single))
-    found: dict[str, StoredFile] = {}
-    for name, one in listed:
-        waits, path = path_of(one["waits"]), path_of(name)
-        location = spare.location(path) if is_back else Location("directory", waits)
-        found[path] = StoredFile(location, Fingerprint(path, *map(count_of, one["file"])))
-    return found
-
-
-def _steps_of(
-    number: int,
-    group: Group,
-    members: Sequence[tuple[Location, Location]],
-    successors: Mapping[str, StoredFile],
-    is_back: bool,
-) -> Iterator[Move | Exchange]:
+def _steps_of(wave: Mapping[str, Any], move: Mapping[str, Any], number: int) -> Iterator[Operation]:
     """Yield the operations of one checkpoint: its index is the first to leave, and the last to come."""
+    source, target, members = wave["source"], wave["target"], move["members"]
+    if not 0 < len(members) == len({old for old, _ in members}):
+        raise ValueError("no member, or two of one name")
+    is_back = wave["kind"] == "restore"
+    successors = _successors_of(move, members[0][source != "directory"], is_back=is_back)
 
-    def exchange(path: str, other: StoredFile | None) -> Exchange:
+    def put(path: str, other: Sequence[Any] | None) -> Operation:
         old, new = (successors[path], other) if is_back else (other, successors[path])
-        return Exchange(number, path, old, new)
+        return ("put", number, path, old, new)
 
-    files = {file.path: file for file in group.contents.files}
-    known = {location.path for pair in members for location in pair if location.root == "directory"}
-    yield from (exchange(path, None) for path in successors if path not in known)
-    goes_to_trash = all(new.is_private for _, new in members)
-    for old, new in members if goes_to_trash else reversed(members):
-        here, aside = (new, old) if is_back else (old, new)
-        if here.path in successors:
-            yield exchange(here.path, StoredFile(aside, replace(files[old.path], path=here.path)))
+    files = {path: numbers for path, *numbers in move["files"]}
+    known = {one[side] for one in members for side in (0, 1) if (source, target)[side] == "directory"}
+    yield from (put(path, None) for path in successors if path not in known)
+    for old, new in members if target == "trash" else reversed(members):
+        here, aside = (new, _at(source, old)) if is_back else (old, _at(target, new))
+        if here in successors:
+            yield put(here, (aside, *files[old]))
         else:
-            yield Move(number, old, new)
+            yield ("move", number, _at(source, old), _at(target, new))
 
 
-def _rewrites_of(documents: Sequence[Mapping[str, Any]]) -> list[Rewrite]:
+def _successors_of(move: Mapping[str, Any], only: str, *, is_back: bool) -> dict[str, Sequence[Any]]:
+    """Return the files that take the place of others, by their paths; what is reverted sets them aside.
+
+    Args:
+        move: The checkpoint.
+        only: The path of its file, if it is a single one.
+        is_back: Whether it is restored.
+    """
+    spare = SpareLocations()
+    listed = [(one["name"], one) for one in move.get("successors", ())]
+    if (single := move.get("successor")) is not None:
+        listed.append((only, single))
+    return {
+        path: (os.sep.join(spare.location(path)) if is_back else _at("directory", one["waits"]), *one["file"])
+        for path, one in listed
+    }
+
+
+def _writes_of(rewrites: Sequence[Mapping[str, Any]]) -> list[Operation]:
     """Return pointers that are written; an index that is new somewhere follows one that goes elsewhere."""
-    found = [
-        Rewrite(path_of(one["name"]), text_or_none(one["before"]), text_or_none(one["after"]))
-        for one in documents
-    ]
-    for at, one in enumerate(found):
-        near = [found[other] for other in (at + 1, at - 1) if 0 <= other < len(found)]
-        if one.before is None:
-            like = next((other.name for other in near if other.after is None), None)
-            found[at] = one._replace(like=like)
-        elif one.after is None:
-            like = next((other.name for other in near if other.before is None), None)
-            found[at] = one._replace(like=like)
-    return sorted(found, key=lambda one: (one.after is None, one.before is not None))
+    found: list[Operation] = []
+    for at, one in enumerate(rewrites):
+        near = [rewrites[other] for other in (at + 1, at - 1) if 0 <= other < len(rewrites)]
+        other_end = "after" if one["before"] is None else "before" if one["after"] is None else None
+        like = next((other["name"] for other in near if other_end and other[other_end] is None), None)
+        found.append(("write", one["name"], one["before"], one["after"], like))
+    return sorted(found, key=lambda one: (one[3] is None, one[2] is not None))
+
+
+def _new_name(wave: Mapping[str, Any], move: Mapping[str, Any], writes: Sequence[Operation]) -> str | None:
+    """Return what a renaming called a checkpoint, from what reverts it."""
+    if wave["kind"] != "restore" or wave["source"] != wave["target"]:
+        return None
+    now = {old: new for new, old in move["members"]}
+    now |= {name: like for _, name, before, _, like in writes if before is None and like is not None}
+    base = os.path.basename(text_of(move["path"]))
+    if base + INDEX in now:
+        return text_of(now[base + INDEX]).removesuffix(INDEX)
+    return text_of(now.get(base, move["members"][0][0]))
 
 
 def with_recorded(
@@ -219,29 +195,30 @@ def with_recorded(
 
 def removals_of(document: Mapping[str, Any], directory: str, stage: str) -> OperationList:
     """Return the operations of a journal of removals; those that have left the directory are committed."""
-    groups: list[Group] = []
-    for one in document["removals"]:
-        members = names_of(one["members"])
-        survivors = tuple(name_of(name) for name in one["survivors"])
-        groups.append(Group(text_of(one["path"]), members, contents_of(one, members), survivors))
-    shared = next((number for number, one in enumerate(groups) if one.is_single), 0)
-    operations: list[Move] = []
-    done: set[int] = set()
+    removals = document["removals"]
+    is_single = [len(one["members"]) == len(one["files"]) == 1 and not one["directories"] for one in removals]
+    shared = is_single.index(True) if True in is_single else 0
     try:
         with opened(directory) as here, open_own(directory, *os.path.split(stage)) as inner:
-            for number, group in enumerate(groups):
-                # Single files shared the place of the first of them; 0.1.0 gave each its own.
-                has_own = not group.is_single or inner.has(str(number))
-                place = str(number if has_own else shared)
-                operations += (
-                    Move(number, Location("directory", name), Location("stage", os.path.join(place, name)))
-                    for name in group.members
-                )
-                if _has_left(group, here, inner.fd, place):
-                    done.add(number)
+            # Single files shared the place of the first of them; 0.1.0 gave each its own.
+            places = [
+                str(shared if is_shared and not inner.has(str(number)) else number)
+                for number, is_shared in enumerate(is_single)
+            ]
+            moves = [
+                ("move", number, _at("directory", name), _at("stage", places[number], name))
+                for number, one in enumerate(removals)
+                for name in one["members"]
+            ]
+            listed = operations_of(_document("remove", None, removals, moves))
+            done = frozenset(
+                number
+                for number, group in enumerate(listed.groups)
+                if _has_left(group, here, inner.fd, places[number])
+            )
     except OSError as error:
         raise from_os_error(error, stage) from error
-    return OperationList("remove", tuple(groups), tuple(operations), done=frozenset(done))
+    return replace(listed, done=done)
 
 
 def _has_left(group: Group, directory: int, stage: int, place: str) -> bool:
@@ -259,33 +236,25 @@ def _has_left(group: Group, directory: int, stage: int, place: str) -> bool:
 
 def store_removals_of(document: Mapping[str, Any]) -> OperationList:
     """Return the operations of a journal of removals from a store; those in a record are committed."""
-    identity, way = identity_of(document["identity"]), document["way"]
+    identity, way, state = identity_of(document["identity"]), document["way"], document["state"]
     if way not in ("none", "versions", "copies"):
         raise ValueError(f"way {way!r}")
-    target: Root = "trash" if way == "copies" else "stage"
-    groups: list[Group] = []
-    for one in document["checkpoints"]:
-        files = tuple(
-            Fingerprint(path_of(path), 0, 0, count_of(size), count_of(modified), version=text_of(version))
-            for path, size, modified, version in one["objects"]
-        )
-        if not files:
-            raise ValueError("a checkpoint without an object")
-        members = tuple(dict.fromkeys(file.path.partition("/")[0] for file in files))
-        groups.append(Group(text_of(one["name"]), members, Contents(files)))
-    moves = (
-        Move(number, Location("directory", name), Location(target, os.path.join(FILES, name)))
+    target = "trash" if way == "copies" else "stage"
+    groups = [
+        {"path": one["name"], "files": [(path, 0, 0, *status) for path, *status in one["objects"]]}
+        for one in document["checkpoints"]
+    ]
+    operations: list[Operation] = [
+        ("move", number, _at("directory", name), _at(target, FILES, name))
         for number, group in enumerate(groups)
-        for name in group.members
-    )
-    state = document["state"]
-    pointers = () if state is None else (Rewrite(NAME, text_of(state[0]), text_of(state[1])),)
-    return OperationList(
-        "trash" if way == "copies" else "remove",
-        tuple(groups),
-        (*moves, *pointers),
-        None if way == "none" else identity,
-        done=None if document["copying"] is True else frozenset(range(len(groups))),
+        for name in dict.fromkeys(text_of(path).partition("/")[0] for path, *_ in group["files"])
+    ]
+    if state is not None:
+        operations.append(("write", NAME, *state, None))
+    kind, is_done = "trash" if way == "copies" else "remove", document["copying"] is not True
+    return operations_of(
+        _document(kind, None if way == "none" else identity, groups, operations),
+        [*range(len(groups))] if is_done else None,
     )
 
 
