@@ -88,11 +88,7 @@ class CommandRecord(NamedTuple):
 
 
 def inode_of(directory: str) -> int | None:
-    """Return the inode of a directory; None where there is none.
-
-    Raises:
-        CheckpointError: It can't be looked at.
-    """
+    """Return the inode of a directory; None where there is none."""
     try:
         return fs.stat(directory).st_ino
     except OSError as error:
@@ -132,52 +128,41 @@ def read_record(directory: str, state_dir: StateDir, identity: str) -> CommandRe
     require_own_trash(state_dir)
     if not fs.lexists(state_dir.trash_place(identity)):
         return None
-    return read_own(
-        directory,
-        state_dir.path,
-        state_dir.trash_name,
-        identity,
-        RECORD,
-        what="a record",
-        parse=lambda document: _record_of(document, directory, state_dir, identity),
-        most=MAX_RECORD,
-    )
+
+    def parse(document: Mapping[str, Any]) -> CommandRecord:
+        return _record_of(document, directory, state_dir, identity)
+
+    names = state_dir.trash_name, identity, RECORD
+    return read_own(directory, state_dir.path, *names, what="a record", parse=parse, most=MAX_RECORD)
 
 
 def _record_of(
     document: Mapping[str, Any], directory: str, state_dir: StateDir, identity: str
 ) -> CommandRecord:
     if document["schema"] == STORE_REMOVALS:
-        listed = store_removals_of(document)
-        kind: RecordKind = "trash" if listed.kind == "trash" else "prune"
-        if listed.identity != identity:
-            raise ValueError("it is another command's")
-        return CommandRecord(directory, state_dir, identity, kind, (UndoStep(identity, listed.inverse()),))
-    if document["schema"] != SCHEMA:
+        removed = store_removals_of(document)
+        kind: RecordKind = "trash" if removed.kind == "trash" else "prune"
+        steps: tuple[UndoStep, ...] = (UndoStep(identity, removed.inverse()),)
+    elif document["schema"] == SCHEMA:
+        kind = document["kind"]
+        steps = tuple(UndoStep(text_of(one["journal"]), list_of(one["undoing"])) for one in document["steps"])
+    else:
         raise ValueError(f"schema {document['schema']!r}")
     if identity_of(document["identity"]) != identity:
         raise ValueError("it is another command's")
-    if document["kind"] not in get_args(RecordKind):
-        raise ValueError(f"kind {document['kind']!r}")
-    steps = tuple(UndoStep(text_of(step["journal"]), list_of(step["undoing"])) for step in document["steps"])
-    undoing = [step.undoing for step in steps]
+    if kind not in get_args(RecordKind):
+        raise ValueError(f"kind {kind!r}")
     can_rename = fs.place_of(directory).can_rename
-    if not can_rename:
-        from ckpttool.transaction.store_directory import require_of_store
+    for _, undoing in steps:
+        if not can_rename:
+            from ckpttool.transaction.store_directory import require_of_store
 
-        for one in undoing:
-            require_of_store(one)
-    if any(one.identity != identity or one.kind != "restore" for one in undoing):
-        raise ValueError("a step of another command")
-    return CommandRecord(
-        directory,
-        state_dir,
-        identity,
-        document["kind"],
-        steps,
-        is_told=document.get("told") is True,
-        root=count_of(document["root"]) if can_rename and document.get("root") is not None else None,
-    )
+            require_of_store(undoing)
+        if undoing.identity != identity or undoing.kind != "restore":
+            raise ValueError("a step of another command")
+    is_told, root = document.get("told") is True, document.get("root") if can_rename else None
+    root = None if root is None else count_of(root)
+    return CommandRecord(directory, state_dir, identity, kind, steps, is_told, root)
 
 
 def write_record(record: CommandRecord) -> None:

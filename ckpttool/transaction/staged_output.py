@@ -172,9 +172,12 @@ class StagedOutput:
             raise UsageError(f"{self._directory.join(present)} has come to exist meanwhile")
         old = [name for name in (self._replaces or ()) if self._directory.has(name)]
         is_over_file = not self._directory.holds_directory(self._name)
+        for name in set(names) & set(old):
+            _keep_mode(self._content, name, self._directory, name)
         if names == old == [self._name] and self.shape == "file" and is_over_file:
-            _keep_mode(self._content, self._name, self._directory, self._name)
             self._content.replace(self._name, self._directory, self._name)
+        elif not old and len(names) == 1:
+            move_without_replacing(names[0], self._content, self._directory)
         else:
             self._swap(names, old)
         self._directory.sync()
@@ -240,11 +243,6 @@ class StagedOutput:
         """Set aside what gives way, and bring the new to its place; take both back if that fails."""
         area = self._area
         assert area is not None  # it is not discarded
-        for name in set(names) & set(old):
-            _keep_mode(self._content, name, self._directory, name)
-        if not old and len(names) == 1:
-            move_without_replacing(names[0], self._content, self._directory)
-            return
         require_system(self.target, "put there")
         # The index of a TensorFlow checkpoint leaves first and comes last: without it there is none.
         old = sorted(old, key=lambda name: not name.endswith(".index"))

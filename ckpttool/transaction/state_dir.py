@@ -170,14 +170,10 @@ LEFT_AS_IT_IS = "it is left as it is"
 
 
 def require_own(path: str, directory: str, otherwise: str = LEFT_AS_IT_IS) -> None:
-    """Require that a directory of ours was made by this user, or by the owner of what it is for.
+    """Require that a directory of ours was made by this user, or by the owner of the directory it is for.
 
     Others may write in it only where they may in ``directory``, too, and remove there what they like.
-
-    Args:
-        path: The directory of ours.
-        directory: What it is for.
-        otherwise: What to say of one that belongs to another user.
+    ``otherwise`` completes the message about one that belongs to another user.
     """
     try:
         status, around = fs.lstat(path), fs.stat(directory)
@@ -192,22 +188,16 @@ def require_own_status(
     """Require the same of a directory by its status, and by that of what it is for."""
     if not stat.S_ISDIR(status.st_mode):
         what = "a symlink" if stat.S_ISLNK(status.st_mode) else "no directory"
-        raise AccessDenied(path, f"is {what}; it is left as it is")
+        raise AccessDenied(path, f"is {what}; {LEFT_AS_IT_IS}")
     _require_owner(path, status, around, otherwise)
     is_sticky = bool(around.st_mode & stat.S_ISVTX)
     if status.st_mode & _OTHERS & (_OTHERS if is_sticky else ~around.st_mode):
-        raise AccessDenied(path, "others may have written in it; it is left as it is")
+        raise AccessDenied(path, f"others may have written in it; {LEFT_AS_IT_IS}")
 
 
 @contextmanager
 def open_own(directory: str, around: str, *names: str) -> Iterator[OpenDirectory]:
-    """Open a directory of ours, through no link, and require that what was opened is ours.
-
-    Args:
-        directory: What it is for.
-        around: The directory around it.
-        names: Its name there, or those that lead to it.
-    """
+    """Open a directory of ours for another one, by the names that lead to it, and require that it is ours."""
     path = os.path.join(around, *names)
     require_own(path, directory)
     with ExitStack() as stack:
@@ -221,15 +211,15 @@ def open_own(directory: str, around: str, *names: str) -> Iterator[OpenDirectory
 def read_own(
     directory: str, around: str, *names: str, what: str, parse: Callable[[Any], T], most: int = MAX_BYTES
 ) -> T | None:
-    """Return what a JSON file of ours says, or None where there is none.
+    """Return what a JSON file that we wrote for a directory says, or None where there is none.
 
     Args:
-        directory: What it is for.
-        around: A directory around it.
+        directory: The directory.
+        around: A directory around the file.
         names: Those that lead to it from there, the last one its own.
-        what: What it should be: "a journal".
-        parse: Makes of what it says what is returned; what isn't as it should be is a ValueError, or so.
-        most: The most bytes that it may have.
+        what: What it should be, for messages: "a journal".
+        parse: Converts its plain data; raises ValueError, LookupError or TypeError.
+        most: Limit on its bytes.
     """
     path = os.path.join(around, *names)
     try:

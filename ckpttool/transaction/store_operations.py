@@ -74,7 +74,7 @@ class StoredObject(NamedTuple):
     Attributes:
         group: Number of its checkpoint.
         path: Its path in the directory.
-        copy: Path of its copy in the trash, relative to the directory; None if it has only versions.
+        copy: Path of its copy in the trash, relative to the directory; empty if it has only versions.
         file: Its fingerprint when the plan was made.
         is_first: Whether its checkpoint is incomplete without it: it is the first to leave, and the last to
             come back.
@@ -82,7 +82,7 @@ class StoredObject(NamedTuple):
 
     group: int
     path: str
-    copy: str | None
+    copy: str
     file: Fingerprint
     is_first: bool = False
 
@@ -109,15 +109,7 @@ class StoreOperations:
         journal: ObjectStatus | None = None,
         journal_id: str | None = None,
     ) -> None:
-        """Take operations.
-
-        Args:
-            directory: URL of the directory.
-            identity: Of the command that removes, or whose removal is undone.
-            listed: The operations.
-            journal: Status of their journal, if there is one.
-            journal_id: Unique ID of the journal; random if None.
-        """
+        """Take the operations of a command that removes, or whose removal is undone, and their journal."""
         self.directory, self.listed = directory, listed
         self.objects = [_objects_of(listed, number, identity) for number in range(len(listed.groups))]
         self._place, self._identity, self._journal = StoreDirectory(directory), identity, journal
@@ -135,6 +127,10 @@ class StoreOperations:
         if listed.identity not in (None, identity):
             raise AccessDenied(f"{directory}/{name}", "it is another command's", expected="move it away")
         return cls(directory, identity, listed, found[1], journal_id)
+
+    @property
+    def _all(self) -> Iterator[StoredObject]:
+        return chain.from_iterable(self.objects)
 
     def _of(self, numbers: Iterable[int]) -> Iterator[StoredObject]:
         return chain.from_iterable(self.objects[number] for number in numbers)
@@ -179,12 +175,8 @@ class StoreOperations:
 
     def copy(self) -> Failures:
         """Copy all that goes to the trash; return the errors by group, whose copies are dropped."""
-
-        def copy(one: StoredObject) -> None:
-            if one.copy is not None:
-                self._place.copy(one.path, one.copy, one.file.size)
-
-        failures = _each(copy, self._of(range(len(self.objects))))
+        to_trash = [one for one in self._all if one.copy]
+        failures = _each(lambda one: self._place.copy(one.path, one.copy, one.file.size), to_trash)
         self.drop_copies(failures)
         return failures
 
@@ -211,16 +203,15 @@ class StoreOperations:
 
         Of a group whose first object can't be removed, nothing is.
         """
-
-        def remove(one: StoredObject) -> None:
-            self._place.remove(one.path, one.status)
-
-        failures = _each(remove, (one for one in self._of(numbers) if one.is_first))
+        failures = _each(self._remove, (one for one in self._of(numbers) if one.is_first))
         rest = [one for one in self._of(numbers) if not one.is_first and one.group not in failures]
-        for number, error in _each(remove, rest).items():
+        for number, error in _each(self._remove, rest).items():
             failures[number] = StrandedCheckpoint(f"only a part of it was removed: {error_text(error)}")
             failures[number].__cause__ = error
         return failures
+
+    def _remove(self, one: StoredObject) -> None:
+        self._place.remove(one.path, one.status)
 
     def close(self, numbers: Collection[int]) -> None:
         """Record how some groups are undone, and remove the journal."""
@@ -244,8 +235,7 @@ class StoreOperations:
 
     def drop_copies(self, numbers: Iterable[int]) -> None:
         """Remove the copies of some groups from the trash."""
-        copies = (one.copy for one in self._of(numbers) if one.copy is not None)
-        for _ in each(self._place.remove_now, copies):
+        for _ in each(self._place.remove_now, (one.copy for one in self._of(numbers) if one.copy)):
             pass
 
     def incomplete(self) -> set[int]:
@@ -302,7 +292,7 @@ class StoreOperations:
     def missing(self) -> tuple[list[StoredObject], Failures]:
         """Return the objects that are to be restored, and why some groups can't be."""
         self._load_versions()
-        results = list(results_of(self.is_back, self._of(range(len(self.objects)))))
+        results = list(results_of(self.is_back, self._all))
         failures = _failures(results)
         return [one for one, is_back in results if is_back is False and one.group not in failures], failures
 
@@ -325,8 +315,8 @@ class StoreOperations:
 
     def _bring_back(self, objects: Sequence[StoredObject]) -> Failures:
         """Copy objects from the trash, or remove the delete markers that hide them."""
-        failures = _each(self._copy_back, objects)
-        hidden = [one for one in objects if one.copy is None]
+        failures = _each(self._copy_back, (one for one in objects if one.copy))
+        hidden = [one for one in objects if not one.copy]
         for _ in range(_MOST_MARKERS if hidden else 0):  # each deletion adds one
             failures |= _each(self._uncover, hidden)
             self._load_versions()
@@ -339,7 +329,7 @@ class StoreOperations:
         return failures | dict.fromkeys((one.group for one in hidden), hiding)
 
     def _copy_back(self, one: StoredObject) -> None:
-        if one.copy is not None and not self.is_back(one):  # another undo may have been faster
+        if not self.is_back(one):  # another undo may have been faster
             self._place.copy(one.copy, one.path, one.file.size)
 
     def _uncover(self, one: StoredObject) -> None:
@@ -354,7 +344,7 @@ class StoreOperations:
         Raises:
             StalePlan: Another object is, or there is nothing to restore it from.
         """
-        if one.copy is None:
+        if not one.copy:
             newest, marker = self._versions.get(self._place.key(one.path), ObjectVersions(None, None))
             if newest is None or (newest.size, newest.version) != (one.file.size, one.file.version):
                 raise self._not_restorable(one, is_taken=newest is not None and marker is None)
@@ -381,8 +371,7 @@ class StoreOperations:
 
     def _load_versions(self) -> None:
         """List the versions from which objects are restored; threads only look there."""
-        objects = (one for one in self._of(range(len(self.objects))) if one.copy is None)
-        if tops := {one.path.partition("/")[0] for one in objects}:
+        if tops := {one.path.partition("/")[0] for one in self._all if not one.copy}:
             self._bucket = self._place.store.older_versions()
         for top in tops:
             self._versions |= self._bucket.versions(self._place.key(top))
@@ -393,12 +382,12 @@ class StoreOperations:
         """Return the bytes of each group's copies in the trash, and which groups have changed there."""
 
         def size_of(one: StoredObject) -> int:
-            status = None if one.copy is None else self._place.status(one.copy)
+            status = self._place.status(one.copy)
             if status is not None and status.size != one.file.size:
                 raise StalePlan(f"{one.file.path} has changed since it was put there")
             return 0 if status is None else status.size
 
-        results = list(results_of(size_of, self._of(range(len(self.objects)))))
+        results = list(results_of(size_of, (one for one in self._all if one.copy)))
         freed = dict.fromkeys(range(len(self.objects)), 0)
         for one, size in results:
             freed[one.group] += size if isinstance(size, int) else 0
@@ -406,12 +395,7 @@ class StoreOperations:
 
     def empty(self, numbers: Collection[int]) -> Failures:
         """Remove the copies of some groups from the trash for good; return the errors by group."""
-
-        def remove(one: StoredObject) -> None:
-            if one.copy is not None:
-                self._place.remove_now(one.copy)
-
-        return _each(remove, self._of(numbers))
+        return _each(lambda one: self._place.remove_now(one.copy), (o for o in self._of(numbers) if o.copy))
 
 
 def _objects_of(listed: OperationList, number: int, identity: str) -> list[StoredObject]:
@@ -422,7 +406,7 @@ def _objects_of(listed: OperationList, number: int, identity: str) -> list[Store
             for file in listed.files_at(number, one.source.path):
                 below = file.path[len(one.source.path) :]
                 paths = {root: path + below for root, path in (one.source, one.target)}
-                copy = f"{TRASH}/{identity}/{paths['trash']}" if "trash" in paths else None
+                copy = f"{TRASH}/{identity}/{paths['trash']}" if "trash" in paths else ""
                 found.append(StoredObject(number, paths["directory"], copy, file))
     found.sort(key=lambda one: order_of_removal(one.file.path))
     return [found[0]._replace(is_first=True), *found[1:]] if found else []

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from ckpttool.core.errors import CheckpointError, from_os_error
 from ckpttool.storage import fs
 from ckpttool.storage.held import holds
-from ckpttool.transaction.copies import operations_in_copy
 from ckpttool.transaction.engines import engine_of
 from ckpttool.transaction.history import (
     RECORD,
@@ -32,6 +31,7 @@ from ckpttool.transaction.history import (
 from ckpttool.transaction.lock import lock_directory
 from ckpttool.transaction.moves import failure_text
 from ckpttool.transaction.paths import Problem, bare, shown
+from ckpttool.transaction.record_undo import operations_in_copy
 from ckpttool.transaction.recovery import recover_directory
 from ckpttool.transaction.state_dir import OWNER, TRASH, StateDir, state_dir_beside, state_dirs
 
