@@ -21,7 +21,7 @@ from ckpttool.formats.writer import WRITABLE, format_of
 from ckpttool.ops.conversion import ConvertOptions
 from ckpttool.ops.manifest import SHARED, base_of
 from ckpttool.storage import fs
-from ckpttool.transaction.staged_output import clear_beside, is_area_name
+from ckpttool.transaction.staged_output import clear_areas, is_leftover_name
 
 _MARKS = frozenset({MARKER, *SHARED})
 """Names of what lies in the directory of a checkpoint and tells of its files alone."""
@@ -80,8 +80,8 @@ def check_target(
         raise UsageError(f"{target!r}: no name that a target can have")
     parent = parent or os.curdir
     beside = _writable_names(parent)
-    if not options.dry_run and any(map(is_area_name, beside)):
-        clear_beside(target)
+    if not options.dry_run and any(map(is_leftover_name, beside)):
+        clear_areas(parent)
         beside = _writable_names(parent)
     for path in also:
         _check_outside(target, path)

@@ -104,7 +104,9 @@ class StagedOutput:
             # Only whoever has the lock of the target's directory makes an area there, or clears one: between
             # the making of ours and its own lock, it would look like one that a kill left.
             with _cleared(self._directory) as self.warnings:
-                area = self._open.enter_context(self._directory.make(new_area_name(), 0o700))
+                area = self._open.enter_context(
+                    self._directory.make(f"{OWN_PREFIX}{os.urandom(6).hex()}.new", 0o700)
+                )
                 self._area = area
                 if area.descriptor is not None and not _may_have(area.descriptor):
                     raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), area.path)
@@ -292,23 +294,15 @@ class StagedOutput:
             self._open.close()
 
 
-def clear_beside(target: str) -> tuple[str, ...]:
-    """Finish or take back what a kill left where a target is to stand, before anybody looks what is there.
-
-    Returns:
-        What could not be, each in a sentence.
-    """
-    parent = os.path.dirname(target.rstrip(os.sep)) or os.curdir
+def clear_areas(directory: str) -> tuple[str, ...]:
+    """Finish or revert what kills left of outputs in a directory; return what could not be, in sentences."""
+    if not has_leftovers(directory):
+        return ()
     try:
-        with OpenDirectory(parent) as directory, _cleared(directory) as warnings:
+        with OpenDirectory(directory) as opened, _cleared(opened) as warnings:
             return warnings
     except OSError as error:
-        raise from_os_error(error, parent) from error
-
-
-def clear_areas(directory: str) -> tuple[str, ...]:
-    """Clear a directory of what kills left that were writing there; see ``clear_beside``."""
-    return clear_beside(os.path.join(directory, CONTENT)) if has_leftovers(directory) else ()
+        raise from_os_error(error, directory) from error
 
 
 def has_leftovers(directory: str) -> bool:
@@ -368,19 +362,9 @@ def _keep_mode(content: OpenDirectory, name: str, directory: OpenDirectory, othe
 # The area: making, and removing -------------------------------------------------------------------
 
 
-def new_area_name() -> str:
-    """Return a name for an area that no other has."""
-    return f"{OWN_PREFIX}{os.urandom(6).hex()}.new"
-
-
-def is_area_name(name: str) -> bool:
-    """Tell whether an area would be called so."""
-    return _NAME.fullmatch(name) is not None
-
-
 def is_leftover_name(name: str) -> bool:
     """Tell whether a name is that of an area, or of a file that is being written."""
-    return is_area_name(name) or is_scratch_name(name)
+    return _NAME.fullmatch(name) is not None or is_scratch_name(name)
 
 
 def claim(area: OpenDirectory) -> None:
@@ -434,7 +418,7 @@ def recover_areas(directory: OpenDirectory) -> list[str]:
         try:
             if is_scratch_name(name):
                 remove_leftover(directory, name)
-            elif is_area_name(name) and directory.holds_directory(name):
+            elif _NAME.fullmatch(name) and directory.holds_directory(name):
                 _recover_area(directory, name)
         except (UnsafeArea, OSError, CheckpointError) as why:
             if directory.has(name):  # whoever worked in it may have come to his end

@@ -80,10 +80,8 @@ def state_dir_of(directory: str) -> StateDir:
         is_mount_point = os.path.ismount(real) or real in (mount_points(below=real) or ())
         # Nothing could be renamed from a mount point to the directory around it.
         return StateDir(directory) if is_mount_point else state_dir_beside(directory)
-    if _has_serials(directory):
-        names = sorted(name for name in fs.listdir(directory) if SERIAL.fullmatch(name))
-        if any(_is_serial(os.path.join(directory, name)) for name in names):
-            return state_dir_beside(directory)
+    if any(_is_serial(os.path.join(directory, name)) for name in _names_of_serials(directory)):
+        return state_dir_beside(directory)
     return StateDir(directory)
 
 
@@ -101,7 +99,7 @@ def state_dir_beside(directory: str) -> StateDir:
 
 def may_keep_state_beside(directory: str) -> bool:
     """Tell from names alone whether what is ours may lie beside a directory."""
-    return _is_named_as_accelerates(directory) or _has_serials(directory)
+    return _is_named_as_accelerates(directory) or bool(_names_of_serials(directory))
 
 
 def state_dir_of_stage(path: str) -> StateDir:
@@ -142,11 +140,11 @@ def _holds_random_states(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _has_serials(directory: str) -> bool:
+def _names_of_serials(directory: str) -> list[str]:
     try:
-        return any(map(SERIAL.fullmatch, fs.listdir(directory)))
+        return sorted(filter(SERIAL.fullmatch, fs.listdir(directory)))
     except OSError:  # what can't be read tells nothing
-        return False
+        return []
 
 
 def _is_serial(path: str) -> bool:

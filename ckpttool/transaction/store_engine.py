@@ -160,18 +160,16 @@ def _unchanged(directory: str, removals: Sequence[Group], outcome: RemovalOutcom
                 continue
             is_same = False
         if is_same:
-            found.append(one._replace(contents=_with_versions(directory, one.contents)))
+            files = tuple(_with_version(file, directory) for file in one.contents.files)
+            found.append(one._replace(contents=Contents(files)))
         else:
             outcome.failed[one.path] = "it has changed since the plan was made"
     return found
 
 
-def _with_versions(directory: str, noted: Contents) -> Contents:
-    def with_version(file: Fingerprint) -> Fingerprint:
-        known = remote.look_at(f"{directory}/{file.path}").object
-        return file if known is None else replace(file, version=known.version)
-
-    return Contents(tuple(map(with_version, noted.files)))
+def _with_version(file: Fingerprint, directory: str) -> Fingerprint:
+    known = remote.look_at(f"{directory}/{file.path}").object
+    return file if known is None else replace(file, version=known.version)
 
 
 def _remove(operations: StoreOperations, outcome: RemovalOutcome) -> None:
