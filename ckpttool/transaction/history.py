@@ -1,4 +1,4 @@
-"""What was put into the trash or renamed, as each command records it: all that an undo needs.
+"""Records of commands that can be undone, and the trash where they are kept.
 
 ``.ckpttool-trash/<identity>/record.json`` lists steps: each is the list of operations that reverts one
 journal.
@@ -50,17 +50,16 @@ class UndoStep(NamedTuple):
 
 
 class CommandRecord(NamedTuple):
-    """What one command did to a directory, in the order in which it did it.
+    """Changes that one command made to a directory.
 
     Attributes:
         directory: The directory.
-        state_dir: Where its trash lies.
-        identity: The command's.
-        kind: What it did: "trash", "rename", or "prune" in a bucket that keeps versions.
-        steps: What takes it back, the last first to be done.
-        is_told: Whether somebody was told already that it can't be taken back, as far as it is left.
-        root: The inode of the directory, where its trash lies beside it and bears nothing of it but its name;
-            None of older records.
+        state_dir: Location of its trash.
+        identity: Identity of the command.
+        kind: "trash", "rename", or "prune" in a bucket that keeps versions.
+        steps: Undo steps, in the order in which the journals were done.
+        is_told: Whether the user was told that the rest can't be undone.
+        root: Inode of the directory, if its trash is next to it and has only its name; None in older records.
     """
 
     directory: str
@@ -73,17 +72,17 @@ class CommandRecord(NamedTuple):
 
     @property
     def has_moves(self) -> bool:
-        """Tell whether checkpoints have moved, and not only what points at them was changed."""
+        """Whether it moved checkpoints, and not only changed pointers."""
         return any(step.undoing.groups for step in self.steps)
 
     @property
     def place(self) -> str:
-        """Return the directory that it lies in, with what was put aside."""
+        """Path of its directory in the trash, which also holds the checkpoints."""
         return self.state_dir.trash_place(self.identity)
 
     @property
     def path(self) -> str:
-        """Return where it lies."""
+        """Path of the record."""
         return os.path.join(self.place, RECORD)
 
 
@@ -262,7 +261,7 @@ def _directory_of_trash(state_dir: StateDir) -> str:
 
 @contextmanager
 def open_trash(state_dir: StateDir) -> Iterator[OpenDirectory]:
-    """Open a trash, and require that what was opened is ours."""
+    """Open a trash, and require that it is ours."""
     with OpenDirectory(state_dir.path) as around, around.open(state_dir.trash_name) as trash:
         owner = fs.stat(_directory_of_trash(state_dir))
         require_own_status(state_dir.trash, trash.own_status(), owner, _ANOTHERS)
@@ -301,9 +300,9 @@ def _make_directory(name: str, place: OpenDirectory) -> None:
 
 
 def tidy(state_dir: StateDir, identity: str) -> None:
-    """Remove a command's directories and half-written files from the trash, and the trash, where empty.
+    """Remove a command's half-written files and empty directories from the trash, and the trash if empty.
 
-    What can't be removed stays, and is removed when the trash is emptied. A store has no directories.
+    Errors are ignored: emptying the trash tries again. A store has no directories.
     """
     if not fs.place_of(state_dir.path).can_rename:
         return

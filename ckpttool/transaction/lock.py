@@ -23,27 +23,25 @@ ANOTHER_AT_WORK = "another ckpttool is changing this directory"
 
 _FLAGS = FOLLOWS_NOTHING | getattr(os, "O_NONBLOCK", 0)
 _MODE = 0o644
-"""Others can lock what they can read: a lock that somebody left behind is in nobody's way."""
+"""Others can lock what they can read, so a stale lock file of another user is no obstacle."""
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
-"""What a full disk, or a full quota, refuses with."""
+"""Error numbers of a full disk or quota."""
 
 _HOLDER = re.compile(rb"pid [0-9]{1,20} on [!-~]{1,255} since [0-9T:+-]{1,40}\n")
 _MAX_HOLDER = 400
 
 _UNSUPPORTED = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
-"""What ``flock`` says on a file system without locks."""
+"""Error numbers of ``flock`` on a file system without locks."""
 
 
 @contextmanager
 def lock_directory(directory: str, lock: str = LOCK, holder: str | None = None) -> Iterator[None]:
-    """Hold the lock of a directory; its file is gone afterwards.
+    """Hold the lock of a directory; its file is removed afterwards.
 
-    What the holder of a lock is called, ``pid 7 on node3 since 2026-01-31T12:00:00``, is written into it, for
-    the message that refuses it to others.
-
-    A file system without locks is used without: every step checks each file again anyway. So is a store,
-    in which each change has a condition.
+    ``holder``, such as ``pid 7 on node3 since 2026-01-31T12:00:00``, is written into it, for the message to
+    others. File systems without locks are used without: every step checks each file again anyway. So are
+    stores, where each change has a condition.
     """
     where = fs.place_of(directory)
     if not where.can_rename:
@@ -76,10 +74,7 @@ def lock_directory(directory: str, lock: str = LOCK, holder: str | None = None) 
 
 
 def clear_stale(directories: Iterable[str]) -> None:
-    """Remove the lock files that kills left in directories in which nothing is to be done now.
-
-    One that somebody holds stays, and so does one that can't be opened or removed.
-    """
+    """Remove stale lock files in directories; those that are held or can't be removed are skipped."""
     for directory in directories:
         if not fs.place_of(directory).can_rename:  # nor locked
             continue
@@ -90,7 +85,7 @@ def clear_stale(directories: Iterable[str]) -> None:
 
 
 def _write_holder(descriptor: int, holder: str) -> None:
-    """Write down who holds a lock; into no file but a lock of ours, whoever planted another one."""
+    """Write the holder into a lock file, unless somebody planted another file there."""
     status = os.fstat(descriptor)
     is_ours = not status.st_size or _read_holder(descriptor) is not None
     if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and is_ours:

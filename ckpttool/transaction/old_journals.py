@@ -42,7 +42,7 @@ STORE_REMOVALS = "ckpttool.store-removal/1"
 """Schema of removals from a store, and of their records."""
 
 MOVING = "moving"
-"""File in which an output noted what it moves."""
+"""File in an output's area with the names that it moves."""
 
 Operation = tuple[Any, ...]
 """An operation as plain data; see ``journal_documents``."""
@@ -126,7 +126,7 @@ def _steps_of(wave: Mapping[str, Any], move: Mapping[str, Any], number: int) -> 
 
 
 def _successors_of(move: Mapping[str, Any], only: str, *, is_back: bool) -> dict[str, Sequence[Any]]:
-    """Return the files that take the place of others, by their paths; what is reverted sets them aside.
+    """Return the files that replace others, by path: where they wait, or are set aside by a restoration.
 
     Args:
         move: The checkpoint.
@@ -144,7 +144,7 @@ def _successors_of(move: Mapping[str, Any], only: str, *, is_back: bool) -> dict
 
 
 def _writes_of(rewrites: Sequence[Mapping[str, Any]]) -> list[Operation]:
-    """Return pointers that are written; an index that is new somewhere follows one that goes elsewhere."""
+    """Return rewrites of pointers; a new index is made like the removed one next to it, and vice versa."""
     found: list[Operation] = []
     for at, one in enumerate(rewrites):
         near = [rewrites[other] for other in (at + 1, at - 1) if 0 <= other < len(rewrites)]
@@ -155,7 +155,7 @@ def _writes_of(rewrites: Sequence[Mapping[str, Any]]) -> list[Operation]:
 
 
 def _new_name(wave: Mapping[str, Any], move: Mapping[str, Any], writes: Sequence[Operation]) -> str | None:
-    """Return what a renaming called a checkpoint, from what reverts it."""
+    """Return the name that a rename gave a checkpoint, from the moves that revert it."""
     if wave["kind"] != "restore" or wave["source"] != wave["target"]:
         return None
     now = {old: new for new, old in move["members"]}

@@ -38,13 +38,13 @@ _PLANNED = {"trash": "it was put there", "rename": "it was renamed", "prune": "i
 
 @dataclass(slots=True)
 class RecordUndo:
-    """What became of a record.
+    """Result of undoing a record.
 
     Attributes:
-        restored: What is back, or would be: by its path, the one that it had until now.
-        pointers: The paths of what says again what it said.
-        problems: What could not be taken back, and why.
-        warnings: Which pointers are left as they are, and whether the directory is a copy.
+        restored: The path that each restored checkpoint had until now, by its restored path.
+        pointers: Paths of restored pointers.
+        problems: Checkpoints that can't be restored, and why.
+        warnings: Pointers that are left unchanged, and a note if the directory is a copy.
     """
 
     restored: dict[str, str] = field(default_factory=dict)
@@ -129,12 +129,10 @@ def _last_path(record: CommandRecord, undoing: OperationList, number: int) -> st
 def _merge_pointers(
     directory: str, undoing: OperationList, fit: Sequence[int]
 ) -> tuple[OperationList, list[Problem]]:
-    """Return operations with what pointers are to say now, and which of them are left as they are, and why.
+    """Return the operations of an undo that restore some groups, with pointers merged with later changes.
 
-    Args:
-        directory: The directory that they lie in.
-        undoing: What reverts a journal.
-        fit: Numbers of the groups that can be restored.
+    Returns:
+        The operations, and the pointers that are left unchanged, with the reason.
     """
     left: list[Problem] = []
     pointers: list[Rewrite | Relink] = []
@@ -163,7 +161,7 @@ def _merge_pointers(
 
 
 def _merge_text(directory: str, undoing: OperationList, one: Rewrite, fit: Sequence[int]) -> Rewrite:
-    """Return how a pointer is taken back; one whose text stays is left."""
+    """Return the rewrite that restores a pointer; it has equal texts if there is nothing to do."""
     if one.before is None or one.after is None:  # an index that comes, or goes: as recorded, or not at all
         return one
     now = text_at(os.path.join(directory, undoing.old_path(one.name)))
@@ -186,7 +184,7 @@ def _merge_text(directory: str, undoing: OperationList, one: Rewrite, fit: Seque
 
 
 def _pointer_paths(record: CommandRecord, step: UndoStep, listed: OperationList) -> list[str]:
-    """Return the paths of what says again what it said; what comes and goes belongs to a checkpoint."""
+    """Return the paths of restored pointers, without the indexes of checkpoints."""
     names = [one.name for one in listed.pointers if None not in (one.before, one.after)]
     journals = [one.journal for one in record.steps]
     # A pointer lies in a directory that has other names once the steps before are taken back, too.
@@ -212,9 +210,8 @@ def operations_in_copy(
 ) -> tuple[OperationList, str | None]:
     """Return operations with the fingerprints of the copied files, and a note if it is a copy.
 
-    A copy is meant where every file that is there has the size and the time that were noted, and none of them
-    is the file that was noted. Elsewhere the operations are returned as they are; what is missing stays as
-    noted.
+    It is a copy if every file that exists has the recorded size and time, and none has the recorded inode.
+    Fingerprints of missing files are unchanged.
     """
     if not fs.place_of(directory).can_rename:  # objects have versions, which no copy has
         return listed, None

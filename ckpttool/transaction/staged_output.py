@@ -1,16 +1,16 @@
-"""Outputs that appear whole or not at all: written in a directory beside, made durable, renamed.
+"""Outputs that appear whole or not at all: written next to the target, made durable, renamed.
 
 Everything is written below ``.ckpttool-<id>.new/content/`` in the directory of the target, under its final
-name. A lock on that directory, the area, says that somebody works there; one without a lock is what a kill
-left. It is cleared when the next target is staged beside it. In an area lie
+name. This directory, the area, is locked while a command works in it; one without a lock was left by a kill,
+and is cleared when the next target is staged there. An area has
 
-- ``owner``: which directory it is, and on which host it was made. No copy and no archive can say it rightly.
-- ``content``: the new, under its final names.
-- ``replaced``: the old, once it is set aside.
-- ``journal.json``, ``done.json``: what is moved, as in the stage of any command (``operations``).
+- ``owner``: its inode, and the host where it was made, which are wrong in a copy or an archive.
+- ``content``: the new files, under their final names.
+- ``replaced``: the old files, once they are set aside.
+- ``journal.json``, ``done.json``: the moves, as in the stage of any command (``operations``).
 
-Both directories, and the one of the target, are held open: whoever may write in the target's directory can
-put a link in the place of ours, and has nothing written, moved or removed behind it.
+Both directories, and the one of the target, are held open: a user who can write in the target's directory and
+puts a link in the place of ours has nothing written, moved or removed behind it.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class UnsafeArea(Exception):
 
 
 class StagedOutput:
-    """One target on its way.
+    """One target that is being written.
 
     Attributes:
-        target: Where it will stand.
-        path: Where it stands now: to be opened and checked before it is committed.
-        written: The tensors in it that went through a sink, once it is settled.
-        warnings: What lies beside it, left by a kill, and could not be cleared, each in a sentence.
+        target: Its final path.
+        path: Its current path, to open and check it before the commit.
+        written: The tensors that went through a sink, once it is settled.
+        warnings: Interrupted outputs in its directory that could not be cleared, in sentences.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class StagedOutput:
         jobs: int | None = None,
         advance: Advance = no_advance,
     ) -> None:
-        """Make room for a target.
+        """Make an area for a target.
 
         Args:
-            target: Where it is to stand: a file, a directory, or the prefix of several files.
+            target: Path of a file or a directory, or the prefix of several files.
             shape: Which of these it is.
-            replaces: Names beside it that give way to it; None where nothing may stand there.
-            jobs: How many threads copy tensors.
-            advance: Told the bytes that were copied.
+            replaces: Names in its directory that it replaces; None if nothing may be there.
+            jobs: Number of threads that copy tensors.
+            advance: Called with numbers of copied bytes.
         """
         self.target = os.fspath(target).rstrip(os.sep)
         self.shape = shape
@@ -134,7 +134,7 @@ class StagedOutput:
         """Return a new file of the target.
 
         Args:
-            name: Of a directory, the path in it; of a prefix, what comes behind it; of a file, nothing.
+            name: Of a directory, the path in it; of a prefix, the rest of the name; of a file, empty.
         """
         path = os.path.join(self._name, name) if self.shape == "directory" else self._name + name
         above, own = os.path.split(path)
@@ -144,9 +144,9 @@ class StagedOutput:
         return sink
 
     def settle(self) -> None:
-        """Bring all that was written into the files; the target can be opened at ``path`` then.
+        """Complete the files; the target can be opened at ``path`` then.
 
-        Meanwhile it is made durable by a thread of its own, for which ``commit`` waits.
+        A thread makes them durable meanwhile, for which ``commit`` waits.
         """
         self.require_in_place()
         for sink in self._sinks:
@@ -161,9 +161,9 @@ class StagedOutput:
         self._content.sync_tree()
 
     def commit(self) -> None:
-        """Bring the target to its place, all of it or nothing.
+        """Move the target to its final path, all of it or nothing.
 
-        After an OSError what stood there is back; an AccessDenied says where it lies if it is not.
+        After an OSError the old files are back; if they can't be, an AccessDenied says where they are.
         """
         # A rename may reach the disk before what was written: after a power cut, the target would be empty.
         self._syncing.settle()
@@ -186,14 +186,14 @@ class StagedOutput:
         self.discard()
 
     def hand_over(self, alike: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return where files wait that are to replace others, relative to the target's directory.
+        """Return the paths of new files, relative to the target's directory, for a journal that moves them.
 
-        They are durable, and have mode, owner and times of the others; they must be moved before this output
-        ends.
+        They are durable, and have mode, owner and times of the old files. They must be moved before this
+        output ends.
 
         Args:
-            alike: Of a target that is a directory, which file in the old one each new file takes after, by
-                their names; None for a target that is a file.
+            alike: Of a target that is a directory, the name of the old file for each new one; None for a
+                target that is a file.
         """
         self._syncing.settle()
         self._sinks.clear()
@@ -230,7 +230,7 @@ class StagedOutput:
                     )
 
     def require_in_place(self) -> None:
-        """Require that paths lead to what is held open, so that what was read back is what was written."""
+        """Require that paths lead to the open directories, so that the files read back are those written."""
         area = self._area
         assert area is not None  # it is not discarded
         if area.descriptor is not None and not (
@@ -242,7 +242,7 @@ class StagedOutput:
             raise AccessDenied(self.target, f"{reason}; nothing was put there")
 
     def _swap(self, names: list[str], old: list[str]) -> None:
-        """Set aside what gives way, and bring the new to its place; take both back if that fails."""
+        """Set aside the old files, and move the new ones to their places; revert both if that fails."""
         area = self._area
         assert area is not None  # it is not discarded
         require_system(self.target, "put there")
@@ -277,7 +277,7 @@ class StagedOutput:
                 raise
 
     def discard(self) -> None:
-        """Leave nothing behind but what was committed; doing it twice is allowed."""
+        """Remove all that isn't committed; may be called twice."""
         self._syncing.close()
         self._pool.close()
         for sink in self._sinks:
@@ -295,7 +295,7 @@ class StagedOutput:
 
 
 def clear_areas(directory: str) -> tuple[str, ...]:
-    """Finish or revert what kills left of outputs in a directory; return what could not be, in sentences."""
+    """Complete or revert interrupted outputs in a directory; return why some could not be, in sentences."""
     if not has_leftovers(directory):
         return ()
     try:
@@ -306,7 +306,7 @@ def clear_areas(directory: str) -> tuple[str, ...]:
 
 
 def has_leftovers(directory: str) -> bool:
-    """Tell whether kills left something in a directory on a disk that commands clear."""
+    """Tell whether a directory on a disk has interrupted outputs, or half-written files."""
     if not fs.place_of(directory).can_rename:
         return False
     try:
@@ -317,9 +317,9 @@ def has_leftovers(directory: str) -> bool:
 
 @contextmanager
 def _cleared(directory: OpenDirectory) -> Iterator[tuple[str, ...]]:
-    """Clear a directory of what kills left, and keep others from making or clearing areas in it.
+    """Clear a directory of interrupted outputs, and lock it against others that make or clear areas.
 
-    Yields what could not be cleared, each in a sentence.
+    Yields why some could not be cleared, in sentences.
     """
     if not HAS_LOCKS or directory.descriptor is None:
         yield (*recover_areas(directory),)
@@ -336,7 +336,7 @@ def _cleared(directory: OpenDirectory) -> Iterator[tuple[str, ...]]:
 
 
 def _may_have(descriptor: int) -> bool:
-    """Lock a directory, if nobody else has; on a file system without locks, nobody clears anything."""
+    """Try to lock a directory; True on a file system without locks, where nothing is cleared."""
     try:
         return try_lock(descriptor)
     except OSError:
@@ -368,7 +368,7 @@ def is_leftover_name(name: str) -> bool:
 
 
 def claim(area: OpenDirectory) -> None:
-    """Note in an area which directory it is, and where it was made."""
+    """Write the inode and the host of an area into it."""
     document = {"inode": area.own_status().st_ino, **_host()}
     descriptor = area.create(_OWNER, 0o600)
     try:
@@ -379,7 +379,7 @@ def claim(area: OpenDirectory) -> None:
 
 
 def _host() -> dict[str, str]:
-    """Return what tells this host from others, and this start of it from earlier ones."""
+    """Return the name of this host, and the ID of its current boot."""
     boot = ""
     with suppress(OSError), open(_BOOT, encoding="ascii") as file:
         boot = file.read().strip()
@@ -397,7 +397,7 @@ def move_without_replacing(name: str, here: OpenDirectory, there: OpenDirectory)
 
 
 def remove_area(directory: OpenDirectory, area: OpenDirectory) -> None:
-    """Remove an area with all in it: the journal first, and last what says whose it is."""
+    """Remove an area with all in it: the journal first, the owner last."""
     # Once the journal is gone, nothing is moved out of what is half removed; while the owner is noted, the
     # rest can be cleared by the next command.
     for name in sorted(area.names(), key=lambda name: (name == _OWNER, name not in (JOURNAL, MOVING))):
@@ -409,9 +409,9 @@ def remove_area(directory: OpenDirectory, area: OpenDirectory) -> None:
 
 
 def recover_areas(directory: OpenDirectory) -> list[str]:
-    """Clear a directory of the areas and files that kills left, and put back what was set aside.
+    """Clear a directory of interrupted outputs and half-written files; those of running commands are skipped.
 
-    Returns which areas were left as they are, and why. One in which somebody works is none of them.
+    Returns why some could not be cleared, in sentences.
     """
     warnings = []
     for name in sorted(directory.names()) if HAS_LOCKS else ():
@@ -427,7 +427,7 @@ def recover_areas(directory: OpenDirectory) -> list[str]:
 
 
 def _recover_area(directory: OpenDirectory, name: str) -> None:
-    """Clear an area in which nobody works: what was set aside is put back, unless all of the new had come."""
+    """Clear an area that isn't locked: the old files are moved back, unless the output is committed."""
     _require_this_users(directory.status(name))  # another's can't be opened, perhaps
     with directory.open(name) as area:
         _require_this_users(area.own_status())
@@ -446,7 +446,7 @@ def _require_this_users(status: os.stat_result | None) -> None:
 
 
 def _has_no_owner_yet(area: OpenDirectory) -> bool:
-    """Tell whether not a byte lies in an area: whoever made it had not yet said so."""
+    """Tell whether an area is empty, since its command was killed before the owner was written."""
     names = area.names()
     if not names:
         return True
@@ -455,7 +455,7 @@ def _has_no_owner_yet(area: OpenDirectory) -> bool:
 
 
 def _require_made_here(directory: OpenDirectory, area: OpenDirectory) -> None:
-    """Require that nobody else could write in an area of this user, and that it was made on this host."""
+    """Require that no other user could write in an area, and that it was made on this host."""
     status = area.own_status()
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UnsafeArea("others may have written in it")
@@ -478,7 +478,7 @@ def _read_owner(directory: OpenDirectory, area: OpenDirectory) -> object:
 
 
 def _settle(directory: OpenDirectory, area: OpenDirectory) -> None:
-    """Revert what was moved, unless that was committed: then only the old is left to remove."""
+    """Settle the journal of an area; of a committed output, only the old files are left then."""
     if not (area.has(JOURNAL) or area.has(MOVING)):  # nothing was moved
         return
     for name in (CONTENT, REPLACED):

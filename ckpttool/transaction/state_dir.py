@@ -1,16 +1,16 @@
-"""Where what is ours lies: in its directory, or beside it where the owner allows no other entry; and whose.
+"""Location and ownership of stages, locks, trash and pins: in a directory, or in its parent directory.
 
-Paddle's loader splits the name of every entry of a Fluid root on ``_`` and dies of what is no
+Paddle's loader splits the name of every entry of a Fluid root on ``_`` and fails on any other than
 ``checkpoint_<n>``. Accelerate, where it names checkpoints itself, sorts every entry of ``checkpoints/`` by
-the number in its name, dies of what has none, and may delete what has a small one. So the stage, the lock,
-the trash and the pins of such a directory lie in the directory around it, and carry its name.
+the number in its name, fails on one without, and may delete one with a small number. So the files of ckpttool
+for such a directory are in its parent directory, and have its name in theirs.
 
 Sources: PaddlePaddle/Paddle ``python/paddle/fluid/io.py`` of 2018, ``_get_dir_serial``;
 huggingface/accelerate ``accelerator.py``, ``save_state`` and ``load_state``, and ``checkpointing.py``,
 ``save_accelerator_state``.
 
-Only what this user wrote, or the directory's owner, is obeyed: wherever several users write, another could
-plant a journal or a record, and have removed or renamed what he himself may not touch.
+Only files of this user, or of the directory's owner, are obeyed: where several users can write, another could
+plant a journal or a record, to have files removed or renamed that he can't change himself.
 """
 
 from __future__ import annotations
@@ -34,45 +34,45 @@ from ckpttool.storage.source import NotRegular, regular_descriptor
 from ckpttool.transaction.mounts import mount_points
 
 ACCELERATES = "checkpoints"
-"""Where Accelerate saves to, below its project's directory, where it names checkpoints itself."""
+"""Directory in a project that Accelerate saves to, if it names checkpoints itself."""
 _RANDOM_STATES = re.compile(r"random_states_[0-9]+\.pkl")
-"""What each process writes into each of them."""
+"""Files of each process in an Accelerate checkpoint."""
 OWNER = "@"
-"""Stands in a name between what is ours and the name of the directory that it is for."""
+"""Separates our part of a name from the name of the directory that it is for."""
 
 
 TRASH = ".ckpttool-trash"
-"""Where what was put aside lies, below the identity of the command that did it, with a record of it."""
+"""Directory with a directory for each command, named by its identity, with its record and files."""
 
 
 class StateDir(NamedTuple):
-    """A directory for what is ours, and what the names of it there end with."""
+    """A directory for stages, locks and trash, and the suffix of their names there."""
 
     path: str
     suffix: str = ""
 
     @property
     def trash(self) -> str:
-        """Return the path of the trash."""
+        """Path of the trash."""
         return os.path.join(self.path, self.trash_name)
 
     @property
     def trash_name(self) -> str:
-        """Return what the trash is called."""
+        """Name of the trash."""
         return TRASH + self.suffix
 
     def trash_place(self, identity: str) -> str:
-        """Return where a command puts things aside in the trash."""
+        """Return the path of a command's directory in the trash."""
         return os.path.join(self.trash, identity)
 
     @property
     def directory(self) -> str:
-        """Return the directory that it is for, by the name that this had when something was put there."""
+        """Path of the directory that it is for, by its name when the suffix was made."""
         return os.path.join(self.path, self.suffix.removeprefix(OWNER)) if self.suffix else self.path
 
 
 def state_dir_of(directory: str) -> StateDir:
-    """Return where the stage, the lock and the trash of a directory go; no owner scans a store."""
+    """Return where stages, locks and trash of a directory are made; no trainer scans a store."""
     if not fs.place_of(directory).opens_by_path:
         return StateDir(directory)
     if _is_scanned_by_accelerate(directory):
@@ -86,39 +86,39 @@ def state_dir_of(directory: str) -> StateDir:
 
 
 def state_dirs(directory: str) -> tuple[StateDir, ...]:
-    """Return the possible paths of a directory's trash: in it, or next to it."""
+    """Return the possible state directories of a directory: itself, and its parent."""
     beside = (state_dir_beside(directory),) if fs.place_of(directory).opens_by_path else ()
     return (StateDir(directory), *beside)
 
 
 def state_dir_beside(directory: str) -> StateDir:
-    """Return the place in the directory around another."""
+    """Return the state directory in the parent of a directory."""
     real = fs.realpath(directory)
     return StateDir(os.path.dirname(real), OWNER + os.path.basename(real))
 
 
 def may_keep_state_beside(directory: str) -> bool:
-    """Tell from names alone whether what is ours may lie beside a directory."""
+    """Tell from names alone whether the state directory may be the parent."""
     return _is_named_as_accelerates(directory) or bool(_names_of_serials(directory))
 
 
 def state_dir_of_stage(path: str) -> StateDir:
-    """Return the state directory that a stage lies in; ``.directory`` is what the stage is for."""
+    """Return the state directory that holds a stage; its ``directory`` is the one that the stage is for."""
     around, name = os.path.split(path)
     _, mark, owner = name.partition(OWNER)
     return StateDir(around or os.curdir, mark + owner)
 
 
 def enclosing_serial(directory: str) -> str | None:
-    """Return the Fluid serial that a directory is a part of: what lies in it are no checkpoints."""
+    """Return the Fluid serial that a directory is a part of, which holds no checkpoints of its own."""
     around, name = os.path.split(fs.abspath(directory))
     return around if name in (MODEL, *TABLES) and _is_serial(around) else None
 
 
 def _is_scanned_by_accelerate(directory: str) -> bool:
-    """Tell whether Accelerate scans a directory: it wrote an entry that it named, or that has been renamed.
+    """Tell whether Accelerate scans a directory: it wrote one of its entries, which may be renamed since.
 
-    A directory of another name may be what its own is a link to.
+    A directory of another name may be the target of a link with Accelerate's.
     """
     is_called_so = _is_named_as_accelerates(directory)
     try:
@@ -183,7 +183,7 @@ def require_own(path: str, directory: str, otherwise: str = LEFT_AS_IT_IS) -> No
 def require_own_status(
     path: str, status: os.stat_result, around: os.stat_result, otherwise: str = LEFT_AS_IT_IS
 ) -> None:
-    """Require the same of a directory by its status, and by that of what it is for."""
+    """Require the same by the status of the directory, and of the one that it is for."""
     if not stat.S_ISDIR(status.st_mode):
         what = "a symlink" if stat.S_ISLNK(status.st_mode) else "no directory"
         raise AccessDenied(path, f"is {what}; {LEFT_AS_IT_IS}")
@@ -209,7 +209,7 @@ def open_own(directory: str, around: str, *names: str) -> Iterator[OpenDirectory
 def read_own(
     directory: str, around: str, *names: str, what: str, parse: Callable[[Any], T], most: int = MAX_BYTES
 ) -> T | None:
-    """Return what a JSON file that we wrote for a directory says, or None where there is none.
+    """Return the parsed content of a JSON file that we wrote for a directory; None if it is missing.
 
     Args:
         directory: The directory.
@@ -239,7 +239,7 @@ def read_own(
 
 
 def parse_own(path: str, text: bytes, what: str, parse: Callable[[Any], T]) -> T:
-    """Return what a JSON text of ours says; see ``read_own``."""
+    """Return the parsed content of a JSON text of ours; see ``read_own``."""
     try:
         return parse(json.loads(text))
     except (ValueError, LookupError, TypeError, RecursionError) as error:
@@ -280,7 +280,7 @@ def other_owner(status: os.stat_result, around: os.stat_result) -> str | None:
 
 
 def user_name(user: int) -> str:
-    """Return what a user is called, from his number."""
+    """Return the name of a user."""
     try:
         import pwd
 

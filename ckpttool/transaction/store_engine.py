@@ -137,7 +137,7 @@ class StoreEngine(Engine):
 
 @contextmanager
 def _store_errors(directory: str, result: str = "") -> Iterator[None]:
-    """Forget what the store said before, and convert what it refuses; the message ends with ``result``."""
+    """Clear cached answers of the store, and convert its errors; messages end with ``result``."""
     remote.forget()
     try:
         yield

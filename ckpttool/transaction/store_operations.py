@@ -174,7 +174,7 @@ class StoreOperations:
     # Removal ------------------------------------------------------------------------------------------
 
     def copy(self) -> Failures:
-        """Copy all that goes to the trash; return the errors by group, whose copies are dropped."""
+        """Copy objects to the trash; return the errors by group, and drop the copies of failed groups."""
         to_trash = [one for one in self._all if one.copy]
         failures = _each(lambda one: self._place.copy(one.path, one.copy, one.file.size), to_trash)
         self.drop_copies(failures)
@@ -270,7 +270,7 @@ class StoreOperations:
         return True
 
     def restore_pointers(self, numbers: Collection[int]) -> None:
-        """Have pointers name some groups again that were not removed; what others wrote since stays."""
+        """Add groups that were not removed to pointers again; later changes by others are kept."""
         if numbers:
             self._restore_names(self._rewrites(), numbers, is_all=len(numbers) == len(self.listed.done or ()))
 
@@ -436,7 +436,7 @@ def _failures(results: Iterable[tuple[StoredObject, object]]) -> Failures:
 
 
 def is_settled(failures: Failures) -> bool:
-    """Tell whether trying again could change nothing, since others have changed what was left."""
+    """Tell whether a retry is pointless, since all failures are changes by others."""
     return all(isinstance(one.__cause__ or one, StalePlan) for one in failures.values())
 
 

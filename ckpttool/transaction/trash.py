@@ -1,8 +1,8 @@
-"""The trash: what a prune has put aside, on the same file system, until it is emptied or taken back.
+"""The trash: checkpoints that a prune has set aside, on the same file system, until it is emptied or undone.
 
-One beside its directory bears a name, which other directories may have since. So each record in it keeps the
-inode of its directory. The device is of no use: it may be another number once the file system is mounted
-anew, and a trash lies on the file system of its directory in any case.
+A trash next to its directory has that directory's name, which another directory may get later. So each record
+in it has the inode of its directory. It doesn't have the device, whose number may change with a new mount: a
+trash is always on the file system of its directory.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _MARK = TRASH + OWNER
 
 @dataclass(slots=True)
 class EmptiedTrash:
-    """What was removed from a trash, or would be.
+    """Result of emptying a trash.
 
     Attributes:
         dry_run: Whether nothing was changed.
-        removed: The checkpoints, by the paths that they had.
-        freed_bytes: How many bytes that freed.
-        left_bytes: How many bytes lie in the trash that records list, and are left as they have changed.
-        problems: What lies there that no record lists, or is not as it was, and is left.
-        warnings: What became of an interrupted command, and which directory is a copy.
+        removed: Original paths of the removed checkpoints.
+        freed_bytes: Bytes that were freed.
+        left_bytes: Bytes of listed checkpoints that are kept, since they have changed.
+        problems: Files that are kept, since they have changed or no record lists them.
+        warnings: Results of recovered commands, and notes on copied directories.
     """
 
     dry_run: bool
@@ -61,11 +61,11 @@ class EmptiedTrash:
 
 @holds("directory")
 def empty(directory: str, older_than: int | None = None, dry_run: bool = False) -> EmptiedTrash:
-    """Remove what the records of a directory's trash list, and nothing else. It can't be taken back then.
+    """Remove the checkpoints that records in a directory's trash list, for good.
 
     Args:
-        directory: The directory whose trash it is.
-        older_than: Only what was put there more than so many seconds ago.
+        directory: The directory.
+        older_than: Minimum age in seconds; None for all.
         dry_run: Whether to change nothing.
     """
     directory, emptied = bare(directory), EmptiedTrash(dry_run)
@@ -85,7 +85,7 @@ def empty(directory: str, older_than: int | None = None, dry_run: bool = False) 
 
 
 def _empty_place(directory: str, state_dir: StateDir, identity: str, emptied: EmptiedTrash) -> None:
-    """Remove what one command has put into a trash."""
+    """Empty the place of one command in a trash."""
     path, listed = state_dir.trash_place(identity), tuple[UndoStep, ...]()
     try:
         record = read_record(directory, state_dir, identity)
@@ -107,7 +107,7 @@ def _empty_place(directory: str, state_dir: StateDir, identity: str, emptied: Em
 
 
 def _empty_step(record: CommandRecord, step: UndoStep, emptied: EmptiedTrash) -> UndoStep:
-    """Remove what a step would put back; return it with what could not be removed."""
+    """Remove the checkpoints that a step would restore; return the step with those that are left."""
     if not step.undoing.is_from_trash:  # a renaming: nothing of it lies here
         return step._replace(undoing=step.undoing.only([]))
     listed, warning = operations_in_copy(record.directory, step.undoing, record.state_dir)
@@ -129,7 +129,7 @@ def _empty_step(record: CommandRecord, step: UndoStep, emptied: EmptiedTrash) ->
 
 
 def _unlisted_files(place: str, steps: Iterable[UndoStep]) -> Iterator[Problem]:
-    """Yield what lies in a command's place in the trash, and no record lists."""
+    """Yield the files in a command's place in the trash that no record lists."""
     listed = {RECORD}
     for group in (group for step in steps for group in step.undoing.groups):
         listed.update(file.path for file in group.contents.files)
@@ -168,7 +168,7 @@ def records_of(directory: str, command: str | None = None) -> Iterator[CommandRe
 
 
 def records_under_other_names(directory: str) -> list[CommandRecord]:
-    """Return the records that were made for a directory, beside it, when it had another name."""
+    """Return the records in the parent directory that were made for a directory under another name."""
     if not fs.place_of(directory).opens_by_path:
         return []
     beside = state_dir_beside(directory)
@@ -184,7 +184,7 @@ def records_under_other_names(directory: str) -> list[CommandRecord]:
 
 
 def adopt(directory: str, records: Iterable[CommandRecord]) -> None:
-    """Move records under other names, with what they list, to the trash under a locked directory's name."""
+    """Move records, with their checkpoints, to the trash under the current name of a locked directory."""
     beside = state_dir_beside(directory)
     for record in records:
         try:
@@ -197,7 +197,7 @@ def adopt(directory: str, records: Iterable[CommandRecord]) -> None:
 
 
 def is_of_other_directory(record: CommandRecord) -> bool:
-    """Tell whether a record beside a directory was made for another one of its name, and not in a copy."""
+    """Tell whether a record was made for another directory of the same name, of which this is no copy."""
     return record.root not in (None, inode_of(record.directory)) and all(
         operations_in_copy(record.directory, step.undoing, record.state_dir)[1] is None
         for step in record.steps
@@ -205,7 +205,7 @@ def is_of_other_directory(record: CommandRecord) -> bool:
 
 
 def other_directory_problem(record: CommandRecord) -> Problem:
-    """Return what is to be told of a record for which ``is_of_other_directory`` is true."""
+    """Return the problem for a record of another directory; see ``is_of_other_directory``."""
     name = shown(record.directory)
     text = f"it belongs to a directory that was {name} before, and is left as it is"
     place = shown(path_as_given(record.directory, record.place))
@@ -217,14 +217,14 @@ def other_directory_problem(record: CommandRecord) -> Problem:
 
 
 def renamed_directory(record: CommandRecord) -> str | None:
-    """Return the directory beside that a record was made for, if it lies there under another name."""
+    """Return the path of the directory that a record was made for, if it was renamed in place."""
     return next(
         (path for path, inode in _directories_in(record.state_dir.path) if inode == record.root), None
     )
 
 
 def path_as_given(directory: str, path: str) -> str:
-    """Return the path of what lies beside a directory in the words in which that was given."""
+    """Return a path in the parent directory, spelled like the path of the directory."""
     above = os.path.dirname(directory) or os.curdir
     real = os.path.dirname(fs.realpath(directory))
     is_above = fs.isdir(above) and fs.samefile(above, real)
@@ -232,7 +232,7 @@ def path_as_given(directory: str, path: str) -> str:
 
 
 def directories_of_trash(around: str, name: str) -> Iterator[str]:
-    """Yield the directories that a trash beside them is of: by the name of it, and by what lies there."""
+    """Yield the directories that a trash in their parent is for: by its name, then by its records."""
     named = os.path.join(around, name.removeprefix(_MARK))
     if fs.isdir(named):
         yield named
