@@ -1,4 +1,4 @@
-"""What every format opens into: a mapping of lazy tensors, and what lies around them."""
+"""Opened checkpoints of any format: a mapping of lazy tensors, with metadata and training state."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Granularity(str, enum.Enum):
 
 
 class Origin(NamedTuple):
-    """Where a value of the training state comes from.
+    """Origin of a value of the training state.
 
     Attributes:
         kind: ``key``, ``tensor``, ``file`` or ``name`` (of the checkpoint), or other words; may be empty.
-        key: The dotted path of the value in the metadata; None if it is none of them.
-        is_last: Whether it is the last of a list.
+        key: The dotted path of the value in the metadata; None if it isn't there.
+        is_last: Whether it is the last item of a list.
         is_earlier_step: Whether it was measured at a step before the one that was saved.
     """
 
@@ -57,9 +57,9 @@ EARLIER_STEP = " of an earlier step"
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    """Where in its run a checkpoint was saved, in the same words for every format.
+    """Position of a checkpoint in its training run, in the same words for every format.
 
-    ``origin`` says for each field which key, file or name it came from.
+    ``origin`` has the key, file or name that each field came from.
     """
 
     epoch: int | float | None = None
@@ -74,7 +74,7 @@ class TrainingState:
     origin: Mapping[str, str] = field(default_factory=dict)
 
     def origin_of(self, name: str) -> Origin:
-        """Return where a field's value comes from, taken apart: ``loss``, ``metrics.accuracy``."""
+        """Return the parsed origin of a field such as ``loss`` or ``metrics.accuracy``."""
         # Documents and sidecars hold origins as texts; this is the one place that reads them.
         text = self.origin.get(name, "")
         kind, _, rest = text.partition(" ")
@@ -87,7 +87,7 @@ class TrainingState:
 
 
 class Producer(NamedTuple):
-    """The framework that wrote a checkpoint, and its version where the file says it."""
+    """The framework that wrote a checkpoint, and its version if the file has it."""
 
     framework: str | None = None
     version: str | None = None
@@ -101,7 +101,7 @@ class FileEntry(NamedTuple):
 
 
 class CheckpointParts(TypedDict, total=False):
-    """What a checkpoint is made of. What takes its time is a function, called when it is first asked for.
+    """Parts of a checkpoint; expensive ones are functions, called at the first access.
 
     Attributes:
         path: The file, directory or prefix, as the user gave it.
@@ -109,36 +109,36 @@ class CheckpointParts(TypedDict, total=False):
         variant: Which kind of the format, or None.
         tensors: All tensors, in the order of the file.
         files: All files that belong to it.
-        spans: Iterates over every byte range worth scanning, in file order.
-        metadata: What is not a tensor, as plain data that JSON can hold.
-        training: Epoch, step, loss and the like, with where each came from.
-        layers: The type of the layer of each weight whose layer the files tell, as its framework calls it.
-            Keras's have the name of the class, ``Dense``, and ``Dense after Flatten (4, 3, 4)`` where what is
-            flattened counts, with ``(*, 4)`` where only its channels are told, ``Dense of unknown wiring``
-            where nothing says what stands before it, and ``Dense unlike PyTorch's:`` with the reason where
-            its weights may be in an order that PyTorch hasn't got; Paddle's have that of the operator or of
-            the parameter: ``linear``, ``conv2d``.
-        own_names: What variables were called when they were made, where the files say it, by tensor.
-            TensorFlow keeps it beside the path through the objects, which is what a tensor is named by.
-        tree: All that the checkpoint holds as nested objects; None: the tensors by name are all. It consists
-            of plain Python containers and values, of the tensors themselves, and of the nodes of
-            ``ckpttool.containers.pickle.pickle_nodes`` for what plain Python has no type for. What can't be
-            carried is ``Opaque``.
-        config: What ``config.json`` beside the weights says; empty if there is none.
-        native: What serves the format alone and is needed to write it again, by the format and a name:
-            ``tensorflow.object_graph``, ``keras.config``; nothing that a tensor or the metadata tells.
-        producer: What wrote it.
-        findings: What is wrong or remarkable in its structure.
-        safety: What loading it with its framework could run.
-        judged: Absolute paths of the files by themselves that ``safety`` speaks of.
-        conventions: Name of the format whose names and layouts the tensors have: the one that it was
-            converted from, if the file says it; otherwise its own.
-        complete: False where a part is missing.
+        spans: Iterates over all byte ranges to scan, in file order.
+        metadata: All but the tensors, as plain data that JSON can hold.
+        training: Epoch, step, loss and the like, with their origins.
+        layers: Type of the layer of each weight, in the framework's words, if the files have it. Keras's is
+            the name of the class, ``Dense``. It is ``Dense after Flatten (4, 3, 4)`` if the flattened shape
+            matters, with ``(*, 4)`` if only the channels are known, ``Dense of unknown wiring`` if the layer
+            before it is unknown, and ``Dense unlike PyTorch's:`` with the reason if the order of its weights
+            may have no equivalent in PyTorch. Paddle's is the operator or the parameter: ``linear``,
+            ``conv2d``.
+        own_names: Names of variables at their creation, by tensor, if the files have them. TensorFlow keeps
+            them in addition to the path through the objects, which is the name of a tensor.
+        tree: The content as nested objects; None: the tensors by name are all. It consists of plain Python
+            containers and values, of the tensors themselves, and of the nodes of
+            ``ckpttool.containers.pickle.pickle_nodes`` for other types; values that can't be carried are
+            ``Opaque``.
+        config: Parsed ``config.json`` from the directory of the weights; empty without one.
+        native: Format-specific parts needed to write the same format again, by the format and a name:
+            ``tensorflow.object_graph``, ``keras.config``. Tensors and metadata are not repeated here.
+        producer: The framework that wrote it.
+        findings: Problems and remarkable properties of its structure.
+        safety: Code that loading it with its framework could run.
+        judged: Absolute paths of single files that ``safety`` covers.
+        conventions: Name of the format whose names and layouts the tensors have: the source of a conversion
+            if the file has it; otherwise its own.
+        complete: Whether no part is missing.
         names_all: Whether all tensors that it should have are known by name; by default if it is complete.
         missing: Names of tensors that it should have and that can't be read, with the reason.
-        derives_metadata: Whether its metadata is worked out of a model's program: that takes its time, can be
-            done once it is closed, and says nothing of a training.
-        close: Gives the open files back; tensors can't be read any more.
+        derives_metadata: Whether the metadata is derived from a model's program: that is slow, works after
+            closing, and has no training state.
+        close: Closes the files; tensors can't be read any more.
     """
 
     path: Required[str]
@@ -167,7 +167,7 @@ class CheckpointParts(TypedDict, total=False):
 
 
 _LAZY = frozenset({"metadata", "training", "layers", "own_names", "tree", "config", "native"})
-"""CheckpointParts that are functions when they are given, and their results when they are read."""
+"""Parts that are given as functions; the attributes are their results."""
 
 
 _SHOWN_IN_HTML = 40
@@ -177,8 +177,8 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
     """One opened checkpoint: a mapping from names to lazy tensors.
 
     Its structure was checked when it was opened; no value was read. Close it, or use it as a context
-    manager, to give the open files back. A name that two tensors would have goes to the first; the
-    others are in ``tensors``, which has them all by path. ``CheckpointParts`` says what each attribute is.
+    manager, to close the files. If two tensors have the same name, it is that of the first; ``tensors``
+    has all of them by path. ``CheckpointParts`` describes each attribute.
     """
 
     def __init__(self, **parts: Unpack[CheckpointParts]) -> None:
@@ -201,7 +201,7 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         self.close = parts.get("close", lambda: None)
 
     def but(self, **changes: Any) -> Checkpoint:
-        """Return a checkpoint of the same files in which some parts are others; close only that one."""
+        """Return a checkpoint of the same files with other values of some parts; close only the new one."""
         same: dict[str, Any] = {
             name: partial(getattr, self, name) if name in _LAZY else getattr(self, name)
             for name in CheckpointParts.__annotations__
@@ -226,11 +226,11 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         """Return the weights as new tensors of a framework, ready for ``model.load_state_dict``.
 
         Nothing is unpickled, imported by name or run: the values are read from the file, each once. Tied
-        weights are one tensor. No checksum is compared and no value judged: that is what ``verify`` does.
+        weights are one tensor. Neither checksums nor values are checked; ``verify`` does that.
 
         Args:
             framework: ``torch``, ``numpy`` or ``tensorflow``; it is imported.
-            key: What the wanted tensors are below, such as ``ema``, whatever their role; by default all
+            key: Common parent of the wanted tensors, such as ``ema``, whatever their role; by default all
                 weights, without the key that all are below (``model_state_dict``).
 
         Raises:
@@ -271,28 +271,28 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
 
     @cached_property
     def metadata(self) -> Mapping[str, object]:
-        """Return what is not a tensor, as plain data that JSON can hold."""
+        """Return all but the tensors, as plain data that JSON can hold."""
         return self._parts.get("metadata", dict)()
 
     @cached_property
     def training(self) -> TrainingState:
-        """Return epoch, step, loss and the like, with where each came from."""
+        """Return epoch, step, loss and the like, with their origins."""
         return self._parts.get("training", TrainingState)()
 
     @cached_property
     def layers(self) -> Mapping[str, str]:
-        """Return the type of the layer of each weight whose layer the files tell."""
+        """Return the type of the layer of each weight, if the files have it."""
         return self._parts.get("layers", dict)()
 
     @cached_property
     def own_names(self) -> Mapping[str, str]:
-        """Return what variables were called when they were made, where the files say it, by tensor."""
+        """Return the names of variables at their creation, by tensor, if the files have them."""
         return self._parts.get("own_names", dict)()
 
     @cached_property
     def tree(self) -> object:
-        """Return all that the checkpoint holds as nested objects; None: the tensors by name are all."""
-        # What the tree is made of may be large, and is needed no more.
+        """Return the content as nested objects; None: the tensors by name are all."""
+        # The function may hold large objects, which can be freed now.
         return self._parts.pop("tree", lambda: None)()
 
     @cached_property
@@ -302,7 +302,7 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
 
     @cached_property
     def native(self) -> Mapping[str, bytes]:
-        """Return what serves the format alone and is needed to write it again, by the format and a name."""
+        """Return the format-specific parts needed to write the same format again, by format and name."""
         return self._parts.get("native", dict)()
 
     @property
@@ -345,7 +345,7 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
 
 
 def _state_dict(path: str, tensors: Sequence[Tensor], framework: str, key: str | None) -> dict[str, Any]:
-    """Return new, writable tensors by name, of those of a checkpoint; see ``Checkpoint.state_dict``."""
+    """Return new, writable tensors by name; see ``Checkpoint.state_dict``."""
     makers: dict[str, Callable[[str], Callable[[Tensor], Any]]] = {
         "numpy": lambda path: _as_numpy,
         "torch": _torch_maker,
@@ -363,9 +363,9 @@ def _state_dict(path: str, tensors: Sequence[Tensor], framework: str, key: str |
 
 
 def _names(tensors: Sequence[Tensor], key: str | None) -> dict[str, Tensor]:
-    """Return the weights by the names that they have inside of their state dict.
+    """Return the weights by their names in the state dict.
 
-    A key that all of them are below, such as ``model_state_dict``, is left out.
+    A common parent of all of them, such as ``model_state_dict``, is left out.
     """
     if key is not None:
         below = {one.name[len(key) + 1 :]: one for one in tensors if one.name.startswith(f"{key}.")}
@@ -387,7 +387,7 @@ def _as_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 def _bytes_of(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """Return all elements as new bytes, little-endian: from one piece of a file straight into their place."""
+    """Return all elements as new bytes, little-endian; contiguous ones are read directly into the result."""
     import numpy as np
 
     content = np.empty(tensor.nbytes, np.uint8)

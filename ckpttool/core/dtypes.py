@@ -14,9 +14,9 @@ Kind = Literal["float", "integer", "boolean", "complex", "quantized", "bits", "s
 
 
 class FloatCode(NamedTuple):
-    """Which bit patterns of a float type are no numbers.
+    """Bit patterns of a float type for NaN and infinity.
 
-    A word is a NaN where ``first_nan <= word & mask <= last_nan``, and infinite where
+    A word is a NaN if ``first_nan <= word & mask <= last_nan``, and infinite if
     ``word & mask == infinity``.
     """
 
@@ -31,11 +31,11 @@ class DType(NamedTuple):
     """An element type.
 
     Attributes:
-        name: What users see: the NumPy or ml_dtypes name where there is one.
+        name: The name for users: that of NumPy or ml_dtypes if there is one.
         bits: Size of one stored element.
         kind: The family of values.
-        numpy: The NumPy or ml_dtypes type that ``Tensor.array()`` gives, None where there is none.
-        float_code: How NaN and infinity are told, for what has any.
+        numpy: The NumPy or ml_dtypes type of ``Tensor.array()``, or None.
+        float_code: Bit patterns of NaN and infinity, if it has any.
         safetensors: The name in a safetensors header.
         storage: The PyTorch storage class without ``Storage``, as pickles and TorchScript name it.
     """
@@ -50,7 +50,7 @@ class DType(NamedTuple):
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element; a type below 8 bits has none of its own and counts 1."""
+        """Bytes of one element; 1 for types below 8 bits."""
         return max(1, self.bits // 8)
 
     @property

@@ -9,7 +9,7 @@ CheckpointError
 │   ├── Truncated         it ends too early
 │   ├── LimitExceeded     reading on would take unbounded time or memory
 │   └── NotDownloaded     a Git LFS pointer is in place of the file
-├── Unsupported           it is well formed, and beyond what ckpttool reads
+├── Unsupported           it is well formed, but not supported
 ├── OutOfMemory           reading it takes more memory than there is
 └── MissingPackage        an optional package is needed
 UsageError                the request is invalid or contradicts itself
@@ -152,7 +152,7 @@ class NotDownloaded(DamagedCheckpoint):
 
 
 class Unsupported(CheckpointError):
-    """It is well formed, and beyond what ckpttool reads."""
+    """It is well formed, but ckpttool doesn't support it."""
 
     code = "unsupported"
 

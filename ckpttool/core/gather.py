@@ -1,6 +1,6 @@
-"""Stored elements brought into another order: tile by tile, so that both sides stay in a processor's cache.
+"""Reading of stored elements into another order, tile by tile, in tiles that fit into a processor's cache.
 
-A tile has long runs on both sides: runs of stored bytes, which are read one by one, and runs of the result.
+A tile has long runs both in the stored bytes, which are read one by one, and in the result.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
     import numpy as np
 
 BOX_BYTES = 1 << 26
-"""How much of a tensor is put in order in memory at once; what is larger is read in several passes."""
+"""Limit on the bytes of a tensor that are reordered in memory at once; larger ones take several passes."""
 
 _SMALL_BOX_BYTES = 1 << 23
 _LARGE_BOXES = 2
-"""How many boxes may be larger than that at one time, whatever the number of threads."""
+"""Number of boxes that may be larger than that at a time, in all threads."""
 _TILE_BYTES = 1 << 19
 """About a processor's second-level cache."""
 _RUN_BYTES = 1 << 14
-"""To copy so many bytes takes longer than to call the system."""
+"""Size of a run whose copying takes longer than a system call."""
 _GAP_BYTES = 1 << 12
-"""A gap up to this size is read as well, which is faster than to read twice."""
+"""Gaps up to this size are read, too, which is faster than two reads."""
 _LINES_BYTES = 1 << 9
-"""How long a run of the result should be, so that most lines of a cache are written whole."""
+"""Size of a run of the result, so that most cache lines are written completely."""
 _PERIOD_BYTES = 1 << 8
-"""Rows that lie a multiple of this apart compete for the same few lines of a cache."""
+"""Distance of rows, or a divisor of it, at which they compete for the same few cache lines."""
 _WORDS = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
 _large_boxes = threading.BoundedSemaphore(_LARGE_BOXES)
 
 
 @contextmanager
 def _box_room(wanted: int) -> Iterator[int]:
-    """Give room for a box, in bytes; nobody waits for it: whoever comes third gets less."""
+    """Yield the size of a box, in bytes; the third box at a time is smaller, instead of waiting."""
     is_large = wanted > _SMALL_BOX_BYTES and _large_boxes.acquire(blocking=False)
     try:
         yield BOX_BYTES if is_large else _SMALL_BOX_BYTES
@@ -55,14 +55,14 @@ def blocks_by_box(
     fill: Callable[[tuple[int, ...], np.ndarray[Any, Any]], None],
     most: int = BOX_BYTES,
 ) -> Iterator[memoryview]:
-    """Yield the bytes of a tensor that is put together box by box, at most ``limit`` at once.
+    """Yield the bytes of a tensor that is assembled box by box, at most ``limit`` at once.
 
     Args:
         shape: Of the tensor; itemsize and limit are in bytes.
         itemsize: Of an element.
         limit: See ``Values.blocks``.
-        fill: Fills a box, one item an element, told where in the tensor it begins.
-        most: How many bytes a box may have.
+        fill: Fills a box, one item an element, from its start in the tensor.
+        most: Limit on the bytes of a box.
     """
     import numpy as np
 
@@ -82,7 +82,7 @@ def blocks_by_box(
 def boxes(shape: tuple[int, ...], limit: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Cut a shape into boxes of at most ``limit`` elements that follow each other in C order.
 
-    Yields where each starts and its shape.
+    Yields the start and the shape of each.
     """
     axis, below = len(shape), 1
     while axis > 0 and below * shape[axis - 1] <= limit:
@@ -113,14 +113,14 @@ def _indices(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 class _Tiling(NamedTuple):
-    """A box that is cut into tiles; axes are in the order of what is stored, the widest step first.
+    """A box that is cut into tiles; axes are in stored order, the widest step first.
 
     Attributes:
-        lengths: Of the axes; 1 where a step of 0 repeats what is stored once.
-        steps: From one index to the next in what is stored, in elements.
+        lengths: Of the axes; 1 if a step of 0 repeats a stored element.
+        steps: From one index to the next in the stored elements.
         strides: The same in the result, in bytes.
         itemsize: Of an element, in bytes.
-        forwards: Whether tiles may not go back in what is stored.
+        forwards: Whether tiles must be read in stored order.
     """
 
     lengths: tuple[int, ...]
@@ -142,7 +142,7 @@ class _Tiling(NamedTuple):
         return split, run, count
 
     def sizes(self) -> tuple[int, ...]:
-        """Return how many indexes of each axis a tile has."""
+        """Return the lengths of a tile's axes."""
         if self._nbytes(self.lengths) <= _TILE_BYTES:
             return self.lengths
         sizes = [1] * len(self.lengths)
@@ -159,7 +159,7 @@ class _Tiling(NamedTuple):
         return count * run * self.itemsize
 
     def _grow(self, sizes: list[int], axes: Sequence[int], goal: int) -> None:
-        """Lengthen one axis after the other until together they have as many bytes as are wanted."""
+        """Lengthen one axis after the other until a tile has ``goal`` bytes."""
         nbytes = self.itemsize
         for axis in axes:
             size, least = min(self.lengths[axis], -(-goal // nbytes)), sizes[axis]
@@ -175,7 +175,7 @@ class _Tiling(NamedTuple):
                 return
 
     def tiles(self, sizes: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Yield where each tile begins, and its sizes."""
+        """Yield the start and the sizes of each tile."""
         starts = [range(0, length, size) for length, size in zip(self.lengths, sizes, strict=True)]
         for start in itertools.product(*starts):
             ends = zip(sizes, self.lengths, start, strict=True)
@@ -192,14 +192,14 @@ def gather(
     swap: int,
     into: np.ndarray[Any, Any],
 ) -> None:
-    """Fill an array with stored elements, of as many bytes as its own; it may be a view in any order.
+    """Fill an array with stored elements of the same itemsize; it may be a view in any order.
 
     Args:
-        source: What is read.
-        offset: Where the first element lies, in bytes.
-        steps: For each axis, from one index to the next, in elements; 0 repeats what is stored once.
+        source: The stored bytes.
+        offset: Of the first element, in bytes.
+        steps: For each axis, from one index to the next, in elements; 0 repeats a stored element.
         swap: The bytes of a word whose order is to be reversed, 1 for none.
-        into: What is filled, one item an element.
+        into: The array to fill, one item an element.
     """
     import numpy as np
 
@@ -232,7 +232,7 @@ class _TileReader:
         self._buffer = memoryview(b"")
 
     def tile(self, start: tuple[int, ...], sizes: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        """Return a tile of stored elements, its axes as those of the tiling; valid until the next."""
+        """Return a tile of stored elements with the axes of the tiling; valid until the next call."""
         import numpy as np
 
         if sizes not in self._plans:
@@ -270,7 +270,7 @@ class _TileReader:
 
 
 def copy(stored: np.ndarray[Any, Any], into: np.ndarray[Any, Any]) -> None:
-    """Copy an array into another of its shape and type, whose axes may lie in any other order."""
+    """Copy an array into another of its shape and type with axes in any order."""
     if stored.size == 0:
         return
     order = sorted(range(stored.ndim), key=lambda axis: -stored.strides[axis])

@@ -1,4 +1,4 @@
-"""What fields in names look like: epochs, steps, dates, metrics, values, and what tells siblings apart."""
+"""Patterns of fields in names: epochs, steps, dates, metrics, values, and words that distinguish siblings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 FLAGS = re.ASCII | re.IGNORECASE
 SEPARATOR = r"[-_=.: (\[]{0,2}"
-"""What may stand between a key and its number."""
+"""Characters between a key and its number."""
 
 SUFFIX = re.compile(r"\.(?:weights\.h5|[a-z]{1,12}|h5|hdf5|pt2)$", FLAGS)
 SHARD = re.compile(r"(?<![0-9])(?:[0-9]+|\?{5})[-_]of[-_][0-9]+(?![0-9])", FLAGS)
@@ -22,7 +22,7 @@ STEP = re.compile(
     rf"(?:(?:^|[^a-z])(?:global[-_]?)?(?:steps?|iterations?|iters?|itr|it|updates?){SEPARATOR}|ep[0-9]+-ba)$",
     FLAGS,
 )
-"""What a step follows; Composer counts batches, ``ep1-ba100``."""
+"""Text before a step; Composer counts batches, ``ep1-ba100``."""
 TOTAL = re.compile(
     r"(?:^|[^a-z])(?:(?:num|total|max|warmup)[-_]?(?:epoch|step|iteration|iter)s?|"
     rf"n[-_]?(?:epochs|steps|iterations|iters)|accum[a-z]*[-_]?steps?|acc[-_]?steps){SEPARATOR}$",
@@ -34,22 +34,22 @@ LETTER = re.compile(r"(?:^|[-_. ])([es])$", FLAGS)
 THOUSANDS = {"k": 1_000, "m": 1_000_000}
 THOUSAND = re.compile(r"([km])(?![a-z0-9])", FLAGS)
 SAMPLES = re.compile(r"(?:^|[^a-z])(?:consumed|num|n)?_?(?:samples|tokens)=$", FLAGS)
-"""What NeMo counts besides steps: ``consumed_samples=8000.0``."""
+"""Other counts of NeMo: ``consumed_samples=8000.0``."""
 
 ORDINAL = re.compile(
     r"(?:^|(?:^|[^a-z])(?:models?|ckpt|checkpoints?|cp|epochs?|nets?|weights?|params?|snapshots?|snap|states?|iter|"
     rf"step|saved?|improvements?)){SEPARATOR}$",
     FLAGS,
 )
-"""What a bare number follows that counts saves: after ``digit_3`` or ``llama3`` it tells models apart."""
+"""Text before a bare number that counts saves; after ``digit`` or ``llama`` it distinguishes models."""
 
 COUNTS_EPOCHS = re.compile(r"\.(?:keras|h5|hdf5)$|^(?:cp[-_.])?[0-9]+\.ckpt$", FLAGS)
-"""Whose bare number is an epoch: Keras's ModelCheckpoint has no other count to put into a name."""
+"""Names in which a bare number is an epoch, the only count that Keras's ModelCheckpoint puts into names."""
 
 KERAS_EPOCH = re.compile(
     r"e[0-9]{1,18}(?:[-_ ](?:-?[0-9]{1,18}\.[0-9]{1,18}|nan)){1,4}\.(?:keras|h5|hdf5|weights\.h5)", FLAGS
 )
-"""``e{epoch}-{val_loss:.4f}.keras``: where nothing but measurements follow, no experiment is meant."""
+"""``e{epoch}-{val_loss:.4f}.keras``: if only measurements follow, ``e`` isn't an experiment."""
 
 _MEASURED = r"(?:-?[0-9]{1,18}\.[0-9]{1,18}|nan)"
 KERAS_TAIL = re.compile(
@@ -57,14 +57,14 @@ KERAS_TAIL = re.compile(
     rf"\.(?P<epoch>[0-9]{{1,18}})-(?={_MEASURED}(?:-{_MEASURED}){{0,3}}$)",
     FLAGS,
 )
-"""``{any}.{epoch:02d}-{val_loss:.2f}``, as ModelCheckpoint's documentation names files, where any may end as
-``resnet50`` or ``mobilenet_v2`` do; what could be a decimal, as in ``lr0.01-0.87``, is none of it."""
+"""``{any}.{epoch:02d}-{val_loss:.2f}``, as in ModelCheckpoint's documentation, where ``any`` may end like
+``resnet50`` or ``mobilenet_v2``. Possible decimals, as in ``lr0.01-0.87``, don't match."""
 KERAS_FILE = re.compile(r"\.(?:keras|h5|hdf5)$", FLAGS)
 
 VALUE = re.compile(
     r"(?<=[0-9])(?:[-_ ]|__)(?P<value>-?(?:[0-9]+(?:\.[0-9]+|(?:\.[0-9]+)?e[-+][0-9]+)|nan))$", FLAGS
 )
-"""What ``{epoch:02d}-{val_loss:.2f}`` puts behind the epoch, at the end of the name."""
+"""A value after the epoch at the end of a name, from ``{epoch:02d}-{val_loss:.2f}``."""
 
 BEST = re.compile(r"(?:^|[^a-z])best(?![a-z])", FLAGS)
 PAIR = re.compile(
@@ -72,7 +72,7 @@ PAIR = re.compile(
     r"([0-9]{1,18})([-_])([0-9]{1,18})((?:\.[a-z][a-z0-9]{0,12}){0,2})",
     FLAGS,
 )
-"""Epoch and step, where several names bear it out: ``ckpt-5-3500.pt``, ``model_epoch5_3500.pth``."""
+"""Epoch and step, if several names confirm it: ``ckpt-5-3500.pt``, ``model_epoch5_3500.pth``."""
 PLAIN_WORD = re.compile(
     rf"(?:^|[^a-z])(?:model|best|ckpt|checkpoint|weights|net|last|final|snapshot){SEPARATOR}$", FLAGS
 )
@@ -96,20 +96,20 @@ STEP_DIRECTORY = re.compile(
     r"|(?:.{1,200}[-_])?e[0-9]{3,18}[-_]s[0-9]{3,18}(?:[-_].{1,200})?",
     FLAGS,
 )
-"""How a directory is called that holds one save: its count alone, ``iter_0000100``, ``epoch_3-step_1200``, or
-epoch and step as a template of ``rename`` has them: ``exp1-e0003-s00001200-0.3412``. What is called
-``resnet_epoch_50`` could be one of several trials."""
+"""Name of a directory for one save: a count, ``iter_0000100``, ``epoch_3-step_1200``, or epoch and step from
+a template of ``rename``: ``exp1-e0003-s00001200-0.3412``. ``resnet_epoch_50`` could be one of several
+trials."""
 
 # Ours -----------------------------------------------------------------------------------------------
 
 PINS = ".ckpttool-pins.toml"
 PIN_LISTS = (PINS, ".ckpttool.toml")
-"""Names of lists of pins; that of the second looks too much like a configuration's to be given any more."""
+"""Names of lists of pins; the second is no longer written, since it looks like that of a configuration."""
 
 # Metrics --------------------------------------------------------------------------------------------
 
 BITS = frozenset({"16", "32", "64"})
-"""What follows ``precision`` where it is that of the numbers."""
+"""Values of ``precision`` that mean the type of numbers, not the metric."""
 
 IN_WORD = re.compile(
     r"(?:(?<![a-z])|(?<=_))(?:(?:acc|top|m?ap)(?:50[-_]95|1|5|10|50|75)(?=[-_=: @]{1,2}[0-9])|"
@@ -118,14 +118,14 @@ IN_WORD = re.compile(
     r"(?<![0-9.])[0-9]{1,6}(?:\.[0-9]{1,3})?[a-z]{0,3}(?==-?(?:[0-9]|nan|inf))",
     FLAGS,
 )
-"""A number that is a part of a metric's name: ``acc1_76.13``, ``BLEU-4=0.3``."""
+"""A number in a metric's name: ``acc1_76.13``, ``BLEU-4=0.3``."""
 
 NO_NUMBER = re.compile(r"=(nan|[-+]?inf)(?![a-z0-9])", FLAGS)
-"""What Lightning writes into a name for a metric that is no finite number."""
+"""Lightning's text in a name for a metric that isn't finite."""
 
 FRACTION = re.compile(
     r"_([0-9]{1,18})(?![a-z0-9]|\.[0-9]|[-_]of[-_]|"
     r"[-_ ]?(?:epochs?|ep|steps?|iterations?|iters?|updates?)(?![a-z0-9]|[-_= ][0-9]))",
     FLAGS,
 )
-"""What follows ``val_loss_0`` where somebody wrote ``_`` for the point: in ``val_loss_1_25`` nobody knows."""
+"""Text after ``val_loss_0`` if ``_`` is the decimal point; in ``val_loss_1_25`` that is unclear."""

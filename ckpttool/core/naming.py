@@ -1,7 +1,7 @@
-"""Names and the fields in them: epoch, step, date, time, metrics.
+"""Fields of checkpoints' names: epoch, step, date, time, metrics.
 
-A field is blanked only where its name says what it is. What tells siblings apart, such as a fold, a seed or
-a learning rate, stays, since names that are equal once they are blanked are taken for one series.
+Names that are equal with blanked fields are one series. So fields are blanked only if their key is known;
+folds, seeds, learning rates and other parts that distinguish siblings are not.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from ckpttool.core import name_patterns as patterns
 from ckpttool.core.name_patterns import FLAGS, SEPARATOR
 
 LOOK_BACK = 48
-"""How many characters before a number may hold its key; it bounds the work on hostile names."""
+"""Characters before a number in which its key is searched; this bounds the work on hostile names."""
 
 MAX_DIGITS = 18
-"""Longer numbers are no epoch and no step; they would not fit into 64 bits."""
+"""Limit on the digits of an epoch or step, so that it fits into 64 bits."""
 
 UNNAMED = "value"
-"""The metric that a name gives and doesn't name."""
+"""Name of a metric whose name is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class NameFields:
-    """What a name says.
+    """Fields of a name.
 
     Attributes:
-        blank: The name with all recognised fields replaced by ``*``: what a series has in common.
+        blank: The name with ``*`` for all recognised fields, which is equal for a series.
         saved_at: ISO 8601.
-        number: The last number of a name that has no other field: it orders, whatever it counts. Where a
-            name as Keras's ModelCheckpoint makes it says that it counts epochs, it is the epoch as well.
+        number: The last number of a name without other fields: it gives the order. In names of Keras's
+            ModelCheckpoint it is the epoch, too.
         is_ordinal: Whether that number may count saves: it follows a word such as ``model``, or nothing.
     """
 
@@ -49,18 +49,18 @@ class NameFields:
 
     @property
     def position(self) -> tuple[float | str | None, ...]:
-        """Return the place that the name gives in a series; names of one series have comparable ones."""
+        """Return the position in a series; those of one series are comparable."""
         return self.epoch, self.step, self.number, self.saved_at
 
 
-@lru_cache(maxsize=4)  # who looks at a checkpoint asks for its name's fields in several places
+@lru_cache(maxsize=4)  # several callers ask for the fields of the same name
 def parse_name(name: str) -> NameFields:
     """Return the fields of a checkpoint's file or directory name."""
     return _Reading(name).fields()
 
 
 def pair_fields(name: str) -> NameFields | None:
-    """Return the fields of ``checkpoint_3_1200.pt``, epoch and step, where a series bears that out."""
+    """Return epoch and step of ``checkpoint_3_1200.pt``, for callers that confirm it by the series."""
     match = patterns.PAIR.fullmatch(name)
     if match is None or parse_name(name).saved_at is not None:
         return None
@@ -69,17 +69,17 @@ def pair_fields(name: str) -> NameFields | None:
 
 
 def is_step_name(name: str) -> bool:
-    """Tell whether a directory is called as one that holds one save: by its step, and what was measured."""
+    """Return whether a directory's name is that of one save: its step, perhaps with metrics."""
     return bool(patterns.STEP_DIRECTORY.fullmatch(name) or _Reading(name).is_of_step())
 
 
 def is_named_best(name: str) -> bool:
-    """Tell whether a name says that its checkpoint is the best: ``best.pth``, ``model_best_epoch_3.pt``."""
+    """Return whether a name marks the best checkpoint: ``best.pth``, ``model_best_epoch_3.pt``."""
     return patterns.BEST.search(name) is not None
 
 
 class _Number(NamedTuple):
-    """A number in a name, as it is written; a sign in front of it belongs to its span."""
+    """A number in a name; its sign belongs to the span, not to the text."""
 
     text: str
     start: int
@@ -89,20 +89,18 @@ class _Number(NamedTuple):
     def value(self) -> int | float | None:
         if len(self.text) > MAX_DIGITS:
             return None
-        return int(self.text) if self.text.isdigit() else self._float
+        if self.text.isdigit():
+            return int(self.text)
+        return int(float(self.text)) if self.is_whole else float(self.text)
 
     @property
     def is_whole(self) -> bool:
-        """Whether it counts something: ``3`` and ``2e5``, not ``3.0``."""
+        """Whether it is a count: ``3`` and ``2e5``, not ``3.0``."""
         return self.text.isdigit() or ("." not in self.text and "-" not in self.text)
-
-    @property
-    def _float(self) -> int | float:
-        return int(float(self.text)) if self.is_whole else float(self.text)
 
 
 class _Reading:
-    """One name on its way to its fields: what was recognised so far."""
+    """Parser of a name, with the fields recognised so far."""
 
     def __init__(self, name: str) -> None:
         suffix = patterns.SUFFIX.search(name, max(0, len(name) - LOOK_BACK))
@@ -122,7 +120,7 @@ class _Reading:
         self.rest = list(self._numbers())
 
     def fields(self) -> NameFields:
-        """Return what is recognised, the surest first."""
+        """Recognise the fields, the most certain ones first, and return them."""
         for recognise in (self._take_keyed, self._take_keyed_behind, self._take_lettered, self._take_decimal):
             self.rest = [number for number in self.rest if not recognise(number)]
         if self.keras_epoch is not None:
@@ -145,9 +143,9 @@ class _Reading:
         )
 
     def is_of_step(self) -> bool:
-        """Tell whether the name without its metrics is a step's: ``step=100`` of ``step=100-val_loss=0.3``.
+        """Return whether the name without metrics is a step's: ``step=100`` of ``step=100-val_loss=0.3``.
 
-        ``iou0.5_epoch_3`` could be one of several runs, with another threshold each.
+        ``iou0.5_epoch_3`` could be one of several runs with different thresholds.
         """
         self.fields()
         rest, start = "", 0
@@ -158,7 +156,7 @@ class _Reading:
         return bool(self.keyed) and patterns.STEP_DIRECTORY.fullmatch(rest) is not None
 
     def _numbers(self) -> Iterator[_Number]:
-        """Yield the numbers outside dates, which are recorded, and shard numbers, which are no fields."""
+        """Yield the numbers outside of dates, which are recorded, and of shard numbers."""
         spans = [
             *self._dates(),
             *(match.span() for match in patterns.IN_WORD.finditer(self.name, 0, self.end)),
@@ -175,7 +173,7 @@ class _Reading:
             start = max(start, end)
 
     def _keras_epoch(self) -> _Number | None:
-        """Return the 5 of ``resnet50.05-0.87.keras``, unless a word before it says what it is."""
+        """Return the 5 of ``resnet50.05-0.87.keras``, unless a word before it is its key."""
         match = patterns.KERAS_TAIL.search(self.name, max(0, self.end - LOOK_BACK), self.end)
         if match is None:
             return None
@@ -251,7 +249,7 @@ class _Reading:
         return self._take(number.start - is_negative, end)
 
     def _metric_key(self, start: int, end: int, *, is_decimal: bool) -> MetricKey | None:
-        """Return what a value between two places belongs to, by what stands between it and the last field."""
+        """Return the key of a value between two places, from the text after the last field."""
         ends = (at for at in range(start, max(0, start - LOOK_BACK), -1) if at in self.ends)
         field_end = next(ends, None)
         return metric_key(
@@ -263,14 +261,14 @@ class _Reading:
         )
 
     def _metric_value(self, number: _Number) -> tuple[int | float | None, int]:
-        """Return the value of a metric, and where it ends: ``0_25`` is 0.25, and ``1_25`` nobody knows."""
+        """Return the value of a metric and its end: ``0_25`` is 0.25, but ``1_25`` is None."""
         behind = patterns.FRACTION.match(self.name, number.end, self.end) if number.is_whole else None
         if behind is None or any(start <= behind.start(1) < end for start, end in self.spans):
             return number.value, number.end
         return float(f"0.{behind[1]}") if number.text == "0" else None, behind.end()
 
     def _take_non_finite(self) -> None:
-        """Take ``val_loss=nan``, so that it is in the series of its neighbours."""
+        """Take ``val_loss=nan``, so that the name is in the same series as its neighbours."""
         for match in patterns.NO_NUMBER.finditer(self.name, 0, self.end):
             key = self._metric_key(*match.span(1), is_decimal=True)
             if key is not None:
@@ -278,7 +276,7 @@ class _Reading:
                 self._take(*match.span(1))
 
     def _take_keyed_behind(self, number: _Number) -> bool:
-        """Take ``10_epochs`` and ``5000_steps``, where nothing better says it."""
+        """Take ``10_epochs`` and ``5000_steps`` if there is no better epoch or step."""
         if not number.is_whole:
             return False
         if self.epoch is None and patterns.EPOCH_BEHIND.match(self.name, number.end, self.end):
@@ -301,7 +299,7 @@ class _Reading:
         return is_meant and self._take_step(number)
 
     def _take_decimal(self, number: _Number) -> bool:
-        """Take a decimal that follows a field or another number: a metric that the name doesn't name."""
+        """Take a decimal after a field or another number: a metric without a name."""
         if number.is_whole or patterns.THOUSAND.match(self.name, number.end, self.end):
             return False
         before = self._before(number.start)
@@ -311,7 +309,7 @@ class _Reading:
         return self._take(number.start, number.end)
 
     def _take_last_number(self, *, beside_metrics: bool = False) -> None:
-        """Take the last number that may be a place; beside metrics only one behind a word like ``model``."""
+        """Take the last number that may be a position; with metrics, only one after a word like ``model``."""
         trainer = patterns.TRAINER.fullmatch(self.name)
         if trainer:
             self.step = int(trainer[1])
@@ -332,7 +330,7 @@ class _Reading:
                 return
 
     def _take_last_value(self) -> None:
-        """Take the decimal at the end as a metric where it stands directly behind another field."""
+        """Take the decimal at the end as a metric if it directly follows another field."""
         before = self._before(self.end)
         match = None if self.measured else patterns.VALUE.search(before)
         if match is None:
@@ -358,7 +356,7 @@ class _Reading:
         return True
 
     def _metrics(self) -> dict[str, float]:
-        """Return the metrics of which the name gives one value."""
+        """Return the metrics with exactly one value."""
         if not self.measured:
             return {}
         names = Counter(name for name, _ in dict.fromkeys(self.measured))
@@ -373,7 +371,7 @@ class _Reading:
 
 
 def _count(number: _Number, thousand: re.Match[str] | None) -> int | None:
-    """Return what a number counts, ``1.5M`` too; None where that is no whole number."""
+    """Return a count, such as ``1.5M``; None if it isn't a whole number."""
     value = number.value
     if value is None:
         return None
@@ -382,6 +380,10 @@ def _count(number: _Number, thousand: re.Match[str] | None) -> int | None:
 
 
 # Metrics --------------------------------------------------------------------------------------------
+
+# The name of a metric includes all words back to the separator of fields: ``neg_val_loss`` isn't
+# ``val_loss``. Where ``_`` may separate fields as well as words, as in ``teacher_val_loss_0.3``, the start of
+# the name is unknown: the value is that of a metric without a name.
 
 
 _METRIC = re.compile(
@@ -392,11 +394,11 @@ _METRIC = re.compile(
     FLAGS,
 )
 _PART_OF_LOSS = re.compile(r"kld?|b?ce|ctc|recon|l[12]", FLAGS)
-"""What is a metric where it is of some data, ``val_kl``, and may be a weight elsewhere."""
+"""Names of metrics after that of a split, ``val_kl``; without it they may be weights."""
 
 _SPLIT = re.compile(r"val|valid|validation|eval|evaluate|evaluation|test|dev|train|training", FLAGS)
 _NOT_MEASURED = re.compile(r"grad|gradient|no|without|use|with", FLAGS)
-"""Words before a metric's that make something else of it: ``grad_acc_4`` accumulates."""
+"""Words before a metric's name that change its meaning: ``grad_acc_4`` accumulates gradients."""
 
 _SETTING = re.compile(
     r"(?:.*[-_])?(?:[a-z]*lr|wd|rate|decay|weights?|ratio|scale|factor|momentum|dropout|drop|p|prob|temp|"
@@ -405,14 +407,14 @@ _SETTING = re.compile(
     r"depth|ema|kld?|b?ce|ctc|recon|l[12]|[a-z])",
     FLAGS,
 )
-"""Names of what is set for a run and not measured in it."""
+"""Names of hyper-parameters, as opposed to metrics."""
 
 _QUALIFIER = re.compile(
     r"val|valid|validation|eval|test|train|training|dev|macro|micro|mean|avg|weighted|balanced|top[15]",
     FLAGS,
 )
 _BEHIND = re.compile(rf"{_QUALIFIER.pattern}|epoch|step|at|k", FLAGS)
-"""The same behind a metric, where Lightning says over what it took the mean."""
+"""The same after a metric, where Lightning adds the period of the mean."""
 
 _OF_CHECKPOINTS = re.compile(
     r"m|models?|ckpt|checkpoints?|cp|weights?|nets?|last|final|snapshot|saved?|states?|params?", FLAGS
@@ -428,29 +430,29 @@ _COUNTED = re.compile(r"epochs?|ep|steps?|iterations?|iters?|updates?|[km]", FLA
 _AT = re.compile(
     r"top|at|m?ap|iou|bleu|rouge|recall|precision|hits?|ndcg|mrr|pass|(?:acc|top|m?ap)\d+", FLAGS
 )
-"""What has a number for its second word: ``top_5_acc``, ``mAP50-95``."""
+"""Words that are followed by a number in a metric's name: ``top_5_acc``, ``mAP50-95``."""
 
 _CUTOFF = re.compile(r"@?\d+(?:\.\d+)?k?$", FLAGS)
-"""How many are counted, at the end of a word: ``recall@10``, ``fid50k``."""
+"""The cutoff at the end of a word: ``recall@10``, ``fid50k``."""
 
 _LAST_WORD = re.compile(
     rf"(?:{_METRIC.pattern}|{_PART_OF_LOSS.pattern}|{_BEHIND.pattern}|.*[@\d])[\d.]*k?", FLAGS
 )
-"""What the last word before a value may be, so that most need no other look."""
+"""Possible last words before a value: a quick test for most names."""
 _SPACE = re.compile(r"--|__|[^a-z0-9_\-/@.]|(?<!\d)\.|\.(?!\d)", FLAGS)
-"""What no name of a metric has inside."""
+"""Characters that end a metric's name."""
 _MAX_BETWEEN = 3
 
 MEAN_OF_METRIC = re.compile(rf"[a-z0-9]_(?:epoch|step){SEPARATOR}$", FLAGS)
-"""How Lightning calls the mean over an epoch: ``train_loss_epoch``."""
+"""Lightning's name of the mean over an epoch: ``train_loss_epoch``."""
 
 
 class MetricKey(NamedTuple):
-    """What is in front of a metric's value.
+    """The key of a metric's value.
 
     Attributes:
-        name: None where nobody can say where it begins.
-        is_known: Whether it names a metric, and not what may be one by its place.
+        name: None if its start is unknown.
+        is_known: Whether it is the name of a known metric; else its position makes it one.
     """
 
     name: str | None
@@ -465,15 +467,15 @@ def metric_key(
     is_decimal: bool = False,
     is_counted: bool = False,
 ) -> MetricKey | None:
-    """Return the key of a metric, or None where it is none.
+    """Return the key of a metric, or None if the value isn't that of a metric.
 
     Args:
-        before: What stands before the value, from the end of the field before it.
-        behind: What follows the value.
-        follows_field: Whether a field ends where ``before`` begins.
-        is_decimal: Whether the value is no whole number.
-        is_counted: Whether one of the fields before it is an epoch or a step: what is assigned behind these
-            was measured there, unless it is called like a setting.
+        before: Text before the value, from the end of the field before it.
+        behind: Text after the value.
+        follows_field: Whether a field ends at the start of ``before``.
+        is_decimal: Whether the value isn't a whole number.
+        is_counted: Whether an epoch or a step is before it: values assigned after these were measured there,
+            except those with the name of a hyper-parameter.
     """
     text = before.rstrip("-_=.: ([")
     is_assigned = before[len(text) :].startswith("=")
@@ -487,7 +489,9 @@ def metric_key(
     start = _first_word(parts)
     is_decided = ((follows_field or cut > 0) and not is_value_cut) or start > 0
     parts = parts[start:]
-    while len(parts) > 1 and (parts[0].lower() == "best" or _is_of_checkpoint(parts[0], is_decided)):
+    while len(parts) > 1 and (
+        parts[0].lower() == "best" or (not is_decided and _OF_CHECKPOINTS.fullmatch(parts[0]))
+    ):
         parts = parts[2:]
     dash = max((at for at in range(1, len(parts), 2) if _is_dash(parts, at)), default=0)
     if dash and "_" in parts[dash:]:
@@ -508,12 +512,8 @@ def metric_key(
     return MetricKey("".join(parts), is_known=bool(is_of_data))
 
 
-def _is_of_checkpoint(word: str, is_decided: bool) -> bool:
-    return not is_decided and _OF_CHECKPOINTS.fullmatch(word) is not None
-
-
 def _first_word(parts: list[str]) -> int:
-    """Return where the words behind the last number that is a field begin: ``model_3_``, ``fold1_``."""
+    """Return the index of the first word after the last number that is a field: ``model_3_``, ``fold1_``."""
     for at in range(len(parts) - 3, -1, -2):
         is_field = _NUMBER.fullmatch(parts[at]) and not (at and _AT.fullmatch(parts[at - 2]))
         if is_field or _TELLS_CHECKPOINTS_APART.fullmatch(parts[at]):
@@ -522,14 +522,14 @@ def _first_word(parts: list[str]) -> int:
 
 
 def _is_dash(parts: list[str], at: int) -> bool:
-    """Tell whether words are joined by ``-``; what joins a number to a word is none: ``BLEU-4``."""
+    """Return whether ``-`` joins two words, and not a word and a number as in ``BLEU-4``."""
     return parts[at] == "-" and not any(_NUMBER.fullmatch(part) for part in parts[at - 1 : at + 2 : 2])
 
 
 def _start_of_metric(parts: list[str]) -> int | None:
-    """Return where the words begin that are surely a metric's: ``val_loss``, ``val_ce_loss``, ``f1_macro``.
+    """Return the index of the first word of a known metric: ``val_loss``, ``val_ce_loss``, ``f1_macro``.
 
-    None where these are no metric, such as ``loss_weight``.
+    None if the words are no metric, such as ``loss_weight``.
     """
     last = len(parts) - 1
     while last > 0 and not _METRIC.fullmatch(parts[last]):

@@ -1,4 +1,4 @@
-"""Options, said once: an attribute of a record carries how a command and a configuration give its value."""
+"""Options of commands, configurations and library functions, declared once as fields of records."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Reach(Enum):
 
 
 class WrongValue(UsageError):
-    """A value is none that its option can have; the text is what is allowed."""
+    """A value that its option can't have; the text describes the allowed ones."""
 
     def of(self, name: str, value: object) -> UsageError:
         """Return the error of an option or a key that has the value."""
@@ -55,30 +55,28 @@ class WrongValue(UsageError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """How the value of an attribute is given.
+    """The option of a field: its names, its help, and the parsing of its value.
 
     Attributes:
-        flags: Its names on the command line, such as ``--jobs`` and ``-j``; empty for an argument. A name
-            without dashes is one of configurations alone.
+        flags: Its names on the command line, such as ``--jobs`` and ``-j``; empty for an argument. Names
+            without dashes are for configurations only.
         help: A sentence on its effect.
         metavar: Placeholder for the value in the help.
         panel: Its heading in the help.
-        parse: Makes the value of a text, or of each text of a list; None where number, word or text is the
-            value.
-        expected: The texts that ``parse`` takes, or the values, in words; None where its errors say them.
+        parse: Converts a text, or each text of a list, to the value; None if the value is a number or a text.
+        expected: Description of valid texts or values; None if the errors of ``parse`` have it.
         is_output: Whether the value is the path of a file that the command writes.
         minimum, maximum: Limits of a number, inclusive.
-        negation: Its name on the command line to say no, such as ``--no-recursive``.
-        example: A value as a configuration has it, for an option without a default.
+        negation: Its negative name on the command line, such as ``--no-recursive``.
+        example: An example of a value in configurations, for an option without a default.
         reach: Effect of the key in a configuration. Without one, it needs a trusted configuration.
-        resolve: Makes a path that is relative to a directory, which is its second argument, one that isn't;
-            applies to each of a list.
-        schema: The values of the key as JSON schema, where type and limits don't say it.
-        unit: Unit of a number in a configuration, where the command line takes a text with one.
+        resolve: Resolves a path, or each of a list, relative to a directory, its second argument.
+        schema: JSON schema of the key, if it doesn't follow from type and limits.
+        unit: Unit of a number in a configuration; on the command line it is part of the text.
         complete: The kind of values that a shell completes, of ``cli.completion``.
-        name, type_, default: The attribute, its type where it isn't None (``list[str]`` for any texts), and
-            its default (``MISSING`` without one), as ``rows`` finds them.
-        group: The attribute of a record that holds the group with the option; None for its own options.
+        name, type_, default: The attribute, its type without None (``list[str]`` for any list of texts), and
+            its default (``MISSING`` without one); set by ``rows``.
+        group: The field of a record that holds the group with the option; None for its own options.
     """
 
     flags: tuple[str, ...] = ()
@@ -110,7 +108,7 @@ class Option:
 
     @property
     def is_list(self) -> bool:
-        """Tell whether the value is a list of texts."""
+        """Return whether the value is a list of texts."""
         return bool(self.type_ == list[str])
 
     @property
@@ -120,11 +118,11 @@ class Option:
         return item if isinstance(item, type) and is_dataclass(item) else None
 
     def value_of(self, text: str, name: str, *, given: object = None) -> Any:
-        """Return the value that a text stands for.
+        """Return the parsed value of a text.
 
         Args:
             name: The flag or the key, for errors.
-            given: What was given for the text, if it was something else.
+            given: The value for errors, if it isn't the text.
         """
         shown = text if given is None else given
         try:
@@ -138,7 +136,7 @@ class Option:
 
 
 def option(*flags: str, help: str, default: Any = None, default_factory: Any = MISSING, **more: Any) -> Any:
-    """Return a field of a dataclass that has an option."""
+    """Return a dataclass field with an option."""
     if default_factory is not MISSING:
         default = MISSING
     row = Option(flags=flags, help=help, **more)
@@ -146,12 +144,12 @@ def option(*flags: str, help: str, default: Any = None, default_factory: Any = M
 
 
 def argument(metavar: str, help: str, *, default: Any = MISSING, complete: str | None = None) -> Any:
-    """Return a field of a dataclass that is given by its place on the command line; a list takes several."""
+    """Return a dataclass field for a positional argument; a list takes several."""
     return field(default=default, metadata={"option": Option(help=help, metavar=metavar, complete=complete)})
 
 
 def jobs_option(maximum: int | None = 1024) -> Any:
-    """Return a field for a number of threads."""
+    """Return a field for the number of threads."""
     return option(
         *("--jobs", "-j"),
         metavar="N",
@@ -165,13 +163,13 @@ def jobs_option(maximum: int | None = 1024) -> Any:
 
 
 def mode_option(panel: str) -> Any:
-    """Return a field for whether the lowest or the highest value of a metric is the best."""
+    """Return a field for the direction of a metric: whether the lowest or the highest value is the best."""
     help = "Take the lowest or the highest value as the best. [default: by the name]"
     return option("--mode", help=help, panel=panel)
 
 
 def same_option(record: type, name: str, **other: Any) -> Any:
-    """Return a field with the option and the default of another record's, but for what is given."""
+    """Return a field with the option and the default of another record's field, and the given changes."""
     (known,) = (one for one in fields(record) if one.name == name)
     return field(default=known.default, metadata={"option": replace(known.metadata["option"], **other)})
 
@@ -182,9 +180,9 @@ class Group(NamedTuple):
     Attributes:
         record: A dataclass whose attributes have options.
         names: Its attributes, in the order of the help; empty for all options and arguments.
-        help: Other texts of the help, by attribute.
-        refused: Why an attribute is not among them, by its name.
-        is_record: Whether the field is an instance of the record.
+        help: Texts of the help that differ from the record's, by attribute.
+        refused: Excluded attributes, with the reasons.
+        is_record: Whether the field is an instance of the record; else it is a mapping.
     """
 
     record: type
@@ -211,9 +209,9 @@ def group(
     is_record: bool = False,
     default: Any = MISSING,
 ) -> Any:
-    """Return a field of a dataclass that holds the given options of another record, by attribute.
+    """Return a dataclass field for options of another record: those that are given, by attribute.
 
-    The default is the value of a record of whose options none is given.
+    ``default`` is the value if ``is_record`` and none of the options is given.
     """
     metadata = {"group": Group(record, names, help or {}, refused or {}, is_record)}
     if is_record:
@@ -246,7 +244,7 @@ def groups_of(record: type) -> Mapping[str, Group]:
 
 
 def by_field(record: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by the fields of a record; a group is a mapping, or its record where the field is one."""
+    """Return values by the fields of a record, with those of each group in a mapping or in its record."""
     groups = groups_of(record)
     found: dict[str, Any] = {name: {} for name in groups}
     for name, row in rows(record).items():
@@ -263,7 +261,7 @@ def by_field(record: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def options_of(record: type) -> Mapping[str, Option]:
-    """Return the options of a record and of its groups by attribute; arguments are none."""
+    """Return the options of a record and of its groups by attribute, without arguments."""
     return {name: row for name, row in rows(record).items() if row.flags}
 
 
@@ -294,7 +292,7 @@ def with_keywords(record: Record, keywords: Mapping[str, Any]) -> Record:
 
 
 def require_known(keywords: Mapping[str, Any], *records: type) -> None:
-    """Require that each keyword is an attribute of one of the records; raises TypeError if one isn't."""
+    """Raise TypeError unless each keyword is an attribute of one of the records."""
     known = [name for record in records for name in attribute_names(record)]
     for name in keywords.keys() - set(known):
         hint = did_you_mean(name, known)
@@ -307,7 +305,7 @@ def attribute_names(record: type) -> list[str]:
 
 
 def shows_keywords(*records: type) -> Callable[[Function], Function]:
-    """Let help and notebooks show the attributes of records in place of a function's ``**keywords``.
+    """Return a decorator by which help and notebooks show records' attributes instead of ``**keywords``.
 
     Type checkers read theirs from a ``TypedDict``; ``Unpack`` isn't imported at run time.
     """
@@ -332,7 +330,7 @@ def shows_keywords(*records: type) -> Callable[[Function], Function]:
 
 
 def default_of(field: Any) -> Any:
-    """Return the default of a dataclass's field, as signatures have it."""
+    """Return the default of a dataclass field for a signature."""
     if field.default is not MISSING:
         return field.default
     return inspect.Parameter.empty if field.default_factory is MISSING else field.default_factory()

@@ -1,10 +1,17 @@
-"""How many parameters a model has: its weights by logical shape, apart from buffers.
+"""Number of a model's parameters, by the logical shapes of weights, and of its buffers.
 
 A tensor may be stored as several: a sparse one as indices and values, a quantized one as integers and scales.
-The metadata describes such a tensor at its own path, unless it is one of the quantized layers of
-``packed_weights``.
+The metadata describes such a tensor at its own path. Quantized layers store their weights as words of one
+tensor, with scales, zero points and indices in others; ``LAYOUTS`` has a row for each packing. The shapes of
+the others give the number of weights without the padding of the last word. Where they don't, the bits of a
+weight come from ``config.json`` or from the layer's policy in a Keras configuration.
 
-Sources: PyTorch ``torch/_utils.py``, ``torch/nn/utils/spectral_norm.py``, ``parametrizations.py``.
+Sources: PyTorch ``torch/_utils.py``, ``torch/nn/utils/spectral_norm.py``, ``parametrizations.py``; AutoGPTQ
+``qlinear_cuda.py``; AutoAWQ ``gemm.py``; mlx ``nn/layers/quantized.py``; bitsandbytes ``nn/modules.py``;
+compressed-tensors ``pack_quantized.py``; Transformers ``integrations/mxfp4.py``; HQQ ``core/quantize.py``,
+``core/bitpack.py``; Quanto ``tensor/packed.py``, ``tensor/grouped.py``, ``tensor/weights/qbits.py``; AQLM
+``inference.py``; Keras ``layers/core/dense.py``, ``einsum_dense.py``, ``embedding.py``,
+``reversible_embedding.py``.
 """
 
 from __future__ import annotations
@@ -27,7 +34,7 @@ _PARAMETRIZED_BUFFER = re.compile(r"(?:^|\.)parametrizations\.[^.]+\.[0-9]+\._[u
 _REPARAMETRIZATION_BUFFER = re.compile(r"(.+)_(?:u|v|mask)$")
 """Buffers that spectral normalization and pruning add to a layer with ``weight_orig``."""
 _NOT_TRAINED = ("integer", "boolean", "bits", "string")
-"""Kinds of types of which PyTorch trains none."""
+"""Kinds of element types that PyTorch doesn't train."""
 
 
 class Elements(NamedTuple):
@@ -36,7 +43,7 @@ class Elements(NamedTuple):
     Attributes:
         parameters: Elements of weights by their logical shapes.
         buffers: Elements that no optimizer changes.
-        packed: Words that hold weights, where nothing says how many each holds.
+        packed: Words with an unknown number of weights each.
     """
 
     parameters: Counter[str]
@@ -45,13 +52,13 @@ class Elements(NamedTuple):
 
 
 class LogicalTensor(dict[str, object]):
-    """What the metadata holds of a tensor that isn't stored as one plain array; its components lie below.
+    """Metadata of a tensor that is stored as several components, with their metadata by name.
 
-    A type of its own: a user's dictionary may have the same keys.
+    It is a type of its own, since a user's dictionary may have the same keys.
 
     Attributes:
         shape: Its logical shape; None if that is the one of its elements.
-        value_components: The components that have the elements; empty if any or all may.
+        value_components: The components with the elements; empty if any of them may have some.
     """
 
     def __init__(
@@ -67,7 +74,7 @@ class LogicalTensor(dict[str, object]):
 
 
 def logical_tensor_at(metadata: object, path: Path) -> tuple[Path, LogicalTensor] | None:
-    """Return the tensor at a path, or the one of which the path is a component, with where it lies."""
+    """Return the tensor at a path, or the one with a component at the path, and its own path."""
     node = metadata
     for depth in range(len(path) + 1):
         if isinstance(node, LogicalTensor):
@@ -81,12 +88,12 @@ def logical_tensor_at(metadata: object, path: Path) -> tuple[Path, LogicalTensor
 def count_elements(
     tensors: Sequence[Tensor], metadata: Mapping[str, object], config: Mapping[str, object]
 ) -> Elements:
-    """Return how many parameters and buffers the weights among some tensors are.
+    """Return the numbers of parameters and of buffers' elements among the weights.
 
     Args:
         tensors: All tensors of a checkpoint.
         metadata: Its metadata.
-        config: What ``config.json`` beside it says.
+        config: Its parsed ``config.json``.
     """
     weights = [*_untied_weights(tensors)]
     all_weights = [tensor for tensor in tensors if tensor.role is Role.WEIGHTS]
@@ -112,7 +119,7 @@ def count_elements(
 
 
 def _untied_weights(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield the first of the weights that share their values; its owner may be no weight."""
+    """Yield weights but those that share the values of an earlier one; its owner may have another role."""
     others = {tensor.name for tensor in tensors if tensor.role is not Role.WEIGHTS}
     for tensor in tensors:
         if tensor.role is Role.WEIGHTS and (tensor.shares_with is None or tensor.shares_with in others):
@@ -121,7 +128,7 @@ def _untied_weights(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
 
 
 def _size_in(whole: LogicalTensor, place: Path, tensor: Tensor, counted: set[Path]) -> int | None:
-    """Return how many elements a component holds of its tensor; None: it only says how they lie."""
+    """Return the number of the tensor's elements in a component; None if it only describes their layout."""
     component = str(tensor.path[len(place)]) if len(tensor.path) > len(place) else ""
     if whole.value_components:
         if component not in whole.value_components:
@@ -134,7 +141,7 @@ def _size_in(whole: LogicalTensor, place: Path, tensor: Tensor, counted: set[Pat
 
 
 def _is_buffer(tensor: Tensor, names: set[str]) -> bool:
-    """Tell whether a tensor is state of a layer that no optimizer changes."""
+    """Return whether a tensor is state of a layer that no optimizer changes."""
     if tensor.dtype.kind in _NOT_TRAINED:
         return True
     name = tensor.name
@@ -216,7 +223,7 @@ def _blocks(words: Tensor, scales: Tensor) -> int | None:
 
 
 def _decoded(codes: Tensor, codebooks: Tensor) -> int | None:
-    """Count the weights that entries of additive codebooks stand for."""
+    """Count the weights that are encoded as entries of additive codebooks."""
     if len(codebooks.shape) != 4 or codes.shape[2:] != codebooks.shape[:1]:
         return None
     return math.prod(codes.shape[:2]) * math.prod(codebooks.shape[2:])
@@ -305,7 +312,7 @@ class PackedWeights:
         self._starts_beside = {*self._beside.values()}
 
     def contents_of(self, tensor: Tensor) -> Contents | None:
-        """Return what a tensor of a quantized layer holds, or None for any other tensor."""
+        """Return type and number of the parameters in a tensor of a quantized layer; None for others."""
         name = self._names[tensor.name]
         if (layouts := self._layouts.get(name)) is None:
             return Contents(tensor.dtype.name, 0) if name in self._beside else None
@@ -316,7 +323,9 @@ class PackedWeights:
             number = self._number(layout, layer, tensor)
             # A scale for each word proves nothing where words are known to hold several weights.
             if number is not None and (number != tensor.size or not holds_several):
-                return Contents(_type_of_each(tensor, number), number)
+                each = _bits_of_each(tensor, number)
+                is_packed = number > tensor.size and each
+                return Contents(f"{each}-bit" if is_packed else tensor.dtype.name, number)
         if holds_several and tensor.dtype.kind == "integer":
             total, each = tensor.size * tensor.dtype.bits, tensor.dtype.bits // bits
             return Contents(f"{bits}-bit", total // bits if layouts[-1].is_dense else tensor.size * each)
@@ -374,11 +383,6 @@ def _starts(name: str) -> Iterator[str]:
     for _ in range(_DEEPEST):
         layer, mark, _ = layer.rpartition(".")
         yield layer + mark
-
-
-def _type_of_each(words: Tensor, number: int) -> str:
-    bits = _bits_of_each(words, number)
-    return f"{bits}-bit" if number > words.size and bits else words.dtype.name
 
 
 # Configuration --------------------------------------------------------------------------------------

@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 _LARGE = 1 << 16
 MAX_READ = 1 << 28
-"""The most bytes that one ``read`` may ask for; all larger data is streamed."""
+"""Limit on the bytes of one ``read``; larger data is streamed."""
 
 
 class Readable(ABC):
-    """What bytes can be read from; offsets and sizes are in bytes.
+    """A source of bytes; offsets and sizes are in bytes.
 
     Attributes:
-        path: The file that they come from, for errors.
-        size: How many there are.
-        forwards: Whether to read what lies before what was read last takes as long as to read all between.
+        path: Path of the file, for errors.
+        size: Number of bytes.
+        forwards: Whether reading backwards is slow, as in a compressed stream.
     """
 
     __slots__ = ()
@@ -32,7 +32,7 @@ class Readable(ABC):
     size: int
     forwards: ClassVar[bool] = False
     _called: ClassVar[str]
-    """What the whole is called in errors."""
+    """Name of the whole in errors."""
 
     def read(self, offset: int, nbytes: int, where: str | None = None) -> bytes:
         """Return exactly ``nbytes`` bytes from ``offset``.
@@ -51,7 +51,7 @@ class Readable(ABC):
         return bytes(buffer)
 
     def check(self, offset: int, nbytes: int, where: str | None = None) -> None:
-        """Require that a range lies inside.
+        """Raise an error unless a range is inside.
 
         Raises:
             Truncated: It doesn't.
@@ -68,11 +68,11 @@ class Readable(ABC):
         return True
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:  # noqa: B027 - a file needs no word of it
-        """Say which ranges, each from an offset to another, will be read soon: a store takes them at once."""
+        """Announce ranges of offsets that will be read soon, which a store reads at once."""
 
     @property
     def stored(self) -> int:
-        """Return how many bytes of the file it takes: fewer than ``size`` if it is compressed."""
+        """Return the number of its bytes in the file: fewer than ``size`` if it is compressed."""
         return self.size
 
     @abstractmethod
@@ -86,7 +86,7 @@ class Readable(ABC):
 
 
 class Buffer(Readable):
-    """Bytes in memory, read like a file: what had to be decompressed."""
+    """Bytes in memory, such as decompressed ones, read like a file."""
 
     __slots__ = ("_data", "path", "size")
 
@@ -103,10 +103,10 @@ class Buffer(Readable):
 
 
 def aligned_buffer(nbytes: int) -> memoryview:
-    """Return memory to read into, at the start of a page where it is large.
+    """Return memory to read into; large memory starts at a page.
 
-    Some processors copy from a page of the system's cache four times slower to an address that lies up to 31
-    bytes further into its own page, which is where a large ``bytearray`` begins.
+    Some processors copy from a page of the system's cache four times slower to an address that is up to 31
+    bytes further into its own page, as the start of a large ``bytearray`` is.
     """
     if nbytes < _LARGE:
         return memoryview(bytearray(nbytes))
@@ -114,7 +114,7 @@ def aligned_buffer(nbytes: int) -> memoryview:
 
 
 def reader_from(source: Readable, base: int) -> Callable[[int, memoryview], None]:
-    """Return what fills a buffer from an offset that counts from ``base``, in bytes."""
+    """Return a function that fills a buffer from an offset relative to ``base``, in bytes."""
     return lambda offset, buffer: source.read_into(base + offset, buffer)
 
 

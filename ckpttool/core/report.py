@@ -19,7 +19,7 @@ class Finding(NamedTuple):
     """A problem or a remarkable property of a checkpoint.
 
     Attributes:
-        code: Stable name; docs/reference/findings.md says what it means and what to do.
+        code: Stable name; docs/reference/findings.md has its meaning and remedy.
         severity: An error fails the check that found it.
         message: One sentence, without the place.
         where: Member, tensor or byte offset; None for the whole.

@@ -1,4 +1,4 @@
-"""A tensor in a checkpoint: its name, type and shape, and where its values lie, which stay on disk."""
+"""Tensors of a checkpoint: name, type, shape, role, and lazy values."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 Path = tuple[str | int, ...]
 
 BLOCK_BYTES = 1 << 20
-"""How many bytes ``Tensor.blocks`` hands out at once."""
+"""Default size of the blocks of ``Tensor.blocks``."""
 
 
 class Role(str, enum.Enum):
-    """What a tensor serves."""
+    """The purpose of a tensor."""
 
     WEIGHTS = "weights"
     OPTIMIZER = "optimizer"
@@ -45,17 +45,17 @@ class Extent(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A byte range worth scanning.
+    """A byte range to scan.
 
     Attributes:
-        extent: Where it lies.
-        where: What the range is, for findings: a zip member, a tensor, a header.
+        extent: The range in the file.
+        where: The name of the range, for findings: a zip member, a tensor, a header.
         read: Fills a buffer from an offset in bytes within the range.
-        crc32: The checksum that the format carries for exactly these bytes, or None.
-        dtype: Type of the elements, where the bytes are nothing but values; None where they are not.
+        crc32: The format's checksum of exactly these bytes, or None.
+        dtype: Type of the elements if all bytes are values; else None.
         byteorder: Byte order of the elements.
-        inflated: How many bytes ``read`` gives, where they lie compressed, or are not summed as they lie.
-        algorithm: Which checksum ``crc32`` is: zlib's CRC-32, or Castagnoli's CRC-32C.
+        inflated: Number of bytes that ``read`` gives, if they are compressed or summed in another form.
+        algorithm: Kind of ``crc32``: zlib's CRC-32, or Castagnoli's CRC-32C.
     """
 
     extent: Extent
@@ -74,20 +74,20 @@ class Span(NamedTuple):
 
 
 Range = tuple[int, int]
-"""Where a run of indexes along an axis begins, and where it ends."""
+"""Start and end of a run of indexes along an axis."""
 
 
 class Shard(NamedTuple):
-    """Which part of a tensor a process of a distributed job kept.
+    """The part of a tensor that a process of a distributed job saved.
 
     Attributes:
         shape: Of the whole tensor.
-        ranges: For each axis the indexes of the whole that the part has, in its order; they are runs, several
-            where two dimensions of a mesh cut one axis. None: the file doesn't say.
-        placements: How the tensor lies on each dimension of the mesh of processes, as PyTorch writes it.
+        ranges: For each axis the runs of indexes of the whole that the part has, in its order; several if two
+            dimensions of a mesh cut one axis. None if unknown.
+        placements: Placement on each dimension of the mesh of processes, in PyTorch's words.
         mesh: Processes along each of these dimensions.
-        rank: Number of the process in the job, None where the file doesn't say.
-        world: Processes of the job, as far as the file knows; 0 where it doesn't.
+        rank: Number of the process in the job, None if unknown.
+        world: Number of processes of the job; 0 if unknown.
     """
 
     shape: tuple[int, ...]
@@ -102,23 +102,23 @@ class Shard(NamedTuple):
 
     @property
     def is_partial(self) -> bool:
-        """Tell whether the elements are terms of a sum that was never made."""
+        """Return whether the elements are terms of a pending sum."""
         return any("Partial" in placement for placement in self.placements)
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether other processes kept all of the tensor, which has elements."""
+        """Return whether the part has no element of a tensor that has some."""
         return 0 not in self.shape and self.ranges is not None and not all(self.ranges)
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether the part is all of the tensor."""
+        """Return whether the part is all of the tensor."""
         every = tuple(((0, length),) if length else () for length in self.shape)
         return self.ranges == every
 
 
 class Values(Protocol):
-    """Where a tensor's elements come from."""
+    """Source of a tensor's elements."""
 
     def blocks(self, limit: int) -> Iterator[memoryview]:
         """Yield the elements as bytes in C order, little-endian, at most ``limit`` bytes at once."""
@@ -126,20 +126,20 @@ class Values(Protocol):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Tensor:
-    """One named tensor in a checkpoint; its values stay on disk until asked for.
+    """A named tensor in a checkpoint; its values are read from disk when they are accessed.
 
     Attributes:
         path: Keys from the root of the checkpoint; integer keys stay integers.
         dtype: Type of the elements.
         shape: Outermost axis first; () is a scalar.
-        role: What the tensor serves.
-        values: Where the elements come from; None where the file holds none (meta tensors).
-        extent: Where the elements lie, when in one piece and in C order.
-        storage: The stored bytes that the tensor is a view of; ties have the same one.
+        role: The purpose of the tensor.
+        values: Source of the elements; None if the file has none (meta tensors).
+        extent: Bytes of the elements, if contiguous and in C order.
+        storage: Stored bytes of which the tensor is a view; tied tensors have the same.
         byteorder: Byte order of the elements in the file.
-        key: The raw name in the file, where people know another.
+        key: The raw name in the file, if another one is usual.
         shares_with: Name of the first tensor that is the same view of the same bytes.
-        shard: Of which tensor it is one process's part; None where it is a tensor of its own.
+        shard: Its place in the whole tensor if it is the part of one process; else None.
     """
 
     path: Path
@@ -157,7 +157,7 @@ class Tensor:
 
     @property
     def name(self) -> str:
-        """Return the path joined by dots, as people write it."""
+        """Return the path joined by dots."""
         name = self._name
         if name is None:
             name = ".".join(map(str, self.path))
@@ -171,7 +171,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all elements, packed; of strings, the bytes that store them."""
+        """Return the packed size of all elements in bytes; of strings, the stored size."""
         if self.dtype.kind == "string":
             return self.extent.nbytes if self.extent else 0
         return self.dtype.nbytes(self.size)
@@ -212,7 +212,7 @@ class Tensor:
         return np.array(array) if copy else array
 
     def __getitem__(self, index: Any) -> Any:
-        """Return some of the values, as NumPy indexes them; of what ``array`` maps, no others are read."""
+        """Return some of the values, indexed as in NumPy; if ``array`` maps the file, only these are read."""
         return self.array()[index]
 
     def __iter__(self) -> Iterator[Any]:
@@ -241,12 +241,12 @@ class Tensor:
         return b"".join(map(bytes, self.blocks()))
 
     def array(self) -> np.ndarray[Any, Any]:
-        """Return the values: a read-only map where they lie in one piece on this machine, a copy elsewhere.
+        """Return the values: a read-only map of a local file if they are contiguous, else a copy.
 
-        A map follows the file: should a writer cut the file short, touching the map kills the process.
+        If a writer truncates the file, access to the map kills the process.
 
         Raises:
-            CheckpointError: The file can't be read as far as it said.
+            CheckpointError: The file can't be read, or is shorter than it was.
             TypeError: NumPy and ml_dtypes have no such type, or the file holds no values.
         """
         import numpy as np
@@ -267,14 +267,14 @@ class Tensor:
 
 
 def _unpacked(packed: np.ndarray[Any, Any], bits: int, count: int) -> np.ndarray[Any, Any]:
-    """Return one byte an element, of elements packed from the low bits up."""
+    """Return one byte for each element, of elements packed from the low bits up."""
     import numpy as np
 
     columns = np.unpackbits(packed, bitorder="little")[: count * bits].reshape(count, bits)
     return np.packbits(columns, axis=1, bitorder="little").reshape(count)
 
 
-# Roles ----------------------------------------------------------------------------------------------
+# Roles by keys ----------------------------------------------------------------------------------------------
 
 
 OPTIMIZER = re.compile(r"optim|(^|_)opt(_|$)|^param_groups$", re.IGNORECASE)
@@ -283,9 +283,9 @@ FLAT_OPTIMIZER = re.compile(
     r"(chained_\d+\.)?optimizer\."
     r"(state\.[^.]+\.(?P<weight>.+)|param_(groups|state)|distributed\.dp_group_idx_\d)"
 )
-"""How the flat keys of optimizer states begin in a distributed checkpoint of Megatron's.
+"""Start of the flat keys of optimizer states in a distributed checkpoint of Megatron's.
 
-A model may have a module ``optimizer``, too: what follows makes it a state.
+A model may have a module ``optimizer``, too, which is why the next part of the key counts.
 
 Source: NVIDIA/Megatron-LM ``megatron/core/optimizer/distrib_optimizer.py``, ``optimizer.py``
 (``ChainedOptimizer.sharded_state_dict``).
@@ -293,11 +293,11 @@ Source: NVIDIA/Megatron-LM ``megatron/core/optimizer/distrib_optimizer.py``, ``o
 MACHINERY = re.compile(
     r"sched|scaler|^amp|rng|random|callback|^loops$|history|sampler|early_stop", re.IGNORECASE
 )
-"""Keys of what makes the training go, and is neither model nor optimizer."""
+"""Keys of training objects other than model and optimizer."""
 WHOLE_WEIGHTS = re.compile(
     r"(^|_)(model|net|network|weights|params|(model_)?state|state_dict)$", re.IGNORECASE
 )
-"""Keys under which all that a model has lies."""
+"""Keys of all tensors of a model."""
 _WHOLE_STATE = re.compile(r"^(train|trainer|training|extra)_state$", re.IGNORECASE)
 _TRAINING = re.compile(
     r"loss|metric|epoch|(^|_)step|iter|(^|_)best|accuracy|(^|_)acc$|(^|_)lr$|learning_rate|seed|score",
@@ -317,13 +317,13 @@ _MEASURED = re.compile(
 )
 _OF_LOSSES = re.compile(r"loss|metric", re.IGNORECASE)
 MOST_READ = 512
-"""Characters of a key that are searched for words: the search takes a microsecond for each."""
+"""Characters of a key that are searched for words; each takes a microsecond."""
 
 
 def role_of(path: Path, shape: tuple[int, ...]) -> Role:
-    """Return what a tensor serves, from its keys: the outermost that tells decides.
+    """Return the role of a tensor by its keys: the outermost known one decides.
 
-    A moving average of the weights is no second set of them.
+    A moving average of the weights isn't a second set of them.
     """
     role = role_below(path) if len(path) > 1 else _role_at_top(path)
     if role is not None:
@@ -333,7 +333,7 @@ def role_of(path: Path, shape: tuple[int, ...]) -> Role:
 
 
 def role_below(keys: Path) -> Role | None:
-    """Return what all serves that lies below some keys, or None where none of them tells."""
+    """Return the role of all tensors below some keys, or None if none of the keys has one."""
     for key in keys:
         if not isinstance(key, str):
             continue
@@ -354,7 +354,7 @@ def role_below(keys: Path) -> Role | None:
 
 
 def role_of_module(keys: Path) -> Role:
-    """Return what the state dict of a module serves, from the keys under which it lies."""
+    """Return the role of a module's state dict by the keys above it."""
     for key in keys:
         if not isinstance(key, str):
             continue
@@ -371,7 +371,7 @@ def role_of_module(keys: Path) -> Role:
 
 
 def is_beside_weights(key: str) -> bool:
-    """Tell whether a key among those of a model's tensors is that of something else."""
+    """Return whether a key next to those of a model's tensors belongs to something else."""
     return any(keys.search(key) for keys in (OPTIMIZER, MACHINERY, _MEASURED, _WHOLE_STATE))
 
 

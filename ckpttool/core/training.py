@@ -1,8 +1,8 @@
-"""What a checkpoint says of its training, in the same words whatever keys it used.
+"""The training state of a checkpoint, from its metadata and its name.
 
-Epoch, step, loss, learning rate, metrics and the rest are looked for under the names that people and
-libraries give them; each answer says where it came from. The file's name is asked last. A metric that belongs
-to another checkpoint is none of its own; if it isn't clear whose a value is, it is left out.
+Epoch, step, loss, learning rate, metrics and the rest are searched under the usual keys of libraries and
+users, and recorded with their origins. The file's name comes last. Metrics of other checkpoints are ignored;
+if it is unclear whose a value is, it is left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ckpttool.core.naming import parse_name
 from ckpttool.core.tensor import AVERAGE, MACHINERY, OPTIMIZER, Path
 
 Scalar = Callable[[], float | int | None]
-"""Reads a scalar tensor, when somebody asks."""
+"""Function that reads a scalar tensor."""
 
 _EPOCH = ("epoch", "current_epoch", "epoch_id", "epochs_done", "last_epoch")
 _STEP = (
@@ -72,20 +72,20 @@ _SETTING = re.compile(
     r"type|fn|func|name|mode|every|interval|freq|num|count|ratio|factor|steps?|epochs?|reduction)($|[-_/.])",
     re.IGNORECASE,
 )
-"""What makes of a metric's name a setting: ``loss_weight``, ``score_threshold``."""
+"""Words that make a metric's name that of a setting: ``loss_weight``, ``score_threshold``."""
 
 _GROUPS = ("metrics", "metric", "results", "scores", "val_metrics", "train_metrics", "eval_metrics")
 _SPLITS = ("val", "valid", "validation", "eval", "test", "dev", "train")
 _HISTORIES = ("history", "val_history", "train_history")
 _SERIES = re.compile(r"(loss|accuracie|acc|score|error|metric)e?s$|_history$", re.IGNORECASE)
-"""Keys of lists to which each save adds one: the last is this checkpoint's."""
+"""Keys of lists to which each save appends its value."""
 
 _COUNTS = frozenset({"epoch", "step", "global_step", "iteration", "iter"})
 
 
 @dataclass(slots=True)
 class _Answers:
-    """Values as they are found, with where each came from; the first for each field stays."""
+    """Values found so far, with their origins; the first for each field is kept."""
 
     values: dict[str, Any] = field(default_factory=dict)
     origin: dict[str, str] = field(default_factory=dict)
@@ -117,7 +117,7 @@ def training_state(
         _add_from_keys(answers, prefix, level, scalars)
     _add_from_lightning(answers, metadata, scalars, name)
     _add_from_param_groups(answers, metadata)
-    # The learning rate that the run began with, if no current one is known.
+    # The initial learning rate, if no current one is known.
     settings, origin = answers.values.get("hyper_parameters", {}), answers.origin.get("hyper_parameters")
     for rate in _RATE:
         answers.add("learning_rate", _number(settings.get(rate)), f"{origin}.{rate}")
@@ -131,17 +131,17 @@ def training_state(
 
 
 def is_metric(key: object) -> bool:
-    """Tell whether a key names a metric, and no setting of one."""
+    """Return whether a key is the name of a metric, and not of a setting."""
     return isinstance(key, str) and bool(_METRIC.search(key)) and not _SETTING.search(key)
 
 
 def is_training_scalar(key: str | int) -> bool:
-    """Tell whether a key is one of those under which epoch, step, loss or learning rate are saved."""
+    """Return whether a key is a usual one for epoch, step, loss or learning rate."""
     return key in (*_EPOCH, *_STEP, *_LOSS, *_RATE)
 
 
 def is_told_by(state: TrainingState, tensors: Collection[str]) -> bool:
-    """Tell whether a file under any name that has these tensors alone tells the same training state."""
+    """Return whether the training state of a file with these tensors alone is the same, whatever its name."""
     places = {f"tensor {name}" for name in tensors}
     origins = ((state.origin_of(name).kind, where) for name, where in state.origin.items())
     return not any(kind == "name" or (kind == "tensor" and where not in places) for kind, where in origins)
@@ -153,9 +153,9 @@ def is_told_by(state: TrainingState, tensors: Collection[str]) -> bool:
 def _levels(
     metadata: Mapping[str, Any], scalars: Mapping[Path, Scalar]
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the mappings in which training values are looked for, the outermost first.
+    """Yield the mappings in which training values are searched, the outermost first.
 
-    One that holds nothing but tensors has no plain data, and is empty.
+    A mapping of tensors alone has no metadata, and is empty.
     """
     tensor_names = {".".join(map(str, path)) for path in scalars}
     yield "", metadata
@@ -230,9 +230,9 @@ def _add_metrics(
 
 
 def _metrics_in(prefix: str, level: Mapping[str, Any]) -> Iterator[tuple[str, object, str]]:
-    """Yield what may be a metric in a mapping: its name, its value, and where it lies.
+    """Yield possible metrics of a mapping: name, value and origin.
 
-    ``prefix`` has the keys that lead to the mapping, each with a dot behind.
+    ``prefix`` has the keys that lead to the mapping, each followed by a dot.
     """
     for key, value in level.items():
         if not isinstance(key, str):
@@ -252,7 +252,7 @@ def _metrics_in(prefix: str, level: Mapping[str, Any]) -> Iterator[tuple[str, ob
 
 
 def _tensor_metrics_in(prefix: str, scalars: Mapping[Path, Scalar]) -> Iterator[tuple[str, object, str]]:
-    """Yield the same of the scalar tensors in a mapping and one level deeper."""
+    """Yield the same for the scalar tensors in a mapping and one level deeper."""
     depth = prefix.count(".")
     for path, read in scalars.items():
         names = [name for name in path[depth:] if isinstance(name, str)]
@@ -265,7 +265,7 @@ def _tensor_metrics_in(prefix: str, scalars: Mapping[Path, Scalar]) -> Iterator[
 
 
 def _metrics_in_group(group: str, values: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    """Yield the values in a group of metrics, and those one level deeper, which are called after both."""
+    """Yield the values in a group of metrics, and those one level deeper, with both names."""
     for name, value in values.items():
         if isinstance(value, Mapping) and group in _GROUPS:
             yield from ((f"{name}_{inner}", number) for inner, number in value.items() if is_metric(inner))
@@ -280,7 +280,7 @@ def _is_in_group(group: object, name: object) -> bool:
 
 
 def _metric_in_group(group: str, name: str) -> str:
-    """Return what people call a metric in a group: ``val_loss`` is the loss under ``val``."""
+    """Return the usual name of a metric in a group: ``val_loss`` is the loss under ``val``."""
     return f"{group}_{name}" if group in _SPLITS and not name.startswith(group) else name
 
 
@@ -290,7 +290,7 @@ def _metric_in_group(group: str, name: str) -> str:
 def _add_from_lightning(
     answers: _Answers, metadata: Mapping[str, Any], scalars: Mapping[Path, Scalar], name: str
 ) -> None:
-    """Take what Lightning's ModelCheckpoint callbacks remember."""
+    """Add values from the states of Lightning's ModelCheckpoint callbacks."""
     callbacks, origin = metadata.get("callbacks"), "callback ModelCheckpoint"
     states = {
         key: state
@@ -314,10 +314,10 @@ def _lightning_scores(
     epoch: float | None,
     step: int | None,
 ) -> Iterator[tuple[str, object]]:
-    """Yield the metrics that callbacks know of this very checkpoint, by the names that they monitor.
+    """Yield the monitored metrics that callbacks have for this very checkpoint.
 
-    A ``ModelCheckpoint`` remembers the score of each file that it keeps, and that of the one it kept last: in
-    what another callback wrote, and in ``last.ckpt``, that may be another's.
+    A ``ModelCheckpoint`` remembers the score of each file that it keeps, and that of the last one. In files
+    of another callback, and in ``last.ckpt``, the latter may be that of another file.
 
     Source: lightning ``pytorch/callbacks/model_checkpoint.py`` (``_update_best_and_save``, ``state_dict``).
     """
@@ -347,7 +347,7 @@ def _lightning_scores(
 def _scores_by_file(
     prefix: Path, state: Mapping[str, Any], scalars: Mapping[Path, Scalar]
 ) -> dict[str, Scalar]:
-    """Return the scores of the files that a callback keeps, the one that it kept last in the end."""
+    """Return the scores of the files that a callback keeps, in the order of saving."""
     plain = state.get("best_k_models")
     scores: dict[str, Scalar] = {}
     for path, score in plain.items() if isinstance(plain, Mapping) else ():
@@ -359,7 +359,7 @@ def _scores_by_file(
 
 
 def _contradicts(scores: Mapping[str, Scalar], epoch: float | None, step: int | None) -> bool:
-    """Tell whether the file that was kept last says that it was saved elsewhere in the run."""
+    """Return whether the name of the last kept file has another epoch or step."""
     if not scores:
         return False
     fields = parse_name(os.path.basename(list(scores)[-1]))
@@ -370,7 +370,7 @@ def _contradicts(scores: Mapping[str, Scalar], epoch: float | None, step: int | 
 
 
 def _add_from_param_groups(answers: _Answers, metadata: Mapping[str, Any]) -> None:
-    """Take the learning rate of the first parameter group of the first optimizer."""
+    """Add the learning rate of the first parameter group of the first optimizer."""
     for key, value in [("", metadata), *metadata.items()]:
         if key and not OPTIMIZER.search(str(key)):
             continue
@@ -384,9 +384,9 @@ def _add_from_param_groups(answers: _Answers, metadata: Mapping[str, Any]) -> No
 
 
 def _add_from_only_step(answers: _Answers, scalars: Mapping[Path, Scalar]) -> None:
-    """Take the step of wherever it lies, if a tensor is called that and no other is.
+    """Add the step from a tensor at any depth, if only one has that name.
 
-    A plain number at any depth would not do: settings have steps, too, and they are other ones.
+    Plain numbers are not searched at any depth, since settings have steps with other meanings.
     """
     counters = (OPTIMIZER, MACHINERY, AVERAGE)  # they count their own steps
     for name in ("global_step", "step"):
@@ -420,7 +420,7 @@ def _add_from_name(answers: _Answers, name: str) -> None:
 
 
 def _number(value: object) -> float | int | None:
-    """Return a number as it is, and None for what is none (a text that spells one counts)."""
+    """Return a number, also one that is spelled as a text; None for other values."""
     if isinstance(value, str):
         try:
             value = float(value) if not re.fullmatch(r"[-+]?\d{1,18}", value.strip()) else int(value)
@@ -439,5 +439,5 @@ def _integer(value: object) -> int | None:
 
 
 def _count(number: float | int | None) -> float | int | None:
-    """Return a count; some tools write -1 where they don't know."""
+    """Return a count; negative ones are None, since some tools write -1 for an unknown one."""
     return None if number is None or number < 0 else number

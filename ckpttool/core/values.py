@@ -1,11 +1,11 @@
-"""Where a tensor's elements come from: bytes that are stored somewhere, and lazy combinations of them.
+"""Sources of a tensor's elements: stored bytes, and lazy combinations of them.
 
-All values hand out the same thing, blocks of bytes in C order and little-endian, in bounded memory; nothing
-is read before that. ``Contiguous`` and ``Strided`` are stored elements. ``Tiled`` and ``Concatenated`` join
-several, ``Reordered`` permutes, cuts and selects, and ``Computed`` makes elements as they are asked for:
-casts, sums, signs, what has to be decoded first. Whatever can fill any box of its ``shape`` without reading
-the rest has a method ``fill``: it takes where the box begins, and an array for it, one item an element. The
-others are read from their start.
+All values yield blocks of bytes in C order and little-endian, in bounded memory; nothing is read before
+that. ``Contiguous`` and ``Strided`` are stored elements. ``Tiled`` and ``Concatenated`` join
+several, ``Reordered`` permutes, cuts and selects, and ``Computed`` makes elements as they are read:
+casts, sums, signs, decoded ones. Values that can fill any box of their ``shape`` without reading the rest
+have a method ``fill``, which takes the start of the box and an array for it, one item an element. Others are
+read from their start.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 PASS_BYTES = BOX_BYTES
-"""How many bytes are put in order in memory, where the elements can only be read in their own order."""
+"""Bytes that are reordered in memory at once, if elements can only be read in their own order."""
 _BOX_BYTES = 1 << 22
 
 
@@ -35,7 +35,7 @@ _BOX_BYTES = 1 << 22
 
 
 class Contiguous(NamedTuple):
-    """Elements that lie in one piece, in C order.
+    """Contiguous elements in C order.
 
     ``swap`` is the bytes of a word whose order is to be reversed, 1 for none.
     """
@@ -54,12 +54,12 @@ class Contiguous(NamedTuple):
 
 
 def in_memory(data: bytes, swap: int = 1, name: str = "memory") -> Contiguous:
-    """Return elements that had to be decoded, as bytes in C order; errors call them by ``name``."""
+    """Return decoded elements, as bytes in C order, with a name for errors."""
     return Contiguous(Buffer(name, data), 0, len(data), swap)
 
 
 def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Tell whether elements with these strides (in elements) lie in C order without gaps."""
+    """Return whether elements with these strides (in elements) are in C order without gaps."""
     expected = 1
     for length, stride in zip(reversed(shape), reversed(strides), strict=True):
         if length != 1 and stride != expected:
@@ -123,9 +123,9 @@ class Strided(NamedTuple):
 
 
 def as_strided(values: Values | None, shape: tuple[int, ...], itemsize: int) -> Strided | None:
-    """Return elements of whole bytes as a strided view of stored ones; None where they are no such view.
+    """Return elements of whole bytes as a strided view of stored ones; None if they aren't such a view.
 
-    None, too, for a view with other axes than the shape has: that of a tensor that was rearranged.
+    None, too, for a view with other axes than the shape: that of a rearranged tensor.
     """
     if isinstance(values, Strided):
         return values if values.shape == shape else None
@@ -135,7 +135,7 @@ def as_strided(values: Values | None, shape: tuple[int, ...], itemsize: int) -> 
 
 
 def stored_once(values: Values) -> Values:
-    """Return the same elements in any order, each stored one once: an expanded tensor repeats its own."""
+    """Return the stored elements once each, in any order; an expanded tensor repeats them."""
     if isinstance(values, Computed) and values.inner is not None:
         return values._replace(inner=stored_once(values.inner))
     if not isinstance(values, Strided):
@@ -151,7 +151,7 @@ def stored_once(values: Values) -> Values:
 
 
 class Concatenated(NamedTuple):
-    """Elements that follow each other; ``storages`` are the stored bytes that they lie in, if known."""
+    """Elements that follow each other; ``storages`` are their stored bytes, if known."""
 
     parts: tuple[Values, ...]
     storages: tuple[Extent, ...] = ()
@@ -162,7 +162,7 @@ class Concatenated(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Stored elements of a box of a tensor: where it begins, one number an axis, and what is there."""
+    """Stored elements of a box of a tensor, and its start, one number an axis."""
 
     start: tuple[int, ...]
     stored: Strided
@@ -173,7 +173,7 @@ class Tile(NamedTuple):
 
 
 class Tiled(NamedTuple):
-    """Elements that lie in boxes which tile the shape; ``storages`` holds the bytes of each, if known."""
+    """Elements in boxes that tile the shape; ``storages`` holds the bytes of each, if known."""
 
     shape: tuple[int, ...]
     itemsize: int
@@ -195,7 +195,7 @@ class Tiled(NamedTuple):
 
 
 class Part(Protocol):
-    """A piece of a tensor: itself a tensor, or what one will be made of."""
+    """A part of a tensor: a tensor or the description of a future one."""
 
     @property
     def dtype(self) -> DType: ...
@@ -208,7 +208,7 @@ class Part(Protocol):
 
 
 def tile(shape: tuple[int, ...], starts: Sequence[tuple[int, ...]], parts: Sequence[Part]) -> Tiled | None:
-    """Return the values of a tensor that parts tile, from their starts on; None where one is not stored."""
+    """Return the values of a tensor that is tiled by parts at some starts; None if one isn't stored."""
     tiles = []
     for start, part in zip(starts, parts, strict=True):
         stored = as_strided(part.values, part.shape, part.dtype.itemsize)
@@ -224,19 +224,19 @@ def tile(shape: tuple[int, ...], starts: Sequence[tuple[int, ...]], parts: Seque
 
 
 def storages_of(tensor: Tensor) -> tuple[Extent, ...]:
-    """Return the stored bytes that a tensor is made of, in one place or several; none where unknown."""
+    """Return the ranges of stored bytes of a tensor; empty if unknown."""
     if tensor.storage is not None:
         return (tensor.storage,)
     return tensor.values.storages if isinstance(tensor.values, Tiled | Concatenated) else ()
 
 
 class Computed(NamedTuple):
-    """Elements that are made as they are read.
+    """Elements that are computed as they are read.
 
     Attributes:
-        make: Yields them as blocks of at most so many bytes, in C order and little-endian; with ``inner``,
-            it is told those first.
-        inner: What they are made of, one from each, whatever the order.
+        make: Yields blocks in C order and little-endian; takes the limit on their bytes, after ``inner`` if
+            there is one.
+        inner: Values from which they are computed one by one, in any order.
     """
 
     make: Callable[..., Iterator[memoryview]]
@@ -247,7 +247,7 @@ class Computed(NamedTuple):
 
 
 def flip_signs(values: Values, dtype: DType, *, conjugated: bool, negated: bool) -> Computed:
-    """Return the elements of a tensor with PyTorch's conj or neg bit as those bits say they are."""
+    """Return the elements of a tensor with PyTorch's conj or neg bit applied."""
 
     def make(values: Values, limit: int) -> Iterator[memoryview]:
         import numpy as np
@@ -292,7 +292,7 @@ def all_zero(shape: tuple[int, ...], itemsize: int) -> Strided:
 
 
 def regroup(tensor: Tensor, sizes: Iterable[int]) -> Iterator[bytearray]:
-    """Yield a tensor's bytes in groups of the sizes that are wanted."""
+    """Yield a tensor's bytes in groups of the given sizes."""
     blocks, held = tensor.blocks(), memoryview(b"")
     for size in sizes:
         group, filled = bytearray(size), 0
@@ -313,18 +313,18 @@ def regroup(tensor: Tensor, sizes: Iterable[int]) -> Iterator[bytearray]:
 
 
 class Reordered(NamedTuple):
-    """A box of a tensor, its axes cut, and in the order in which they are wanted.
+    """A box of a tensor, with its axes cut and in another order.
 
-    As much as fits into ``PASS_BYTES`` is put in order at once. Of what is larger and can't fill a box, all
-    is read once for each part.
+    Up to ``PASS_BYTES`` are reordered at once. Larger values that can't fill a box are read in full for each
+    part.
 
     Attributes:
         tensor: As stored.
-        cuts: For each of its axes, the lengths of what it is cut into.
-        start: For each cut axis, where the box begins.
-        counts: For each cut axis, how long the box is.
+        cuts: For each of its axes, the lengths of its parts.
+        start: For each cut axis, the start of the box.
+        counts: For each cut axis, the length of the box.
         order: The cut axes in the order of the result.
-        gates: A cut axis, and which of its indexes stands at each place of the result; None: as they are.
+        gates: A cut axis, and its index at each place of the result; None for the stored order.
     """
 
     tensor: Tensor
@@ -339,12 +339,12 @@ class Reordered(NamedTuple):
         return blocks_by_box(shape, self.tensor.dtype.itemsize, limit, self._fill, PASS_BYTES)
 
     def as_view(self) -> Values:
-        """Return a strided view of the same elements where there is one, which is faster; else these."""
+        """Return a strided view of the same elements, which is faster, or these if none is possible."""
         stored = self._stored() if self.gates is None else None
         return self if stored is None else stored.box(self.start, self.counts).transpose(self.order)
 
     def _stored(self) -> Strided | None:
-        """Return all of the tensor, its axes cut; None where it is no strided view."""
+        """Return all of the tensor with its axes cut; None if it isn't a strided view."""
         tensor = self.tensor
         if tensor.dtype.bits < 8:
             return None
@@ -364,7 +364,7 @@ class Reordered(NamedTuple):
         filler: Any = self._stored()
         if filler is None and all(len(lengths) == 1 for lengths in self.cuts):
             filler = self.tensor.values
-            # What was rearranged before may be a view with other axes: its boxes are not those of the tensor.
+            # A rearranged tensor may be a view with other axes, whose boxes are not those of the tensor.
             if getattr(filler, "shape", None) != self.tensor.shape:
                 filler = None
         if hasattr(filler, "fill"):
@@ -378,7 +378,7 @@ class Reordered(NamedTuple):
     def _boxes_by_gate(
         self, into: Array, low: list[int], high: list[int]
     ) -> Iterator[tuple[Array, list[int], list[int]]]:
-        """Yield the parts of a box that are boxes as stored, too: where each goes, begins and ends."""
+        """Yield the parts of a box that are boxes of the stored tensor: target, start and end of each."""
         if self.gates is None:
             yield into, low, high
             return
@@ -390,7 +390,7 @@ class Reordered(NamedTuple):
             yield into[(slice(None),) * axis + (slice(at, at + 1),)], begins, ends
 
     def _stored_boxes(self, item: np.dtype[Any]) -> Iterator[tuple[tuple[int, ...], Array]]:
-        """Yield boxes that cover the tensor, each with its start, in the order of reading."""
+        """Yield boxes that cover the tensor, with their starts, in stored order."""
         import numpy as np
 
         shape = tuple(length for parts in self.cuts for length in parts)
@@ -401,7 +401,7 @@ class Reordered(NamedTuple):
 
 
 def _copy_overlap(box: Array, first: tuple[int, ...], into: Array, low: list[int], high: list[int]) -> None:
-    """Copy what a box that begins at ``first`` has of the one from ``low`` to ``high``."""
+    """Copy the overlap of a box that begins at ``first`` with the one from ``low`` to ``high``."""
     begin = list(map(max, first, low))
     end = [min(at + length, stop) for at, length, stop in zip(first, box.shape, high, strict=True)]
     if all(a < b for a, b in zip(begin, end, strict=True)):
