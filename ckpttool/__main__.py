@@ -17,7 +17,7 @@ def main() -> None:
     gc.disable()
     try:
         from ckpttool.cli import run
-        from ckpttool.cli.streams import fill_gaps
+        from ckpttool.cli.output import fill_gaps
 
         fill_gaps()
         gc.enable()

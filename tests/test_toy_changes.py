@@ -58,7 +58,7 @@ from ckpttool import PruneRequest
 from ckpttool.cli.commands import command_named
 from ckpttool.cli.config import read_document
 from ckpttool.cli.config_keys import schema_of
-from ckpttool.cli.config_tables import TABLES, config_schema
+from ckpttool.cli.config_commands import config_schema
 from ckpttool.cli.retention_config import retention_for
 
 Path("ckpttool.toml").write_text({CONFIG!r})

@@ -22,11 +22,13 @@ from ckpttool.cli.output import (
     FOUND_SOMETHING,
     INTERRUPTED,
     TERMINATED,
+    Unwritable,
     choose_colour,
+    discard,
     paged,
     say_error,
+    streams,
 )
-from ckpttool.cli.streams import Unwritable, discard, streams
 from ckpttool.core.errors import CheckpointError, UsageError
 from ckpttool.core.text import did_you_mean
 
@@ -80,7 +82,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         discard(sys.stdout)
         return _failed(error)
     except BrokenPipeError:
-        # Whoever read our output has seen enough; nothing may be written when Python closes it.
+        # The reader has closed the pipe; nothing may be written when Python closes stdout.
         discard(sys.stdout)
         return FOUND_SOMETHING
     except click.ClickException as error:

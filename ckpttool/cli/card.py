@@ -1,4 +1,4 @@
-"""``ckpttool card``: what a checkpoint is, in Markdown, and what people say of it."""
+"""``ckpttool card``: a description of a checkpoint in Markdown, and the user's note on it."""
 
 from __future__ import annotations
 

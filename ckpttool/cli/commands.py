@@ -6,18 +6,25 @@ the same reason: importing Rich takes longer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import MISSING
 from functools import cache
 from importlib import import_module
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import click
+from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
-from ckpttool.cli.output import paged
-from ckpttool.cli.parser import Command, colour_option, help_option
-from ckpttool.cli.shells import completion_script, install_completion
+from ckpttool.cli.output import COLOURS, choose_colour, paged
 from ckpttool.core.errors import UsageError
+from ckpttool.core.options import OUTPUT_PANEL, RULE_PANEL, Option, by_field, rows
 from ckpttool.core.text import did_you_mean
+from ckpttool.core.urls import is_url
+from ckpttool.storage.held import holding
 
 
 class CommandEntry(NamedTuple):
@@ -53,12 +60,14 @@ COMMANDS = {
     "undo": CommandEntry("undo", "undo", "Undo the last prune --trash or rename."),
     "pin": CommandEntry("pin", "pin", "Protect checkpoints from pruning."),
     "unpin": CommandEntry("pin", "unpin", "Remove pins."),
-    "init": CommandEntry("init", "init", "Write a ckpttool.toml in which everything is commented out."),
-    "config": CommandEntry("show_config", "config", "Show the configuration that is in force."),
+    "init": CommandEntry(
+        "config_commands", "init", "Write a ckpttool.toml in which everything is commented out."
+    ),
+    "config": CommandEntry("config_commands", "config", "Show the configuration that is in force."),
 }
 
 _PAGED = frozenset({"inspect", "verify", "explain", "list", "diff", "config"})
-"""Commands whose output is to be read at leisure: not what changes something, asks, or answers in a line."""
+"""Commands whose output is for reading: they change nothing, ask nothing, and print several lines."""
 
 _CHANGING = frozenset(COMMANDS) - _PAGED - {"latest", "watch"}
 """Commands that write into the directories they are given; ``watch`` opens its own at each look."""
@@ -78,12 +87,10 @@ class Commands(click.Group):
                 _version_option(),
                 colour_option(),
                 _shell_option(
-                    "--install-completion", "Install completion for the current shell.", install_completion
+                    "--install-completion", "Install completion for the current shell.", installs=True
                 ),
                 _shell_option(
-                    "--show-completion",
-                    "Show the completion script of the current shell.",
-                    completion_script,
+                    "--show-completion", "Show the completion script of the current shell.", installs=False
                 ),
                 help_option(),
             ],
@@ -148,9 +155,12 @@ def _version_option() -> click.Option:
     )
 
 
-def _shell_option(flag: str, help: str, answer: Callable[[click.Command], str]) -> click.Option:
+def _shell_option(flag: str, help: str, *, installs: bool) -> click.Option:
     def carry_out(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
         if wanted and not context.resilient_parsing:
+            from ckpttool.cli.completion import completion_script, install_completion
+
+            answer = install_completion if installs else completion_script
             print(answer(context.command))
             context.exit()
 
@@ -169,7 +179,7 @@ def _help(context: click.Context, command: str | None, man: str | None) -> None:
     if man is not None and command is not None:
         raise UsageError("--man goes without a COMMAND")
     if man is not None:
-        from ckpttool.cli.manual import write_pages
+        from ckpttool.cli.help import write_pages
 
         print("\n".join(write_pages(group, above, man)))
         return
@@ -185,3 +195,233 @@ def _group_of(context: click.Context) -> tuple[Commands, click.Context]:
     above = context.parent
     assert above is not None and isinstance(above.command, Commands)
     return above.command, above
+
+
+# Command --------------------------------------------------------------------------------------------
+
+
+class PathType(click.Path):
+    """A path, or the URL of something in a store; an empty text would mean the working directory."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value == "":
+            raise UsageError("an argument is empty, and names nothing (a variable that isn't set?)")
+        return value if is_url(value) else str(Path(value))
+
+
+class Command(click.Command):
+    """A command that takes a record.
+
+    Attributes:
+        rows: The options and arguments of its parameters, by their names.
+    """
+
+    def __init__(
+        self, name: str, run: Callable[[Any], int], *, is_paged: bool, changes: bool | tuple[str, ...]
+    ) -> None:
+        """Make a command.
+
+        Args:
+            name: Its name on the command line.
+            run: Takes the record that its first annotation names, and returns the exit status; its docstring
+                is the help.
+            is_paged: Whether its output goes through a pager.
+            changes: Whether it writes to its arguments, or the options with which it does.
+        """
+        (self._record, *_) = get_type_hints(run).values()
+        self._run, self._is_paged, self._changes = run, is_paged, changes
+        self.rows = rows(self._record)
+        super().__init__(
+            name,
+            params=[*map(_parameter, self.rows.values()), colour_option(), help_option()],
+            callback=self._call,
+            help=inspect.getdoc(run),
+            add_help_option=False,
+        )
+
+    @property
+    def arguments(self) -> list[click.Argument]:
+        """Return the parameters that are given by their places."""
+        return [one for one in self.params if isinstance(one, click.Argument)]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = [*args]
+        try:
+            return super().parse_args(ctx, args)
+        except click.MissingParameter as error:
+            last = self.arguments[-1]
+            found = self.make_parser(ctx).parse_args(given)[0].get(last.name or "")
+            if error.param is not last and isinstance(found, str):
+                # Of one path alone, click takes the last argument to be there, and the first to be missing.
+                error.param = last
+            raise
+
+    def _call(self, **values: Any) -> int:
+        record = self.record_of(click.get_current_context())
+        is_paged = self._is_paged and not values.get("json")
+        with paged() if is_paged else nullcontext(), holding(*self._held_paths(record)):
+            return self._run(record)
+
+    def record_of(self, context: click.Context) -> Any:
+        """Return the record that a parsed command line makes."""
+        return self._record(**by_field(self._record, self._given(context)))
+
+    def _given(self, context: click.Context) -> dict[str, Any]:
+        """Return the values on the command line in its order, so that the first wrong one is reported."""
+        return {
+            name: _value_of(value, self.rows[name])
+            for name, value in context.params.items()
+            if name in self.rows and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        }
+
+    def _held_paths(self, record: Any) -> Iterator[str]:
+        """Yield paths to write or modify; their directories are kept open during the command."""
+
+        def value_of(name: str) -> Any:
+            group = self.rows[name].group
+            holder = record if group is None else getattr(record, group)
+            return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name)
+
+        changes = self._changes if isinstance(self._changes, bool) else any(map(value_of, self._changes))
+        for name, row in self.rows.items():
+            is_held = row.is_output or (changes and not row.flags)
+            if is_held and (value := value_of(name)) is not None:
+                yield from value if isinstance(value, tuple) else (value,)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from ckpttool.cli.help import write_options
+
+        write_options(self, ctx, formatter)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from ckpttool.cli.help import write_closing
+
+        write_closing(self.name, formatter)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from ckpttool.cli.completion import brief
+
+        items = super().shell_complete(ctx, incomplete)
+        for item in items:
+            item.help = brief(item.help or "")
+        return items
+
+
+# Parameters -----------------------------------------------------------------------------------------
+
+
+def colour_option() -> click.Option:
+    """Return the option ``--color``, which is valid before and after the name of a command."""
+    option = click.Option(
+        ["--color"],
+        type=click.Choice(COLOURS),
+        metavar="WHEN",
+        help="Use colour: auto (on a terminal), always or never.",
+        expose_value=False,
+        callback=lambda context, parameter, value: choose_colour(value),
+    )
+    return _under(OUTPUT_PANEL, option)
+
+
+def help_option() -> click.Option:
+    """Return the option that shows the help, through a pager if it is long."""
+
+    def show(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+        if wanted and not context.resilient_parsing:
+            with paged():
+                print(context.get_help())
+            context.exit()
+
+    option = click.Option(
+        ["-h", "--help"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=show,
+        help="Show this message and exit.",
+    )
+    return _under(OUTPUT_PANEL, option)
+
+
+def _under(panel: str | None, option: click.Option) -> click.Option:
+    option.panel = panel  # type: ignore[attr-defined]  # what our help reads
+    return option
+
+
+def _parameter(row: Option) -> click.Parameter:
+    name, type_, default, is_list = row.name, row.type_, row.default, row.is_list
+    completes = None if row.complete is None else _completion(row.complete)
+    if not row.flags:
+        argument = click.Argument(
+            [name],
+            nargs=-1 if is_list else 1,
+            required=default is MISSING,
+            type=str if row.complete else PathType(),
+            metavar=row.metavar,
+            shell_complete=completes,
+        )
+        argument.described = row.help  # type: ignore[attr-defined]  # what our help reads
+        return argument
+    flags, help = (
+        [*row.flags],
+        row.help + (" May be repeated." if is_list else "") + _default_text(row, default),
+    )
+    if row.negation is not None:
+        flags[0] += f"/{row.negation}"
+    if type_ is bool:
+        # Without a negation, the flag sets the opposite of the default: --no-rename of `rename`.
+        value = {} if row.negation is not None else {"flag_value": not default}
+        option = click.Option([name, *flags], is_flag=True, default=default, help=help, **value)
+    else:
+        is_text = row.parse is not None or is_list
+        option = click.Option(
+            [name, *flags],
+            type=click.STRING if is_text else _click_type(type_, row),
+            multiple=is_list or row.panel == RULE_PANEL,
+            metavar=row.metavar or "|".join(get_args(type_)),
+            help=help,
+            shell_complete=completes,
+        )
+    return _under(row.panel, option)
+
+
+def _click_type(type_: Any, row: Option) -> click.ParamType[Any]:
+    if get_origin(type_) is Literal:
+        return click.Choice(get_args(type_))
+    if type_ is int:
+        return click.IntRange(row.minimum, row.maximum)
+    if type_ is float:
+        return click.FloatRange(row.minimum, row.maximum)
+    return click.STRING
+
+
+def _default_text(row: Option, default: Any) -> str:
+    if "[default:" in row.help or default in (None, False, (), MISSING) or row.parse is not None:
+        return ""
+    if default is not True:
+        return f" [default: {default}]"
+    return "" if row.negation is None else f" [default: {row.flags[0].removeprefix('--')}]"
+
+
+def _value_of(value: Any, row: Option) -> Any:
+    if not row.flags:
+        return value
+    flag = row.flags[0]
+    if row.is_list:
+        return tuple(row.value_of(one, flag) for one in value)
+    if isinstance(value, tuple):  # a rule
+        if len(value) > 1:
+            raise UsageError(f"{flag} was given twice (give it once)")
+        (value,) = value
+    return row.value_of(value, flag)
+
+
+def _completion(
+    kind: str,
+) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from ckpttool.cli.completion import complete
+
+        return [CompletionItem(value, help=help) for value, help in complete(kind, context, incomplete)]
+
+    return complete

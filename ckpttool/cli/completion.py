@@ -1,32 +1,38 @@
 """The values that a shell completes: formats, metrics, fields, findings, checks.
 
-Shells run this while somebody types: nothing is said, nothing takes long, and what a checkpoint holds is no
-text that a shell could take for anything but a word.
+Shells run this while the user types: it prints nothing, is limited in time, and yields only words without
+special characters of shells, whatever a checkpoint contains.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
-from ckpttool.core.errors import CheckpointError
+import click
+from click.shell_completion import get_completion_class
+
+from ckpttool.cli.output import COMPLETE_VARIABLE
+from ckpttool.core.errors import CheckpointError, UsageError
 
 _WORK_SECONDS, _WAIT_SECONDS = 1.0, 5.0
-"""Of work, and of waiting for a busy machine or a remote disk; what was found until then is shown."""
+"""Limits on computing and on waiting for a busy machine or a remote disk; later values are not shown."""
 _MOST_LOOKED_AT = 100
 _MOST_VALUES = 500
 _WIDEST = 76
 """Characters of a description: shells show it on the row of the value."""
 _WORD = re.compile(r"\w[\w./@%+,-]*")
-"""What no shell expands: zsh evaluates the values that it is given, twice."""
+"""Words without special characters of shells: zsh evaluates the values twice."""
 
 Value = tuple[str, str]
-"""A value, and what it means; empty if there is nothing to say."""
+"""A value and its description, which may be empty."""
 
 
 def complete(kind: str, context: Any, incomplete: str) -> list[Value]:
@@ -45,12 +51,12 @@ _ALARMS = (signal.SIGPROF, signal.SIGALRM) if hasattr(signal, "setitimer") else 
 
 
 class _TimeIsUp(BaseException):
-    """It took too long; no error, which somebody might handle."""
+    """The time limit is reached. It isn't an Exception, so that no handler catches it."""
 
 
 @contextmanager
 def _limited_time() -> Iterator[None]:
-    """Leave what is done after a while, or end the process if it can't be left; Windows has no such timer."""
+    """Stop after a time limit, or end the process if that fails; Windows has no such timer."""
     if not _ALARMS:
         yield
         return
@@ -68,7 +74,7 @@ def _limited_time() -> Iterator[None]:
 
 
 def _leave(*_: object) -> None:
-    for number in _ALARMS:  # what doesn't end now is ended the next time
+    for number in _ALARMS:  # a second signal ends the process
         signal.signal(number, lambda *_: os._exit(1))
     raise _TimeIsUp
 
@@ -130,7 +136,7 @@ def _checks(context: Any, incomplete: str) -> Iterator[Value]:
 
 
 def _paths(context: Any) -> Iterator[str]:
-    """Yield the paths on the command line; behind an option without its value, they are left over."""
+    """Yield the paths on the command line."""
     name = next(one.name for one in context.command.params if one.param_type_name == "argument")
     given = context.params.get(name) or ()
     paths: Iterable[Any] = context.args or (given if isinstance(given, list | tuple) else (given,))
@@ -145,4 +151,65 @@ COMPLETIONS: Mapping[str, Callable[[Any, str], Iterator[Value]]] = {
     "finding": _findings,
     "check": _checks,
 }
-"""What completes the values of an option or argument, by the kind that it names."""
+"""Functions that complete the values of options and arguments, by kind."""
+
+
+# Scripts of shells ----------------------------------------------------------------------------------
+
+
+_PLACES = {
+    "bash": ("~/.bash_completions/ckpttool.sh", "~/.bashrc", "source {script}"),
+    "zsh": ("~/.zfunc/_ckpttool", "~/.zshrc", "fpath+=~/.zfunc; autoload -Uz compinit; compinit"),
+    "fish": ("~/.config/fish/completions/ckpttool.fish", None, ""),
+}
+"""For each shell: the path of the script, the file that reads it at the start, and the line that does so."""
+
+
+def completion_script(command: click.Command) -> str:
+    """Return the completion script of the shell that this process was started from."""
+    return _script_of(_shell(), command)
+
+
+def install_completion(command: click.Command) -> str:
+    """Install the completion script of the shell that started this process; return a message."""
+    from ckpttool.core.errors import from_os_error
+    from ckpttool.storage.atomic import write_atomically
+
+    shell = _shell()
+    place, profile, line = _PLACES[shell]
+    script = Path(place).expanduser()
+    try:
+        script.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(script, _script_of(shell, command).encode())
+        if profile is not None:
+            _add_line(Path(profile).expanduser(), line.format(script=shlex.quote(str(script))))
+    except OSError as error:
+        raise from_os_error(error, script) from error
+    return f"{shell} completion installed in {script}; it takes effect in the next shell"
+
+
+def _script_of(shell: str, command: click.Command) -> str:
+    kind = get_completion_class(shell)
+    assert kind is not None  # click has all of these
+    return kind(command, {}, "ckpttool", COMPLETE_VARIABLE).source()
+
+
+def _shell() -> str:
+    from shellingham import ShellDetectionFailure, detect_shell
+
+    try:
+        name = str(detect_shell()[0])
+    except ShellDetectionFailure:
+        name = os.path.basename(os.environ.get("SHELL", ""))
+    if name not in _PLACES:
+        raise UsageError(
+            f"no completion for the shell {name or 'of this terminal'!r}: there are {', '.join(_PLACES)}"
+        )
+    return name
+
+
+def _add_line(profile: Path, line: str) -> None:
+    text = profile.read_text("utf-8", "surrogateescape") if profile.exists() else ""
+    if line not in text.splitlines():
+        with profile.open("a", encoding="utf-8") as file:
+            file.write(f"{'' if text.endswith(chr(10)) or not text else chr(10)}{line}\n")

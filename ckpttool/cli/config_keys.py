@@ -1,7 +1,7 @@
 """The keys of a configuration's tables, which are the options of records.
 
-A table is a record; a list of records in it are its rules. What reads the value of a key, its JSON schema,
-and whether it needs a trusted file follow from its option.
+A table is a record; a list of records in it are its rules. The parsing of a key, its JSON schema, and the
+need of a trusted file follow from its option.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from dataclasses import MISSING, dataclass
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
-from ckpttool.cli.config import ConfigDocument
-from ckpttool.cli.config_trust import reach_of
+from ckpttool.cli.config import ConfigDocument, reach_of
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import (
     AMOUNT,
@@ -81,7 +80,7 @@ class _Reader:
         """Return values by attribute: those that are set, and default paths.
 
         Args:
-            origin: Where the table stands, for errors.
+            origin: Path and heading of the table, for errors.
             name: Its name; empty for a rule.
         """
         known, found = keys(record), {}
@@ -224,7 +223,7 @@ def _fits(value: object, schema: Mapping[str, Any]) -> bool:
         return "string" in type_ and is_long and re.search(schema.get("pattern", ""), value) is not None
     if isinstance(value, int | float):
         if isinstance(value, int) and type_ == AMOUNT["type"]:
-            return True  # what parses it knows its limits
+            return True  # its parser knows the limits
         least, above = schema.get("minimum", -math.inf), schema.get("exclusiveMinimum", -math.inf)
         is_within = least <= value <= schema.get("maximum", sys.float_info.max) and above < value
         return is_within and (type_ == "number" or (type_ == "integer" and isinstance(value, int)))

@@ -1,4 +1,4 @@
-"""Asks before something is changed: on a terminal, and of whoever has put an answer into stdin."""
+"""Confirmation of changes, on a terminal or by an answer in stdin."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PATIENCE = 2.0
-"""Seconds that an answer has to come through a pipe: jobs may have one that nobody ever writes to."""
+"""Seconds to wait for an answer in a pipe, since a job's may be open and silent."""
 _LONGEST = 80
-"""No answer is longer; the rest of what stands in stdin is somebody else's."""
+"""Limit on the bytes of an answer; the rest of stdin is for other programs."""
 
 
 class Consent:
-    """Whether somebody agrees to each change that is proposed.
+    """Asks for confirmation of each change.
 
-    A terminal is asked. Elsewhere the command was the agreement, unless an answer stands in stdin.
+    On a terminal, the user is asked. Elsewhere, the command itself is the consent, unless stdin has a line.
 
     Attributes:
-        is_given: Whether nobody is asked.
+        is_given: Whether no question is asked.
     """
 
     def __init__(self, *, is_given: bool) -> None:
@@ -34,15 +34,15 @@ class Consent:
 
     @property
     def asks(self) -> bool:
-        """Tell whether somebody is there to be asked, and wants to be."""
+        """Return whether questions are asked on a terminal."""
         return not self.is_given and sys.stdin is not None and sys.stdin.isatty()
 
     def to(self, question: str) -> bool:
-        """Return whether somebody agrees; who is asked has seen what is meant."""
+        """Return whether a change is confirmed; its plan was printed before."""
         if self.is_given:
             return True
         answer = _ask_terminal(question) if self.asks else _piped_answer()
-        if answer is None:  # nobody says anything: after an answer to the question before, that is none
+        if answer is None:  # without an answer; if an earlier question had one, that means no
             return not self._has_answered
         self._has_answered = True
         word = answer.strip().lower()
@@ -52,13 +52,13 @@ class Consent:
         return word in ("y", "yes")
 
     def answer_to(self, question: str) -> bool | None:
-        """Return whether somebody agrees, as ``to`` does; None if nobody has said anything."""
+        """Return whether a change is confirmed; None without any answer."""
         agrees = self.to(question)
         return agrees if self.is_given or self._has_answered else None
 
 
 def _ask_terminal(question: str) -> str:
-    """Ask on a terminal; whoever ends the input says no."""
+    """Ask on a terminal; the end of the input means no."""
     with _terminal_of_question() as stream:
         print(f"{question} [y/N] ", end="", file=stream, flush=True)
     try:
@@ -87,9 +87,9 @@ def _terminal_of_question() -> Iterator[TextIO]:
 
 
 def _piped_answer() -> str | None:
-    """Return the line that stands in stdin; None where nothing does.
+    """Return the line in stdin, or None without one.
 
-    It is read byte by byte: what follows it is for whoever reads next.
+    It is read byte by byte, since the rest of stdin is for other programs.
     """
     try:
         descriptor = sys.stdin.fileno()

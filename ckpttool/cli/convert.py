@@ -97,7 +97,7 @@ def _local_path(target: str) -> Iterator[str]:
 
 
 def _upload(path: str, target: str, options: ConvertOptions) -> None:
-    """Copy what was written and compared to the store that it is for, and prove that it is there."""
+    """Copy the converted and compared checkpoint to its store, and verify the copy."""
     from ckpttool.cli.progress import ProgressLines
     from ckpttool.runs.copying import copy
 

@@ -55,7 +55,7 @@ def copy(command: CopyCommand) -> int:
 
 
 def _agrees(planned: PrunePlan, consent: Consent, *, is_silent: bool) -> bool | None:
-    """Show what the rules remove at the destination, and ask."""
+    """Show the removals at the destination, and ask for confirmation."""
     from ckpttool.cli.render.text_changes import plan_text, question
 
     stream = sys.stderr if is_silent else sys.stdout
@@ -66,7 +66,7 @@ def _agrees(planned: PrunePlan, consent: Consent, *, is_silent: bool) -> bool | 
 
 
 def _report(copied: Copied, *, json: bool, quiet: bool) -> int:
-    """Print what is left to say, and return the exit status."""
+    """Print the warnings and the result, and return the exit status."""
     for warning in copied.warnings if not quiet else ():
         say_warning(warning)
     for one in copied.checkpoints if json or quiet else ():

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ckpttool.runs.members.order import Group
 
 _NO_FILE = ("/dev/null", os.devnull)
-"""Paths that stand for no checkpoint: git passes one for a file that was added or deleted."""
+"""Paths that mean no checkpoint: git passes one for an added or deleted file."""
 _UNSORTED = re.compile(r"[^0-9a-z]")
 """Characters that a shell ignores when it sorts names by the rules of a language."""
 
@@ -160,7 +160,7 @@ def compare_series(paths: Sequence[str], options: DiffCommand) -> int:
         if not options.quiet:
             say("compared in training order, not in the order of the names")
     sizes = []
-    for path in paths:  # what can't be opened is told before anything is read
+    for path in paths:  # report paths that can't be opened before reading
         with open_checkpoint(path) as checkpoint:
             sizes.append(checkpoint.nbytes)
     with progress("comparing", 3 * sum(sizes) - sizes[0] - sizes[-1]) as advance:
@@ -210,7 +210,7 @@ def _paths_in_series(directory: str) -> list[str]:
 
 
 def _series_words(series: Group, others: Sequence[Group]) -> str:
-    """Return what names one of several series to a shell: a directory, else a glob, else all its paths."""
+    """Return a shell argument for one of several series: a directory, else a glob, else all its paths."""
     from glob import glob
     from shlex import quote
 
@@ -228,8 +228,8 @@ def _series_words(series: Group, others: Sequence[Group]) -> str:
 def _training_order(paths: Sequence[str]) -> list[str]:
     """Return the paths in the order of training if they come as a shell sorts ``DIR/*``.
 
-    A shell sorts epoch 10 before epoch 2. Any other order is the user's own, and stays; so does one for which
-    the numbers in the names give no order.
+    A shell sorts epoch 10 before epoch 2. Any other order is the user's and is kept, as is one for which the
+    numbers in the names give no order.
     """
     from ckpttool.formats.discovery import unit_at
     from ckpttool.runs.members.look import look_at
@@ -256,7 +256,7 @@ def _training_order(paths: Sequence[str]) -> list[str]:
 
 
 def _status(differences: Sequence[Difference]) -> int:
-    """Return the exit status, and say on stderr what couldn't be compared."""
+    """Print errors of the comparison, and return the exit status."""
     for difference in differences:
         for one in difference.broken:
             path = (difference.a if one.side == "a" else difference.b).path

@@ -1,4 +1,4 @@
-"""What the help of each command ends with: examples, exit statuses, and its page of the documentation.
+"""End of each command's help: examples, exit statuses, and its page of the documentation.
 
 Imported only when help is asked for.
 """
@@ -17,7 +17,7 @@ class Example(NamedTuple):
 
 
 class Closing(NamedTuple):
-    """What the help of a command ends with.
+    """End of a command's help.
 
     Attributes:
         statuses: The meaning of each exit status.

@@ -1,4 +1,4 @@
-"""``ckpttool explain``: what a finding means, and what to do about it."""
+"""``ckpttool explain``: the meaning of a finding, and the remedy."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ def explain(command: ExplainCommand) -> int:
     """Explain a finding of verify: what it means, and what to do about it."""
     from ckpttool.cli.explanations import as_sentence, explanations, plain
     from ckpttool.cli.output import has_colour, width
-    from ckpttool.cli.render.tables import hanging_lines
-    from ckpttool.cli.render.terminal import Style, styled
+    from ckpttool.cli.render.terminal import Style, hanging_lines, styled
 
     code, rows = command.code, explanations()
     colour, room = has_colour(sys.stdout), min(width(sys.stdout), 100)

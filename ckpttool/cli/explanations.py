@@ -1,4 +1,4 @@
-"""What each finding means and what to do, read from docs/reference/findings.md, which is installed, too."""
+"""Meaning and remedy of each finding, from docs/reference/findings.md, which is installed, too."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 
 
 class Explanation(NamedTuple):
-    """What a code means and what to do about it, in the Markdown of a sentence.
+    """Meaning and remedy of a code, in Markdown.
 
     Attributes:
-        section: The heading of the group that it stands in, such as ``Values``.
+        section: The heading of its group, such as ``Values``.
     """
 
     code: str
@@ -43,7 +43,7 @@ def explanations() -> dict[str, Explanation]:
 
 
 def remedy_of(code: str) -> str | None:
-    """Return what to do about a finding, in words without Markdown; None if no row has its code."""
+    """Return the remedy of a finding without Markdown; None if no row has its code."""
     row = explanations().get(code)
     return None if row is None else plain(row.remedy)
 

@@ -1,4 +1,4 @@
-"""``ckpttool inspect``: what is it?"""
+"""``ckpttool inspect``: the content of a checkpoint."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _inspect(path: str, filter: str | None, stats: bool) -> Inspection:
 
 
 def _remark_on(path: str) -> Remark | None:
-    """Return what people say of a checkpoint; without a list of pins above it, nothing is imported."""
+    """Return the user's note on a checkpoint; without a list of pins above it, nothing is imported."""
     directory = os.path.dirname(os.path.abspath(path))
     while fs.place_of(path).reads_are_free:
         if any(os.path.lexists(os.path.join(directory, name)) for name in PIN_LISTS):

@@ -12,10 +12,9 @@ from ckpttool.cli.options import (
     null_option,
     quiet_option,
 )
-from ckpttool.cli.output import COULD_NOT, grouped_messages, print_json, say, say_error, say_warning
+from ckpttool.cli.output import COULD_NOT, discard, grouped_messages, print_json, say, say_error, say_warning
 from ckpttool.cli.paths import print_paths, say_inferred_mode, say_journals
 from ckpttool.cli.progress import ProgressLines
-from ckpttool.cli.streams import discard
 from ckpttool.core.options import argument, group
 from ckpttool.core.text import printable
 from ckpttool.runs.members.full_read import no_progress

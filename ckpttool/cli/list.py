@@ -244,7 +244,7 @@ def _show_cadence(listing: Listing, command: ListCommand) -> None:
                 row["cadence"] = known[row["key"]].document()
         print_json(document)
     elif not command.quiet and cadences:
-        from ckpttool.cli.render.text_cadence import cadence_text
+        from ckpttool.cli.render.text_list import cadence_text
 
         columns = width(sys.stdout) if sys.stdout.isatty() else None
         print(cadence_text(cadences, mtbf=mtbf, width=columns, colour=has_colour(sys.stdout)))
@@ -279,7 +279,7 @@ def read_listing(
     executor: Executor | None = None,
     part: Part | None = None,
 ) -> tuple[Listing, list[str]]:
-    """Return the listing, with prune's plan if there are rules, and the directories that were read."""
+    """Return the listing, with a plan if rules are given, and the directories that were read."""
     from ckpttool.runs.listing import listing_of
 
     scopes, problems = _scopes(retention, verify)
@@ -306,7 +306,7 @@ def status_of(listing: Listing, directories: Sequence[str], read: Sequence[str])
 
 
 def _scopes(retention: Retention, depth: Depth) -> tuple[dict[str, Scope], list[Problem]]:
-    """Return a request by directory, or a scope where there are no rules; and problems of the rules."""
+    """Return a request for each directory, or a scope without rules; and problems of the rules."""
     from ckpttool.cli.retention_config import unmatched_rules
 
     requests = retention.requests(depth=depth) if retention.has_rules else []
@@ -325,7 +325,7 @@ def _preview(
     *,
     must_read_all: bool = False,
 ) -> dict[str, DirectoryPreview]:
-    """Return what lies in directories, by their paths; an error in one of several is printed."""
+    """Return the surveys of directories by path; errors in one of several are printed."""
     from ckpttool.runs.listing import preview_directory
 
     previews = {}
@@ -340,7 +340,7 @@ def _preview(
 
 
 def warn(listing: Listing, *, everything: bool, verbose: bool = False) -> None:
-    """Say on stderr what must not be missed; of many problems the first, where people read them."""
+    """Print warnings and errors; on a terminal, only the first of many."""
     say_journals(listing.journals)
     for warning in listing.warnings:
         say_warning(warning)
@@ -386,6 +386,6 @@ def _print(listing: Listing, command: ListCommand) -> None:
     if command.flat:
         print(flat_text(listing, style))
     else:
-        from ckpttool.cli.render.text_runs import runs_text
+        from ckpttool.cli.render.text_list import runs_text
 
         print(*filter(None, (runs_text(listing, style), list_text(listing, style))), sep="\n\n")

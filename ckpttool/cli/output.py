@@ -1,17 +1,22 @@
-"""What goes to stdout and to stderr, in what colour, and the exit statuses."""
+"""Output of commands: streams without credentials, messages, colour, the pager, and exit statuses."""
 
 from __future__ import annotations
 
+import errno
+import io
 import os
+import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
+from ckpttool.core.errors import system_text
 from ckpttool.core.text import printable
+from ckpttool.core.urls import hidden_texts, without_secrets, without_signatures
 
 FOUND_SOMETHING, COULD_NOT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
-"""Exit statuses: something needs a look, it could not be done, and what shells say of Ctrl-C and SIGTERM."""
+"""Exit statuses: a problem was found, the command failed, and those of shells for Ctrl-C and SIGTERM."""
 
 if TYPE_CHECKING:
     from ckpttool.transaction.paths import Problem
@@ -26,7 +31,7 @@ _chosen = "auto"
 
 
 def choose_colour(choice: str | None) -> None:
-    """Take what ``--color`` says, if it is given, until the next choice."""
+    """Set the value of ``--color``, if it is given."""
     global _chosen
     _chosen = choice or _chosen
 
@@ -51,7 +56,7 @@ def _label(word: str, style: str) -> str:
 
 
 def has_colour(stream: TextIO) -> bool:
-    """Tell whether colour may be written: by --color, NO_COLOR, FORCE_COLOR, or else to terminals."""
+    """Return whether to write colour: by --color, NO_COLOR, FORCE_COLOR, or else on terminals."""
     if _chosen != "auto":
         return _chosen == "always"
     if os.environ.get("NO_COLOR"):
@@ -69,17 +74,15 @@ def width(stream: TextIO) -> int:
 
 
 def terminal_width(stream: TextIO) -> int | None:
-    """Return the columns of a terminal, or COLUMNS; None where lines stay whole, as in a pipe."""
+    """Return the columns of a terminal, or COLUMNS; None if lines aren't cut, as in a pipe."""
     return width(stream) if stream.isatty() or "COLUMNS" in os.environ else None
 
 
 def paged() -> AbstractContextManager[None]:
-    """Return the context of output that goes through a pager, if it is for a person at a terminal."""
+    """Return a context whose output goes through a pager, if stdin and stdout are terminals."""
     if sys.stdin is None or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return nullcontext()
-    from ckpttool.cli.pager import held_for_pager
-
-    return held_for_pager()
+    return _held_for_pager()
 
 
 def print_json(document: Mapping[str, Any]) -> None:
@@ -90,9 +93,263 @@ def print_json(document: Mapping[str, Any]) -> None:
 
 
 def grouped_messages(problems: Iterable[Problem]) -> Iterator[tuple[str, str]]:
-    """Yield each message once: the first of its paths, and the message with how many more there are."""
+    """Yield each message once, with the first of its paths and the number of the others."""
     alike: dict[str, list[str]] = {}
     for problem in problems:
         alike.setdefault(problem.message, []).append(problem.path)
     for message, (first, *others) in alike.items():
         yield first, f"{message} (and {len(others):,} more)" if others else message
+
+
+# Streams --------------------------------------------------------------------------------------------
+
+
+class SafeStderr:
+    """Replacement of stderr that removes credentials, and drops output after a write error."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+        self._hidden = hidden_texts()
+
+    def write(self, text: str) -> int:
+        """Write a text, or lose it."""
+        if self._stream is not None:
+            try:
+                self._stream.write(without_signatures(text, self._hidden))
+            except (OSError, ValueError):  # full, broken or closed
+                self._give_up()
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write lines, or lose them."""
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """Flush the stream, or drop the output."""
+        if self._stream is not None:
+            try:
+                self._stream.flush()
+            except (OSError, ValueError):
+                self._give_up()
+
+    def isatty(self) -> bool:
+        """Return whether the stream is a terminal."""
+        return self._stream is not None and not self._stream.closed and self._stream.isatty()
+
+    def _give_up(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            discard(stream)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream or _Nowhere(), name)
+
+
+class _Nowhere(io.StringIO):
+    """Stream that drops its input."""
+
+    def write(self, text: str, /) -> int:
+        return len(text)
+
+
+class Unwritable(Exception):
+    """The answer can't be written."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(f"stdout can't be written: {system_text(error)}")
+
+
+_PLAIN = str.maketrans(
+    {"…": "~", "–": "-", "→": ">", "×": "x", "Δ": "d", "±": "+", "·": ".", "⏎": " ", "✓": "+", "✗": "x"}
+)
+"""Replacements of the same width for characters that an encoding lacks, so that tables stay aligned."""
+
+
+class CheckedStdout:
+    """Replacement of stdout or its buffer that removes secrets and raises write errors as ``Unwritable``."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._hidden = hidden_texts()
+
+    @property
+    def buffer(self) -> CheckedStdout:
+        """Return the checked stream for bytes."""
+        return CheckedStdout(self._stream.buffer)
+
+    def write(self, content: Any) -> Any:
+        """Write a text without secrets, or bytes.
+
+        Characters that the encoding hasn't are replaced, or spelled out.
+        """
+        if isinstance(content, str):
+            content = without_secrets(content, self._hidden)
+        with _as_unwritable():
+            try:
+                return self._stream.write(content)
+            except UnicodeEncodeError:
+                encoding = self._stream.encoding
+                plain = content.translate(_PLAIN).encode(encoding, "backslashreplace")
+                return self._stream.write(plain.decode(encoding))
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        with _as_unwritable():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _as_unwritable() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise Unwritable(error) from error
+
+
+class _Closed(io.TextIOBase):
+    """Replacement of a stdout that was closed at the start; writing fails."""
+
+    encoding = "utf-8"
+
+    @property
+    def buffer(self) -> _Closed:
+        return self
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: object, /) -> int:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+
+@contextmanager
+def streams(*, is_silent: bool = False) -> Iterator[None]:
+    """Let stderr be one that never fails, and loses everything if asked, and stdout one that is there."""
+    out, err = sys.stdout, sys.stderr
+    said: Any = SafeStderr(None if is_silent else err)
+    answered: Any = CheckedStdout(_Closed() if out is None else out)
+    sys.stdout, sys.stderr = answered, said
+    try:
+        yield
+    finally:
+        said.flush()
+        sys.stdout, sys.stderr = out, err
+
+
+def discard(stream: TextIO) -> None:
+    """Redirect a stream to the null device, with the buffered output that Python writes at exit."""
+    with suppress(OSError, ValueError):  # one of a test, or closed: nothing is written then
+        descriptor = stream.fileno()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+        stream.flush()
+
+
+def fill_gaps() -> None:
+    """Open closed standard descriptors, so that files and messages don't get their numbers."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
+# Pager ----------------------------------------------------------------------------------------------
+
+
+_DEFAULTS = {"LESS": "FRX", "LV": "-c"}
+"""Defaults for variables of pagers, as in git, so that colours are passed through."""
+_STYLES = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@contextmanager
+def _held_for_pager() -> Iterator[None]:
+    """Hold the output for a terminal, and show it at the end: in a pager if it is longer than the screen."""
+    stdout = sys.stdout
+    held = _HeldStdout(stdout)
+    sys.stdout = held
+    try:
+        yield
+    finally:
+        sys.stdout = stdout
+        text = held.take()
+        if not (_is_long(text) and _show_in_pager(text)):
+            stdout.write(text)
+
+
+class _HeldStdout(CheckedStdout):
+    """Replacement of stdout that holds texts until they are taken; bytes are passed through."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._held = io.StringIO()
+
+    @property
+    def buffer(self) -> CheckedStdout:
+        super().write(self.take())
+        super().flush()
+        return super().buffer
+
+    def write(self, content: str) -> int:
+        return self._held.write(content)
+
+    def flush(self) -> None:
+        """Keep on holding."""
+
+    def take(self) -> str:
+        """Return the held text, and clear it."""
+        text, self._held = self._held.getvalue(), io.StringIO()
+        return text
+
+
+def _is_long(text: str) -> bool:
+    """Return whether a text leaves no line of the screen for the next prompt."""
+    import shutil
+
+    columns, rows = shutil.get_terminal_size()
+    lines = _STYLES.sub("", text).splitlines()
+    return sum(1 + max(0, len(line) - 1) // columns for line in lines) >= rows
+
+
+def pager_command(environment: Mapping[str, str]) -> Sequence[str]:
+    """Return the words that start the pager; empty if there is to be none."""
+    import shlex
+
+    if environment.get("TERM", "dumb") == "dumb":
+        return ()
+    try:
+        words = shlex.split(environment.get("CKPTTOOL_PAGER", environment.get("PAGER", "less")))
+    except ValueError:  # a quotation mark without its partner
+        return ()
+    return () if words == ["cat"] else words
+
+
+def _show_in_pager(text: str) -> bool:
+    """Show a text in the pager until the user leaves it; return whether it was started."""
+    import signal
+    import subprocess
+
+    command = pager_command(os.environ)
+    if not command:
+        return False
+    sys.stdout.flush()
+    # Ctrl-C is for the pager while it runs. Unlike SIG_IGN, a handler is not inherited by it.
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, encoding=sys.stdout.encoding, env={**_DEFAULTS, **os.environ}
+        )
+        with suppress(OSError), process:  # the user may leave it early
+            CheckedStdout(process.stdin).write(text)
+    except OSError:  # it can't be started
+        return False
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return True

@@ -1,4 +1,4 @@
-"""The JSON documents of ``--part``: what they say besides, and how those of all parts make one again.
+"""The JSON documents of ``--part``, and their merge into the document of one run.
 
 Nothing is taken for granted of the files: a part that is missing, twice there, or of another run is an error.
 """
@@ -60,7 +60,7 @@ def read_parts(paths: Sequence[str]) -> list[PartDocument]:
 
 
 def merge_verdicts(documents: Sequence[PartDocument]) -> VerifyOutcome:
-    """Return what one run of ``verify`` would have come to."""
+    """Return the outcome of one run of ``verify`` from those of its parts."""
     owners: dict[str, str] = {}
     rows: list[_Row] = []
     gone: list[int] = []
@@ -101,7 +101,7 @@ def merge_lists(
 ) -> tuple[dict[str, Any], list[tuple[str, str]], dict[str, str]]:
     """Return the result of one ``list`` in place of its parts.
 
-    No part knows what the others found damaged: which checkpoint is the newest sound one turns out here.
+    The newest valid checkpoint is determined here, since no part knows which ones the others found damaged.
 
     Returns:
         The document, path and message of each problem, and why models are not read, by path.
@@ -162,7 +162,7 @@ def _rows_of(body: Mapping[str, Any]) -> list[_Row]:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A verdict or an error, and its place among all that was found; -1 for what all parts have met."""
+    """A verdict or an error, and its position among all targets; -1 if all parts have it."""
 
     position: int
     verification: Verification | None = None
@@ -178,7 +178,7 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class PartDocument:
-    """What the document of a part says; ``run`` tells which run it is of."""
+    """The document of a part; ``run`` identifies the run."""
 
     path: str
     schema: str
@@ -187,7 +187,7 @@ class PartDocument:
     body: dict[str, Any]
 
     def parsed(self, parse: Callable[[dict[str, Any]], T]) -> T:
-        """Return what is made of its body.
+        """Return the result of parsing its body.
 
         Raises:
             DamagedCheckpoint: Something in it is missing, or of another kind.

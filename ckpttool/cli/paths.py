@@ -15,7 +15,7 @@ _MOST_CANDIDATES = 10
 
 
 def single_checkpoint(path: str) -> str:
-    """Return the checkpoint that a path stands for; a directory of several is an error that names them."""
+    """Return the checkpoint at a path; a directory of several is an error that names them."""
     if not fs.isdir(path):
         return path
     from ckpttool.core.errors import NotACheckpoint
@@ -55,15 +55,15 @@ def print_paths(paths: Sequence[str], *, null: bool) -> None:
 
 
 def say_empty(directory: str, *, recursive: bool, quiet: bool = False, checks: bool = False) -> bool:
-    """Say that no checkpoint lies in a directory, and return whether that is an error.
+    """Print that a directory has no checkpoint, and return whether that is an error.
 
-    It is an error if some lie below, where nobody looks without ``--recursive``.
+    It is an error if there would be some with ``--recursive``.
 
     Args:
         directory: The directory.
-        recursive: Whether it was descended into.
-        quiet: Whether nothing but an error is printed.
-        checks: Whether it is an error anyway: a check of nothing finds nothing wrong.
+        recursive: Whether subdirectories were searched.
+        quiet: Whether only errors are printed.
+        checks: Whether it is an error anyway, since a check of nothing must not pass.
     """
     from ckpttool.runs.surveying.survey import NOTHING, nothing_in
 
@@ -81,7 +81,7 @@ def say_unread(unread: Mapping[str, str], what: str, *, everything: bool) -> Non
 
     Args:
         unread: Why each is not read, by path.
-        what: What was not done with them.
+        what: The consequence, such as "not verified".
         everything: Whether each path has a line.
     """
     alike: dict[str, list[str]] = {}
@@ -93,7 +93,7 @@ def say_unread(unread: Mapping[str, str], what: str, *, everything: bool) -> Non
 
 
 def say_inferred_mode(metric: str | None, mode: object) -> None:
-    """Say which values of a metric are taken for good if nobody said it."""
+    """Print whether low or high values of a metric are better, if that is inferred."""
     if metric is not None and mode is None:
         from ckpttool.runs.metrics.modes import mode_note
 

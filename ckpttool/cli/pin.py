@@ -1,4 +1,4 @@
-"""``ckpttool pin`` and ``ckpttool unpin``: what no policy removes."""
+"""``ckpttool pin`` and ``ckpttool unpin``: protection of checkpoints from policies."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Progress on stderr, for a person at a terminal: a line that is drawn once a command takes long, and leaves
-nothing behind.
+"""Progress lines on stderr, on terminals only: drawn after a delay, and cleared at the end.
 
-Rich is imported when the line is drawn, and not before.
+Rich is imported when the line is drawn.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ if TYPE_CHECKING:
     from ckpttool.storage.work import Advance
 
 PATIENCE = 0.5
-"""Seconds of silence that nobody wonders about."""
+"""Seconds before a progress line is drawn."""
 _COLUMNS_OF_BYTES = 64
-"""Columns of a bar with its count, bytes, rate and time left; the rest of the line is for the path."""
+"""Columns of a bar with count, bytes, rate and time left; the rest of the line is for the path."""
 _SHORTEST_NAME = 14
 
 
 class ProgressLines:
-    """The progress of one command, called as a ``Progress``; silence counts from when it is made."""
+    """The progress of one command, called as a ``Progress``; the delay begins with its creation."""
 
     def __init__(self) -> None:
         self._due = time.monotonic() + PATIENCE
 
     @contextmanager
     def __call__(self, what: str, total: int | None) -> Iterator[Advance]:
-        """Show how many of some bytes are done; without a total, how many checkpoints were looked at."""
+        """Show the bytes done of a total; without a total, the number of checkpoints."""
         if not _is_watched():
             yield lambda done: None
             return
@@ -47,7 +46,7 @@ class ProgressLines:
 
     @contextmanager
     def of_all(self, sizes: Iterable[int]) -> Iterator[Progress]:
-        """Show one bar for several pieces of work, of some bytes each, with the number of the current one."""
+        """Show one bar for several pieces of work with given sizes, with the number of the current one."""
         if not _is_watched():
             yield self
             return
@@ -79,7 +78,7 @@ def _is_watched() -> bool:
 
 
 class _Line:
-    """A line that is drawn when it is due; told from any thread how far the work is."""
+    """A progress line that is drawn after a delay; updated from any thread."""
 
     def __init__(self, due: float, total: int | None, columns: Callable[[], list[Any]]) -> None:
         self.what = self.position = ""
@@ -98,14 +97,14 @@ class _Line:
             self._due = float("inf")
 
     def advance(self, done: int, *, at_most: int | None = None) -> None:
-        """Add to what is done, which never exceeds what there is to do."""
+        """Add to the progress, up to the total."""
         limit = self._total if at_most is None else at_most
         with self._lock:
             self._done = self._done + done if limit is None else min(self._done + done, limit)
             self._draw()
 
     def move(self, done: int) -> None:
-        """Set what is done."""
+        """Set the progress."""
         with self._lock:
             self._done = done
             self._draw()
@@ -116,7 +115,8 @@ class _Line:
         if self._drawn is None:
             self._drawn = _rich_progress(self._columns())
             self._drawn.add_task("", total=self._total, position="")
-        name = _name(self.what, self._drawn.console.width)
+        room = max(self._drawn.console.width - _COLUMNS_OF_BYTES, _SHORTEST_NAME)
+        name = shorten(printable(self.what), room)
         self._drawn.update(
             self._drawn.task_ids[0], completed=self._done, description=name, position=self.position
         )
@@ -129,10 +129,6 @@ def _rich_progress(columns: list[Any]) -> Any:
 
     console = Console(stderr=True, highlight=False)
     return RichProgress(*columns, console=console, transient=True, redirect_stdout=False)
-
-
-def _name(what: str, width: int) -> str:
-    return shorten(printable(what), max(width - _COLUMNS_OF_BYTES, _SHORTEST_NAME))
 
 
 def _text(template: str) -> Any:

@@ -93,7 +93,7 @@ class PruneCommand:
         """Return the given options of ``[retention]`` and of the trash, by attribute."""
         own = ("trash", "empty_trash", "jobs", "explain", "require_copy")
         values = {name: value for name in own if (value := getattr(self, name)) not in (None, False)}
-        is_agreed = self.yes or self.is_dry or self.explain is not None  # then nobody is asked
+        is_agreed = self.yes or self.is_dry or self.explain is not None  # without questions
         return {**self.rules, **self.request, **values, **({"yes": True} if is_agreed else {})}
 
 
@@ -301,7 +301,7 @@ def _print(outcomes: Sequence[Pruned], command: PruneCommand, consent: Consent, 
 
 
 def _was_shown(outcome: Pruned, command: PruneCommand, consent: Consent) -> bool:
-    """Tell whether the plan was printed before it was applied."""
+    """Return whether the plan was printed before it was applied."""
     is_silent = command.json and not consent.asks
     had_changes = outcome.declined or outcome.plan.changes or bool(outcome.failed)
     return had_changes and not outcome.dry_run and not is_silent
@@ -391,7 +391,7 @@ def _request_around(retention: Retention, path: str) -> PruneRequest:
 
 
 def _holds_checkpoint_at(directory: str, place: str) -> bool:
-    """Tell whether a path is a checkpoint right in a directory, or lies in one."""
+    """Return whether a path is a checkpoint in a directory itself, or a directory of some."""
     from ckpttool.formats.discovery import unit_at
 
     first, *_ = os.path.relpath(place, directory).split(os.sep)
@@ -453,7 +453,7 @@ def _emptied_document(emptied: Sequence[EmptiedTrash]) -> dict[str, Any]:
 
 
 def _agrees_to_empty(preview: Sequence[EmptiedTrash], command: PruneCommand, consent: Consent) -> bool:
-    """Ask; whoever declines elsewhere than on a terminal is told what would have been removed."""
+    """Ask for confirmation; if stdin declines, print the plan's size."""
     from ckpttool.cli.render.text_changes import empty_question, empty_text
 
     agrees = consent.to(empty_question(preview))

@@ -79,7 +79,7 @@ def rename(command: RenameCommand) -> int:
 
     def confirm(planned: PlannedNames) -> bool:
         nonlocal was_shown
-        if is_shown:  # also if nobody is asked: if we are killed, the output says what was going on
+        if is_shown:  # printed before the change, so that after a kill the output shows it
             was_shown = True
             _print_plan(planned, sys.stderr if json else sys.stdout)
             if not quiet:
@@ -112,27 +112,23 @@ def _template(command: RenameCommand) -> str:
         UsageError: There is none, or it is not for this directory.
         CheckpointError: The configuration can't be read.
     """
-    from ckpttool.cli.config import find_config, read_document
+    from ckpttool.cli.config import is_below, nearest_document
     from ckpttool.cli.config_keys import naming_template
-    from ckpttool.cli.config_trust import is_below
 
     directory, config = command.directory, command.config
     if command.template is not None:
         if config is not None:
             raise UsageError("--template and --config both say what the names are (leave out one of them)")
         return command.template
-    path = config or find_config()
-    template = None
-    if path is not None:
-        document = read_document(path, is_named=config is not None)
-        template = naming_template(document)
-        if template is not None and not is_below(os.path.abspath(directory), os.path.dirname(path)):
-            document.require_trust(
-                document.origin("naming"), f"{directory} lies outside of the directory of this file"
-            )
-    if template is None:
-        where = "" if path is None else f"; {path} has no template in [naming]"
+    document = nearest_document(config)
+    template = None if document is None else naming_template(document)
+    if document is None or template is None:
+        where = "" if document is None else f"; {document.path} has no template in [naming]"
         raise UsageError(f"no template says what the names are (--template '{{run}}-e{{epoch:04d}}'{where})")
+    if not is_below(os.path.abspath(directory), os.path.dirname(document.path)):
+        document.require_trust(
+            document.origin("naming"), f"{directory} lies outside of the directory of this file"
+        )
     return template
 
 
@@ -152,7 +148,7 @@ def _warn(planned: PlannedNames) -> None:
 
 
 def _say_outcome(renamed: RenameResult, *, quiet: bool, was_warned: bool) -> None:
-    """Say on stderr what must not be missed; of what failed alike, once."""
+    """Print warnings and errors; equal ones once."""
     if not quiet:
         say_journals(renamed.planned.journals)
         for recovery in renamed.recoveries:

@@ -1,11 +1,16 @@
-"""``ckpttool report``: one page of HTML about a directory of checkpoints, to open or to send."""
+"""``ckpttool report``: a page of HTML on a directory of checkpoints, which sorts, filters and draws offline.
+
+The page is ``render/report.html``; it reads the document that ``list --json`` prints.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from html import escape
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.list import (
     best_option,
@@ -21,7 +26,11 @@ from ckpttool.cli.options import directory_or_paths, in_output, quiet_option
 from ckpttool.cli.output import say
 from ckpttool.cli.paths import directory_name, say_inferred_mode
 from ckpttool.core.options import OUTPUT_PANEL, Depth, Mode, group, jobs_option, mode_option
+from ckpttool.core.text import printable
 from ckpttool.runs.scope import Scope
+
+if TYPE_CHECKING:
+    from ckpttool.runs.listing import Listing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +64,6 @@ def report(command: ReportCommand) -> int:
     """
     import time
 
-    from ckpttool.cli.render.report import report_page
     from ckpttool.cli.reports import check_targets, write_report
 
     metric, mode, output, quiet = command.metric, command.mode, command.output, command.quiet
@@ -74,3 +82,35 @@ def report(command: ReportCommand) -> int:
     if not quiet:
         say(f"wrote {output}: {len(listing.checkpoints):,} checkpoints in {len(listing.series):,} series")
     return status_of(listing, paths, read)
+
+
+# Page -----------------------------------------------------------------------------------------------
+
+
+def report_page(title: str, subtitle: str, listing: Listing) -> bytes:
+    """Return the page: facts, curves of all runs in one panel, and sortable tables.
+
+    Args:
+        title: Directories of the listing.
+        subtitle: Time and depth of the listing.
+        listing: Checkpoints, with the plan of a policy if one was given.
+    """
+    from importlib.resources import files
+
+    document = listing.document()
+    document["problems"] = [{"path": one.path, "problem": one.message} for one in listing.problems]
+    parts = {
+        "title": escape(printable(title)),
+        "subtitle": escape(printable(subtitle)),
+        "data": _script_json(document),
+        "best": _script_json(listing.best),
+    }
+    page = files("ckpttool.cli.render").joinpath("report.html").read_text("utf-8")
+    return re.sub("@@([a-z]+)@@", lambda match: parts[match[1]], page).encode()
+
+
+def _script_json(value: object) -> str:
+    """Return JSON for a script of HTML, which no name of a file can end."""
+    from ckpttool.core.result import dumps
+
+    return dumps(value).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

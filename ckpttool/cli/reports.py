@@ -1,4 +1,4 @@
-"""Reports and pictures that are written beside stdout, and the check that they replace nothing of value."""
+"""Report files and pictures, and the check that they don't replace other files."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _is_stdout(option: str, path: str) -> bool:
 def write_report(option: str, path: str, content: bytes) -> None:
     """Write a report or a picture; a regular file is replaced atomically.
 
-    A summary is appended to what is there.
+    A summary is appended.
     """
     if _is_stdout(option, path):
         sys.stdout.flush()
@@ -108,13 +108,13 @@ def write_report(option: str, path: str, content: bytes) -> None:
         _append(path, content)
         return
     try:
-        write_atomically(fs.realpath(path), content)  # a link stays one
+        write_atomically(fs.realpath(path), content)  # a link is kept
     except OSError as error:
         raise from_os_error(error, path) from error
 
 
 def _append(path: str, content: bytes) -> None:
-    """Append a report to a file; a pipe that nobody reads is an error instead of a wait."""
+    """Append a report to a file; a pipe without a reader is an error, without waiting."""
     try:
         descriptor = open_file(path, _APPEND, 0o666)
     except OSError as error:
@@ -130,7 +130,7 @@ def _append(path: str, content: bytes) -> None:
         raise from_os_error(error, path) from error
 
 
-# What may be replaced -------------------------------------------------------------------------------
+# Replaceable files -----------------------------------------------------------------------------------
 
 
 _HEAD = 4096
@@ -141,14 +141,14 @@ _MARKS: Mapping[str, Mapping[bytes, bytes]] = {
     "--plot": dict.fromkeys((b"<?xml", b"\x89PNG", b"<!doctype html>"), b"ckpttool picture"),
     "--output": {b"<!doctype html>": b"ckpttool report"},
 }
-"""What the report of an earlier run may begin with, and what then stands among its first bytes."""
+"""Start of an earlier run's report, and another text in its first bytes."""
 _TO_STDOUT = frozenset({"--junit", "--sarif", "--summary"})
 _RECORDING = (b"PK", b"ckpttool.npy")
-"""What a recording begins with, and what stands among its last bytes."""
+"""Start of a recording, and another text in its last bytes."""
 
 
 def check_targets(written: Mapping[str, str | None], read: Sequence[str], *, force: bool = False) -> None:
-    """Require that what will be written replaces nothing but an earlier report, and nothing that is read.
+    """Raise an error if an output would replace an input, or a file that isn't an earlier report.
 
     Args:
         written: The path that each option names: of a recording, and of reports.
@@ -172,14 +172,14 @@ def check_targets(written: Mapping[str, str | None], read: Sequence[str], *, for
 
 
 def check_plot(path: str, read: Sequence[str]) -> None:
-    """Require that a picture can be drawn there, before anything long begins.
+    """Raise an error unless a picture can be drawn, before long work begins.
 
     Args:
-        path: Where it is to lie.
-        read: Files and directories that are looked at.
+        path: Of the picture.
+        read: Files and directories that are read.
 
     Raises:
-        UsageError: It is none, or would replace something else.
+        UsageError: It isn't a picture's name, or would replace another file.
         MissingPackage: matplotlib is not installed.
     """
     from ckpttool.integrations.matplotlib import check_can_draw, kind_of
@@ -190,7 +190,7 @@ def check_plot(path: str, read: Sequence[str]) -> None:
 
 
 def _check_is_ours(option: str, path: str, force: bool) -> None:
-    """Require that what is there is an earlier report, a recording that may go, or no regular file."""
+    """Raise an error unless a path is free, an earlier report, a replaceable recording, or a special file."""
     if not fs.lexists(path):
         return
     if fs.isdir(path):

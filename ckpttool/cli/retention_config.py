@@ -50,7 +50,7 @@ class Retention:
         paths: Directories as seen from the current one; empty for the current one.
         request: Attributes of a ``PruneRequest``.
         trash: Whether removed checkpoints go to the trash; those of failed runs always do.
-        older_than: Minimum age in seconds of what ``--empty-trash`` removes.
+        older_than: Minimum age in seconds of checkpoints that ``--empty-trash`` removes.
     """
 
     config: str | None = None
@@ -81,12 +81,12 @@ class Retention:
 
     @property
     def has_rules(self) -> bool:
-        """Tell whether something says which checkpoints to keep."""
+        """Return whether rules say which checkpoints to keep."""
         return self.policies is not None or "failed" in self.request_values
 
     @property
     def is_recursive(self) -> bool:
-        """Tell whether subdirectories are searched."""
+        """Return whether subdirectories are searched."""
         return bool(self.request_values.get("recursive", True))
 
     @property
@@ -217,7 +217,7 @@ def _unread_config() -> str | None:
     try:
         path = find_config()
         tables = {} if path is None else read_document(path).tables
-    except (UsageError, CheckpointError):  # nobody asked for it
+    except (UsageError, CheckpointError):  # an error here isn't one of the command
         return None
     return path if tables.get("retention") else None
 
@@ -230,9 +230,9 @@ _WILD = re.compile(r"[*?[]")
 def unmatched_rules(retention: Retention, requests: Sequence[PruneRequest]) -> list[Problem]:
     """Return a problem for each rule of a configuration that no series in any of the directories matches.
 
-    Such a rule is most likely misspelled, and what it was to keep would be pruned by the rules for all
-    others: so nothing may be removed. A rule for what lies outside of the command line's directory is not
-    meant, nor one for what can't be read, which is an error of its own.
+    Such a rule is most likely misspelled, and the other rules would remove the checkpoints that it should
+    keep: so nothing may be removed. Rules for paths outside of the command line's directory are excepted, and
+    those for unreadable directories, which are errors of their own.
     """
     from ckpttool.transaction.paths import Problem
 
@@ -270,7 +270,7 @@ def _groups(requests: Sequence[PruneRequest]) -> tuple[list[Group], list[str]]:
 
 
 def _fixed_directory(rule: PathRule, base: str) -> str:
-    """Return the directory that everything lies in which a rule can match."""
+    """Return the innermost directory of all paths that a rule can match."""
     names = rule.glob.split("/")
     return os.path.join(base, *takewhile(lambda name: not _WILD.search(name), names))
 

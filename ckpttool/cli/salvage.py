@@ -1,4 +1,4 @@
-"""``ckpttool salvage``: what is whole of a truncated or damaged checkpoint, as a sound one."""
+"""``ckpttool salvage``: a valid checkpoint with the intact tensors of a damaged one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ckpttool undo``: restores what the last prune moved to the trash, or the last rename renamed."""
+"""``ckpttool undo``: restore the checkpoints that prune moved to the trash, or the names before a rename."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checkpoints that ``verify`` is given, what is asked of each, and the verdicts."""
+"""The targets of ``verify``, their settings, and their verdicts."""
 
 from __future__ import annotations
 
@@ -43,27 +43,27 @@ MISTAKES = frozenset(
         "input-unreadable",
     }
 )
-"""Findings of a prediction about what it was given: a class that isn't there, a shape that doesn't fit."""
+"""Findings of a prediction about its inputs: an unknown class, a shape that doesn't fit."""
 SECONDS_A_DAY = 86_400
 _TRIES = 3
-"""So often a directory is searched again for what was renamed meanwhile."""
+"""Searches of a directory if checkpoints are renamed meanwhile."""
 
 
 @dataclass(slots=True)
 class VerifyOutcome:
-    """What came of it, in the order of the paths.
+    """The outcome of a run, in the order of the paths.
 
     Attributes:
         verifications: The verdicts.
-        failures: Paths that could not be looked at, and packages that are missing.
-        judged: What the configuration asks of each checkpoint, with its verdict before anything was ignored.
-        sealed: What became of the manifests, by the checkpoints' paths.
-        seconds: How long each took, by its path.
-        unread: Why files and directories that look like models are not read, by path.
-        strict: Whether these fail, and warnings.
-        warnings: Globs that matched nothing in any of the directories.
-        share: Which part of all the checkpoints these are; None for all.
-        read_in_full: How many were, if the others were left out of a sample.
+        failures: Unreadable paths, and missing packages.
+        judged: Settings of each checkpoint, and its verdict before findings are ignored.
+        sealed: Results of writing manifests, by the checkpoints' paths.
+        seconds: Duration of each verification, by path.
+        unread: Files and directories that look like models and can't be read, with the reasons.
+        strict: Whether warnings and unread models fail.
+        warnings: Globs without a match in any of the directories, and other warnings.
+        share: The part of all checkpoints that was verified; None for all.
+        read_in_full: Number of checkpoints read in full, with a sample; else None.
     """
 
     verifications: list[Verification] = field(default_factory=list)
@@ -124,10 +124,10 @@ def verify_all_with(address: str | None, paths: Sequence[str], command: VerifyCo
 def verify_all(
     paths: Sequence[str], command: VerifyCommand, executor: Executor | None = None
 ) -> VerifyOutcome:
-    """Return the verdicts on all checkpoints at some paths; what in a directory can't be read is invalid.
+    """Return the verdicts on all checkpoints at some paths; unreadable ones in a directory are invalid.
 
     Args:
-        command: What is asked, with what a configuration adds.
+        command: The options, with those of a configuration.
         executor: Verifies the checkpoints instead of this process.
     """
     outcome = VerifyOutcome(strict=command.strict)
@@ -169,12 +169,12 @@ def verify_all(
 
 
 class Share(NamedTuple):
-    """Which part of all the checkpoints was verified.
+    """The part of all checkpoints that was verified.
 
     Attributes:
-        found: How many there are in all parts.
-        digest: Of all of them and of what is asked; parts with another one don't go together.
-        positions: Where each has its place among all, by its path; one that was named twice has two.
+        found: Number of checkpoints in all parts.
+        digest: Of all checkpoints and of the options; the same for all parts of a run.
+        positions: Positions of each among all, by path; one that was named twice has two.
     """
 
     part: Part
@@ -204,7 +204,7 @@ def _take_part(
 
 
 def _leave_out(targets: Sequence[_VerifyTarget], sample: Sample) -> list[_VerifyTarget]:
-    """Return targets of which those are sampled out whose turn it is not."""
+    """Return targets with those marked that the sample leaves out."""
     from ckpttool.ops.last_read import last_read, record_of
     from ckpttool.ops.workload import Candidate, choose
 
@@ -235,7 +235,7 @@ def _work_of(target: _VerifyTarget, command: VerifyCommand) -> int:
 
 
 def _has_digests(unit: Unit) -> bool:
-    """Tell whether something says what the bytes of a checkpoint should be."""
+    """Return whether there are expected checksums for the bytes of a checkpoint."""
     from ckpttool.storage.content_addresses import content_address
 
     return any(name.endswith(SIDECARS) for name in unit.members) or any(map(content_address, unit.files()))
@@ -248,7 +248,7 @@ def _verify_each(
     outcome: VerifyOutcome,
     progress: Progress,
 ) -> bool:
-    """Add the verdicts on some checkpoints; tell whether one has gone, perhaps to another name."""
+    """Add the verdicts on some checkpoints; return whether one was removed or renamed meanwhile."""
     has_gone = False
     tasks = [_task_of(one, one.unit, command) for one in targets if not isinstance(one.unit, CheckpointError)]
     with closing(verify_tasks(tasks, executor, progress)) as results:
@@ -293,8 +293,14 @@ def _task_of(target: _VerifyTarget, unit: Unit, command: VerifyCommand) -> Verif
 
 
 class _VerifyTarget(NamedTuple):
-    """A checkpoint, or the error that keeps it from being read; what is asked of it; whether it was named;
-    whether it is another one's turn to be read in full; where a copy of it is to be.
+    """A checkpoint to verify.
+
+    Attributes:
+        unit: The checkpoint, or the error on finding it.
+        settings: Those of a configuration or for a prediction; None for the usual checks.
+        is_named: Whether the command line names it, so that an error isn't a verdict.
+        is_sampled_out: Whether the sample leaves it out, so that it isn't read in full.
+        copy: Path of a copy to compare with.
     """
 
     unit: Unit | CheckpointError
@@ -309,12 +315,12 @@ class _VerifyTarget(NamedTuple):
 
     @property
     def is_predicted(self) -> bool:
-        """Tell whether a prediction is asked for, whose framework may not be installed."""
+        """Return whether a prediction is wanted, whose framework may not be installed."""
         return self.settings is not None and self.settings.request is not None
 
 
 def _require_prediction(targets: Sequence[_VerifyTarget], command: VerifyCommand) -> None:
-    """Require that somebody is there to make the prediction that options ask for."""
+    """Raise an error if options of a prediction have no effect."""
     if command.prediction.get("record") and len(targets) > 1:
         raise UsageError(f"--record takes one checkpoint, and there are {len(targets):,}")
     is_asked = command.predict or any(one.settings and one.settings.request for one in targets)
@@ -371,7 +377,7 @@ def _copy_of(unit: str, path: str, copy: str | None) -> str | None:
 
 
 def _drop_interrupted(path: str, units: list[Unit]) -> list[Unit]:
-    """Return what was found at a path without what an interrupted command has half moved, and tell of it."""
+    """Return the units at a path without those that an interrupted command has half moved; warn of these."""
     from ckpttool.cli.paths import say_journals
     from ckpttool.transaction.recovery import unaffected_units
 
@@ -388,7 +394,7 @@ def _drop_interrupted(path: str, units: list[Unit]) -> list[Unit]:
 
 
 def _settings_of(path: str, command: VerifyCommand) -> PredictionSettings | None:
-    """Return what is asked of a checkpoint besides the usual checks."""
+    """Return the settings of a checkpoint beyond the usual checks."""
     if command.settings is None and not command.predict:
         return None
     from ckpttool.cli.verify_config import PredictionSettings, settings_for
@@ -411,7 +417,7 @@ def _add_verdict(
     command: VerifyCommand,
     outcome: VerifyOutcome,
 ) -> None:
-    """Add the verdict on a checkpoint, with what the configuration ignores marked."""
+    """Add the verdict on a checkpoint, with ignored findings marked."""
     if result.sealed is not None:
         outcome.sealed[target.path] = result.sealed
     if (mistake := _mistake_in(verification)) is not None:
@@ -448,7 +454,7 @@ def _record_read(unit: Unit | CheckpointError, outcome: VerifyOutcome) -> None:
 
 
 def _mistake_in(verification: Verification) -> CheckpointError | None:
-    """Return the error if a prediction failed by what the user gave to it: that says nothing of the file."""
+    """Return an error if a prediction failed because of its inputs, which isn't a verdict on the file."""
     for finding in verification.findings:
         if finding.code in MISTAKES and finding.ignored is None:
             return CheckpointError(verification.path, finding.message, where=finding.where, code=finding.code)

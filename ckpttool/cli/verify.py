@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _AUTO = "auto"
-"""What ``--config`` takes for the configuration nearest to the paths."""
+"""Value of ``--config`` for the configuration nearest to the paths."""
 
 
 _WITH_MERGE = frozenset({"paths", "strict", "reports", "merge", "json", "quiet", "verbose"})
@@ -134,7 +134,7 @@ def _report(outcome: VerifyOutcome, wanted: Reports, shown: VerifyCommand) -> in
 
 
 def _show_merged(shown: VerifyCommand, wanted: Reports) -> int:
-    """Show what the documents of all parts come to; each of them knows whether warnings fail."""
+    """Print the combined result of the documents of all parts, which know whether warnings fail."""
     from ckpttool.cli.part_documents import merge_verdicts, read_parts
     from ckpttool.cli.reports import check_targets
     from ckpttool.runs.listing import LIST_SCHEMA
@@ -171,8 +171,8 @@ def _configuration(
 ) -> VerifyConfig | None:
     """Return the configuration that applies: one that is named, or one found if no path is given.
 
-    With paths, one is found only if that was asked for: a configuration beside a stranger's checkpoint must
-    not loosen what is checked. ``given`` names the attributes of a prediction that the command line gives.
+    With paths, one is searched only for ``--config auto``: a configuration next to a downloaded checkpoint
+    must not loosen checks. ``given`` names the attributes of a prediction that the command line gives.
     """
     from ckpttool.cli.config import find_config, read_document
     from ckpttool.cli.verify_config import read_config

@@ -1,4 +1,4 @@
-"""``[verify]`` and ``[[verify.rule]]`` of a configuration, and what they ask of each checkpoint.
+"""``[verify]`` and ``[[verify.rule]]`` of a configuration, and the settings of each checkpoint.
 
 All rules that match a checkpoint apply, later ones over earlier ones.
 """
@@ -27,14 +27,14 @@ _ONE_OF = {"input": "input_shapes", "input_shapes": "input"}
 
 @dataclass(frozen=True, slots=True)
 class VerifyRule:
-    """What is asked of the checkpoints that match a glob; what is None or absent is left to other rules.
+    """Settings for checkpoints that match a glob; None and missing ones are left to other rules.
 
     Attributes:
-        origin: Where it stands: the file and the place in it.
+        origin: Path and heading of the rule.
         glob: Of paths relative to the file.
         predict: Whether they are loaded and run.
         prediction_options: Attributes of a ``PredictionRequest``.
-        ignores: Findings that are expected: they are shown, and those of safety or loading stay.
+        ignores: Expected findings; they are shown. Those of safety or loading can't be ignored.
     """
 
     origin: str
@@ -72,15 +72,15 @@ class VerifyRule:
 
 @dataclass(frozen=True, slots=True)
 class VerifyConfig:
-    """What a configuration says of ``verify``.
+    """The table ``[verify]`` of a configuration.
 
     Attributes:
         path: The file, as the user knows it.
-        paths: What is looked at where no PATH is given, as seen from the current directory.
-        exclude: Globs that are passed over.
+        paths: Paths to verify without a PATH, relative to the current directory.
+        exclude: Globs of skipped paths.
         strict: Whether warnings fail.
         rules: In the order of the file; later ones override earlier ones.
-        is_named: Whether the user named it: then what it says is his own word.
+        is_named: Whether the user named it, which makes it trusted.
     """
 
     path: str
@@ -102,23 +102,23 @@ class VerifyConfig:
 
 
 def read_config(document: ConfigDocument, *, given: Collection[str] = ()) -> VerifyConfig:
-    """Return what a configuration says of ``verify``.
+    """Return the table ``[verify]`` of a configuration.
 
     Args:
         given: Attributes of a ``PredictionRequest`` that the command line gives, and ``predict``.
 
     Raises:
-        UsageError: It says what it can't, or may not.
+        UsageError: It is wrong, or needs trust.
     """
     values = read(VerifyConfig, document, "verify", given=given)
     return VerifyConfig(document.path, is_named=document.is_named, **values)
 
 
-# What is asked of one checkpoint --------------------------------------------------------------------
+# Settings of a checkpoint ----------------------------------------------------------------------------
 
 
 class PredictionSettings(NamedTuple):
-    """What is asked of one checkpoint, and by which rules; no ``request`` means no prediction."""
+    """The settings of a checkpoint, and their rules; without a ``request`` there is no prediction."""
 
     request: PredictionRequest | None
     ignores: tuple[Ignore, ...]
@@ -128,7 +128,7 @@ class PredictionSettings(NamedTuple):
 def settings_for(
     config: VerifyConfig, path: str, *, predict: bool = False, given: Mapping[str, Any] | None = None
 ) -> PredictionSettings:
-    """Return what is asked of a checkpoint.
+    """Return the settings of a checkpoint.
 
     Args:
         config: Its rules are taken in order; each key has the value that was said last.
@@ -171,7 +171,7 @@ def _require_own_code(
     config: VerifyConfig, rules: Sequence[VerifyRule], given: Mapping[str, Any], options: Mapping[str, Any]
 ) -> None:
     """Require that code which the rules name is as much the user's own as their file has to be."""
-    from ckpttool.cli.config_trust import code_ownership_doubt
+    from ckpttool.cli.config import code_ownership_doubt
 
     for name in ("model", "optimizer"):
         if name in given or options.get(name) is None:
@@ -189,8 +189,8 @@ def unused_rules(
     """Return a sentence for each rule that no checkpoint matched, and each ignore that matched no finding.
 
     Args:
-        config: Whose own paths were looked at, with all checks; otherwise there is nothing to wonder about.
-        judged: What was asked of each checkpoint, and what came of it.
+        config: Its own paths must have been verified, with all checks.
+        judged: Settings and verdict of each checkpoint.
     """
     matched = {rule.origin for settings, _ in judged for rule in settings.rules}
     used = {

@@ -105,11 +105,11 @@ _IMPLYING = (
     "labels",
     "resume_step",
 )
-"""Attributes that nobody gives who wants no prediction."""
+"""Attributes that imply a prediction."""
 
 
 def implies_prediction(options: Mapping[str, Any]) -> bool:
-    """Tell whether what was given asks for a prediction, though ``--predict`` was not."""
+    """Return whether options imply a prediction without ``--predict``."""
     return any(name in _IMPLYING for name in options)
 
 

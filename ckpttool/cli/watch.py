@@ -1,4 +1,4 @@
-"""``ckpttool watch``: as checkpoints land, verify them, and do what a configuration asks for."""
+"""``ckpttool watch``: verify new checkpoints, and rename, copy, prune and log them as configured."""
 
 from __future__ import annotations
 
@@ -8,24 +8,39 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ckpttool.cli.config import ConfigDocument, nearest_document
+from ckpttool.cli.config_keys import beside, naming_template, paths_key, read
 from ckpttool.cli.options import config_option, interval_option, json_option, quiet_option
 from ckpttool.cli.output import print_json, say, say_error, say_warning
+from ckpttool.cli.verify_config import VerifyConfig, read_config
 from ckpttool.core.errors import UsageError
-from ckpttool.core.options import EXECUTION_PANEL, SELECTION_PANEL, argument, jobs_option, option, same_option
+from ckpttool.core.options import (
+    EXECUTION_PANEL,
+    SELECTION_PANEL,
+    Reach,
+    WrongValue,
+    argument,
+    jobs_option,
+    option,
+    same_option,
+)
 from ckpttool.core.text import printable, seconds
+from ckpttool.core.urls import is_url
 from ckpttool.runs.scope import Scope
 from ckpttool.storage import fs
 
 if TYPE_CHECKING:
-    from ckpttool.cli.watch_config import WatchSettings
     from ckpttool.runs.members.entry import Entry
     from ckpttool.runs.members.full_read import Progress
-    from ckpttool.runs.watching import Judgement, WatchEvent, WatchRequest
+    from ckpttool.runs.pruning.request import PruneRequest
+    from ckpttool.runs.watching import Judgement, Step, WatchEvent, WatchRequest
+    from ckpttool.transaction.paths import Problem
 
 _FAILED = "failed"
 _ON_STDERR = (_FAILED, "warning")
@@ -59,7 +74,6 @@ def watch(command: WatchCommand) -> int:
     Without DIR, the nearest ckpttool.toml says what follows; with DIR, only one that --config names does.
     SIGTERM and Ctrl-C end the watch once what was begun is finished.
     """
-    from ckpttool.cli.watch_config import watch_settings
     from ckpttool.runs.watching import DirectoryWatch
     from ckpttool.runs.watching import watch as watch_all
 
@@ -114,7 +128,7 @@ def _request(
 
 
 def _verify(entry: Entry, progress: Progress, settings: WatchSettings, jobs: int | None) -> Judgement:
-    """Verify a checkpoint as ``verify`` does; return the verdict, and what makes it fail, or None."""
+    """Verify a checkpoint as ``verify`` does; return the verdict, and the reason if it fails."""
     from ckpttool.cli.verify_config import settings_for
     from ckpttool.core.report import Severity
     from ckpttool.ops.ignored_findings import apply_ignores
@@ -143,14 +157,155 @@ def _verify(entry: Entry, progress: Progress, settings: WatchSettings, jobs: int
     return found, f"{word}: {f'{worst.where}: ' if worst.where else ''}{worst.message}"
 
 
+# Configuration --------------------------------------------------------------------------------------
+
+
+VERIFY = "verify"
+_NEEDS = {
+    "rename": "a template in [naming]",
+    "copy": "copy-to",
+    "prune": "a rule in [retention]",
+    "log": "log-to",
+}
+"""Configuration that each step but the first needs."""
+_NAMES = (VERIFY, *_NEEDS)
+_STEPS = f"a list of {', '.join(_NAMES)}; verify is always one of them"
+_target = partial(option, reach=Reach.TARGET)
+
+
+def _copy_target(place: str, directory: str) -> str:
+    return place if is_url(place) else beside(place, directory)
+
+
+def _log_target(text: str, directory: str) -> str:
+    from ckpttool.runs.metrics.trackers import tracker_of
+
+    tracker, (prefix, _, place) = tracker_of(text), text.partition(":")
+    is_directory = tracker is not None and tracker.is_directory
+    return f"{prefix}:{beside(place, directory)}" if is_directory else text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchSettings:
+    """The table ``[watch]``, with paths relative to the current directory, and the configured steps.
+
+    Attributes:
+        config: The table ``[verify]``; None without a configuration.
+        steps: Configured steps by name, in their order, each a ``runs.watching.Step``.
+    """
+
+    directories: tuple[str, ...] = paths_key("Directories to watch, relative to this file.")
+    names: tuple[str, ...] | None = option(
+        "steps",
+        help="Do only this. [default: verify, and all that is configured]",
+        expected=_STEPS,
+        schema={"type": "array", "items": {"enum": [*_NAMES]}, "minItems": 1},
+        example=[VERIFY, "prune"],
+        reach=Reach.HARMLESS,
+    )
+    copy_to: str | None = _target(
+        "copy-to", help="Copy valid checkpoints there.", resolve=_copy_target, example="s3://bucket/runs"
+    )
+    log_to: str | None = _target(
+        "log-to", help="Record valid checkpoints there.", resolve=_log_target, example="mlflow:digits"
+    )
+    interval: str = interval_option("Time between two looks.", default="10s")
+    config: VerifyConfig | None = None
+    exclude: tuple[str, ...] = ()
+    steps: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.names is not None and VERIFY not in self.names:
+            raise WrongValue(_STEPS).of("steps", [*self.names])
+
+
+def read_watch(document: ConfigDocument) -> WatchSettings:
+    """Return the table ``[watch]``."""
+    values = read(WatchSettings, document, "watch")
+    try:
+        return WatchSettings(**values)
+    except UsageError as failure:
+        raise document.wrong("watch", str(failure)) from failure
+
+
+def watch_settings(
+    directories: Sequence[str], config: str | None, exclude: Sequence[str], jobs: int | None
+) -> WatchSettings:
+    """Return the settings of the command line, over those of the named or else the nearest configuration."""
+    from ckpttool.cli.retention_config import read_retention
+
+    document = None if directories and not config else nearest_document(config)
+    if document is None:
+        return WatchSettings(directories=tuple(directories) or (os.curdir,), exclude=tuple(exclude))
+    checks = read_config(document)
+    exclude = (*checks.exclude, *exclude)
+    table = read_watch(document)
+    configured = dict(_configured_steps(document, table, exclude, jobs))
+    names = table.names or (VERIFY, *configured)
+    if missing := [name for name in names if name not in (VERIFY, *configured)]:
+        raise document.wrong("watch", f"steps: {missing[0]} needs {_NEEDS[missing[0]]}")
+    if {"copy", "prune"} <= {*names}:
+        retention = read_retention(document, given=("yes",))
+        rule = None if retention is None or retention.policies is None else retention.policies.alteration
+        if rule is not None:
+            why = f"copy-to goes with no {rule.key} in [retention]: what is slimmed is no copy"
+            raise document.wrong("watch", why)
+    return replace(
+        table,
+        directories=tuple(directories) or table.directories,
+        config=checks,
+        exclude=tuple(exclude),
+        steps={name: step for name, step in configured.items() if name in names},
+    )
+
+
+# The steps ------------------------------------------------------------------------------------------
+
+
+def _configured_steps(
+    document: ConfigDocument, table: WatchSettings, exclude: Sequence[str], jobs: int | None
+) -> Iterator[tuple[str, Step]]:
+    """Yield the names of the steps that the tables ask for, in their order, and the steps."""
+    from ckpttool.runs.watch_steps import copy_step, log_step, rename_step
+
+    if (template := naming_template(document)) is not None:
+        yield "rename", rename_step(template, exclude)
+    if table.copy_to is not None:
+        yield "copy", copy_step(table.copy_to, exclude, jobs)
+    if (step := _prune_step(document, exclude, jobs)) is not None:
+        yield "prune", step
+    if table.log_to is not None:
+        yield "log", log_step(table.log_to, jobs)
+
+
+def _prune_step(document: ConfigDocument, exclude: Sequence[str], jobs: int | None) -> Step | None:
+    from ckpttool.cli.retention_config import read_retention, retention_for, unmatched_rules
+    from ckpttool.runs.watch_steps import prune_step
+
+    given: dict[str, Any] = {"exclude": tuple(exclude), "yes": True}  # a watch asks no questions
+    given |= {} if jobs is None else {"jobs": jobs}
+    retention = read_retention(document, given=given)
+    if retention is None or not retention.has_rules:
+        return None
+    under = partial(retention_for, given=given, config=document)
+
+    def request_for(directory: str) -> PruneRequest:
+        return under([directory]).requests()[0]
+
+    def obstacles(request: PruneRequest) -> list[Problem]:
+        return unmatched_rules(under([request.directory]), [request])
+
+    return prune_step(request_for, obstacles, trash=under([os.curdir]).trash)
+
+
 # Ending ---------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def _ending_by_signals() -> Iterator[tuple[Callable[[float], bool], Callable[[], bool]]]:
-    """Yield what waits until somebody asks for the end, and what tells whether somebody has.
+    """Yield a function that waits until a signal comes, and one that returns whether it has.
 
-    A second signal does what it does without us.
+    A second signal has its usual effect.
     """
     woken, waker = socket.socketpair()
     before: dict[int, Any] = {}
@@ -188,7 +343,7 @@ class _EventLines:
         self._counts: Counter[str] = Counter()
 
     def print(self, event: WatchEvent) -> None:
-        """Print what happened to stdout, and what failed to stderr."""
+        """Print an event to stdout, or a failure to stderr."""
         status = event.status
         self._counts[status] += 1
         if status == _FAILED:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.cli import config_trust
+from ckpttool.cli import config as config_module
 from ckpttool.cli.config import read_document
 from ckpttool.cli.verify_config import read_config, settings_for
 from tests.support.configs import trusted_config, write
@@ -75,7 +75,7 @@ def test_anothers_file(run, files: Path, tmp_path: Path, monkeypatch: pytest.Mon
     fields[4] = os.geteuid() + 4321
     theirs = os.stat_result(fields)
     monkeypatch.setattr(
-        config_trust.os,
+        config_module.os,
         "lstat",
         lambda path, **more: theirs if str(path).endswith("nets.py") else real(path, **more),
     )
@@ -90,9 +90,9 @@ def test_modules_in_the_current_directory(run, files: Path, reference: str) -> N
     Path(file).chmod(0o666)
     assert run("verify") == refused(file, "every user can write to it")
     Path(file).chmod(0o644)
-    assert config_trust.code_ownership_doubt(reference) is None
+    assert config_module.code_ownership_doubt(reference) is None
     Path.cwd().chmod(0o777)
-    assert config_trust.code_ownership_doubt(reference) == ".: every user can write to it"
+    assert config_module.code_ownership_doubt(reference) == ".: every user can write to it"
     told = f"not safe from others: {Path.cwd()}: every user can write to it (--config ckpttool.toml uses"
     assert f"predict runs code, and the file is {told}" in run("verify").err
     Path.cwd().chmod(0o700)
@@ -101,10 +101,10 @@ def test_modules_in_the_current_directory(run, files: Path, reference: str) -> N
 
 def test_what_is_installed_and_what_is_ones_own_is_not_doubted(files: Path) -> None:
     project(files)
-    assert config_trust.code_ownership_doubt("torch.nn:Linear") is None
-    assert config_trust.code_ownership_doubt("code.nets:Net") is None
-    assert config_trust.code_ownership_doubt(f"{Path.cwd()}/code/nets.py:Net") is None
-    assert config_trust.code_ownership_doubt(f"{Path.cwd()}/nowhere.py:Net") is None
+    assert config_module.code_ownership_doubt("torch.nn:Linear") is None
+    assert config_module.code_ownership_doubt("code.nets:Net") is None
+    assert config_module.code_ownership_doubt(f"{Path.cwd()}/code/nets.py:Net") is None
+    assert config_module.code_ownership_doubt(f"{Path.cwd()}/nowhere.py:Net") is None
 
 
 def test_what_is_not_run_is_not_refused(run, files: Path) -> None:

@@ -14,8 +14,8 @@ from jsonschema import Draft7Validator
 
 from ckpttool import UsageError
 from ckpttool.cli.config import ConfigDocument, read_document
+from ckpttool.cli.config_commands import config_entries, config_schema, config_template
 from ckpttool.cli.config_keys import read_value, schema_of
-from ckpttool.cli.config_tables import config_entries, config_schema, config_template
 from ckpttool.cli.verify_config import read_config
 from ckpttool.containers.toml import parse_toml
 from ckpttool.core.options import Option

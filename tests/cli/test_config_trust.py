@@ -12,14 +12,13 @@ from pathlib import Path
 import pytest
 
 from ckpttool import UsageError
-from ckpttool.cli import config_trust
-from ckpttool.cli.config import read_document
+from ckpttool.cli import config as config_module
+from ckpttool.cli.config import ownership_doubt, read_document
 from ckpttool.cli.config_keys import keys as keys_of
 from ckpttool.cli.config_keys import read
-from ckpttool.cli.config_trust import ownership_doubt
 from ckpttool.cli.retention_config import read_retention
 from ckpttool.cli.verify_config import read_config
-from ckpttool.cli.watch_config import watch_settings
+from ckpttool.cli.watch import watch_settings
 from ckpttool.core.options import Reach, option
 from tests.cli.test_watch import Watched
 from tests.support.commands import Answer, Run, refusals, transcript
@@ -368,7 +367,7 @@ def test_the_record_is_the_users_own(run: Run) -> None:
     record().write_text("")
     assert "the file is no longer what was trusted" in watch_error(run)
     record().unlink()
-    os.mkfifo(config_trust._record_path("ckpttool.toml"))
+    os.mkfifo(config_module._record_path("ckpttool.toml"))
     assert "the file is not trusted" in watch_error(run)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from ckpttool import UsageError
 from ckpttool.cli.config import read_document
-from ckpttool.cli.config_tables import config_entries, config_template
+from ckpttool.cli.config_commands import config_entries, config_template
 from ckpttool.containers.toml import parse_toml
 from tests.support.commands import Run, refusals, transcript
 from tests.support.configs import all_keys, write

@@ -12,7 +12,7 @@ import pytest
 
 from ckpttool import CheckpointError, MissingPackage, Unsupported, UsageError, verify
 from ckpttool.__main__ import main
-from ckpttool.cli.streams import SafeStderr
+from ckpttool.cli.output import SafeStderr
 from ckpttool.core.urls import without_secrets, without_signatures
 from ckpttool.integrations import clients
 from ckpttool.integrations.clients import client_errors_as_unsupported

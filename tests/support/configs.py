@@ -6,10 +6,9 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
-from ckpttool.cli.config import ConfigDocument, read_document
+from ckpttool.cli.config import ConfigDocument, confirm_trust, read_document
+from ckpttool.cli.config_commands import tables
 from ckpttool.cli.config_keys import keys
-from ckpttool.cli.config_tables import TABLES
-from ckpttool.cli.config_trust import confirm_trust
 from ckpttool.cli.verify_config import VerifyConfig, read_config
 from ckpttool.core.options import Option
 
@@ -17,7 +16,7 @@ from ckpttool.core.options import Option
 def all_keys() -> dict[str, Mapping[str, Option]]:
     """Return the keys of each table and of its rules, by names such as ``verify.rule``."""
     found = {}
-    for name, (record, _) in TABLES.items():
+    for name, (record, _) in tables().items():
         found[name] = keys(record)
         found |= {f"{name}.{key}": keys(row.item) for key, row in found[name].items() if row.item}
     return found

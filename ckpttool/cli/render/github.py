@@ -1,4 +1,4 @@
-"""What GitHub Actions shows of a run of ``verify``: annotations, and the summary of a job.
+"""Output of ``verify`` for GitHub Actions: annotations, and the summary of a job.
 
 Source: docs.github.com, "Workflow commands for GitHub Actions"; escaping as actions/toolkit does it.
 """
@@ -48,7 +48,7 @@ def workflow_commands(
 
     Args:
         verifications: Of the findings of one severity, those that GitHub shows become annotations.
-        failures: What could not be looked at.
+        failures: Errors that prevented a verdict.
         root: The root of the sources, which GitHub's paths start from.
         strict: Whether warnings fail.
     """
@@ -91,16 +91,16 @@ MAX_BYTES = 1_000_000
 MAX_FINDINGS = 20
 _LONGEST = 300
 _MARKS = {Status.PASSED: "✓", Status.PARTIAL: "partial", Status.FAILED: "✗", Status.SKIPPED: "–"}
-# What can't begin or end anything in Markdown, HTML or GitHub's links; an underscore only inside a word.
+# Characters without a meaning in Markdown, HTML or GitHub's links; an underscore only inside a word.
 _UNFIT = re.compile(r"[^\w \-./,=+()…]|(?<![^\W_])_|_(?![^\W_])|(?<=www)\.", re.IGNORECASE)
 
 
 def summary(verifications: Sequence[Verification], failures: Sequence[CheckpointError] = ()) -> str:
-    """Return the summary, the worst checkpoints first; what GitHub would not take is counted instead.
+    """Return the summary, the worst checkpoints first; rows beyond GitHub's limit are counted.
 
     Args:
         verifications: Each becomes a row of the table.
-        failures: What could not be looked at.
+        failures: Errors that prevented a verdict.
     """
     ordered = sorted(verifications, key=lambda one: VERDICTS.index(verdict_word(one)))
     budget = _ByteBudget(MAX_BYTES)
@@ -120,7 +120,7 @@ def summary(verifications: Sequence[Verification], failures: Sequence[Checkpoint
 
 
 class _ByteBudget:
-    """Bytes that are left; half of them at most go to one part, so that there are some for the next."""
+    """Remaining bytes; one part takes at most half of them."""
 
     def __init__(self, nbytes: int) -> None:
         self._left = nbytes

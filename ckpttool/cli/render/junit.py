@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 MAX_FINDINGS = 100
 """Findings that a case names; a model of another kind differs in thousands."""
 _COUNTS = ("tests", "failures", "errors")
-"""The counts that stand on all suites together; the schema has no place there for those skipped."""
+"""Totals of all suites; the schema has no attribute for skipped ones there."""
 _NO_TIMES: Mapping[str, float] = MappingProxyType({})
 
 
 class _Case(NamedTuple):
-    """A case: ``outcome`` is the element that tells why it did not pass, or None."""
+    """A test case; ``outcome`` is the element with the reason why it didn't pass, or None."""
 
     name: str
     outcome: str | None
@@ -53,7 +53,7 @@ def junit(
 
     Args:
         verifications: Each becomes a suite.
-        failures: What could not be looked at; each becomes a suite with an error.
+        failures: Errors that prevented a verdict; each becomes a suite with an error.
         seconds: How long each checkpoint took, by path.
     """
     from xml.etree.ElementTree import Element, indent, tostring
@@ -97,7 +97,7 @@ def _suite(path: str, cases: Sequence[_Case], seconds: float) -> Element:
 
 
 def _cases(verification: Verification) -> list[_Case]:
-    """Return a case for each check, and one for what belongs to none: an error is never left out."""
+    """Return a case for each check, and one for findings without a check."""
     cases = []
     for check in verification.checks:
         findings = findings_of(check, verification.findings)
@@ -126,7 +126,7 @@ def _case(check: Check, findings: Sequence[Finding]) -> _Case:
 
 
 def _first_sentence(findings: Sequence[Finding]) -> str:
-    """Return the worst finding, which is all that some viewers show, and how many more there are."""
+    """Return the worst finding, as some viewers show no others, and the number of the others."""
     ranked = sorted(filter(is_open, findings), key=lambda one: SEVERITIES.index(one.severity))
     more = f" (and {len(ranked) - 1:,} more)" if len(ranked) > 1 else ""
     return f"{finding_sentence(ranked[0])}{more}" if ranked else ""

@@ -109,7 +109,7 @@ def _largest(pairs: Iterable[tuple[Key, float]]) -> dict[Key, float]:
 
 
 def _axis_of(drift: Drift) -> tuple[str, list[str]]:
-    """Return by what the points of a series are named: epochs or steps if each has its own, or files."""
+    """Return the labels of a series' points: epochs or steps if they are unique, or files."""
     for axis in ("epoch", "step"):
         values = [getattr(point, axis) for point in drift.points]
         if None not in values and len({*values}) == len(values):
@@ -120,7 +120,7 @@ def _axis_of(drift: Drift) -> tuple[str, list[str]]:
 # list -----------------------------------------------------------------------------------------------
 
 MOST_RUNS = 24
-"""More lines than that nobody tells apart."""
+"""Limit on lines that can be distinguished."""
 
 
 def series_picture(kind: str, title: str, listing: Listing) -> bytes:
@@ -128,8 +128,8 @@ def series_picture(kind: str, title: str, listing: Listing) -> bytes:
 
     Args:
         kind: ``svg`` or ``png``.
-        title: What was looked at.
-        listing: With what a policy would keep, if that is to be marked.
+        title: Directories of the listing.
+        listing: Checkpoints, with the plan of a policy if it is to be marked.
     """
     several = [one for one in listing.series if len(one.checkpoints) > 1] or list(listing.series)
     largest = sorted(several, key=lambda one: -len(one.checkpoints))[:MOST_RUNS]
@@ -157,7 +157,7 @@ def _runs_panel(series: Sequence[ListedSeries], best: str | None) -> Drawing:
 
 
 def _names_of(keys: Sequence[str]) -> list[str]:
-    """Return what tells runs apart: their keys without the directories that all share."""
+    """Return short names of runs: their keys without common directories."""
     shared = os.path.commonpath([os.path.dirname(key) for key in keys]) if len(keys) > 1 else ""
     return [os.path.relpath(key, shared) if shared else key for key in keys]
 

@@ -46,8 +46,8 @@ def sarif(
 
     Args:
         verifications: Each becomes an artifact; their findings become results, errors first.
-        failures: What could not be looked at; the run counts as failed then.
-        root: The root of the sources: what lies below is named from there.
+        failures: Errors that prevented a verdict; the run counts as failed then.
+        root: The root of the sources, to which paths are relative.
     """
     findings = [(at, finding) for at, one in enumerate(verifications) for finding in one.findings]
     findings.sort(key=lambda one: (not is_open(one[1]), SEVERITIES.index(one[1].severity)))
@@ -95,7 +95,7 @@ def _driver(findings: Sequence[_Found], rules: Mapping[str, int]) -> dict[str, A
 
 
 def _rule(finding: Finding) -> dict[str, Any]:
-    """Return what a code means, what to do, how bad it is, and a score for what is dangerous."""
+    """Return the rule of a code: meaning, remedy, severity, and a score if it is dangerous."""
     row = explanations().get(finding.code)
     words = finding.code.split("-")
     name = "".join(word.capitalize() for word in words)  # as the specification spells its examples
@@ -115,7 +115,7 @@ def _rule(finding: Finding) -> dict[str, Any]:
 
 
 def _invocation(failures: Sequence[CheckpointError], left: int, root: str | None) -> dict[str, Any]:
-    """Return what became of the run: it failed if a checkpoint could not be read."""
+    """Return the invocation: it failed if a checkpoint could not be read."""
     notifications: list[dict[str, Any]] = [
         {
             "level": "error",

@@ -1,14 +1,18 @@
-"""Text on a terminal: styles, and how many columns it takes."""
+"""Text on a terminal: styles, widths, and tables with fewer columns on a narrow one."""
 
 from __future__ import annotations
 
+import os
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import IntEnum
+from typing import NamedTuple
 
 from ckpttool.core.text import ELLIPSIS, fitting_prefix, without_middle
 
 
 class Style(IntEnum):
-    """How a text stands out: what a terminal calls it (ECMA-48, SGR)."""
+    """Style of a text, by its number in ECMA-48 (SGR)."""
 
     BOLD, DIM = 1, 2
     RED, GREEN, YELLOW, CYAN = 31, 32, 33, 36
@@ -32,7 +36,7 @@ def shorten(name: str, room: int, start: int | None = None) -> str:
     Args:
         name: The name.
         room: Columns that it may take.
-        start: Columns of its beginning that stay; by default a third.
+        start: Columns of its beginning that are kept; by default a third.
     """
     return without_middle(name, room, display_width, start)
 
@@ -47,5 +51,200 @@ def display_width(text: str) -> int:
 
 
 def pad(text: str, width: int) -> str:
-    """Return a text with spaces behind it, up to a width in columns."""
+    """Return a text padded with spaces to a width in columns."""
     return text + " " * (width - display_width(text))
+
+
+# Tables ---------------------------------------------------------------------------------------------
+
+
+GAP = 2
+_NARROWEST_NAME = 40
+"""Columns of a name before further columns are hidden."""
+NARROWEST_TEXT = 24
+"""Columns that names and texts have where there is not enough room for both."""
+
+
+class TextTable(NamedTuple):
+    """A table: its lines, heading first, and the headings of columns for which it is too narrow."""
+
+    lines: list[str]
+    left_out: list[str]
+
+    def indented(self, colour: bool) -> list[str]:
+        """Return the lines indented below a sentence, and the hidden headings."""
+        heading, *rows = self.lines
+        lines = [f"  {styled(heading, Style.DIM, colour)}", *(f"  {row}" for row in rows)]
+        if self.left_out:
+            lines.append(styled(f"  hidden for lack of width: {', '.join(self.left_out)}", Style.DIM, colour))
+        return lines
+
+
+def text_table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    width: int,
+    left: Collection[str] = (),
+    dispensable: Sequence[str] = (),
+    narrowest: int = _NARROWEST_NAME,
+) -> TextTable:
+    """Return rows below their headings, within ``width`` columns if that is possible.
+
+    Columns with empty cells only are left out silently; names, in the first column, are shortened in the
+    middle.
+
+    Args:
+        headings: One for each column.
+        rows: As many cells each.
+        width: Columns of the terminal.
+        left: Headings of columns aligned on the left; the first column always is.
+        dispensable: Headings of columns that a narrow table hides, in this order.
+        narrowest: Columns of a name before further columns are hidden.
+    """
+    widths = [max(display_width(line[at]) for line in (headings, *rows)) for at in range(len(headings))]
+    behind = [at for at in range(1, len(headings)) if any(row[at] for row in rows)]
+    names = [headings[0], *(row[0] for row in rows)]
+    room = width - max(map(display_width, shorten_names(names, narrowest)))
+    behind, left_out = columns_that_fit(room, behind, headings, widths, dispensable)
+    room = max(min(narrowest, NARROWEST_TEXT), width - sum(widths[at] + GAP for at in behind))
+    names = shorten_names(names, room)
+    widths[0] = max(map(display_width, names))
+    lines = []
+    for name, row in zip(names, (headings, *rows), strict=True):
+        cells = [pad(name, widths[0])]
+        cells += [
+            pad(row[at], widths[at]) if headings[at] in left else row[at].rjust(widths[at]) for at in behind
+        ]
+        lines.append((" " * GAP).join(cells).rstrip())
+    return TextTable(lines, left_out)
+
+
+def columns_that_fit(
+    room: int,
+    columns: Iterable[int],
+    headings: Sequence[str],
+    widths: Sequence[int],
+    dispensable: Iterable[str],
+) -> tuple[list[int], list[str]]:
+    """Return the columns that fit, with a gap before each, and the headings of the others, in order."""
+    shown, left_out = list(columns), []
+    for heading in dispensable:
+        if sum(GAP + widths[at] for at in shown) <= room:
+            break
+        at = headings.index(heading)
+        if at in shown:
+            shown.remove(at)
+            left_out.append(heading)
+    return shown, left_out
+
+
+def aligned_pairs(pairs: Sequence[tuple[str, str]], between: str = "  ") -> list[str]:
+    """Return a line for each pair, indented, the second ones below one another."""
+    width = max((display_width(first) for first, _ in pairs), default=0)
+    return [f"  {pad(first, width)}{between}{second}" for first, second in pairs]
+
+
+def aligned_numbers(cells: Sequence[str]) -> list[str]:
+    """Return numbers padded to one width with aligned decimal points; empty cells stay empty."""
+    before = max(map(_decimal_point, cells), default=0)
+    aligned = [" " * (before - _decimal_point(cell)) + cell if cell else "" for cell in cells]
+    width = max(map(len, aligned), default=0)
+    return [cell.ljust(width) if cell else "" for cell in aligned]
+
+
+def _decimal_point(cell: str) -> int:
+    """Return where a number's decimal point is, or would be."""
+    if not is_number(cell):
+        return len(cell)
+    ends = [at for mark in ".e" if (at := cell.find(mark)) >= 0]
+    return min(ends, default=len(cell))
+
+
+def is_number(cell: str) -> bool:
+    """Return whether a cell is a number with digits: neither NaN nor inf."""
+    return cell.lstrip("-")[:1].isdigit()
+
+
+def shorten_names(names: Sequence[str], room: int) -> list[str]:
+    """Return names shortened to a number of columns; different ones stay different if possible.
+
+    First the directories that all paths share are dropped, then of each name a part without which it still
+    differs from the others; if there is none, the parts that are shared at both ends.
+    """
+    short = {name: name for name in names if display_width(name) <= room}
+    if len(short) == len(set(names)):
+        return [*names]
+    waiting = {name: path for name, path in _brief_paths(names).items() if name not in short}
+    short |= {name: path for name, path in waiting.items() if display_width(path) <= room}
+    waiting = {name: path for name, path in waiting.items() if name not in short}
+    for start in _cut_positions([*waiting.values()], room):
+        cuts = {name: shorten(path, room, start) for name, path in waiting.items()}
+        counts = Counter([*short.values(), *cuts.values()])
+        short |= {name: cut for name, cut in cuts.items() if counts[cut] == 1}
+        waiting = {name: path for name, path in waiting.items() if name not in short}
+        if not waiting:
+            break
+    begin = max(0, len(_shared_beginning([*waiting.values()])) - room // 3)
+    short |= {name: ELLIPSIS + fit(path[begin:], room - 1) for name, path in waiting.items()}
+    return [short[name] for name in names]
+
+
+def _shared_beginning(names: Sequence[str]) -> str:
+    return os.path.commonprefix(list(names))  # noqa: RUF071 - characters are meant, not components
+
+
+def _brief_paths(names: Iterable[str]) -> dict[str, str]:
+    """Return paths with an ellipsis for the directories that have no sibling among them."""
+    siblings: dict[str, set[str]] = defaultdict(set)
+    for name in names:
+        directory = name
+        while directory:
+            directory, _, part = directory.rpartition(os.sep)
+            siblings[directory].add(part)
+    brief = {}
+    for name in names:
+        parts, directory = list[str](), ""
+        *directories, last = name.split(os.sep)
+        for part in directories:
+            tells = len(siblings[directory]) > 1
+            if tells or parts[-1:] != [ELLIPSIS]:
+                parts.append(part if tells else ELLIPSIS)
+            directory = f"{directory}{os.sep}{part}" if directory else part
+        brief[name] = os.sep.join([*parts, last])
+    return brief
+
+
+def _cut_positions(names: Sequence[str], room: int) -> Iterator[int]:
+    """Yield how many columns of their beginning names may keep, the best first."""
+    if max(map(display_width, names), default=0) - room < display_width(_shared_beginning(names)):
+        yield 0
+    usual = (room - 1) // 3
+    yield from sorted(range(room), key=lambda start: abs(start - usual))
+
+
+def hanging_lines(head: str, text: str, width: int | None, indent: int) -> list[str]:
+    """Return a head and a wrapped text with a hanging indent; the text begins below a long head.
+
+    Args:
+        head: Text before it.
+        text: Text to wrap between words.
+        width: Columns of the terminal; None leaves the line whole.
+        indent: Columns before a text below its head.
+    """
+    start = display_width(head)
+    if width is None or start + display_width(text) <= width:
+        return [f"{head}{text}".rstrip()]
+    import textwrap
+
+    is_below = width - start < NARROWEST_TEXT
+    before = " " * (indent if is_below else start)
+    lines = textwrap.wrap(
+        text, width, initial_indent=before, subsequent_indent=before, break_on_hyphens=False
+    )
+    return [head.rstrip(), *lines] if is_below else [head + lines[0][start:], *lines[1:]]
+
+
+def more_line(count: int, colour: bool) -> str:
+    """Return the line below a table that not all rows are in."""
+    return styled(f"  … and {count:,} more (--all shows them)", Style.DIM, colour)

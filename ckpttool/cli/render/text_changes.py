@@ -1,4 +1,4 @@
-"""The text of what changes files: ``prune``, ``rename`` and ``undo``, ``convert`` and ``merge``.
+"""The texts of commands that change files: ``prune``, ``rename`` and ``undo``, ``convert`` and ``merge``.
 
 Each text ends, or begins, with one line that says what it comes to.
 """
@@ -12,14 +12,17 @@ from itertools import groupby
 from shlex import quote
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckpttool.cli.render.tables import (
+from ckpttool.cli.render.terminal import (
     NARROWEST_TEXT,
+    Style,
     aligned_numbers,
     aligned_pairs,
+    display_width,
     hanging_lines,
+    pad,
     shorten_names,
+    styled,
 )
-from ckpttool.cli.render.terminal import Style, display_width, pad, styled
 from ckpttool.cli.render.verdicts import finding_lines, survival_text
 from ckpttool.core.text import ELLIPSIS, counted, file_size, printable
 from ckpttool.formats.interface import natural_path
@@ -45,7 +48,7 @@ if TYPE_CHECKING:
 
 
 _MOST, _ALIKE, _FIRST = 24, 12, 5
-"""Where more than so many stay, or go, only the first few are shown of more than so many alike."""
+"""If more than 24 are kept or removed, only the first 5 of more than 12 with equal reasons are shown."""
 _MOST_FOREIGN_FILES = 4
 _WIDEST_REASON = 40
 """Columns for reasons where there is not enough room for names and all of them."""
@@ -53,7 +56,7 @@ _INDENT = len("  remove  ")
 
 
 class _PlanRow(NamedTuple):
-    """A line of a plan: a checkpoint's, or a note that says how many more there are."""
+    """A line of a plan: a checkpoint, or a note on the number of others."""
 
     verb: str
     name: str
@@ -64,15 +67,15 @@ class _PlanRow(NamedTuple):
 def plan_text(
     groups: Sequence[GroupPlan], *, width: int | None = None, colour: bool = False, verbose: bool = False
 ) -> str:
-    """Return what becomes of each series.
+    """Return the plan of each series.
 
-    What is a series of its own and stays is counted, unless ``verbose``: nobody asked for it. Of long series
-    the first few are shown.
+    Series of one checkpoint that is kept are only counted, unless ``verbose``. Long series are folded to the
+    first few.
 
     Args:
         groups: The series.
         width: Columns of the terminal; None leaves every line whole.
-        colour: Whether what goes is coloured.
+        colour: Whether to colour removals.
         verbose: Whether everything is shown.
     """
     shown = [one for one in groups if verbose or not (_is_single(one) or _is_without_rules(one))]
@@ -110,7 +113,7 @@ def _kept_notes(groups: Sequence[GroupPlan]) -> Iterator[str]:
 
 
 def _is_single(group: GroupPlan) -> bool:
-    """Tell whether a series is one sound checkpoint that stays, of which nothing need be said."""
+    """Return whether a series is a single valid checkpoint that is kept."""
     if (
         len(group.keep) != 1
         or group.remove
@@ -124,12 +127,12 @@ def _is_single(group: GroupPlan) -> bool:
 
 
 def _is_without_rules(group: GroupPlan) -> bool:
-    """Tell whether nobody asked for anything of a series, and nothing came of it."""
+    """Return whether a series has neither a request nor a result."""
     return group.policy is None and group.failed is None
 
 
 def _group_lines(group: GroupPlan, width: int | None, colour: bool, verbose: bool) -> Iterator[str]:
-    is_listed = group.policy is None and not group.remove  # a failed run, which nobody wants to remove
+    is_listed = group.policy is None and not group.remove  # a failed run, excepted from removal
     remarks = {
         "left alone": None if is_listed else group.skipped,
         "failed": group.failed,
@@ -182,12 +185,12 @@ def _rows(group: GroupPlan, verbose: bool) -> list[_PlanRow]:
 
 
 def _about(group: GroupPlan, entry: Entry) -> str:
-    """Return how many bytes slimming a checkpoint frees; of a file that is written anew, about."""
+    """Return the bytes that slimming a checkpoint frees, which are approximate for a rewritten file."""
     return f"{'' if entry.state.files else 'about '}{file_size(group.slim_bytes(entry))}"
 
 
 def _foreign_words(entry: Entry) -> str:
-    """Return which files go with a checkpoint that aren't its own: nobody may have another copy of them."""
+    """Return the other files that would be removed with a checkpoint, of which there may be no copy."""
     names = entry.foreign_files
     if not names:
         return ""
@@ -223,7 +226,7 @@ def _fold_alike(
 
 
 def total_line(pruned: Pruned, *, colour: bool = False) -> str:
-    """Return what a prune came to, in one line; further ones say what is too large, and how to undo it."""
+    """Return the result of a prune in one line; further lines have limits exceeded, and how to undo it."""
     excess = () if pruned.declined or pruned.failed else excess_lines(pruned.plan)
     hints = (styled(hint, Style.DIM, colour) for hint in _hints(pruned))
     return "\n".join([_total_words(pruned), *excess, *hints])
@@ -260,7 +263,7 @@ def _total_words(pruned: Pruned) -> str:
 
 
 def _slimming_words(pruned: Pruned, removed: int, slimmed: int, checkpoints: str) -> str:
-    """Return what a prune came to that slims: ``would remove 3 and slim 4 of 10 checkpoints, …``."""
+    """Return the result of a prune that slims: ``would remove 3 and slim 4 of 10 checkpoints, …``."""
     is_trash = pruned.trash is not None
     about = "about " if pruned.dry_run and pruned.plan.is_estimate else ""
     size = about + file_size(pruned.trashed_bytes if is_trash else pruned.freed_bytes)
@@ -275,7 +278,7 @@ def _slimming_words(pruned: Pruned, removed: int, slimmed: int, checkpoints: str
 
 
 def question(planned: RetentionPlan, *, trash: bool, for_good: bool = False) -> str:
-    """Return what to ask before a plan is carried out; ``for_good`` where nothing is kept of what goes."""
+    """Return the question before a plan is applied; ``for_good`` if removals can't be undone."""
     if planned.slimmed:
         return _slimming_question(planned, trash=trash)
     checkpoints = f"{counted(len(planned.removals), 'checkpoint')} ({file_size(planned.freed_bytes)})"
@@ -295,7 +298,7 @@ def _slimming_question(planned: RetentionPlan, *, trash: bool) -> str:
 
 
 def _hints(pruned: Pruned) -> Iterator[str]:
-    """Yield how to restore what is in the trash now, and how to delete it."""
+    """Yield the commands that restore the trash or delete it."""
     places = {entry.directory for entry in pruned.plan.changed if entry.path not in pruned.failed}
     if pruned.dry_run or not pruned.trash or not places:
         return
@@ -310,7 +313,7 @@ def _hints(pruned: Pruned) -> Iterator[str]:
 
 
 def _failure_words(pruned: Pruned, removed: int) -> str:
-    """Return what a prune came to that could not do all that it was to."""
+    """Return the result of a prune that could not do everything."""
     reasons = list(dict.fromkeys(pruned.failed.values()))
     why = reasons[0] + (", …" if len(reasons) > 1 else "")
     is_trash = pruned.trash is not None
@@ -325,7 +328,7 @@ def _failure_words(pruned: Pruned, removed: int) -> str:
 
 
 def explain_text(explanation: Explanation, *, colour: bool = False) -> str:
-    """Return whether it stays, where it stands in its series, and what speaks for and against it."""
+    """Return the decision on a checkpoint, its position in its series, and the reasons for and against it."""
     return "\n".join(_explain_lines(explanation, colour))
 
 
@@ -347,13 +350,13 @@ def _explain_lines(explanation: Explanation, colour: bool) -> Iterator[str]:
 
 
 def empty_question(preview: Sequence[EmptiedTrash]) -> str:
-    """Return what to ask before the trash is emptied."""
+    """Return the question before the trash is emptied."""
     count, size = sum(len(one.removed) for one in preview), sum(one.freed_bytes for one in preview)
     return f"Delete {counted(count, 'checkpoint')} ({file_size(size)}) from the trash for good?"
 
 
 def empty_text(emptied: Sequence[EmptiedTrash]) -> str:
-    """Return what emptying the trash of some directories came to, in one line."""
+    """Return the result of emptying the trash of some directories, in one line."""
     count = sum(len(one.removed) for one in emptied)
     if not count:
         left = sum(one.left_bytes for one in emptied)
@@ -372,7 +375,7 @@ _COMMANDS = {"trash": "prune --trash", "prune": "prune", "rename": "rename", "re
 
 
 def rename_text(renamed: RenameResult, *, width: int | None = None, colour: bool = False) -> str:
-    """Return old and new names, and what it comes to."""
+    """Return old and new names, and the total."""
     pairs = rename_lines(renamed, width=width, colour=colour)
     return "\n\n".join(filter(None, (pairs, rename_total_line(renamed))))
 
@@ -394,7 +397,7 @@ def rename_lines(renamed: RenameResult, *, width: int | None = None, colour: boo
 
 
 def rename_total_line(renamed: RenameResult) -> str:
-    """Return what a rename came to, in one line."""
+    """Return the result of a rename in one line."""
     plan = renamed.planned.plan
     checkpoints = counted(plan.count, "checkpoint")
     count = len(renamed.renames)
@@ -416,7 +419,7 @@ def rename_total_line(renamed: RenameResult) -> str:
 
 
 def rename_question(planned: PlannedNames) -> str:
-    """Return what to ask before checkpoints are renamed."""
+    """Return the question before checkpoints are renamed."""
     references = f" and update {counted(planned.update_count, 'reference')}" if planned.update_count else ""
     return f"Rename {counted(len(planned.plan.renamings), 'checkpoint')}{references}?"
 
@@ -468,12 +471,13 @@ _COPY_VERBS = {
 
 
 def copy_text(copied: Copied, *, width: int | None = None, colour: bool = False) -> str:
-    """Return a line for each checkpoint, and what it comes to."""
+    """Return a line for each checkpoint, and the total."""
     return "\n".join([*_copy_lines(copied, width, colour), _copy_total(copied)])
 
 
 def _copy_lines(copied: Copied, width: int | None, colour: bool) -> Iterator[str]:
-    rows = [(_copy_verb(one, copied.dry_run), one, _copy_detail(one)) for one in copied.checkpoints]
+    words = {**_COPY_VERBS, "copied": "would copy"} if copied.dry_run else _COPY_VERBS
+    rows = [(words[one.status.value], one, _copy_detail(one)) for one in copied.checkpoints]
     verbs = max((len(verb) for verb, _, _ in rows), default=0)
     names = [printable(one.path) for one in copied.checkpoints]
     if width is not None:
@@ -485,10 +489,6 @@ def _copy_lines(copied: Copied, width: int | None, colour: bool) -> Iterator[str
         head = f"{pad(verb, verbs)}  {pad(name, widest)}  "
         for line in hanging_lines(head, detail, width, verbs + 2):
             yield styled(line, Style.YELLOW, colour and not one.is_there)
-
-
-def _copy_verb(one: CheckpointCopy, dry_run: bool) -> str:
-    return "would copy" if dry_run and one.status.value == "copied" else _COPY_VERBS[one.status.value]
 
 
 def _copy_detail(one: CheckpointCopy) -> str:
@@ -519,7 +519,7 @@ _MOST_DROPPED = 40
 
 
 def salvage_text(done: Salvaged, *, colour: bool = False) -> str:
-    """Return a line for what was salvaged, then what proves it, what was left out, and what is lost."""
+    """Return the result of a salvage, its evidence, the omitted parts, and the lost tensors."""
     size = file_size(done.nbytes)
     verb = "would salvage" if done.converted.dry_run else "salvaged"
     way = f"{printable(done.source)} → {printable(done.converted.target)}"
@@ -558,7 +558,7 @@ def logged_text(logged: Logged, *, colour: bool = False) -> str:
 
 
 def convert_text(converted: Converted, *, colour: bool = False) -> str:
-    """Return a line for what a conversion made, and below it its notes and what was dropped."""
+    """Return the result of a conversion in a line, with its notes and the dropped values below."""
     sources = converted.sources
     source = sources[0] if len(sources) == 1 else f"{len(sources):,} parts"
     if shares := converted.shares:

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ckpttool.cli.render.tables import TextTable, aligned_pairs, more_line, text_table
-from ckpttool.cli.render.terminal import Style, styled
+from ckpttool.cli.render.terminal import Style, TextTable, aligned_pairs, more_line, styled, text_table
 from ckpttool.core.tensor import Role
 from ckpttool.core.text import (
     LONGEST_VALUE,
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 MAX_ROWS = 40
 _MOST_VALUES, _MOST_MODULES, _MOST_THINGS, _MOST_REMARKS = 3, 4, 3, 4
 _IDENTITY = "fingerprint"
-"""What TensorFlow gives to each save of a model: long numbers that nobody reads."""
+"""TensorFlow's identifiers of each save: long numbers without meaning."""
 _PART_WORDS = {"optimizer": "optimizer state"}
 _KINDS = ("shape", "dtype", "values")
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -54,13 +53,13 @@ def diff_text(
     colour: bool = False,
     width: int = 100,
 ) -> str:
-    """Return how two checkpoints differ: the answer first, what matters most next.
+    """Return the differences of two checkpoints: a summary, then the most important ones.
 
     Args:
         difference: As ``diff`` returns it.
         all: Whether to show every row, not just the first 40 of each kind.
         stat: Whether to count by module, rather than show each tensor.
-        colour: Whether to write colour: what is gone in red, what is new in green.
+        colour: Whether to write colour: removals in red, additions in green.
         width: Columns of the terminal.
     """
     limit = None if all else MAX_ROWS
@@ -77,7 +76,7 @@ def diff_text(
 
 
 def name_only_text(difference: Difference) -> str:
-    """Return the names of what changed, a line each with a letter, as ``git diff --name-status`` does."""
+    """Return the names of changed tensors, a line each with a letter, as ``git diff --name-status`` does."""
     lines = [f"M\t{printable(_both_names(one.a.name, one.b.name))}" for one in difference.changed]
     if difference.rename_counts:
         lines += [f"R\t{printable(a)}\t{printable(b)}" for a, b in difference.renamed]
@@ -90,7 +89,7 @@ def name_only_text(difference: Difference) -> str:
 
 
 def summary_line(difference: Difference) -> str:
-    """Return the answer in one line: what changed and by how much, or that nothing did."""
+    """Return the summary in one line: number and size of the changes, or that there are none."""
     if difference.equal:
         return _equal_line(difference)
     if replace(difference, not_compared=(), undecided=()).equal:
@@ -142,7 +141,7 @@ def _part_of_tensor(facts: Facts) -> str | None:
 
 
 def tensors_line(difference: Difference) -> str:
-    """Return what is to be said of the tensors of two checkpoints that differ."""
+    """Return the text on the tensors of two different checkpoints."""
     is_foreign = bool(not difference.compared and difference.removed and difference.added)
     counts = ["no tensor in common"] if is_foreign else [*_change_words(difference)]
     for facts, verb in ((difference.removed, "removed"), (difference.added, "added")):
@@ -218,7 +217,7 @@ def _largest_change(changed: Iterable[Change]) -> Change | None:
 
 
 def _common_name(names: Sequence[str]) -> str:
-    """Return the one name, or the module that all lie in, in brackets; nothing where there is none."""
+    """Return the only name or the common module in brackets; an empty text without one."""
     if len(names) == 1:
         return f" ({printable(names[0])})"
     common = common_module(names)
@@ -238,7 +237,7 @@ def _value_words(changes: Sequence[ValueChange]) -> str:
     return ", ".join(words)
 
 
-# What moved -----------------------------------------------------------------------------------------
+# Changed values --------------------------------------------------------------------------------------
 
 
 def _moved_line(difference: Difference) -> str | None:
@@ -262,7 +261,7 @@ def _moved_line(difference: Difference) -> str | None:
 
 
 def _changed_modules(names: Sequence[str]) -> list[str] | None:
-    """Return the few modules that hold all names, as globs; None where there are more than a few."""
+    """Return a few modules that hold all names, as globs; None if there would be more."""
     paths = [name.split(".") for name in names]
     deepest = max(map(len, paths)) - 1
     shared = len(_shared_modules(paths))
@@ -274,7 +273,7 @@ def _changed_modules(names: Sequence[str]) -> list[str] | None:
 
 
 def common_module(names: Sequence[str]) -> str:
-    """Return the innermost module in which all names lie, or an empty text."""
+    """Return the innermost module of all names, or an empty text."""
     return ".".join(_shared_modules([name.split(".") for name in names]))
 
 
@@ -340,7 +339,7 @@ def _value_lines(values: Sequence[ValueChange], colour: bool, limit: int | None)
 
 
 def _remark_lines(difference: Difference, colour: bool, limit: int | None) -> Iterator[str]:
-    """Yield what couldn't be compared, what was done to compare the rest, and what is no difference."""
+    """Yield limits of the comparison, its preparations, and ignored differences."""
     broken = [
         f"! {printable(one.name)} of {one.side.value.upper()}: {printable(one.why)}"
         for one in difference.broken
@@ -355,7 +354,7 @@ def _remark_lines(difference: Difference, colour: bool, limit: int | None) -> It
 
 
 def _not_counted_lines(difference: Difference, limit: int | None) -> Iterator[str]:
-    """Yield what differs and is no difference: other names, other words, and what only one side has."""
+    """Yield irrelevant differences: other names, other words, and parts of one side only."""
     reported = difference.reported
     other_names = () if difference.rename_counts else difference.renamed
     sentences = {
@@ -379,7 +378,7 @@ def _not_counted_lines(difference: Difference, limit: int | None) -> Iterator[st
 
 
 def _reported_value(change: ValueChange, value: str) -> str:
-    """Return a value after its path; the path alone, cut short, where nobody reads the value."""
+    """Return a value after its path; only the path if the value is long."""
     if change.path.partition(".")[0] == _IDENTITY:
         return _IDENTITY
     return f"{printable(change.path)} {value}"
@@ -408,7 +407,7 @@ def value_text(value: object) -> str:
 
 
 def change_text(change: ValueChange) -> str:
-    """Return how a value changed: ``3 → 4``, with as many digits as it takes to tell them apart."""
+    """Return a changed value: ``3 → 4``, with as many digits as it takes to distinguish them."""
     if isinstance(change.a, float | int) and isinstance(change.b, float | int):
         return two_values(change.a, change.b)
     return f"{value_text(change.a)} → {value_text(change.b)}"
@@ -421,7 +420,7 @@ _HEADINGS = ("tensor", "change", "differ", "max |Δ|", "at", "values", "mean |Δ
 
 
 def _sorted_changes(changed: Iterable[Change]) -> list[Change]:
-    """Return changes with other shapes first, then other types; weights first, and what moved farthest."""
+    """Return changes with other shapes first, then other types; weights first, and the largest changes."""
 
     def rank(change: Change) -> tuple[int, bool, float]:
         distance = 0.0
@@ -446,7 +445,7 @@ def _change_table(changes: Sequence[Change], width: int) -> TextTable:
 
 
 def change_cells(changed: Iterable[Change]) -> tuple[Sequence[str], list[tuple[str, ...]]]:
-    """Return the headings, and the cells of every change: what matters most comes first."""
+    """Return the headings, and the cells of every change, the most important first."""
     return _HEADINGS, [_change_row(one) for one in _sorted_changes(changed)]
 
 
@@ -476,7 +475,7 @@ def _both_names(a: str, b: str) -> str:
 
 
 def _kind_words(change: Change) -> str:
-    """Return what changed besides values, in words; nothing where nothing else did."""
+    """Return the changes besides values, in words, or an empty text."""
     words = []
     if change.a.shape != change.b.shape:
         words.append(f"shape {shape_text(change.b.shape)}, was {shape_text(change.a.shape)}")
@@ -493,7 +492,7 @@ def _kind_words(change: Change) -> str:
 
 @dataclass(slots=True)
 class _ModuleChanges:
-    """What the changes in one module come to."""
+    """The total of the changes in one module."""
 
     tensors: int = 0
     measured: int = 0
@@ -525,9 +524,9 @@ class _ModuleChanges:
 
 
 def _module_table(changed: Iterable[Change], width: int, limit: int | None) -> tuple[TextTable, int]:
-    """Return a row for each module with changes, and how many more than ``limit`` there are.
+    """Return a row for each changed module, and the number of those beyond ``limit``.
 
-    Where there are more, modules that differ in numbers alone are one: ``layers.*.attn``.
+    If there are more, modules that differ in numbers only are combined: ``layers.*.attn``.
     """
     changes = [*changed]
     modules = _changes_by_module(changes, folded=False)
@@ -549,7 +548,7 @@ def _changes_by_module(changes: Iterable[Change], *, folded: bool) -> dict[str, 
 
 
 def module_of(name: str) -> str:
-    """Return the module that a tensor lies in; its own name if that has no module."""
+    """Return the module of a tensor; its own name without one."""
     return name.rpartition(".")[0] or name
 
 
@@ -579,7 +578,7 @@ DRIFT_HEADINGS = (
 def drift_text(drift: Drift, *, colour: bool = False, width: int = 100) -> str:
     """Return the answer in one line, then a row for each checkpoint in the order given.
 
-    Each row says what changed since the one above; the first one has nothing above it.
+    Each row has the changes since the one above.
     """
     table = text_table(
         DRIFT_HEADINGS,
@@ -614,7 +613,7 @@ def _drift_summary(drift: Drift) -> str:
 
 
 def _has_more(step: Difference) -> bool:
-    """Tell whether there is more to say of a step than its row says."""
+    """Return whether a step has more details than its row."""
     unpaired = step.added or step.removed or step.renamed
     unsure = step.broken or step.not_compared or step.undecided
     return bool(unpaired or unsure or any(one.kind != "values" for one in step.changed))

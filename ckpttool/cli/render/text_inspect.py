@@ -1,4 +1,4 @@
-"""The text of ``inspect``: what a checkpoint is, its tensors as a table, and what was found."""
+"""The text of ``inspect``: a summary of a checkpoint, a table of its tensors, and the findings."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from ckpttool.cli.render.tables import GAP, columns_that_fit, hanging_lines
-from ckpttool.cli.render.terminal import Style, display_width, pad, shorten, styled
+from ckpttool.cli.render.terminal import (
+    GAP,
+    Style,
+    columns_that_fit,
+    display_width,
+    hanging_lines,
+    pad,
+    shorten,
+    styled,
+)
 from ckpttool.core.checkpoint import TrainingState
 from ckpttool.core.tensor import FLAT_OPTIMIZER, Role, Tensor
 from ckpttool.core.text import counted, file_size, number, printable, printable_cut, shape_text
@@ -22,7 +30,7 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 40
 MAX_TRAINERS = MAX_SIGNATURES = 8
-"""More lines than that push out what matters; ``--json`` has all."""
+"""Limit on lines, for readability; ``--json`` has all."""
 _MAX_VALUE = 60
 _FRAMEWORKS = {
     "pytorch": "PyTorch",
@@ -42,7 +50,7 @@ def inspect_text(
     width: int = 100,
     remark: Remark | None = None,
 ) -> str:
-    """Return what a checkpoint is: a summary, then its tensors by module, then what was found."""
+    """Return a summary of a checkpoint, then its tensors by module, then the findings."""
     checkpoint = inspection.checkpoint
     variant = f" ({checkpoint.variant})" if checkpoint.variant else ""
     incomplete = "" if checkpoint.complete else ", INCOMPLETE"
@@ -94,7 +102,7 @@ def _summary(inspection: Inspection) -> Iterator[tuple[str, str]]:
 
 
 def _remark_lines(remark: Remark | None) -> Iterator[tuple[str, str]]:
-    """Yield what people say of it."""
+    """Yield the user's note."""
     if remark is not None:
         if remark.note is not None:
             yield "note", printable(remark.note)
@@ -201,7 +209,7 @@ def _counted_by_role(tensors: Sequence[Tensor]) -> str:
 
 
 def by_role(tensors: Sequence[Tensor]) -> Iterator[tuple[Role, Sequence[Tensor]]]:
-    """Yield the tensors of each role that there are any of."""
+    """Yield the tensors of each role that occurs."""
     for role in Role:
         if members := [one for one in tensors if one.role is role]:
             yield role, members

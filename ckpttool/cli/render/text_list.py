@@ -1,19 +1,40 @@
-"""The text of ``list``: one table for each series below its heading, or one table of all."""
+"""The text of ``list``: a table for each series, or one of all; a table of runs; intervals of saves."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ckpttool.cli.render.tables import aligned_numbers, hanging_lines, is_number, shorten_names, text_table
-from ckpttool.cli.render.terminal import Style, display_width, fit, styled
+from ckpttool.cli.render.terminal import (
+    Style,
+    aligned_numbers,
+    display_width,
+    fit,
+    hanging_lines,
+    is_number,
+    shorten_names,
+    styled,
+    text_table,
+)
 from ckpttool.core.text import counted, file_size, number, printable
-from ckpttool.runs.listing import ListedCheckpoint, ListedSeries, Listing, known_metrics, total_bytes
+from ckpttool.runs.listing import (
+    ListedCheckpoint,
+    ListedRun,
+    ListedSeries,
+    Listing,
+    differing_parameters,
+    known_metrics,
+    total_bytes,
+)
 from ckpttool.runs.reasons import Code, code_of, in_words
 from ckpttool.storage import fs
+
+if TYPE_CHECKING:
+    from ckpttool.runs.cadence import Cadence
 
 METRICS_SHOWN = 3
 """Metrics that a table on a terminal has columns for; the user can ask for all."""
@@ -21,9 +42,9 @@ FUTURE = "future"
 ANY_WIDTH = 1 << 30
 INDENT = "  "
 _MOST_NOTES, _SHARE_OF_NOTES = 32, 5
-"""Columns of notes on a terminal: no more than so many, and of a narrow one no more than a fifth."""
+"""Columns of notes on a terminal: a limit, and for narrow ones the divisor of their width."""
 _NARROWEST_NAME = 32
-"""Columns of a name that stay as long as there are columns that can go."""
+"""Columns of a name before further columns are hidden."""
 _LEFT = ("format", "policy", "state", "holds", "changed", "notes")
 _DIGITS, _LONGEST = 4, 8
 """Digits of a metric that people read, and that a column of them has at most."""
@@ -39,7 +60,7 @@ _SHORT = {
     "last_checkpoint": "latest",
     "latest_checkpointed_iteration.txt": "latest",
 }
-"""What frameworks call the two pointers that everybody knows."""
+"""Short names of frameworks' two best-known pointers."""
 Column = tuple[str, list[str]]
 
 
@@ -49,10 +70,10 @@ class ListStyle:
 
     Attributes:
         now: The time that ages are counted from, in seconds since 1970.
-        width: Columns of the terminal; None where it goes elsewhere, and nothing is shortened.
+        width: Columns of the terminal; None otherwise, when nothing is shortened.
         long: Whether all that is known is shown.
         colour: Whether to write colour.
-        wanted: Metrics that somebody asked for: their columns always stay.
+        wanted: Requested metrics, whose columns are always shown.
     """
 
     now: float
@@ -63,22 +84,25 @@ class ListStyle:
 
     @property
     def is_cut(self) -> bool:
-        """Tell whether what takes much room is left out or shortened."""
+        """Return whether long contents are shortened or hidden."""
         return self.width is not None and not self.long
 
 
 def list_text(listing: Listing, style: ListStyle) -> str:
-    """Return the series below their headings; what is a series of its own comes last, in one table."""
+    """Return the series below their headings; series of one checkpoint are in one table at the end."""
     alone = [one.checkpoints[0] for one in listing.series if len(one.checkpoints) == 1]
     several = [one for one in listing.series if len(one.checkpoints) > 1]
     if not several:
         return flat_text(listing, style)
     left_out: dict[str, None] = {}
     parts = []
-    for series, title in zip(several, _series_titles(several, style), strict=True):
+    keys = [printable(one.key) for one in several]
+    titles = keys if style.width is None else shorten_names(keys, style.width)
+    for series, title in zip(several, titles, strict=True):
         facts = [*_series_facts(series, style), _states(series.checkpoints), *_outcomes(series, listing)]
         table, narrow = _table_below(series.checkpoints, listing, style)
-        parts.append("\n".join([title, *_wrap_facts(facts, style.width), table]))
+        heading = styled(title, Style.BOLD, style.colour)
+        parts.append("\n".join([heading, *_wrap_facts(facts, style.width), table]))
         left_out |= dict.fromkeys(narrow)
     if alone:
         directory = _common_directory(alone)
@@ -110,8 +134,8 @@ def flat_text(listing: Listing, style: ListStyle) -> str:
 def tab_separated_text(listing: Listing, now: float) -> str:
     """Return a line a checkpoint for programs: fields between tabs, without a heading, nothing shortened.
 
-    They are the path, format, epoch, step, bytes, the time of its last change, the state, what a policy does
-    with it, notes, and all metrics as ``name=value``. A field that nothing is known of is empty.
+    They are the path, format, epoch, step, bytes, the time of its last change, the state, the action of a
+    policy, notes, and all metrics as ``name=value``. Unknown fields are empty.
     """
     style = ListStyle(now=now, long=True)
     alone = {one.key for one in listing.series if len(one.checkpoints) == 1}
@@ -137,12 +161,6 @@ def tab_separated_text(listing: Listing, now: float) -> str:
 # Above and below the tables -------------------------------------------------------------------------
 
 
-def _series_titles(several: Sequence[ListedSeries], style: ListStyle) -> list[str]:
-    keys = [printable(one.key) for one in several]
-    titles = keys if style.width is None else shorten_names(keys, style.width)
-    return [styled(title, Style.BOLD, style.colour) for title in titles]
-
-
 def _series_facts(series: ListedSeries, style: ListStyle) -> Iterator[str]:
     count, directory = f"{len(series.checkpoints):,} checkpoints", _common_directory(series.checkpoints)
     yield count if series.key.startswith(directory) else f"{count} in {printable(directory)}"
@@ -166,7 +184,7 @@ def _series_facts(series: ListedSeries, style: ListStyle) -> Iterator[str]:
 
 
 def _only_format(rows: Sequence[ListedCheckpoint]) -> list[str]:
-    """Return the format that all have of which one is known; nothing if there are several."""
+    """Return the format of all checkpoints, as far as known; an empty list if there are several."""
     formats = {row.entry.format for row in rows if row.entry.format is not None}
     return [*formats] if len(formats) == 1 else []
 
@@ -246,20 +264,20 @@ def _table_below(
 
 
 def _directory(row: ListedCheckpoint) -> str:
-    """Return the directory that a checkpoint lies in; nothing for the current one."""
+    """Return the directory of a checkpoint; an empty text for the current one."""
     directory = fs.normpath(row.entry.directory)
     return "" if directory == os.curdir else directory
 
 
 def _common_directory(rows: Sequence[ListedCheckpoint]) -> str:
-    """Return the directory that checkpoints lie below; nothing for the current one."""
+    """Return the common directory of checkpoints; an empty text for the current one."""
     return fs.commonpath([_directory(row) for row in rows])
 
 
 def _columns(
     rows: Sequence[ListedCheckpoint], listing: Listing, style: ListStyle, *, is_summed_up: bool
 ) -> list[Column]:
-    """Return the columns behind the names, without those that a line above or below the table sums up."""
+    """Return the columns after the names, without those that a line above or below the table sums up."""
     alone = {one.key for one in listing.series if len(one.checkpoints) == 1}
     columns: list[Column] = []
     if not (is_summed_up and _only_format(rows)):
@@ -293,7 +311,7 @@ def _draw_table(
     style: ListStyle,
     indent: str,
 ) -> tuple[str, list[str]]:
-    """Return lines below their headings, and the headings of what is left out."""
+    """Return lines below their headings, and the hidden headings."""
     headings = ["checkpoint", *(heading for heading, _ in columns)]
     cells = [list(row) for row in zip(names, *(column for _, column in columns), strict=True)]
     width = ANY_WIDTH if not style.is_cut or style.width is None else style.width - len(indent)
@@ -313,7 +331,7 @@ def _draw_table(
 
 
 def _dispensable(columns: Sequence[Column], rows: Sequence[ListedCheckpoint], style: ListStyle) -> list[str]:
-    """Return what a narrow table does without, in this order; the first metric stays longest."""
+    """Return the headings that a narrow table hides, in this order; the first metric is last."""
     metrics = [printable(name) for name in shown_metrics(rows, style) if name not in style.wanted]
     has_epochs = any(row.entry.epoch is not None for row in rows)
     others = ["format", "age", "size", *(["step"] if has_epochs else [])]
@@ -341,7 +359,7 @@ def age_of(listed: ListedCheckpoint, style: ListStyle) -> str:
 
 
 def age_words(seconds: float) -> str:
-    """Return how long ago something was, in its largest unit; what is dated ahead lies in the future."""
+    """Return an age in its largest unit, or that a time is in the future."""
     if seconds <= -_CLOCKS_APART:
         return FUTURE
     for length, unit in _AGES:
@@ -394,14 +412,14 @@ def shown_metrics(rows: Sequence[ListedCheckpoint], style: ListStyle) -> list[st
 
 
 def metric_cells(values: Sequence[float | None], series: Sequence[str] | None = None) -> list[str]:
-    """Return a column of numbers, all of one width, their decimal points below one another.
+    """Return a column of numbers of one width, with aligned decimal points.
 
-    Those of one series have as many decimals each, as few as tell them apart, unless that makes some of them
+    Those of one series have the same number of decimals, as few as distinguish them, unless some would be
     long.
 
     Args:
-        values: The numbers; None where there is none.
-        series: Which series each is of; without it all are of one.
+        values: The numbers; None for missing ones.
+        series: The series of each; without it all are of one.
     """
     keys = [""] * len(values) if series is None else series
     written = {
@@ -451,12 +469,12 @@ def _decimals(known: Sequence[float]) -> int | None:
 
 
 def notes_cell(listed: ListedCheckpoint, style: ListStyle, *, is_alone: bool, best: str | None = None) -> str:
-    """Return what makes a checkpoint special, and what is wrong with it where there is room for it.
+    """Return the marks of a checkpoint, and its fault if there is room.
 
     Args:
         listed: The checkpoint.
         style: How much is shown.
-        is_alone: Whether it is a series of its own, of which to be the newest means nothing.
+        is_alone: Whether it is the only one of its series, so that "newest" is meaningless.
         best: The metric by which it is the best, if it is.
     """
     return printable(", ".join(_note_words(listed, style, is_alone=is_alone, best=best)))
@@ -484,10 +502,157 @@ def _note_words(
 
 
 def policy_cell(listed: ListedCheckpoint, style: ListStyle) -> str:
-    """Return what a policy would do with a checkpoint, and why; nothing where none was asked for."""
+    """Return the action of a policy for a checkpoint, with the reason; an empty text without a policy."""
     if listed.kept is None:
         return ""
     if not listed.kept:
         return "remove"
     verb = "slim" if listed.is_slimmed else "keep"
     return f"{verb}: {printable(', '.join(map(in_words, listed.kept)))}" if style.long else verb
+
+
+# Runs -----------------------------------------------------------------------------------------------
+
+
+_WIDEST_VALUE = 24
+_MOST_COMMON = 12
+"""How many of the hyper-parameters are shown that all runs share."""
+
+
+def runs_text(listing: Listing, style: ListStyle) -> str:
+    """Return a line for each run; an empty text for a single run, or without differences to show."""
+    runs = listing.runs
+    if len(runs) < 2 or not (listing.best or any(run.hyper_parameters for run in runs)):
+        return ""
+    above = fs.commonpath([os.path.dirname(fs.normpath(run.path)) for run in runs])
+    names = [os.path.relpath(run.path, above or os.curdir) for run in runs]
+    differing = differing_parameters(runs)
+    columns = [(name, _values([run.hyper_parameters.get(name) for run in runs])) for name in differing]
+    if (metric := listing.best) is not None:
+        values = [None if run.best is None else metric_of(run.best, metric) for run in runs]
+        columns.append((f"best {metric}", metric_cells(values)))
+    columns += [
+        ("checkpoints", [f"{len(run.checkpoints):,}" for run in runs]),
+        ("size", [file_size(run.nbytes) for run in runs]),
+        ("age", [age_words(style.now - run.modified_ns / 10**9) for run in runs]),
+    ]
+    headings = ["run", *(printable(heading) for heading, _ in columns)]
+    cells = [list(row) for row in zip(map(printable, names), *(cells for _, cells in columns), strict=True)]
+    width = ANY_WIDTH if style.width is None or not style.is_cut else style.width - len(INDENT)
+    table, left_out = text_table(
+        headings,
+        cells,
+        width=width,
+        dispensable=["age", "size", "checkpoints", *headings[len(differing) : 1 : -1]]
+        if style.is_cut
+        else [],
+        narrowest=_WIDEST_VALUE,
+    )
+    heading, *lines = [fit(line, width) for line in table]
+    where = f" in {printable(above)}" if above else ""
+    return "\n".join(
+        [
+            styled(f"{counted(len(runs), 'run')}{where}", Style.BOLD, style.colour),
+            f"{INDENT}{styled(heading, Style.DIM, style.colour)}",
+            *(INDENT + line for line in lines),
+            *_common_lines(runs, differing, style),
+            *left_out_lines(left_out, style),
+        ]
+    )
+
+
+def _common_lines(runs: Sequence[ListedRun], differing: Sequence[str], style: ListStyle) -> list[str]:
+    """Return the hyper-parameters that all runs share, in a line or two."""
+    first: Mapping[str, object] = runs[0].hyper_parameters
+    common = [f"{name}={_value(value)}" for name, value in first.items() if name not in differing]
+    common = [one for one in common if len(one) <= 2 * _WIDEST_VALUE]
+    shown = common if not style.is_cut else common[:_MOST_COMMON]
+    if left := len(common) - len(shown):
+        shown.append(f"and {left:,} more")
+    lines = (
+        hanging_lines("same in all: ", printable(", ".join(shown)), style.width, len(INDENT)) if shown else []
+    )
+    return [styled(f"{INDENT}{line}", Style.DIM, style.colour) for line in lines]
+
+
+def _values(values: Sequence[object]) -> list[str]:
+    """Return a column of values; numbers have their decimal points below one another."""
+    cells = [_value(value) for value in values]
+    return aligned_numbers(cells) if all(isinstance(one, int | float | None) for one in values) else cells
+
+
+def _value(value: object) -> str:
+    return "" if value is None else fit(printable(str(value)), _WIDEST_VALUE)
+
+
+# Cadence --------------------------------------------------------------------------------------------
+
+
+_LABEL = 14
+_UNITS = (
+    (2 * 31_557_600, 31_557_600, "years"),
+    (172_800, 86_400, "days"),
+    (5_400, 3_600, "h"),
+    (90, 60, "min"),
+)
+
+
+def cadence_text(
+    cadences: Sequence[tuple[str, Cadence]],
+    *,
+    mtbf: float | None,
+    width: int | None = None,
+    colour: bool = False,
+) -> str:
+    """Return some lines for each series, by its key."""
+    keys = [printable(key) for key, _ in cadences]
+    titles = keys if width is None else shorten_names(keys, width)
+    parts = []
+    for title, (_, cadence) in zip(titles, cadences, strict=True):
+        lines = [styled(title, Style.BOLD, colour)]
+        for label, value in _facts(cadence, mtbf):
+            lines += hanging_lines(f"  {label:<{_LABEL}} ", value, width, 4)
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _facts(cadence: Cadence, mtbf: float | None) -> Iterator[tuple[str, str]]:
+    if cadence.interval is None:
+        yield "saved every", f"unknown: {cadence.unknown}"
+    else:
+        pauses = f" ({counted(cadence.pauses, 'pause')})" if cadence.pauses else ""
+        yield "saved every", f"{_with_counts(cadence.interval, cadence.steps, cadence.epochs)}{pauses}"
+    growth = "" if cadence.daily_bytes is None else f", {file_size(int(cadence.daily_bytes))} a day"
+    yield "size", f"{file_size(int(cadence.nbytes))} each{growth}"
+    if cadence.free_bytes is not None:
+        full = cadence.seconds_until_full
+        until = "" if full is None else f", full in {span(full)} if nothing is removed"
+        yield "disk", f"{file_size(cadence.free_bytes)} free{until}"
+    if cadence.save_time is None:
+        yield "a save takes", "unknown (--save-time says it)"
+    else:
+        share = cadence.share_of_time
+        part = "" if share is None else f", {100 * share:.2g} % of the time"
+        yield "a save takes", f"{span(cadence.save_time)}{part}"
+    if mtbf is not None and cadence.best_interval is not None:
+        best = _with_counts(cadence.best_interval, cadence.best_steps, cadence.best_epochs)
+        yield "best", f"every {best}, for a failure every {span(mtbf)}"
+
+
+def _with_counts(seconds: float, steps: float | None, epochs: float | None) -> str:
+    """Return an interval in time, in steps and in epochs."""
+    parts = [span(seconds)]
+    if steps is not None:
+        parts.append(counted(max(1, round(steps)), "step"))
+    if epochs is not None:
+        parts.append(f"{number(float(f'{epochs:.2g}'))} epoch{'' if epochs == 1 else 's'}")
+    return ", ".join(parts)
+
+
+def span(seconds: float) -> str:
+    """Return how long something takes, in two or three digits and its usual unit."""
+    for least, unit, word in _UNITS:
+        if seconds >= least:
+            value = seconds / unit
+            return f"{value:,.0f} {word}" if value >= 9.95 else f"{value:.1f} {word}"
+    return f"{seconds:.0f} s" if seconds >= 9.95 else f"{seconds:.2g} s"

@@ -1,4 +1,4 @@
-"""Verdicts and findings in words: the text of ``verify``, and what all reports for CI share."""
+"""Verdicts and findings in words: the text of ``verify``, and functions that all CI reports share."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ckpttool.cli.render.tables import hanging_lines, shorten_names
-from ckpttool.cli.render.terminal import Style, display_width, fit, pad, styled
+from ckpttool.cli.render.terminal import Style, display_width, fit, hanging_lines, pad, shorten_names, styled
 from ckpttool.core.report import Finding, Severity
 from ckpttool.core.text import counted, file_size, first_names, printable, printable_cut
 from ckpttool.ops.survival import Survival
@@ -26,17 +25,17 @@ from ckpttool.ops.verdict import (
 )
 
 SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
-"""The worst first: what CI shows is cut at the end."""
+"""The worst first, since CI systems cut the end."""
 _MOST_FINDINGS = 40
-"""More lines than that push out what matters; ``--json`` has all."""
+"""Limit on lines, for readability; ``--json`` has all."""
 _BRIEFED = ("values", "checksum", "manifest", "copy", "structure", "safety")
-"""Of which checks a line says what they saw, and in which order."""
+"""Checks with a brief result in a line, in their order."""
 _SKIPPED = {"checksum": "no checksums", "manifest": ""}
 _PARTIAL = {"checksum": "partial checksums"}
 _MARK_WIDTH, _BRIEF_WIDTH, _SHORTEST_PATH = 11, 18, 16
-"""Columns of the mark and its word, of what a line says in brief, and of a path at least."""
+"""Columns of the mark and its word, of the brief text, and the least columns of a path."""
 _MOST_ALIKE = 4
-"""So many findings of one code get a line each; more get one line that names so many places."""
+"""Number of findings of one code up to which each has a line; more share one line."""
 
 
 class Mark(NamedTuple):
@@ -69,8 +68,8 @@ class VerifyStyle:
     Attributes:
         width: Columns of the terminal; None for a pipe, where nothing is shortened or folded.
         verbose: Whether every check of every checkpoint is shown.
-        problems_only: Whether nothing is said of what passes.
-        strict: Whether warnings fail, and what is not read.
+        problems_only: Whether passed checkpoints are hidden.
+        strict: Whether warnings and unread models fail.
         part: Which part of all checkpoints they are: ``1 of 8``.
         read_in_full: How many were read in full, if the others were left out of a sample.
         unread: How many files and directories look like models and are not read.
@@ -87,7 +86,7 @@ class VerifyStyle:
 
 
 def verify_text(verifications: Sequence[Verification], style: VerifyStyle) -> str:
-    """Return a line a checkpoint, its findings below it, and last what it all comes to."""
+    """Return a line for each checkpoint, its findings below it, and the total."""
     shown = [one for one in verifications if not (style.problems_only and one.passes(strict=style.strict))]
     explained: set[str] = set()
     lines: list[str] = []
@@ -133,7 +132,7 @@ def _verdict_lines(verifications: Sequence[Verification], style: VerifyStyle) ->
 
 
 def _in_brief(verification: Verification) -> str:
-    """Return what was looked at if all is well, and otherwise which checks failed."""
+    """Return the checks made if all is well, and otherwise the failed ones."""
     failed = [one.name for one in verification.checks if one.status is Status.FAILED]
     if failed or not verification.is_fine:
         return ", ".join(failed) or "not checked as asked"
@@ -153,7 +152,7 @@ def _in_brief(verification: Verification) -> str:
 
 
 def _looked_at(check: Check) -> str:
-    """Return in a few words what a check that passed has seen, or that it has seen nothing."""
+    """Return the brief result of a passed check, or that it had nothing to check."""
     if check.status is Status.SKIPPED:
         return _SKIPPED.get(check.name, f"{check.name} not checked")
     if check.status is Status.PARTIAL:
@@ -173,7 +172,7 @@ def _check_lines(verification: Verification, style: VerifyStyle) -> list[str]:
 
 
 def _remedy_lines(verification: Verification, style: VerifyStyle, explained: set[str]) -> list[str]:
-    """Return what to do about what failed: a line a code, the first time that it comes up."""
+    """Return the remedies of failures: a line for each code, at its first occurrence."""
     from ckpttool.cli.explanations import remedy_of
 
     fatal_ones = fatal(strict=style.strict)
@@ -210,7 +209,7 @@ def survival_text(survival: Survival) -> str:
 
 
 def _summary_lines(verifications: Sequence[Verification], style: VerifyStyle) -> list[str]:
-    """Return how many there are of which verdict, and why warnings make it fail."""
+    """Return the counts of verdicts, and why warnings make the run fail."""
     is_some = style.part is not None or style.read_in_full is not None or style.unread
     lines = [count_verdicts(verifications)] if len(verifications) > 1 or is_some else []
     if style.part is not None:
@@ -282,14 +281,14 @@ def _finding_lines(alike: Sequence[Finding], colour: bool, width: int | None, in
 
 
 def finding_sentence(finding: Finding) -> str:
-    """Return a finding in one line: what, where, and why it is ignored if it is."""
+    """Return a finding in one line: message, place, and the reason if it is ignored."""
     reason = f" (ignored: {printable_cut(finding.ignored)})" if finding.ignored is not None else ""
     head = f"{finding.severity.value} {finding.code}{_place_words(finding)}"
     return f"{head}: {printable_cut(finding.message)}{reason}"
 
 
 def message_with_place(finding: Finding) -> str:
-    """Return a message with its place behind it, for what shows code and severity in its own way."""
+    """Return a message followed by its place, for formats with fields for code and severity."""
     return f"{printable_cut(finding.message)}{_place_words(finding)}"
 
 
@@ -319,12 +318,12 @@ def verdict_word(verification: Verification) -> str:
 
 
 def is_sampled_out(verification: Verification) -> bool:
-    """Tell whether it was not read in full, as it was not its turn."""
+    """Return whether it was left out of the sample, and not read in full."""
     return any(check.detail == SAMPLED_OUT for check in verification.checks)
 
 
 def findings_of(check: Check, findings: Sequence[Finding]) -> list[Finding]:
-    """Return what a check found."""
+    """Return the findings of a check."""
     return [finding for finding in findings if finding.check == check.name]
 
 
@@ -335,19 +334,19 @@ def findings_without_check(verification: Verification) -> list[Finding]:
 
 
 def is_undone(check: Check, findings: Sequence[Finding]) -> bool:
-    """Tell whether a check was skipped although it was asked for: then an error says so."""
+    """Return whether a requested check was skipped, which an error explains."""
     return check.status is Status.SKIPPED and any(
         is_open(finding) and finding.severity is Severity.ERROR for finding in findings_of(check, findings)
     )
 
 
 def is_open(finding: Finding) -> bool:
-    """Tell whether nobody has accepted a finding."""
+    """Return whether a finding isn't ignored."""
     return finding.ignored is None
 
 
 def count_verdicts(verifications: Sequence[Verification]) -> str:
-    """Return how many there are of which verdict: ``2 checkpoints: 1 valid, 1 unsafe``."""
+    """Return the counts of verdicts: ``2 checkpoints: 1 valid, 1 unsafe``."""
     words = Counter(verdict_word(verification) for verification in verifications)
     unknown = words["valid (safety unknown)"]
     counts = []
@@ -373,7 +372,7 @@ def rank_findings(verifications: Sequence[Verification]) -> Iterator[tuple[Verif
 
 
 def path_from_root(path: str, root: str | None) -> str | None:
-    """Return a path from the root of the sources, with slashes; None for one that doesn't lie below it.
+    """Return a path relative to the root of the sources, with slashes; None if it is outside.
 
     Without a root, a relative path is taken as it is.
     """

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.cli.render.tables import text_table
-from ckpttool.cli.render.terminal import display_width, pad, shorten
+from ckpttool.cli.render.terminal import display_width, pad, shorten, text_table
 
 NAMES = st.text("ab_.-0模型検証ａé", max_size=40)
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.cli.render.tables import shorten_names
-from ckpttool.cli.render.terminal import display_width
+from ckpttool.cli.render.terminal import display_width, shorten_names
 
 PARTS = st.text("ab01-模é", min_size=1, max_size=12)
 PATHS = st.lists(PARTS, min_size=1, max_size=5).map(os.sep.join)
