@@ -198,10 +198,10 @@ def adopt(directory: str, records: Iterable[CommandRecord]) -> None:
 
 def is_of_other_directory(record: CommandRecord) -> bool:
     """Tell whether a record was made for another directory of the same name, of which this is no copy."""
-    return record.root not in (None, inode_of(record.directory)) and all(
-        operations_in_copy(record.directory, step.undoing, record.state_dir)[1] is None
-        for step in record.steps
-    )
+    if record.root is None or record.root == inode_of(record.directory):
+        return False
+    copies = (operations_in_copy(record.directory, one.undoing, record.state_dir) for one in record.steps)
+    return all(note is None for _, note in copies)
 
 
 def other_directory_problem(record: CommandRecord) -> Problem:
