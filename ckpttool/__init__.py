@@ -1,4 +1,4 @@
-"""Tell what a machine-learning checkpoint is, whether it is intact, how two differ; keep directories tidy.
+"""Inspect, verify, compare, convert and prune machine-learning checkpoints.
 
 ``open_checkpoint(path)`` gives a mapping of lazy tensors; ``inspect(path)``, ``verify(path)``,
 ``verify_all(paths)``, ``diff(a, b)``, ``list_checkpoints(directory)``, ``latest(directory)`` and

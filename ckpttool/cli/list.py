@@ -265,7 +265,7 @@ def retention_for_list(
     if given.keys() & {"keep_best", "keep_best_runs"}:
         own = {"metric": metric, "mode": mode}
         given = {**given, **{name: value for name, value in own.items() if value is not None}}
-    return retention_for(directories, {**given, "yes": True}, config)  # nobody is asked
+    return retention_for(directories, {**given, "yes": True}, config)  # without questions
 
 
 def read_listing(

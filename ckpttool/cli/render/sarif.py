@@ -1,6 +1,6 @@
 """SARIF 2.1.0, which code scanning shows: findings are results, their codes rules, checkpoints artifacts.
 
-Source: docs.oasis-open.org/sarif/sarif/v2.1.0; what GitHub asks for beyond it: docs.github.com, "SARIF
+Sources: docs.oasis-open.org/sarif/sarif/v2.1.0; for GitHub's further requirements docs.github.com, "SARIF
 support for code scanning".
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -164,6 +165,66 @@ def _decimal_point(cell: str) -> int:
 def is_number(cell: str) -> bool:
     """Return whether a cell is a number with digits: neither NaN nor inf."""
     return cell.lstrip("-")[:1].isdigit()
+
+
+_DIGITS, _MOST_DIGITS = 4, 8
+"""Usual digits of a number in a column, and the limit."""
+_OF_PERCENT = 2
+"""Decimals if the largest number has three digits, as percentages do: 100.00 and 91.25."""
+
+
+def number_cells(values: Sequence[float | None], series: Sequence[str] | None = None) -> list[str]:
+    """Return a column of numbers of one width, with aligned decimal points.
+
+    Those of one series have the same number of decimals, as few as distinguish them, unless some would be
+    long.
+
+    Args:
+        values: The numbers; None for missing ones.
+        series: The series of each; without it all are of one.
+    """
+    keys = [""] * len(values) if series is None else series
+    written = {
+        key: iter(_with_decimals([value for value, other in zip(values, keys, strict=True) if other == key]))
+        for key in dict.fromkeys(keys)
+    }
+    return aligned_numbers([next(written[key]) for key in keys])
+
+
+def _with_decimals(values: Sequence[float | None]) -> list[str]:
+    """Return numbers with as many decimals each."""
+    decimals = _decimals([value for value in values if value is not None and math.isfinite(value)])
+    cells = []
+    for value in values:
+        if value is None or math.isnan(value):
+            cells.append("" if value is None else "NaN")
+        elif decimals is None or math.isinf(value):
+            cells.append(f"{value:.{_DIGITS}g}")
+        else:
+            cells.append(f"{value:.{decimals}f}")
+    numbers = [cell for cell in cells if is_number(cell)]
+    while decimals and numbers and all(cell.endswith("0") for cell in numbers):
+        decimals -= 1
+        cells = [cell[:-1].rstrip(".") if is_number(cell) else cell for cell in cells]
+        numbers = [cell for cell in cells if is_number(cell)]
+    return cells
+
+
+def _decimals(known: Sequence[float]) -> int | None:
+    """Return how many decimals numbers need; None where some of them would be long."""
+    sizes = [abs(value) for value in known if value]
+    if not sizes:
+        return 0
+    largest = math.floor(math.log10(max(sizes)))
+    usual = _DIGITS - 1 - largest if largest != 2 else _OF_PERCENT
+    fewest = max(0, usual, 1 - math.floor(math.log10(min(sizes))))
+    if fewest + max(largest, 0) + 1 > _MOST_DIGITS:
+        return None
+    different = set(known)
+    for decimals in range(fewest, _MOST_DIGITS - max(largest, 0)):
+        if len({f"{value:.{decimals}f}" for value in different}) == len(different):
+            return decimals
+    return fewest
 
 
 def shorten_names(names: Sequence[str], room: int) -> list[str]:

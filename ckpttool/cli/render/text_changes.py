@@ -1,6 +1,6 @@
 """The texts of commands that change files: ``prune``, ``rename`` and ``undo``, ``convert`` and ``merge``.
 
-Each text ends, or begins, with one line that says what it comes to.
+Each text ends, or begins, with a line for the total.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The text of ``diff``: the answer in a sentence, the changed tensors as a table, and everything else.
 
-Of three checkpoints and more: a row for each, and what changed since the one before.
+For three checkpoints and more: a row for each, with the changes since the one before.
 """
 
 from __future__ import annotations

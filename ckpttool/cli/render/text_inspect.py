@@ -111,7 +111,7 @@ def _remark_lines(remark: Remark | None) -> Iterator[tuple[str, str]]:
 
 def _architecture_lines(architecture: Architecture) -> Iterator[tuple[str, str]]:
     family = f" ({architecture.family})" if architecture.family else ""
-    # What is made of layers is told by these.
+    # Layers that consist of layers aren't counted, but their parts.
     inner = {name.rpartition(".")[0] for name in architecture.layers}
     kinds = Counter(kind for name, kind in architecture.layers.items() if name not in inner)
     layers = ", ".join(f"{count} {kind}" if count > 1 else kind for kind, count in kinds.items())

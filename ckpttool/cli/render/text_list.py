@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from ckpttool.cli.render.terminal import (
     display_width,
     fit,
     hanging_lines,
-    is_number,
+    number_cells,
     shorten_names,
     styled,
     text_table,
@@ -46,10 +45,6 @@ _MOST_NOTES, _SHARE_OF_NOTES = 32, 5
 _NARROWEST_NAME = 32
 """Columns of a name before further columns are hidden."""
 _LEFT = ("format", "policy", "state", "holds", "changed", "notes")
-_DIGITS, _LONGEST = 4, 8
-"""Digits of a metric that people read, and that a column of them has at most."""
-_OF_PERCENT = 2
-"""Decimals where 100 is the largest, and 91.25 may be another."""
 _CLOCKS_APART = 60
 """Seconds by which a file server's clock may be ahead of ours."""
 _AGES = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
@@ -286,7 +281,7 @@ def _columns(
     columns.append(("step", [count_cell(row.entry.step) for row in rows]))
     of_series = ["" if row.entry.group in alone else row.entry.group for row in rows]
     for name in shown_metrics(rows, style):
-        columns.append((printable(name), metric_cells([metric_of(row, name) for row in rows], of_series)))
+        columns.append((printable(name), number_cells([metric_of(row, name) for row in rows], of_series)))
     columns.append(("size", [file_size(row.entry.nbytes) for row in rows]))
     if style.long:
         columns.append(("changed", [local_time(row) for row in rows]))
@@ -411,60 +406,6 @@ def shown_metrics(rows: Sequence[ListedCheckpoint], style: ListStyle) -> list[st
     return ordered[: max(METRICS_SHOWN, len(wanted))] if style.is_cut else ordered
 
 
-def metric_cells(values: Sequence[float | None], series: Sequence[str] | None = None) -> list[str]:
-    """Return a column of numbers of one width, with aligned decimal points.
-
-    Those of one series have the same number of decimals, as few as distinguish them, unless some would be
-    long.
-
-    Args:
-        values: The numbers; None for missing ones.
-        series: The series of each; without it all are of one.
-    """
-    keys = [""] * len(values) if series is None else series
-    written = {
-        key: iter(_number_cells([value for value, other in zip(values, keys, strict=True) if other == key]))
-        for key in dict.fromkeys(keys)
-    }
-    return aligned_numbers([next(written[key]) for key in keys])
-
-
-def _number_cells(values: Sequence[float | None]) -> list[str]:
-    """Return numbers with as many decimals each."""
-    decimals = _decimals([value for value in values if value is not None and math.isfinite(value)])
-    cells = []
-    for value in values:
-        if value is None or math.isnan(value):
-            cells.append("" if value is None else "NaN")
-        elif decimals is None or math.isinf(value):
-            cells.append(f"{value:.{_DIGITS}g}")
-        else:
-            cells.append(f"{value:.{decimals}f}")
-    numbers = [cell for cell in cells if is_number(cell)]
-    while decimals and numbers and all(cell.endswith("0") for cell in numbers):
-        decimals -= 1
-        cells = [cell[:-1].rstrip(".") if is_number(cell) else cell for cell in cells]
-        numbers = [cell for cell in cells if is_number(cell)]
-    return cells
-
-
-def _decimals(known: Sequence[float]) -> int | None:
-    """Return how many decimals numbers need; None where some of them would be long."""
-    sizes = [abs(value) for value in known if value]
-    if not sizes:
-        return 0
-    largest = math.floor(math.log10(max(sizes)))
-    usual = _DIGITS - 1 - largest if largest != 2 else _OF_PERCENT
-    fewest = max(0, usual, 1 - math.floor(math.log10(min(sizes))))
-    if fewest + max(largest, 0) + 1 > _LONGEST:
-        return None
-    different = set(known)
-    for decimals in range(fewest, _LONGEST - max(largest, 0)):
-        if len({f"{value:.{decimals}f}" for value in different}) == len(different):
-            return decimals
-    return fewest
-
-
 # Cells: notes ---------------------------------------------------------------------------------------
 
 
@@ -530,7 +471,7 @@ def runs_text(listing: Listing, style: ListStyle) -> str:
     columns = [(name, _values([run.hyper_parameters.get(name) for run in runs])) for name in differing]
     if (metric := listing.best) is not None:
         values = [None if run.best is None else metric_of(run.best, metric) for run in runs]
-        columns.append((f"best {metric}", metric_cells(values)))
+        columns.append((f"best {metric}", number_cells(values)))
     columns += [
         ("checkpoints", [f"{len(run.checkpoints):,}" for run in runs]),
         ("size", [file_size(run.nbytes) for run in runs]),

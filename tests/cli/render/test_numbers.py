@@ -7,7 +7,8 @@ from decimal import Decimal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.cli.render.text_list import age_words, metric_cells
+from ckpttool.cli.render.terminal import number_cells
+from ckpttool.cli.render.text_list import age_words
 from ckpttool.core.text import amount, file_size, number, share, two_values, utc_time
 from tests.support.golden import Golden
 
@@ -40,7 +41,7 @@ def test_words(golden: Golden) -> None:
 
 
 def test_metrics_stand_below_one_another(golden: Golden) -> None:
-    golden({f"{values}": "|".join(metric_cells(values)) for values in COLUMNS})
+    golden({f"{values}": "|".join(number_cells(values)) for values in COLUMNS})
 
 
 COLUMN = st.lists(st.none() | st.floats(width=32), max_size=8)
@@ -48,7 +49,7 @@ COLUMN = st.lists(st.none() | st.floats(width=32), max_size=8)
 
 @given(COLUMN)
 def test_columns_have_one_width_and_one_point(values: list[float | None]) -> None:
-    cells = metric_cells(values)
+    cells = number_cells(values)
     assert len({len(cell) for cell in cells if cell}) <= 1
     assert [bool(cell) for cell in cells] == [value is not None for value in values]
     points = {cell.index(".") for cell in cells if "." in cell}
@@ -57,7 +58,7 @@ def test_columns_have_one_width_and_one_point(values: list[float | None]) -> Non
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=8))
 def test_cells_say_the_values(values: list[float]) -> None:
-    for cell, value in zip(metric_cells(values), values, strict=True):
+    for cell, value in zip(number_cells(values), values, strict=True):
         told = Decimal(cell.strip())
         tolerance = abs(Decimal(value)) / 10  # two digits at least
         assert abs(told - Decimal(value)) <= tolerance
@@ -67,10 +68,10 @@ def test_cells_say_the_values(values: list[float]) -> None:
     st.lists(st.integers(1, 99_999).map(lambda digits: digits / 1e5), min_size=2, max_size=30, unique=True)
 )
 def test_what_differs_is_told_apart(values: list[float]) -> None:
-    assert len(set(metric_cells(values))) == len(values)
+    assert len(set(number_cells(values))) == len(values)
 
 
 def test_each_series_has_decimals_of_its_own() -> None:
     values, series = [1.0, 1e-06, 0.5, None, 0.3333], ["a", "b", "a", "b", "a"]
-    assert [cell.strip() for cell in metric_cells(values, series)] == ["1.000", "1e-06", "0.500", "", "0.333"]
-    assert len({cell.index(".") for cell in metric_cells(values, series)[::2]}) == 1
+    assert [cell.strip() for cell in number_cells(values, series)] == ["1.000", "1e-06", "0.500", "", "0.333"]
+    assert len({cell.index(".") for cell in number_cells(values, series)[::2]}) == 1
