@@ -45,13 +45,12 @@ if TYPE_CHECKING:
     from ckpttool.runs.card import Card, card
     from ckpttool.runs.copying import Copied, copy
     from ckpttool.runs.inspecting import inspect
+    from ckpttool.runs.latest import latest
     from ckpttool.runs.listing import list_checkpoints
     from ckpttool.runs.pointers.pins import pin, unpin
     from ckpttool.runs.pruning.prune import prune
-    from ckpttool.runs.pruning.request import PruneRequest
-    from ckpttool.runs.renaming.plan import RenameRequest
-    from ckpttool.runs.renaming.rename import rename
-    from ckpttool.runs.resuming.latest import latest
+    from ckpttool.runs.renaming.rename import RenameRequest, rename
+    from ckpttool.runs.retention.request import PruneRequest
     from ckpttool.runs.retention.rules import Policy
     from ckpttool.runs.tracking import Logged, log
     from ckpttool.runs.undo import undo
@@ -135,12 +134,11 @@ _HOMES = {
     "runs.inspecting": ("inspect",),
     "runs.listing": ("list_checkpoints",),
     "runs.pointers.pins": ("pin", "unpin"),
-    "runs.pruning.request": ("PruneRequest",),
+    "runs.retention.request": ("PruneRequest",),
     "runs.retention.rules": ("Policy",),
     "runs.pruning.prune": ("prune",),
-    "runs.renaming.rename": ("rename",),
-    "runs.renaming.plan": ("RenameRequest",),
-    "runs.resuming.latest": ("latest",),
+    "runs.renaming.rename": ("RenameRequest", "rename"),
+    "runs.latest": ("latest",),
     "runs.tracking": ("Logged", "log"),
     "runs.undo": ("undo",),
     "core.tensor": ("Role", "Tensor"),

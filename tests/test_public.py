@@ -17,7 +17,7 @@ from ckpttool.core import errors
 from ckpttool.ops.conversion import ConvertKeywords
 from ckpttool.ops.difference import DiffKeywords
 from ckpttool.runs.copying import CopyKeywords, CopyRequest
-from ckpttool.runs.pruning.request import PruneKeywords
+from ckpttool.runs.retention.request import PruneKeywords
 from ckpttool.runs.scope import Scope, ScopeKeywords
 
 PACKAGE = Path(ckpttool.__file__).parent

@@ -76,7 +76,7 @@ print("--grace TIME" in command.get_help(context))
 
 
 def test_an_option_is_a_field(copied: Path) -> None:
-    change(copied / "runs/pruning/request.py", "    max_delete: str | None = _execution(\n", OPTION)
+    change(copied / "runs/retention/request.py", "    max_delete: str | None = _execution(\n", OPTION)
     assert answers(copied, SEES_OPTION) == [
         "3600 7200 60 None",
         "Keep what was read less than TIME ago.",
@@ -131,7 +131,7 @@ def test_a_result_is_a_file(copied: Path) -> None:
 TRACKER = """
 from contextlib import contextmanager
 from pathlib import Path
-from ckpttool.runs.metrics.trackers import TrackedModel, TrackedRun, Tracker
+from ckpttool.runs.trackers import TrackedModel, TrackedRun, Tracker
 
 class Toy(Tracker):
     one_run = "toy:RUN names one"

@@ -61,8 +61,8 @@ def card(command: CardCommand) -> int:
         _check_output(output, as_json=as_json, force=command.force)
     if note is not None or command.facts or command.sources:
         from ckpttool.runs.card import source_text
+        from ckpttool.runs.pointers.pin_lists import parse_facts
         from ckpttool.runs.pointers.pins import remark
-        from ckpttool.runs.pointers.remarks import parse_facts
 
         told = dict(map(_fact, command.facts))
         if command.sources:

@@ -96,7 +96,7 @@ def _metrics(context: Any, incomplete: str) -> Iterator[Value]:
     """Yield the metrics of the first checkpoints in the directory that was named, or in the current one."""
     from ckpttool.formats.discovery import Walk, discover
     from ckpttool.runs.listing import known_metrics
-    from ckpttool.runs.members.look import look_at
+    from ckpttool.runs.look import look_at
 
     walk = Walk(recursive=True, on_error=lambda error: None)
     with suppress(CheckpointError):

@@ -24,8 +24,8 @@ from ckpttool.storage import fs
 if TYPE_CHECKING:
     from ckpttool.core.checkpoint import Checkpoint
     from ckpttool.ops.difference import Difference
-    from ckpttool.runs.members.entry import Entry
-    from ckpttool.runs.members.order import Group
+    from ckpttool.runs.entry import Entry
+    from ckpttool.runs.series import Group
 
 _NO_FILE = ("/dev/null", os.devnull)
 """Paths that mean no checkpoint: git passes one for an added or deleted file."""
@@ -184,7 +184,7 @@ def _paths_in_series(directory: str) -> list[str]:
     from ckpttool.cli.paths import say_journals
     from ckpttool.core.errors import UsageError
     from ckpttool.formats.discovery import unit_at
-    from ckpttool.runs.surveying.survey import survey_directory
+    from ckpttool.runs.survey import survey_directory
 
     if not fs.isdir(directory):
         raise UsageError("diff compares two checkpoints, or more")
@@ -232,8 +232,8 @@ def _training_order(paths: Sequence[str]) -> list[str]:
     numbers in the names give no order.
     """
     from ckpttool.formats.discovery import unit_at
-    from ckpttool.runs.members.look import look_at
-    from ckpttool.runs.members.order import order_by_numbers
+    from ckpttool.runs.look import look_at
+    from ckpttool.runs.series import order_by_numbers
 
     given = [*paths]
     folded = [path.casefold() for path in paths]

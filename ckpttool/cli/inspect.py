@@ -19,7 +19,7 @@ from ckpttool.storage import fs
 
 if TYPE_CHECKING:
     from ckpttool.ops.inspect import Inspection
-    from ckpttool.runs.pointers.remarks import Remark
+    from ckpttool.runs.pointers.pin_lists import Remark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +130,7 @@ def _newest_in(path: str) -> str:
     if not fs.isdir(path):
         return path
     from ckpttool.cli.paths import say_journals
-    from ckpttool.runs.surveying.newest import newest_in
+    from ckpttool.runs.inspecting import newest_in
 
     chosen = newest_in(path)
     say_journals(chosen.journals)

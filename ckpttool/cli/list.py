@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
     from ckpttool.cli.retention_config import Retention
     from ckpttool.runs.listing import DirectoryPreview, Listing
-    from ckpttool.runs.members.full_read import Progress
+    from ckpttool.runs.look import Progress
     from ckpttool.transaction.paths import Problem
 
 _SCOPE = ("recursive", "metrics", "group_by", "series", "exclude", "max_depth")

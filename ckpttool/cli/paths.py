@@ -65,7 +65,7 @@ def say_empty(directory: str, *, recursive: bool, quiet: bool = False, checks: b
         quiet: Whether only errors are printed.
         checks: Whether it is an error anyway, since a check of nothing must not pass.
     """
-    from ckpttool.runs.surveying.survey import NOTHING, nothing_in
+    from ckpttool.runs.survey import NOTHING, nothing_in
 
     message = nothing_in(directory, recursive=recursive)
     is_error = checks or message != NOTHING
@@ -95,7 +95,7 @@ def say_unread(unread: Mapping[str, str], what: str, *, everything: bool) -> Non
 def say_inferred_mode(metric: str | None, mode: object) -> None:
     """Print whether low or high values of a metric are better, if that is inferred."""
     if metric is not None and mode is None:
-        from ckpttool.runs.metrics.modes import mode_note
+        from ckpttool.runs.modes import mode_note
 
         if note := mode_note(metric):
             say(f"ckpttool: {printable(note)}")

@@ -52,8 +52,8 @@ class UnpinCommand:
 
 def pin(command: PinCommand) -> int:
     """Pin checkpoints, so that no policy removes them."""
+    from ckpttool.runs.pointers.pin_lists import parse_until
     from ckpttool.runs.pointers.pins import pin as carry_out
-    from ckpttool.runs.pointers.remarks import parse_until
 
     if command.list and (command.message is not None or command.until is not None):
         raise UsageError("-m and --until go without --list")

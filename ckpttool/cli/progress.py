@@ -17,7 +17,7 @@ from ckpttool.cli.render.terminal import shorten
 from ckpttool.core.text import printable
 
 if TYPE_CHECKING:
-    from ckpttool.runs.members.full_read import Progress
+    from ckpttool.runs.look import Progress
     from ckpttool.storage.work import Advance
 
 PATIENCE = 0.5

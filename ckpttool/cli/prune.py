@@ -36,14 +36,14 @@ from ckpttool.cli.progress import ProgressLines
 from ckpttool.core.errors import CheckpointError, UsageError
 from ckpttool.core.options import EXECUTION_PANEL, SELECTION_PANEL, group, jobs_option, option
 from ckpttool.core.text import printable
-from ckpttool.runs.pruning.request import PruneRequest
 from ckpttool.runs.reasons import Code, code_of, true_of_all
+from ckpttool.runs.retention.request import PruneRequest
 from ckpttool.runs.retention.rules import Policy
 from ckpttool.storage import fs
 
 if TYPE_CHECKING:
     from ckpttool.cli.retention_config import Retention
-    from ckpttool.runs.members.entry import Entry
+    from ckpttool.runs.entry import Entry
     from ckpttool.runs.pruning.planning import PrunePlan
     from ckpttool.runs.pruning.prune import Pruned
     from ckpttool.runs.retention.plan import GroupPlan
@@ -175,7 +175,7 @@ def _prune_directory(
 
 def _without_checkpoints(outcome: Pruned, request: PruneRequest, command: PruneCommand) -> Pruned:
     """Return the outcome for a directory without checkpoints; those in subdirectories are a problem."""
-    from ckpttool.runs.surveying.survey import NOTHING, nothing_in
+    from ckpttool.runs.survey import NOTHING, nothing_in
     from ckpttool.transaction.paths import Problem
 
     message = nothing_in(request.directory, recursive=request.recursive)
@@ -202,7 +202,7 @@ def _report_wrong_rules(retention: Retention, problems: Sequence[Problem], comma
     """Print the problems of the rules and return the exit status; nothing is removed."""
     from ckpttool.runs.pruning.prune import Pruned
     from ckpttool.runs.retention.plan import RetentionPlan
-    from ckpttool.runs.retention.policies import Policies
+    from ckpttool.runs.retention.request import Policies
 
     plan = RetentionPlan(retention.policies or Policies(), ())
     outcome = Pruned(plan, 0, dry_run=command.is_dry, problems=tuple(problems))
@@ -352,8 +352,7 @@ def _say(outcome: Pruned, *, quiet: bool) -> None:
 def _explain_checkpoint(retention: Retention, path: str, command: PruneCommand) -> int:
     """Print why one checkpoint is kept or removed, and return the exit status; nothing is changed."""
     from ckpttool.cli.retention_config import unmatched_rules
-    from ckpttool.runs.pruning.explanation import explain
-    from ckpttool.runs.pruning.planning import make_plan
+    from ckpttool.runs.pruning.planning import explain, make_plan
     from ckpttool.runs.pruning.prune import Pruned
 
     request = _request_around(retention, path)

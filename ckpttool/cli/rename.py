@@ -33,8 +33,7 @@ from ckpttool.core.options import NAMING_PANEL, group, option
 from ckpttool.runs.scope import Scope
 
 if TYPE_CHECKING:
-    from ckpttool.runs.renaming.plan import PlannedNames
-    from ckpttool.runs.renaming.rename import RenameResult
+    from ckpttool.runs.renaming.rename import PlannedNames, RenameResult
     from ckpttool.transaction.paths import Problem
 
 
@@ -67,7 +66,7 @@ def rename(command: RenameCommand) -> int:
     which. ckpttool undo restores the old names.
     """
     from ckpttool.cli.render.text_changes import rename_question, rename_text, rename_total_line
-    from ckpttool.runs.renaming.plan import RenameRequest
+    from ckpttool.runs.renaming.rename import RenameRequest
     from ckpttool.runs.renaming.rename import rename as carry_out
 
     directory, json, quiet = command.directory, command.json, command.quiet

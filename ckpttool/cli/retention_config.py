@@ -14,21 +14,20 @@ from ckpttool.cli.config_keys import beside, paths_key, read
 from ckpttool.cli.options import trash_option, yes_option
 from ckpttool.core.errors import CheckpointError, UsageError
 from ckpttool.core.options import Reach, attribute_names, group, jobs_option, option, options_of, same_option
-from ckpttool.runs.pruning.request import PruneRequest
-from ckpttool.runs.retention.policies import PathRule, Policies
+from ckpttool.runs.retention.request import PathRule, Policies, PruneRequest
 from ckpttool.runs.retention.rules import RULES, Policy
 from ckpttool.runs.scope import Scope
 from ckpttool.storage import fs
 
 if TYPE_CHECKING:
-    from ckpttool.runs.members.order import Group
+    from ckpttool.runs.series import Group
     from ckpttool.transaction.paths import Problem
 
 
 def _log_beside(path: str, directory: str) -> str:
     """Return a log's path as seen from here; one that isn't there is looked for in each directory."""
-    from ckpttool.runs.metrics.log_metrics import LogArgument
-    from ckpttool.runs.metrics.trackers import metrics_tracker
+    from ckpttool.runs.metrics import LogArgument
+    from ckpttool.runs.trackers import metrics_tracker
 
     tracker, (prefix, _, place) = metrics_tracker(path), path.partition(":")
     if tracker is not None and tracker.is_directory and place:
@@ -255,7 +254,7 @@ def unmatched_rules(retention: Retention, requests: Sequence[PruneRequest]) -> l
 
 def _groups(requests: Sequence[PruneRequest]) -> tuple[list[Group], list[str]]:
     """Return the series of all directories, and the directories that can't be read."""
-    from ckpttool.runs.surveying.survey import survey_directory
+    from ckpttool.runs.survey import survey_directory
 
     groups: list[Group] = []
     unseen = []

@@ -18,7 +18,7 @@ from ckpttool.core.options import Reach, group, option, same_option
 from ckpttool.ops.ignored_findings import Ignore, is_used
 from ckpttool.ops.verdict import Verification
 from ckpttool.predict.request import PredictionRequest
-from ckpttool.runs.retention.policies import glob_below, matches
+from ckpttool.runs.retention.request import glob_below, matches
 from ckpttool.runs.scope import Scope
 
 _ONE_OF = {"input": "input_shapes", "input_shapes": "input"}

@@ -36,9 +36,9 @@ from ckpttool.runs.scope import Scope
 from ckpttool.storage import fs
 
 if TYPE_CHECKING:
-    from ckpttool.runs.members.entry import Entry
-    from ckpttool.runs.members.full_read import Progress
-    from ckpttool.runs.pruning.request import PruneRequest
+    from ckpttool.runs.entry import Entry
+    from ckpttool.runs.look import Progress
+    from ckpttool.runs.retention.request import PruneRequest
     from ckpttool.runs.watching import Judgement, Step, WatchEvent, WatchRequest
     from ckpttool.transaction.paths import Problem
 
@@ -178,7 +178,7 @@ def _copy_target(place: str, directory: str) -> str:
 
 
 def _log_target(text: str, directory: str) -> str:
-    from ckpttool.runs.metrics.trackers import tracker_of
+    from ckpttool.runs.trackers import tracker_of
 
     tracker, (prefix, _, place) = tracker_of(text), text.partition(":")
     is_directory = tracker is not None and tracker.is_directory

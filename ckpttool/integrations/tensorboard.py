@@ -1,4 +1,4 @@
-"""TensorBoard: records of checkpoints as texts in event files. ``runs/metrics/events.py`` reads metrics.
+"""TensorBoard: records of checkpoints as texts in event files. ``runs/logs.py`` reads metrics.
 
 Source: tensorflow/tensorflow ``core/util/event.proto``, ``core/framework/summary.proto``, ``tensor.proto``.
 """
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from ckpttool.containers.protobuf import bytes_field, fields, number_field, text_field
 from ckpttool.containers.tfrecord import encoded_record, records
 from ckpttool.core.errors import from_os_error
-from ckpttool.runs.metrics.trackers import LoggedCheckpoint, Record, Tracker
+from ckpttool.runs.trackers import LoggedCheckpoint, Record, Tracker
 from ckpttool.storage import fs
 from ckpttool.storage.atomic import write_atomically
 

@@ -22,17 +22,9 @@ from ckpttool.containers.jsontext import parse_json
 from ckpttool.containers.protobuf import FIXED64, Field, fields
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, NotFound, from_os_error
 from ckpttool.integrations.clients import client_errors_as_unsupported, client_module
-from ckpttool.runs.members.run_directories import flatten
-from ckpttool.runs.metrics.log import Log
-from ckpttool.runs.metrics.text_logs import add_object
-from ckpttool.runs.metrics.trackers import (
-    LoggedCheckpoint,
-    Record,
-    TrackedModel,
-    TrackedRun,
-    Tracker,
-    run_to_record_in,
-)
+from ckpttool.runs.logs import Log, add_object
+from ckpttool.runs.run_directories import flatten
+from ckpttool.runs.trackers import LoggedCheckpoint, Record, TrackedModel, TrackedRun, Tracker, run_to_record_in
 from ckpttool.storage import fs
 
 PREFIX = "wandb:"

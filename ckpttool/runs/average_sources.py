@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from ckpttool.core.errors import UsageError
 from ckpttool.core.text import counted
 from ckpttool.formats.globs import last_name
-from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.members.full_read import Progress, no_progress, read_all
-from ckpttool.runs.members.order import AVERAGED, Group, group
-from ckpttool.runs.retention.missing_metrics import require_metrics
+from ckpttool.runs.entry import Entry
+from ckpttool.runs.look import Progress, no_progress, read_all
+from ckpttool.runs.retention.directory_rules import require_metrics
 from ckpttool.runs.retention.rules import History, Policy, rank_by_metric
 from ckpttool.runs.scope import WHOLE_TREE, Scope
-from ckpttool.runs.surveying.survey import survey_directory
+from ckpttool.runs.series import AVERAGED, Group, group
+from ckpttool.runs.survey import survey_directory
 
 
 def newest_checkpoints(

@@ -16,8 +16,8 @@ from typing import Any
 
 from ckpttool.core.result import document_of
 from ckpttool.formats.interface import SIDECARS
-from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.members.order import is_flat
+from ckpttool.runs.entry import Entry
+from ckpttool.runs.series import is_flat
 from ckpttool.storage import fs
 
 _FEWEST = 3

@@ -17,9 +17,9 @@ from ckpttool.formats.traits import traits_of
 from ckpttool.ops.digests import digest_of_list, sha256_of_files
 from ckpttool.ops.inspect import Inspection, inspection
 from ckpttool.ops.verdict import Safety, Status, Verification
-from ckpttool.runs.members.run_directories import Parameters, flatten
+from ckpttool.runs.pointers.pin_lists import Remark
 from ckpttool.runs.pointers.pins import remark_on
-from ckpttool.runs.pointers.remarks import Remark
+from ckpttool.runs.run_directories import Parameters, flatten
 from ckpttool.storage import fs
 from ckpttool.storage.work import Advance, default_jobs, no_advance
 from ckpttool.transaction.paths import bare

@@ -54,9 +54,9 @@ from ckpttool.ops.file_copy import (
     status_of,
     target_status,
 )
-from ckpttool.runs.members.full_read import Progress, no_progress
+from ckpttool.runs.look import Progress, no_progress
 from ckpttool.runs.pruning.prune import Confirm, Pruned, prune
-from ckpttool.runs.pruning.request import PruneRequest
+from ckpttool.runs.retention.request import PruneRequest
 from ckpttool.runs.retention.rules import CHOICES, ChoiceKeywords, Policy
 from ckpttool.runs.scope import Scope, ScopeKeywords
 from ckpttool.storage import fs

@@ -1,11 +1,55 @@
-"""What the checkpoint is that a path stands for: of a directory of several, the newest."""
+"""``inspect`` of a path: of a directory of several checkpoints, the newest."""
 
 from __future__ import annotations
 
 import os
+import stat
+from dataclasses import dataclass
 
+from ckpttool.core.errors import from_os_error
 from ckpttool.ops.inspect import Inspection, inspection, open_to_inspect
-from ckpttool.runs.surveying.newest import newest_in
+from ckpttool.storage import fs
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenCheckpoint:
+    """The checkpoint that stands for a path, how many others are there, and which journals wait there."""
+
+    path: str
+    others: int
+    journals: tuple[str, ...] = ()
+    in_subdirectories: bool = False
+
+
+def newest_in(path: str) -> ChosenCheckpoint:
+    """Return the checkpoint that a path stands for: itself, or the newest in the directory.
+
+    What lies in the directory comes before what lies deeper.
+    """
+    try:
+        is_directory = stat.S_ISDIR(fs.stat(path).st_mode)
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    except ValueError:  # a NUL in the path; whoever opens it says so
+        is_directory = False
+    if not is_directory:  # nothing more is imported for a file: ``inspect`` starts faster
+        return ChosenCheckpoint(path, 0)
+    from ckpttool.formats import recognition_error
+    from ckpttool.formats.discovery import unit_at
+    from ckpttool.formats.interface import Probe
+    from ckpttool.runs.scope import Scope
+    from ckpttool.runs.series import newest_first
+    from ckpttool.runs.survey import survey_directory
+
+    if unit_at(path) is not None:
+        return ChosenCheckpoint(path, 0)
+    for recursive in (False, True):
+        survey = survey_directory(path, Scope(recursive=recursive))
+        if survey.entries:
+            newest = min(newest_first(survey.groups), key=lambda entry: not entry.is_sound)
+            return ChosenCheckpoint(newest.path, len(survey.entries) - 1, survey.journals, recursive)
+    with Probe(path) as probe:
+        raise recognition_error(probe)
 
 
 def inspect(path: str | os.PathLike[str], *, filter: str | None = None, stats: bool = False) -> Inspection:

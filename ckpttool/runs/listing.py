@@ -15,22 +15,22 @@ from ckpttool.core.result import Table, document_of, messages, plain
 from ckpttool.core.text import counted, utc_time
 from ckpttool.formats.interface import SIDECARS, natural_path
 from ckpttool.ops.workload import Part, split
-from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.members.full_read import Progress, no_progress, read_each_in_full
-from ckpttool.runs.members.order import Group, order_entries
-from ckpttool.runs.members.run_directories import Parameters, hyper_parameters
-from ckpttool.runs.members.saves import fault_beside, parts_of, series_of_saves
-from ckpttool.runs.metrics.modes import check_mode, resolve_mode
+from ckpttool.runs.entry import Entry
+from ckpttool.runs.look import Progress, no_progress, read_each_in_full
+from ckpttool.runs.modes import check_mode, resolve_mode
+from ckpttool.runs.pointers.kinds import Pointers
+from ckpttool.runs.pointers.pin_lists import NOTHING, Remark
 from ckpttool.runs.pointers.pins import remarks_beside
-from ckpttool.runs.pointers.protection import Pointers
-from ckpttool.runs.pointers.remarks import NOTHING, Remark
-from ckpttool.runs.pointers.targets import PointerProtections
+from ckpttool.runs.pointers.search import PointerProtections
 from ckpttool.runs.pruning.planning import PrunePlan, make_plan
-from ckpttool.runs.pruning.request import PruneRequest
 from ckpttool.runs.reasons import Reason, true_of_all
+from ckpttool.runs.retention.request import PruneRequest
 from ckpttool.runs.retention.rules import is_carried_on
+from ckpttool.runs.run_directories import Parameters, hyper_parameters
+from ckpttool.runs.saves import fault_beside, parts_of, series_of_saves
 from ckpttool.runs.scope import GroupBy, Scope
-from ckpttool.runs.surveying.survey import Survey, survey_directory, upload_warnings
+from ckpttool.runs.series import Group, order_entries
+from ckpttool.runs.survey import Survey, survey_directory, upload_warnings
 from ckpttool.storage import fs
 from ckpttool.transaction.paths import Problem, shown
 

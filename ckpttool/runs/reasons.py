@@ -1,7 +1,4 @@
-"""Why a checkpoint stays, what is wrong with it, and what to look at: codes for programs, words for people.
-
-Programs go by the code alone. The words are written once, where a reason arises, and nobody reads them back.
-"""
+"""Reasons and faults of checkpoints: codes for programs, words for people, which are never parsed."""
 
 from __future__ import annotations
 

@@ -14,19 +14,13 @@ from ckpttool.core.result import Table, document_of, messages
 from ckpttool.core.text import counted
 from ckpttool.ops.digests import digest_of_list, sha256_of_files
 from ckpttool.ops.verdict import Safety
-from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.members.look import look_for
-from ckpttool.runs.members.run_directories import run_directory
-from ckpttool.runs.metrics.log_metrics import add_log_metrics
-from ckpttool.runs.metrics.trackers import (
-    ENTRY_POINTS,
-    LoggedCheckpoint,
-    Record,
-    places_around,
-    tracker_of,
-)
+from ckpttool.runs.entry import Entry
+from ckpttool.runs.look import look_for
+from ckpttool.runs.metrics import add_log_metrics
+from ckpttool.runs.run_directories import run_directory
 from ckpttool.runs.scope import Scope
-from ckpttool.runs.surveying.survey import survey_directory
+from ckpttool.runs.survey import survey_directory
+from ckpttool.runs.trackers import ENTRY_POINTS, LoggedCheckpoint, Record, places_around, tracker_of
 from ckpttool.storage import fs
 from ckpttool.storage.work import Advance, default_jobs, no_advance
 

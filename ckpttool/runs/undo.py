@@ -16,8 +16,7 @@ from ckpttool.formats.interface import natural
 from ckpttool.runs.pointers.kinds import note_kind, pointers_in
 from ckpttool.runs.pointers.notes import read_note
 from ckpttool.runs.pointers.pin_lists import lists_for, pins_in, read_list
-from ckpttool.runs.pointers.readers import names_in, pass_over
-from ckpttool.runs.pointers.targets import path_parts
+from ckpttool.runs.pointers.search import names_in, pass_over, path_parts
 from ckpttool.storage import fs
 from ckpttool.storage.held import holds
 from ckpttool.storage.snapshot import Snapshot

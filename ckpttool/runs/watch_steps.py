@@ -9,12 +9,11 @@ from glob import escape
 from itertools import islice
 
 from ckpttool.runs.copying import CopyRequest, CopyStatus, carry_out, plan_copy
-from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.entry import Entry
 from ckpttool.runs.pruning.planning import PrunePlan
 from ckpttool.runs.pruning.prune import prune
-from ckpttool.runs.pruning.request import PruneRequest
-from ckpttool.runs.renaming.plan import RenameRequest
-from ckpttool.runs.renaming.rename import rename
+from ckpttool.runs.renaming.rename import RenameRequest, rename
+from ckpttool.runs.retention.request import PruneRequest
 from ckpttool.runs.tracking import facts_of, open_target
 from ckpttool.runs.watching import Landed, Step, StepResult, require_same_place
 from ckpttool.storage import fs

@@ -27,14 +27,14 @@ from ckpttool.core.result import document_of
 from ckpttool.core.text import file_size
 from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.ops.verdict import Safety, Verification
-from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.members.full_read import SPECIAL, FullRead, FullReader, Progress, no_progress
-from ckpttool.runs.pointers.protection import Pointers
-from ckpttool.runs.pointers.readers import temporary_for
+from ckpttool.runs.entry import Entry
+from ckpttool.runs.look import SPECIAL, FullRead, FullReader, Progress, no_progress
+from ckpttool.runs.pointers.kinds import Pointers
+from ckpttool.runs.pointers.search import temporary_for
 from ckpttool.runs.reasons import Code, code_of
-from ckpttool.runs.resuming.writers import GONE_SECONDS, MOMENTS_BETWEEN, SYSTEM, WaitClock, written_inside
 from ckpttool.runs.scope import Scope
-from ckpttool.runs.surveying.survey import Survey, survey_directory
+from ckpttool.runs.survey import Survey, survey_directory
+from ckpttool.runs.writers import GONE_SECONDS, MOMENTS_BETWEEN, SYSTEM, WaitClock, written_inside
 from ckpttool.storage import fs
 from ckpttool.storage.atomic import write_atomically
 from ckpttool.storage.held import holding

@@ -14,7 +14,7 @@ from tests.benchmarks.measure import Command
 
 _FIND = """
 import pickle, sys
-from ckpttool.runs.surveying.survey import survey_directory
+from ckpttool.runs.survey import survey_directory
 found = survey_directory(sys.argv[1])
 if len(sys.argv) > 2:
     with open(sys.argv[2], "wb") as file:

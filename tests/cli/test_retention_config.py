@@ -14,7 +14,7 @@ from ckpttool import Policy, UsageError
 from ckpttool.cli.config import ConfigDocument, read_document
 from ckpttool.cli.config_keys import keys, read, read_value
 from ckpttool.cli.retention_config import Retention, read_retention
-from ckpttool.runs.retention.policies import PathRule
+from ckpttool.runs.retention.request import PathRule
 from tests.support.commands import Run
 from tests.support.configs import trusted_config, write
 from tests.support.golden import Golden, refusal

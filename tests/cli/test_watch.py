@@ -25,20 +25,12 @@ from hypothesis import strategies as st
 from ckpttool import prune, verify
 from ckpttool.cli.watch import _ending_by_signals
 from ckpttool.core.errors import AccessDenied
-from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.members.full_read import Progress
-from ckpttool.runs.pruning.request import PruneRequest
+from ckpttool.runs.entry import Entry
+from ckpttool.runs.look import Progress
+from ckpttool.runs.retention.request import PruneRequest
 from ckpttool.runs.retention.rules import Policy
 from ckpttool.runs.watch_steps import copy_step, prune_step, rename_step
-from ckpttool.runs.watching import (
-    RETRY_SECONDS,
-    DirectoryWatch,
-    Ending,
-    Judgement,
-    Step,
-    WatchEvent,
-    WatchRequest,
-)
+from ckpttool.runs.watching import RETRY_SECONDS, DirectoryWatch, Ending, Judgement, Step, WatchEvent, WatchRequest
 from ckpttool.transaction import operations
 from ckpttool.transaction.journal import Move
 from tests.support.commands import TIMEOUT, Run, refusals, transcript

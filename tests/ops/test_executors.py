@@ -16,7 +16,7 @@ import pytest
 
 from ckpttool import list_checkpoints, verify_all
 from ckpttool.integrations.dask import executor_at
-from ckpttool.runs.surveying import look_workers
+from ckpttool.runs import look_workers
 from tests.support.clusters import Deadly, Elsewhere, local_cluster
 from tests.support.commands import Run
 from tests.support.stores import S3Bucket

@@ -12,7 +12,7 @@ import pytest
 
 from ckpttool import undo
 from ckpttool.runs.renaming.names import Renaming
-from ckpttool.runs.renaming.steps import rename_operations
+from ckpttool.runs.renaming.rename import rename_operations
 from ckpttool.transaction.files import contents
 from ckpttool.transaction.journal import Location, Rewrite
 from ckpttool.transaction.moves import apply

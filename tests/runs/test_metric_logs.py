@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ckpttool import CheckpointError, DamagedCheckpoint, LimitExceeded, Unsupported
-from ckpttool.runs.metrics import events as metric_events
-from ckpttool.runs.metrics.log import Log
-from ckpttool.runs.metrics.log_metrics import read_log
+from ckpttool.runs import logs
+from ckpttool.runs.logs import Log
+from ckpttool.runs.metrics import read_log
 from tests.support.limits import lower_limits
 
 ALL = frozenset(range(-5, 60))
@@ -188,9 +188,9 @@ def test_reads_the_scalars_that_tensorboard_reads(files: Path) -> None:
 
 def test_events_elsewhere_are_passed_over_and_their_steps_known() -> None:
     log = Log("log", frozenset({8}))
-    metric_events._add_event(SCALAR, "log", 0, log, "")
+    logs._add_event(SCALAR, "log", 0, log, "")
     assert (log.by_step, str(log.steps)) == ({}, "7")
-    metric_events._add_event(SCALAR.replace(b"\x10\x07", b"\x10\x08"), "log", 0, log, "")
+    logs._add_event(SCALAR.replace(b"\x10\x07", b"\x10\x08"), "log", 0, log, "")
     assert (list(log.by_step), str(log.steps)) == ([8], "7 to 8")
 
 
@@ -275,7 +275,7 @@ def test_any_event_is_read_or_an_error(data: bytes | int, flip: int) -> None:
         event = bytearray(SCALAR)
         event[data % len(SCALAR)] ^= flip
     try:
-        metric_events._add_event(bytes(event), "log", 0, log, "")
+        logs._add_event(bytes(event), "log", 0, log, "")
     except CheckpointError as failure:
         assert failure.where is not None
 
@@ -289,7 +289,7 @@ SCALAR = (
 
 def test_scalar_that_is_damaged_below() -> None:
     log = Log("log", ALL)
-    metric_events._add_event(SCALAR, "log", 0, log, "a/")
+    logs._add_event(SCALAR, "log", 0, log, "a/")
     assert log.by_step == {7: {"a/val/loss": pytest.approx(1 / 11)}}
     with pytest.raises(DamagedCheckpoint, match="a scalar of 4 bytes"):
-        metric_events._add_event(SCALAR.replace(b"\x08\x01\x12", b"\x08\x02\x12"), "log", 0, log, "")
+        logs._add_event(SCALAR.replace(b"\x08\x01\x12", b"\x08\x02\x12"), "log", 0, log, "")

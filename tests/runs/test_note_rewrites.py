@@ -13,11 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckpttool import undo
-from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.entry import Entry
 from ckpttool.runs.pointers.notes import DataNote, JsonNote, Mentions
-from ckpttool.runs.pointers.targets import CheckpointIndex
-from ckpttool.runs.renaming.note_rewrites import NoteRewriter
-from ckpttool.runs.renaming.scene import Note, PathRenames, Scene
+from ckpttool.runs.pointers.search import CheckpointIndex
+from ckpttool.runs.renaming.pointer_updates import Note, NoteRewriter, PathRenames, Scene
 from ckpttool.storage.snapshot import Snapshot
 from tests.runs.renamings import content, renamed
 from tests.support.runs import make_run

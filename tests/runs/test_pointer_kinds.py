@@ -28,19 +28,11 @@ from ckpttool.formats.pointer_kind import (
 from ckpttool.formats.tensorflow.checkpoint_list import TensorFlowState
 from ckpttool.formats.traits import Traits
 from ckpttool.runs.pointers import kinds
-from ckpttool.runs.pointers.files import (
-    DIGESTS,
-    LINE,
-    TRAINER_STATE,
-    IterationTracker,
-    ShardIndex,
-    TensorDigests,
-)
 from ckpttool.runs.pointers.kinds import KINDS
 from ckpttool.runs.pointers.notes import Note
-from ckpttool.runs.pointers.search import Search, SearchedKind
-from ckpttool.runs.pointers.targets import PointerProtections
-from ckpttool.runs.renaming.scene import PathRenames
+from ckpttool.runs.pointers.programs import DIGESTS, LINE, TRAINER_STATE, IterationTracker, ShardIndex, TensorDigests
+from ckpttool.runs.pointers.search import PointerProtections, Search, SearchedKind
+from ckpttool.runs.renaming.pointer_updates import PathRenames
 from ckpttool.storage.snapshot import Snapshot
 from tests.support.commands import Run
 from tests.support.saves import protected_in

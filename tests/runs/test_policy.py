@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from ckpttool import Policy, UsageError
-from ckpttool.runs.members.order import group
-from ckpttool.runs.metrics.modes import mode_of
-from ckpttool.runs.pruning.request import max_removals
-from ckpttool.runs.retention.policies import PathRule, Policies
+from ckpttool.runs.modes import mode_of
+from ckpttool.runs.retention.request import PathRule, Policies, max_removals
 from ckpttool.runs.retention.rules import History, rank_by_metric
+from ckpttool.runs.series import group
 from tests.support.directories import make_entry
 
 BEST = {"keep_best": 2, "metric": "val_loss", "mode": "min"}

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from ckpttool import Policy, PruneRequest, list_checkpoints, prune
-from ckpttool.runs.metrics import trackers
-from ckpttool.runs.pointers.protection import Pointers
-from ckpttool.runs.pointers.targets import PointerProtections
-from ckpttool.runs.surveying.survey import survey_directory
+from ckpttool.runs import trackers
+from ckpttool.runs.pointers.kinds import Pointers
+from ckpttool.runs.pointers.search import PointerProtections
+from ckpttool.runs.survey import survey_directory
 from tests.support.retention import dry_run, kept_reasons
 from tests.support.runs import make_run
 from tests.support.saves import protected_in, skipped_in

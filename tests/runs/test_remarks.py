@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ckpttool import CheckpointError, Policy, list_checkpoints, pin, rename, undo, unpin
 from ckpttool.containers.toml import parse_toml, quote
-from ckpttool.runs.pointers.remarks import NOTHING, Remark, merged, remarks_in, rename_remarks, with_remark
+from ckpttool.runs.pointers.pin_lists import NOTHING, Remark, merged, remarks_in, rename_remarks, with_remark
 from tests.support.commands import Run
 from tests.support.retention import dry_run, kept_reasons
 

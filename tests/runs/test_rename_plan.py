@@ -10,9 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckpttool.runs.renaming.name_warnings import name_doubts
-from ckpttool.runs.renaming.names import RenamePlan, fold_name, plan_names, unit_stem
-from ckpttool.runs.renaming.steps import rename_operations
+from ckpttool.runs.renaming.names import RenamePlan, fold_name, name_doubts, plan_names, unit_stem
+from ckpttool.runs.renaming.rename import rename_operations
 from ckpttool.runs.renaming.template import parse_template
 from ckpttool.transaction.journal import Location, Move, Rewrite
 from tests.support.directories import Entry

@@ -12,8 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ckpttool import Policy, UsageError
-from ckpttool.runs.members.order import order_entries
 from ckpttool.runs.retention.rules import LIMITS, RULES
+from ckpttool.runs.series import order_entries
 from tests.support.directories import Entry, damaged, faulty_entry, file_of, incomplete, make_entry
 from tests.support.retention import GroupPlan, RetentionPlan, plan_of, series_of
 

@@ -14,8 +14,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ckpttool import Policy, UsageError, list_checkpoints, prune
-from ckpttool.runs.members.order import group
 from ckpttool.runs.retention.plan import Protections, RetentionPlan, plan
+from ckpttool.runs.series import group
 from tests.support.commands import run_redirected
 from tests.support.directories import Entry, make_entry
 from tests.support.retention import dry_run, removed_names

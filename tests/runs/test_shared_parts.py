@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ckpttool import Policy, PruneRequest, RenameRequest, list_checkpoints, prune, rename, undo
-from ckpttool.runs.members import needs
+from ckpttool.runs import look
 from ckpttool.storage.snapshot import Snapshot
 from tests.support.moments import before_call
 from tests.support.opening import checkpoints_in
@@ -235,10 +235,10 @@ def test_places_name_each_link_on_the_way(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("d/x")
     (tmp_path / "round").symlink_to("round")
     real = os.path.realpath(tmp_path)
-    found = list(needs.places_on_the_way(str(tmp_path / "a"), Snapshot()))
+    found = list(look.places_on_the_way(str(tmp_path / "a"), Snapshot()))
     assert found == [f"{real}/a", f"{real}/d", f"{real}/store/x"]
-    assert next(needs.places_on_the_way(str(tmp_path / "round"), Snapshot())) == f"{real}/round"
-    assert needs.all_places([str(tmp_path / "d" / "x")], Snapshot()) == {f"{real}/d", f"{real}/store/x"}
+    assert next(look.places_on_the_way(str(tmp_path / "round"), Snapshot())) == f"{real}/round"
+    assert look.all_places([str(tmp_path / "d" / "x")], Snapshot()) == {f"{real}/d", f"{real}/store/x"}
 
 
 def test_what_vanishes_while_it_is_looked_at_is_no_error(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import ckpttool
 from ckpttool import AccessDenied, Policy, UsageError, list_checkpoints, open_checkpoint, prune, undo, verify
-from ckpttool.runs.members.entry import StatePart
+from ckpttool.runs.entry import StatePart
 from tests.support.changes import file_bytes
 from tests.support.directories import Entry, file_of, make_entry
 from tests.support.faults import fill_disk

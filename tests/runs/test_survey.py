@@ -16,7 +16,7 @@ import pytest
 from ckpttool import CheckpointError, list_checkpoints, prune
 from ckpttool.formats.interface import Unit
 from ckpttool.formats.savedmodel.graph import MetaGraph
-from ckpttool.runs.surveying import look_workers
+from ckpttool.runs import look_workers
 from tests.support.directories import survey
 from tests.support.faults import ends_all_threads
 from tests.support.limits import lower_limits

@@ -24,7 +24,7 @@ from ckpttool.formats.tensorflow.state import (
     unescape,
 )
 from ckpttool.runs.pointers.kinds import pointers_in
-from ckpttool.runs.pointers.readers import names_in, raise_error
+from ckpttool.runs.pointers.search import names_in, raise_error
 from ckpttool.storage.snapshot import Snapshot
 from ckpttool.transaction.pointer_files import list_rewrites
 from tests.support.state_files import read_state, write_state

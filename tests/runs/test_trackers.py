@@ -35,8 +35,8 @@ from ckpttool import (
 from ckpttool.integrations import mlflow as mlflow_stores
 from ckpttool.integrations import wandb as wandb_runs
 from ckpttool.runs.listing import Listing
-from ckpttool.runs.metrics.log import Log
-from ckpttool.runs.pointers import registries
+from ckpttool.runs.logs import Log
+from ckpttool.runs.pointers import programs
 from ckpttool.runs.pruning.prune import Pruned
 from tests.support.frameworks import python_with_frameworks
 from tests.support.saves import save
@@ -322,7 +322,7 @@ def test_nothing_but_what_removes_or_renames_asks_trackers(
     """A list, and each look of a watch, would take long else."""
     shutil.copytree(sqlite / "runs", tmp_path / "runs")
     asked: list[str] = []
-    monkeypatch.setattr(registries, "tracked_models", lambda root: asked.append(root) or [])
+    monkeypatch.setattr(programs, "tracked_models", lambda root: asked.append(root) or [])
     list_checkpoints(tmp_path / "runs").to_dict()
     assert not asked
     prune(tmp_path / "runs", keep_last=1, depth="quick", dry_run=True)

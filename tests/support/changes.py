@@ -14,7 +14,7 @@ from ckpttool import Policy, PruneRequest, prune
 from ckpttool.containers.toml import parse_toml
 from ckpttool.runs.pointers import pins
 from ckpttool.runs.pruning.prune import Pruned
-from ckpttool.runs.renaming import reserved_names
+from ckpttool.runs.renaming import names as renaming_names
 from ckpttool.transaction import operations, removal, state_dir
 from ckpttool.transaction.files import contents
 from ckpttool.transaction.journal import Group, Recovery
@@ -64,7 +64,7 @@ def recover(directory: Path) -> Recovery:
 def overlook_accelerate(patch: pytest.MonkeyPatch) -> None:
     """Let nobody see that Accelerate names the checkpoints of a directory, as before that was known."""
     patch.setattr(state_dir, "_holds_random_states", lambda entry: False)
-    patch.setattr(reserved_names, "_is_written_by_accelerate", lambda entry: False)
+    patch.setattr(renaming_names, "_is_written_by_accelerate", lambda entry: False)
 
 
 def pinned_in(directory: Path) -> list[str]:

@@ -9,10 +9,10 @@ from zlib import crc32
 
 from ckpttool.core.naming import parse_name
 from ckpttool.formats.interface import Unit
-from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.entry import Entry
 from ckpttool.runs.reasons import Code, Reason, fault
 from ckpttool.runs.scope import Scope
-from ckpttool.runs.surveying.survey import Survey, survey_directory
+from ckpttool.runs.survey import Survey, survey_directory
 from ckpttool.transaction.files import Contents, Fingerprint
 
 

@@ -16,7 +16,7 @@ from ckpttool.containers.hdf5.h5worker import Worker
 from ckpttool.formats.interface import Probe
 from ckpttool.ops import checks, verify
 from ckpttool.ops import inspect as inspecting
-from ckpttool.runs.members import full_read
+from ckpttool.runs import look
 from ckpttool.storage import scan
 from tests.support.faults import path_at
 
@@ -65,7 +65,7 @@ def after_a_look(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
 def names_read_in_full(patch: pytest.MonkeyPatch) -> list[str]:
     """Return a list to which the names are added of what ``latest`` reads in full."""
     names: list[str] = []
-    _do_before(patch, full_read, "read_all", lambda entry, *_: names.append(entry.name))
+    _do_before(patch, look, "read_all", lambda entry, *_: names.append(entry.name))
     return names
 
 

@@ -10,22 +10,20 @@ import pytest
 
 from ckpttool import Policy, PruneRequest, prune
 from ckpttool.formats.globs import Globs
-from ckpttool.runs.members import look
-from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.members.order import Group, group
-from ckpttool.runs.members.runs import apply_series_globs
-from ckpttool.runs.members.saves import mark_saves, series_of_saves
+from ckpttool.runs import look
+from ckpttool.runs.entry import Entry
 from ckpttool.runs.pointers import kinds
-from ckpttool.runs.pointers.checkpoints import NeededFiles
-from ckpttool.runs.pruning import prune as pruning
-from ckpttool.runs.pruning.explanation import Explanation, explain
-from ckpttool.runs.pruning.planning import PrunePlan, make_plan
+from ckpttool.runs.pointers.programs import NeededFiles
+from ckpttool.runs.pruning.prune import prune as pruning
+from ckpttool.runs.pruning.planning import Explanation, PrunePlan, explain, make_plan
 from ckpttool.runs.pruning.prune import Pruned
-from ckpttool.runs.retention.missing_metrics import lack_warnings
-from ckpttool.runs.retention.plan import GroupPlan, Protections, RetentionPlan
-from ckpttool.runs.retention.policies import PathRule, Policies
-from ckpttool.runs.retention.save_plan import of_saves, plan_saves
+from ckpttool.runs.retention.directory_rules import lack_warnings
+from ckpttool.runs.retention.plan import GroupPlan, Protections, RetentionPlan, of_saves, plan_saves
+from ckpttool.runs.retention.request import PathRule, Policies
+from ckpttool.runs.run_directories import apply_series_globs
+from ckpttool.runs.saves import mark_saves, series_of_saves
 from ckpttool.runs.scope import GroupBy
+from ckpttool.runs.series import Group, group
 
 
 def series_of(

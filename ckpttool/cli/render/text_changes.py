@@ -34,11 +34,10 @@ if TYPE_CHECKING:
     from ckpttool.ops.conversion import Converted
     from ckpttool.ops.salvage import Salvaged
     from ckpttool.runs.copying import CheckpointCopy, Copied
-    from ckpttool.runs.members.entry import Entry
-    from ckpttool.runs.pruning.explanation import Explanation
+    from ckpttool.runs.entry import Entry
+    from ckpttool.runs.pruning.planning import Explanation
     from ckpttool.runs.pruning.prune import Pruned
-    from ckpttool.runs.renaming.plan import PlannedNames
-    from ckpttool.runs.renaming.rename import RenameResult
+    from ckpttool.runs.renaming.rename import PlannedNames, RenameResult
     from ckpttool.runs.retention.plan import GroupPlan, KeptEntry, RetentionPlan
     from ckpttool.runs.tracking import Logged
     from ckpttool.runs.undo import Undone

@@ -26,7 +26,7 @@ from ckpttool.ops.inspect import Inspection, ValueStatistics
 from ckpttool.ops.resume import ResumeLevel
 
 if TYPE_CHECKING:
-    from ckpttool.runs.pointers.remarks import Remark
+    from ckpttool.runs.pointers.pin_lists import Remark
 
 MAX_ROWS = 40
 MAX_TRAINERS = MAX_SIGNATURES = 8

@@ -1,1 +1,1 @@
-"""Who names a checkpoint, and what is protected by it."""
+"""Pointers: files that name checkpoints, and the protection of their targets."""

@@ -1,33 +1,58 @@
-"""The table of pointer kinds, and lookups in it.
+"""The table of pointer kinds, lookups in it, and the protections by all of them.
 
-``list`` and ``prune`` protect what pointers of all kinds name, ``rename`` rewords their texts, ``undo`` looks
-through them for names that are stale. A new kind is a class and a row here; a framework's list of checkpoints
-is a row of the format's traits instead, as removals change it, too.
+``list`` and ``prune`` protect the targets of all kinds, ``rename`` rewords their texts, and ``undo`` searches
+them for stale names. A new kind is a class and a row here; a framework's list of checkpoints is a row of the
+format's traits instead, as removals change it, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 
-from ckpttool.core.errors import CheckpointError
+from ckpttool.core.errors import CheckpointError, from_os_error
 from ckpttool.formats import checkpoint_lists
+from ckpttool.formats.globs import Globs
 from ckpttool.formats.pointer_kind import FilePlace, PointerKind, TextKind
-from ckpttool.runs.pointers.checkpoints import BestInside, NamedBest, NeededFiles
-from ckpttool.runs.pointers.files import (
+from ckpttool.runs.pointers.notes import DataNote, JsonNote, Note, Notes
+from ckpttool.runs.pointers.pin_lists import PinList
+from ckpttool.runs.pointers.programs import (
     DIGESTS,
     LINE,
+    SYMLINK,
     TRAINER_STATE,
+    BestInside,
     IterationTracker,
+    NamedBest,
+    NeededFiles,
+    RegisteredModels,
     ShardIndex,
     TensorDigests,
 )
-from ckpttool.runs.pointers.notes import DataNote, JsonNote, Note, Notes
-from ckpttool.runs.pointers.pin_lists import PinList
-from ckpttool.runs.pointers.readers import OnError, Pointer, pointers_of
-from ckpttool.runs.pointers.registries import RegisteredModels
-from ckpttool.runs.pointers.search import SearchedKind
-from ckpttool.runs.pointers.symlinks import SYMLINK
+from ckpttool.runs.pointers.search import (
+    CheckpointIndex,
+    OnError,
+    Pointer,
+    PointerProtections,
+    Reach,
+    Search,
+    SearchedKind,
+    SeriesIndex,
+    follow_pointer,
+    names_in,
+    pointers_of,
+    reporting,
+    temporary_for,
+)
+from ckpttool.runs.reasons import Code, Reason
+from ckpttool.runs.series import Group
+from ckpttool.storage import fs
 from ckpttool.storage.snapshot import Names, Snapshot
+from ckpttool.transaction.paths import shown
 
 KINDS: tuple[PointerKind, ...] = (
     LINE,
@@ -88,3 +113,127 @@ def pointers_in(directory: str, names: Names, snapshot: Snapshot, on_error: OnEr
                 yield from pointers_of(kind, directory, names, snapshot)
             except CheckpointError as error:
                 on_error(error)
+
+
+BEING_WRITTEN = Reason(Code.BEING_WRITTEN)
+
+_STALE_SECONDS = 3600
+"""No checkpoint takes an hour to write; what is older was probably left behind."""
+
+
+class Pointers:
+    """All pointers in and around a directory, each followed once.
+
+    What can't be read may name anything: the series that it can mean are left alone.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        groups: Sequence[Group],
+        *,
+        recursive: bool = True,
+        exclude: Sequence[str] = (),
+        asks_trackers: bool = False,
+        errors: Collection[CheckpointError] = (),
+        snapshot: Snapshot | None = None,
+    ) -> None:
+        """Follow them.
+
+        Args:
+            root: The directory.
+            groups: The series in it.
+            recursive: Whether notes are looked for in all directories below, too.
+            exclude: Globs of what names none of them, if it can't be read.
+            asks_trackers: Whether trackers are asked, which takes long: for removals and renames only.
+            errors: What in the directory could not be looked at.
+            snapshot: Snapshot to look everything up in; a new one by default.
+        """
+        snapshot = snapshot or Snapshot()
+        self._search = Search(
+            root,
+            groups,
+            CheckpointIndex([entry for group in groups for entry in group.entries], snapshot),
+            SeriesIndex(groups),
+            Reach(groups, snapshot),
+            Globs(exclude, root),
+            recursive,
+            asks_trackers,
+            is_note,
+            errors=errors,
+        )
+        self._files = _found_in_files(self._search)
+        self._found = {
+            kind: _found(kind, self._search) for kind in searched_kinds() if not kind.depends_on_faults
+        }
+
+    def protections(self, faults: Collection[str] = ()) -> PointerProtections:
+        """Return the protections by pointers, given the paths of faulty checkpoints."""
+        protections, search = PointerProtections(), replace(self._search, faults=faults)
+        protections.update(self._files)
+        for kind in searched_kinds():
+            protections.update(self._found[kind] if kind in self._found else _found(kind, search))
+        return protections
+
+
+def _found(kind: SearchedKind, search: Search) -> PointerProtections:
+    found = PointerProtections()
+    with reporting(search.unread(found)):
+        kind.find(search, found)
+    return found
+
+
+def _found_in_files(search: Search) -> PointerProtections:
+    """Return the protections by files of programs, and of checkpoints that are being written."""
+    found = PointerProtections()
+    with reporting(search.unread(found)):
+        for directory in sorted({search.root, *search.series.by_directory}):
+            unread = search.unread(found, partial(search.reach.below, directory))
+            names = names_in(directory, search.snapshot, search.unread(found))
+            for pointer in pointers_in(directory, names, search.snapshot, unread):
+                with reporting(unread):
+                    candidates = search.series.candidates(pointer, directory)
+                    follow_pointer(found, pointer, search.index, candidates)
+            _protect_being_written(found, names, search.index, directory)
+    return found
+
+
+def _protect_being_written(
+    found: PointerProtections, names: Names, index: CheckpointIndex, directory: str
+) -> None:
+    """Protect what a writer is at work on: its temporary file lies beside, or is the checkpoint itself."""
+    written = {name: final for name in names if (final := temporary_for(name)) is not None}
+    if not written:
+        return
+    stems = defaultdict(list)
+    for name in names:
+        stems[os.path.splitext(name)[0]].append(name)
+    for name, final in written.items():
+        for known in (name, final, *stems[final]):
+            entry = index.by_name.get((directory, known))
+            if entry is not None:
+                found.protect(entry, _being_written(names[name]))
+
+
+def _being_written(temporary: os.DirEntry[str]) -> str:
+    """Return the reason, with the age of what a writer that was killed may have left behind."""
+    try:
+        seconds = time.time() - temporary.stat(follow_symlinks=False).st_mtime
+    except OSError:  # it has just gone
+        seconds = 0
+    if seconds < _STALE_SECONDS:
+        return BEING_WRITTEN
+    hours = int(seconds // 3600)
+    age = f"{hours // 24} d" if hours >= 48 else f"{hours} h"
+    return Reason(Code.BEING_WRITTEN, f"{BEING_WRITTEN} ({temporary.name}, {age} old)")
+
+
+def unseen_above(root: str, snapshot: Snapshot) -> Iterator[str]:
+    """Yield a warning where the directory above another can't be listed: texts and links there go unseen."""
+    above = fs.dirname(snapshot.realpath(root))
+    try:
+        snapshot.names(above)
+        return
+    except OSError as error:
+        reason = from_os_error(error, above).reason
+        yield f"{shown(root)}: texts above it that name a checkpoint can't be looked for: {reason}: {above}"

@@ -18,11 +18,21 @@ from typing import Any, NamedTuple
 from ckpttool.core.errors import CheckpointError, from_os_error
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.formats.pointer_kind import MAX_POINTER, NO_CHANGES, Changes, Renamer, TextKind
-from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.pointers.files import DigestList
-from ckpttool.runs.pointers.readers import OnError, is_ours, names_in, read_small
-from ckpttool.runs.pointers.search import Search, SearchedKind, reporting
-from ckpttool.runs.pointers.targets import CheckpointIndex, PointerProtections, exists, path_parts
+from ckpttool.runs.entry import Entry
+from ckpttool.runs.pointers.programs import DigestList
+from ckpttool.runs.pointers.search import (
+    CheckpointIndex,
+    OnError,
+    PointerProtections,
+    Search,
+    SearchedKind,
+    exists,
+    is_ours,
+    names_in,
+    path_parts,
+    read_small,
+    reporting,
+)
 from ckpttool.runs.reasons import Code, Reason
 from ckpttool.storage import fs
 from ckpttool.storage.snapshot import Names, Snapshot

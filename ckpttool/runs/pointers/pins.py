@@ -25,19 +25,23 @@ from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.formats.interface import natural
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.runs.pointers.pin_lists import (
+    NOTHING,
     Pin,
+    Remark,
     changed_text,
     list_for,
     lists_for,
+    merged,
     pins_above,
     pins_in,
     read_list,
+    remarks_in,
     unreadable,
+    with_remark,
     write_list,
 )
-from ckpttool.runs.pointers.readers import raise_error
-from ckpttool.runs.pointers.remarks import NOTHING, Remark, merged, remarks_in, with_remark
-from ckpttool.runs.surveying.path_resolution import CheckpointPlace, place_of, resolve_checkpoint
+from ckpttool.runs.pointers.search import raise_error
+from ckpttool.runs.survey import CheckpointPlace, place_of, resolve_checkpoint
 from ckpttool.storage import fs
 from ckpttool.storage.held import holding, holds
 from ckpttool.transaction.lock import BUSY, clear_stale, lock_directory

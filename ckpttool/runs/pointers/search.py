@@ -1,38 +1,367 @@
-"""Search of pointers: the directories, and the checkpoints and series that names can refer to."""
+"""Search of pointers: how they are read, and which checkpoint a target means now.
+
+A target is looked up in the pointer's own run first, then among renamed checkpoints, then in moved runs.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from shlex import quote
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
-from ckpttool.core.errors import CheckpointError, NotFound
+from ckpttool.core.errors import AccessDenied, CheckpointError, NotFound, from_os_error
 from ckpttool.core.naming import parse_name
+from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.formats.globs import Globs
-from ckpttool.formats.pointer_kind import PointerKind
-from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.members.order import Group
-from ckpttool.runs.pointers.readers import OnError, Pointer
-from ckpttool.runs.pointers.targets import (
-    CheckpointIndex,
-    PointerProtections,
-    exists,
-    lies_nearby,
-    paths_of,
-    renamed_targets,
-    targets_elsewhere,
-    targets_in_run,
-    was_here,
-)
+from ckpttool.formats.pointer_kind import PointerKind, TextKind
+from ckpttool.formats.tensorflow.prefix import INDEX
+from ckpttool.runs.entry import Entry
+from ckpttool.runs.series import Group
 from ckpttool.storage import fs
-from ckpttool.storage.snapshot import Snapshot
+from ckpttool.storage.snapshot import Names, Snapshot
+from ckpttool.storage.source import NotRegular
+from ckpttool.transaction.history import identities, read_record
+from ckpttool.transaction.journal import OperationList
 from ckpttool.transaction.paths import is_within, shown
+from ckpttool.transaction.state_dir import state_dirs
+
+_TEMPORARY = re.compile(
+    r"\.?(?P<name>.+?)\.(?:tmp|temp|part|partial|incomplete)(?:[-._][\w-]*)?", re.IGNORECASE
+)
+_TENSORFLOW = re.compile(r"(?P<name>.+)(?:\.tempstate[0-9]+|_temp(?:_[0-9a-f]{32})?)")
+_STAGED = re.compile(r"tmp[-_](?P<name>.+)", re.IGNORECASE)
+
+
+class Pointer(NamedTuple):
+    """Pointer to a checkpoint.
+
+    Attributes:
+        kind: Its kind.
+        reason: Reason to protect the target, in a word or two.
+        holder: Path of the file that holds it.
+        target: Path of the target, as written; None if it can't be read.
+    """
+
+    kind: PointerKind
+    reason: str
+    holder: str
+    target: str | None
+
+    @property
+    def directory(self) -> str:
+        """Return the directory that relative names belong to."""
+        return os.path.dirname(self.holder) or os.curdir
+
+
+OnError = Callable[[CheckpointError], object]
+"""Called with the error of a file or directory that can't be read; it may name any checkpoint."""
+
+
+def pointers_of(kind: TextKind, directory: str, names: Names, snapshot: Snapshot) -> Iterator[Pointer]:
+    """Yield the pointers in files of a kind in a directory; ``names`` are all names there.
+
+    Raises:
+        CheckpointError: A file can't be read.
+    """
+    others = (name for name in sorted(names) if name not in kind.files and kind.matches(name))
+    for name in (*kind.files, *others):
+        path = os.path.join(directory, name)
+        try:
+            if name not in names or names[name].is_dir():
+                continue
+        except OSError as error:  # a symlink in a circle
+            raise from_os_error(error, path) from error
+        data = read_small(path, kind.limit, snapshot)
+        targets = None
+        with suppress(ValueError):
+            if data is not None:
+                targets = kind.targets(data.decode("utf-8", "surrogateescape"), names)
+        if targets is not None:
+            yield from (Pointer(kind, kind.reason(name), path, target) for target in targets)
+        elif kind.is_certain:
+            yield Pointer(kind, kind.reason(name), path, None)
+
+
+def read_small(path: str, limit: int, snapshot: Snapshot) -> bytes | None:
+    """Return the content of a small file; None if it is too large, not a regular file, or missing.
+
+    Raises:
+        CheckpointError: It can't be read: it may name anything.
+    """
+    try:
+        data = snapshot.read(path, limit)
+    except NotRegular:
+        return None
+    except OSError as error:
+        if fs.is_absence(error):
+            return None
+        raise from_os_error(error, path) from error
+    return data if len(data) <= limit else None
+
+
+def raise_error(error: CheckpointError) -> None:
+    """Raise an error, if nothing can be decided without the unreadable file."""
+    raise error
+
+
+def pass_over(error: CheckpointError) -> None:
+    """Ignore an error, if the unreadable file can't matter."""
+
+
+def names_in(directory: str, snapshot: Snapshot, on_error: OnError = raise_error) -> Names:
+    """Return the entries of a directory by name; none if it is missing, or its error is ignored."""
+    try:
+        return snapshot.names(directory)
+    except OSError as error:
+        if not fs.is_absence(error):
+            on_error(from_os_error(error, directory))
+        return {}
+
+
+def temporary_for(name: str) -> str | None:
+    """Return the final name of a writer's temporary file; None if the name isn't a temporary one."""
+    match = _TEMPORARY.fullmatch(name) or _STAGED.fullmatch(name) or _TENSORFLOW.fullmatch(name)
+    return match["name"] if match else None
+
+
+def is_ours(name: str) -> bool:
+    """Return whether a directory holds no pointers of users: one of ckpttool's own, or of Git."""
+    return name.startswith(OWN_PREFIX) or name == ".git"
+
+
+_MOST_LEVELS = 4
+"""How deep a file may lie in a checkpoint that is a directory: ``iter_0000100/mp_rank_00/…``."""
+
+
+_SLASHES = re.compile(r"[/\\]+")
+
+
+class CheckpointIndex:
+    """Finds the checkpoint that a path belongs to: real paths, and base names for runs that were moved."""
+
+    def __init__(self, entries: Sequence[Entry], snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        directories = {entry.directory for entry in entries}
+        real = {directory: snapshot.realpath(directory) for directory in directories}
+        self.by_path: dict[str, Entry] = {}
+        self.by_name: dict[tuple[str, str], Entry] = {}
+        self.paths: dict[str, list[str]] = defaultdict(list)
+        for entry in entries:
+            for name in {entry.name, *entry.unit.members}:
+                path = os.path.join(real[entry.directory], name)
+                self.by_path[path] = entry
+                self.by_name[entry.directory, name] = entry
+                self.paths[name].append(path)
+
+    def find(self, path: str) -> Entry | None:
+        """Return the checkpoint at a path, or around it."""
+        return self.enclosing(self.snapshot.realpath(path))
+
+    def enclosing(self, path: str) -> Entry | None:
+        """Return the checkpoint at a path in a directory without symlinks, or around it."""
+        while path not in self.by_path:
+            above = fs.dirname(path)
+            if above == path:
+                return None
+            path = above
+        return self.by_path[path]
+
+    def holds_others(self, path: str) -> bool:
+        """Tell whether other checkpoints lie inside one that is a directory."""
+        return self.by_name[os.path.dirname(path), os.path.basename(path)].holds_others
+
+
+def targets_in_run(target: str, directories: Sequence[str], index: CheckpointIndex) -> list[Entry]:
+    """Return the checkpoints of a pointer's target's name in the directories of its own run.
+
+    The target may be a file in one that is a directory.
+    """
+    parts = path_parts(target)
+    for level in range(min(len(parts), _MOST_LEVELS)):
+        name, below = parts[-1 - level], parts[len(parts) - level :]
+        named = [index.by_name.get((directory, name)) for directory in directories]
+        entries = [
+            entry
+            for entry in named
+            if entry is not None
+            and (not below or index.snapshot.lexists(os.path.join(entry.unit.path, *below)))
+        ]
+        if entries:
+            return entries
+    return []
+
+
+def renamed_targets(target: str, directories: Sequence[str], index: CheckpointIndex) -> list[Entry]:
+    """Return the checkpoints that were called as a pointer's target is, before ``rename`` renamed them.
+
+    One that was changed since, or another one that has its name now, is none of them.
+    """
+    renamed: dict[str, Entry] = {}
+    for directory in directories:
+        names = {os.path.basename(target.rstrip("/\\").replace("\\", "/"))}
+        for undoing, number in _renamings(directory):
+            group = undoing.groups[number]
+            new = {now for now, old in undoing.names(number) if old in names}
+            if os.path.basename(group.path) in names:
+                new |= {now for now, _ in undoing.names(number)}
+            names |= new
+            moved = {(file.size, file.mtime_ns) for file in group.contents.files}  # copies have other inodes
+            for name in new:
+                entry = index.by_name.get((directory, name))
+                if entry is not None and moved <= {(f.size, f.mtime_ns) for f in entry.contents.files}:
+                    renamed[entry.path] = entry
+    return list(renamed.values())
+
+
+def _renamings(directory: str) -> Iterator[tuple[OperationList, int]]:
+    """Yield the recorded undo steps of renames in a directory, oldest first, with a group number."""
+    if not fs.place_of(directory).can_rename:
+        return
+    try:
+        known = {identity: home for home in state_dirs(directory) for identity in identities(home)}
+        records = [read_record(directory, known[identity], identity) for identity in sorted(known)]
+    except AccessDenied:
+        raise
+    except CheckpointError:
+        return
+    for record in records:
+        if record is not None and record.kind == "rename":
+            for step in record.steps:
+                yield from ((step.undoing, number) for number in range(len(step.undoing.groups)))
+
+
+def targets_elsewhere(target: str, directories: Sequence[str], index: CheckpointIndex) -> list[Entry]:
+    """Return the checkpoints that a pointer's target may be now, where its own run has none of its name.
+
+    Another run's checkpoint of the same name is none of them: what lies elsewhere has to have more of the
+    path's last names in common with it than the run's own directory has. A bare name is below it.
+    """
+    parts = path_parts(target)
+    paths = index.paths.get(parts[-1], ()) if parts else ()
+    if len(parts) == 1:
+        below = os.path.join(index.snapshot.realpath(directories[0]), "")
+        return [index.by_path[path] for path in paths if path.startswith(below)]
+    common = {path: _common_tail(parts, path) for path in paths}
+    most = max(common.values(), default=0)
+    if not common or most <= _common_tail_of_run(parts, directories, index.snapshot):
+        return []
+    return [index.by_path[path] for path, count in common.items() if count == most]
+
+
+def lies_nearby(target: str, directories: Sequence[str], snapshot: Snapshot) -> bool:
+    """Tell whether what a pointer means lies where nobody looked, as in the rest of a run that was moved."""
+    parts = path_parts(target)
+    if not parts:
+        return False
+    if any(exists(os.path.join(directory, parts[-1]), snapshot) for directory in directories):
+        return True
+    count = _common_tail_of_run(parts, directories, snapshot) + 1
+    if count > len(parts):
+        return False
+    above = snapshot.realpath(directories[0])
+    for _ in range(count):
+        above = fs.dirname(above)
+        if exists(os.path.join(above, *parts[-count:]), snapshot):
+            return True
+    return False
+
+
+def was_here(target: str, directories: Sequence[str], snapshot: Snapshot) -> bool:
+    """Tell whether a path names something in its own run, as far as anybody can tell of a relative one."""
+    real = list(map(snapshot.realpath, directories))
+    above = os.path.dirname(target.rstrip("/"))
+    if snapshot.realpath(above) in real:
+        return True
+    parts = path_parts(above)
+    if not parts or os.path.isabs(target):
+        return False
+    return any(_common_tail(parts, directory) == len(parts) for directory in real)
+
+
+def path_parts(path: str) -> list[str]:
+    """Return the names in a path, whoever's slashes it has."""
+    return [part for part in _SLASHES.split(path) if part not in ("", os.curdir)]
+
+
+def _common_tail_of_run(parts: Sequence[str], directories: Sequence[str], snapshot: Snapshot) -> int:
+    """Return how many of a path's last names are those of a place in its own run."""
+    return max(_common_tail(parts, os.path.join(snapshot.realpath(one), parts[-1])) for one in directories)
+
+
+def _common_tail(parts: Sequence[str], path: str) -> int:
+    """Return how many of the last names of two paths are the same."""
+    pairs = enumerate(zip(reversed(parts), reversed(path.split(os.sep)), strict=False))
+    return next((count for count, (one, other) in pairs if one != other), min(len(parts), path.count(os.sep)))
+
+
+def paths_of(target: str, directory: str) -> list[str]:
+    """Return the paths that a target in a directory may mean: those where the directory itself lies.
+
+    Whoever writes a pointer must not make us ask another store, and files of this machine say nothing of one.
+    """
+    paths = [os.path.join(directory, target), target]
+    return [path for path in paths if fs.root_of(path) == fs.root_of(directory)]
+
+
+def exists(path: str, snapshot: Snapshot) -> bool:
+    """Tell whether something lies at a path, or a TensorFlow checkpoint at a prefix."""
+    try:
+        return snapshot.exists(path) or snapshot.exists(f"{path}{INDEX}")
+    except AccessDenied as error:
+        # The place that a run was moved from may be closed to us; what is ours lies elsewhere then.
+        if not isinstance(error.__cause__, PermissionError):
+            raise
+        return False
+
+
+@dataclass(slots=True)
+class PointerProtections:
+    """What pointers say: reasons by path of the checkpoint, and series to leave alone, by key.
+
+    Attributes:
+        reasons: Why checkpoints stay, by their paths.
+        skipped: Why series are left alone, by their keys.
+        holders: The file that a reason comes from, by the checkpoint's path and the reason.
+        warnings: What pointers name that is gone, where nobody has to wait for it.
+        unread: Paths that can't be read, for which series are left alone, by their keys.
+    """
+
+    reasons: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    skipped: dict[str, str] = field(default_factory=dict)
+    holders: dict[tuple[str, str], str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    unread: dict[str, str] = field(default_factory=dict)
+
+    def protect(self, entry: Entry, reason: str, holder: str | None = None) -> None:
+        """Add a reason to those for which a checkpoint stays."""
+        self._add(entry.path, reason, None if holder is None else shown(holder))
+
+    def update(self, other: PointerProtections) -> None:
+        """Add what other pointers say."""
+        for path, reasons in other.reasons.items():
+            for reason in reasons:
+                self._add(path, reason, other.holders.get((path, reason)))
+        for key, why in other.skipped.items():
+            self.leave_alone(key, why, other.unread.get(key))
+        self.warnings += other.warnings
+
+    def leave_alone(self, key: str, why: str, unread: str | None = None) -> None:
+        """Leave a series alone; of several reasons, the first counts."""
+        if self.skipped.setdefault(key, why) is why and unread is not None:
+            self.unread[key] = unread
+
+    def _add(self, path: str, reason: str, holder: str | None) -> None:
+        if reason not in self.reasons[path]:
+            self.reasons[path].append(reason)
+            if holder is not None:
+                self.holders[path, reason] = holder
 
 
 class SearchedKind(PointerKind, ABC):

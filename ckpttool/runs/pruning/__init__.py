@@ -1,1 +1,1 @@
-"""From a directory to a plan, from a plan to what is left."""
+"""``prune``: plans, protections, removal and slimming."""

@@ -1,7 +1,7 @@
-"""Plans what to prune in a directory: looks, follows pointers, applies the policy, and reads what stays.
+"""Plans of ``prune``: the loop of planning and reading the kept checkpoints, and explanations of a plan.
 
-A plan is made from one survey. Just before something goes, ``prune`` looks again at the checkpoints, at what
-those that stay need, and at pointers.
+A plan is made from one survey. Just before a removal, ``prune`` looks again at the checkpoints, at the files
+that the kept ones need, and at pointers.
 """
 
 from __future__ import annotations
@@ -13,32 +13,47 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from shlex import quote
+from typing import Any
 
 from ckpttool.core import name_patterns as patterns
 from ckpttool.core.errors import CheckpointError, UsageError
 from ckpttool.core.naming import parse_name
+from ckpttool.core.result import document_of
 from ckpttool.core.text import counted
 from ckpttool.formats.discovery import OWN_PREFIX, Walk, discover, is_excluded
 from ckpttool.formats.globs import Globs
-from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.members.full_read import FullReader, Progress, no_progress
-from ckpttool.runs.members.order import Group, Kind, order_entries
-from ckpttool.runs.members.saves import parts_of, series_of_saves
-from ckpttool.runs.members.series_doubts import copy_warnings
-from ckpttool.runs.pointers.protection import Pointers
-from ckpttool.runs.pointers.readers import names_in
-from ckpttool.runs.pointers.targets import PointerProtections
-from ckpttool.runs.pruning.copies import RequiredCopies
-from ckpttool.runs.pruning.protections import foreign_reason, own_reasons, protections_of
-from ckpttool.runs.pruning.request import PruneRequest, max_removals
+from ckpttool.runs.entry import Entry
+from ckpttool.runs.look import FullReader, Progress, no_progress
+from ckpttool.runs.pointers.kinds import Pointers
+from ckpttool.runs.pointers.search import PointerProtections, names_in
+from ckpttool.runs.pruning.protections import (
+    RequiredCopies,
+    copy_warnings,
+    failures,
+    foreign_reason,
+    own_reasons,
+    protections_of,
+)
 from ckpttool.runs.reasons import Code, Reason, code_of
-from ckpttool.runs.retention.failed_runs import failures
-from ckpttool.runs.retention.missing_metrics import lack_warnings, unmatched_names
-from ckpttool.runs.retention.plan import NEWEST_UNREAD, NO_RULE, GroupPlan, Protections, RetentionPlan, plan
-from ckpttool.runs.retention.rules import Policy
-from ckpttool.runs.retention.save_plan import of_saves, plan_saves
+from ckpttool.runs.retention.directory_rules import lack_warnings, unmatched_names
+from ckpttool.runs.retention.plan import (
+    NEWEST_UNREAD,
+    NO_RULE,
+    GroupPlan,
+    Protections,
+    RetentionPlan,
+    fault_of,
+    history_of,
+    of_saves,
+    plan,
+    plan_saves,
+)
+from ckpttool.runs.retention.request import PruneRequest, max_removals
+from ckpttool.runs.retention.rules import RULES, History, Policy, metric_lack, ordinal, rank_by_metric
+from ckpttool.runs.saves import parts_of, series_of_saves
 from ckpttool.runs.scope import Scope
-from ckpttool.runs.surveying.survey import Survey, survey_directory, upload_warnings
+from ckpttool.runs.series import Group, Kind, order_entries
+from ckpttool.runs.survey import Survey, survey_directory, upload_warnings
 from ckpttool.storage import fs
 from ckpttool.storage.snapshot import Snapshot
 from ckpttool.transaction.paths import Problem, require_directory, shown
@@ -423,3 +438,118 @@ def _name_pattern(name: str) -> str:
         return match[0] if patterns.SIBLING.search(name[: match.start()]) else "*"
 
     return re.sub(r"[0-9]+(?:\.[0-9]+)?", blank, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a checkpoint stays or goes.
+
+    Attributes:
+        entry: The checkpoint.
+        stays: Whether it stays.
+        slims: Whether it stays without its training state.
+        reasons: All that speaks for it, though it may go all the same.
+        against: What every rule says that doesn't keep it.
+        place: Its place in its series: ``7th newest of 12``, and its rank by the policy's metric.
+        key: The key of its series.
+        asked: The path that was asked for, where it is a part of the checkpoint, or a link to it.
+    """
+
+    entry: Entry
+    stays: bool
+    reasons: tuple[str, ...]
+    against: tuple[str, ...]
+    place: tuple[str, ...] = ()
+    key: str = ""
+    asked: str | None = None
+    slims: bool = False
+
+    def document(self) -> dict[str, Any]:
+        keys = ("path", "group", "stays", "slims", "place", "reasons", "against")
+        return document_of(self, *keys, names={"path": "entry.path", "group": "key"})
+
+
+def explain(planned: PrunePlan, path: str) -> Explanation:
+    """Return why a checkpoint stays or goes."""
+    group, group_plan, save, entry = _find(planned, path)
+    kept = next((kept for kept in group_plan.keep if kept.entry is entry), None)
+    history = history_of(group, planned.protections, planned.now)
+    reasons: list[str] = []
+    if group_plan.skipped is not None:
+        reasons.append(f"its series is left alone: {group_plan.skipped}")
+    for reason in kept.reasons if kept is not None else ():
+        holder = planned.protections.holders.get((entry.path, reason))
+        reasons.append(reason if holder is None else f"{reason} ({holder})")
+    return Explanation(
+        entry,
+        stays=kept is not None,
+        reasons=tuple(reasons),
+        against=tuple(_against(planned, group_plan, save, entry, history)),
+        place=tuple(_place(group_plan.policy, save, history)),
+        key=group_plan.key,
+        asked=None if fs.normpath(path) == fs.normpath(entry.path) else path,
+        slims=entry in group_plan.slim,
+    )
+
+
+def _find(planned: PrunePlan, path: str) -> tuple[Group, GroupPlan, Entry, Entry]:
+    """Return the checkpoint at a path, or the innermost one that it is a part of, after its save."""
+    saves = {
+        part.path: (group, save)
+        for group in planned.groups
+        for save in group.entries
+        for part in parts_of(save)
+    }
+    known: dict[str, tuple[Group, GroupPlan, Entry, Entry]] = {}
+    for group_plan in planned.plan.groups:
+        for entry in (*(kept.entry for kept in group_plan.keep), *group_plan.remove):
+            group, save = saves[entry.path]
+            for name in {entry.name, *entry.unit.members}:
+                known[fs.realpath(os.path.join(entry.directory, name))] = group, group_plan, save, entry
+    real = fs.realpath(path)
+    while real not in known:
+        above = fs.dirname(real)
+        if above == real:
+            raise UsageError(f"{path} is none of the checkpoints that were looked at")
+        real = above
+    return known[real]
+
+
+def _against(
+    planned: PrunePlan, group_plan: GroupPlan, save: Entry, entry: Entry, history: History
+) -> Iterator[str]:
+    if planned.plan.removes_failed and group_plan.failed is not None:
+        yield f"its series failed: {group_plan.failed}"
+        return
+    if group_plan.rank is not None and group_plan.rank.goes:
+        yield group_plan.rank.reason
+        return
+    fault = fault_of(save, planned.protections)
+    if fault is not None:
+        yield f"no rule counts it: {fault}"
+        if entry in group_plan.remove:
+            yield "--incomplete remove: the newest intact one is newer"
+        return
+    policy = group_plan.policy
+    if policy is None:
+        return
+    for name, rule in RULES.items():
+        if name in policy.rules and rule.keep is not None and rule.against is not None:
+            kept_by_rule = {kept.path for kept, _ in rule.keep(policy, history)}
+            if save.path not in kept_by_rule or (rule.alters and entry in group_plan.slim):
+                yield rule.against(policy, history, save)
+    if entry.path in group_plan.whole:
+        yield f"it stays whole: {group_plan.whole[entry.path]}"
+    if entry.path in group_plan.unfitting:
+        yield group_plan.unfitting[entry.path]
+
+
+def _place(policy: Policy | None, entry: Entry, history: History) -> Iterator[str]:
+    if entry not in history.intact:
+        return
+    place, count = history.intact.index(entry) + 1, len(history.intact)
+    yield "the only intact one" if count == 1 else f"{ordinal(place, 'newest')} of {count:,}"
+    if policy is not None and policy.metric is not None and metric_lack(entry, policy.metric) is None:
+        order = rank_by_metric(policy, history)
+        rank = ordinal(order.index(entry) + 1, "best")
+        yield f"{rank} of {len(order):,} by {policy.metric} ({entry.recorded_metric(policy.metric):.6g})"

@@ -1,44 +1,283 @@
-"""What protects checkpoints from every rule: pointers, their own state, and doubt about their series."""
+"""Reasons to keep checkpoints whatever the rules say: pointers, their own state, doubts about their series.
+
+Numbers in names also distinguish parts, seeds and users, none of which is older. A series in doubt is left
+alone if the plan would remove something of it.
+
+Here are also two facts that cost reading: whether a required copy exists elsewhere, and whether a run failed.
+A failed run's newest checkpoint was never finished, or has NaN in its weights. If failed runs are removed,
+each is read backwards until a checkpoint is found that is worth keeping.
+"""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import islice
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice, pairwise
 from shlex import quote
 
-from ckpttool.core.errors import CheckpointError, from_os_error
+from ckpttool.core.checkpoint import Granularity
+from ckpttool.core.errors import CheckpointError, UsageError, from_os_error
 from ckpttool.core.naming import is_named_best
 from ckpttool.core.text import counted
 from ckpttool.formats.discovery import OWN_PREFIX, discover
 from ckpttool.formats.globs import Globs, last_name
 from ckpttool.formats.interface import Unit
-from ckpttool.formats.step_directory import StepDirectory
+from ckpttool.formats.paddle.fluid_serial import SERIAL
+from ckpttool.formats.step_directory import StepDirectory, own_count_inside
 from ckpttool.formats.traits import traits_of
-from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.members.order import Group
-from ckpttool.runs.members.saves import series_of_saves
-from ckpttool.runs.members.series_doubts import (
-    METRICS_ALONE,
-    NOTHING_TRAINED,
-    UNORDERED,
-    WITNESS,
-    untrained_entries,
-    witnesses,
-)
-from ckpttool.runs.pointers.targets import PointerProtections
+from ckpttool.ops.copy_check import is_same
+from ckpttool.ops.file_copy import is_unchanged, status_of
+from ckpttool.runs.entry import Entry
+from ckpttool.runs.look import Progress, findings_of_weights, no_progress, read_all
+from ckpttool.runs.pointers.search import PointerProtections, temporary_for
 from ckpttool.runs.reasons import Code, Reason, code_of
 from ckpttool.runs.retention.plan import Protections
-from ckpttool.runs.retention.policies import Policies
+from ckpttool.runs.retention.request import Policies
 from ckpttool.runs.retention.rules import Policy
-from ckpttool.runs.retention.save_plan import doubts_of
+from ckpttool.runs.run_directories import has_run_setting, may_have_settings
+from ckpttool.runs.saves import parts_of, series_of_saves
 from ckpttool.runs.scope import Scope
-from ckpttool.runs.surveying.survey import Survey
+from ckpttool.runs.series import CONTRADICTION_SECONDS, Group, has_order, may_be_newest
+from ckpttool.runs.survey import Survey
 from ckpttool.storage import fs
 from ckpttool.storage.atomic import is_scratch_name
+from ckpttool.storage.work import Advance
+from ckpttool.transaction.files import Fingerprint
 from ckpttool.transaction.journal_documents import is_name
 from ckpttool.transaction.mounts import HOLDS_MOUNT, is_mounted, mount_points
+from ckpttool.transaction.paths import bare, is_within
+
+METRICS_ALONE = "a metric is all that tells its names apart"
+
+PARTS = "numbered from 0 and written at once, with no epoch or step inside: could be parts of one checkpoint"
+
+NOT_COUNTED = "nothing says that its numbers count saves: could be different models"
+
+YEARS = "its numbers could be years: nothing inside says that they count saves"
+
+CONTRADICTED = "the epochs or steps inside don't grow with its numbers: could be different models"
+
+EQUALLY_LONG = "all were trained equally long: could be different models"
+
+SETTINGS = "a number in front of the epoch or step could be a setting: could be different runs"
+
+UNORDERED = "no number in its names, nor in it, tells which is older"
+
+WITNESS = "tells its run from others"
+
+NOTHING_TRAINED = "holds neither weights nor an optimizer"
+
+_YEARS = range(1990, 2101)
+
+_CHUNK = 1 << 20
+
+_SAMPLES, _SAMPLE = 8, 64
+
+
+def doubt_of(group: Group, declared: Collection[str] = ()) -> str | None:
+    """Return why a series may be none, or None where it is one."""
+    if (why := _runs_doubt(group.entries, declared)) is not None:
+        return why
+    parts: dict[tuple[str, str], list[Entry]] = defaultdict(list)
+    for entry in group.entries:
+        parts[entry.directory, entry.fields.blank].append(entry)
+    doubts = (_doubt(entries, declared) for entries in parts.values())
+    why = next((why for why in doubts if why is not None), None)
+    return why if why is not None or len(parts) == 1 else _merged_doubt(group.entries, declared)
+
+
+def doubts_of(groups: Sequence[Group], declared: Collection[str] = ()) -> dict[str, str]:
+    """Return why series of saves may be none, by their keys; one that counts saves speaks for all parts."""
+    doubts: dict[str, str] = {}
+    for saves in groups:
+        why = doubt_of(saves, declared)
+        if why is not None and not (why == NOT_COUNTED and _is_counted_beside(saves, declared)):
+            doubts[saves.key] = why
+    return doubts
+
+
+def _is_counted_beside(saves: Group, declared: Collection[str]) -> bool:
+    """Tell whether other parts of the saves count them."""
+    lines: dict[tuple[str, str], list[Entry]] = defaultdict(list)
+    for part in (part for entry in saves.entries for part in entry.parts[1:]):
+        lines[part.directory, part.fields.blank].append(part)
+    return any(doubt_of(Group(saves.key, tuple(line)), declared) is None for line in lines.values())
+
+
+def _runs_doubt(entries: Sequence[Entry], declared: Collection[str]) -> str | None:
+    """Return why directories that are called like saves may be runs of their own."""
+    for entry in entries if len(entries) > 1 else ():
+        if entry.fields.blank in declared or not entry.is_step_directory:
+            continue
+        files = (os.path.relpath(file.path, entry.name) for file in entry.contents.files)
+        if (name := own_count_inside(entry.name, files)) is not None:
+            return f"{name} in {entry.name} counts saves of its own: could be different runs"
+    return None
+
+
+def _merged_doubt(entries: Sequence[Entry], declared: Collection[str]) -> str | None:
+    """Return why names, or directories, that somebody makes one series of may be none."""
+    sound = [entry for entry in entries if entry.is_sound]
+    if len(sound) > 1 and not has_order(sound):
+        return UNORDERED
+    if all(entry.fields.blank in declared for entry in entries):
+        return None
+    counts = {entry.inside for entry in sound}
+    stands_still = len(sound) > 1 and len(counts) == 1 and counts != {(None, None)}
+    return EQUALLY_LONG if stands_still else None
+
+
+def _doubt(entries: Sequence[Entry], declared: Collection[str]) -> str | None:
+    sound = [entry for entry in entries if entry.is_sound]
+    fields = entries[0].fields
+    if len(entries) < 2 or not sound:
+        return None
+    if not any(value is not None for value in fields.position):
+        return METRICS_ALONE if fields.blank != entries[0].name else None
+    if fields.blank in declared:
+        # More than files' times has to order what somebody declares a series.
+        has_names = all(any(value is not None for value in entry.fields.position) for entry in entries)
+        inside = zip(*(entry.inside for entry in sound), strict=True)
+        return None if has_names or any(None not in counts for counts in inside) else UNORDERED
+    if may_have_settings(entries):
+        return SETTINGS
+    # Paddle Fluid's serials count its saves.
+    are_serials = all(entry.format == "fluid" and SERIAL.fullmatch(entry.name) for entry in entries)
+    if fields.number is None or is_counted(sound) or are_serials:
+        return None
+    if all(entry.is_step_directory for entry in entries):
+        return CONTRADICTED if _contradicts(sound) else None
+    if _could_be_parts(entries):
+        return PARTS
+    if all((entry.fields.number or 0) in _YEARS for entry in entries):
+        return YEARS
+    if not fields.is_ordinal:
+        return NOT_COUNTED
+    return CONTRADICTED if _contradicts(sound) else None
+
+
+def is_counted(sound: Sequence[Entry]) -> bool:
+    """Tell whether what is inside bears out the order of the names: epochs, or steps, that grow with them."""
+    ordered = sorted(sound, key=lambda entry: entry.fields.number or 0)
+    for values in zip(*(entry.inside for entry in ordered), strict=True):
+        if None not in values and all(one < two for one, two in pairwise(values)):
+            return True
+    return False
+
+
+def _contradicts(sound: Sequence[Entry]) -> bool:
+    """Tell whether what is inside speaks against the order of the names.
+
+    Models that were trained equally long have the same counts. In a series one count may stand still for a
+    while, as epochs do between two saves of one; some count goes on, and none of those that do goes back.
+    """
+    ordered = sorted(sound, key=lambda entry: entry.fields.number or 0)
+    columns = zip(*(entry.inside for entry in ordered), strict=True)
+    known = [[count for count in column if count is not None] for column in columns]
+    counts = [column for column in known if len(column) > 1]
+    return bool(counts) and not any(
+        column[0] < column[-1] and all(one <= two for one, two in pairwise(column)) for column in counts
+    )
+
+
+def _could_be_parts(entries: Sequence[Entry]) -> bool:
+    """Tell whether these may be what the ranks of one job wrote at one time."""
+    if any(value is not None for entry in entries for value in entry.inside):
+        return False
+    times = [entry.modified_ns for entry in entries]
+    is_at_once = max(times) - min(times) <= CONTRADICTION_SECONDS * 10**9
+    return is_at_once and sorted(entry.fields.number or 0 for entry in entries) == list(range(len(entries)))
+
+
+def witnesses(group: Group, declared: Collection[str] = (), faults: Collection[str] = ()) -> list[Entry]:
+    """Return the oldest and the two newest intact ones of a run that only a setting in its names tells.
+
+    One alone would look like a save of another run, with the setting for a metric. The oldest tells the runs
+    apart again: others have one of the same epoch.
+    """
+    if any(entry.fields.blank in declared or not has_run_setting(entry) for entry in group.entries):
+        return []
+    intact = [entry for entry in group.entries if entry.is_sound and entry.path not in faults]
+    return list({entry.path: entry for entry in (*intact[:1], *intact[-2:])}.values())
+
+
+def untrained_entries(group: Group) -> list[Entry]:
+    """Return what holds nothing that was trained, unless it lies in a series that counts epochs or steps."""
+    sound = [entry for entry in group.entries if entry.is_sound]
+    counts = {entry.inside for entry in sound}
+    if len(counts) > 1 and (None, None) not in counts:
+        return []
+    return [entry for entry in sound if entry.granularity is Granularity.LIGHTWEIGHT]
+
+
+def copy_warnings(groups: Sequence[Group]) -> Iterator[str]:
+    """Yield, for each series that has copies of one checkpoint, which two are the same: rules count both.
+
+    Of what has one name and one size a few samples are read, and of two with the same samples as much as is
+    alike.
+    """
+    for group in groups:
+        if (pair := _first_copies(group)) is not None:
+            first, second = pair
+            yield f"{group.key}: {first.path} and {second.path} hold the same bytes; copies count twice"
+
+
+def _first_copies(group: Group) -> tuple[Entry, Entry] | None:
+    by_name: dict[tuple[str, int], list[Entry]] = defaultdict(list)
+    for entry in group.entries:
+        if entry.is_sound:
+            by_name[entry.name, entry.nbytes].append(entry)
+    for same_name in by_name.values():
+        if len({entry.directory for entry in same_name}) < 2:
+            continue
+        by_samples: dict[bytes, list[Entry]] = defaultdict(list)
+        for entry in same_name:
+            if (samples := _samples(entry)) is not None:
+                by_samples[samples].append(entry)
+        for same in by_samples.values():
+            for one, other in pairwise(same):
+                if one.directory != other.directory and _are_equal(one, other):
+                    return one, other
+    return None
+
+
+def _samples(entry: Entry) -> bytes | None:
+    """Return a few bytes of a checkpoint's largest file."""
+    file = max(entry.contents.files, key=lambda file: (file.size, file.path), default=None)
+    if file is None:
+        return None
+    try:
+        with fs.open_regular(os.path.join(entry.directory, file.path)) as stream:
+            samples = []
+            for part in range(_SAMPLES):
+                stream.seek(file.size * part // _SAMPLES)
+                samples.append(stream.read(_SAMPLE))
+            return b"".join(samples)
+    except OSError:
+        return None
+
+
+def _are_equal(one: Entry, other: Entry) -> bool:
+    files, others = ({file.path: file for file in entry.contents.files} for entry in (one, other))
+    if files.keys() != others.keys() or any(file.size != others[path].size for path, file in files.items()):
+        return False
+    return all(
+        _same_bytes(os.path.join(one.directory, path), os.path.join(other.directory, path)) for path in files
+    )
+
+
+def _same_bytes(one: str, other: str) -> bool:
+    """Tell whether two files hold the same bytes; what can't be read is the same as nothing."""
+    try:
+        with fs.open_regular(one) as first, fs.open_regular(other) as second:
+            while (chunk := first.read(_CHUNK)) == second.read(_CHUNK):
+                if not chunk:
+                    return True
+    except OSError:
+        return False
+    return False
 
 
 def own_reasons(survey: Survey, scope: Scope, min_age: int) -> dict[str, list[str]]:
@@ -184,3 +423,159 @@ def best_of_many(group: Group, policy: Policy | None, faults: Collection[str]) -
         ends = {min(finite), max(finite)} if finite else set()
         extreme |= {path for path, value in values.items() if value in ends or not math.isfinite(value)}
     return frozenset(entry.path for entry in intact if entry.path not in extreme) if metrics else frozenset()
+
+
+class RequiredCopies:
+    """Copies of the checkpoints of a directory in another place."""
+
+    def __init__(self, root: str, location: str, progress: Progress) -> None:
+        """Take the directory and the place.
+
+        Raises:
+            UsageError: The place is in the directory itself.
+        """
+        if is_within(fs.realpath(bare(location)), fs.realpath(root)):
+            raise UsageError(f"--require-copy {location}: it lies in {root}, and is no other place")
+        self._root, self._location, self._progress = root, location, progress
+        self._proven: dict[str, dict[str, os.stat_result]] = {}
+        fs.refresh(location)
+
+    def lacking(self, entries: Iterable[Entry]) -> dict[str, str]:
+        """Return reasons to keep checkpoints whose copy isn't proven, by path.
+
+        Raises:
+            CheckpointError: The place can't be asked.
+        """
+        reasons: dict[str, str] = {}
+        for entry in entries:
+            with self._progress(entry.name, entry.nbytes) as advance:
+                proven = self._proven[entry.path] = {}
+                for file in entry.contents.files:
+                    path = os.path.join(entry.directory, file.path)
+                    copy = os.path.join(bare(self._location), os.path.relpath(path, self._root))
+                    status = status_of(copy)
+                    if status is None or not _is_copy(path, file, copy, status, advance):
+                        reasons[entry.path] = f"not proven in {self._location}"
+                        break
+                    proven[copy] = status
+        return reasons
+
+    def changed(self) -> dict[str, str]:
+        """Return reasons to keep checkpoints whose copy has changed since it was proven, by path."""
+        fs.refresh(self._location)
+        reason = f"its copy in {self._location} has changed since the plan was made"
+        return {
+            path: reason
+            for path, proven in self._proven.items()
+            if not all(is_unchanged(copy, status) for copy, status in proven.items())
+        }
+
+
+def _is_copy(path: str, file: Fingerprint, copy: str, status: os.stat_result, advance: Advance) -> bool:
+    own = status_of(path)
+    if own is None or own.st_size != status.st_size:
+        return False
+    is_itself = (status.st_dev, status.st_ino) in ((own.st_dev, own.st_ino), (file.device, file.inode))
+    return not is_itself and is_same(path, copy, advance)
+
+
+STALE_SECONDS = 3600
+"""No checkpoint takes an hour to write; a younger one may be about to be finished."""
+
+
+def failures(
+    groups: Sequence[Group],
+    now: float,
+    *,
+    busy: Collection[str] = (),
+    jobs: int | None = None,
+    goes: bool = False,
+    progress: Progress = no_progress,
+) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """Find the series of saves that failed.
+
+    ``busy`` has the paths of checkpoints that a writer is at work on. If failed series are removed
+    (``goes``), they are read to find the checkpoint that is worth keeping.
+
+    Returns:
+        Why series failed, by key; the path of the newest intact and finite checkpoint, by its series' key;
+        and the faults that reading found, by path.
+    """
+    reasons = failed_runs(groups, now, busy=busy, jobs=jobs)
+    faults: dict[str, str] = {}
+    finite: dict[str, str] = {}
+    for group in groups if goes else ():
+        if group.key in reasons and (path := _newest_finite(group, jobs, progress, faults)) is not None:
+            finite[group.key] = path
+    return reasons, finite, faults
+
+
+def failed_runs(
+    groups: Sequence[Group], now: float, *, busy: Collection[str] = (), jobs: int | None = None
+) -> dict[str, str]:
+    """Return why series failed, by their keys.
+
+    Where times contradict the order, or counts one another, a run failed only if all that may be its newest
+    say so: one that was restarted goes on.
+    """
+    failures = {group.key: _series_failure(group, now, busy, jobs) for group in groups}
+    return {key: reason for key, reason in failures.items() if reason is not None}
+
+
+def _series_failure(group: Group, now: float, busy: Collection[str], jobs: int | None) -> str | None:
+    first = None
+    for entry in may_be_newest(group.entries):
+        reason = _entry_failure(entry, now, busy, jobs)
+        if reason is None:
+            return None
+        first = first or reason
+    return first
+
+
+def _entry_failure(newest: Entry, now: float, busy: Collection[str], jobs: int | None) -> str | None:
+    if newest.fault is not None:
+        parts = parts_of(newest)
+        is_finished = not any(part.path in busy or temporary_for(part.name) for part in parts)
+        is_stale = newest.modified_ns / 10**9 < now - STALE_SECONDS
+        is_cut = not all(part.is_complete for part in parts)  # that a part is missing is no failure
+        is_cut &= newest.is_incomplete and is_finished and is_stale
+        return f"its newest, {newest.name}, is {newest.fault}" if is_cut else None
+    for part in parts_of(newest):
+        if part.has_weights and (nan := nan_in_weights(part, jobs)) is not None:
+            return f"its newest, {part.name}, has NaN: {nan}"
+    return None
+
+
+def nan_in_weights(entry: Entry, jobs: int | None = None) -> str | None:
+    """Return where the weights of a checkpoint hold NaN, after reading all its values; None where none do.
+
+    What can't be read is damaged, not diverged, and none of it counts. Infinities are on purpose in masks.
+    """
+    from ckpttool.ops.verify import verify
+
+    try:
+        verdict = verify(entry.unit, only=("values",), jobs=jobs)
+        findings = findings_of_weights(entry, (one for one in verdict.findings if one.code == "nan"))
+    except CheckpointError:
+        return None
+    return ": ".join(filter(None, (findings[0].where, findings[0].message))) if findings else None
+
+
+def _newest_finite(group: Group, jobs: int | None, progress: Progress, faults: dict[str, str]) -> str | None:
+    """Return the path of the newest that is intact and finite.
+
+    Where each holds infinities, as attention masks do on purpose, it is the newest that is intact.
+    """
+    newest = None
+    for entry in reversed(group.entries):
+        if not entry.is_sound:
+            continue
+        reads = {part.path: read_all(part, jobs, progress) for part in parts_of(entry)}
+        damages = {path: read.damage for path, read in reads.items() if read.damage is not None}
+        if damages:
+            faults |= damages
+        elif all(read.is_finite for read in reads.values()):
+            return entry.path
+        else:
+            newest = newest or entry.path
+    return newest

@@ -13,17 +13,24 @@ from ckpttool.core.errors import AccessDenied, CheckpointError
 from ckpttool.core.options import shows_keywords
 from ckpttool.core.result import Result, document_of
 from ckpttool.core.text import file_size
-from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.members.full_read import FullReader, Progress, no_progress
-from ckpttool.runs.members.needs import all_places, named_above, named_beside, who_needs
-from ckpttool.runs.pointers.readers import raise_error
+from ckpttool.runs.entry import Entry
+from ckpttool.runs.look import (
+    FullReader,
+    Progress,
+    all_places,
+    named_above,
+    named_beside,
+    no_progress,
+    who_needs,
+)
+from ckpttool.runs.pointers.search import raise_error
 from ckpttool.runs.pruning.planning import Planner, PrunePlan, make_plan, survey_series
 from ckpttool.runs.pruning.protections import foreign_reason
-from ckpttool.runs.pruning.request import PruneKeywords, PruneRequest
 from ckpttool.runs.reasons import Code, Reason
 from ckpttool.runs.retention.plan import GroupPlan, KeptEntry, RetentionPlan
+from ckpttool.runs.retention.request import PruneKeywords, PruneRequest
 from ckpttool.runs.retention.rules import Policy
-from ckpttool.runs.surveying.survey import Survey
+from ckpttool.runs.survey import Survey
 from ckpttool.storage import fs
 from ckpttool.storage.held import holds
 from ckpttool.storage.snapshot import Snapshot

@@ -25,8 +25,8 @@ from ckpttool.ops.slim import (
     write_slim_file,
     write_trimmed,
 )
-from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.members.full_read import Progress
+from ckpttool.runs.entry import Entry
+from ckpttool.runs.look import Progress
 from ckpttool.runs.retention.plan import GroupPlan
 from ckpttool.storage import fs
 from ckpttool.transaction.files import Contents, Fingerprint, fingerprint

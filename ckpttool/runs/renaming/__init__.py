@@ -1,1 +1,1 @@
-"""New names for checkpoints, and all that has to follow them."""
+"""``rename``: new names by a template, and updates of the files that hold the old ones."""

@@ -1,7 +1,14 @@
-"""Which checkpoint gets which name. Pure: no file is touched here.
+"""New names of checkpoints by a template: names, reserved names, and warnings. Pure but for reserved names.
 
-What has its name already is left, and so is what is damaged. Where a name can't be made, or two would be one,
-that is refused, and then nothing is renamed.
+A checkpoint that has its name already is left out, and so is a damaged one. If a name can't be made, or two
+would be equal, the plan is refused and nothing is renamed.
+
+Sources: PaddlePaddle/Paddle ``python/paddle/fluid/io.py`` of 2018 (``_get_dir_serial``); NVIDIA/Megatron-LM
+``megatron/training/checkpointing.py`` (``get_checkpoint_name``); huggingface/transformers
+``trainer_utils.py`` (``get_last_checkpoint``, ``sort_checkpoints``), ``utils/__init__.py``
+(``SAFE_WEIGHTS_NAME``); tensorflow/serving ``file_system_storage_path_source.cc``; huggingface/accelerate
+``accelerator.py`` (``save_state``, ``load_state``); keras-team/keras
+``keras/src/callbacks/backup_and_restore.py``.
 """
 
 from __future__ import annotations
@@ -11,19 +18,35 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 
-from ckpttool.core.naming import is_step_name, parse_name
+from ckpttool.core.naming import NameFields, is_named_best, is_step_name, parse_name
+from ckpttool.core.text import counted
 from ckpttool.formats import shard_index
+from ckpttool.formats.discovery import OWN_PREFIX
+from ckpttool.formats.hf_trainer import HfTrainer
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.formats.keras import sharded as keras_sharded
 from ckpttool.formats.paddle.fluid_serial import SERIAL
 from ckpttool.formats.tensorflow import prefix as tf_prefix
 from ckpttool.formats.tensorflow import state as tf_state
-from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.pointers.readers import temporary_for
-from ckpttool.runs.renaming.template import FieldError, Template, Value, render, stem_of, values_of
-from ckpttool.transaction.paths import Problem
+from ckpttool.runs.entry import Entry
+from ckpttool.runs.pointers.search import temporary_for
+from ckpttool.runs.renaming.template import (
+    FIELDS,
+    FieldError,
+    Template,
+    Value,
+    render,
+    run_of,
+    stem_of,
+    values_of,
+)
+from ckpttool.storage import fs
+from ckpttool.transaction.journal_documents import is_name
+from ckpttool.transaction.paths import Problem, shown
+from ckpttool.transaction.state_dir import ACCELERATES
 
 MAX_NAME = 255
 """Bytes of a name, on every file system in use."""
@@ -278,3 +301,264 @@ def _name_conflict(
 def fold_name(name: str) -> str:
     """Return a name as file systems compare it that know no case, and take accents apart."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+
+
+_UNNAMED = "value"
+"""What a metric is called whose name doesn't stand beside it."""
+
+_LABELS_SHOWN = 1
+"""How many checkpoints a warning names; the others are counted."""
+
+_FILES_SHOWN = 3
+"""How many files a warning names; the others are counted."""
+
+_WORD_END = re.compile(r"[^0-9A-Za-z]|$")
+
+
+def name_doubts(renamings: Sequence[Renaming], template: Template) -> list[str]:
+    """Return a sentence for each kind of doubt about new names, with the checkpoints it concerns."""
+    doubts: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for renaming in renamings:
+        for kind, sentence in _doubts(renaming, template):
+            doubts[kind].append((f"{renaming.entry.path} -> {renaming.name}", sentence or kind))
+    warnings = [f"{_first([name for name, _ in cases])}: {cases[0][1]}" for cases in doubts.values()]
+    undated = [renaming.entry.path for renaming in renamings if renaming.entry.saved_at is None]
+    if undated and not template.names.isdisjoint(("date", "time")):
+        warnings.append(
+            f"{_first(undated)}: its date is that of its file: neither it nor its name says when it was saved"
+        )
+    return [*warnings, *_split_series(renamings)]
+
+
+def _first(names: Sequence[str]) -> str:
+    more = f" (and {len(names) - _SHOWN:,} more)" if len(names) > _LABELS_SHOWN else ""
+    return names[0] + more
+
+
+def _doubts(renaming: Renaming, template: Template) -> Iterator[tuple[str, str]]:
+    """Yield the doubts about a name: the kind of each, and what is said of this one, if more."""
+    entry = renaming.entry
+    old, new = entry.fields, parse_name(renaming.name)
+    for name, read, inside in (("epoch", new.epoch, entry.inside[0]), ("step", new.step, entry.inside[1])):
+        value = renaming.values.get(name)
+        if read == value:
+            continue
+        if name in template.names and value is not None:
+            yield f"its {name} would not be read out of this name (write it as {name}-{{{name}}})", ""
+        elif read is not None:
+            yield f"read as {name}", f"this name would be read as {name} {read}"
+        elif inside is None and getattr(old, name) is not None:
+            yield f"its {name} is only in its old name, and not in the new one", ""
+    orders = (*entry.inside, new.epoch, new.step, new.number)
+    if old.number is not None and all(value is None for value in orders):
+        is_there = any(int(digits) == old.number for digits in re.findall(r"[0-9]{1,18}", renaming.name))
+        lost = "would not be read out of the new one" if is_there else "isn't in the new one"
+        yield f"the number in its old name, which orders it, {lost}", ""
+    yield from _metric_doubts(renaming, template, old, new)
+    date = renaming.values.get("date")
+    moment = f"{date:%Y-%m-%dT%H:%M:%S}" if isinstance(date, datetime) else None
+    if new.saved_at is not None and moment is not None and not moment.startswith(new.saved_at):
+        yield "read as date", f"this name would be read as the date {new.saved_at}"
+    if is_named_best(renaming.name) and not is_named_best(entry.name):
+        yield "this name says that it is the best, which is never pruned", ""
+    if (again := _name_after_next_rename(renaming, template)) != renaming.name:
+        yield "again", f"the next rename by this template would call it {again}"
+
+
+def _metric_doubts(
+    renaming: Renaming, template: Template, old: NameFields, new: NameFields
+) -> Iterator[tuple[str, str]]:
+    entry = renaming.entry
+    # A metric that says the same as the name may be known from nowhere else.
+    lost = [
+        name
+        for name, value in old.metrics.items()
+        if name not in template.names and entry.metrics.get(name, entry.loss) == value
+    ]
+    if lost and not set(lost) & new.metrics.keys():
+        yield f"{lost[0]} is in its old name, and not in the new one", ""
+    bare = [name for name in template.names.difference(FIELDS) if name in renaming.values]
+    if _UNNAMED in new.metrics and _UNNAMED not in old.metrics and bare:
+        name = next((name for name in bare if name not in new.metrics), bare[0])
+        yield (
+            f"the new name won't say that its number is {name} (use {name}={{{name}}})",
+            "",
+        )
+
+
+def _name_after_next_rename(renaming: Renaming, template: Template) -> str:
+    """Return what a template makes of a name that it made: another one would change with every rename."""
+    unit = renaming.entry.unit._replace(path=renaming.to)
+    stem = unit_stem(replace(renaming.entry, unit=unit))
+    values = {**renaming.values, "name": stem, "run": run_of(stem, renaming.entry.directory)}
+    try:
+        new = render(template, values)
+    except FieldError:
+        return renaming.name
+    suffix = renaming.name.removeprefix(stem)
+    return new if suffix and new.endswith(suffix) else new + suffix
+
+
+def _split_series(renamings: Sequence[Renaming]) -> Iterator[str]:
+    """Yield the series whose checkpoints would be taken for several series by their new names."""
+    series: dict[str, list[Renaming]] = defaultdict(list)
+    for renaming in renamings:
+        series[renaming.entry.group].append(renaming)
+    for key, members in series.items():
+        old = {renaming.entry.fields.blank for renaming in members}
+        new = {parse_name(renaming.name).blank: renaming.name for renaming in members}
+        if len(old) == 1 and len(new) > 1:
+            names = " and ".join(list(new.values())[:2])
+            yield f"{key}: by their new names these would be {len(new)} series, such as {names}"
+
+
+def namesake_warnings(
+    renamings: Sequence[Renaming], entries: Sequence[Entry], standing: Mapping[str, Collection[str]]
+) -> Iterator[str]:
+    """Yield, by directory, the files that are called after a checkpoint's old name, and don't follow it.
+
+    ``epoch_3.json`` and ``epoch_3.pth.md5`` are called after ``epoch_3.pth``; only names with a number count.
+    """
+    parts = {(entry.directory, name) for entry in entries for name in (entry.name, *entry.unit.members)}
+    old_names: dict[str, set[str]] = defaultdict(set)
+    for renaming in renamings:
+        entry = renaming.entry
+        old_names[entry.directory] |= {n for n in (entry.name, unit_stem(entry)) if re.search("[0-9]", n)}
+    for directory, stems in old_names.items():
+        namesakes = sorted(
+            name
+            for name in standing.get(directory, ())
+            if (directory, name) not in parts
+            and not name.startswith(OWN_PREFIX)
+            and any(name[: end.start()] in stems for end in _WORD_END.finditer(name, 1))
+        )
+        if namesakes:
+            more = f" and {len(namesakes) - _FILES_SHOWN:,} more" if len(namesakes) > _FILES_SHOWN else ""
+            begin, do = ("begins", "doesn't") if len(namesakes) == 1 else ("begin", "don't")
+            names = f"{', '.join(namesakes[:_FILES_SHOWN])}{more}"
+            count = counted(len(namesakes), "file")
+            yield f"{shown(directory)}{os.sep}: {count} {begin} with an old name and {do} follow: {names}"
+
+
+TRACKER = "latest_checkpointed_iteration.txt"
+
+_MANAGERS = "ckpt"
+"""What names of ``tf.train.CheckpointManager`` begin with where its user chose nothing else."""
+
+_ITERATION = re.compile(r"iter_[0-9]{7}|release|global_step_[0-9]+", re.ASCII)
+_TRAINERS = "checkpoint-"
+_TRAINER = re.compile(r"checkpoint-[0-9]+", re.ASCII)
+_RANDOM_STATES = re.compile(r"random_states_[0-9]+\.pkl", re.ASCII)
+_BACKUP = re.compile(r"latest\.weights\.h5(?:\.bkp)?")
+_BACKUP_STATE = "training_metadata.json"
+_CONFIGS = frozenset({"config.json", "adapter_config.json", "model_index.json", "params.json"})
+_FIXED = re.compile(
+    r"(?:model|pytorch_model|adapter_model|diffusion_pytorch_model|tf_model|flax_model|consolidated(?:\.\d+)?)"
+    r"\.(?:safetensors|bin|h5|msgpack|pth)(?:\.index(?:\.[\w-]+)?\.json)?",
+    re.ASCII,
+)
+
+
+def reason_to_leave(entry: Entry, names: Collection[str]) -> str | None:
+    """Return why a checkpoint keeps its name whatever a template says, or None."""
+    if entry.fault is not None:
+        return entry.fault
+    if entry.format == "fluid" and SERIAL.fullmatch(entry.name):
+        return "Paddle Fluid finds checkpoint_<n> by this name alone, and fails on any other beside it"
+    if TRACKER in names and _ITERATION.fullmatch(entry.name):
+        owner = "verl finds global_step_<n>" if entry.name.startswith("global") else "Megatron finds iter_<n>"
+        return f"{owner} by this name alone: {TRACKER} can hold nothing but the number"
+    if _is_written_by_accelerate(entry):
+        return (
+            "Accelerate goes by the first number in each name beside it: it resumes from the highest, and "
+            "its total_limit deletes the lowest"
+        )
+    if _BACKUP.fullmatch(entry.name) and _BACKUP_STATE in names:
+        return "Keras's BackupAndRestore finds it by this name alone, and takes fresh weights without it"
+    if _FIXED.fullmatch(entry.name) and not _CONFIGS.isdisjoint(names):
+        return "its library finds it by this name alone; rename the directory instead"
+    if entry.holds_others:
+        return "there are other checkpoints in it"
+    if entry.is_link:
+        return "it is a symlink, or a part of it is"
+    if not all(map(is_name, entry.unit.members)):
+        return "parts of it are elsewhere"
+    return None
+
+
+def _is_written_by_accelerate(entry: Entry) -> bool:
+    """Tell whether Accelerate wrote a checkpoint where it names them itself."""
+    is_home = os.path.basename(fs.realpath(entry.directory)) == ACCELERATES
+    if not SERIAL.fullmatch(entry.name) or not is_home:
+        return False
+    return any(_RANDOM_STATES.fullmatch(os.path.basename(file.path)) for file in entry.contents.files)
+
+
+def manager_prefixes(directory: str) -> frozenset[str]:
+    """Return what the names begin with that TensorFlow's manager goes on to give in a directory.
+
+    That is what stands before a dash in a name in its state file, and what it begins names with by itself.
+    """
+    try:
+        state = tf_state.read_state(os.path.join(directory, tf_state.NAME))
+    except (OSError, ValueError):
+        return frozenset()
+    if state is None:
+        return frozenset()
+    names = [path.replace("\\", "/").rpartition("/")[-1] for path in (state.latest, *state.paths)]
+    prefixes = {name[: dash.start()] for name in names for dash in re.finditer("-", name)}
+    return frozenset({_MANAGERS, *prefixes})
+
+
+def lost_lookups(renamed: Sequence[tuple[Entry, str]]) -> Iterator[str]:
+    """Yield what will not find a checkpoint any more that gets a new name, or looks for it in vain."""
+    trainer = [
+        (entry, name)
+        for entry, name in renamed
+        if isinstance(entry.unit.format, HfTrainer)
+        and _TRAINER.fullmatch(entry.name)
+        and not _TRAINER.fullmatch(name)
+    ]
+    if deleted := [entry for entry, name in trainer if name.startswith(_TRAINERS)]:
+        yield _warning(
+            deleted,
+            "the Hugging Face Trainer's save_total_limit deletes it: from transformers 5 on, all that is "
+            f"called {_TRAINERS}… is one of its own; let the template begin with something else",
+        )
+    if trainer:
+        yield _warning(
+            [entry for entry, _ in trainer],
+            "the Hugging Face Trainer finds checkpoint-<step> alone; with another name it must be given as "
+            "resume_from_checkpoint",
+        )
+    served = [
+        entry
+        for entry, name in renamed
+        if entry.format == "savedmodel" and entry.name.isdigit() and not name.isdigit()
+    ]
+    if served:
+        yield _warning(served, "TensorFlow Serving finds versions whose names are numbers alone")
+    last = [entry for entry, _ in renamed if re.fullmatch(r"last(?:-v\d+)?\.ckpt", entry.name)]
+    if last:
+        yield _warning(last, "Lightning's ckpt_path='last' won't find it any more: it looks for last.ckpt")
+
+
+def stale_best_paths(entries: Sequence[Entry], renamed: Sequence[Entry]) -> Iterator[str]:
+    """Yield what checkpoints call the best of their run in a pickle, which is never rewritten."""
+    names = {(entry.directory, entry.name): entry for entry in renamed}
+    holders = [
+        entry
+        for entry in entries
+        if any((entry.directory, os.path.basename(path.rstrip("/"))) in names for path in entry.best_paths)
+    ]
+    if holders:
+        yield _warning(
+            holders,
+            "Lightning's best_model_path in it keeps the old name: it lies in a pickle, which is never "
+            "changed, so ckpt_path='best' finds nothing; prune knows what it means until --empty-trash",
+        )
+
+
+def _warning(entries: Sequence[Entry], sentence: str) -> str:
+    more = f" (and {len(entries) - 1:,} more)" if len(entries) > 1 else ""
+    return f"{entries[0].path}{more}: {sentence}"

@@ -1,4 +1,4 @@
-"""What has to follow when checkpoints get other names: pointers, indexes, manifests, pins, symlinks.
+"""Updates of files that name renamed checkpoints: pointers, indexes, manifests, pins, notes, symlinks.
 
 A path keeps its form, relative or absolute; only the name in it changes (but see ``StalePaths.NAME``).
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
 from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.interface import SIDECARS
@@ -23,20 +25,247 @@ from ckpttool.formats.pointer_kind import (
     StalePaths,
     TextKind,
 )
-from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.pointers.files import LINE
-from ckpttool.runs.pointers.kinds import is_note, kind_of, text_kinds
-from ckpttool.runs.pointers.notes import read_note
-from ckpttool.runs.pointers.readers import names_in, pass_over, read_small
-from ckpttool.runs.pointers.symlinks import SYMLINK
-from ckpttool.runs.pointers.targets import exists
-from ckpttool.runs.renaming.note_rewrites import NoteRewriter
-from ckpttool.runs.renaming.scene import Note, PathRenames, Scene, Updates
+from ckpttool.runs.entry import Entry
+from ckpttool.runs.pointers.kinds import is_note, kind_of, note_kind, text_kinds
+from ckpttool.runs.pointers.notes import Mentions, decode_note, directories_below, read_note
+from ckpttool.runs.pointers.programs import LINE, SYMLINK
+from ckpttool.runs.pointers.search import CheckpointIndex, exists, names_in, pass_over, read_small
 from ckpttool.storage import fs
 from ckpttool.storage.snapshot import Names, Snapshot
 from ckpttool.transaction.files import StalePlan
 from ckpttool.transaction.journal import Relink, Rewrite
 from ckpttool.transaction.pointer_files import text_at
+
+
+class PathRenames:
+    """New names by old ones, of all that gets another name, directory by directory."""
+
+    def __init__(self, names: Mapping[str, Mapping[str, str]], snapshot: Snapshot) -> None:
+        """Take new names by old ones, by the directory that they lie in."""
+        self._seen = snapshot
+        self._names = {snapshot.realpath(directory): dict(new) for directory, new in names.items()}
+
+    def in_directory(self, directory: str) -> Mapping[str, str]:
+        """Return new names by old ones in one directory."""
+        return self._names.get(self._seen.realpath(directory), {})
+
+    def new_path(self, text: str, base: str) -> str | None:
+        """Return a path in which a name is another; None where it leads past all that moves."""
+        directory = "/" if text.startswith("/") else base
+        parts = text.split("/")
+        try:
+            for number, part in enumerate(parts):
+                new = self.in_directory(directory).get(part) if part else None
+                if new is not None:
+                    return "/".join([*parts[:number], new, *parts[number + 1 :]])
+                directory = os.path.join(directory, part)
+        except ValueError:  # a NUL in it
+            return None
+        return None
+
+    def renamer(self, base: str, *others: str, near: Sequence[str] = ()) -> Renamer:
+        """Return the function from a path that stands in a text to its new one.
+
+        The path is taken from ``base`` and ``others``; one that leads nowhere from there, as that of a run
+        that was moved, goes by its name in a directory ``near``.
+        """
+
+        def new(text: str) -> str | None:
+            for directory in (base, *others):
+                if (path := self.new_path(text, directory)) is not None:
+                    return path
+            if any(exists(os.path.join(directory, text), self._seen) for directory in (base, *others)):
+                return None
+            above, name = os.path.split(text.rstrip("/"))
+            renames = map(self.in_directory, near)
+            renamed = next((names[name] for names in renames if name in names), None)
+            return None if renamed is None else os.path.join(above, renamed)
+
+        return new
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A note: where it lies, what it says, and what it is to say."""
+
+    directory: str
+    name: str
+    before: str
+    after: str
+
+
+@dataclass(slots=True)
+class Updates:
+    """What follows, by directory of the journal that it goes into, and what can't be read or changed.
+
+    Attributes:
+        rewrites: Texts that are to say something else.
+        relinks: Symlinks that are to lead elsewhere.
+        faults: Why something can't be changed, by its path.
+        notes: All notes around them, those that say the same afterwards included.
+    """
+
+    rewrites: dict[str, list[Rewrite]] = field(default_factory=lambda: defaultdict(list))
+    relinks: dict[str, list[Relink]] = field(default_factory=lambda: defaultdict(list))
+    faults: dict[str, str] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """Return how many texts and links these are; an index or a manifest belongs to what it names."""
+        rewrites = (rewrite for together in self.rewrites.values() for rewrite in together)
+        in_place = sum(1 for rewrite in rewrites if None not in (rewrite.before, rewrite.after))
+        return in_place + sum(map(len, self.relinks.values()))
+
+    @property
+    def directories(self) -> list[str]:
+        """Return the directories in which something has to follow."""
+        return list(dict.fromkeys((*self.rewrites, *self.relinks)))
+
+
+@dataclass(frozen=True)  # without slots, for what it keeps once it was asked for
+class Scene:
+    """Where checkpoints and what names them lie.
+
+    Attributes:
+        root: The directory that was asked for.
+        entries: All checkpoints in it, those that keep their names included.
+        links: The symlinks in the tree and beside it, with what they lead to.
+        note_directories: The directories below the root in which notes name checkpoints.
+        snapshot: Snapshot that everything is looked up in.
+    """
+
+    root: str
+    entries: tuple[Entry, ...]
+    links: Mapping[str, str]
+    note_directories: tuple[str, ...] = ()
+    snapshot: Snapshot = field(default_factory=Snapshot)
+
+    @cached_property
+    def directories(self) -> list[str]:
+        """Return the directories in which pointers are looked for."""
+        return sorted({self.root, *(entry.directory for entry in self.entries)})
+
+    @cached_property
+    def mentions(self) -> Mentions:
+        """Return what finds the checkpoints that a text names."""
+        return Mentions(CheckpointIndex(self.entries, self.snapshot))
+
+    @property
+    def other_note_directories(self) -> list[str]:
+        """Directories without checkpoints whose notes name checkpoints."""
+        known = set(self.directories)
+        return [directory for directory in self.note_directories if directory not in known]
+
+    def journal_directory(self, directory: str) -> str | None:
+        """Return the directory of checkpoints that another is or lies below, the nearest one."""
+        real = self.snapshot.realpath(directory)
+        while real not in self._real_directories:
+            above = os.path.dirname(real)
+            if above == real:
+                return None
+            real = above
+        return self._real_directories[real]
+
+    @cached_property
+    def _real_directories(self) -> dict[str, str]:
+        return {self.snapshot.realpath(directory): directory for directory in self.directories}
+
+
+def note_directories(root: str, entries: Sequence[Entry], snapshot: Snapshot) -> tuple[str, ...]:
+    """Return the directories below one in which a note means one of its checkpoints."""
+    index = CheckpointIndex(entries, snapshot)
+    mentions = Mentions(index)
+
+    def has_notes(directory: str, names: Names) -> bool:
+        for name, file in names.items():
+            text = read_note(file, snapshot, pass_over) if note_kind(name) is not None else None
+            if text is not None and next(mentions.of(text, directory, name), None) is not None:
+                return True
+        return False
+
+    return tuple(
+        directory
+        for directory, names in directories_below(root, index, pass_over)
+        if has_notes(directory, names)
+    )
+
+
+class NoteRewriter:
+    """The notes around checkpoints that get other names: what each means before, and afterwards."""
+
+    def __init__(self, scene: Scene, moved: PathRenames) -> None:
+        """Take the checkpoints under the names that notes have, and the new names."""
+        self._scene = scene
+        self._moved = moved
+
+    @cached_property
+    def _renamed_mentions(self) -> Mentions:
+        """Return what finds the checkpoints that a text names by their new names."""
+        entries: list[Entry] = []
+        for entry in self._scene.entries:
+            new = self._moved.in_directory(entry.directory)
+            path = os.path.join(os.path.dirname(entry.unit.path), new.get(entry.name, entry.name))
+            members = tuple(new.get(name, name) for name in entry.unit.members)
+            entries.append(replace(entry, unit=entry.unit._replace(path=path, members=members)))
+        return Mentions(CheckpointIndex(entries, self._scene.snapshot))
+
+    def rewrite(self, text: str, directory: str, note: str) -> str:
+        """Return a note with the new names in it, as far as values in it are names."""
+        kind = note_kind(note)
+        return text if kind is None else kind.reworded(text, self._renamer(directory, note))
+
+    def _renamer(self, directory: str, note: str) -> Renamer:
+        """Return the function from a word that means a checkpoint, wherever that lies, to its new form."""
+
+        def new(word: str) -> str | None:
+            if "://" in word:  # what lies elsewhere has kept its name
+                return None
+            known, meant = self._scene.mentions.look_up(word, directory, note)
+            new_names = {self._new_name(known, entry) for entry in meant}
+            if len(new_names) != 1 or (name := new_names.pop()) == known:
+                return None
+            *_, last = re.finditer(rf"(?<![^/\\]){re.escape(known)}(?![^/\\])", word)
+            front = word[: last.start()].replace("\\", "/")
+            if not all(_leads_to(front, directory, entry.directory, self._scene.snapshot) for entry in meant):
+                return None
+            return word[: last.start()] + name + word[last.end() :]
+
+        return new
+
+    def _new_name(self, known: str, entry: Entry) -> str:
+        """Return the new form of a checkpoint's name, of a member's, or of its name without its suffix."""
+        new = self._moved.in_directory(entry.directory)
+        if known in new or known in (entry.name, *entry.unit.members):
+            return new.get(known, known)
+        suffix = entry.name.removeprefix(known)
+        name = new.get(entry.name, entry.name)
+        return name.removesuffix(suffix) if name.endswith(suffix) else known
+
+    def lost(self, note: Note) -> Iterator[str]:
+        """Yield the names of the checkpoints that a note means, and won't mean once they have new names."""
+        meant = {entry.path: entry for entry in self._entries_in(self._scene.mentions, note.before, note)}
+        if not meant:
+            return
+        still = {entry.path for entry in self._entries_in(self._renamed_mentions, note.after, note)}
+        yield from (entry.name for path, entry in meant.items() if path not in still)
+
+    @staticmethod
+    def _entries_in(mentions: Mentions, text: str, note: Note) -> Iterator[Entry]:
+        plain = decode_note(text.encode("utf-8", "surrogateescape"))
+        return iter(()) if plain is None else mentions.of(plain, note.directory, note.name)
+
+
+def _leads_to(front: str, directory: str, target: str, snapshot: Snapshot) -> bool:
+    """Tell whether what stands before a name in a text leads to its directory: others may have it, too."""
+    real, base = snapshot.realpath(target), snapshot.realpath(directory)
+    if real == base or os.path.basename(front.rstrip("/")) == os.path.basename(real):
+        return True
+    while snapshot.realpath(os.path.join(base, front)) != real:
+        base, below = os.path.dirname(base), base
+        if base == below:
+            return False
+    return True
 
 
 def updates_for(scene: Scene, moved: PathRenames) -> Updates:

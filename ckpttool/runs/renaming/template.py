@@ -17,7 +17,7 @@ from datetime import datetime, timedelta, timezone
 
 from ckpttool.core.errors import UsageError
 from ckpttool.core.naming import parse_name
-from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.entry import Entry
 
 Value = str | int | float | datetime
 

@@ -1,1 +1,1 @@
-"""What is to stay and what is to go, and why: pure functions of what was found."""
+"""Retention: the request, its rules, and plans as pure functions of a survey."""

@@ -1,4 +1,4 @@
-"""Which values of a metric are good, told by its name, as frameworks guess it, too."""
+"""Modes of metrics: whether lower or higher values are better, by the words in a name."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ from typing import Any, ClassVar, NamedTuple
 from ckpttool.core.errors import UsageError
 from ckpttool.core.plugins import entry_points_of, instance_of
 from ckpttool.core.result import document_of
-from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.members.run_directories import run_directory
-from ckpttool.runs.metrics.log import Log
+from ckpttool.runs.entry import Entry
+from ckpttool.runs.logs import Log
+from ckpttool.runs.run_directories import run_directory
 from ckpttool.storage import fs
 
 ENTRY_POINTS = "ckpttool.trackers"

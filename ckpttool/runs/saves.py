@@ -19,10 +19,10 @@ from ckpttool.core.checkpoint import Granularity
 from ckpttool.core.naming import parse_name
 from ckpttool.core.text import counted
 from ckpttool.formats.step_directory import DATA
-from ckpttool.runs.members.entry import Entry, Position, Save, StatePart
-from ckpttool.runs.members.order import AVERAGED, CONTRADICTION_SECONDS, Group, order_entries
-from ckpttool.runs.members.runs import field_texts
+from ckpttool.runs.entry import Entry, Position, Save, StatePart
 from ckpttool.runs.reasons import Code, Reason, fault
+from ckpttool.runs.run_directories import field_texts
+from ckpttool.runs.series import AVERAGED, CONTRADICTION_SECONDS, Group, order_entries
 from ckpttool.transaction.files import Contents
 
 _RANK = re.compile(

@@ -14,11 +14,11 @@ from ckpttool.formats import suffix_format
 from ckpttool.formats.discovery import OWN_PREFIX, unit_at
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.tensorflow.prefix import DATA, INDEX
-from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.members.look import look_at
-from ckpttool.runs.pointers.readers import names_in, temporary_for
+from ckpttool.runs.entry import Entry
+from ckpttool.runs.look import look_at
+from ckpttool.runs.pointers.search import names_in, temporary_for
 from ckpttool.runs.reasons import Code, Reason
-from ckpttool.runs.surveying.survey import Survey
+from ckpttool.runs.survey import Survey
 from ckpttool.storage import fs
 from ckpttool.transaction.files import Fingerprint, contents
 from ckpttool.transaction.paths import shown

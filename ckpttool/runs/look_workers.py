@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.interface import Unit
-from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.members.look import look_at, look_for
+from ckpttool.runs.entry import Entry
+from ckpttool.runs.look import look_at, look_for
 from ckpttool.storage import fs
 from ckpttool.storage.children import Child, Lost
 from ckpttool.storage.executors import answer_of, not_the_same, not_visible, path_everywhere

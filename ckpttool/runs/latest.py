@@ -35,15 +35,18 @@ from ckpttool.core.text import counted, seconds
 from ckpttool.formats import suffix_format
 from ckpttool.formats.opening import open_unit
 from ckpttool.ops.resume import ResumeLevel, ResumeVerdict, resume_verdict
-from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.members.full_read import FullReader, Progress, no_progress
-from ckpttool.runs.members.order import is_flat, newest_first, tiers
-from ckpttool.runs.members.saves import parts_of, series_of_saves
-from ckpttool.runs.metrics.modes import check_mode, resolve_mode
-from ckpttool.runs.pointers.protection import BEING_WRITTEN
-from ckpttool.runs.pointers.readers import temporary_for
+from ckpttool.runs.entry import Entry
+from ckpttool.runs.look import FullReader, Progress, no_progress
+from ckpttool.runs.modes import check_mode, resolve_mode
+from ckpttool.runs.pointers.kinds import BEING_WRITTEN
+from ckpttool.runs.pointers.search import temporary_for
 from ckpttool.runs.reasons import Code, Reason, code_of, fault
-from ckpttool.runs.resuming.writers import (
+from ckpttool.runs.retention.rules import is_carried_on
+from ckpttool.runs.saves import parts_of, series_of_saves
+from ckpttool.runs.scope import Scope
+from ckpttool.runs.series import is_flat, newest_first, tiers
+from ckpttool.runs.survey import Survey, nothing_in, survey_directory
+from ckpttool.runs.writers import (
     GONE_SECONDS,
     MOMENTS,
     POLL_SECONDS,
@@ -54,9 +57,6 @@ from ckpttool.runs.resuming.writers import (
     temporary_saves,
     written_inside,
 )
-from ckpttool.runs.retention.rules import is_carried_on
-from ckpttool.runs.scope import Scope
-from ckpttool.runs.surveying.survey import Survey, nothing_in, survey_directory
 from ckpttool.storage import fs
 from ckpttool.transaction.paths import Problem, bare, shown
 

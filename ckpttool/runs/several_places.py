@@ -8,12 +8,12 @@ from dataclasses import replace
 from functools import partial
 
 from ckpttool.core.errors import NotFound
-from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.members.full_read import Progress
-from ckpttool.runs.members.order import Group, newest_first
-from ckpttool.runs.metrics.modes import resolve_mode
-from ckpttool.runs.resuming.latest import Latest, LatestQuery, find_latest
-from ckpttool.runs.resuming.writers import Tell
+from ckpttool.runs.entry import Entry
+from ckpttool.runs.latest import Latest, LatestQuery, find_latest
+from ckpttool.runs.look import Progress
+from ckpttool.runs.modes import resolve_mode
+from ckpttool.runs.series import Group, newest_first
+from ckpttool.runs.writers import Tell
 
 
 def latest_of(

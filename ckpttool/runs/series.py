@@ -1,4 +1,4 @@
-"""Which checkpoints form a series, and which of them is newest.
+"""Series of checkpoints: grouping, order, and the newest checkpoint.
 
 Order: epoch and step from inside the checkpoint, the numbers in its name, the time recorded inside, and the
 file's own time where all else is equal or unknown. A criterion counts only where all of a series have it.
@@ -18,9 +18,13 @@ from typing import Any, NamedTuple
 from ckpttool.core.checkpoint import Granularity
 from ckpttool.formats.interface import natural_path
 from ckpttool.formats.step_directory import DATA
-from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.members.run_directories import run_directory
-from ckpttool.runs.members.runs import read_number_pairs, split_into_runs, take_directory_counts
+from ckpttool.runs.entry import Entry
+from ckpttool.runs.run_directories import (
+    read_number_pairs,
+    run_directory,
+    split_into_runs,
+    take_directory_counts,
+)
 from ckpttool.runs.scope import GroupBy
 from ckpttool.transaction.paths import shown
 

@@ -1,0 +1,545 @@
+"""Looking at one checkpoint: its entry from a header, the paths that it needs, and a read of every byte."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from itertools import takewhile
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckpttool.containers.zip.zip_reader import by_directory
+from ckpttool.core.checkpoint import Checkpoint, TrainingState
+from ckpttool.core.errors import (
+    CheckpointError,
+    DamagedCheckpoint,
+    NotACheckpoint,
+    NotFound,
+    Truncated,
+    from_os_error,
+    memory_checked,
+)
+from ckpttool.core.naming import NameFields, parse_name
+from ckpttool.core.report import Finding, Severity
+from ckpttool.core.tensor import Role
+from ckpttool.core.text import counted
+from ckpttool.formats import recognition_error
+from ckpttool.formats.discovery import names_indexed_above, sets_in, unit_of
+from ckpttool.formats.foreign import unread_reason
+from ckpttool.formats.interface import SIDECARS, Format, Probe, Unit, scan
+from ckpttool.formats.opening import open_probe, open_unit
+from ckpttool.formats.step_directory import STEP_VARIANTS
+from ckpttool.ops.verdict import OPTIONAL, Safety, safety_of
+from ckpttool.runs.entry import Entry, Number, state_part
+from ckpttool.runs.reasons import Code, Reason, fault
+from ckpttool.runs.saves import fault_beside
+from ckpttool.storage import fs
+from ckpttool.storage.executors import answer_of, not_the_same, path_everywhere
+from ckpttool.storage.snapshot import Snapshot
+from ckpttool.storage.work import Progress as Progress
+from ckpttool.storage.work import no_progress as no_progress
+from ckpttool.storage.work import submitted
+from ckpttool.transaction.files import Contents, contents
+from ckpttool.transaction.paths import shown
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+
+_MOST_LINKS = 40
+"""A chain of symlinks that is longer is a circle, as Linux has it."""
+
+
+def needed_paths(
+    unit: Unit, files: Contents, checkpoint: Checkpoint | None, *, all: bool = False
+) -> tuple[str, ...]:
+    """Return the paths of what a checkpoint needs besides files of its own.
+
+    ``checkpoint`` is None where it can't be opened. With ``all``, its own files count, too: since others may
+    lie among them.
+    """
+    directory = os.path.dirname(unit.path)
+    own = {file.path: fs.normpath(os.path.join(directory, file.path)) for file in files.files}
+    paths = set(own.values())
+    read = () if checkpoint is None else (file.path for file in checkpoint.files)
+    foreign = (path for path in read if all or fs.normpath(path) not in paths)
+    links = (own[path] for path in sorted(files.symlinks))
+    shared = (os.path.join(directory, name) for name in unit.shared)
+    return tuple(dict.fromkeys((*shared, *foreign, *links)))
+
+
+def places_on_the_way(path: str, snapshot: Snapshot) -> Iterator[str]:
+    """Yield where a path leads, and each symlink on the way there, all in directories without a symlink."""
+    if not fs.place_of(path).has_links:
+        yield fs.normpath(path)
+        return
+    waiting = [part for part in reversed(fs.abspath(path).split(os.sep)) if part]
+    reached, links = os.sep, 0
+    while waiting:
+        part = waiting.pop()
+        if part in (os.curdir, os.pardir):
+            reached = os.path.dirname(reached) if part == os.pardir else reached
+            continue
+        current = os.path.join(reached, part)
+        try:
+            target = snapshot.readlink(current)
+        except ValueError:  # a NUL in it
+            reached = current
+            continue
+        except OSError as error:
+            # No link, not there, or in a closed directory: what is ours doesn't lie behind it.
+            if error.errno == errno.EINVAL or fs.is_absence(error) or snapshot.is_closed(current):
+                reached = current
+                continue
+            raise from_os_error(error, current) from error
+        yield current
+        links += 1
+        if links > _MOST_LINKS:
+            return
+        if os.path.isabs(target):
+            reached = os.sep
+        waiting += [part for part in reversed(target.split(os.sep)) if part]
+    yield reached
+
+
+def all_places(paths: Iterable[str], snapshot: Snapshot) -> set[str]:
+    """Return all places that paths lead to or over; what lies in one directory is looked up together."""
+    places: set[str] = set()
+    real: dict[str, str] = {}
+    for path in paths:
+        above, name = os.path.split(path)
+        if above not in real:
+            *links, real[above] = places_on_the_way(above or os.curdir, snapshot)
+            places.update(links)
+        place = os.path.join(real[above], name)
+        places.update(places_on_the_way(place, snapshot) if snapshot.islink(place) else (place,))
+    return places
+
+
+def named_above(
+    root: str, snapshot: Snapshot, on_error: Callable[[CheckpointError], object]
+) -> dict[str, str]:
+    """Return the places below a directory that indexes above it name, with the index."""
+    named = names_indexed_above(root, on_error)
+    return {place: index for path, index in named.items() for place in places_on_the_way(path, snapshot)}
+
+
+def named_beside(directory: str, real: str, going: Collection[str]) -> dict[str, str]:
+    """Return the places that indexes in a directory name now, with the index; without those that go.
+
+    ``real`` is where the directory is, without symlinks on the way there.
+    """
+    leaving = {os.path.basename(path) for path in going}
+    try:
+        sets = sets_in(directory, scan(directory))
+    except CheckpointError:  # then nothing can be removed there, either
+        return {}
+    staying = (unit for unit in sets if os.path.basename(unit.path) not in leaving)
+    return {os.path.join(real, name): unit.path for unit in staying for name in (*unit.members, *unit.shared)}
+
+
+def who_needs(real: str, contents: Contents, needed: Mapping[str, str]) -> str | None:
+    """Return who needs something of what lies in a directory without symlinks on the way, or None."""
+    for path in (*(file.path for file in contents.files), *contents.directories):
+        if (who := needed.get(os.path.join(real, path))) is not None:
+            return who
+    return None
+
+
+def look_at(unit: Unit, *, holds_others: bool = False) -> Entry | None:
+    """Return a checkpoint's entry, or None where it has vanished. What is wrong with it is in the entry.
+
+    It is opened and closed again; no value is read.
+    """
+    try:
+        files = contents(os.path.dirname(unit.path) or os.curdir, unit.members)
+    except OSError as error:
+        failure = from_os_error(error, unit.path)
+        return None if isinstance(failure, NotFound) else _unsound_entry(unit, Contents(), failure)
+    return _entry_from(unit, files, lambda: _open(unit), holds_others=holds_others)
+
+
+def look_for(path: str) -> tuple[Unit | None, Entry | None, str | None]:
+    """Return the checkpoint that a file is, and its entry, as ``unit_at`` and ``look_at`` do one by one.
+
+    It is opened once for both. Of what looks like a model and is no checkpoint, the reason is returned.
+    """
+    directory, name = os.path.split(path)
+    try:
+        files = contents(directory or os.curdir, (name,))  # before it is opened, so that a change is noticed
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    with Probe(path) as probe:
+        unit = unit_of(probe)
+        if unit is None:
+            return None, None, unread_reason(probe)
+        # Not every format opens a unit as it opens a path.
+        opens_alone = unit.format is None or type(unit.format).open_unit is Format.open_unit
+        if unit.path == path and unit.members == (name,) and opens_alone:
+            return unit, _entry_from(unit, files, lambda: _open_from(probe, unit.format)), None
+    return unit, look_at(unit), None
+
+
+def _entry_from(
+    unit: Unit, files: Contents, opened: Callable[[], Checkpoint], *, holds_others: bool = False
+) -> Entry | None:
+    try:
+        above = os.path.dirname(unit.path)
+        with memory_checked(unit.path), by_directory(), fs.answers_below(above), opened() as checkpoint:
+            return _sound_entry(unit, files, checkpoint, holds_others)
+    except NotFound:
+        return None
+    except CheckpointError as failure:
+        return _unsound_entry(unit, files, failure)
+
+
+def _open(unit: Unit) -> Checkpoint:
+    if unit.format is not None:
+        return open_unit(unit.format, unit)
+    with Probe(unit.path) as probe:
+        return _open_from(probe, None)
+
+
+def _open_from(probe: Probe, format: Format | None) -> Checkpoint:
+    if format is None:
+        raise recognition_error(probe)
+    return open_probe(probe, lambda probe: format)
+
+
+def _unsound_entry(unit: Unit, files: Contents, failure: CheckpointError) -> Entry:
+    is_empty = bool(files.files) and not files.nbytes
+    if not isinstance(failure, DamagedCheckpoint | NotACheckpoint):
+        kind = Code.UNREADABLE
+    elif isinstance(failure, Truncated) or is_empty:
+        kind = Code.INCOMPLETE  # it lacks its end, and the rest may be right
+    else:
+        kind = Code.DAMAGED
+    fields = parse_name(os.path.basename(unit.path))
+    danger = _first_error(failure.safety) if isinstance(failure, DamagedCheckpoint) else None
+    return Entry(
+        path=shown(unit.path),
+        unit=unit,
+        format=unit.format.name if unit.format else None,
+        contents=files,
+        fields=fields,
+        safety=Safety.UNSAFE if danger else Safety.UNKNOWN,
+        danger=danger,
+        is_complete=False,
+        fault=fault(kind, failure.reason),
+        epoch=fields.epoch,
+        step=fields.step,
+        saved_at=_seconds(fields.saved_at),
+        needs=needed_paths(unit, files, None),
+    )
+
+
+def _sound_entry(unit: Unit, files: Contents, checkpoint: Checkpoint, holds_others: bool) -> Entry:
+    training = checkpoint.training
+    fields = parse_name(os.path.basename(unit.path))
+    inside = _counts_inside(training)
+    structural_fault = _structural_fault(checkpoint)
+    return Entry(
+        path=shown(unit.path),
+        unit=unit,
+        format=checkpoint.format,
+        contents=files,
+        fields=fields,
+        safety=safety_of(checkpoint.safety),
+        danger=_first_error(checkpoint.safety),
+        is_complete=checkpoint.complete,
+        fault=structural_fault,
+        epoch=fields.epoch if inside[0] is None else inside[0],
+        step=fields.step if inside[1] is None else inside[1],
+        inside=inside,
+        saved_at=_seconds(training.saved_at),
+        loss=_own_loss(training, fields),
+        metrics=training.metrics,
+        hyper_parameters=training.hyper_parameters,
+        logged_as=_logged_as(checkpoint),
+        signature=signature(checkpoint) if structural_fault is None else None,
+        granularity=checkpoint.granularity,
+        has_weights=any(tensor.role is Role.WEIGHTS for tensor in checkpoint.tensors),
+        best_paths=tuple(_best_paths(checkpoint)),
+        holds_others=holds_others,
+        linked_bytes=_linked_bytes(unit, files),
+        holds=_holds(checkpoint),
+        needs=needed_paths(unit, files, checkpoint, all=holds_others),
+        state=state_part(unit, files, checkpoint),
+    )
+
+
+def _structural_fault(checkpoint: Checkpoint) -> Reason | None:
+    kind = Code.DAMAGED if checkpoint.complete else Code.INCOMPLETE
+    if (error := _first_error(checkpoint.findings)) is not None:
+        return fault(kind, error)
+    return None if checkpoint.complete else fault(kind, "a part of it is missing")
+
+
+def _holds(checkpoint: Checkpoint) -> str:
+    """Return in words what tells checkpoints of one name apart."""
+    weights = sum(tensor.role is Role.WEIGHTS for tensor in checkpoint.tensors)
+    tensors = counted(weights or len(checkpoint.tensors), "tensor") + (" of weights" if weights else "")
+    return f"{checkpoint.granularity.value}, {tensors}, {counted(checkpoint.parameters, 'parameter')}"
+
+
+def _linked_bytes(unit: Unit, files: Contents) -> int | None:
+    """Return the bytes of a checkpoint of which parts are symlinks; None where none is."""
+    if not files.symlinks:
+        return None
+    directory = os.path.dirname(unit.path)
+    paths = [os.path.join(directory, file.path) for file in files.files]
+    return sum(fs.getsize(path) for path in paths if fs.exists(path) and not path.endswith(SIDECARS))
+
+
+def _counts_inside(training: TrainingState) -> tuple[Number | None, int | None]:
+    """Return epoch and step, unless they were taken from the name or are no numbers.
+
+    A negative one is what a framework writes for "not training any more": the name knows better.
+    """
+    epoch, step = training.epoch, training.step
+    if training.origin_of("epoch").kind == "name" or epoch is None or not math.isfinite(epoch) or epoch < 0:
+        epoch = None
+    if training.origin_of("step").kind == "name" or step is None or step < 0:
+        step = None
+    return epoch, step
+
+
+def _own_loss(training: TrainingState, fields: NameFields) -> float | None:
+    """Return the training loss, unless another metric or an earlier step stands in for it."""
+    origin = training.origin_of("loss")
+    if origin.kind == "name":
+        return fields.metrics.get("loss")
+    words = training.origin.get("loss", "")
+    is_other = any(words == training.origin.get(f"metrics.{metric}") for metric in training.metrics)
+    return None if is_other or origin.is_earlier_step else training.loss
+
+
+def _logged_as(checkpoint: Checkpoint) -> int | None:
+    """Return the step that Lightning's loggers give to what is measured at a checkpoint.
+
+    They count batches from 0. A save at the end of an epoch comes after its last batch was counted, one that
+    follows a batch or a validation before that; how many steps the optimizers made says which.
+
+    Source: lightning ``pytorch/loops/training_epoch_loop.py`` (``_batches_that_stepped``),
+    ``pytorch/trainer/connectors/logger_connector/logger_connector.py`` (``log_metrics``).
+    """
+    metadata = _own_metadata(checkpoint)
+    batches: object = metadata
+    for key in ("loops", "fit_loop", "epoch_loop.state_dict", "_batches_that_stepped"):
+        batches = batches.get(key) if isinstance(batches, Mapping) else None
+    steps, optimizers = metadata.get("global_step"), metadata.get("optimizer_states")
+    if optimizers is None and not metadata.get("callbacks"):  # weights alone were saved
+        return None
+    if optimizers is None:
+        optimizers = [None]  # slimmed: of several, the counts below would not fit
+    if not isinstance(batches, int) or not isinstance(optimizers, list) or not optimizers:
+        return None
+    if not isinstance(steps, int) or not steps or steps % len(optimizers):
+        stepped = -1
+    else:
+        stepped = steps // len(optimizers)  # batches that made steps of all optimizers
+    return {batches: batches - 1, batches + 1: batches}.get(stepped)
+
+
+def _first_error(findings: Iterable[Finding]) -> str | None:
+    """Return what the first error says, and where."""
+    first = next((one for one in findings if one.severity is Severity.ERROR), None)
+    if first is None:
+        return None
+    return f"{first.where}: {first.message}" if first.where else first.message
+
+
+def signature(checkpoint: Checkpoint) -> str:
+    """Return a hash of the names and shapes of its weights.
+
+    Checkpoints of one series have the same; what else grows from save to save, such as an optimizer's
+    history, doesn't count where there are weights. Nor does, in a step's directory, the file that they lie
+    in: it has no name where it is the only one.
+    """
+    import hashlib
+
+    weights = [tensor for tensor in checkpoint.tensors if tensor.role is Role.WEIGHTS]
+    paths = [tensor.path for tensor in weights or checkpoint.tensors]
+    if weights and checkpoint.variant in STEP_VARIANTS:
+        columns = zip(*(path[:-1] for path in paths), strict=False)
+        common = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+        paths = [path[common:] for path in paths]
+    shapes = (tensor.shape for tensor in weights or checkpoint.tensors)
+    text = "\n".join(sorted(f"{path!r}{shape!r}" for path, shape in zip(paths, shapes, strict=True)))
+    return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
+
+
+def _best_paths(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield what Lightning's callbacks remember as the best; of ``best_k_models`` only that."""
+    callbacks = _own_metadata(checkpoint).get("callbacks")
+    for state in callbacks.values() if isinstance(callbacks, Mapping) else ():
+        best = state.get("best_model_path") if isinstance(state, Mapping) else None
+        if isinstance(best, str) and best:
+            yield best
+
+
+def _own_metadata(checkpoint: Checkpoint) -> Mapping[str, object]:
+    return {} if checkpoint.derives_metadata else checkpoint.metadata
+
+
+def _seconds(when: str | None) -> float | None:
+    """Return a time in seconds since 1970; one without a zone is local time, as programs write it."""
+    if when is None:
+        return None
+    try:
+        return datetime.fromisoformat(when.strip().replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+FULL_CHECKS = ("structure", "checksum", "values")
+"""What intact means; what loading a checkpoint could run has no say in it."""
+
+SPECIAL = ("nan", "infinity")
+"""Findings that say that a value is no finite number."""
+
+
+class FullRead(NamedTuple):
+    """What reading all of a checkpoint came to.
+
+    Attributes:
+        fault: What is wrong with it; None where it is intact, and holds no NaN.
+        is_finite: Whether its weights hold neither NaN nor infinities.
+        damage: The fault, unless it is NaN beside the weights alone: an optimizer's state, a single value.
+    """
+
+    fault: Reason | None
+    is_finite: bool
+    damage: Reason | None = None
+
+
+class FullReader:
+    """Reads checkpoints in full, each once as long as it stays what it was."""
+
+    def __init__(self, jobs: int | None = None, progress: Progress = no_progress) -> None:
+        self._jobs = jobs
+        self._progress = progress
+        self._reads: dict[str, tuple[Contents, FullRead]] = {}
+
+    def read(self, entry: Entry) -> FullRead:
+        """Return what reading every byte of a checkpoint comes to."""
+        if entry.parts:
+            parts = [part for part in entry.parts if part.fault is None]  # others it doesn't need
+            return _read_of_save(entry, [(part, self.read(part)) for part in parts])
+        read = self.recall(entry)
+        if read is None:
+            read = read_all(entry, self._jobs, self._progress)
+            if read.fault is None or read.fault.code is not Code.UNREADABLE:  # else it may be another time
+                self.remember(entry, read)
+        return read
+
+    def recall(self, entry: Entry) -> FullRead | None:
+        """Return what it came to, if it was read as it is now."""
+        if entry.parts:
+            known = [(part, self.recall(part)) for part in entry.parts if part.fault is None]
+            reads = [(part, read) for part, read in known if read is not None]
+            return _read_of_save(entry, reads) if len(reads) == len(known) else None
+        contents, read = self._reads.get(entry.path, (None, None))
+        return read if contents == entry.contents else None
+
+    def remember(self, entry: Entry, read: FullRead) -> None:
+        """Take note of what somebody else read."""
+        self._reads[entry.path] = entry.contents, read
+
+
+def read_in_full(entry: Entry, jobs: int | None = None, progress: Progress = no_progress) -> Reason | None:
+    """Return what is wrong with a checkpoint, every byte of which is read; None where it is intact."""
+    return read_all(entry, jobs, progress).fault
+
+
+def read_each_in_full(
+    entries: Sequence[Entry],
+    jobs: int | None = None,
+    progress: Progress = no_progress,
+    executor: Executor | None = None,
+) -> Iterator[Reason | None]:
+    """Yield what is wrong with each of some checkpoints, of which an executor may read every byte."""
+    if executor is None:
+        yield from (read_in_full(entry, jobs, progress) for entry in entries)
+        return
+    absolute = (replace(one, unit=one.unit._replace(path=path_everywhere(one.unit.path))) for one in entries)
+    with closing(submitted(partial(_read_as_worker, jobs=jobs or 1), absolute, executor)) as futures:
+        for entry, future in zip(entries, futures, strict=True):
+            with progress(entry.name, entry.nbytes):
+                answer = answer_of(future, entry.path)
+            if isinstance(answer, CheckpointError):
+                answer = fault(Code.UNREADABLE, answer.reason)
+            yield answer
+
+
+def _read_of_save(entry: Entry, reads: Sequence[tuple[Entry, FullRead]]) -> FullRead:
+    """Return what reading the parts of a save comes to."""
+    damages = (
+        read.damage if part.path == entry.path else fault_beside(part, read.damage, entry)
+        for part, read in reads
+        if read.damage is not None
+    )
+    return FullRead(
+        next((read.fault for _, read in reads if read.fault is not None), None),
+        all(read.is_finite for _, read in reads),
+        next(damages, None),
+    )
+
+
+def _read_as_worker(entry: Entry, jobs: int) -> Reason | None:
+    try:
+        seen = contents(entry.directory, entry.unit.members)
+    except OSError as failure:
+        return fault(Code.UNREADABLE, from_os_error(failure, entry.unit.path).reason)
+    if fs.place_of(entry.path).reads_are_free and not seen.has_sizes_of(entry.contents):
+        return fault(Code.UNREADABLE, not_the_same(entry.path).reason)
+    return read_in_full(entry, jobs)
+
+
+def read_all(entry: Entry, jobs: int | None = None, progress: Progress = no_progress) -> FullRead:
+    """Return what reading every byte of a checkpoint comes to."""
+    from ckpttool.ops.verify import verify
+
+    # A manifest counts, too, unless the checkpoint was written again since it was made.
+    manifests = [file for file in entry.contents.files if file.path.endswith(SIDECARS)]
+    is_current = any(file.mtime_ns >= entry.modified_ns for file in manifests)
+    checks = (*FULL_CHECKS, OPTIONAL) if is_current else FULL_CHECKS
+    try:
+        with progress(entry.name, entry.nbytes) as advance:
+            verdict = verify(entry.unit, only=checks, jobs=jobs, advance=advance)
+        special = [finding for finding in verdict.findings if finding.code in SPECIAL]
+        grave = findings_of_weights(entry, special)
+    except CheckpointError as failure:
+        unreadable = fault(Code.UNREADABLE, failure.reason)
+        return FullRead(unreadable, is_finite=False, damage=unreadable)
+    if verdict.is_valid:
+        return FullRead(None, is_finite=not grave)
+    errors = [finding for finding in verdict.findings if finding.severity is Severity.ERROR]
+    heavy = [finding for finding in errors if finding.code != "nan" or finding in grave]
+    damage = _damage(heavy) if heavy or not errors else None
+    return FullRead(_damage(errors), is_finite=not grave, damage=damage)
+
+
+def _damage(errors: Sequence[Finding]) -> Reason:
+    where = f"{errors[0].where}: " if errors and errors[0].where else ""
+    return fault(Code.DAMAGED, f"{where}{errors[0].message}" if errors else "")
+
+
+def findings_of_weights(entry: Entry, findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings that are about weights; a single value, such as a best metric in a buffer, is none.
+
+    An optimizer's state, or what else lies beside the weights, may hold NaN while the weights are fine.
+    """
+    findings = list(findings)
+    if not findings or entry.unit.format is None:
+        return []
+    role = Role.WEIGHTS if entry.has_weights else Role.OTHER  # an average alone is weights, too
+    with open_unit(entry.unit.format, entry.unit) as checkpoint:
+        weights = [tensor for tensor in checkpoint.tensors if tensor.role is role and tensor.size > 1]
+        names = {tensor.shares_with or tensor.name for tensor in weights}  # of ties the first
+    return [finding for finding in findings if finding.where in names]

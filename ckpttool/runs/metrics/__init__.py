@@ -1,1 +1,0 @@
-"""What logs beside checkpoints measured, and which checkpoint each measurement belongs to."""

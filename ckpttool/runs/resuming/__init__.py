@@ -1,1 +1,0 @@
-"""Which checkpoint to go on from."""

@@ -1,0 +1,332 @@
+"""Rules across the series of a directory: missing metrics, ranks of runs, limits of size.
+
+A run is as good as its best intact checkpoint. A run that can't be ranked, or may still be training, is kept.
+Checkpoints that other rules keep count towards no limit of size: together they may exceed it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter
+from typing import NamedTuple
+
+from ckpttool.core.errors import UsageError
+from ckpttool.core.text import counted, size
+from ckpttool.formats.globs import MATCHED_NOTHING, Globs
+from ckpttool.runs.entry import Entry
+from ckpttool.runs.reasons import Code, Reason, code_of
+from ckpttool.runs.retention.rules import (
+    RULES,
+    History,
+    Policy,
+    date_doubts,
+    metric_lack,
+    ordinal,
+    rank_by_metric,
+)
+from ckpttool.runs.series import Group
+
+Chosen = Sequence[tuple[Group, Policy | None]]
+"""Series, each with its policy."""
+
+
+def require_metrics(chosen: Chosen) -> None:
+    """Require that some checkpoint has the metric that a policy names."""
+    for metric, sound in _sound_by_metric(chosen).items():
+        if sound and all(entry.recorded_metric(metric) is None for entry in sound):
+            known = {name for entry in sound for name in entry.metrics}
+            known |= {"loss" for entry in sound if entry.loss is not None}
+            there = f"there are {', '.join(sorted(known))}" if known else "none has any"
+            raise UsageError(f"no checkpoint has a metric {metric!r} ({there}; --metrics FILE reads a log)")
+
+
+def lack_warnings(chosen: Chosen, now: float | None) -> Iterator[str]:
+    """Yield how many checkpoints a rule keeps because they lack what it asks for."""
+    for metric, sound in _sound_by_metric(chosen).items():
+        lacks = [metric_lack(entry, metric) is not None for entry in sound]
+        yield from _kept_for_lack(lacks, f"no {metric}")
+    for count in ("step", "epoch"):
+        lacks = [
+            getattr(entry, count) is None for entries in _sound_series(chosen, count) for entry in entries
+        ]
+        yield from _kept_for_lack(lacks, f"no {count}")
+    lacks = []
+    for entries in _sound_series(chosen, "date"):
+        doubts = date_doubts(entries, now)
+        lacks += [entry.path in doubts for entry in entries]
+    yield from _kept_for_lack(lacks, "no date that can be believed")
+
+
+def _kept_for_lack(lacks: Sequence[bool], what: str) -> Iterator[str]:
+    if count := sum(lacks):
+        verb, they = ("has", "it is") if count == 1 else ("have", "they are")
+        yield f"{count:,} of {counted(len(lacks), 'checkpoint')} {verb} {what}; {they} kept"
+
+
+def _sound_by_metric(chosen: Chosen) -> Mapping[str, list[Entry]]:
+    """Return the sound checkpoints for which a policy names a metric, by the metric."""
+    sound: dict[str, list[Entry]] = defaultdict(list)
+    for group, policy in chosen:
+        if policy is not None and policy.metric is not None:
+            sound[policy.metric] += [entry for entry in group.entries if entry.is_sound]
+    return sound
+
+
+def _sound_series(chosen: Chosen, need: str) -> list[list[Entry]]:
+    """Return the sound checkpoints of each series whose policy has a rule that goes by this."""
+    return [
+        [entry for entry in group.entries if entry.is_sound]
+        for group, policy in chosen
+        if policy is not None and any(RULES[name].needs == need for name in policy.rules)
+    ]
+
+
+def unmatched_names(chosen: Chosen, root: str) -> list[str]:
+    """Return a warning for each glob of names to keep that no checkpoint has."""
+    kept = [(group, policy.keep_names) for group, policy in chosen if policy is not None]
+    globs = dict.fromkeys(glob for _, names in kept for glob in names)
+    matcher = Globs(tuple(globs), root)
+    matched = {
+        glob
+        for group, names in kept
+        if names
+        for entry in group.entries
+        for path in entry.places
+        for glob in matcher.of(path)
+        if glob in names
+    }
+    return [
+        Reason(Code.MATCHED_NOTHING, f"--keep-name {glob!r} {MATCHED_NOTHING}")
+        for glob in globs
+        if glob not in matched
+    ]
+
+
+_GOES_ON = frozenset({Code.BEING_WRITTEN, Code.TOO_YOUNG})
+
+RankedSeries = tuple[Group, History]
+
+
+class RunRank(NamedTuple):
+    """Whether all of a run goes, and why it does or doesn't."""
+
+    goes: bool
+    reason: str
+
+
+def rank_runs(
+    series: Sequence[tuple[Group, Policy | None, History]], protections: Mapping[str, Sequence[str]]
+) -> dict[str, RunRank]:
+    """Return the rank of the run of each series whose policy keeps the best runs, by the series' key.
+
+    Args:
+        series: All series, each with its policy and what rules see of it.
+        protections: Why checkpoints stay whatever rules say, by path.
+
+    Raises:
+        UsageError: A series is of several runs.
+    """
+    by_policy: dict[Policy, dict[str, list[RankedSeries]]] = defaultdict(lambda: defaultdict(list))
+    for group, policy, history in series:
+        if policy is not None and policy.keep_best_runs is not None:
+            runs = {entry.run for entry in group.entries}
+            if len(runs) > 1:
+                several = f"{group.key} has checkpoints of {len(runs):,} runs"
+                raise UsageError(f"--keep-best-runs: {several} (--group-by run separates them)")
+            by_policy[policy][runs.pop()].append((group, history))
+    return {
+        group.key: rank
+        for policy, by_run in by_policy.items()
+        for members, rank in _ranks(policy, list(by_run.values()), protections)
+        for group, _ in members
+    }
+
+
+def _ranks(
+    policy: Policy, runs: Sequence[Sequence[RankedSeries]], protections: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Sequence[RankedSeries], RunRank]]:
+    """Yield each run with its rank; of equals, the one that was written last is the better."""
+    metric, count = policy.metric or "", policy.keep_best_runs or 0
+    sign = -1 if policy.resolved_mode == "max" else 1
+    measured: list[tuple[float, int, Sequence[RankedSeries]]] = []
+    for members in runs:
+        entries = [entry for group, _ in members for entry in group.entries]
+        best = [_best(policy, history) for _, history in members]
+        values = [sign * value for value in best if value is not None]
+        if not values:
+            yield members, RunRank(False, f"its run has no {metric}")
+        else:
+            measured.append((min(values), -max(entry.modified_ns for entry in entries), members))
+    for place, (value, _, members) in enumerate(sorted(measured, key=lambda one: one[:2]), 1):
+        rank = f"{ordinal(place, 'best')} run by {metric} ({sign * value:.6g})"
+        reasons = chain.from_iterable(
+            protections.get(entry.path, ()) for group, _ in members for entry in group.entries
+        )
+        if place <= count:
+            yield members, RunRank(False, rank)
+        elif any(code_of(reason) in _GOES_ON for reason in reasons):
+            yield members, RunRank(False, "its run may be going on")
+        else:
+            yield members, RunRank(True, f"{rank}, not one of the best {count:,}")
+
+
+def _best(policy: Policy, history: History) -> float | None:
+    """Return the best value of a series; an infinite one is the worst there is."""
+    metric = policy.metric or ""
+    ranked = [entry for entry in rank_by_metric(policy, history) if metric_lack(entry, metric) is None]
+    value = ranked[0].recorded_metric(metric) if ranked else None
+    if value is None or math.isfinite(value):
+        return value
+    return -math.inf if policy.resolved_mode == "max" else math.inf
+
+
+def reasons_from_outside(
+    entries: Sequence[Entry],
+    reasons: Mapping[str, Sequence[str]],
+    holders: Mapping[tuple[str, str], str],
+) -> dict[str, list[str]]:
+    """Return why checkpoints of runs that go stay, by path.
+
+    What such a run's own checkpoints call its best goes with them, unless a checkpoint that says so stays.
+
+    Args:
+        entries: The checkpoints of these runs.
+        reasons: All that protects them, by path.
+        holders: The file that a reason comes from, by the checkpoint's path and the reason.
+    """
+    paths = {entry.path for entry in entries}
+    speakers: dict[tuple[str, str], str | None] = {}
+    for entry in entries:
+        for reason in reasons.get(entry.path, ()):
+            place = holders.get((entry.path, reason), "")
+            while place and place not in paths and os.path.dirname(place) != place:
+                place = os.path.dirname(place)
+            speakers[entry.path, reason] = place if place in paths else None
+    staying = {path for (path, _), speaker in speakers.items() if speaker is None}
+    while more := {path for (path, _), speaker in speakers.items() if speaker in staying} - staying:
+        staying |= more
+    found: dict[str, list[str]] = defaultdict(list)
+    for (path, reason), speaker in speakers.items():
+        if speaker is None or speaker in staying:
+            found[path].append(reason)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class LimitedSeries:
+    """A series as limits see it.
+
+    Attributes:
+        policy: Which limits it has; None where it has none.
+        staying: What would stay if there were room for everything, the oldest first.
+        held: Paths of what stays without room.
+        undated: Why some have no date that can be believed, by path: nobody knows that others are newer.
+    """
+
+    policy: Policy | None
+    staying: Sequence[Entry]
+    held: Collection[str]
+    undated: Mapping[str, str] = field(default_factory=dict)
+
+
+class Excess(NamedTuple):
+    """More than a limit allows.
+
+    Attributes:
+        rule: The limit, as a policy's attribute.
+        limit: In bytes.
+        taken: By all that stays.
+        required: By what is protected, or kept by other rules: where this alone is too much, nothing that
+            the limit could take away would make the rest fit.
+    """
+
+    rule: str
+    limit: int
+    taken: int
+    required: int
+
+    @property
+    def nbytes(self) -> int:
+        """Return how much it is over."""
+        return self.taken - self.limit
+
+    @property
+    def is_inevitable(self) -> bool:
+        """Tell whether the limit can't be met."""
+        return self.required > self.limit
+
+    def __str__(self) -> str:
+        stays = f"{size(self.taken)} {'stay of it' if self.rule == 'max_size' else 'stay in all'}"
+        return f"{stays}, {size(self.nbytes)} more than {RULES[self.rule].flags[0]} {size(self.limit)}"
+
+
+def excess(rule: str, limit: int | None, kept: Sequence[Entry], required: Iterable[Entry]) -> Excess | None:
+    """Return by how much what is kept passes a limit, or None where it doesn't, or there is none."""
+    if limit is None or (taken := taken_bytes(kept)) <= limit:
+        return None
+    return Excess(rule, limit, taken, taken_bytes(required))
+
+
+def removals_for_limits(series: Sequence[LimitedSeries]) -> dict[str, str]:
+    """Return why checkpoints don't fit, by path: first in what their series may take, then in the total."""
+    reasons: dict[str, str] = {}
+    for one in series:
+        if one.policy is not None and (limit := one.policy.max_size) is not None:
+            why = f"--max-size {size(limit)}: the oldest go until the rest fits"
+            reasons.update(dict.fromkeys(_drop_oldest(one.staying, one.held, limit), why))
+    limit = total_limit(one.policy for one in series)
+    if limit is None:
+        return reasons
+    saves: list[Entry] = []
+    held: set[str] = set()
+    for one in series:
+        saves += [entry for entry in one.staying if entry.path not in reasons]
+        # Of a series that this doesn't limit everything stays, however large all is together.
+        is_limited = one.policy is not None and one.policy.max_total_size is not None
+        held.update((*one.held, *one.undated) if is_limited else (entry.path for entry in one.staying))
+    why = f"--max-total-size {size(limit)}: the oldest of all series go until the rest fits"
+    reasons.update(dict.fromkeys(_drop_oldest(sorted(saves, key=attrgetter("save_time")), held, limit), why))
+    return reasons
+
+
+def total_limit(policies: Iterable[Policy | None]) -> int | None:
+    """Return the limit of all series together, where there is one."""
+    return next((one.max_total_size for one in policies if one is not None and one.max_total_size), None)
+
+
+def _drop_oldest(saves: Sequence[Entry], held: Collection[str], limit: int) -> list[str]:
+    """Return the paths of what goes, one save after another, until the rest takes no more than a limit."""
+    names, sizes = _files(saves)
+    total = sum(sizes.values())
+    dropped = []
+    for entry in saves:
+        if total <= limit:
+            break
+        if entry.path in held:
+            continue
+        dropped.append(entry.path)
+        for file in entry.contents.files:
+            key = file.device, file.inode
+            names[key] -= 1
+            total -= 0 if names[key] else sizes[key]  # a file is freed with the last of its names
+    return dropped
+
+
+def taken_bytes(entries: Iterable[Entry]) -> int:
+    """Return the bytes of all files of some checkpoints; those with several names count once."""
+    return sum(_files(entries)[1].values())
+
+
+def _files(entries: Iterable[Entry]) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], int]]:
+    """Return how many names files have among those of some checkpoints, and their sizes."""
+    names: dict[tuple[int, int], int] = defaultdict(int)
+    sizes: dict[tuple[int, int], int] = {}
+    for file in (file for entry in entries for file in entry.contents.files):
+        names[file.device, file.inode] += 1
+        sizes[file.device, file.inode] = file.size
+    return names, sizes

@@ -1,1 +1,0 @@
-"""What lies in a directory, and which of it a path means."""
