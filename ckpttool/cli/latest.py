@@ -17,9 +17,9 @@ from ckpttool.cli.paths import print_paths, say_inferred_mode, say_journals
 from ckpttool.cli.progress import ProgressLines
 from ckpttool.core.options import argument, group
 from ckpttool.core.text import printable
-from ckpttool.runs.latest import Latest, LatestQuery
+from ckpttool.runs.latest import latest_of
 from ckpttool.runs.look import no_progress
-from ckpttool.runs.several_places import latest_of
+from ckpttool.runs.resume_choice import Latest, LatestQuery
 
 _MAX_NAMED = 3
 

@@ -87,7 +87,7 @@ def _sound(series: Group) -> list[Entry]:
 def _first_intact(
     candidates: Sequence[Entry], count: int, series: Group, jobs: int | None, progress: Progress
 ) -> list[str]:
-    """Return the first so many that are intact, in the order of training."""
+    """Return the paths of the first ``count`` intact checkpoints, in training order."""
     chosen: list[str] = []
     for entry in candidates:
         if len(chosen) == count:

@@ -1,4 +1,4 @@
-"""How often a run saves, what that costs, and how often it should, by what lies on the disk.
+"""Cadence of saves: their interval, cost, and the best interval, from files on the disk.
 
 Sources: J. W. Young, "A first order approximation to the optimum checkpoint interval" (Communications of the
 ACM 17, 1974); J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps"
@@ -29,7 +29,7 @@ _DAY = 86_400
 
 @dataclass(frozen=True, slots=True)
 class Cadence:
-    """How often a series was saved; what nobody can tell is None.
+    """Cadence of a series; unknown values are None.
 
     Attributes:
         interval: Seconds from one save to the next, in the median.

@@ -1,4 +1,4 @@
-"""The card of a checkpoint: what it is, what was measured, what people say of it, and how to load it."""
+"""Card of a checkpoint: facts, metrics, remarks, and code that loads it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CardFile:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Card(Result):
-    """What a card says; what isn't known doesn't appear in it.
+    """Contents of a card; unknown facts are left out.
 
     Attributes:
         name: The checkpoint's own name.
@@ -139,7 +139,7 @@ def card(
 
 
 def source_text(path: str | os.PathLike[str], *, advance: Advance = no_advance) -> str:
-    """Return what a card says of a checkpoint that another was made from: its path and its SHA-256.
+    """Return the line of a card about the source of a conversion: its path and its SHA-256.
 
     Of several files it is the digest of what ``sha256sum`` prints of them, sorted by name.
     """
@@ -266,7 +266,7 @@ def escaped(text: str) -> str:
 
 
 def load_snippet(card: Card) -> str:
-    """Return Python that loads the checkpoint with its framework; what has no other way, with ckpttool."""
+    """Return Python that loads the checkpoint with its framework, or else with ckpttool."""
     checkpoint, name = card.inspection.checkpoint, json.dumps(card.name, ensure_ascii=False)
     if card.library == "transformers":
         model = card.inspection.architecture.model
@@ -277,7 +277,7 @@ def load_snippet(card: Card) -> str:
 
 
 def _runs_code(card: Card) -> bool:
-    """Tell whether its framework's loader runs code, or may: then that is no advice."""
+    """Return whether the framework's loader runs code, or may."""
     return any(one.severity.value != "note" for one in card.inspection.checkpoint.safety)
 
 

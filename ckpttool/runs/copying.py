@@ -1,4 +1,4 @@
-"""Copies checkpoints to another place, on a disk or in a store: only what is intact, and proven to arrive.
+"""Copies intact checkpoints to another place, on a disk or in a store, and proves that they arrived.
 
 What makes a checkpoint whole goes last, an index or a marker: so what is there of one whose copy was
 interrupted is incomplete, and no other checkpoint. Since parts may look like a checkpoint all the same, a
@@ -77,7 +77,7 @@ _MOST_NAMED = 3
 
 
 class CopyStatus(str, enum.Enum):
-    """What became of a checkpoint: ``present`` was there before, ``failed`` could not be copied."""
+    """Result for one checkpoint: ``present`` was there before, ``failed`` could not be copied."""
 
     COPIED = "copied"
     PRESENT = "present"
@@ -88,7 +88,7 @@ class CopyStatus(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCopy:
-    """What became of a checkpoint, or would.
+    """Result of copying one checkpoint; of a dry run, the expected one.
 
     Attributes:
         path: Where it lies.
@@ -107,7 +107,7 @@ class CheckpointCopy:
 
     @property
     def is_there(self) -> bool:
-        """Tell whether the destination has it, byte for byte; of a dry run, whether it would."""
+        """Return whether the destination has it, byte for byte; for a dry run, whether it would."""
         return self.status in (CopyStatus.COPIED, CopyStatus.PRESENT)
 
     def document(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class CheckpointCopy:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Copied(Table):
-    """What was copied, or would be.
+    """Result of ``copy``; of a dry run, the expected one.
 
     Attributes:
         destination: Where to.
@@ -144,7 +144,7 @@ class Copied(Table):
 
     @property
     def is_complete(self) -> bool:
-        """Tell whether the destination has everything that was to be copied."""
+        """Return whether the destination has every checkpoint that was to be copied."""
         return not self.problems and all(one.is_there for one in self.checkpoints)
 
     @property
@@ -156,7 +156,7 @@ class Copied(Table):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyRequest(Scope):
-    """What is to be copied, and how.
+    """Options of ``copy``.
 
     Attributes:
         sources: Checkpoints, and directories of them.
@@ -254,14 +254,14 @@ def _request(sources: Any, destination: str | os.PathLike[str], keywords: Mappin
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file of a checkpoint, and where it is to lie."""
+    """File of a checkpoint, with its target path."""
 
     path: str
     target: str
 
     @property
     def rank(self) -> tuple[bool, bool, str]:
-        """Return its place in the order: what makes a checkpoint whole is late, a manifest last.
+        """Return its place in the order: commit markers and indexes are late, manifests last.
 
         A manifest that is older than its checkpoint isn't believed, and stores know only when they got it.
         """
@@ -270,7 +270,7 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class PlannedCopy:
-    """A checkpoint, its files, and where it is to lie."""
+    """Checkpoint to copy: its files, with their target paths."""
 
     unit: Unit
     target: str
@@ -291,7 +291,7 @@ class PlannedCopy:
 
     @property
     def noted(self) -> list[str]:
-        """Return what the note names: all that lies beside it, or the files of a set."""
+        """Return the names in the note: everything in its directory, or the files of a set."""
         return [EVERYTHING] if os.path.dirname(self.note or "") == self.target else self.members
 
     @property
@@ -302,7 +302,7 @@ class PlannedCopy:
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """All that is to be copied, and what could not be looked at."""
+    """Checkpoints to copy, and errors found while searching for them."""
 
     request: CopyRequest
     copies: tuple[PlannedCopy, ...]
@@ -311,7 +311,7 @@ class CopyPlan:
 
 
 def plan_copy(request: CopyRequest) -> CopyPlan:
-    """Return what is to be copied; nothing is read but names and headers."""
+    """Return the checkpoints to copy; only names and headers are read."""
     destination = bare(request.destination)
     for path in (*request.sources, destination):
         fs.refresh(path)
@@ -334,7 +334,7 @@ def plan_copy(request: CopyRequest) -> CopyPlan:
 
 
 def _has_foreign_path(planned: PlannedCopy) -> bool:
-    """Tell whether an object of a store would become a file whose name other systems take for a path."""
+    """Return whether a store's object would become a file with a backslash in its name."""
     source, target = fs.place_of(planned.unit.path), fs.place_of(planned.target)
     if source.opens_by_path or not target.opens_by_path:
         return False
@@ -380,7 +380,7 @@ def _units_at(
 
 
 def _not_kept(directory: str, request: CopyRequest) -> frozenset[str]:
-    """Return the paths of what the policy would remove at once: it need not be sent."""
+    """Return the paths of checkpoints that the policy would remove at once; they aren't sent."""
     from ckpttool.runs.pruning.planning import make_plan
 
     planned = make_plan(_prune_request(directory, request, depth="quick"))
@@ -412,7 +412,7 @@ def _planned(unit: Unit, root: str, destination: str) -> PlannedCopy:
 
 
 def _is_ours(path: str) -> bool:
-    """Tell whether something is a note, a stage or the like of ckpttool's, and no part of a checkpoint."""
+    """Return whether a path is one of ckpttool's own files, such as a note or a stage."""
     return any(name.startswith(OWN_PREFIX) for name in path.split("/"))
 
 
@@ -433,7 +433,7 @@ def _require_distinct(copies: Sequence[PlannedCopy]) -> None:
 
 
 def carry_out(plan: CopyPlan, *, dry_run: bool = False, progress: Progress = no_progress) -> Copied:
-    """Copy what a plan says; what can't be written ends it, and all else that goes wrong is told."""
+    """Copy the checkpoints of a plan; an unwritable destination ends it, other failures are recorded."""
     done: list[CheckpointCopy] = []
     warnings: dict[str, None] = {}
     is_stopped = False
@@ -461,7 +461,7 @@ def keep_policy(
     confirm: Confirm | None = None,
     progress: Progress = no_progress,
 ) -> Copied:
-    """Have the policy remove what it doesn't keep at the destination, if that has got everything."""
+    """Prune the destination by the request's policy, if all checkpoints have arrived."""
     has_all = copied.checkpoints and all(one.is_there for one in copied.checkpoints)
     if request.policy is None or copied.dry_run or not has_all:
         return copied
@@ -483,7 +483,7 @@ def _outcome(
 
 
 def _reason(error: Exception, path: str) -> str:
-    """Return what is wrong, with the place unless that is the path which is named anyway."""
+    """Return the message of an error, without the path if that is printed anyway."""
     if isinstance(error, CheckpointError) and error.path == path:
         return error.reason
     return str(error)
@@ -505,7 +505,9 @@ class _Copying:
             self._clear_stages()
 
     def _clear_stages(self) -> None:
-        """Clear what a kill left where files are to lie: where all of them are there, nothing else does."""
+        """Clear leftovers of killed copies in the target directories: ``run`` may find nothing else to do
+        there.
+        """
         from ckpttool.transaction.staged_output import clear_areas
 
         targets = (*(file.target for file in self._planned.files), *self._notes())
@@ -517,7 +519,7 @@ class _Copying:
         return os.path.basename(self._planned.target)
 
     def run(self, advance: Advance) -> CheckpointCopy:
-        """Copy it, as far as it isn't there; return what became of it."""
+        """Copy the missing files; return the result."""
         planned, others = self._planned, self._others()
         missing, differing = self._compare(advance)
         if others or (differing and not self._request.force):
@@ -537,18 +539,18 @@ class _Copying:
 
     @property
     def _verifies_arrived(self) -> bool:
-        """Tell whether its copy is verified before it counts: to read it twice from a store takes long."""
+        """Return whether the copy is verified instead of the source, as reading a store twice takes long."""
         source, target = fs.place_of(self._planned.unit.path), fs.place_of(self._planned.target)
         return not source.reads_are_free and target.reads_are_free and self._request.depth == "full"
 
     def _is_unfinished(self) -> bool:
-        """Tell whether a note says that not all is there, or not verified."""
+        """Return whether a note marks the copy as incomplete or unverified."""
         return any(
             target_status(note) is not None and self._name in read_note(note) for note in self._notes()
         )
 
     def _notes(self) -> list[str]:
-        """Return where notes of it may be: beside it, and in a directory."""
+        """Return the possible paths of its notes: next to it, and in its directory."""
         note, beside = self._planned.note, os.path.join(os.path.dirname(self._planned.target), COPYING)
         return [] if note is None else list(dict.fromkeys((beside, note)))
 
@@ -564,7 +566,7 @@ class _Copying:
         return missing, differing
 
     def _others(self) -> list[str]:
-        """Return what the destination holds in the checkpoint's directories and the checkpoint doesn't."""
+        """Return the paths in the destination's directories that aren't files of the checkpoint."""
         own = {file.target for file in self._planned.files}
         above = os.path.dirname(self._planned.target)
         tops = {os.path.join(above, name) for name in self._planned.unit.members}
@@ -593,7 +595,7 @@ class _Copying:
     # Sending ----------------------------------------------------------------------------------------
 
     def _send(self, files: Sequence[_File], replaces: bool, advance: Advance) -> None:
-        """Send files in their order; if one changed meanwhile, what makes the checkpoint whole isn't sent."""
+        """Send files in their order; if one changed meanwhile, the commit markers aren't sent."""
         note = self._planned.note
         if note is not None:
             change_note(note, lambda noted: noted.update({self._name: self._planned.noted}))
@@ -612,7 +614,7 @@ class _Copying:
             change_note(one, lambda noted: noted.pop(self._name, None))
 
     def _verify_arrived(self, files: Sequence[_File], advance: Advance) -> None:
-        """Verify what arrived, while a note beside says that it doesn't count yet; remove it if bad."""
+        """Verify the copy while a note marks it as incomplete; remove it if it is damaged."""
         beside, *inside = self._notes()
         change_note(beside, lambda noted: noted.update({self._name: self._planned.members}))
         for one in inside:
@@ -633,7 +635,7 @@ class _Copying:
         return any(file.rank[:2]) or file.target == self._planned.target
 
     def _withdraw_markers(self) -> None:
-        """Remove what makes the checkpoint whole that is replaced: while it is mixed, it is none."""
+        """Remove the commit markers of the old checkpoint: while files are mixed, there must be none."""
         for file, status in self._there.items():
             if status is not None and is_commit_marker(os.path.basename(file.path)):
                 remove_file(file.target, status)

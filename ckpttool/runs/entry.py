@@ -47,7 +47,9 @@ Position = tuple[float | str | None, ...]
 
 
 class Save(NamedTuple):
-    """All that a run wrote for one step, which is told by the name of its first part, without its numbers."""
+    """Key of a save, the files that a run writes for one step: the blanked name of its first part, and
+    numbers.
+    """
 
     run: str
     position: Position
@@ -55,7 +57,7 @@ class Save(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StatePart:
-    """What of a checkpoint only a training that goes on needs: optimizer, scheduler, random states.
+    """Part of a checkpoint that is only needed to resume: optimizer, scheduler, random states.
 
     Attributes:
         nbytes: How many bytes it takes, of a file about.
@@ -141,22 +143,22 @@ class Entry:
 
     @property
     def is_sound(self) -> bool:
-        """Tell whether it opens, is complete, and nothing is wrong in its structure."""
+        """Return whether it opens, is complete, and has no fault in its structure."""
         return self.fault is None
 
     @property
     def holds_state(self) -> bool:
-        """Tell whether it holds training state beside weights, and more than a trifle."""
+        """Return whether it holds weights, and at least 1 % of training state."""
         return self.has_weights and self.state.nbytes * 100 >= max(self.nbytes, 1)
 
     @property
     def is_incomplete(self) -> bool:
-        """Tell whether a part is missing, as if its save had been cut short."""
+        """Return whether a part is missing, as after an interrupted save."""
         return self.fault is not None and self.fault.code is Code.INCOMPLETE
 
     @property
     def directory(self) -> str:
-        """Return the directory that it lies in."""
+        """Return the directory that contains it."""
         return os.path.dirname(self.unit.path) or os.curdir
 
     @property
@@ -166,7 +168,7 @@ class Entry:
 
     @property
     def is_unchanged(self) -> bool:
-        """Tell whether its files are now what they were when it was looked at."""
+        """Return whether its files are the same as at the look."""
         try:
             return contents(self.directory, self.unit.members).is_same_as(self.contents)
         except OSError:  # it has vanished, or can't be looked at any more
@@ -174,7 +176,7 @@ class Entry:
 
     @property
     def is_step_directory(self) -> bool:
-        """Tell whether it is a directory for one save, of which every file stands for all of it."""
+        """Return whether it is a directory for one save, so that a path of any file in it means all of it."""
         return isinstance(self.unit.format, StepDirectory)
 
     @property
@@ -190,12 +192,12 @@ class Entry:
 
     @property
     def is_link(self) -> bool:
-        """Tell whether a part of it is a symlink: its bytes lie elsewhere."""
+        """Return whether a part of it is a symlink."""
         return not self.contents.symlinks.isdisjoint(self.unit.members)
 
     @property
     def foreign_files(self) -> tuple[str, ...]:
-        """Return what goes with a checkpoint and isn't its own, by its names in the checkpoint's directory.
+        """Return names in the checkpoint's directory that aren't its own files, but would be removed with it.
 
         A directory ends with a slash, and stands for all that lies in it. Of formats that allow whatever
         name, only results can be told.
@@ -216,7 +218,7 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of its own files, without the manifests that lie beside or in it.
+        """Return the bytes of its own files, without manifests.
 
         Of what is a symlink those count that it leads to, though none of them is ever freed.
         """
@@ -224,7 +226,7 @@ class Entry:
 
     @property
     def files(self) -> int:
-        """Return the number of its own files, without the manifests that lie beside or in it."""
+        """Return the number of its own files, without manifests."""
         return len(self._saved.files)
 
     @property
@@ -290,13 +292,13 @@ def _state_files(
 
 
 def _names_of_files(tensors: Sequence[Tensor], directory: str) -> set[str]:
-    """Return the paths of the files that tensors lie in, relative to a directory."""
+    """Return the paths of the files that hold tensors, relative to a directory."""
     places = (tensor.storage or tensor.extent for tensor in tensors)
     return {os.path.relpath(file, directory) for file in {place.file for place in places if place}}
 
 
 def _nbytes(tensors: Sequence[Tensor]) -> int:
-    """Return the bytes that tensors lie in; what several are views of counts once."""
+    """Return the bytes of tensors; storage that several views share counts once."""
     owned = [tensor for tensor in tensors if tensor.shares_with is None]
     stored = {tensor.storage: tensor.storage.nbytes for tensor in owned if tensor.storage is not None}
     return sum(stored.values()) + sum(tensor.nbytes for tensor in owned if tensor.storage is None)

@@ -13,7 +13,7 @@ from ckpttool.storage import fs
 
 @dataclass(frozen=True, slots=True)
 class ChosenCheckpoint:
-    """The checkpoint that stands for a path, how many others are there, and which journals wait there."""
+    """Checkpoint that a path means, the number of others in the directory, and pending journals."""
 
     path: str
     others: int
@@ -22,7 +22,7 @@ class ChosenCheckpoint:
 
 
 def newest_in(path: str) -> ChosenCheckpoint:
-    """Return the checkpoint that a path stands for: itself, or the newest in the directory.
+    """Return the checkpoint that a path means: itself, or the newest in the directory.
 
     What lies in the directory comes before what lies deeper.
     """
@@ -53,7 +53,7 @@ def newest_in(path: str) -> ChosenCheckpoint:
 
 
 def inspect(path: str | os.PathLike[str], *, filter: str | None = None, stats: bool = False) -> Inspection:
-    """Return what a checkpoint is.
+    """Return facts about a checkpoint.
 
     Args:
         path: A file, directory or index; of a directory of several checkpoints, the newest.

@@ -1,198 +1,38 @@
-"""Chooses the checkpoint to resume from: the newest that is intact, or the best by a metric."""
+"""``latest``: the checkpoint to resume from, in one directory or several, once writers have finished."""
 
 from __future__ import annotations
 
-import math
 import os
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import chain
-from typing import Any
 
-from ckpttool.core.checkpoint import Granularity
 from ckpttool.core.errors import (
     AccessDenied,
-    CheckpointError,
-    NotACheckpoint,
     NotFound,
-    UsageError,
-    from_os_error,
 )
 from ckpttool.core.options import (
-    EXECUTION_PANEL,
-    SELECTION_PANEL,
     Depth,
     Mode,
-    jobs_option,
-    mode_option,
-    option,
 )
-from ckpttool.core.result import Result, document_of
-from ckpttool.core.text import counted, seconds
 from ckpttool.formats import suffix_format
-from ckpttool.formats.opening import open_unit
-from ckpttool.ops.resume import ResumeLevel, ResumeVerdict, resume_verdict
 from ckpttool.runs.entry import Entry
 from ckpttool.runs.look import FullReader, Progress, no_progress
-from ckpttool.runs.modes import check_mode, resolve_mode
-from ckpttool.runs.pointers.kinds import BEING_WRITTEN
-from ckpttool.runs.pointers.search import temporary_for
-from ckpttool.runs.reasons import Code, Reason, code_of, fault
-from ckpttool.runs.retention.rules import is_carried_on
-from ckpttool.runs.saves import parts_of, series_of_saves
-from ckpttool.runs.scope import Scope
-from ckpttool.runs.series import is_flat, newest_first, tiers
-from ckpttool.runs.survey import Survey, nothing_in, survey_directory
+from ckpttool.runs.modes import resolve_mode
+from ckpttool.runs.resume_choice import Latest, LatestQuery, LatestSearch, SearchAnswer
+from ckpttool.runs.series import Group, newest_first
+from ckpttool.runs.survey import Survey
 from ckpttool.runs.writers import (
-    GONE_SECONDS,
-    MOMENTS,
     POLL_SECONDS,
     SYSTEM,
     Tell,
-    UnfinishedSave,
     Watch,
-    temporary_saves,
-    written_inside,
 )
 from ckpttool.storage import fs
-from ckpttool.transaction.paths import Problem, bare, shown
-
-NO_STEP = "its step is unknown"
-WORTH_WAITING = frozenset({Code.INCOMPLETE, Code.DAMAGED, Code.BEING_WRITTEN})
-"""What is wrong with a checkpoint that its writer may still mend."""
-
-_UNFINISHED = frozenset({Code.INCOMPLETE, Code.BEING_WRITTEN})
-"""What is wrong with a save that was never finished."""
+from ckpttool.transaction.paths import shown
 
 _MAX_LOOKS = 20
 """How often a directory is looked at in which checkpoints are renamed or removed meanwhile."""
-
-_MAX_RIVALS = 3
-"""More names than that nobody reads in one line."""
-
-
-_OF_ENTRY = ("epoch", "step", "safety")
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Latest(Result):
-    """The newest intact checkpoint, or why there is none; ``passed_over`` were newer, or better.
-
-    ``waited`` seconds went by while somebody wrote ``waited_for``; ``best`` is the metric that was asked for.
-    ``none_yet`` tells that nothing is there but perhaps one unfinished save, as before a run's first job.
-    ``resume`` says how a training resumes from it; None in a store, unless that was asked for.
-    """
-
-    entry: Entry | None
-    reason: str | None = None
-    passed_over: tuple[Problem, ...] = ()
-    warnings: tuple[str, ...] = ()
-    journals: tuple[str, ...] = ()
-    waited: float = 0.0
-    waited_for: tuple[str, ...] = ()
-    best: str | None = None
-    none_yet: bool = False
-    resume: ResumeVerdict | None = None
-
-    @property
-    def summary(self) -> str:
-        """Return it in a few words."""
-        return self.path or f"none: {self.reason or 'no checkpoint'}"
-
-    @property
-    def path(self) -> str | None:
-        """Return the path of the checkpoint, or None where there is none."""
-        return None if self.entry is None else self.entry.path
-
-    @property
-    def value(self) -> float | None:
-        """Return what the checkpoint was measured at, or None where nobody asked for it."""
-        return None if self.entry is None or self.best is None else comparable_value(self.entry, self.best)
-
-    def document(self) -> dict[str, Any]:
-        document = {
-            "schema": "ckpttool.latest/1",
-            "path": self.path,
-            **document_of(self, *_OF_ENTRY, "resume", names={name: f"entry.{name}" for name in _OF_ENTRY}),
-            "passed_over": [{"path": one.path, "why": one.message} for one in self.passed_over],
-        }
-        if self.best is not None:
-            document |= document_of(self, "best", "value")
-        if self.waited_for:
-            document |= {"waited": round(self.waited, 3), "waited_for": [*self.waited_for]}
-        return document
-
-
-def _step(text: str) -> int:
-    """Return a step; a round one may be written as ``1e5``."""
-    with suppress(ValueError):
-        step = float(text)
-        if step.is_integer() and step >= 0:
-            return int(text) if text.isdecimal() else int(step)
-    raise UsageError(f"--before {text}: no step (a whole number from 0 on)")
-
-
-_selection = partial(option, panel=SELECTION_PANEL)
-_execution = partial(option, panel=EXECUTION_PANEL)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatestQuery(Scope):
-    """Which checkpoint is wanted.
-
-    Attributes:
-        best: Name of a metric whose best is wanted; None for the newest.
-        before: The step before which it has to be saved.
-        depth: Whether intact means every byte of the answer, or its structure.
-        wait: Seconds to wait for a writer that is at a checkpoint that would come first.
-        missing_ok: Whether the directory may be missing, as before a run's first job.
-        jobs: Number of threads.
-    """
-
-    best: str | None = _selection(
-        "--best",
-        metavar="METRIC",
-        complete="metric",
-        help="Print the checkpoint with the best METRIC instead.",
-    )
-    mode: Mode | None = mode_option(SELECTION_PANEL)
-    before: int | None = _selection(
-        "--before", metavar="STEP", help="Print the newest saved before this step.", parse=_step
-    )
-    allow_unsafe: bool = _selection(
-        "--allow-unsafe", help="Also accept a checkpoint that runs code when loaded.", default=False
-    )
-    resume_exact: bool = _selection(
-        "--resume-exact",
-        help="Accept only checkpoints from which a training resumes exactly.",
-        default=False,
-    )
-    depth: Depth = _execution(
-        "--verify",
-        help="Check only the structure of the result, or every byte. [default: full]",
-        default="full",
-    )
-    wait: float = _execution(
-        "--wait",
-        metavar="TIME",
-        help="Wait up to TIME (60 seconds, or 2m) until the newest is written.",
-        parse=partial(seconds, is_lenient=True),
-        default=0,
-    )
-    missing_ok: bool = _execution(
-        "--missing-ok",
-        help="If there is no checkpoint yet, print nothing and exit with 0.",
-        default=False,
-    )
-    jobs: int | None = jobs_option()
-
-    def __post_init__(self) -> None:
-        if self.mode is not None and self.best is None:
-            raise UsageError("--mode goes with --best METRIC")
-        check_mode(self.mode)
 
 
 def latest(
@@ -270,7 +110,7 @@ def find_latest(
     refused: frozenset[str] = frozenset()
     looks = 0
     while True:
-        search = _Search(directory, query, clock.time(), refused, frozenset(watch.writing), reader)
+        search = LatestSearch(directory, query, clock.time(), refused, frozenset(watch.writing), reader)
         surveyed = search.survey()
         # Reading takes long: as long as somebody writes what would come first, it would be in vain.
         look = search.look(surveyed, reads=not query.wait)
@@ -300,220 +140,91 @@ def find_latest(
         return replace(look.latest, waited=watch.waited, waited_for=waited_for, best=query.best)
 
 
-@dataclass(frozen=True, slots=True)
-class _LookAnswer:
-    """What one look at a directory came to.
+def latest_of(
+    directories: Sequence[str | os.PathLike[str]],
+    query: LatestQuery,
+    *,
+    tell: Tell | None = None,
+    progress: Progress | None = None,
+) -> Latest:
+    """Return the newest intact checkpoint of several directories; of equals, that of the first directory.
 
-    Attributes:
-        latest: The answer.
-        unsettled: What may become a better one.
-        quiet: The same, where its time says that nobody is at it; a server's clock may be wrong.
-        unreadable: What nobody could look at, and why.
-        unsafe: What would have been chosen, were it not unsafe.
-        passed: What came before the one that was chosen.
+    Only what may be the answer is read in full. A directory that doesn't exist has none, unless all don't.
+
+    Args:
+        directories: Where they lie; the nearest first.
+
+    Raises:
+        NotFound: No directory exists.
+        CheckpointError: One of them can't be looked at: nobody knows then which is the newest.
     """
-
-    latest: Latest
-    unsettled: Sequence[UnfinishedSave] = ()
-    quiet: Sequence[UnfinishedSave] = ()
-    unreadable: Sequence[tuple[str, str]] = ()
-    unsafe: Sequence[Entry] = ()
-    passed: Sequence[Entry] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Search:
-    """One look at a directory: what is there at a time, and which of it is wanted."""
-
-    directory: str | os.PathLike[str]
-    query: LatestQuery
-    now: float
-    refused: frozenset[str]
-    writing: frozenset[str] = frozenset()
-    reader: FullReader | None = None
-
-    def survey(self) -> Survey | NotFound:
-        """Return what is there now, or that the directory isn't."""
-        fs.refresh(os.fspath(self.directory))
+    find = partial(find_latest, tell=tell, progress=progress)
+    if len(directories) == 1:
+        return find(os.fspath(directories[0]), query)
+    found: dict[str, Latest] = {}
+    missing: list[NotFound] = []
+    for directory in dict.fromkeys(os.fspath(path) for path in directories):
+        left = max(query.wait - sum(one.waited for one in found.values()), 0)
         try:
-            return survey_directory(self.directory, self.query)
+            found[directory] = find(directory, replace(query, depth="quick", wait=left))
         except NotFound as error:
-            if fs.lexists(os.fspath(self.directory)):  # a log isn't there, which tells nothing of checkpoints
-                raise
-            # One that was never made is no error: but no link on the way may lead nowhere.
-            path = bare(os.fspath(self.directory))
-            while path and not fs.lexists(path):
-                path = os.path.dirname(path)
-            if path and not fs.exists(path):
-                raise from_os_error(FileNotFoundError(), path) from error
-            return error
-
-    def look(self, surveyed: Survey | NotFound, *, reads: bool) -> _LookAnswer:
-        """Return the answer, and what may become a better one."""
-        if isinstance(surveyed, NotFound):
-            return _LookAnswer(Latest(None, f"{surveyed.path}: {surveyed.reason}", none_yet=True))
-        query = self.query
-        surveyed = surveyed._replace(groups=series_of_saves(surveyed.groups))
-        chosen, passed = self._choice(surveyed, reads=reads)
-        if chosen is not None and query.best is None:
-            _require_newer(surveyed, chosen)
-        known = {entry.path for entry, _ in passed}
-        unsound = [
-            (entry, entry.fault)
-            for entry in _without_sound(surveyed)
-            if entry.path not in known and entry.fault
-        ]
-        unsettled = list(self._unsettled_better(surveyed, chosen, passed, unsound))
-        if chosen is not None:
-            passed += unsound
-            lacking = _newer_but_lacking(surveyed, chosen, query.before) if query.best is None else ()
-            passed += [(entry, why) for entry, why in lacking if entry.path not in known]
-        saves = surveyed.entries
-        is_begun = [one.fault is not None and code_of(one.fault) in _UNFINISHED for one in saves] in (
-            [],
-            [True],
-        )
-        none_yet = is_begun and not surveyed.journals
-        return _LookAnswer(
-            replace(self._answer(surveyed, chosen, passed), none_yet=none_yet),
-            [save for save in unsettled if self._is_recent(save)],
-            [save for save in unsettled if not self._is_recent(save)],
-            _unreadable_paths(surveyed, passed),
-            [entry for entry, why in passed if code_of(why) is Code.UNSAFE],
-            [entry for entry, _ in passed],
-        )
-
-    def _choice(self, surveyed: Survey, *, reads: bool) -> tuple[Entry | None, list[tuple[Entry, str]]]:
-        """Return the first that nothing is wrong with, and what came before it, with its fault."""
-        passed = [(entry, NO_STEP) for entry in reversed(surveyed.entries) if self._lacks_step(entry)]
-        for entry in self._candidates(surveyed):
-            fault = self._fault(entry)
-            if fault is None and self.reader is not None:
-                # NaN beside its weights, in an optimizer's state or a single value, spoils none, as in prune.
-                read = self.reader.read(entry) if reads else self.reader.recall(entry)
-                fault = None if read is None else read.damage
-            if fault is None and self.query.resume_exact:
-                fault = _inexact(entry)
-            if fault is None:
-                return entry, passed
-            passed.append((entry, fault))
-        return None, passed
-
-    def _candidates(self, surveyed: Survey) -> Iterator[Entry]:
-        """Yield checkpoints, the most wanted first; a run's own directory stands back behind those in it."""
-        best = self.query.best
-        if best is None:
-            yield from newest_first(surveyed.groups, self._may_be_chosen)
-            return
-        if all(entry.recorded_metric(best) is None for entry in surveyed.entries):
-            return
-        mode = resolve_mode(best, self.query.mode, "--best")
-        sign = 1 if mode == "min" else -1
-        by_value: dict[float, dict[str, list[Entry]]] = defaultdict(lambda: defaultdict(list))
-        for entry in filter(self._may_be_chosen, surveyed.entries):
-            if (value := comparable_value(entry, best)) is not None:
-                by_value[sign * value if math.isfinite(value) else math.inf][entry.group].append(entry)
-        carried_on: set[str] = set()
-        for group in surveyed.groups:
-            values = (comparable_value(entry, best) for entry in filter(self._may_be_chosen, group.entries))
-            if is_carried_on(best, [value for value in values if value is not None], mode):
-                carried_on.add(group.key)
-        for _, series in sorted(by_value.items()):
-            yield from _newest_of(surveyed, series, carried_on)
-
-    def _may_be_chosen(self, entry: Entry) -> bool:
-        return self._is_before(entry.step) and not entry.holds_others and not self._lacks_step(entry)
-
-    def _is_before(self, step: int | None) -> bool:
-        """Tell whether a step comes before the one that is wanted, or may."""
-        return self.query.before is None or step is None or step < self.query.before
-
-    def _lacks_step(self, entry: Entry) -> bool:
-        """Tell whether nobody knows if a checkpoint was saved before the step that is wanted."""
-        return self.query.before is not None and entry.step is None and entry.is_sound
-
-    def _fault(self, entry: Entry) -> Reason | None:
-        if entry.fault is not None:
-            return entry.fault
-        parts = parts_of(entry)
-        if any(temporary_for(part.name) is not None for part in parts):
-            return BEING_WRITTEN
-        if any(part.path in self.refused for part in parts):
-            return Reason(Code.BEING_WRITTEN, "being written: it changed while it was waited for")
-        fault = next(filter(None, (written_inside(part, self.now) for part in parts)), None)
-        if fault is None and not self.query.allow_unsafe:
-            return _unsafe(entry)
-        return fault
-
-    def _unsettled_better(
-        self,
-        surveyed: Survey,
-        chosen: Entry | None,
-        passed: Sequence[tuple[Entry, str]],
-        unsound: Sequence[tuple[Entry, str]],
-    ) -> Iterator[UnfinishedSave]:
-        """Yield what a writer may still be at that would come before the one that was chosen."""
-        paths = set()
-        no_value = [(entry, entry.fault) for entry in surveyed.entries if self.query.best and entry.fault]
-        for entry, why in (*passed, *unsound, *no_value):
-            is_waited_for = code_of(why) in WORTH_WAITING
-            if is_waited_for and entry.path not in paths and self._is_before(entry.step):
-                paths.add(entry.path)
-                yield from (_unsettled_entry(part, why) for part in parts_of(entry))
-        for part in () if chosen is None else parts_of(chosen):
-            if self._age(part.modified_ns) < GONE_SECONDS or part.path in self.writing:
-                yield _unsettled_entry(part, "it was changed a moment ago", is_whole=True)
-        for step, save in temporary_saves(surveyed, self.query.exclude):
-            if save.path not in paths and self._is_before(step):
-                yield save
-
-    def _is_recent(self, save: UnfinishedSave) -> bool:
-        return self._age(save.modified_ns) < (2 * MOMENTS if save.is_whole else GONE_SECONDS)
-
-    def _age(self, modified_ns: int) -> float:
-        return self.now - modified_ns / 1e9
-
-    def _answer(self, surveyed: Survey, chosen: Entry | None, passed: Sequence[tuple[Entry, str]]) -> Latest:
-        query = self.query
-        errors = [Problem(shown(error.path), error.reason) for error in surveyed.errors]
-        problems = (*errors, *(Problem(entry.path, fault) for entry, fault in passed))
-        if chosen is None:
-            why = _reason_for_none(surveyed, query)
-            return Latest(None, why, problems, surveyed.remarks, surveyed.journals)
-        danger = [f"{chosen.path}: {_unsafe(chosen)}"] if chosen.danger else []
-        doubts = _choice_warnings(surveyed, chosen, query.best, {entry.path for entry, _ in passed})
-        warnings = (*danger, *surveyed.remarks, *doubts, *_unmeasured_warnings(surveyed, query.best))
-        resume = None
-        if query.resume_exact or fs.place_of(chosen.path).reads_are_free:
-            with suppress(CheckpointError):  # whoever loads it learns that it has just gone
-                resume = _resume_of(chosen)
-        return Latest(chosen, None, problems, warnings, surveyed.journals, resume=resume)
+            missing.append(error)
+    if not found:
+        raise missing[0]
+    read: dict[str, Latest] = {}
+    while True:
+        first = _first({**found, **read}, query)
+        if first is None or first in read or query.depth == "quick":
+            return _joined({**found, **read}, first)
+        read[first] = find(first, replace(query, depth="full", wait=0))
 
 
-def _unsafe(entry: Entry) -> Reason | None:
-    """Return why nobody resumes from a checkpoint unasked; the user's own classes make none unsafe."""
-    return fault(Code.UNSAFE, entry.danger) if entry.danger else None
+def _first(found: Mapping[str, Latest], query: LatestQuery) -> str | None:
+    """Return the directory that has the newest, or the best; None where none has one."""
+    entries = {directory: one.entry for directory, one in found.items() if one.entry is not None}
+    if query.best is not None:
+        sign = 1 if resolve_mode(query.best, query.mode, "--best") == "min" else -1
+        values = {directory: sign * (found[directory].value or 0.0) for directory in entries}
+        entries = {name: one for name, one in entries.items() if values[name] == min(values.values())}
+    groups: list[Group] = []
+    for directory, entry in entries.items():
+        if not any(_is_same_save(entry, group.entries[0]) for group in groups):
+            groups.append(Group(directory, (replace(entry, run=""),)))  # a run has several places here
+    newest = next(newest_first(groups), None)
+    return next((group.key for group in groups if group.entries[0] is newest), None)
 
 
-def _inexact(entry: Entry) -> Reason | None:
-    """Return why a training doesn't resume exactly from a checkpoint, or None where it does."""
-    try:
-        verdict = _resume_of(entry)
-    except CheckpointError as failure:
-        return fault(Code.UNREADABLE, failure.reason)
-    if verdict.level is ResumeLevel.EXACT:
-        return None
-    return Reason(Code.INEXACT, f"it doesn't resume exactly: {verdict.shortcoming}")
+def _identity(entry: Entry) -> tuple[object, ...]:
+    return entry.epoch, entry.step, entry.granularity, entry.signature
 
 
-def _resume_of(entry: Entry) -> ResumeVerdict:
-    assert entry.unit.format is not None  # it was looked at, and is sound
-    with open_unit(entry.unit.format, entry.unit) as checkpoint:
-        return resume_verdict(checkpoint)
+def _is_same_save(entry: Entry, other: Entry) -> bool:
+    """Return whether two checkpoints are copies of one save."""
+    if _identity(entry) != _identity(other):
+        return False
+    is_counted = entry.epoch is not None or entry.step is not None
+    return is_counted or (entry.name, entry.nbytes) == (other.name, other.nbytes)
 
 
-def _vanished(surveyed: Survey | NotFound, look: _LookAnswer) -> list[str]:
-    """Return what was renamed or removed since it was listed, and could be the answer.
+def _joined(found: Mapping[str, Latest], first: str | None) -> Latest:
+    """Return the answer of one directory, with the problems and warnings of all."""
+    answer = found[first] if first is not None else next(iter(found.values()))
+    everything = list(found.values())
+    reasons = [one.reason for one in everything if one.reason is not None]
+    return replace(
+        answer,
+        reason=None if answer.entry is not None else "; ".join(reasons),
+        passed_over=tuple(problem for one in everything for problem in one.passed_over),
+        warnings=tuple(dict.fromkeys(warning for one in everything for warning in one.warnings)),
+        journals=tuple(path for one in everything for path in one.journals),
+        waited=sum(one.waited for one in everything),
+        waited_for=tuple(path for one in everything for path in one.waited_for),
+        none_yet=all(one.none_yet for one in everything),
+    )
+
+
+def _vanished(surveyed: Survey | NotFound, look: SearchAnswer) -> list[str]:
+    """Return paths that were renamed or removed since they were listed, and could be the answer.
 
     What was sound and older may go: a training removes such. So may a file that nobody would take for a
     checkpoint by its name, unless nothing else is there.
@@ -536,94 +247,13 @@ def _require_rest(root: str, looks: int, vanished: Sequence[str]) -> None:
 
 
 def _has_name_of_save(path: str) -> bool:
-    """Tell whether a checkpoint may be called so: it has a number, or a checkpoint's suffix."""
+    """Return whether a name may be that of a checkpoint: it has a number, or a checkpoint's suffix."""
     name = os.path.basename(path)
     return suffix_format(name) is not None or any(map(str.isdigit, name))
 
 
-def _newest_of(
-    surveyed: Survey, series: Mapping[str, Sequence[Entry]], carried_on: Collection[str]
-) -> Iterator[Entry]:
-    """Yield equally good checkpoints, the newest first; of a series that carries a metric on the oldest."""
-    turns = {
-        key: iter(entries if key in carried_on else reversed(entries)) for key, entries in series.items()
-    }
-    if len(turns) == 1:
-        yield from chain.from_iterable(turns.values())
-        return
-    paths = {entry.path for entries in series.values() for entry in entries}
-    for entry in newest_first(surveyed.groups, lambda entry: entry.path in paths):
-        yield next(turns[entry.group])
-
-
-def _require_newer(surveyed: Survey, chosen: Entry) -> None:
-    """Require that something says that a choice is newer than what other runs end with."""
-    tier = next(tier for tier in tiers(surveyed.groups) if any(one.key == chosen.group for one in tier))
-    own = next(group.entries for group in tier if group.key == chosen.group)
-    for group in tier:
-        newest = next((entry for entry in reversed(group.entries) if entry.is_sound), chosen)
-        is_dated = newest.saved_at is not None and chosen.saved_at is not None
-        if newest.run != chosen.run and not is_dated and is_flat([*own, *group.entries]):
-            why = "they are of different runs and were written within a minute, as by a copy"
-            raise UsageError(
-                f"{chosen.path} or {newest.path}? {why}, so nothing says which is newer (name one of them)"
-            )
-
-
-def _unsettled_entry(entry: Entry, why: str, *, is_whole: bool = False) -> UnfinishedSave:
-    return UnfinishedSave(
-        entry.path,
-        why,
-        entry.directory,
-        entry.unit.members,
-        entry.contents.files,
-        is_whole,
-        entry.modified_ns,
-    )
-
-
-def _without_sound(surveyed: Survey) -> Iterator[Entry]:
-    """Yield series of which nothing is sound, from the newest on: nobody can tell that they are older."""
-    for group in surveyed.groups:
-        if not any(entry.is_sound for entry in group.entries):
-            yield from reversed(group.entries)
-
-
-def _newer_but_lacking(surveyed: Survey, chosen: Entry, before: int | None) -> Iterator[tuple[Entry, str]]:
-    """Yield what is intact and newer than a choice, and what it lacks: a training can't go on from it."""
-    lacking: list[tuple[Entry, str]] = []
-    for entry in surveyed.entries:
-        is_wanted = before is None or entry.step is None or entry.step < before
-        if entry.step is not None and chosen.step is not None:
-            is_newer = entry.step > chosen.step
-        else:
-            is_newer = entry.epoch is not None and chosen.epoch is not None and entry.epoch > chosen.epoch
-        if not is_wanted or not is_newer or not entry.is_sound or entry.holds_others:
-            continue
-        if not entry.has_weights:
-            if chosen.has_weights:
-                lacking.append((entry, "it is newer, but without weights"))
-        elif chosen.granularity is Granularity.FULL and entry.granularity is not Granularity.FULL:
-            lacking.append((entry, "it is newer, but weights alone, without an optimizer's state"))
-
-    def age(one: tuple[Entry, str]) -> tuple[float, float, int]:
-        entry, _ = one
-        return entry.epoch or 0, entry.step or 0, entry.modified_ns
-
-    yield from sorted(lacking, key=age, reverse=True)
-
-
-def _unreadable_paths(surveyed: Survey, passed: Sequence[tuple[Entry, str]]) -> tuple[tuple[str, str], ...]:
-    """Return what nobody could look at, and why: that there is none can't be said then."""
-    errors = [error for error in surveyed.errors if not isinstance(error, NotFound | NotACheckpoint)]
-    faults: dict[str, str] = {entry.path: entry.fault for entry in surveyed.entries if entry.fault}
-    faults |= {entry.path: why for entry, why in passed}
-    unread = [(path, why) for path, why in faults.items() if code_of(why) is Code.UNREADABLE]
-    return (*((shown(error.path), error.reason) for error in errors), *unread)
-
-
 def _unreadable_error(root: str, paths: Sequence[tuple[str, str]]) -> AccessDenied:
-    """Return the error that says that nobody can tell whether there is one."""
+    """Return the error for a search without a result in which not everything could be read."""
     path, why = paths[0]
     others = f" (and {len(paths) - 1:,} more)" if len(paths) > 1 else ""
     problem = "no checkpoint to resume from was found, and not all could be looked at"
@@ -631,66 +261,7 @@ def _unreadable_error(root: str, paths: Sequence[tuple[str, str]]) -> AccessDeni
 
 
 def _none_safe_error(root: str, unsafe: Sequence[Entry]) -> AccessDenied:
-    """Return the error that says that only unsafe ones are there: nobody is to begin anew for that."""
+    """Return the error for a search with only unsafe results: training must not start anew for that."""
     others = f"; so are {len(unsafe) - 1:,} more" if len(unsafe) > 1 else ""
     problem = f"no checkpoint is safe to resume from: {unsafe[0].path}: unsafe: {unsafe[0].danger}{others}"
     return AccessDenied(shown(root), problem, expected="--allow-unsafe takes it all the same")
-
-
-def _reason_for_none(surveyed: Survey, query: LatestQuery) -> str:
-    """Return why there is no answer."""
-    root, count = surveyed.root, len(surveyed.entries)
-    best, before = query.best, query.before
-    if not count:
-        return f"{root}: {nothing_in(root, recursive=query.recursive)}"
-    sound = [entry for entry in surveyed.entries if entry.is_sound]
-    if best is not None and sound and all(comparable_value(entry, best) is None for entry in sound):
-        names = sorted({name for entry in sound for name in entry.metrics})
-        if "loss" not in names and any(entry.loss is not None for entry in sound):
-            names.append("loss")
-        there = f" (there is {', '.join(names)})" if names else ""
-        return f"{root}: no checkpoint with a metric {best!r}{there}"
-    if query.resume_exact and sound:
-        return f"{root}: no intact checkpoint from which a training resumes exactly"
-    if before is not None and sound:
-        return f"{root}: no intact checkpoint before step {before}"
-    if count == 1:
-        return f"{root}: its only checkpoint is not intact"
-    return f"{root}: none of {count:,} checkpoints is intact"
-
-
-def _choice_warnings(
-    surveyed: Survey, chosen: Entry, best: str | None, passed: Collection[str]
-) -> tuple[str, ...]:
-    """Return what is doubtful about a choice: the order of its series, and other series as good."""
-    warnings = [
-        warning for group in surveyed.groups if group.key == chosen.group for warning in group.warnings
-    ]
-    for tier in tiers(surveyed.groups):
-        rivals = sorted(
-            group.key
-            for group in tier
-            if any(
-                entry.is_sound and not entry.holds_others and entry.path not in passed
-                for entry in group.entries
-            )
-        )
-        if best is None and len(rivals) > 1 and chosen.group in rivals:
-            others = [key for key in rivals if key != chosen.group]
-            names = ", ".join(others[:_MAX_RIVALS]) + (", …" if len(others) > _MAX_RIVALS else "")
-            warnings.append(f"found {len(rivals)} series; using {chosen.group} (also: {names})")
-    return tuple(warnings)
-
-
-def _unmeasured_warnings(surveyed: Survey, best: str | None) -> Iterator[str]:
-    """Yield how many lack the metric."""
-    sound = [entry for entry in surveyed.entries if entry.is_sound and not entry.holds_others]
-    count = sum(best is not None and comparable_value(entry, best) is None for entry in sound)
-    if count:
-        yield f"{surveyed.root}: {count:,} of {counted(len(sound), 'checkpoint')} without a metric {best!r}"
-
-
-def comparable_value(entry: Entry, metric: str) -> float | None:
-    """Return a metric's value where it is known and a number, infinite ones included."""
-    value = entry.recorded_metric(metric)
-    return None if value is None or math.isnan(value) else value

@@ -53,7 +53,7 @@ ORDERS: Mapping[str, SortKey] = {
 
 
 class DirectoryPreview(NamedTuple):
-    """What lies in a directory: who points at it, and what a policy would do with it."""
+    """Survey of a directory, with the protections by pointers and the plan of a policy."""
 
     survey: Survey
     protections: PointerProtections
@@ -63,12 +63,12 @@ class DirectoryPreview(NamedTuple):
 
     @property
     def problems(self) -> list[Problem]:
-        """Return what could not be looked at, or would not be carried out."""
+        """Return the errors of the survey, and refusals of the plan."""
         return [*(Problem(shown(error.path), error.reason) for error in self.survey.errors), *self.refused]
 
     @property
     def warnings(self) -> list[str]:
-        """Return what is doubtful."""
+        """Return the warnings of the survey, pointers and plan."""
         planned = () if self.planned is None else self.planned.warnings
         return list(
             dict.fromkeys([*self.survey.warnings, *self.protections.warnings, *self.uploads, *planned])
@@ -103,7 +103,7 @@ class ListedCheckpoint(NamedTuple):
 
     @property
     def state(self) -> str:
-        """Return in a word what is known of it: ``readable`` was opened, ``intact`` was read in full.
+        """Return its state in a word: ``readable`` was opened, ``intact`` was read in full.
 
         An unsafe one is called so, whatever else is wrong with it.
         """
@@ -142,7 +142,7 @@ class ListedSeries(NamedTuple):
 
     @property
     def format(self) -> str | None:
-        """Return the format of all that are of a known one, or None where there are several."""
+        """Return the common format of the checkpoints whose format is known; None without one."""
         formats = {one.entry.format for one in self.checkpoints} - {None}
         return formats.pop() if len(formats) == 1 else None
 
@@ -327,7 +327,7 @@ def list_checkpoints(
 def preview_directory(
     directory: str, scope: Scope, progress: Progress = no_progress, executor: Executor | None = None
 ) -> DirectoryPreview:
-    """Return what lies in a directory; nothing on disk is changed.
+    """Return the survey, protections and plan of a directory; nothing on disk is changed.
 
     Args:
         scope: What of it is looked at. A ``PruneRequest`` previews what its policy would keep, too.
@@ -440,7 +440,7 @@ def _rows(
     best: str | None,
     mode: Mode | None,
 ) -> list[ListedCheckpoint]:
-    """Return what is told of the checkpoints of one series."""
+    """Return the rows of one series."""
     newest = next((entry.path for entry in reversed(entries) if entry.is_sound), None)
     best_path = _best(entries, best, mode) if len(entries) > 1 else None
     remarks = {directory: remarks_beside(directory) for directory in {entry.directory for entry in entries}}
@@ -462,7 +462,7 @@ def _rows(
 
 
 def _fault_found(entry: Entry, faults: Mapping[str, Reason | None]) -> Reason | None:
-    """Return what reading found wrong with a save, or with a part of it."""
+    """Return the fault that a full read found in a save, or in a part of it."""
     for part in parts_of(entry):
         if (why := faults.get(part.path)) is not None:
             return why if part.path == entry.path else fault_beside(part, why, entry)
@@ -508,7 +508,9 @@ def differing_parameters(runs: Sequence[ListedRun]) -> list[str]:
 
 
 def _best(entries: Sequence[Entry], metric: str | None, mode: Mode | None) -> str | None:
-    """Return the path of the best sound one; of equals the newest, or the oldest of what is carried on."""
+    """Return the path of the best sound checkpoint; of equals the newest, or the oldest of a carried-on
+    metric.
+    """
     if metric is None:
         return None
     sign = 1 if mode == "max" else -1
@@ -523,7 +525,7 @@ def _best(entries: Sequence[Entry], metric: str | None, mode: Mode | None) -> st
 
 
 def _unlisted(survey: Survey, seen: set[str]) -> Iterator[Group]:
-    """Yield the series of a directory without what lies in another one, too, that came before."""
+    """Yield the series of a directory without checkpoints that an earlier directory listed."""
     real = {directory: fs.realpath(directory) for directory in {e.directory for e in survey.entries}}
     paths = {entry.path: os.path.join(real[entry.directory], entry.name) for entry in survey.entries}
     for group in survey.groups:
@@ -534,7 +536,7 @@ def _unlisted(survey: Survey, seen: set[str]) -> Iterator[Group]:
 
 
 def _problems(previews: Sequence[DirectoryPreview], rows: Sequence[ListedCheckpoint]) -> Iterator[Problem]:
-    """Yield what must be looked at, of each path what was told of it first."""
+    """Yield problems of directories and rows; per path, those of the plan come only if there is no other."""
     problems = [problem for preview in previews for problem in preview.problems]
     parts = [part for row in rows for part in (row.entry, *row.entry.parts[1:])]
     problems += [Problem(part.path, part.fault) for part in parts if part.fault]
@@ -577,7 +579,7 @@ def _sort_rows(
 
 
 def sort_key(sort: str | None, entries: Sequence[Entry]) -> SortKey | None:
-    """Return what checkpoints are sorted by, or None for the order in which they come."""
+    """Return the function that gives a checkpoint's sort key, or None for the order of the survey."""
     if sort is None or sort in ORDERS:
         return None if sort is None else ORDERS[sort]
     require_metric(sort, entries, f"there is nothing {sort!r} to sort by", f"{', '.join(ORDERS)}; ")
@@ -585,7 +587,7 @@ def sort_key(sort: str | None, entries: Sequence[Entry]) -> SortKey | None:
 
 
 def require_metric(name: str | None, entries: Sequence[Entry], what: str = "", others: str = "") -> None:
-    """Require that a metric is known of some checkpoint, where there are any."""
+    """Require that some checkpoint has a metric, unless the directory is empty."""
     if name is None or not entries or any(entry.metric(name) is not None for entry in entries):
         return
     known = known_metrics(entries)

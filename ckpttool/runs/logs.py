@@ -76,7 +76,8 @@ class Range:
 
 @dataclass(slots=True)
 class Log:
-    """What was read of a log; of several values at one place the last counts, since a restarted run appends.
+    """Values of a log at some steps and epochs; the last of several at one place counts, as restarted runs
+    append.
 
     Attributes:
         path: The file or directory.
@@ -107,7 +108,7 @@ class Log:
     _kept: int = 0
 
     def add(self, step: Number | None, epoch: Number | None, values: Mapping[str, float]) -> None:
-        """Take what was measured at a step, at an epoch, or at both."""
+        """Add values at a step, at an epoch, or at both."""
         self.counts_both = self.counts_both or (step is not None and epoch is not None)
         by_epoch = self.by_epoch if step is None else self.in_epoch
         for number, known, kept in ((step, self.steps, self.by_step), (epoch, self.epochs, by_epoch)):
@@ -120,7 +121,7 @@ class Log:
                 self.has_bare = True
 
     def add_of_checkpoint(self, name: str, values: Mapping[str, float]) -> None:
-        """Take what was measured at a checkpoint in a directory of this name."""
+        """Add the values of a checkpoint, by the name of its directory."""
         self._keep(self.by_checkpoint.setdefault(name, {}), values)
 
     def _keep(self, kept: dict[str, float], values: Mapping[str, float]) -> None:
@@ -211,7 +212,7 @@ class _CsvHeader:
             raise _no_count_error(path, "no column of its first line")
 
     def is_repeated(self, row: Sequence[str]) -> bool:
-        """Tell whether a row is a header once more: a restarted run may write it, with other columns."""
+        """Return whether a row is another header: a restarted run may write one, with other columns."""
         names = {cell.strip().lower() for cell in row}
         return not names.isdisjoint((*STEPS, *EPOCHS)) and not any(map(_is_number, row))
 
@@ -283,7 +284,7 @@ def read_state(file: BinaryIO, log: Log) -> None:
 
 
 def _json_document(file: BinaryIO, path: str, what: str) -> Any:
-    """Return what a file of JSON holds."""
+    """Return the parsed content of a JSON file."""
     try:
         data = file.read(MAX_STATE + 1)
     except OSError as error:
@@ -419,12 +420,12 @@ _SIGN_BITS = 64
 
 
 def is_event_file(name: str) -> bool:
-    """Tell whether a file's name is that of an event file."""
+    """Return whether a name is that of an event file."""
     return "tfevents" in name
 
 
 def event_files(directory: str) -> list[tuple[str, str]]:
-    """Return the event files in a directory, the oldest name first, each with what its tags begin with.
+    """Return the event files in a directory, the oldest name first, each with the prefix of its tags.
 
     Those in directories inside are told apart, such as Keras's ``train`` and ``validation``.
     """

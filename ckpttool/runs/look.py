@@ -58,7 +58,7 @@ _MOST_LINKS = 40
 def needed_paths(
     unit: Unit, files: Contents, checkpoint: Checkpoint | None, *, all: bool = False
 ) -> tuple[str, ...]:
-    """Return the paths of what a checkpoint needs besides files of its own.
+    """Return the paths that a checkpoint needs besides its own files.
 
     ``checkpoint`` is None where it can't be opened. With ``all``, its own files count, too: since others may
     lie among them.
@@ -108,7 +108,7 @@ def places_on_the_way(path: str, snapshot: Snapshot) -> Iterator[str]:
 
 
 def all_places(paths: Iterable[str], snapshot: Snapshot) -> set[str]:
-    """Return all places that paths lead to or over; what lies in one directory is looked up together."""
+    """Return all places that paths lead to or through; paths in one directory are resolved together."""
     places: set[str] = set()
     real: dict[str, str] = {}
     for path in paths:
@@ -144,7 +144,7 @@ def named_beside(directory: str, real: str, going: Collection[str]) -> dict[str,
 
 
 def who_needs(real: str, contents: Contents, needed: Mapping[str, str]) -> str | None:
-    """Return who needs something of what lies in a directory without symlinks on the way, or None."""
+    """Return the path that needs a file of a checkpoint, or None; ``real`` is its directory's real path."""
     for path in (*(file.path for file in contents.files), *contents.directories):
         if (who := needed.get(os.path.join(real, path))) is not None:
             return who
@@ -152,7 +152,7 @@ def who_needs(real: str, contents: Contents, needed: Mapping[str, str]) -> str |
 
 
 def look_at(unit: Unit, *, holds_others: bool = False) -> Entry | None:
-    """Return a checkpoint's entry, or None where it has vanished. What is wrong with it is in the entry.
+    """Return a checkpoint's entry, with its fault, or None if it has vanished.
 
     It is opened and closed again; no value is read.
     """
@@ -281,14 +281,14 @@ def _structural_fault(checkpoint: Checkpoint) -> Reason | None:
 
 
 def _holds(checkpoint: Checkpoint) -> str:
-    """Return in words what tells checkpoints of one name apart."""
+    """Return a description that distinguishes checkpoints of one name."""
     weights = sum(tensor.role is Role.WEIGHTS for tensor in checkpoint.tensors)
     tensors = counted(weights or len(checkpoint.tensors), "tensor") + (" of weights" if weights else "")
     return f"{checkpoint.granularity.value}, {tensors}, {counted(checkpoint.parameters, 'parameter')}"
 
 
 def _linked_bytes(unit: Unit, files: Contents) -> int | None:
-    """Return the bytes of a checkpoint of which parts are symlinks; None where none is."""
+    """Return the bytes of a checkpoint with symlinks among its parts; None if there is none."""
     if not files.symlinks:
         return None
     directory = os.path.dirname(unit.path)
@@ -310,7 +310,7 @@ def _counts_inside(training: TrainingState) -> tuple[Number | None, int | None]:
 
 
 def _own_loss(training: TrainingState, fields: NameFields) -> float | None:
-    """Return the training loss, unless another metric or an earlier step stands in for it."""
+    """Return the training loss, unless it was taken from another metric or an earlier step."""
     origin = training.origin_of("loss")
     if origin.kind == "name":
         return fields.metrics.get("loss")
@@ -320,7 +320,7 @@ def _own_loss(training: TrainingState, fields: NameFields) -> float | None:
 
 
 def _logged_as(checkpoint: Checkpoint) -> int | None:
-    """Return the step that Lightning's loggers give to what is measured at a checkpoint.
+    """Return the step under which Lightning's loggers record values at a checkpoint.
 
     They count batches from 0. A save at the end of an epoch comes after its last batch was counted, one that
     follows a batch or a validation before that; how many steps the optimizers made says which.
@@ -347,7 +347,7 @@ def _logged_as(checkpoint: Checkpoint) -> int | None:
 
 
 def _first_error(findings: Iterable[Finding]) -> str | None:
-    """Return what the first error says, and where."""
+    """Return the message of the first error, with its place."""
     first = next((one for one in findings if one.severity is Severity.ERROR), None)
     if first is None:
         return None
@@ -375,7 +375,7 @@ def signature(checkpoint: Checkpoint) -> str:
 
 
 def _best_paths(checkpoint: Checkpoint) -> Iterator[str]:
-    """Yield what Lightning's callbacks remember as the best; of ``best_k_models`` only that."""
+    """Yield the best paths that Lightning's callbacks recorded."""
     callbacks = _own_metadata(checkpoint).get("callbacks")
     for state in callbacks.values() if isinstance(callbacks, Mapping) else ():
         best = state.get("best_model_path") if isinstance(state, Mapping) else None
@@ -405,7 +405,7 @@ SPECIAL = ("nan", "infinity")
 
 
 class FullRead(NamedTuple):
-    """What reading all of a checkpoint came to.
+    """Result of reading a checkpoint in full.
 
     Attributes:
         fault: What is wrong with it; None where it is intact, and holds no NaN.
@@ -419,7 +419,7 @@ class FullRead(NamedTuple):
 
 
 class FullReader:
-    """Reads checkpoints in full, each once as long as it stays what it was."""
+    """Reads checkpoints in full, each once while its files are unchanged."""
 
     def __init__(self, jobs: int | None = None, progress: Progress = no_progress) -> None:
         self._jobs = jobs
@@ -427,7 +427,7 @@ class FullReader:
         self._reads: dict[str, tuple[Contents, FullRead]] = {}
 
     def read(self, entry: Entry) -> FullRead:
-        """Return what reading every byte of a checkpoint comes to."""
+        """Return the result of reading a checkpoint in full."""
         if entry.parts:
             parts = [part for part in entry.parts if part.fault is None]  # others it doesn't need
             return _read_of_save(entry, [(part, self.read(part)) for part in parts])
@@ -439,7 +439,7 @@ class FullReader:
         return read
 
     def recall(self, entry: Entry) -> FullRead | None:
-        """Return what it came to, if it was read as it is now."""
+        """Return the cached result for a checkpoint whose files are unchanged; None if there is none."""
         if entry.parts:
             known = [(part, self.recall(part)) for part in entry.parts if part.fault is None]
             reads = [(part, read) for part, read in known if read is not None]
@@ -448,12 +448,12 @@ class FullReader:
         return read if contents == entry.contents else None
 
     def remember(self, entry: Entry, read: FullRead) -> None:
-        """Take note of what somebody else read."""
+        """Store a result that was obtained elsewhere."""
         self._reads[entry.path] = entry.contents, read
 
 
 def read_in_full(entry: Entry, jobs: int | None = None, progress: Progress = no_progress) -> Reason | None:
-    """Return what is wrong with a checkpoint, every byte of which is read; None where it is intact."""
+    """Return the fault that a full read of a checkpoint finds; None if it is intact."""
     return read_all(entry, jobs, progress).fault
 
 
@@ -463,7 +463,7 @@ def read_each_in_full(
     progress: Progress = no_progress,
     executor: Executor | None = None,
 ) -> Iterator[Reason | None]:
-    """Yield what is wrong with each of some checkpoints, of which an executor may read every byte."""
+    """Yield the fault of each checkpoint after a full read, which an executor may do."""
     if executor is None:
         yield from (read_in_full(entry, jobs, progress) for entry in entries)
         return
@@ -478,7 +478,7 @@ def read_each_in_full(
 
 
 def _read_of_save(entry: Entry, reads: Sequence[tuple[Entry, FullRead]]) -> FullRead:
-    """Return what reading the parts of a save comes to."""
+    """Return the result for a save from those for its parts."""
     damages = (
         read.damage if part.path == entry.path else fault_beside(part, read.damage, entry)
         for part, read in reads
@@ -502,7 +502,7 @@ def _read_as_worker(entry: Entry, jobs: int) -> Reason | None:
 
 
 def read_all(entry: Entry, jobs: int | None = None, progress: Progress = no_progress) -> FullRead:
-    """Return what reading every byte of a checkpoint comes to."""
+    """Return the result of reading a checkpoint in full, without a cache."""
     from ckpttool.ops.verify import verify
 
     # A manifest counts, too, unless the checkpoint was written again since it was made.

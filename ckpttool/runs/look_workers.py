@@ -48,7 +48,7 @@ _Task = tuple[int, Sequence[Discovered]]
 
 
 class LookResult(NamedTuple):
-    """What was seen of something found.
+    """Result of looking at a unit or a path.
 
     Attributes:
         unit: The checkpoint; None where a file is none.
@@ -64,7 +64,7 @@ class LookResult(NamedTuple):
 def look_at_all(
     found: Iterable[Discovered], executor: Executor | None = None, advance: Advance = no_advance
 ) -> Sequence[LookResult | CheckpointError | None]:
-    """Return what is seen of all that is found, in its order, while it is being found.
+    """Return the results for everything found, in order; looks start during the search.
 
     None stands for a file by whose path alone it can't be told: it can't be read, or is a part of more.
 
@@ -104,7 +104,9 @@ def _look(done: dict[int, list[LookResult | None]], advance: Advance, task: _Tas
 
 @contextmanager
 def _child(done: dict[int, list[LookResult | None]], advance: Advance) -> Iterator[Callable[[_Task], None]]:
-    """Yield what has a child look at batches; one that is killed gives its batch back."""
+    """Yield a function that has a child process look at a batch; if the child is killed, the batch is
+    returned.
+    """
     try:
         child = Child(__name__)
     except Lost as error:
@@ -147,7 +149,7 @@ def _look_at_batch(batch: Sequence[Discovered]) -> list[LookResult | None]:
 def _look_elsewhere(
     found: Iterable[Discovered], executor: Executor, advance: Advance
 ) -> Iterator[LookResult | CheckpointError | None]:
-    """Yield what an executor sees, under the paths as they were found."""
+    """Yield the results of an executor, under the original paths."""
     given: list[Sequence[Discovered]] = []
 
     def absolute() -> Iterator[Sequence[Discovered]]:
@@ -215,7 +217,7 @@ def _path_of(candidate: Discovered) -> str:
 
 
 def _places_of(candidate: Discovered) -> list[str]:
-    """Return the paths that have to be there for it to be looked at; of a store's, nobody asks."""
+    """Return the paths that a worker must see to look at a candidate; none in a store, where asking costs."""
     if isinstance(candidate, str):
         return [candidate] if fs.place_of(candidate).reads_are_free else []
     unit, _ = candidate
@@ -231,5 +233,5 @@ def _look_as_child(order: tuple[Memory, Sequence[Discovered]]) -> list[LookResul
 
 
 def answers() -> Callable[[tuple[Memory, Sequence[Discovered]]], list[LookResult | None]]:
-    """Return what a child answers orders with."""
+    """Return the function that a child process answers with."""
     return _look_as_child

@@ -57,7 +57,7 @@ def disagreements(entries: Sequence[Entry]) -> Iterator[str]:
 
 
 def _last_decimal(named: float, name: str) -> float:
-    """Return what the last decimal in a name stands for: a whole number may have none, as ``acc_93``."""
+    """Return the value of the last decimal in a name; a whole number may have none, as ``acc_93``."""
     if not math.isfinite(named) or not named.is_integer():
         return 10.0 ** -decimals(named)
     written = re.search(rf"(?<![0-9]){abs(int(named))}\.([0-9]+)", name)
@@ -65,14 +65,14 @@ def _last_decimal(named: float, name: str) -> float:
 
 
 def _rounds_to(named: float, inside: float, unit: float) -> bool:
-    """Tell whether a number is another one as far as its decimals go."""
+    """Return whether a number rounds to another one."""
     if not math.isfinite(named) or not math.isfinite(inside):
         return agree(named, inside)
     return abs(named - inside) <= max(0.501 * unit, 1e-6 * abs(named))
 
 
 def agree(one: float, other: float) -> bool:
-    """Tell whether two numbers are the same as far as the one with fewer decimals says."""
+    """Return whether two numbers are equal within the decimals of the one with fewer."""
     if not math.isfinite(one) or not math.isfinite(other):
         return one == other or (math.isnan(one) and math.isnan(other))
     unit = max(10.0 ** -decimals(one), 10.0 ** -decimals(other))
@@ -111,7 +111,7 @@ class LogArgument:
 
     @staticmethod
     def parse(text: str) -> LogArgument:
-        """Return what a name says; a file that is called so is meant as it is."""
+        """Return the log that a text names; an existing file of that name takes precedence over a suffix."""
         match = None if fs.lexists(text) else _AS_COUNTED.fullmatch(text)
         if match is None:
             return LogArgument(text, text)
@@ -131,7 +131,7 @@ class LogArgument:
 def add_log_metrics(
     entries: Sequence[Entry], files: Sequence[str], root: str
 ) -> tuple[list[Entry], list[str]]:
-    """Return checkpoints with what logs say of them, and what is doubtful about it.
+    """Return checkpoints with the values of logs, and warnings about them.
 
     Args:
         entries: The checkpoints.
@@ -188,7 +188,7 @@ def _read_run(run: TrackedRun, numbers: frozenset[Number]) -> Log:
 
 
 def read_log(path: str, numbers: frozenset[Number]) -> Log:
-    """Return what a log has of some steps and epochs."""
+    """Return a log's values at some steps and epochs."""
     log = Log(_short_path(path), numbers)
     if not fs.isdir(path):
         with _open_log(path) as file:
@@ -204,7 +204,7 @@ def read_log(path: str, numbers: frozenset[Number]) -> Log:
 
 
 def _read_file(file: BinaryIO, log: Log) -> None:
-    """Read a file by what it begins with, whatever it is called."""
+    """Read a file by its first bytes, whatever its name is."""
     start = file.peek(_FIRST_BYTES) if hasattr(file, "peek") else b""
     name = os.path.basename(log.path)
     if is_event_file(name) or is_record_head(start[:_FIRST_BYTES]):
@@ -234,7 +234,7 @@ def _open_log(path: str) -> BinaryIO:
 def _locate_logs(
     given: LogArgument, entries: Sequence[Entry], root: str, warnings: list[str]
 ) -> dict[str, list[int]]:
-    """Return the logs that a name stands for, each with the checkpoints that it is for."""
+    """Return the logs of a name, each with the checkpoints that it is for."""
     if os.path.isabs(given.name) or fs.lexists(given.name):
         return {given.name: list(range(len(entries)))}
     directories = {entry.directory for entry in entries}
@@ -276,7 +276,7 @@ def _short_path(path: str) -> str:
 
 
 def _match(given: LogArgument, log: Log, entries: Sequence[Entry]) -> Iterator[Mapping[str, float]]:
-    """Yield what a log says of each checkpoint.
+    """Yield a log's values for each checkpoint.
 
     A log of Lightning's, which has epochs beside its steps, counts as Lightning's loggers do; one that fits
     none of its checkpoints that way is somebody's own.
@@ -305,7 +305,7 @@ def _match(given: LogArgument, log: Log, entries: Sequence[Entry]) -> Iterator[M
 
 
 def _match_as_given(given: LogArgument, log: Log, entry: Entry) -> Mapping[str, float]:
-    """Return what a log says of a checkpoint where it was told what to match, and by how much to shift it."""
+    """Return a log's values for a checkpoint, if the user named the count to match and its shift."""
     number = entry.step if given.count == "step" else entry.epoch
     if number is None and entry.fields.position.count(None) == 3:
         number = entry.fields.number  # its name has neither, but a number
@@ -318,7 +318,7 @@ def _match_as_given(given: LogArgument, log: Log, entry: Entry) -> Mapping[str, 
 
 
 def _other_base(given: LogArgument, log: Log, entries: Sequence[Entry]) -> bool:
-    """Tell whether epochs of a log and of checkpoints seem to be counted from different numbers."""
+    """Return whether a log and checkpoints seem to count epochs from different numbers."""
     epochs = Range.of(entry.epoch for entry in entries)
     if given.count is not None or log.epochs.least is None or epochs.least is None:
         return False
@@ -353,7 +353,7 @@ def _doubts(
 
 
 def _base_hint(given: LogArgument, log: Log) -> str:
-    """Return what somebody can say where epochs of a log and of checkpoints begin differently."""
+    """Return advice on naming the shift of epochs."""
     hint = f"{given.name}:epoch{1 if log.epochs.least == 0 else -1:+d}"
     problem = "it can't be told which epochs are the same"
     return f"{problem} (say {hint}, or {given.name}:epoch where equal numbers are)"

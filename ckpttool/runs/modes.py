@@ -41,7 +41,7 @@ def mode_of(metric: str) -> Mode | None:
 
 
 def check_mode(mode: Mode | None) -> None:
-    """Require that what was given is a mode, before anything is read."""
+    """Require a valid mode, before anything is read."""
     if mode not in (None, *get_args(Mode)):
         raise UsageError(f"--mode {mode} (min or max)")
 
@@ -66,7 +66,7 @@ def resolve_mode(metric: str, mode: Mode | None, flag: str) -> Mode:
 
 
 def mode_note(metric: str) -> str:
-    """Return what is said where a mode was inferred; nothing where the name doesn't say it."""
+    """Return the note about an inferred mode; empty if none can be inferred."""
     mode = mode_of(metric)
     if mode is None:
         return ""

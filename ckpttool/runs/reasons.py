@@ -8,7 +8,7 @@ from itertools import chain
 
 
 class Code(Enum):
-    """What a reason is about, as far as any program asks."""
+    """Subject of a reason, as far as programs distinguish it."""
 
     DAMAGED = "damaged"
     INCOMPLETE = "incomplete"
@@ -46,7 +46,7 @@ class Reason(str):
 
 
 def fault(code: Code, detail: str = "") -> Reason:
-    """Return what is wrong with a checkpoint: ``damaged: …``, ``incomplete: …``, ``unreadable: …``."""
+    """Return the fault of a checkpoint: ``damaged: …``, ``incomplete: …``, ``unreadable: …``."""
     return Reason(code, f"{code.value}: {detail}" if detail else None)
 
 

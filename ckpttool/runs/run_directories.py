@@ -1,4 +1,4 @@
-"""Runs: the directory of a run, its hyper-parameters, and what the names of its checkpoints have in common.
+"""Runs: directories, hyper-parameters, and properties of names that several checkpoints share.
 
 The directory is found by names alone: it is the one above those of single saves, and above the folders that
 frameworks put between. Hyper-parameters are read from files of the run, or from its newest checkpoint.
@@ -56,7 +56,7 @@ def run_directory(directory: str, root: str) -> str:
 
 
 def hyper_parameters(run: str, entries: Sequence[Entry]) -> Parameters:
-    """Return what a run was started with, nested names with dots: from its files, else from its newest save.
+    """Return the hyper-parameters of a run, nested names with dots, from its files or its newest save.
 
     A file that is damaged, too long or written in another language tells nothing.
     """
@@ -99,7 +99,7 @@ def _read(path: str) -> bytes | None:
 
 
 def parse_yaml(text: bytes) -> object:
-    """Return what a text in YAML holds; of an object, such as ``!!python/tuple``, what it is made of."""
+    """Return the content of YAML; an object, such as ``!!python/tuple``, becomes its plain parts."""
     import yaml
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -139,7 +139,7 @@ _FILES: Mapping[str, Callable[[bytes], Any]] = {
 
 
 def flatten(values: Mapping[Any, object]) -> Iterator[tuple[str, object]]:
-    """Yield single values and short lists, by their names; the first so many, of however much there is."""
+    """Yield single values and short lists by dotted name, up to a limit."""
     waiting = list(reversed([(str(name), value) for name, value in values.items()]))
     for _ in range(_MOST_PARAMETERS):
         if not waiting:
@@ -178,7 +178,7 @@ def apply_series_globs(entries: Sequence[Entry], globs: Globs) -> list[Entry]:
 
 
 def keep_run_settings(entries: Sequence[Entry]) -> list[Entry]:
-    """Return checkpoints; a number in their names that looks like a metric and tells runs apart stays there.
+    """Return checkpoints; numbers in names that are settings of runs are left in the blanked names.
 
     It does where each of its values has several checkpoints, and two have the same epoch and step:
     ``llama_acc2_epoch_1.pth`` and ``llama_acc4_epoch_1.pth``. A run that has just begun may have one.
@@ -200,7 +200,7 @@ def keep_run_settings(entries: Sequence[Entry]) -> list[Entry]:
 
 
 class _Column(NamedTuple):
-    """What stands in one place of names of one form, behind a word; it may be the count of them."""
+    """Field of names of one form: the word before it, its texts, and whether it is a count."""
 
     word: str
     texts: Sequence[str]
@@ -233,7 +233,7 @@ def _settings(same: Sequence[Entry]) -> Collection[int]:
 
 
 def may_have_settings(same: Sequence[Entry]) -> bool:
-    """Tell whether a number in front of the count may be a setting, though no two have one epoch and step.
+    """Return whether a number before the count may be a setting, though no two share an epoch and step.
 
     ``acc2_epoch_5`` and ``acc4_epoch_8``: it is whole, or nothing separates it from its word, and each of its
     values has several checkpoints. In ``val_acc_0.93_epoch_5`` it was measured.
@@ -246,7 +246,7 @@ def may_have_settings(same: Sequence[Entry]) -> bool:
 
 
 def _tells_runs_apart(values: Sequence[float | None]) -> bool:
-    """Tell whether each of several values has several checkpoints, or most do where runs may have begun."""
+    """Return whether values are settings: most have several checkpoints each."""
     counts = sorted(Counter(values).values())
     singles = counts.count(1)
     are_few = singles <= 1 or 2 * singles < len(values)
@@ -261,13 +261,13 @@ def _number(text: str) -> float | None:
 
 
 def field_texts(entry: Entry) -> tuple[str, ...]:
-    """Return what a name has in place of each ``*`` of its blank."""
+    """Return the texts of a name at each ``*`` of its blanked form."""
     match = re.fullmatch("(.+?)".join(map(re.escape, entry.fields.blank.split("*"))), entry.name, re.DOTALL)
     return match.groups() if match else ()
 
 
 def has_run_setting(entry: Entry) -> bool:
-    """Tell whether a setting in its name stays there, which would look like a metric without other runs."""
+    """Return whether its blanked name contains a setting that would otherwise be taken for a metric."""
     return entry.fields.blank.count("*") < parse_name(entry.name).blank.count("*")
 
 
@@ -291,7 +291,7 @@ def take_directory_counts(entries: Sequence[Entry], *, everywhere: bool) -> list
 
 
 def _directory_fields(same: Sequence[Entry]) -> dict[str, NameFields]:
-    """Return what the only part in which directories differ says, by the checkpoint's path."""
+    """Return the fields of the only path component in which directories differ, by checkpoint path."""
     parts = [entry.directory.split(os.sep) for entry in same]
     if len({len(names) for names in parts}) != 1:
         return {}

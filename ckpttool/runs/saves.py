@@ -85,13 +85,13 @@ class _Line(NamedTuple):
 
     @property
     def order(self) -> tuple[bool, bool, bool, int, str]:
-        """What other parts of a save go by comes first: weights, no average of them, no critic of others."""
+        """Sort key of parts: weights first, no averages, no critics."""
         is_second = any(kind == "state" or _CRITIC.search(word) for kind, word in self.words)
         return not self.has_weights, self.is_average, is_second, -len(self.entries), self.name
 
 
 def mark_saves(groups: Sequence[Group]) -> tuple[Group, ...]:
-    """Return series in which checkpoints know their save; what belongs to an incomplete one is incomplete."""
+    """Return series with the save of each checkpoint; the parts of an incomplete save are incomplete."""
     marked: dict[str, Entry] = {}
     for run in _runs_of_parts(entry for group in groups for entry in group.entries):
         saves: dict[Position, list[tuple[int, Entry]]] = defaultdict(list)
@@ -128,7 +128,7 @@ def fault_beside(other: Entry, why: str, part: Entry) -> Reason:
 
 
 def _fault_of_lack(part: Entry, lines: Sequence[_Line]) -> Reason:
-    """Return what is wrong with a part of a save that lacks others; they are called as this one is."""
+    """Return the fault of a part whose save lacks others, with the name of the first."""
     pattern = os.path.relpath(lines[0].name, part.directory)
     texts = field_texts(part)
     if pattern.count("*") != len(texts):  # only one of the names has a metric
@@ -155,7 +155,7 @@ def _lacks(needed: Sequence[_Line], saves: Iterable[Position]) -> dict[Position,
 
 
 def _is_needed(line: _Line, run: Sequence[_Line]) -> bool:
-    """Tell whether a save of a run needs a part, where other saves have it.
+    """Return whether a save of a run needs a part that other saves have.
 
     It needs all ranks, rivals and components. It doesn't need a conversion, or what else is beside a
     checkpoint that holds weights and an optimizer's state.
@@ -221,7 +221,7 @@ def _position(entry: Entry) -> Position:
 
 
 def _without_words(name: str) -> tuple[str, frozenset[tuple[str, str]]]:
-    """Return a name without what tells parts of a save apart, and these words with their kinds."""
+    """Return a name without the words for parts of a save, and these words with their kinds."""
     found: set[tuple[str, str]] = set()
 
     def take(match: re.Match[str]) -> str:
@@ -245,7 +245,7 @@ def _joined(lines: Sequence[_Line]) -> Iterator[list[_Line]]:
 
 
 def _with_states(runs: Sequence[list[_Line]]) -> Iterator[list[_Line]]:
-    """Yield runs of one directory; an optimizer's state goes with the only weights that have its numbers."""
+    """Yield the runs of one directory; optimizer states join the only weights with their numbers."""
     weights = [run for run in runs if run[0].has_weights]
     by_position: dict[Position, list[list[_Line]]] = defaultdict(list)
     for run in weights:
@@ -266,7 +266,7 @@ def _with_states(runs: Sequence[list[_Line]]) -> Iterator[list[_Line]]:
 
 
 def _go_together(one: _Line, other: _Line) -> bool:
-    """Tell whether two names are of parts of one save: they have numbers in common, and what they hold fits.
+    """Return whether two names are of parts of one save: they share numbers, and their contents fit.
 
     Weights beside weights were written together, unless their words say that they belong together.
     """
@@ -282,7 +282,7 @@ def _go_together(one: _Line, other: _Line) -> bool:
 
 
 def _are_written_together(one: _Line, other: _Line, shared: Sequence[Position]) -> bool:
-    """Tell whether nothing else of either name was written between two files of one save."""
+    """Return whether no other file of either name was written between the two of each save."""
     moment = CONTRADICTION_SECONDS * 10**9
     times = sorted(entry.modified_ns for line in (one, other) for entry in line.entries.values())
     for position in shared:
@@ -303,7 +303,7 @@ def _sort_key(position: Position) -> tuple[tuple[bool, float, str], ...]:
 
 
 def series_of_saves(groups: Sequence[Group]) -> tuple[Group, ...]:
-    """Return series of saves: what was written together is one entry, in the series of its first part."""
+    """Return series of saves: the parts of one save are one entry, in the series of the first part."""
     parts: dict[Hashable, list[Entry]] = defaultdict(list)
     keys: dict[str, str] = {}
     for entry in (entry for group in groups for entry in group.entries):
@@ -329,12 +329,12 @@ def series_of_saves(groups: Sequence[Group]) -> tuple[Group, ...]:
 
 
 def parts_of(entry: Entry) -> tuple[Entry, ...]:
-    """Return the parts of the save that an entry stands for; an entry of one file is its only part."""
+    """Return the parts of a save; an entry of one file is its only part."""
     return entry.parts or (entry,)
 
 
 def _merged(parts: Sequence[Entry]) -> Entry:
-    """Return the entry of a save: its first part's, with what is known of the others."""
+    """Return the entry of a save: its first part's, with the metrics, files and state of all."""
     first = parts[0]
     if len(parts) == 1:
         return first

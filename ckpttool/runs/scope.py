@@ -1,4 +1,4 @@
-"""What of a directory is looked at, and what makes a series of it."""
+"""Scope of a survey: the checkpoints of a directory to look at, and their grouping into series."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _scope = partial(option, panel=SELECTION_PANEL, reach=Reach.HARMLESS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """What of a directory is looked at, and what makes a series of it: each attribute is an option.
+    """Checkpoints of a directory to look at, and their grouping into series: each attribute is an option.
 
     ``metrics`` are logs and trackers that say what a checkpoint's metrics are, by its step or epoch.
     """
@@ -53,7 +53,7 @@ class Scope:
 
     @property
     def joins_slim(self) -> bool:
-        """Tell whether checkpoints with training state and those without it are one series."""
+        """Return whether checkpoints with and without training state are one series."""
         return False
 
 

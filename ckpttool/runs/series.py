@@ -121,7 +121,7 @@ def group(
 
 
 def _pattern(entry: Entry, by: GroupBy | None) -> str:
-    """Return what checkpoints of one series have in common, but for the tensors, as people read it."""
+    """Return the pattern of a series' paths: directory, and name with ``*`` for its fields."""
     if by == "none":
         return "all checkpoints"
     if entry.series is not None:
@@ -138,7 +138,7 @@ def _pattern(entry: Entry, by: GroupBy | None) -> str:
 
 
 def _key_kinds(pattern: str, kinds: list[list[Entry]]) -> Iterator[tuple[str, list[Entry]]]:
-    """Yield keys for what has one name and is of several kinds: each says in words what it holds."""
+    """Yield keys for series of one name and several kinds, with a description of each."""
     if len(kinds) == 1:
         yield pattern, kinds[0]
         return
@@ -159,7 +159,7 @@ def _join_words(*words: str | None) -> str:
 
 
 def order_entries(entries: Sequence[Entry]) -> tuple[tuple[Entry, ...], list[str]]:
-    """Return checkpoints from the oldest to the newest, and what is doubtful about that order."""
+    """Return checkpoints from the oldest to the newest, and warnings about that order."""
     sound = [entry for entry in entries if entry.is_sound]
     unsound = [entry for entry in entries if not entry.is_sound] if sound else []
     known = sound or list(entries)
@@ -174,7 +174,7 @@ def order_entries(entries: Sequence[Entry]) -> tuple[tuple[Entry, ...], list[str
 
 
 def _are_told_apart(entries: Sequence[Entry], places: Sequence[tuple[Any, ...]]) -> bool:
-    """Tell whether places tell all saves apart; one that has two names, such as ``last.ckpt``, is one."""
+    """Return whether positions distinguish all saves; two names of one file are one save."""
     by_place: dict[tuple[Any, ...], list[Entry]] = defaultdict(list)
     for entry, place in zip(entries, places, strict=True):
         by_place[place].append(entry)
@@ -190,12 +190,12 @@ def _are_told_apart(entries: Sequence[Entry], places: Sequence[tuple[Any, ...]])
 
 
 def has_order(entries: Sequence[Entry]) -> bool:
-    """Tell whether there is more than files' times to order checkpoints: something that all of them have."""
+    """Return whether something besides files' times orders checkpoints."""
     return bool(had_by_all(entries))
 
 
 def order_by_numbers(entries: Sequence[Entry]) -> tuple[Entry, ...] | None:
-    """Return checkpoints from the oldest to the newest, by what they and their names count.
+    """Return checkpoints from the oldest to the newest, by their counts.
 
     None where one isn't sound, or where epochs, steps and numbers don't tell them all apart.
     """
@@ -239,7 +239,7 @@ def _named_position(entry: Entry) -> tuple[Any, ...] | None:
 
 
 class Decision(NamedTuple):
-    """What orders a series.
+    """Criteria that order a series.
 
     Attributes:
         criteria: What decides, the first first.
@@ -257,7 +257,7 @@ class Decision(NamedTuple):
 
 
 def decision(entries: Sequence[Entry]) -> Decision:
-    """Return what orders checkpoints.
+    """Return the criteria that order checkpoints.
 
     Times may settle what disagrees. Where they don't, epochs come before steps, and what is inside before
     the names, unless it begins again while they go on.
@@ -284,7 +284,7 @@ def decision(entries: Sequence[Entry]) -> Decision:
 
 
 def _disagreeing_counts(entries: Sequence[Entry]) -> tuple[Criterion, Criterion] | None:
-    """Return what reads epochs and steps where these differ about the order: one of them began again."""
+    """Return the counts of epochs and steps if they give different orders: one was reset."""
     epochs, steps = (next(iter(had_by_all(entries, kind)), None) for kind in (_EPOCHS, _STEPS))
     if epochs is None or steps is None:
         return None
@@ -294,14 +294,14 @@ def _disagreeing_counts(entries: Sequence[Entry]) -> tuple[Criterion, Criterion]
 
 
 def _times_confirm(entries: Sequence[Entry], count: Criterion) -> bool:
-    """Tell whether the files' times bear a count out: each later one was clearly written later."""
+    """Return whether files' times confirm a count: each later one was clearly written later."""
     ordered = sorted(entries, key=lambda entry: (count(entry), entry.modified_ns))
     times = [entry.modified_ns for entry in ordered]
     return all(later - earlier > CONTRADICTION_SECONDS * 10**9 for earlier, later in pairwise(times))
 
 
 def _contradicting_names(entries: Sequence[Entry], criteria: Sequence[Criterion]) -> list[Criterion]:
-    """Return the counts of the names where they tell all apart, and the order by what is inside is another.
+    """Return the counts in names, if they are all different and contradict the order inside.
 
     Only in a series of one name do they count the same, and only after some words do they count saves.
     """
@@ -318,7 +318,7 @@ def _contradicting_names(entries: Sequence[Entry], criteria: Sequence[Criterion]
 
 
 def _begins_again(entries: Sequence[Entry], named: Sequence[Criterion]) -> bool:
-    """Tell whether what is inside counts anew while the names go on: it repeats, or falls behind for good."""
+    """Return whether counts inside restart while those in names continue."""
     inside = had_by_all(entries, _INSIDE)
     if len(set(positions(entries, inside))) < len(entries):
         return True
@@ -333,7 +333,7 @@ def _begins_again(entries: Sequence[Entry], named: Sequence[Criterion]) -> bool:
 def _times_support(
     entries: Sequence[Entry], criteria: Sequence[Criterion], others: Sequence[Criterion]
 ) -> bool:
-    """Tell whether the files' times bear one order out rather than another, and aren't those of a copy."""
+    """Return whether files' times support one order over another, and aren't those of a copy."""
     times, other_times = (
         [entry.modified_ns for entry in sorted_by(entries, one)] for one in (criteria, others)
     )
@@ -347,7 +347,7 @@ def _descents(times: Sequence[int]) -> int:
 
 
 def is_flat(entries: Sequence[Entry]) -> bool:
-    """Tell whether all files are of one moment, as a copy makes them: their times say nothing then."""
+    """Return whether all files are of one moment, as after a copy: their times have no meaning then."""
     times = [entry.modified_ns for entry in entries]
     return max(times) - min(times) <= CONTRADICTION_SECONDS * 10**9
 
@@ -372,7 +372,7 @@ def sorted_by(entries: Sequence[Entry], criteria: Sequence[Criterion]) -> list[E
 
 
 def newest_otherwise(entries: Sequence[Entry]) -> Iterator[tuple[Entry, str]]:
-    """Yield what is newest by a count that didn't decide, and by which: epoch, step, name, what is inside."""
+    """Yield the newest checkpoints by counts that didn't decide, with the count's name."""
     decided = decision(entries)
     others: list[tuple[Sequence[Criterion], str]] = []
     if decided.counts is not None:
@@ -388,7 +388,7 @@ def newest_otherwise(entries: Sequence[Entry]) -> Iterator[tuple[Entry, str]]:
 
 
 def may_be_newest(entries: Sequence[Entry]) -> list[Entry]:
-    """Return what may be the newest of a series: by its order, by time, or by another count."""
+    """Return the possible newest checkpoints of a series: by order, by time, or by another count."""
     newest = [entries[-1]]
     if not is_flat(entries):
         newest.append(max(entries, key=lambda entry: entry.modified_ns))
@@ -433,7 +433,7 @@ def newest_first(
 
 
 def _newest_of_run(entries: Sequence[Entry]) -> Entry:
-    """Return the newest of what several series of a run end with."""
+    """Return the newest among the last checkpoints of a run's series."""
     return entries[0] if len(entries) == 1 else sorted_by(entries, had_by_all(entries, _OF_RUN) or _TIME)[-1]
 
 
@@ -453,7 +453,7 @@ def tiers(groups: Iterable[Group]) -> list[list[Group]]:
 
 
 def _rank(group: Group, sharded: Collection[tuple[str, str | None]]) -> Rank:
-    """Return how little there is to resume from, and what speaks against it.
+    """Return a sort key, least for the series that is best to resume from.
 
     That is: data that may be anything, a file that could be a stray shard, no count, an average.
     """

@@ -86,7 +86,7 @@ class Survey(NamedTuple):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Return what is doubtful about the order, and about metrics."""
+        """Return the warnings about order and metrics."""
         return (*self.remarks, *(warning for series in self.groups for warning in series.warnings))
 
 
@@ -98,7 +98,7 @@ def survey_directory(
     advance: Advance = no_advance,
     executor: Executor | None = None,
 ) -> Survey:
-    """Return what lies in a directory; nothing on disk is changed.
+    """Return the survey of a directory; nothing on disk is changed.
 
     Args:
         root: The directory.
@@ -152,7 +152,7 @@ def upload_warnings(root: str) -> Iterator[str]:
 
 
 def nothing_in(root: str, *, recursive: bool) -> str:
-    """Return what to say of a directory without a checkpoint: that some lie deeper, where they do."""
+    """Return the message for a directory without a checkpoint, with a hint if subdirectories have some."""
     if recursive or not fs.isdir(root):
         return NOTHING
     walk = Walk(recursive=True, max_depth=_MAX_LOOK, on_error=lambda error: None)
@@ -165,7 +165,7 @@ def nothing_in(root: str, *, recursive: bool) -> str:
 
 
 class _SurveyWalk:
-    """A walk through a tree, on which what is found is looked at, be it by other processes."""
+    """Walk through a tree that looks at everything it finds, also in other processes."""
 
     def __init__(self, root: str, walk: Walk) -> None:
         self._root = root
@@ -184,7 +184,7 @@ class _SurveyWalk:
 
     @property
     def errors(self) -> tuple[CheckpointError, ...]:
-        """Return what could not be looked at, in the order of the walk."""
+        """Return the errors, in the order of the walk."""
         return tuple(error for _, error in sorted(self._errors, key=itemgetter(0)))
 
     def look(self, advance: Advance, executor: Executor | None) -> list[tuple[Unit, Entry | None]]:
@@ -212,7 +212,7 @@ class _SurveyWalk:
     def _resolve(
         self, candidate: Discovered, look: LookResult | CheckpointError | None
     ) -> Iterator[tuple[Unit, Entry | None]]:
-        """Yield a checkpoint, and of a path that told too little all that there comes to be of it."""
+        """Yield a checkpoint; for a path that had to be resolved, everything found there."""
         if isinstance(look, CheckpointError):
             self._record_error(look)
             return
@@ -250,7 +250,7 @@ class _Nested(NamedTuple):
 
 
 def _flatten(found: Iterator[Discovered | _Nested], walk: Walk) -> Iterator[Discovered]:
-    """Yield what is found, and in the place of a directory all that is found in it; without recursion."""
+    """Yield findings, with those inside a directory in its place; without recursion."""
     opened = [found]
     while opened:
         candidate = next(opened[-1], None)
@@ -263,7 +263,7 @@ def _flatten(found: Iterator[Discovered | _Nested], walk: Walk) -> Iterator[Disc
 
 
 def _find(root: str, walk: Walk) -> Iterator[Discovered | _Nested]:
-    """Yield what is found at a path: units, and files that may be some."""
+    """Yield findings at a path: units, and files that may be some."""
     for candidate in candidates(root, walk):
         if isinstance(candidate, str):
             yield candidate
@@ -308,7 +308,7 @@ _MOST_INSIDE = 100
 
 
 class CheckpointPlace(NamedTuple):
-    """Where a checkpoint is: the directory that it lies in, its name there, and all its names."""
+    """Place of a checkpoint: its directory, its name, and the names of all its members."""
 
     directory: str
     name: str
@@ -327,7 +327,7 @@ def place_of(path: str) -> CheckpointPlace:
 
 
 def resolve_checkpoint(path: str) -> CheckpointPlace:
-    """Return the checkpoint that a path means; a link means what it leads to.
+    """Return the checkpoint that a path means; a link means its target.
 
     A file that belongs to a checkpoint of several means all of it.
     """

@@ -62,7 +62,7 @@ class RestoredCheckpoint:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Undone(Result):
-    """What was taken back, or would be.
+    """Result of ``undo``; of a dry run, the expected one.
 
     Attributes:
         identity: Of the command that was taken back; None where there was none.
@@ -153,7 +153,7 @@ def undo(directory: str | os.PathLike[str], *, recursive: bool = True, dry_run: 
 
 
 class _UndoProgress:
-    """An undo on its way: the directories that it holds, and what became of them so far."""
+    """State of an undo: locked directories, and results so far."""
 
     def __init__(self, stack: ExitStack, dry_run: bool) -> None:
         self.identity: str | None = None
@@ -167,7 +167,7 @@ class _UndoProgress:
         self._held: set[str] = set()
 
     def result(self, below: int = 0) -> Undone:
-        """Return what was taken back, or would be."""
+        """Return the result."""
         return Undone(
             identity=self.identity,
             kind=self.kind,
@@ -180,7 +180,7 @@ class _UndoProgress:
         )
 
     def hold(self, directory: str) -> bool:
-        """Lock a directory, and settle what was interrupted there; tell whether that was done now."""
+        """Lock a directory, and recover from interrupted commands in it; return whether it was locked now."""
         if self._dry_run or directory in self._held:
             return False
         self._stack.enter_context(lock_directory(directory))
@@ -200,7 +200,7 @@ class _UndoProgress:
             self.warnings.append(f"{shown(directory)}: {text}")
 
     def commands(self, places: Sequence[str]) -> list[str]:
-        """Return the identities of what can be taken back, the last first; tell of what is another's."""
+        """Return the identities of undoable commands, the last first; report those of other directories."""
         held = {fs.realpath(place) for place in places}
         commands: set[str] = set()
         left: list[Problem] = []
@@ -219,7 +219,7 @@ class _UndoProgress:
     def take_back(
         self, records: Sequence[CommandRecord], above: CommandRecord | None, *, is_tree: bool
     ) -> None:
-        """Take back what some records of one command tell of; ``above`` has what points there from above."""
+        """Undo the records of one command; ``above`` is its record in the directory above."""
         restored: list[str] = []
         is_whole = True
         for record in records:
@@ -244,7 +244,7 @@ class _UndoProgress:
 
 
 def _mark_told(records: Sequence[CommandRecord]) -> None:
-    """Note of what is left that it was told: it is in the way of no older command any more."""
+    """Mark remaining records as reported, so that the next undo takes an older command."""
     for record in records:
         left = read_record(record.directory, record.state_dir, record.identity)
         if left is not None and not left.is_told:
@@ -267,7 +267,7 @@ def _count_below(root: str) -> int:
 
 
 def directories_with_trash(root: str, *, levels: int | None = None) -> Iterator[str]:
-    """Yield the directories in a tree that have a trash, in them or beside them.
+    """Yield the directories in a tree that have a trash, also one next to them.
 
     Args:
         root: The tree.
@@ -290,19 +290,19 @@ def directories_with_trash(root: str, *, levels: int | None = None) -> Iterator[
 
 
 def _raise_of_store(error: OSError) -> None:
-    """Raise what a store didn't answer; what can't be listed on a disk has no trash of ours."""
+    """Raise errors of a store; an unreadable directory on a disk has no trash of ckpttool."""
     path = os.fspath(error.filename or "")
     if not fs.place_of(path).errors_are_verdicts and not isinstance(error, FileNotFoundError):
         raise from_os_error(error, path)
 
 
 def _records(directory: str, identity: str) -> Iterator[CommandRecord]:
-    """Yield what a directory has recorded of one command."""
+    """Yield the records of one command in a directory."""
     return (one for one in records_of(directory, identity) if not is_of_other_directory(one))
 
 
 def _renamed_below(record: CommandRecord) -> list[str]:
-    """Return the directories below in which a command renamed what a record alone has the pointers of."""
+    """Return the directories below with renames of a command, if a record has only pointers."""
     if record.has_moves or not record.steps:
         return []
     return [
@@ -329,7 +329,7 @@ def _record_above(root: str, identity: str) -> CommandRecord | None:
 def _undo_record_above(
     above: CommandRecord, restored: Sequence[str], is_whole: bool, dry_run: bool
 ) -> RecordUndo:
-    """Take back what points at checkpoints from the directory above, unless others wait for it, too.
+    """Undo pointer changes in the directory above, unless other directories still need them.
 
     Args:
         above: What was changed there.
@@ -398,7 +398,7 @@ def _stale_name(path: str, checkpoint: RestoredCheckpoint) -> Problem:
 
 
 def _pointers_in(directory: str) -> Iterator[tuple[str, str]]:
-    """Yield the files of trainers in a directory, and in those in it, with what they name."""
+    """Yield the pointer files in a directory and its subdirectories, with their targets."""
     snapshot = Snapshot()
     around = names_in(directory, snapshot, pass_over)
     inside = [entry.path for entry in around.values() if entry.is_dir(follow_symlinks=False)]

@@ -1,4 +1,4 @@
-"""What follows in a watched directory once checkpoints were verified: rename, copy, prune, log."""
+"""Steps of ``watch`` after verification: rename, copy, prune, log."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def prune_step(
         known = {*landed.bad, *(entry.path for entry in landed.entries)}
 
         def confirm(planned: PrunePlan) -> bool | None:
-            """Refuse to change what was not verified, and perhaps not copied; nobody is asked."""
+            """Decline a plan that changes checkpoints which were not verified."""
             return None if all(one.path in known for one in planned.plan.changed) else False
 
         pruned = prune(request, trash=trash, confirm=confirm, progress=landed.progress, reader=landed.reader)

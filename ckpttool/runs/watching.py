@@ -1,4 +1,4 @@
-"""Watches directories: what lands in one is verified, once as long as it stays as it is, and steps follow.
+"""Watches directories: new checkpoints are verified, once while unchanged, and steps follow.
 
 A look costs a status of each file. Only if some of them have changed, and then stood still from one look
 to the next, the directory is surveyed, and judged by what ``list`` and ``prune`` judge by. Polling sees what
@@ -98,7 +98,7 @@ Verify = Callable[[Entry, Progress], Judgement]
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """What a step has to do with: the checkpoints that are valid, and how to get on with it.
+    """Input of a step: valid checkpoints, and the means to report and to read.
 
     Attributes:
         root: The directory.
@@ -122,13 +122,13 @@ class Landed:
 
     @property
     def excluded(self) -> tuple[str, ...]:
-        """Return globs of what is not valid."""
+        """Return globs of checkpoints that aren't valid."""
         return tuple(map(escape, (*self.bad, *self.waiting)))
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step came to.
+    """Result of a step.
 
     Attributes:
         is_done: Whether the next step may follow.
@@ -152,7 +152,7 @@ Statuses = Mapping[str, tuple[int, int, int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchRequest(Scope):
-    """What is watched, and what is done there.
+    """Request of ``watch``: a directory, its verification, and its steps.
 
     Attributes:
         directory: Where checkpoints land.
@@ -170,7 +170,7 @@ class WatchRequest(Scope):
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """A checkpoint's contents, and what was wrong with them."""
+    """Verdict on a checkpoint, with the contents that it is about."""
 
     contents: Contents
     problem: str | None
@@ -178,7 +178,7 @@ class _Judged:
 
 
 class DirectoryWatch:
-    """One directory that is watched, which nobody else watches meanwhile; used as a context.
+    """Watch of one directory, which holds its lock; a context.
 
     Args:
         emit: Told what was done, what failed and what is doubtful: of what stays so once.
@@ -224,11 +224,11 @@ class DirectoryWatch:
 
     @property
     def has_problems(self) -> bool:
-        """Tell whether damage was seen, or something failed the last time that it was tried."""
+        """Return whether damage was seen, or the last try of something failed."""
         return self.has_seen_damage or any(self._problems.values())
 
     def look(self, *, is_last: bool = False) -> None:
-        """Look at the directory, and do what is to be done; the last look says what it can't wait for.
+        """Look at the directory, and run due steps; the last look reports everything it can't wait for.
 
         Raises:
             Ending: Somebody has asked for it.
@@ -330,7 +330,7 @@ class DirectoryWatch:
         return surveyed._replace(groups=groups)
 
     def _is_judged(self, entry: Entry) -> bool:
-        """Tell whether a checkpoint was verified as it is now, by this watch or one before it."""
+        """Return whether a checkpoint has been verified as it is now, by this watch or an earlier one."""
         judged = self._judged.get(entry.path)
         if judged is not None and judged.contents.is_same_as(entry.contents):
             return True
@@ -341,7 +341,7 @@ class DirectoryWatch:
         return True
 
     def _verify(self, entry: Entry) -> str | None:
-        """Verify a checkpoint, and return what is wrong with it."""
+        """Verify a checkpoint, and return its problem."""
         self._require_going()
         try:
             verification, problem = self._request.verify(entry, self._interruptible)
@@ -370,7 +370,7 @@ class DirectoryWatch:
     # The steps --------------------------------------------------------------------------------------
 
     def _run_steps(self, entries: tuple[Entry, ...], bad: tuple[str, ...], waiting: tuple[str, ...]) -> None:
-        """Run the steps one after the other, each on what is valid, until one fails."""
+        """Run the steps on valid checkpoints, one after the other, until one fails."""
         self._is_owed, is_owed = True, False
         known = {*bad, *waiting}
         stay: tuple[str, ...] = ()
@@ -400,7 +400,7 @@ class DirectoryWatch:
             self._retry_in(RETRY_SECONDS)
 
     def _follow(self, entries: tuple[Entry, ...], renames: Mapping[str, str]) -> tuple[Entry, ...]:
-        """Return checkpoints under their new names; what had a name in it rewritten is verified again."""
+        """Return checkpoints under their new names; those with rewritten content are verified again."""
         there = {entry.path: entry for entry in self._survey().entries}
         pairs = [(old, there.get(renames.get(old.path, old.path))) for old in entries]
         same = [(old, new) for old, new in pairs if new and _inodes(new.contents) == _inodes(old.contents)]
@@ -420,7 +420,7 @@ class DirectoryWatch:
         self._emit(WatchEvent(directory=directory, step=step, status=status, path=path, words=words, **more))
 
     def _tell(self, step: str, problems: Mapping[str, str]) -> None:
-        """Take what is wrong with a step now, and tell what wasn't before."""
+        """Record the problems of a step, and report the new ones."""
         known = self._problems.get(step, {})
         self._problems[step] = dict(problems)
         for path, problem in problems.items():
@@ -462,7 +462,7 @@ class DirectoryWatch:
         return blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
     def _read_record(self) -> frozenset[str]:
-        """Return the digests of what was verified before by the same standards."""
+        """Return the digests of checkpoints verified by the same standards before."""
 
         def parse(document: dict[str, Any]) -> frozenset[str]:
             return frozenset(map(str, document["verified"] if document["asked"] == self._asked else ()))
@@ -519,7 +519,7 @@ def require_same_place(path: str, place: str) -> None:
 
 
 def _statuses(root: str) -> Statuses:
-    """Return what the files in a directory and below are now, but for what is ours."""
+    """Return the statuses of files in a tree, except ckpttool's own."""
     found: dict[str, tuple[int, int, int, int]] = {}
 
     def fail(error: OSError) -> None:
@@ -541,7 +541,7 @@ def _statuses(root: str) -> Statuses:
 
 
 def _landing(surveyed: Survey, now: float) -> frozenset[str]:
-    """Return the paths of checkpoints that writers are at, by names in and beside them."""
+    """Return the paths of checkpoints that are being written, by temporary names in or next to them."""
     pointed = Pointers(surveyed.root, surveyed.groups).protections().reasons
     return frozenset(
         entry.path
@@ -553,7 +553,7 @@ def _landing(surveyed: Survey, now: float) -> frozenset[str]:
 
 
 def _has_settled(entry: Entry, previous: Statuses) -> bool:
-    """Tell whether a checkpoint's files were all there, as they are now, at the look before this one."""
+    """Return whether all files of a checkpoint are unchanged since the look before this one."""
     return all(
         previous.get(os.path.normpath(os.path.join(entry.directory, file.path)))
         == (file.device, file.inode, file.size, file.mtime_ns)
@@ -563,7 +563,7 @@ def _has_settled(entry: Entry, previous: Statuses) -> bool:
 
 
 def _inodes(contents: Contents) -> list[tuple[int, int, int, int]]:
-    """Return what files are, whatever they are called."""
+    """Return device, inode, size and time of files, without their names."""
     return sorted((one.device, one.inode, one.size, one.mtime_ns) for one in contents.files)
 
 

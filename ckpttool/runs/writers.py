@@ -1,4 +1,4 @@
-"""Finds what a writer is still at, by its temporary names and by changes, and waits for it to finish."""
+"""Writers: detects saves that are being written, and waits until they are finished."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ State = tuple[Fingerprint, ...] | None
 
 
 def written_inside(entry: Entry, now: float) -> Reason | None:
-    """Return what tells that a writer is still at a directory that can be read already, or None."""
+    """Return the reason if a writer's temporary file is in a readable checkpoint directory, or None."""
     for file in entry.contents.files:
         name = os.path.basename(file.path)
         is_inside = os.sep in file.path and temporary_for(name) is not None
@@ -81,7 +81,7 @@ def temporary_saves(surveyed: Survey, exclude: Sequence[str]) -> Iterator[tuple[
 
 
 class WaitClock(Protocol):
-    """What the time is, and how it passes."""
+    """Clock and sleep."""
 
     def time(self) -> float:
         """Return the seconds since 1970, as files have them."""
@@ -144,7 +144,7 @@ Tell = Callable[[str], None]
 
 
 class Watch:
-    """Waits for writers, and knows what it has seen of them.
+    """Waits for writers, and records the changes that it sees.
 
     Args:
         seconds: How long it waits in all.
@@ -197,7 +197,7 @@ class Watch:
         return True
 
     def growing(self, quiet: Sequence[UnfinishedSave]) -> list[UnfinishedSave]:
-        """Return what changes though its time says that nobody is at it: a server's clock may be behind.
+        """Return saves that change although their times are old: a server's clock may be slow.
 
         The first time it takes a moment; whoever is known to write then is waited for like all others.
         """
@@ -211,7 +211,7 @@ class Watch:
         ]
 
     def changed_meanwhile(self, unsettled: Iterable[UnfinishedSave]) -> list[UnfinishedSave]:
-        """Return what can be read, and was written to while we waited: nobody knows whether it is whole."""
+        """Return readable saves that changed during the wait: they may not be complete."""
         return [
             save
             for save in unsettled
@@ -219,7 +219,7 @@ class Watch:
         ]
 
     def _has_finished(self, save: UnfinishedSave, seen: dict[str, State]) -> bool:
-        """Tell whether it has changed and is whole now; or was whole, and has not changed for a moment."""
+        """Return whether a save has changed and is sound now; or was readable, and is quiet."""
         if save.is_whole:
             return self._is_quiet(save)
         before, seen[save.path] = seen[save.path], _state(save)
@@ -227,7 +227,7 @@ class Watch:
         return now != before and (now is None or _is_sound(save.path))
 
     def _is_quiet(self, save: UnfinishedSave) -> bool:
-        """Look at what is whole, and tell whether it has been as it is for a moment."""
+        """Return whether a readable save has not changed for a moment."""
         if not save.is_whole:
             return False
         now = self.clock.monotonic()
@@ -248,7 +248,7 @@ def _state(save: UnfinishedSave) -> State:
 
 
 def _names_around(unsettled: Iterable[UnfinishedSave]) -> frozenset[str]:
-    """Return what lies beside it: whatever comes or goes there may be what we wait for."""
+    """Return the paths in the directories of saves: any change there may be the end of a save."""
     paths: set[str] = set()
     for directory in {save.directory for save in unsettled}:
         try:

@@ -201,7 +201,7 @@ def _found_in_files(search: Search) -> PointerProtections:
 def _protect_being_written(
     found: PointerProtections, names: Names, index: CheckpointIndex, directory: str
 ) -> None:
-    """Protect what a writer is at work on: its temporary file lies beside, or is the checkpoint itself."""
+    """Protect checkpoints with a writer's temporary file next to them, or under such a name."""
     written = {name: final for name in names if (final := temporary_for(name)) is not None}
     if not written:
         return
@@ -216,7 +216,7 @@ def _protect_being_written(
 
 
 def _being_written(temporary: os.DirEntry[str]) -> str:
-    """Return the reason, with the age of what a writer that was killed may have left behind."""
+    """Return the reason, with the file's age if its writer was probably killed."""
     try:
         seconds = time.time() - temporary.stat(follow_symlinks=False).st_mtime
     except OSError:  # it has just gone

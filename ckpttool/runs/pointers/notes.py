@@ -254,7 +254,7 @@ def _stem(name: str) -> str | None:
 
 
 def _describes(name: str, known: str) -> bool:
-    """Tell whether a file is called like a checkpoint, as ``epoch_3.json`` that tells of ``epoch_3.pt``."""
+    """Return whether a file is named after a checkpoint, as ``epoch_3.json`` after ``epoch_3.pt``."""
     stem = _stem(known) or known
     return _has_digit(stem) and name.startswith(stem) and not name[len(stem) : len(stem) + 1].isalnum()
 
@@ -273,14 +273,14 @@ def may_protect(name: str) -> bool:
 
 
 def protecting_text(text: str) -> str:
-    """Return what of a note protects: nothing of a script, and no line of ckpttool's own output."""
+    """Return the part of a note that protects checkpoints: no script, no output of ckpttool."""
     if any(one.start is not None and text.startswith(one.start) for one in SILENT):
         return ""
     return _OWN.sub("", text)
 
 
 def read_note(file: os.DirEntry[str], snapshot: Snapshot, on_error: OnError) -> str | None:
-    """Return what a small text file says, or None where it is something else."""
+    """Return the text of a small file, or None if it isn't text."""
     try:
         if not file.is_file(follow_symlinks=False) or not 0 < file.stat().st_size <= MAX_POINTER:
             return None
@@ -306,7 +306,7 @@ def decode_note(data: bytes) -> str | None:
 
 
 def note_lines(text: str) -> Iterator[str]:
-    """Yield the lines of a text, and what stands in them behind a colon or an equals sign; without quotes."""
+    """Yield lines, and the values after a colon or an equals sign in them; without quotes."""
     for line in text.splitlines():
         bare = line.strip()
         for value in (bare, _AFTER.split(bare, maxsplit=1)[-1].strip()):
@@ -317,7 +317,7 @@ def note_lines(text: str) -> Iterator[str]:
 
 
 def note_words(text: str) -> Iterator[str]:
-    """Yield what a text could name: its lines, what is quoted, and its words."""
+    """Yield the possible names in a text: its lines, quoted strings, and words."""
     yield from note_lines(text)
     yield from (one or other for one, other in _QUOTED.findall(text))
     yield from _unescaped(text)
@@ -339,7 +339,7 @@ def _unescaped(text: str) -> Iterator[str]:
 
 
 def _without_emphasis(text: str) -> str:
-    """Return what Markdown shows of ``**name**`` or ``_name_``, of which the ends may be words apart."""
+    """Return a text without Markdown's emphasis, as in ``**name**`` or ``_name_``."""
     return text.rstrip(_END).strip(_EMPHASIS).strip(_QUOTES).rstrip(_END)
 
 

@@ -41,7 +41,7 @@ _HEADING = re.compile(r"^[ \t]*\[.*\][ \t]*(?:#.*)?\r?$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """What people say of one checkpoint.
+    """Remark on one checkpoint.
 
     Attributes:
         note: A sentence or two.
@@ -60,12 +60,12 @@ class Remark:
 
     @property
     def has_ended(self) -> bool:
-        """Tell whether its pin protects no more; what can't be understood still does."""
+        """Return whether its pin has expired; an unreadable date has not."""
         return self.until is not None and self.until < date.fromtimestamp(time.time())
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether it says nothing."""
+        """Return whether it has no content."""
         return self.note is None and self.until is None and not self.facts
 
 
@@ -73,7 +73,7 @@ NOTHING = Remark()
 
 
 def remarks_in(text: str) -> dict[str, Remark]:
-    """Return what a list says of checkpoints, by the names that it has for them.
+    """Return the remarks in a list, by the names of checkpoints in it.
 
     Raises:
         ValueError: It is no TOML.
@@ -147,7 +147,7 @@ def parse_facts(texts: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def merged(remark: Remark, other: Remark, facts: Mapping[str, str | None]) -> Remark:
-    """Return a remark with what another one has, and other facts; a fact of None goes."""
+    """Return a remark updated with another one and with facts; a fact of None is removed."""
     together = {**remark.facts, **{key: text for key, text in facts.items() if text is not None}}
     kept = {key: text for key, text in together.items() if facts.get(key, text) is not None}
     return replace(
@@ -159,7 +159,7 @@ def merged(remark: Remark, other: Remark, facts: Mapping[str, str | None]) -> Re
 
 
 def with_remark(text: str, name: str, remark: Remark) -> str:
-    """Return a list that says this of a checkpoint; all else stays as it is.
+    """Return the text of a list with a new remark on a checkpoint, and no other change.
 
     Raises:
         ValueError: It can't be changed in its place.
@@ -195,7 +195,7 @@ def _is_of_single_values(table: object) -> bool:
 
 
 def _split_at_table(text: str, name: str) -> tuple[str, str, str]:
-    """Return what stands before the table about a checkpoint, that table, and what stands behind it."""
+    """Return the text before the table of a checkpoint, that table, and the text after it."""
     starts = [match.start() for match in _HEADING.finditer(text)]
     for start, end in pairwise([*starts, len(text)]):
         try:
@@ -208,7 +208,7 @@ def _split_at_table(text: str, name: str) -> tuple[str, str, str]:
 
 
 def rename_remarks(text: str, renamed: Mapping[str, str]) -> str:
-    """Return a list in which what has got another name is spoken of under that."""
+    """Return the text of a list with the remarks of renamed checkpoints under their new names."""
     known = remarks_in(text)
     moving = {old: known[old] for old in renamed if old in known}
     for old in moving:
@@ -219,7 +219,7 @@ def rename_remarks(text: str, renamed: Mapping[str, str]) -> str:
 
 
 def fault_text(file: str, name: str, remark: Remark) -> str:
-    """Return what to say of a remark that can't be understood."""
+    """Return the warning about an invalid remark."""
     return f"{shown(file)}: {TABLE} {name!r}: {remark.fault}"
 
 
@@ -234,7 +234,7 @@ class _NoText(ValueError):
 
 
 class Pin(NamedTuple):
-    """An entry of a list of pins: the file, what stands there, the path that it means, what is said of it."""
+    """Entry of a list of pins: the list, the name in it, the path that it means, and its remark."""
 
     file: str
     name: str
@@ -243,7 +243,7 @@ class Pin(NamedTuple):
 
     @property
     def is_there(self) -> bool:
-        """Tell whether what it means is there."""
+        """Return whether the pinned path exists."""
         return fs.exists(self.path) or fs.exists(f"{self.path}{INDEX}")
 
 
@@ -260,7 +260,7 @@ def pins_in(file: str, text: str) -> Iterator[Pin]:
 
 
 def pinned_names(text: str) -> list[str]:
-    """Return what is pinned, as it stands in a file.
+    """Return the pinned names as they are written in a list.
 
     Raises:
         ValueError: It is no TOML, or no list of names; or such a list stands where nobody would look for it.
@@ -348,7 +348,7 @@ def read_list(file: str) -> str:
 
 
 def _list_text(file: str, snapshot: Snapshot) -> str:
-    """Return what a file says.
+    """Return the text of a list of pins.
 
     Raises:
         ValueError: It is no text, or can't be a list; the text says why.
@@ -410,7 +410,7 @@ def write_list(file: str, before: str, text: str) -> None:
 
 
 def _require_trusted_link(file: str) -> None:
-    """Require of a link that this user made it, or whoever could write himself what it leads to."""
+    """Require that a link was made by this user, or by the owner of its target."""
     if not fs.islink(file) or not hasattr(os, "geteuid"):
         return
     maker = fs.lstat(file).st_uid
@@ -421,7 +421,7 @@ def _require_trusted_link(file: str) -> None:
 
 
 def list_for(directory: str) -> str:
-    """Return the file that what lies in a directory is pinned in."""
+    """Return the path of the list for pins of checkpoints in a directory."""
     home = state_dir_of(directory)
     place = home.path if home.suffix else directory
     return next(_lists_in(place, Snapshot()), os.path.join(place, PINS))
@@ -433,7 +433,7 @@ def _lists_in(directory: str, snapshot: Snapshot) -> Iterator[str]:
 
 
 def lists_for(directory: str, snapshot: Snapshot | None = None) -> list[str]:
-    """Return the lists that may pin what lies in a directory, from the nearest on.
+    """Return the lists that may pin checkpoints in a directory, the nearest first.
 
     The search ends after the home directory, and where the file system ends. Without a snapshot, it is made
     now.
@@ -473,7 +473,7 @@ def _device(directory: str, snapshot: Snapshot) -> int | str | None:
 
 
 def pins_above(directory: str) -> Iterator[Pin]:
-    """Yield the pins of what lies in a directory or below that stand in lists above it."""
+    """Yield the pins of checkpoints in a directory tree that are in lists above it."""
     real = fs.realpath(directory)
     for file in lists_for(directory):
         above = os.path.dirname(file)
@@ -491,7 +491,7 @@ def _pin_path(pinned: Pin) -> str:
 
 
 def pin_fault(pinned: Pin) -> str | None:
-    """Return why an entry of a list pins nothing, though what it names is there; None where it pins that."""
+    """Return why a pin has no effect although its path exists; None if it is valid."""
     if (fault := _name_fault(pinned, Snapshot())) is not None:
         return fault
     try:
@@ -515,13 +515,13 @@ def _name_fault(pinned: Pin, snapshot: Snapshot) -> str | None:
 
 
 def absence_message(pinned: Pin) -> str:
-    """Return what to say of a pin of what isn't there."""
+    """Return the message for a pin whose path doesn't exist."""
     hint = ": pins are names, not globs" if _WILD.search(pinned.name) else ""
     return f"doesn't exist{hint} (ckpttool unpin removes the pin)"
 
 
 def _lists_for_all(root: str, directories: Iterable[str], snapshot: Snapshot) -> Iterator[str]:
-    """Yield the lists that speak of directories: of those below the root nobody looks above it again."""
+    """Yield the lists that may pin checkpoints in directories; those above the root only once."""
     yield from lists_for(root, snapshot)
     known = {root}
     for directory in sorted(directories):
@@ -563,14 +563,14 @@ def _follow_pin(found: PointerProtections, pinned: Pin, search: Search) -> None:
 
 
 def reason_of(pinned: Pin) -> str:
-    """Return why a checkpoint stays that is pinned: ``pinned: figure 2 (until 2027-01-01)``."""
+    """Return the reason of a pin: ``pinned: figure 2 (until 2027-01-01)``."""
     note = "" if pinned.remark.note is None else f": {' '.join(pinned.remark.note.split())}"
     until = "" if pinned.remark.until is None else f" (until {pinned.remark.until})"
     return f"{KEY}{note}{until}"
 
 
 def _protect_namesakes(found: PointerProtections, pinned: Pin, index: CheckpointIndex, dangling: str) -> None:
-    """Protect what may be the pinned one where its directory was moved, or is gone with all in it."""
+    """Protect checkpoints with the name of a pin whose directory was moved or removed."""
     directory, name = index.snapshot.realpath(os.path.dirname(pinned.file)), os.path.basename(pinned.name)
     for path in index.paths.get(name, ()):
         if is_within(path, directory):

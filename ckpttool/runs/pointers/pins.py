@@ -1,4 +1,4 @@
-"""Pins: checkpoints that no policy removes, noted in a small file beside them.
+"""Pins: checkpoints that no policy removes, listed in a small file in their directory.
 
 The file is ``.ckpttool-pins.toml`` with a list ``pinned`` of names; whatever else stands in it stays. A Fluid
 root, and Accelerate's ``checkpoints``, allow no other entry in them: their pins are in the directory around,
@@ -55,7 +55,7 @@ _PAUSE = 0.1
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Pinning(Result):
-    """What a pin, or the end of one, came to.
+    """Result of ``pin`` or ``unpin``.
 
     Attributes:
         changed: Paths that are pinned now and were not, or the other way round.
@@ -129,7 +129,7 @@ def remark(
     note: str | None = None,
     facts: Mapping[str, str | None] | None = None,
 ) -> Pinning:
-    """Note something about checkpoints, without pinning them: an empty note, or a fact of None, goes.
+    """Write remarks on checkpoints, without pinning them; an empty note, or a fact of None, is removed.
 
     Raises what ``pin`` does.
     """
@@ -147,7 +147,7 @@ def _write_lists(
     said: Remark,
     facts: Mapping[str, str | None],
 ) -> Pinning:
-    """Change the lists of checkpoints, each locked, and note what is said of them.
+    """Change the lists of checkpoints, each locked, and update remarks.
 
     ``change`` returns the text of a list, and the paths of what is another now.
     """
@@ -182,7 +182,7 @@ def _write_lists(
 
 
 def remarks_beside(directory: str) -> Mapping[str, Remark]:
-    """Return what the list beside checkpoints says of them, by their names; nothing if it can't be read.
+    """Return the remarks in the list of a directory, by name; empty if it can't be read.
 
     Nothing of a store, either: that would take requests for each directory.
     """
@@ -199,7 +199,7 @@ def remarks_beside(directory: str) -> Mapping[str, Remark]:
 
 
 def remark_on(path: str) -> Remark:
-    """Return what the lists beside a checkpoint, and above it, say of it; the nearest counts.
+    """Return the remark on a checkpoint from the nearest list that has one.
 
     Nothing, if no list can be read.
     """
@@ -215,7 +215,7 @@ def remark_on(path: str) -> Remark:
 
 
 def unpin(paths: Iterable[str | os.PathLike[str]]) -> Pinning:
-    """Take pins back, those of checkpoints that have gone included.
+    """Remove pins, also those of missing checkpoints.
 
     Raises:
         CheckpointError: A path is neither a checkpoint nor pinned, or a list of pins can't be changed.
@@ -263,7 +263,7 @@ def _unpin(given: Sequence[str]) -> Pinning:
 def pins_below(
     directory: str | os.PathLike[str], on_error: Callable[[CheckpointError], None] = raise_error
 ) -> tuple[Pin, ...]:
-    """Return all pins of what lies in a directory tree; no link is followed.
+    """Return all pins of checkpoints in a directory tree; links aren't followed.
 
     Args:
         directory: The directory.
@@ -304,7 +304,7 @@ def _pins_in_list(file: str) -> list[Pin]:
 
 
 def _lock_all(file: str, places: Iterable[CheckpointPlace]) -> ExitStack:
-    """Return what holds the locks of all directories that a list of pins is about."""
+    """Return a stack that holds the locks of all directories that a list of pins covers."""
     directories = {os.path.dirname(file) or os.curdir, *(one.directory for one in places)}
     with ExitStack() as stack:
         for directory in sorted({fs.realpath(one): one for one in directories}.values()):
@@ -314,7 +314,7 @@ def _lock_all(file: str, places: Iterable[CheckpointPlace]) -> ExitStack:
 
 
 def _recover(paths: Iterable[str]) -> Iterator[str]:
-    """Settle what an interrupted command has left where some paths lie; a pin is for what is there then."""
+    """Recover from interrupted commands in the directories of paths, and yield the results in words."""
     for directory in sorted({os.path.dirname(bare(path)) or os.curdir for path in paths}):
         if not pending_journals(directory):
             continue
@@ -349,14 +349,14 @@ def _lock(stack: ExitStack, directory: str) -> None:
 
 
 def _name_in(file: str, place: CheckpointPlace) -> str:
-    """Return what is written of a checkpoint: its name, and in front of it what leads there from the file."""
+    """Return a checkpoint's name in a list: its path relative to the list."""
     start = fs.realpath(os.path.dirname(file) or os.curdir)
     relative = os.path.relpath(fs.realpath(place.directory), start)
     return place.name if relative == os.curdir else f"{relative}/{place.name}".replace(os.sep, "/")
 
 
 def _is_pin_of(place: CheckpointPlace, pinned: Pin) -> bool:
-    """Tell whether a pin means a checkpoint, by whatever name of it."""
+    """Return whether a pin means a checkpoint, by any of its names."""
     directory, name = os.path.split(fs.normpath(os.path.join(os.path.dirname(pinned.file), pinned.name)))
     is_beside = fs.realpath(directory) == fs.realpath(place.directory)
     return is_beside and (name in place.names or name.removesuffix(INDEX) == place.name)
@@ -374,7 +374,7 @@ def _resolve_or_pinned(path: str) -> CheckpointPlace:
 
 
 def _lists_pinning(place: CheckpointPlace) -> list[str]:
-    """Return the lists that pin a checkpoint: the one beside it, and those above."""
+    """Return the lists that pin a checkpoint, the nearest first."""
     lists = {file: _pins_in_list(file) for file in lists_for(place.directory)}
     return [file for file, pins in lists.items() if any(_is_pin_of(place, pinned) for pinned in pins)]
 

@@ -446,13 +446,13 @@ def _entries_of(
 
 
 def _tail(path: str, identity: str) -> str:
-    """Return what follows a name in a path; empty where it has none of that name."""
+    """Return the part of a path after a name; empty if the path doesn't contain it."""
     _, mark, tail = path.partition(f"/{identity}")
     return f"{tail}/" if mark else ""
 
 
 def _contains_other(one: str, other: str) -> bool:
-    """Tell whether one of two paths lies in the other; both end with a slash unless they are none."""
+    """Return whether one of two paths is within the other; both end with a slash, or are empty."""
     return bool(one and other) and (one.startswith(other) or other.startswith(one))
 
 
@@ -522,7 +522,9 @@ def _follow(link: str, search: Search, found: PointerProtections) -> None:
 
 
 def _follow_dangling(link: str, target: str, search: Search, found: PointerProtections) -> None:
-    """Protect the target's namesake beside a dangling symlink, or leave alone all series that it can mean."""
+    """Protect the checkpoint with the name of a dangling symlink's target, or leave alone its possible
+    series.
+    """
     directory, name = os.path.dirname(link), os.path.basename(target)
     namesake = search.index.by_name.get((directory, name))
     if namesake is not None:
@@ -540,7 +542,7 @@ def _is_part_of(link: str, entry: Entry, snapshot: Snapshot) -> bool:
 
 
 def links_near(root: str, snapshot: Snapshot) -> dict[str, str]:
-    """Return the targets of symlinks in a tree, and of those beside it, by their paths; none is followed."""
+    """Return the targets of symlinks in a tree and in the directory above, by path."""
     above = os.path.dirname(snapshot.realpath(root))
     beside = (entry.path for entry in names_in(above, snapshot, pass_over).values() if entry.is_symlink())
     links = {}

@@ -174,7 +174,7 @@ class CheckpointIndex:
         return self.by_path[path]
 
     def holds_others(self, path: str) -> bool:
-        """Tell whether other checkpoints lie inside one that is a directory."""
+        """Return whether a checkpoint's directory contains other checkpoints."""
         return self.by_name[os.path.dirname(path), os.path.basename(path)].holds_others
 
 
@@ -256,7 +256,7 @@ def targets_elsewhere(target: str, directories: Sequence[str], index: Checkpoint
 
 
 def lies_nearby(target: str, directories: Sequence[str], snapshot: Snapshot) -> bool:
-    """Tell whether what a pointer means lies where nobody looked, as in the rest of a run that was moved."""
+    """Return whether a target exists outside the survey, as in the rest of a moved run."""
     parts = path_parts(target)
     if not parts:
         return False
@@ -274,7 +274,7 @@ def lies_nearby(target: str, directories: Sequence[str], snapshot: Snapshot) -> 
 
 
 def was_here(target: str, directories: Sequence[str], snapshot: Snapshot) -> bool:
-    """Tell whether a path names something in its own run, as far as anybody can tell of a relative one."""
+    """Return whether a path is in the pointer's own run, as far as a relative path can show."""
     real = list(map(snapshot.realpath, directories))
     above = os.path.dirname(target.rstrip("/"))
     if snapshot.realpath(above) in real:
@@ -286,7 +286,7 @@ def was_here(target: str, directories: Sequence[str], snapshot: Snapshot) -> boo
 
 
 def path_parts(path: str) -> list[str]:
-    """Return the names in a path, whoever's slashes it has."""
+    """Return the names in a path, with slashes of any system."""
     return [part for part in _SLASHES.split(path) if part not in ("", os.curdir)]
 
 
@@ -302,7 +302,7 @@ def _common_tail(parts: Sequence[str], path: str) -> int:
 
 
 def paths_of(target: str, directory: str) -> list[str]:
-    """Return the paths that a target in a directory may mean: those where the directory itself lies.
+    """Return the possible paths of a target, all in the place of its directory.
 
     Whoever writes a pointer must not make us ask another store, and files of this machine say nothing of one.
     """
@@ -311,7 +311,7 @@ def paths_of(target: str, directory: str) -> list[str]:
 
 
 def exists(path: str, snapshot: Snapshot) -> bool:
-    """Tell whether something lies at a path, or a TensorFlow checkpoint at a prefix."""
+    """Return whether a path exists, or a TensorFlow checkpoint with that prefix."""
     try:
         return snapshot.exists(path) or snapshot.exists(f"{path}{INDEX}")
     except AccessDenied as error:
@@ -323,7 +323,7 @@ def exists(path: str, snapshot: Snapshot) -> bool:
 
 @dataclass(slots=True)
 class PointerProtections:
-    """What pointers say: reasons by path of the checkpoint, and series to leave alone, by key.
+    """Protections by pointers: reasons by path of the checkpoint, and series to leave alone, by key.
 
     Attributes:
         reasons: Why checkpoints stay, by their paths.
@@ -340,11 +340,11 @@ class PointerProtections:
     unread: dict[str, str] = field(default_factory=dict)
 
     def protect(self, entry: Entry, reason: str, holder: str | None = None) -> None:
-        """Add a reason to those for which a checkpoint stays."""
+        """Add a reason to keep a checkpoint."""
         self._add(entry.path, reason, None if holder is None else shown(holder))
 
     def update(self, other: PointerProtections) -> None:
-        """Add what other pointers say."""
+        """Add the protections by other pointers."""
         for path, reasons in other.reasons.items():
             for reason in reasons:
                 self._add(path, reason, other.holders.get((path, reason)))
@@ -495,7 +495,9 @@ class SeriesIndex:
                 self.by_blank[entry.directory, entry.fields.blank][group.key] = group
 
     def candidates(self, pointer: Pointer, directory: str) -> Collection[Group]:
-        """Return the series that a pointer can mean: those of its target's name, or else all beside it."""
+        """Return the series that a pointer can mean: those of its target's name, or else all in its
+        directory.
+        """
         beside = self.by_directory.get(directory, {}).values()
         if pointer.target is not None:
             return self.by_name(directory, os.path.basename(pointer.target.rstrip("/\\"))) or beside

@@ -65,7 +65,7 @@ _FEWEST_NUMBERS = 2
 
 @dataclass(frozen=True, slots=True)
 class PrunePlan:
-    """A plan, with what was found on the way.
+    """Plan of ``prune``, with the facts and warnings it was made with.
 
     Attributes:
         plan: What stays and what goes.
@@ -92,7 +92,7 @@ def make_plan(
     known: Survey | None = None,
     reader: FullReader | None = None,
 ) -> PrunePlan:
-    """Return what a policy does to a directory; nothing on disk is changed.
+    """Return the plan of a request; nothing on disk is changed.
 
     Args:
         request: What is to be thinned out, and how.
@@ -116,7 +116,8 @@ class Planner:
         """Take a survey; with ``--failed``, the newest checkpoint of each series is read now."""
         if request.joins_slim and not fs.place_of(survey.root).can_rename:
             raise UsageError("--full: checkpoints in a store can't be slimmed")
-        self._survey, self._request, self._progress, self._reader = survey, request, progress, reader
+        self.request, self.progress = request, progress
+        self._survey, self._reader = survey, reader
         self._saves, self._now = series_of_saves(survey.groups), time.time()
         self._faults: dict[str, str] = {}
         self._read: set[str] = set()
@@ -134,11 +135,15 @@ class Planner:
 
     def plan(self) -> PrunePlan:
         """Return a plan that all facts are known for."""
-        survey, request = self._survey, self._request
+        survey, request = self._survey, self.request
         retention = self._retention()
-        while self._gather(retention):
+        # One fact at a time: a plan may change with each, and only what the last plan asks is looked at.
+        while self._read_survivors(retention) or self._find_copies(retention) or self._find_slim(retention):
             retention = self._retention()
-        _require_allowed(retention, len(survey.entries), request.max_delete)
+        removed, total, limit = len(retention.removals), len(survey.entries), request.max_delete
+        if limit is not None and removed > max_removals(limit, total):
+            would_go = f"{removed:,} of {counted(total, 'checkpoint')} would go"
+            raise UsageError(f"{would_go}, more than --max-delete {limit} allows; nothing was removed")
         chosen = [(group, request.all_policies.of(group)) for group in self._saves]
         protections = of_saves(self._saves, self._protections())
         problems = (
@@ -180,8 +185,8 @@ class Planner:
         return Pointers(
             self._survey.root,
             self._survey.groups,
-            recursive=self._request.recursive,
-            exclude=self._request.exclude,
+            recursive=self.request.recursive,
+            exclude=self.request.exclude,
             asks_trackers=asks_trackers,
             errors=self._survey.errors,
             snapshot=snapshot,
@@ -189,7 +194,7 @@ class Planner:
 
     def _find_failed_runs(self) -> None:
         """Read the newest checkpoint of each series, if failed runs are asked for."""
-        if self._request.failed is None:
+        if self.request.failed is None:
             return
         busy = {
             path
@@ -200,15 +205,15 @@ class Planner:
             self._saves,
             self._now,
             busy=busy,
-            jobs=self._request.jobs,
-            goes=self._request.failed == "remove",
-            progress=self._progress,
+            jobs=self.request.jobs,
+            goes=self.request.failed == "remove",
+            progress=self.progress,
         )
         self._read = {*self._finite.values(), *self._faults}
 
     def _protections(self) -> Protections:
         """Return the protections that override all rules."""
-        request = self._request
+        request = self.request
         protections = protections_of(
             self._survey.groups,
             self._pointed,
@@ -231,18 +236,14 @@ class Planner:
         self._pointed = self._pointers.protections(self._faults)
         try:
             return plan_saves(
-                self._survey.groups, self._request.all_policies, self._protections(), now=self._now
+                self._survey.groups, self.request.all_policies, self._protections(), now=self._now
             )
         except UsageError as error:
             raise UsageError("; ".join([str(error), *self._survey.remarks])) from error
 
-    def _gather(self, retention: RetentionPlan) -> bool:
-        """Gather the facts that a plan depends on; return whether it has to be made again."""
-        return self._read_survivors(retention) or self._find_copies(retention) or self._find_slim(retention)
-
     def _read_survivors(self, retention: RetentionPlan) -> bool:
         """Read the kept checkpoints, and keep others in place of damaged ones."""
-        unread = _unread_survivors(retention, self._read) if self._request.depth == "full" else []
+        unread = _unread_survivors(retention, self._read) if self.request.depth == "full" else []
         damages = {entry.path: self._reader.read(entry).damage for entry in unread}
         damaged = {path: damage for path, damage in damages.items() if damage is not None}
         self._read |= damages.keys()
@@ -262,30 +263,28 @@ class Planner:
 
     def _find_slim(self, retention: RetentionPlan) -> bool:
         """Find obstacles to slimming the checkpoints."""
-        found = _slimming_obstacles(retention, self._slimmable)
+        from ckpttool.runs.pruning.slimming import obstacle_to_slimming
+
+        found = {
+            entry.path: obstacle_to_slimming(entry, None if group.policy is None else group.policy.dtype)
+            for group in retention.groups
+            for entry in group.slim
+            if entry.path not in self._slimmable
+        }
         self._slimmable |= found
         return any(found.values())
-
-
-def _slimming_obstacles(retention: RetentionPlan, known: Collection[str]) -> dict[str, str | None]:
-    """Return why what a plan slims can't be slimmed, or None, by its path; of what is known nothing."""
-    from ckpttool.runs.pruning.slimming import obstacle_to_slimming
-
-    return {
-        entry.path: obstacle_to_slimming(entry, None if group.policy is None else group.policy.dtype)
-        for group in retention.groups
-        for entry in group.slim
-        if entry.path not in known
-    }
 
 
 def survey_series(
     root: str, request: PruneRequest, progress: Progress = no_progress, known: Survey | None = None
 ) -> Survey:
-    """Return what lies in a directory, without the checkpoint that the directory may be itself."""
+    """Return the survey of a directory, without the checkpoint that the directory itself may be."""
     if (serial := enclosing_serial(root)) is not None:
         raise UsageError(f"{root} is a part of the checkpoint {serial}")
-    survey = known or _survey(root, request, progress)
+    if known is None:
+        with progress(root, None) as advance:
+            known = survey_directory(root, request, enters_root=True, advance=advance)
+    survey = known
     if not any(entry.unit.path == root for entry in survey.entries):
         return survey
     if len(survey.entries) == 1:
@@ -295,13 +294,8 @@ def survey_series(
     )
 
 
-def _survey(root: str, request: PruneRequest, progress: Progress) -> Survey:
-    with progress(root, None) as advance:
-        return survey_directory(root, request, enters_root=True, advance=advance)
-
-
 def _unread_survivors(retention: RetentionPlan, read: Collection[str]) -> list[Entry]:
-    """Return what stays of series of which something goes, or a part, and seems sound, but was not read.
+    """Return the sound survivors that have not been read, of series that lose or slim checkpoints.
 
     If a run goes since others are better, that is true only if these are intact.
     """
@@ -313,13 +307,6 @@ def _unread_survivors(retention: RetentionPlan, read: Collection[str]) -> list[E
         for kept in group.keep
         if kept.entry.is_sound and kept.entry.path not in read
     ]
-
-
-def _require_allowed(retention: RetentionPlan, total: int, limit: str | None) -> None:
-    removed = len(retention.removals)
-    if limit is not None and removed > max_removals(limit, total):
-        would_go = f"{removed:,} of {counted(total, 'checkpoint')} would go"
-        raise UsageError(f"{would_go}, more than --max-delete {limit} allows; nothing was removed")
 
 
 def _mark_unread_newest(retention: RetentionPlan, read: Collection[str]) -> RetentionPlan:
@@ -379,7 +366,7 @@ def _problems(
 
 
 def _nested_run_warnings(survey: Survey, scope: Scope) -> Iterator[str]:
-    """Yield a warning of each directory called as those of a series, that is none as others lie in it."""
+    """Yield a warning for each directory named like a series' checkpoint that holds checkpoints instead."""
     known = {fs.normpath(entry.unit.path) for entry in survey.entries}
     blanks = {
         name: parse_name(name).blank
@@ -432,7 +419,7 @@ def _lookalikes(
 
 
 def _name_pattern(name: str) -> str:
-    """Return a name with a ``*`` for each number but those that tell siblings apart: folds, seeds, ranks."""
+    """Return a name with a ``*`` for each number except those of siblings: folds, seeds, ranks."""
 
     def blank(match: re.Match[str]) -> str:
         return match[0] if patterns.SIBLING.search(name[: match.start()]) else "*"
@@ -442,7 +429,7 @@ def _name_pattern(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a checkpoint stays or goes.
+    """Reasons why a checkpoint is kept or removed.
 
     Attributes:
         entry: The checkpoint.
@@ -470,7 +457,7 @@ class Explanation:
 
 
 def explain(planned: PrunePlan, path: str) -> Explanation:
-    """Return why a checkpoint stays or goes."""
+    """Return the reasons why a checkpoint is kept or removed."""
     group, group_plan, save, entry = _find(planned, path)
     kept = next((kept for kept in group_plan.keep if kept.entry is entry), None)
     history = history_of(group, planned.protections, planned.now)

@@ -99,7 +99,7 @@ def doubts_of(groups: Sequence[Group], declared: Collection[str] = ()) -> dict[s
 
 
 def _is_counted_beside(saves: Group, declared: Collection[str]) -> bool:
-    """Tell whether other parts of the saves count them."""
+    """Return whether other parts of the saves count them."""
     lines: dict[tuple[str, str], list[Entry]] = defaultdict(list)
     for part in (part for entry in saves.entries for part in entry.parts[1:]):
         lines[part.directory, part.fields.blank].append(part)
@@ -118,7 +118,7 @@ def _runs_doubt(entries: Sequence[Entry], declared: Collection[str]) -> str | No
 
 
 def _merged_doubt(entries: Sequence[Entry], declared: Collection[str]) -> str | None:
-    """Return why names, or directories, that somebody makes one series of may be none."""
+    """Return the doubt about a series that the user merged from several names or directories."""
     sound = [entry for entry in entries if entry.is_sound]
     if len(sound) > 1 and not has_order(sound):
         return UNORDERED
@@ -159,7 +159,7 @@ def _doubt(entries: Sequence[Entry], declared: Collection[str]) -> str | None:
 
 
 def is_counted(sound: Sequence[Entry]) -> bool:
-    """Tell whether what is inside bears out the order of the names: epochs, or steps, that grow with them."""
+    """Return whether epochs or steps inside grow with the numbers in the names."""
     ordered = sorted(sound, key=lambda entry: entry.fields.number or 0)
     for values in zip(*(entry.inside for entry in ordered), strict=True):
         if None not in values and all(one < two for one, two in pairwise(values)):
@@ -168,7 +168,7 @@ def is_counted(sound: Sequence[Entry]) -> bool:
 
 
 def _contradicts(sound: Sequence[Entry]) -> bool:
-    """Tell whether what is inside speaks against the order of the names.
+    """Return whether epochs and steps inside contradict the order of the names.
 
     Models that were trained equally long have the same counts. In a series one count may stand still for a
     while, as epochs do between two saves of one; some count goes on, and none of those that do goes back.
@@ -183,7 +183,7 @@ def _contradicts(sound: Sequence[Entry]) -> bool:
 
 
 def _could_be_parts(entries: Sequence[Entry]) -> bool:
-    """Tell whether these may be what the ranks of one job wrote at one time."""
+    """Return whether these may be files that the ranks of one job wrote at one time."""
     if any(value is not None for entry in entries for value in entry.inside):
         return False
     times = [entry.modified_ns for entry in entries]
@@ -192,7 +192,8 @@ def _could_be_parts(entries: Sequence[Entry]) -> bool:
 
 
 def witnesses(group: Group, declared: Collection[str] = (), faults: Collection[str] = ()) -> list[Entry]:
-    """Return the oldest and the two newest intact ones of a run that only a setting in its names tells.
+    """Return the oldest and the two newest intact checkpoints of a run that only a setting in names
+    identifies.
 
     One alone would look like a save of another run, with the setting for a metric. The oldest tells the runs
     apart again: others have one of the same epoch.
@@ -204,7 +205,7 @@ def witnesses(group: Group, declared: Collection[str] = (), faults: Collection[s
 
 
 def untrained_entries(group: Group) -> list[Entry]:
-    """Return what holds nothing that was trained, unless it lies in a series that counts epochs or steps."""
+    """Return checkpoints without trained content, unless their series counts epochs or steps."""
     sound = [entry for entry in group.entries if entry.is_sound]
     counts = {entry.inside for entry in sound}
     if len(counts) > 1 and (None, None) not in counts:
@@ -269,7 +270,7 @@ def _are_equal(one: Entry, other: Entry) -> bool:
 
 
 def _same_bytes(one: str, other: str) -> bool:
-    """Tell whether two files hold the same bytes; what can't be read is the same as nothing."""
+    """Return whether two files have equal content; an unreadable file equals no other."""
     try:
         with fs.open_regular(one) as first, fs.open_regular(other) as second:
             while (chunk := first.read(_CHUNK)) == second.read(_CHUNK):
@@ -281,7 +282,7 @@ def _same_bytes(one: str, other: str) -> bool:
 
 
 def own_reasons(survey: Survey, scope: Scope, min_age: int) -> dict[str, list[str]]:
-    """Return why checkpoints stay for what they are and where they lie, by path, whatever points at them.
+    """Return reasons to keep checkpoints for their own content and place, by path.
 
     ``min_age`` is in seconds: what changed later stays.
     """
@@ -300,14 +301,14 @@ def own_reasons(survey: Survey, scope: Scope, min_age: int) -> dict[str, list[st
 
 
 def foreign_reason(entry: Entry) -> str:
-    """Return why a checkpoint stays that holds what isn't its own, where nobody has said that it goes."""
+    """Return the reason to keep a checkpoint with files that aren't its own, unless the user agreed."""
     names = entry.foreign_files
     more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
     return f"{names[0]}{more} in it is not the checkpoint's own (--yes removes it)"
 
 
 def _now(root: str) -> float:
-    """Return what time it is where the files get theirs, in seconds since 1970."""
+    """Return the time by the clock that the files' times come from, in seconds since 1970."""
     try:
         return fs.place_of(root).clock(root)
     except OSError as error:
@@ -323,7 +324,7 @@ def protections_of(
     series: Sequence[str],
     policies: Policies,
 ) -> Protections:
-    """Return what protects the checkpoints of some series.
+    """Return the protections of the checkpoints of some series.
 
     Args:
         groups: The series.

@@ -1,4 +1,4 @@
-"""Thins out a directory of checkpoints: survey, plan, verify what stays, ask, and hand on what goes."""
+"""``prune``: survey, plan with consent, removal and slimming."""
 
 from __future__ import annotations
 
@@ -47,6 +47,8 @@ from ckpttool.transaction.staged_output import clear_areas, has_leftovers, is_le
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ckpttool.runs.pruning.slimming import Slimming
+
 SCHEMA = "ckpttool.prune/1"
 Confirm = Callable[[PrunePlan], bool | None]
 """Returns whether what a plan removes is to go; None if nobody has said so."""
@@ -69,7 +71,7 @@ class PruneEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Pruned(Result):
-    """What was done, or would be.
+    """Result of ``prune``; of a dry run, the expected one.
 
     Attributes:
         plan: What stays and what went; of a dry run, what would go.
@@ -144,20 +146,20 @@ def prune(
     reader: FullReader | None = None,
     **keywords: Unpack[PruneKeywords],
 ) -> Pruned:
-    """Remove what a policy doesn't keep; with ``dry_run`` say what that would be.
+    """Remove the checkpoints that a policy doesn't keep; with ``dry_run``, return the plan.
 
-    What an interrupted command left is settled first. Survivors are verified before anything goes.
+    Interrupted commands are recovered first. Survivors are verified before anything is removed.
 
     Args:
-        directory: Where the checkpoints lie; or a whole request.
+        directory: Directory of the checkpoints; or a whole request.
         dry_run: Whether to change nothing.
-        trash: Whether what is removed is kept in the trash, from which ``undo`` restores it; or the identity
-            of the command, where several prunes are one. Failed runs always are.
+        trash: Whether removed checkpoints are kept in the trash, from which ``undo`` restores them; or the
+            identity of the command, if several prunes are one. Failed runs always are.
         confirm: Called with the plan before anything is removed; nothing is if it returns false. Unless it
-            returns true, directories stay that hold what isn't the checkpoint's own.
-        progress: Called with what is read, and how many bytes; gives what is called with the bytes read. For
-            a directory that is searched, the bytes are None, and what is called gets numbers of files.
-        reader: Knows what was read in full already, and stays as it was.
+            returns true, directories are kept that hold files which aren't the checkpoint's own.
+        progress: ``progress(label, total_bytes)`` returns a context with a callback that takes the bytes
+            read. While a directory is searched, the total is None, and the callback takes numbers of files.
+        reader: Cache of checkpoints that were read in full already.
         keywords: Attributes of ``Policy`` and ``PruneRequest``: ``prune("runs", keep_last=3)``.
 
     Raises:
@@ -170,36 +172,25 @@ def prune(
     trash = trash or request.failed == "remove"
     if dry_run:
         planned = make_plan(request, progress, reader=reader)
-        warned = _with_warning(planned, request.directory, _undo_method(request.directory, planned, trash))
+        method = _undo_method(request.directory, planned, trash)
+        warned = _with_warning(planned, request.directory, method)
         return _result(warned, freed=planned.plan.freed_bytes, dry_run=True)
     root = require_directory(request.directory)
     with _Locks() as locks:
-        survey, recovered, left = _recovered_survey(root, request, locks, progress)
+        survey, recovered, leftovers = _recovered_survey(root, request, locks, progress)
         planner = Planner(request, survey, progress, reader)
-        planned = planner.plan()
-        if planned.plan.changes:
-            locks.require(root, "{}; nothing was removed")
-        method = _undo_method(root, planned, trash)
-        agreed = confirm(_with_warning(planned, root, method)) if planned.plan.changes and confirm else None
-        if agreed is None and any(entry.foreign_files for entry in planned.plan.removals):
-            planner.keep_foreign()
-            planned = _without_foreign(planned, planner.plan())
-        if agreed is False or not planned.plan.changes:
-            result = replace(_result(planned), declined=agreed is False)
+        planned, method, is_declined = _confirmed_plan(planner, root, trash, locks, confirm)
+        if is_declined or not planned.plan.changes:
+            result = replace(_result(planned), declined=is_declined)
         else:
-            identity = new_identity() if trash is True else trash or None
-            fs.refresh(root)  # hours may have passed
-            protected = planner.newly_protected()
-            result = _remove(locks, root, planned, protected, identity, method)
-            if planned.plan.slimmed:
-                result = _slim(locks, result, protected, identity, request.jobs, progress)
+            result = _apply(planner, planned, root, trash, method, locks)
         clear_stale(locks.not_held(_directories_of(survey)))
     return replace(
         result,
         problems=(*(Problem(path, why) for path, why in recovered.failed.items()), *result.problems),
         finished=tuple(recovered.finished),
         put_back=tuple(recovered.put_back),
-        warnings=(*recovered.moved, *result.warnings, *left),
+        warnings=(*recovered.moved, *result.warnings, *leftovers),
     )
 
 
@@ -290,6 +281,35 @@ def _directories_of(survey: Survey) -> set[str]:
 # Plan -----------------------------------------------------------------------------------------------
 
 
+def _confirmed_plan(
+    planner: Planner, root: str, trash: str | bool, locks: _Locks, confirm: Confirm | None
+) -> tuple[PrunePlan, UndoMethod, bool]:
+    """Plan, and ask for consent to changes.
+
+    Without an answer, directories with files that aren't the checkpoint's own are kept.
+
+    Returns:
+        The plan; how its removals can be undone; and whether the user declined it.
+    """
+    planned, agreed = planner.plan(), None
+    if planned.plan.changes:
+        locks.require(root, "{}; nothing was removed")
+    method = _undo_method(root, planned, trash)
+    if planned.plan.changes and confirm is not None:
+        agreed = confirm(_with_warning(planned, root, method))
+    if agreed is None and any(entry.foreign_files for entry in planned.plan.removals):
+        planner.keep_foreign()
+        kept = planner.plan()
+        going = {entry.path for entry in kept.plan.removals}
+        problems = [
+            Problem(entry.path, f"not removed: {foreign_reason(entry)}")
+            for entry in planned.plan.removals
+            if entry.path not in going and entry.foreign_files
+        ]
+        planned = replace(kept, problems=(*kept.problems, *problems))
+    return planned, method, agreed is False
+
+
 def _undo_method(root: str, planned: PrunePlan, trash: str | bool) -> UndoMethod:
     removals = [(one.directory, one.contents) for one in planned.plan.removals]
     return engine_of(root).undo_method(removals, is_trash=bool(trash))
@@ -303,15 +323,31 @@ def _with_warning(planned: PrunePlan, root: str, method: UndoMethod) -> PrunePla
     return replace(planned, warnings=(*planned.warnings, Reason(Code.FOR_GOOD, warning)))
 
 
-def _without_foreign(planned: PrunePlan, kept: PrunePlan) -> PrunePlan:
-    """Return the plan by which nothing goes that isn't the checkpoints' own, with what stays for that."""
-    going = {entry.path for entry in kept.plan.removals}
-    staying = [entry for entry in planned.plan.removals if entry.path not in going and entry.foreign_files]
-    problems = [Problem(entry.path, f"not removed: {foreign_reason(entry)}") for entry in staying]
-    return replace(kept, problems=(*kept.problems, *problems))
-
-
 # Apply ----------------------------------------------------------------------------------------------
+
+
+def _apply(
+    planner: Planner,
+    planned: PrunePlan,
+    root: str,
+    trash: str | bool,
+    method: UndoMethod,
+    locks: _Locks,
+) -> Pruned:
+    """Remove checkpoints as planned, then slim others, the oldest first: the removals make room.
+
+    Everything is looked at again, as hours may have passed since the survey: pointers and required copies
+    here, each checkpoint and the files that survivors need right before a removal.
+    """
+    identity = new_identity() if trash is True else trash or None
+    fs.refresh(root)
+    protected = planner.newly_protected()
+    result = _remove(locks, root, planned, protected, identity, method)
+    if not planned.plan.slimmed:
+        return result
+    from ckpttool.runs.pruning.slimming import Slimming
+
+    return _slim(locks, result, protected, Slimming(identity, planner.request.jobs, planner.progress))
 
 
 def _remove(
@@ -327,7 +363,7 @@ def _remove(
     command = identity or new_identity()
     going = _going_by_directory(planned.plan.groups)
     staying = [kept.entry for group in planned.plan.groups for kept in group.keep]
-    # The places of what those that stay need besides their own, with who needs it.
+    # Places that survivors need besides their own files, each with the path that needs it.
     snapshot = Snapshot()
     needed = {
         **named_above(root, snapshot, raise_error),
@@ -366,18 +402,8 @@ def _remove(
     )
 
 
-def _slim(
-    locks: _Locks,
-    result: Pruned,
-    protected: Mapping[str, str],
-    identity: str | None,
-    jobs: int | None,
-    progress: Progress,
-) -> Pruned:
-    """Slim what a plan says, the oldest first, once the rest was removed: that makes room."""
-    from ckpttool.runs.pruning.slimming import Slimming, without_failures
-
-    slimming = Slimming(identity, jobs, progress)
+def _slim(locks: _Locks, result: Pruned, protected: Mapping[str, str], slimming: Slimming) -> Pruned:
+    """Slim checkpoints as planned; report those that were left whole."""
     slimmed = {entry.path for entry in result.plan.slimmed}
     for group in result.plan.groups:
         whole = [one.entry for one in group.keep if one.entry.is_sound and one.entry.path not in slimmed]
@@ -395,11 +421,12 @@ def _slim(
                 slimming.failed[entry.path] = failure.reason
             else:
                 slimming.slim(group, entry)
-    is_trash = identity is not None
+    is_trash = result.trash is not None
     problems = [Problem(path, f"not slimmed: {why}") for path, why in slimming.failed.items()]
+    groups = tuple(group.with_whole(slimming.failed) for group in result.plan.groups)
     return replace(
         result,
-        plan=result.plan._replace(groups=without_failures(result.plan.groups, slimming.failed)),
+        plan=result.plan._replace(groups=groups),
         freed_bytes=result.freed_bytes + (0 if is_trash else slimming.freed),
         trashed_bytes=result.trashed_bytes + (slimming.freed if is_trash else 0),
         failed={**result.failed, **slimming.failed},
@@ -408,7 +435,7 @@ def _slim(
 
 
 def _going_by_directory(groups: Sequence[GroupPlan]) -> dict[str, list[tuple[GroupPlan, list[Entry]]]]:
-    """Return what goes by the directory that it lies in, with the series that it is of; the oldest first."""
+    """Return removals by directory, grouped by series, the oldest first."""
     going: dict[str, list[tuple[GroupPlan, list[Entry]]]] = defaultdict(list)
     for group in groups:
         for entry in reversed(group.remove):
@@ -426,7 +453,7 @@ def _removals(
     protected: Mapping[str, str],
     total: RemovalOutcome,
 ) -> list[Group]:
-    """Return what is to be removed; a series whose survivors have changed is left alone.
+    """Return the removals in a directory; a series whose survivors have changed is left alone.
 
     Whatever the plan says, nothing goes of which something that stays needs a file.
     """

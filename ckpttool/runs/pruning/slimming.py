@@ -1,4 +1,4 @@
-"""Takes the training state out of checkpoints that stay: what ``--full`` plans, one after the other.
+"""Removes the training state from checkpoints, as planned for ``--full``.
 
 The name of a checkpoint is never free: the old file gets a name in the trash, or in the stage of the journal,
 and the slim file takes its own in one step. What a kill left in between is reverted or completed, as all
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import count
 
 from ckpttool.core.errors import CheckpointError, UsageError
@@ -36,7 +35,7 @@ from ckpttool.transaction.staged_output import StagedOutput
 
 
 def obstacle_to_slimming(entry: Entry, dtype: str | None) -> str | None:
-    """Return why a checkpoint can't be slimmed, as far as its structure tells; None if it can."""
+    """Return why a checkpoint can't be slimmed, by its structure; None if it can."""
     files = _files_that_go(entry)
     if entry.contents.symlinks:
         return "a part of it is a symlink"
@@ -162,18 +161,4 @@ def _successors(entry: Entry, waits: Mapping[str, str], below: str) -> tuple[Sto
             fingerprint(os.path.join(below, name), fs.lstat(os.path.join(entry.directory, path))),
         )
         for name, path in waits.items()
-    )
-
-
-def without_failures(groups: Sequence[GroupPlan], failed: dict[str, str]) -> tuple[GroupPlan, ...]:
-    """Return plans in which what could not be slimmed stays whole."""
-    return tuple(
-        replace(
-            group,
-            keep=tuple(
-                kept._replace(slims=kept.slims and kept.entry.path not in failed) for kept in group.keep
-            ),
-            whole={**group.whole, **{one.path: failed[one.path] for one in group.slim if one.path in failed}},
-        )
-        for group in groups
     )

@@ -118,7 +118,7 @@ class Renaming:
 
 @dataclass(frozen=True, slots=True)
 class RenamePlan:
-    """What a template makes of checkpoints.
+    """New names of checkpoints, and those that keep or can't get a name.
 
     Attributes:
         renamings: What gets another name.
@@ -147,7 +147,7 @@ def plan_names(
     left: Mapping[str, str],
     managed: Mapping[str, Collection[str]] | None = None,
 ) -> RenamePlan:
-    """Return what a template makes of checkpoints.
+    """Return the plan of new names by a template.
 
     ``standing`` has all names in each directory, ``left`` why some keep theirs, and ``managed`` the prefixes
     under which TensorFlow's manager numbers its saves in a directory.
@@ -213,7 +213,7 @@ def _require_save_name(name: str, template: Template, values: Mapping[str, objec
 
 
 def unit_stem(entry: Entry) -> str:
-    """Return what the names of all members of a checkpoint begin with: its name without its suffix."""
+    """Return the common start of all members' names: the checkpoint's name without its suffix."""
     name = entry.name
     for pattern in (shard_index.INDEX, keras_sharded.INDEX, tf_prefix.OLD_SHARD):
         match = pattern.fullmatch(name)
@@ -225,7 +225,7 @@ def unit_stem(entry: Entry) -> str:
 
 
 def _name_fault(old: str, new: str) -> str | None:
-    """Return why a new name can't stand in a directory, or would mean there what the old one didn't."""
+    """Return why a new name is invalid in a directory, or has a meaning that the old one hadn't."""
     if "/" in new or os.sep in new or "\0" in new:
         return "which is no name but a path"
     if not new or new.startswith((".", "-")):
@@ -249,7 +249,7 @@ def _name_fault(old: str, new: str) -> str | None:
 
 
 def _collisions(renamings: Sequence[Renaming], standing: Mapping[str, Collection[str]]) -> Iterator[Problem]:
-    """Yield what would get a name that another gets, or has."""
+    """Yield checkpoints whose new name exists, or is given twice."""
     by_directory: dict[str, list[Renaming]] = defaultdict(list)
     for renaming in renamings:
         by_directory[renaming.entry.directory].append(renaming)
@@ -336,7 +336,7 @@ def _first(names: Sequence[str]) -> str:
 
 
 def _doubts(renaming: Renaming, template: Template) -> Iterator[tuple[str, str]]:
-    """Yield the doubts about a name: the kind of each, and what is said of this one, if more."""
+    """Yield doubts about a name: the kind of each, and a sentence on this case, if it differs."""
     entry = renaming.entry
     old, new = entry.fields, parse_name(renaming.name)
     for name, read, inside in (("epoch", new.epoch, entry.inside[0]), ("step", new.step, entry.inside[1])):
@@ -387,7 +387,7 @@ def _metric_doubts(
 
 
 def _name_after_next_rename(renaming: Renaming, template: Template) -> str:
-    """Return what a template makes of a name that it made: another one would change with every rename."""
+    """Return the name that the same template would give next time; it should be the same."""
     unit = renaming.entry.unit._replace(path=renaming.to)
     stem = unit_stem(replace(renaming.entry, unit=unit))
     values = {**renaming.values, "name": stem, "run": run_of(stem, renaming.entry.directory)}
@@ -487,7 +487,7 @@ def reason_to_leave(entry: Entry, names: Collection[str]) -> str | None:
 
 
 def _is_written_by_accelerate(entry: Entry) -> bool:
-    """Tell whether Accelerate wrote a checkpoint where it names them itself."""
+    """Return whether Accelerate named a checkpoint itself."""
     is_home = os.path.basename(fs.realpath(entry.directory)) == ACCELERATES
     if not SERIAL.fullmatch(entry.name) or not is_home:
         return False
@@ -495,7 +495,7 @@ def _is_written_by_accelerate(entry: Entry) -> bool:
 
 
 def manager_prefixes(directory: str) -> frozenset[str]:
-    """Return what the names begin with that TensorFlow's manager goes on to give in a directory.
+    """Return the prefixes of names that TensorFlow's checkpoint manager may use in a directory.
 
     That is what stands before a dash in a name in its state file, and what it begins names with by itself.
     """
@@ -511,7 +511,7 @@ def manager_prefixes(directory: str) -> frozenset[str]:
 
 
 def lost_lookups(renamed: Sequence[tuple[Entry, str]]) -> Iterator[str]:
-    """Yield what will not find a checkpoint any more that gets a new name, or looks for it in vain."""
+    """Yield warnings about programs that won't find a renamed checkpoint."""
     trainer = [
         (entry, name)
         for entry, name in renamed
@@ -544,7 +544,7 @@ def lost_lookups(renamed: Sequence[tuple[Entry, str]]) -> Iterator[str]:
 
 
 def stale_best_paths(entries: Sequence[Entry], renamed: Sequence[Entry]) -> Iterator[str]:
-    """Yield what checkpoints call the best of their run in a pickle, which is never rewritten."""
+    """Yield a warning about best paths in pickles, which are never rewritten."""
     names = {(entry.directory, entry.name): entry for entry in renamed}
     holders = [
         entry

@@ -41,7 +41,7 @@ class PathRenames:
     """New names by old ones, of all that gets another name, directory by directory."""
 
     def __init__(self, names: Mapping[str, Mapping[str, str]], snapshot: Snapshot) -> None:
-        """Take new names by old ones, by the directory that they lie in."""
+        """Take new names by old ones, by directory."""
         self._seen = snapshot
         self._names = {snapshot.realpath(directory): dict(new) for directory, new in names.items()}
 
@@ -64,7 +64,7 @@ class PathRenames:
         return None
 
     def renamer(self, base: str, *others: str, near: Sequence[str] = ()) -> Renamer:
-        """Return the function from a path that stands in a text to its new one.
+        """Return the function from a path in a text to its new form.
 
         The path is taken from ``base`` and ``others``; one that leads nowhere from there, as that of a run
         that was moved, goes by its name in a directory ``near``.
@@ -86,7 +86,7 @@ class PathRenames:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A note: where it lies, what it says, and what it is to say."""
+    """Note of a user: its directory, name, and text before and after."""
 
     directory: str
     name: str
@@ -96,7 +96,7 @@ class Note:
 
 @dataclass(slots=True)
 class Updates:
-    """What follows, by directory of the journal that it goes into, and what can't be read or changed.
+    """Updates of texts and links, by directory of their journal, and files that can't be changed.
 
     Attributes:
         rewrites: Texts that are to say something else.
@@ -112,7 +112,7 @@ class Updates:
 
     @property
     def count(self) -> int:
-        """Return how many texts and links these are; an index or a manifest belongs to what it names."""
+        """Return the number of updated texts and links, without indexes and manifests of checkpoints."""
         rewrites = (rewrite for together in self.rewrites.values() for rewrite in together)
         in_place = sum(1 for rewrite in rewrites if None not in (rewrite.before, rewrite.after))
         return in_place + sum(map(len, self.relinks.values()))
@@ -125,7 +125,7 @@ class Updates:
 
 @dataclass(frozen=True)  # without slots, for what it keeps once it was asked for
 class Scene:
-    """Where checkpoints and what names them lie.
+    """Checkpoints to rename, and the places that may name them.
 
     Attributes:
         root: The directory that was asked for.
@@ -148,7 +148,7 @@ class Scene:
 
     @cached_property
     def mentions(self) -> Mentions:
-        """Return what finds the checkpoints that a text names."""
+        """Return the finder of checkpoints that a text names."""
         return Mentions(CheckpointIndex(self.entries, self.snapshot))
 
     @property
@@ -158,7 +158,7 @@ class Scene:
         return [directory for directory in self.note_directories if directory not in known]
 
     def journal_directory(self, directory: str) -> str | None:
-        """Return the directory of checkpoints that another is or lies below, the nearest one."""
+        """Return the nearest directory with checkpoints that a directory is in."""
         real = self.snapshot.realpath(directory)
         while real not in self._real_directories:
             above = os.path.dirname(real)
@@ -192,7 +192,7 @@ def note_directories(root: str, entries: Sequence[Entry], snapshot: Snapshot) ->
 
 
 class NoteRewriter:
-    """The notes around checkpoints that get other names: what each means before, and afterwards."""
+    """Rewrites notes around renamed checkpoints, and compares their meaning before and after."""
 
     def __init__(self, scene: Scene, moved: PathRenames) -> None:
         """Take the checkpoints under the names that notes have, and the new names."""
@@ -201,7 +201,7 @@ class NoteRewriter:
 
     @cached_property
     def _renamed_mentions(self) -> Mentions:
-        """Return what finds the checkpoints that a text names by their new names."""
+        """Return the finder of checkpoints by their new names."""
         entries: list[Entry] = []
         for entry in self._scene.entries:
             new = self._moved.in_directory(entry.directory)
@@ -216,7 +216,7 @@ class NoteRewriter:
         return text if kind is None else kind.reworded(text, self._renamer(directory, note))
 
     def _renamer(self, directory: str, note: str) -> Renamer:
-        """Return the function from a word that means a checkpoint, wherever that lies, to its new form."""
+        """Return the function from a word that means a checkpoint to its new form."""
 
         def new(word: str) -> str | None:
             if "://" in word:  # what lies elsewhere has kept its name
@@ -257,7 +257,9 @@ class NoteRewriter:
 
 
 def _leads_to(front: str, directory: str, target: str, snapshot: Snapshot) -> bool:
-    """Tell whether what stands before a name in a text leads to its directory: others may have it, too."""
+    """Return whether the path in front of a name leads to a directory: other directories may have the name,
+    too.
+    """
     real, base = snapshot.realpath(target), snapshot.realpath(directory)
     if real == base or os.path.basename(front.rstrip("/")) == os.path.basename(real):
         return True
@@ -269,7 +271,7 @@ def _leads_to(front: str, directory: str, target: str, snapshot: Snapshot) -> bo
 
 
 def updates_for(scene: Scene, moved: PathRenames) -> Updates:
-    """Return all that has to follow some new names, as it stands on the disk now.
+    """Return the updates that new names require, by the files on disk now.
 
     What lies in a checkpoint's directory that gets a new name is told with that.
     """
@@ -281,7 +283,7 @@ def updates_for(scene: Scene, moved: PathRenames) -> Updates:
 
 
 class _Collector:
-    """Collects what has to follow some new names, reading it from the disk."""
+    """Collects the updates that new names require, reading files from the disk."""
 
     def __init__(self, scene: Scene, moved: PathRenames, notes: NoteRewriter) -> None:
         self.updates = Updates()
@@ -342,7 +344,7 @@ class _Collector:
         return changed
 
     def _add_beside(self, directory: str, files: Names, edits: Mapping[str, FileChange]) -> None:
-        """Add what lies beside checkpoints, and names them."""
+        """Add the files in a directory of checkpoints that name them."""
         changed = dict(edits)
         kinds = {name: kind_of(name) for name in files}
         # Those with digests come last: they have the new digests of the others.
@@ -383,11 +385,11 @@ class _Collector:
     def _rewritten(
         self, kind: TextKind, directory: str, name: str, new: Renamer, changes: Changes
     ) -> Rewrite | None:
-        """Return what a file says with the new names, if that is something else; add why it can't."""
+        """Return the rewrite of a file of a kind, if its text changes; add the fault if it can't be."""
         return _rewrite(self.updates.faults, directory, name, lambda text: kind.reworded(text, new, changes))
 
     def _add_note(self, directory: str, file: os.DirEntry[str]) -> Rewrite | None:
-        """Add what somebody noted, and which checkpoints it will not name any more."""
+        """Add a note of a user, and its rewrite."""
         text, kind = read_note(file, self._scene.snapshot, pass_over), kind_of(file.name)
         if text is None:
             return None
@@ -434,7 +436,7 @@ class _Collector:
             self.updates.rewrites[entry.directory].append(rewrite)
 
     def _add_link(self, link: str, target: str) -> None:
-        """Add a symlink that leads to what gets another name, or into it."""
+        """Add a symlink that leads to a renamed checkpoint, or into it."""
         directory = os.path.dirname(link) or os.curdir
         new = SYMLINK.reworded(target, lambda path: self._moved.new_path(path, directory))
         if new == target:
@@ -451,7 +453,7 @@ class _Collector:
 def link_holders(
     scene: Scene, names: Iterable[tuple[str, str]], moved: PathRenames
 ) -> Iterator[tuple[str, str]]:
-    """Yield the checkpoints among some, by directory and name, inside which a symlink leads to what moves."""
+    """Yield the checkpoints, by directory and name, in which a symlink leads to a renamed one."""
     real = scene.snapshot.realpath
     wanted = {os.path.join(real(directory), name): (directory, name) for directory, name in names}
     for link, target in scene.links.items():
@@ -469,7 +471,7 @@ def link_holders(
 def _rewrite(
     faults: dict[str, str], directory: str, name: str, reword: Callable[[str], str]
 ) -> Rewrite | None:
-    """Return what a text is to say if that is something else; note why one can't be changed."""
+    """Return the rewrite of a text, if it changes; record the fault if it can't be changed."""
     path = os.path.join(directory, name)
     try:
         before = text_at(path)
@@ -487,7 +489,7 @@ def _is_one_name(path: str, snapshot: Snapshot) -> bool:
 
 
 def _is_another(kind: TextKind, file: os.DirEntry[str]) -> bool:
-    """Tell from its size whether a file only has a name like those of a kind."""
+    """Return whether a file is too large for its kind, and only has a similar name."""
     is_sure = file.name in kind.files and kind.formats is None
     return not is_sure and file.stat().st_size > kind.limit
 

@@ -73,7 +73,7 @@ NewNames = dict[str, dict[str, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenameRequest(Scope):
-    """What is to be renamed, and how: besides what is looked at, which is a ``Scope``.
+    """Options of ``rename``: besides those of ``Scope``, the directory and the template.
 
     Attributes:
         directory: Where the checkpoints lie.
@@ -88,7 +88,7 @@ class RenameRequest(Scope):
 
 @dataclass(frozen=True, slots=True)
 class PlannedNames:
-    """A plan, with what was found on the way.
+    """Plan of ``rename``, with problems and warnings.
 
     Attributes:
         plan: Which checkpoint gets which name.
@@ -169,7 +169,9 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
 def _plan_with_updates(
     template: Template, scene: Scene, standing: Mapping[str, Mapping[str, object]], left: dict[str, str]
 ) -> tuple[RenamePlan, PathRenames, Updates]:
-    """Return a plan, its names, and what has to follow it; what can't follow leaves alone what it names."""
+    """Return a plan, its names, and the updates; checkpoints named in files that can't be changed keep their
+    names.
+    """
     managed = {directory: manager_prefixes(directory) for directory in standing}
     while True:
         plan = plan_names(scene.entries, template, standing, left, managed)
@@ -184,7 +186,7 @@ def _plan_with_updates(
 def _reasons_to_stay(
     plan: RenamePlan, scene: Scene, moved: PathRenames, updates: Updates
 ) -> Iterator[tuple[str, str]]:
-    """Yield what has to keep its name since something that names it can't be changed, and why."""
+    """Yield checkpoints that keep their name, as a file that names them can't be changed, with reasons."""
     entries = {(one.entry.directory, one.entry.name): one.entry for one in plan.renamings}
     for holder in link_holders(scene, entries, moved):
         yield entries[holder].path, "a symlink in it leads to a checkpoint that gets another name"
@@ -203,7 +205,7 @@ def _reasons_to_stay(
 
 
 def _unknown_fields(template: Template, entries: Sequence[Entry]) -> tuple[list[TemplateField], str]:
-    """Return the metrics in a template that no checkpoint has, and which fields there are."""
+    """Return the metrics in a template that no checkpoint has, and the names of existing fields."""
     known = {name for entry in entries for name in entry.metrics if entry.metric(name) is not None}
     known |= {"loss" for entry in entries if entry.metric("loss") is not None}
     there = (*FIELDS, *sorted(known))
@@ -318,7 +320,7 @@ def _aside(name: str) -> Location:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RenameResult(Result):
-    """What was done, or would be.
+    """Result of ``rename``; of a dry run, the expected one.
 
     Attributes:
         planned: The plan.
@@ -353,7 +355,7 @@ class RenameResult(Result):
 
     @property
     def is_refused(self) -> bool:
-        """Tell whether nothing was renamed since some names can't be given."""
+        """Return whether nothing was renamed because some names are invalid."""
         return bool(self.planned.plan.refused) and not self.dry_run
 
     @property
@@ -378,7 +380,7 @@ def rename(
     confirm: Confirm | None = None,
     **keywords: Unpack[ScopeKeywords],
 ) -> RenameResult:
-    """Give checkpoints their names; with ``dry_run`` say what these would be.
+    """Rename checkpoints by a template; with ``dry_run``, return the plan.
 
     What an interrupted command left is settled first. Where one name can't be given, none is.
 
@@ -446,14 +448,14 @@ def _changed_directories(planned: PlannedNames) -> list[str]:
 
 
 class _RenameLocks:
-    """The directories that are locked, each once by whatever path, and what was interrupted in them."""
+    """Locks of directories, each held once whatever its path, and the recoveries in them."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
         self._recoveries: dict[tuple[int, int], tuple[str, Recovery]] = {}
 
     def acquire(self, directory: str) -> None:
-        """Lock a directory, and settle what was interrupted there."""
+        """Lock a directory, and recover from interrupted commands in it."""
         status = fs.stat(directory)
         identity = status.st_dev, status.st_ino
         if identity not in self._recoveries:

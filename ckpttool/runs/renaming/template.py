@@ -94,13 +94,13 @@ class TemplateField:
 
     @property
     def shown(self) -> str:
-        """Return the field as it stands in the template."""
+        """Return the field as it is written in the template."""
         return f"{{{self.name}{'?' * self.is_optional}{':' * bool(self.spec)}{self.spec}}}"
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A template that was parsed: its fields, and the text behind the last of them."""
+    """Parsed template: its fields, and the text after the last one."""
 
     text: str
     fields: tuple[TemplateField, ...]
@@ -209,7 +209,7 @@ def _without_key(literal: str, field: str) -> str:
 
 
 def values_of(entry: Entry, stem: str) -> dict[str, Value]:
-    """Return what is known of a checkpoint, by field; what it lacks isn't in it."""
+    """Return the values of a checkpoint's known fields, by name."""
     values: dict[str, Value | None] = {
         name: value
         for name, value in ({"loss": entry.loss} | dict(entry.metrics)).items()
@@ -225,7 +225,7 @@ def values_of(entry: Entry, stem: str) -> dict[str, Value]:
 
 
 def run_of(stem: str, directory: str) -> str:
-    """Return what a name says of the run: the part before its first field, else the directory's name."""
+    """Return the run in a name: the part before its first field, else the directory's name."""
     fields = parse_name(stem)
     if fields.blank == stem:
         return stem or os.path.basename(os.path.abspath(directory))
@@ -257,7 +257,7 @@ def _saved_moments(entry: Entry) -> dict[str, Value | None]:
 
 
 def utc_time(seconds: float) -> datetime | None:
-    """Return a time in UTC; None for one beyond what calendars hold."""
+    """Return a time in UTC; None if it is beyond the calendar."""
     if not math.isfinite(seconds) or abs(seconds) > _LONGEST:
         return None
     try:
@@ -267,7 +267,7 @@ def utc_time(seconds: float) -> datetime | None:
 
 
 def stem_of(name: str, *, is_directory: bool) -> str:
-    """Return a name without the suffix that says of what kind it is."""
+    """Return a name without the suffix of its kind."""
     match = (_DIRECTORY_SUFFIX if is_directory else _SUFFIX).search(name)
     return name[: match.start()] if match and match.start() else name
 

@@ -46,7 +46,7 @@ def require_metrics(chosen: Chosen) -> None:
 
 
 def lack_warnings(chosen: Chosen, now: float | None) -> Iterator[str]:
-    """Yield how many checkpoints a rule keeps because they lack what it asks for."""
+    """Yield the numbers of checkpoints that rules keep for a missing metric, step, epoch or date."""
     for metric, sound in _sound_by_metric(chosen).items():
         lacks = [metric_lack(entry, metric) is not None for entry in sound]
         yield from _kept_for_lack(lacks, f"no {metric}")
@@ -78,7 +78,7 @@ def _sound_by_metric(chosen: Chosen) -> Mapping[str, list[Entry]]:
 
 
 def _sound_series(chosen: Chosen, need: str) -> list[list[Entry]]:
-    """Return the sound checkpoints of each series whose policy has a rule that goes by this."""
+    """Return the sound checkpoints of each series whose policy has a rule with this need."""
     return [
         [entry for entry in group.entries if entry.is_sound]
         for group, policy in chosen
@@ -113,7 +113,7 @@ RankedSeries = tuple[Group, History]
 
 
 class RunRank(NamedTuple):
-    """Whether all of a run goes, and why it does or doesn't."""
+    """Decision on a whole run, and its reason."""
 
     goes: bool
     reason: str
@@ -190,7 +190,7 @@ def reasons_from_outside(
     reasons: Mapping[str, Sequence[str]],
     holders: Mapping[tuple[str, str], str],
 ) -> dict[str, list[str]]:
-    """Return why checkpoints of runs that go stay, by path.
+    """Return reasons to keep checkpoints of removed runs, by path.
 
     What such a run's own checkpoints call its best goes with them, unless a checkpoint that says so stays.
 
@@ -257,7 +257,7 @@ class Excess(NamedTuple):
 
     @property
     def is_inevitable(self) -> bool:
-        """Tell whether the limit can't be met."""
+        """Return whether the limit can't be met."""
         return self.required > self.limit
 
     def __str__(self) -> str:
@@ -266,14 +266,14 @@ class Excess(NamedTuple):
 
 
 def excess(rule: str, limit: int | None, kept: Sequence[Entry], required: Iterable[Entry]) -> Excess | None:
-    """Return by how much what is kept passes a limit, or None where it doesn't, or there is none."""
+    """Return the excess of kept checkpoints over a limit; None if there is none."""
     if limit is None or (taken := taken_bytes(kept)) <= limit:
         return None
     return Excess(rule, limit, taken, taken_bytes(required))
 
 
 def removals_for_limits(series: Sequence[LimitedSeries]) -> dict[str, str]:
-    """Return why checkpoints don't fit, by path: first in what their series may take, then in the total."""
+    """Return why checkpoints exceed a limit, by path: first that of their series, then the total one."""
     reasons: dict[str, str] = {}
     for one in series:
         if one.policy is not None and (limit := one.policy.max_size) is not None:
@@ -300,7 +300,7 @@ def total_limit(policies: Iterable[Policy | None]) -> int | None:
 
 
 def _drop_oldest(saves: Sequence[Entry], held: Collection[str], limit: int) -> list[str]:
-    """Return the paths of what goes, one save after another, until the rest takes no more than a limit."""
+    """Return the paths of the oldest checkpoints to remove until the rest fits a limit."""
     names, sizes = _files(saves)
     total = sum(sizes.values())
     dropped = []

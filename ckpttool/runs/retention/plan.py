@@ -52,7 +52,7 @@ def fields_by_path(record: type) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Protections:
-    """What is stronger than every rule.
+    """Facts that override every rule.
 
     Attributes:
         reasons: Why a checkpoint stays, by its path.
@@ -98,7 +98,7 @@ class KeptEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """What becomes of one series, the newest first.
+    """Plan of one series, the newest first.
 
     Attributes:
         key: The key of the series.
@@ -136,6 +136,12 @@ class GroupPlan:
         declined = (KeptEntry(entry, ("declined",)) for entry in self.remove)
         return replace(self, keep=(*stays, *declined), remove=())
 
+    def with_whole(self, failed: Mapping[str, str]) -> GroupPlan:
+        """Return the plan in which some checkpoints are left whole; ``failed`` has reasons by path."""
+        keep = (kept._replace(slims=kept.slims and kept.entry.path not in failed) for kept in self.keep)
+        whole = {one.path: failed[one.path] for one in self.slim if one.path in failed}
+        return replace(self, keep=tuple(keep), whole={**self.whole, **whole})
+
     def slim_bytes(self, entry: Entry) -> int:
         """Return how many bytes slimming a checkpoint frees, about."""
         has_dtype = self.policy is not None and self.policy.dtype is not None
@@ -163,7 +169,7 @@ class GroupPlan:
 
 
 class RetentionPlan(NamedTuple):
-    """What becomes of all series.
+    """Plan of all series.
 
     Attributes:
         policies: What it was made by.
@@ -179,7 +185,7 @@ class RetentionPlan(NamedTuple):
 
     @property
     def policy(self) -> Policy | None:
-        """Return the policy of what no path's rule is for; None where there is none."""
+        """Return the default policy; None if there is none."""
         return self.policies.default
 
     @property
@@ -189,12 +195,12 @@ class RetentionPlan(NamedTuple):
 
     @property
     def removals(self) -> tuple[Entry, ...]:
-        """Return all that goes."""
+        """Return all checkpoints to remove."""
         return tuple(entry for group in self.groups for entry in group.remove)
 
     @property
     def slimmed(self) -> tuple[Entry, ...]:
-        """Return all that stays without its training state."""
+        """Return all checkpoints to slim."""
         return tuple(entry for group in self.groups for entry in group.slim)
 
     @property
@@ -204,7 +210,7 @@ class RetentionPlan(NamedTuple):
 
     @property
     def freed_bytes(self) -> int:
-        """Return the bytes that are freed: of files none of whose names stays, and about those of states."""
+        """Return the bytes freed: of files that lose all their names, and an estimate for slimming."""
         return freed_bytes(self.removals) + self.slim_bytes
 
     @property
@@ -214,12 +220,12 @@ class RetentionPlan(NamedTuple):
 
     @property
     def is_estimate(self) -> bool:
-        """Tell whether what is freed is known about: files are written anew."""
+        """Return whether the freed bytes are an estimate, as files are written anew."""
         return any(not entry.state.files for entry in self.slimmed)
 
     @property
     def changes(self) -> bool:
-        """Tell whether any checkpoint is removed or slimmed."""
+        """Return whether any checkpoint is removed or slimmed."""
         return bool(self.changed)
 
     def declined(self) -> RetentionPlan:
@@ -230,7 +236,7 @@ class RetentionPlan(NamedTuple):
 def plan(
     groups: Sequence[Group], policy: Policy | Policies, protections: Protections, *, now: float | None = None
 ) -> RetentionPlan:
-    """Return what stays and what goes."""
+    """Return the plan of some series; each checkpoint is one save."""
     policies = policy if isinstance(policy, Policies) else Policies(policy)
     chosen = [(group, policies.of(group)) for group in groups]
     require_metrics(chosen)
@@ -266,7 +272,7 @@ def plan(
 
 
 class _Draft(NamedTuple):
-    """What becomes of a series but for its limits of size.
+    """Plan of a series before its limits of size.
 
     Attributes:
         reasons: Why each checkpoint stays, by its path; one without a reason goes.
@@ -280,7 +286,7 @@ class _Draft(NamedTuple):
     slim: Sequence[Entry] = ()
 
     def reasons_with_limits(self, too_large: Collection[str]) -> dict[str, list[str]]:
-        """Return why each checkpoint stays, by its path, where some don't fit."""
+        """Return reasons to keep each checkpoint, by path, given those that exceed a limit."""
         reasons = {path: list(reasons) for path, reasons in self.reasons.items()}
         policy = self.limited.policy
         if policy is None or not policy.has_limit:
@@ -304,7 +310,7 @@ def _draft(
     history: History,
     rank: RunRank | None,
 ) -> _Draft:
-    """Return what a policy says of a series; where a failed one goes, there may be none."""
+    """Return the plan of a series before limits; a failed series to remove needs no policy."""
     is_beyond_best = rank is not None and rank.goes
     goes_whole = is_beyond_best or (protections.removes_failed and group.key in protections.failed)
     if policy is None and not goes_whole:
@@ -351,7 +357,9 @@ def _draft(
 
 
 def _older_whole(policy: Policy, history: History, kept_whole: Collection[str]) -> list[Entry]:
-    """Return what a policy would slim where it stays: with any state, not one of the newest, or protected."""
+    """Return checkpoints to slim if they are kept: with training state, older than the whole ones,
+    unprotected.
+    """
     if policy.full is None:
         return []
     whole = {*kept_whole, *(entry.path for entry in newest_whole(policy, history))}
@@ -366,7 +374,7 @@ def _reason_to_stay_whole(entry: Entry, protections: Protections) -> str | None:
 
 
 def history_of(group: Group, protections: Protections, now: float | None) -> History:
-    """Return what the rules see of a series: its intact checkpoints, in their order.
+    """Return the history of a series for the rules: its intact checkpoints, in order.
 
     A symlink is none of them: its bytes lie elsewhere, and whoever has them there may delete them.
     Without what a read found damaged, the others may have more in common, and so another order.
@@ -380,7 +388,7 @@ def history_of(group: Group, protections: Protections, now: float | None) -> His
 
 
 def newest_of(newest_first: Sequence[Entry], history: History) -> dict[str, list[str]]:
-    """Return what stays for being the newest, by path: in order, in time, or by another count."""
+    """Return reasons to keep the newest checkpoints, by path: in order, in time, or by another count."""
     if not history.intact:
         incomplete = [entry for entry in newest_first if entry.is_incomplete]
         return {entry.path: ["none is intact"] for entry in incomplete[:1]}
@@ -413,7 +421,7 @@ def _limited_series(
     reasons: Mapping[str, Sequence[str]],
     held: Collection[str],
 ) -> LimitedSeries:
-    """Return what limits of size see of a series; one without any brings what stays of it."""
+    """Return the series for the limits of size; without a limit of its own, only its kept checkpoints."""
     if policy is None or not policy.has_limit:
         return LimitedSeries(policy, [entry for entry in group.entries if reasons[entry.path]], held)
     may_stay = {*held, *(entry.path for entry in history.intact)}
@@ -448,7 +456,7 @@ def _group_plan(
 
 
 def fault_of(entry: Entry, protections: Protections) -> str | None:
-    """Return what is wrong with a checkpoint, as far as it is known."""
+    """Return the known fault of a checkpoint."""
     return entry.fault or protections.faults.get(entry.path)
 
 
@@ -470,7 +478,7 @@ def _unique(*reasons: Iterable[str]) -> list[str]:
 def plan_saves(
     groups: Sequence[Group], policy: Policy | Policies, protections: Protections, *, now: float | None = None
 ) -> RetentionPlan:
-    """Return what stays and what goes of some series, by what protects their checkpoints one by one."""
+    """Return the plan of some series, planned by saves, with a row for each part."""
     saves = series_of_saves(groups)
     planned = plan(saves, policy, of_saves(saves, protections), now=now)
     by_part: dict[str, tuple[Entry, GroupPlan]] = {}
@@ -481,7 +489,7 @@ def plan_saves(
 
 
 def of_saves(saves: Sequence[Group], protections: Protections) -> Protections:
-    """Return what protects saves: whatever protects one of their parts, or the series of one."""
+    """Return the protections of saves: those of any part, or of a part's series."""
     entries = [entry for group in saves for entry in group.entries]
 
     def first_of(known: Mapping[str, str]) -> dict[str, str]:
@@ -528,7 +536,7 @@ def of_saves(saves: Sequence[Group], protections: Protections) -> Protections:
 def _part_plan(
     group: Group, by_part: Mapping[str, tuple[Entry, GroupPlan]], protections: Protections
 ) -> GroupPlan:
-    """Return what becomes of a series of which each checkpoint may be a part of a save."""
+    """Return the plan of a series whose checkpoints may be parts of saves."""
     plans = {made.key: made for entry in group.entries for _, made in [by_part[entry.path]]}
     main = plans.get(group.key) or next(iter(plans.values()))
     if all(not entry.save for entry in group.entries):
@@ -555,7 +563,7 @@ def _part_plan(
 
 
 def _reasons(entry: Entry, kept: KeptEntry, protections: Protections) -> tuple[str, ...]:
-    """Return why a part stays: what is true of its save, or of itself; else the part that it belongs with."""
+    """Return reasons to keep a part: those of its save that apply to it, else the part that it follows."""
     if not kept.reasons:  # the series is left alone
         return ()
     own: dict[str, set[str]] = {}

@@ -38,7 +38,7 @@ _OF_ALL = "--max-total-size is of all series, and no rule for some of them"
 
 
 def glob_below(text: str) -> str:
-    """Return a glob of what lies below a configuration's directory."""
+    """Return a glob of paths below a configuration's directory."""
     glob = text.rstrip("/")
     parts = [part for part in glob.split("/") if part != os.curdir]
     if os.path.isabs(glob) or os.pardir in parts:
@@ -51,7 +51,7 @@ def glob_below(text: str) -> str:
 
 
 def _series_glob(text: str) -> str:
-    """Return a glob of series; a directory's plain name means what lies in it and below."""
+    """Return a glob of series; the plain name of a directory means everything in it."""
     glob = glob_below(text)
     last = glob.rpartition("/")[2]
     is_directory = text.endswith("/") or not any(mark in last for mark in "*?[")
@@ -106,7 +106,7 @@ class Policies(NamedTuple):
 
     @property
     def alteration(self) -> Rule | None:
-        """Return a rule of one of them that changes checkpoints that stay."""
+        """Return a rule of any policy that changes kept checkpoints."""
         rules = (one.alteration for one in self.each if one is not None)
         return next((rule for rule in rules if rule is not None), None)
 
@@ -147,7 +147,7 @@ def _origin(rule: PathRule | None) -> str:
 
 
 def matches(glob: str, path: str) -> bool:
-    """Tell whether a path matches a glob, name by name; ``**`` stands for any number of directories."""
+    """Return whether a path matches a glob, name by name; ``**`` matches any number of directories."""
     parts = glob.split("/")
     names = path.split("/")
     if os.pardir in names:
@@ -161,7 +161,7 @@ def matches(glob: str, path: str) -> bool:
 
 
 def _skip_wildcards(reached: set[int], parts: Sequence[str]) -> set[int]:
-    """Return the places in a glob that are reached if each ``**`` may also stand for nothing."""
+    """Return the reachable places in a glob if each ``**`` may match nothing."""
     for at, part in enumerate(parts):
         if at in reached and part == "**":
             reached = reached | {at + 1}
@@ -192,7 +192,7 @@ _execution = partial(option, panel=EXECUTION_PANEL, reach=Reach.HARMLESS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneRequest(Scope):
-    """What is to be thinned out, and how: besides what is looked at, which is a ``Scope``.
+    """Request of ``prune``: besides the options of ``Scope``, a directory, policies and limits.
 
     Attributes:
         directory: Where the checkpoints lie.
@@ -268,12 +268,12 @@ class PruneRequest(Scope):
 
     @property
     def joins_slim(self) -> bool:
-        """Tell whether slimmed checkpoints belong to the series of whole ones: if a policy slims."""
+        """Return whether slimmed checkpoints belong to the series of whole ones, as a policy slims."""
         return self.all_policies.alteration is not None
 
     @property
     def all_policies(self) -> Policies:
-        """Return the policies, of which there may be one alone, or none."""
+        """Return the policies; ``policy`` alone is the default one."""
         return self.policies or Policies(self.policy)
 
 

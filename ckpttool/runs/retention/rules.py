@@ -90,7 +90,7 @@ def _bursts(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
 
 
 def _split_at_gaps(ordered: Sequence[Entry], seconds: int) -> Iterator[list[Entry]]:
-    """Yield what follows one another within so many seconds."""
+    """Yield runs of checkpoints without a gap of more than some seconds."""
     part = list(ordered[:1])
     for before, entry in pairwise(ordered):
         if entry.modified_ns - before.modified_ns > seconds * 10**9:
@@ -120,7 +120,7 @@ KeptWithReasons: TypeAlias = "Iterator[tuple[Entry, str]]"
 
 @dataclass(frozen=True)
 class History:
-    """What the rules see of a series.
+    """View of a series that rules decide by.
 
     Attributes:
         intact: Its intact checkpoints, the newest first.
@@ -157,13 +157,13 @@ class History:
 
     @property
     def undated(self) -> KeptWithReasons:
-        """Yield what has no date that can be believed: nobody knows that it is old."""
+        """Yield checkpoints without a credible date, with the doubt: they may be new."""
         doubts = ((entry, self._doubts.get(entry.path)) for entry in self.intact)
         return ((entry, doubt) for entry, doubt in doubts if doubt is not None)
 
 
 def _keep_last(policy: Policy, history: History) -> KeptWithReasons:
-    """Keep the newest, and as many of what a restarted run wrote last, though its epochs come before."""
+    """Keep the newest, and as many of those that a restarted run wrote last."""
     count = policy.keep_last or 0
     for entry in history.intact[:count]:
         yield entry, f"last {count}"
@@ -177,7 +177,7 @@ def _not_last(policy: Policy, history: History, entry: Entry) -> str:
 
 
 def _keep_best(policy: Policy, history: History) -> KeptWithReasons:
-    """Keep the best, and what nobody can compare."""
+    """Keep the best, and those without a value to compare."""
     metric, count = policy.metric or "", policy.keep_best
     for entry in rank_by_metric(policy, history)[:count]:
         yield entry, f"best {count} by {metric} ({entry.recorded_metric(metric):.6g})"
@@ -195,14 +195,14 @@ def _not_best(policy: Policy, history: History, entry: Entry) -> str:
 
 
 def _keep_all_of_best_runs(policy: Policy, history: History) -> KeptWithReasons:
-    """Keep everything if no other rule says what of a run is wanted; runs that go don't come here."""
+    """Keep everything in the best runs, unless another rule chooses within runs."""
     if policy.keeps_whole_runs:
         for entry in history.intact:
             yield entry, f"of the best {counted(policy.keep_best_runs or 0, 'run')}"
 
 
 def rank_by_metric(policy: Policy, history: History) -> list[Entry]:
-    """Return what has a metric, the best first, and what is infinite last.
+    """Return the checkpoints with a metric, the best first, infinite values last.
 
     Of equals the newer comes first, unless the metric is carried on.
     """
@@ -225,7 +225,7 @@ def rank_by_metric(policy: Policy, history: History) -> list[Entry]:
 
 
 def is_carried_on(metric: str, values: Iterable[float], mode: Mode | None) -> bool:
-    """Tell whether later checkpoints repeat a metric, as they do ``best_loss``: of equals the oldest has it.
+    """Return whether later checkpoints repeat a metric's best value, as ``best_loss``.
 
     So it is with what is named so, and with what never gets worse and repeats its best value.
     """
@@ -247,7 +247,7 @@ def metric_lack(entry: Entry, metric: str) -> str | None:
 
 
 def _keep_every(count: str, policy: Policy, history: History) -> KeptWithReasons:
-    """Keep the first of each stretch of so many steps, or epochs, and what has none."""
+    """Keep the first of each stretch of N steps, or epochs, and those without a count."""
     each = getattr(policy, f"keep_every_{count}s")
     value_of = attrgetter(count)
     stretch = count if each == 1 else f"{each:,} {count}s"
@@ -291,7 +291,7 @@ def ordinal(place: int, superlative: str) -> str:
 
 
 def _keep_periods(rule: str, policy: Policy, history: History) -> KeptWithReasons:
-    """Keep the newest of each of so many natural periods that have one, and what has no date."""
+    """Keep the newest of each of the last N periods with checkpoints, and those without a date."""
     count = getattr(policy, rule)
     word = rule.removeprefix("keep_")
     for period, entry in list(newest_of_periods(rule, history))[:count]:
@@ -322,7 +322,7 @@ def newest_of_periods(rule: str, history: History) -> Iterator[tuple[str, Entry]
 
 
 def _keep_within(policy: Policy, history: History) -> KeptWithReasons:
-    """Keep what is not much older than the newest that has a date, and what has none."""
+    """Keep checkpoints at most a time span older than the newest dated one, and those without a date."""
     span = policy.keep_within or 0
     for entry in history.dated:
         if entry.save_time >= history.dated[0].save_time - span:
@@ -336,7 +336,7 @@ def _not_within(policy: Policy, history: History, entry: Entry) -> str:
 
 
 def _keep_younger(policy: Policy, history: History) -> KeptWithReasons:
-    """Keep what was saved a short time ago from now, and what has no date; else the newest."""
+    """Keep checkpoints younger than a time span, and those without a date; else the newest."""
     span = policy.older_than or 0
     young = [one for one in history.dated if history.now is None or one.save_time > history.now - span]
     for entry in young:
@@ -354,7 +354,7 @@ def _not_younger(policy: Policy, history: History, entry: Entry) -> str:
 
 
 def _keep_whole(policy: Policy, history: History) -> KeptWithReasons:
-    """Keep the newest that a training can go on from; everything, where no other rule says what stays."""
+    """Keep the newest with training state; everything, if no other rule chooses checkpoints."""
     whole = {entry.path for entry in newest_whole(policy, history)}
     for entry in history.intact:
         if entry.path in whole:
@@ -371,7 +371,7 @@ def _not_whole(policy: Policy, history: History, entry: Entry) -> str:
 
 
 def newest_whole(policy: Policy, history: History) -> list[Entry]:
-    """Return the newest with training state, and as many of what a restarted run wrote last."""
+    """Return the newest with training state, and as many of those that a restarted run wrote last."""
     orders = (history.intact, history.written_last)
     return [one for order in orders for one in [e for e in order if e.holds_state][: policy.full or 0]]
 
@@ -395,7 +395,7 @@ def _not_named(policy: Policy, history: History, entry: Entry) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule(Option):
-    """A rule, or what belongs to one: how it is given, and what it does.
+    """Rule of a policy, or a setting of one: its option, and its functions.
 
     Attributes:
         keep: Returns what it keeps of a series, and why; None for what other rules and the plan go by.
@@ -435,7 +435,7 @@ def _period(flag: str, help: str, example: int) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Which checkpoints of each series are wanted: what any rule keeps stays.
+    """Rules for the checkpoints of each series: a checkpoint that any rule keeps is kept.
 
     Each attribute is a row: an option of ``prune`` and ``list`` and a key of ``[retention]``, with what it
     does. Durations are in seconds, sizes in bytes.
@@ -579,22 +579,22 @@ class Policy:
 
     @property
     def rules(self) -> dict[str, Any]:
-        """Return the rules that were given, by name, with what belongs to them."""
+        """Return the given rules and their settings, by name."""
         return dict(_given_rules(self))
 
     @property
     def alteration(self) -> Rule | None:
-        """Return the first rule that was given and changes checkpoints that stay."""
+        """Return the first given rule that changes kept checkpoints."""
         return next((RULES[name] for name in self.rules if RULES[name].alters), None)
 
     @property
     def keeps_whole_runs(self) -> bool:
-        """Tell whether it says which runs stay, and nothing of what of them does."""
+        """Return whether it chooses runs, and nothing within them."""
         return self.rules.keys() <= {"keep_best_runs", "metric", "mode", *_CHOOSE_NOTHING}
 
     @property
     def has_limit(self) -> bool:
-        """Tell whether there is a limit of size, which keeps what fits."""
+        """Return whether it has a limit of size."""
         return any(name in self.rules for name in LIMITS)
 
 
