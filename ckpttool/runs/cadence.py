@@ -23,7 +23,7 @@ from ckpttool.storage import fs
 _FEWEST = 3
 """Two checkpoints have one interval, which may be a pause."""
 _PAUSE = 5
-"""An interval of so many times the usual one is a pause: a job waited, or was restarted."""
+"""An interval longer than this many median intervals is a pause: a job waited, or was restarted."""
 _DAY = 86_400
 
 
@@ -33,13 +33,13 @@ class Cadence:
 
     Attributes:
         interval: Seconds from one save to the next, in the median.
-        steps, epochs: What lies between two saves, in the median.
+        steps, epochs: Steps and epochs between two saves, in the median.
         pauses: How many intervals were far longer.
         nbytes: Bytes of a checkpoint, in the median.
         save_time: Seconds that a save takes.
         free_bytes: Room on the file system.
         best_interval: Seconds between saves that waste the least time, given how often a failure comes.
-        unknown: Why intervals can't be told.
+        unknown: Why intervals are unknown.
     """
 
     interval: float | None = None
@@ -114,7 +114,7 @@ def cadence_of(
     Args:
         entries: Its checkpoints, the oldest first.
         mtbf: Mean time between failures, in seconds; None: no advice is asked for.
-        save_time: Seconds that a save takes, if somebody knows better than the files.
+        save_time: Seconds that a save takes; None estimates it from the files.
     """
     sound = [entry for entry in entries if entry.is_sound]
     if not sound:

@@ -50,11 +50,11 @@ class Card(Result):
 
     Attributes:
         name: The checkpoint's own name.
-        inspection: What it is.
+        inspection: Result of ``inspect``.
         files: Its files, with their digests.
-        hyper_parameters: What its training was started with, nested names with dots.
-        remark: What people say of it.
-        verification: What ``verify`` found; None: it was not asked.
+        hyper_parameters: Hyper-parameters of its training; nested names have dots.
+        remark: Remark of users.
+        verification: Result of ``verify``; None if it wasn't run.
     """
 
     name: str

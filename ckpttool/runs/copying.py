@@ -91,8 +91,8 @@ class CheckpointCopy:
     """Result of copying one checkpoint; of a dry run, the expected one.
 
     Attributes:
-        path: Where it lies.
-        target: Where its copy lies.
+        path: Path of the checkpoint.
+        target: Path of its copy.
         nbytes: The bytes of its files.
         sent_bytes: How many of them were sent, or would be.
         why: Why it isn't copied, in words.
@@ -120,12 +120,12 @@ class Copied(Table):
 
     Attributes:
         destination: Where to.
-        checkpoints: What became of each.
+        checkpoints: Result for each checkpoint.
         dry_run: Whether nothing was changed.
-        problems: What in the sources could not be looked at.
-        warnings: What could not be cleared away.
-        left_out: Paths of what the policy doesn't keep, and so isn't copied.
-        pruned: What the policy removed at the destination; None without one.
+        problems: Errors in the sources.
+        warnings: Leftovers that could not be removed.
+        left_out: Paths of checkpoints that the policy doesn't keep, so that they aren't copied.
+        pruned: Result of pruning the destination; None without a policy.
     """
 
     _ROWS: ClassVar[tuple[str | int, ...]] = ("checkpoints",)
@@ -161,7 +161,7 @@ class CopyRequest(Scope):
     Attributes:
         sources: Checkpoints, and directories of them.
         destination: The directory to put them in.
-        policy: What to keep at the destination; None keeps everything.
+        policy: Policy of the destination; None keeps everything.
         force: Whether a checkpoint there gives way to another one of its name.
         depth: How a checkpoint is verified before it is copied.
         jobs: Number of threads.
@@ -225,7 +225,7 @@ def copy(
             ``copy("runs", "s3://bucket/runs", keep_last=5)``.
 
     Raises:
-        UsageError: The destination lies in a source, or two checkpoints would have one path there.
+        UsageError: The destination is in a source, or two checkpoints would have one path there.
         CheckpointError: A source can't be looked at.
     """
     request = _request(sources, destination, keywords)
@@ -249,7 +249,7 @@ def _request(sources: Any, destination: str | os.PathLike[str], keywords: Mappin
     )
 
 
-# What is copied -------------------------------------------------------------------------------------
+# Plan ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,7 +466,7 @@ def keep_policy(
     if request.policy is None or copied.dry_run or not has_all:
         return copied
     destination = bare(request.destination)
-    # What a pin or a pointer keeps in the source stays here, too: the next copy would only bring it again.
+    # A checkpoint that pins or pointers keep in the source is kept here, too, or it would be copied again.
     preview = prune(_prune_request(destination, request, "quick"), dry_run=True)
     targets = {fs.normpath(one.target) for one in copied.checkpoints}
     going = [entry.unit.path for entry in preview.plan.removals if fs.normpath(entry.unit.path) in targets]

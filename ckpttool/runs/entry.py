@@ -36,9 +36,9 @@ _RESULTS = (
     ),
     *(".svg", ".mp4", ".wav"),
 )
-"""Endings of what no format of checkpoints consists of."""
+"""Suffixes of files that no checkpoint format uses."""
 _ASSETS = f"assets{os.sep}"
-"""What a SavedModel reads, whatever it is."""
+"""Directory of a SavedModel's assets, which may have any names."""
 
 Number = int | float
 
@@ -76,36 +76,36 @@ class Entry:
 
     Attributes:
         path: How the user would name it.
-        unit: What discovery found; its members go or stay together.
+        unit: Unit of discovery; its members are kept or removed together.
         format: Name of the format; None where its content is none that is known.
         contents: Its files, as they were when it was looked at.
-        fields: What its name says.
-        safety: What loading it with its framework could run, as far as it could be read.
-        danger: What loading it would run, where that is known to be unsafe.
+        fields: Fields of its name.
+        safety: Whether loading it with its framework could run code, as far as it could be read.
+        danger: The code that loading it would run; None if it isn't known to be unsafe.
         is_complete: False where a part is missing, or it can't be opened.
-        fault: What is wrong with it, by ``DAMAGED``, ``INCOMPLETE`` or ``UNREADABLE``; None if it is sound.
+        fault: Its fault, with code ``DAMAGED``, ``INCOMPLETE`` or ``UNREADABLE``; None if it is sound.
         epoch, step: From inside the checkpoint, else from its name.
         inside: Epoch and step as the checkpoint itself has them.
         saved_at: When it was saved, by its own account, in seconds since 1970.
         loss: Its training loss, where that is known to be this checkpoint's.
-        metrics: What it was measured at, by its own account, its name's, or that of a log.
-        logged_as: The step under which its trainer logs what is measured there, where it counts otherwise.
+        metrics: Metrics from inside, its name, or a log.
+        logged_as: Step in its trainer's logs; None if it is the same.
         signature: Hash of the names and shapes of its tensors; None where it isn't sound.
-        granularity: How much of a training run it holds; None where it can't be told.
+        granularity: How much of a training run it holds; None if unknown.
         has_weights: Whether there are weights among its tensors.
-        best_paths: What it calls the best checkpoint of its run.
-        holds_others: Whether other checkpoints lie inside its directory.
+        best_paths: Paths inside it of the best checkpoint of its run.
+        holds_others: Whether its directory contains other checkpoints.
         linked_bytes: Where parts of it are symlinks, the bytes of all that they lead to.
         holds: How much it holds, in words.
-        needs: Paths of what it needs besides files of its own.
-        series: Pattern of the paths that somebody made one series of, over directories.
+        needs: Paths that it needs besides its own files.
+        series: Pattern of paths that the user declared one series, over directories.
         group: Key of the series it belongs to.
         run: Directory of the run that wrote it.
-        hyper_parameters: What its run was started with, by its own account.
-        state: What of it only a training that goes on needs.
+        hyper_parameters: Hyper-parameters of its run, from inside.
+        state: Part of it that is only needed to resume.
         save: The save that it is a part of, where that has several.
         part: Its place among the parts of its save.
-        parts: All parts of the save that it stands for, itself first.
+        parts: All parts of the save that it represents, itself first.
     """
 
     path: str
@@ -199,8 +199,8 @@ class Entry:
     def foreign_files(self) -> tuple[str, ...]:
         """Return names in the checkpoint's directory that aren't its own files, but would be removed with it.
 
-        A directory ends with a slash, and stands for all that lies in it. Of formats that allow whatever
-        name, only results can be told.
+        A directory ends with a slash. Formats that allow any names only have files of results, such as
+        tables and pictures, among these.
         """
         if self.unit.format is None:
             return ()
@@ -220,7 +220,7 @@ class Entry:
     def nbytes(self) -> int:
         """Return the bytes of its own files, without manifests.
 
-        Of what is a symlink those count that it leads to, though none of them is ever freed.
+        Those of a symlink are the bytes of its target, though they are never freed.
         """
         return self._saved.nbytes if self.linked_bytes is None else self.linked_bytes
 

@@ -24,7 +24,7 @@ class ChosenCheckpoint:
 def newest_in(path: str) -> ChosenCheckpoint:
     """Return the checkpoint that a path means: itself, or the newest in the directory.
 
-    What lies in the directory comes before what lies deeper.
+    Checkpoints directly in the directory come before deeper ones.
     """
     try:
         is_directory = stat.S_ISDIR(fs.stat(path).st_mode)

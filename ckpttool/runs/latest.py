@@ -57,9 +57,9 @@ def latest(
     """Return the newest intact checkpoint of a directory; with ``best`` that of the best metric.
 
     Args:
-        directory: Where they lie.
+        directory: Directory of the checkpoints.
         recursive: Whether to descend.
-        exclude: Globs of what to pass over.
+        exclude: Globs of paths to skip.
         max_depth: How many levels to descend at most.
         depth: Whether intact means every byte, of which the answer is read in full and no other, or the
             structure.
@@ -68,12 +68,12 @@ def latest(
         metrics: Logs that know more metrics.
         before: The step before which it has to be saved.
         resume_exact: Whether only one will do from which a training resumes exactly.
-        allow_unsafe: Whether one may be chosen that runs code when it is loaded, or calls what could.
+        allow_unsafe: Whether to accept a checkpoint that runs code when it is loaded, or may.
         missing_ok: Whether the directory may be missing, as before a run's first job: then there is none.
         wait: For how many seconds to wait for a writer that is at one that would come first.
-        tell: Told what is waited for.
+        tell: Called with a message for each save that is waited for.
         jobs: Number of threads.
-        progress: Is told what is read.
+        progress: Progress of reading; see ``prune``.
 
     Raises:
         UsageError: A mode without a metric, or a metric whose name doesn't say which values are good; or
@@ -112,7 +112,7 @@ def find_latest(
     while True:
         search = LatestSearch(directory, query, clock.time(), refused, frozenset(watch.writing), reader)
         surveyed = search.survey()
-        # Reading takes long: as long as somebody writes what would come first, it would be in vain.
+        # Reading takes long, and would be in vain while a preferred checkpoint is being written.
         look = search.look(surveyed, reads=not query.wait)
         if query.wait and watch.wait([*look.unsettled, *watch.growing(look.quiet)]):
             continue
@@ -149,14 +149,14 @@ def latest_of(
 ) -> Latest:
     """Return the newest intact checkpoint of several directories; of equals, that of the first directory.
 
-    Only what may be the answer is read in full. A directory that doesn't exist has none, unless all don't.
+    Only a possible answer is read in full. A missing directory has no checkpoint, unless all are missing.
 
     Args:
-        directories: Where they lie; the nearest first.
+        directories: Directories of the checkpoints; the nearest first.
 
     Raises:
         NotFound: No directory exists.
-        CheckpointError: One of them can't be looked at: nobody knows then which is the newest.
+        CheckpointError: One of them can't be looked at, so that the newest is unknown.
     """
     find = partial(find_latest, tell=tell, progress=progress)
     if len(directories) == 1:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 LIST_SCHEMA = "ckpttool.list/1"
 SortKey = Callable[[Entry], Any]
-"""Tells what comes first, the least; None where nobody knows."""
+"""Sort key of a checkpoint, the least first; None if it is unknown."""
 
 
 ORDERS: Mapping[str, SortKey] = {
@@ -49,7 +49,7 @@ ORDERS: Mapping[str, SortKey] = {
     "size": lambda entry: entry.nbytes,
     "name": lambda entry: natural_path(entry.path),
 }
-"""What there is besides any metric."""
+"""Orders besides those by a metric."""
 
 
 class DirectoryPreview(NamedTuple):
@@ -79,14 +79,14 @@ class ListedCheckpoint(NamedTuple):
     """A checkpoint in a list.
 
     Attributes:
-        entry: What is known of it; its fault is what was found wrong, by whatever was read.
-        protected: What points at it, or protects it else.
+        entry: The checkpoint; its fault includes those found by a full read.
+        protected: Reasons that protect it.
         is_newest: Whether it is the newest sound one of its series.
         is_best: Whether it is the best sound one of its series, by the metric that was asked for; what is a
             series of its own is the best of nothing.
         is_read: Whether every byte of it was read.
         kept: Why a policy would keep it: nothing where it would go; None where no policy was asked for.
-        remark: What people say of it.
+        remark: Remark of users.
         is_slimmed: Whether the policy would keep it without its training state.
         part: The part to which it belongs, if there are several: only that one reads it in full.
     """
@@ -192,7 +192,7 @@ class ListedRun:
     Attributes:
         path: Its directory.
         checkpoints: Those of all its series.
-        hyper_parameters: What it was started with, nested names with dots.
+        hyper_parameters: Hyper-parameters of the run; nested names have dots.
         best: The best by the metric that was asked for.
     """
 
@@ -276,23 +276,23 @@ def list_checkpoints(
     """Return the checkpoints of a directory tree; nothing on disk is changed.
 
     Args:
-        directory: Where they lie.
+        directory: Directory of the checkpoints.
         recursive: Whether to descend.
-        exclude: Globs of what to pass over.
+        exclude: Globs of paths to skip.
         max_depth: How many levels to descend at most.
         series: Globs of names that are one series each, whatever the names say.
-        group_by: What makes a series; by default directory, format and name.
-        metrics: Files of logs with what the checkpoints were measured at.
+        group_by: Criterion of a series; by default directory, format and name.
+        metrics: Logs with metrics of the checkpoints.
         sort: ``epoch``, ``step``, ``age``, ``size``, ``name`` or a metric, the least first; what has none of
             it comes last.
         reverse: Whether the order is turned around.
-        best: A metric: the checkpoint of each series that has the best of it is told.
+        best: Metric whose best checkpoint is marked in each series.
         mode: Which of its values are good.
         depth: Whether structure alone is looked at, or every byte is read.
         retention: Request whose policy is previewed: what it would keep and remove. What it says of series
             and subdirectories counts, in place of the arguments above.
         jobs: Number of threads.
-        progress: Told what is read.
+        progress: Progress of reading; see ``prune``.
         executor: Looks at the checkpoints and reads them in place of this process: that of Dask, of mpi4py
             or one of ``concurrent.futures``. Its workers need ckpttool, and the files under the same absolute
             paths.
@@ -330,7 +330,7 @@ def preview_directory(
     """Return the survey, protections and plan of a directory; nothing on disk is changed.
 
     Args:
-        scope: What of it is looked at. A ``PruneRequest`` previews what its policy would keep, too.
+        scope: Checkpoints to look at. A ``PruneRequest`` also previews its policy.
     """
     with progress(directory, None) as advance:
         survey = survey_directory(
@@ -492,7 +492,7 @@ def _runs(series: Sequence[ListedSeries], best: str | None, mode: Mode | None) -
 def differing_parameters(runs: Sequence[ListedRun]) -> list[str]:
     """Return the names of the hyper-parameters in which runs differ, as they come.
 
-    What differs as the names of the runs do, such as the directory that each wrote into, says nothing more.
+    A parameter that contains the run's name, such as its output directory, is left out.
     """
     names = dict.fromkeys(name for run in runs for name in run.hyper_parameters)
     return [

@@ -34,7 +34,7 @@ MAX_NAMES = 10_000
 """The most names of metrics that a log may have."""
 
 MAX_VALUES = 5_000_000
-"""The most values that are kept of a log: so many metrics times so many checkpoints."""
+"""Limit on values per log: metrics times checkpoints."""
 
 STEPS = (
     "global_step",
@@ -46,7 +46,7 @@ STEPS = (
     "num_updates",
     "_step",
 )
-"""What people and loggers call a column of steps; the first that there is counts."""
+"""Names of a column of steps; the first that exists is used."""
 
 EPOCHS = ("epoch", "train/epoch", "trainer/epoch", "current_epoch")
 """Likewise of epochs."""
@@ -81,15 +81,15 @@ class Log:
 
     Attributes:
         path: The file or directory.
-        numbers: The steps and epochs of which values are kept.
-        by_step: What was measured at steps.
-        by_epoch: What was measured at epochs of which no step is told.
-        in_epoch: The last of what was measured at the steps of an epoch.
-        by_checkpoint: What was measured at a checkpoint, by the name of its directory.
+        numbers: Steps and epochs whose values are kept.
+        by_step: Values by step.
+        by_epoch: Values by epoch, in rows without a step.
+        in_epoch: Last values by epoch, in rows with a step.
+        by_checkpoint: Values by the name of a checkpoint's directory.
         steps: Which steps it has.
         epochs: Which epochs it has.
-        counts_both: Whether it has epochs beside steps.
-        warnings: What is doubtful about it.
+        counts_both: Whether it has rows with both a step and an epoch.
+        warnings: Warnings about it.
         has_bare: Whether it has one of those steps and epochs without any number.
     """
 
@@ -147,7 +147,7 @@ MAX_STATE = 100_000_000
 _DELIMITERS = ",;\t"
 _WITH_COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+(?:e[-+]?[0-9]+)?", re.ASCII | re.IGNORECASE)
 _EMPTY = frozenset({"", "na", "n/a", "none", "null"})
-"""What stands in a cell that has no value; Keras writes ``NA``."""
+"""Texts of an empty cell; Keras writes ``NA``."""
 
 _RAY_TRIAL, _RAY_CHECKPOINT = "trial_id", "checkpoint_dir_name"
 _RAY_COUNTS = frozenset(
@@ -156,7 +156,7 @@ _RAY_COUNTS = frozenset(
         *("time_since_restore", "iterations_since_restore"),
     }
 )
-"""What Ray counts in each result, which is no metric."""
+"""Keys that Ray writes in each result, and that are no metrics."""
 
 _LOST_END = "its last line has no end, as if it were still being written; it was not read"
 
@@ -297,7 +297,7 @@ def _json_document(file: BinaryIO, path: str, what: str) -> Any:
 def add_object(log: Log, record: Mapping[str, Any]) -> None:
     """Take a JSON object into a log: its step, its epoch, and its numbers, those under ``metrics`` too.
 
-    Ray says of which checkpoint a line of its ``result.json`` is.
+    A line of Ray's ``result.json`` names its checkpoint.
     Source: ray-project/ray ``python/ray/tune/result.py`` (``AUTO_RESULT_KEYS``), ``train/constants.py``
     (``CHECKPOINT_DIR_NAME``).
     """
@@ -391,7 +391,7 @@ def _no_count_error(path: str, what: str) -> CheckpointError:
 
 
 MAX_FILES, MAX_DEPTH = 1_000, 3
-"""How many event files a directory may have, and how deep they may lie in it."""
+"""Limits on event files per directory, and on their depth in it."""
 
 _STEP, _SUMMARY = 2, 5
 _TIME_KEY, _STEP_KEY, _SUMMARY_KEY = b"\x09", b"\x10", b"\x2a"
@@ -400,7 +400,7 @@ _VALUE = 1
 _TAG, _SIMPLE, _TENSOR = 1, 2, 8
 _FLOATS, _DOUBLES, _INTS, _INT64S, _BOOLS, _HALVES = 5, 6, 7, 10, 11, 13
 _DTYPES = {1: "<f", 2: "<d", 3: "<i", 4: "<B", 5: "<h", 6: "<b", 9: "<q", 10: "<?", 19: "<e"}
-"""TensorFlow's numbers of types, and how an element lies in ``tensor_content``."""
+"""TensorFlow's numbers of types, with the layout of an element in ``tensor_content``."""
 
 _FIELDS = {
     1: _FLOATS,
@@ -414,7 +414,7 @@ _FIELDS = {
     19: _HALVES,
 }
 _EPOCH_TAG, _PER_EPOCH = "epoch", "epoch_"
-"""Lightning's tag for the epoch of a step, and what the tags begin with that Keras counts by epochs."""
+"""Lightning's tag for the epoch of a step, and the prefix of tags that Keras counts by epochs."""
 
 _SIGN_BITS = 64
 
@@ -427,7 +427,7 @@ def is_event_file(name: str) -> bool:
 def event_files(directory: str) -> list[tuple[str, str]]:
     """Return the event files in a directory, the oldest name first, each with the prefix of its tags.
 
-    Those in directories inside are told apart, such as Keras's ``train`` and ``validation``.
+    Those in subdirectories have a prefix, such as Keras's ``train`` and ``validation``.
     """
     files: list[tuple[str, str]] = []
     pending = [(directory, "", 0)]

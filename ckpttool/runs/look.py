@@ -92,7 +92,7 @@ def places_on_the_way(path: str, snapshot: Snapshot) -> Iterator[str]:
             reached = current
             continue
         except OSError as error:
-            # No link, not there, or in a closed directory: what is ours doesn't lie behind it.
+            # No link, missing, or in a closed directory: none of our checkpoints can be there.
             if error.errno == errno.EINVAL or fs.is_absence(error) or snapshot.is_closed(current):
                 reached = current
                 continue
@@ -167,7 +167,7 @@ def look_at(unit: Unit, *, holds_others: bool = False) -> Entry | None:
 def look_for(path: str) -> tuple[Unit | None, Entry | None, str | None]:
     """Return the checkpoint that a file is, and its entry, as ``unit_at`` and ``look_at`` do one by one.
 
-    It is opened once for both. Of what looks like a model and is no checkpoint, the reason is returned.
+    It is opened once for both. For a model that is no readable checkpoint, the reason is returned.
     """
     directory, name = os.path.split(path)
     try:
@@ -299,7 +299,7 @@ def _linked_bytes(unit: Unit, files: Contents) -> int | None:
 def _counts_inside(training: TrainingState) -> tuple[Number | None, int | None]:
     """Return epoch and step, unless they were taken from the name or are no numbers.
 
-    A negative one is what a framework writes for "not training any more": the name knows better.
+    Frameworks write negative ones for "not training any more"; those in the name are better then.
     """
     epoch, step = training.epoch, training.step
     if training.origin_of("epoch").kind == "name" or epoch is None or not math.isfinite(epoch) or epoch < 0:
@@ -398,7 +398,7 @@ def _seconds(when: str | None) -> float | None:
 
 
 FULL_CHECKS = ("structure", "checksum", "values")
-"""What intact means; what loading a checkpoint could run has no say in it."""
+"""Checks for intact checkpoints; the safety of loading isn't one of them."""
 
 SPECIAL = ("nan", "infinity")
 """Findings that say that a value is no finite number."""
@@ -408,9 +408,9 @@ class FullRead(NamedTuple):
     """Result of reading a checkpoint in full.
 
     Attributes:
-        fault: What is wrong with it; None where it is intact, and holds no NaN.
+        fault: Its fault; None if it is intact, and holds no NaN.
         is_finite: Whether its weights hold neither NaN nor infinities.
-        damage: The fault, unless it is NaN beside the weights alone: an optimizer's state, a single value.
+        damage: The fault, unless it is NaN outside the weights: in an optimizer's state, or a single value.
     """
 
     fault: Reason | None
@@ -533,7 +533,7 @@ def _damage(errors: Sequence[Finding]) -> Reason:
 def findings_of_weights(entry: Entry, findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings that are about weights; a single value, such as a best metric in a buffer, is none.
 
-    An optimizer's state, or what else lies beside the weights, may hold NaN while the weights are fine.
+    Other content, such as an optimizer's state, may hold NaN while the weights are fine.
     """
     findings = list(findings)
     if not findings or entry.unit.format is None:

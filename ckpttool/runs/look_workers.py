@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 WORTH_UNITS = 300
-"""So many checkpoints are worth a child, which takes as long to start as these to look at."""
+"""Number of checkpoints that take as long to look at as a child takes to start."""
 _BATCH = 50
 _SHARED_BATCH = 4
 """How many are handed over to others at once, who wait for a store or a network meanwhile."""
 
 Discovered = tuple[Unit, bool] | str
-"""A unit, and whether other checkpoints lie inside it; or the path of a file that may be one."""
+"""A unit, and whether its directory contains other checkpoints; or the path of a possible file."""
 
 
 _Task = tuple[int, Sequence[Discovered]]
@@ -69,7 +69,7 @@ def look_at_all(
     None stands for a file by whose path alone it can't be told: it can't be read, or is a part of more.
 
     Args:
-        found: What is to be looked at.
+        found: Units and paths to look at.
         executor: Looks at it instead of this process and its children, wherever it has the files; an error
             stands for what a worker doesn't see, or didn't come back from.
         advance: Called with the number of those looked at, from any thread.

@@ -100,7 +100,7 @@ class LogArgument:
     Attributes:
         text: All of it.
         name: The file or directory.
-        count: What is matched; None where it is what there is.
+        count: Count to match; None matches the ones that exist.
         shift: How much greater the checkpoints' number is than the log's.
     """
 
@@ -140,7 +140,7 @@ def add_log_metrics(
         root: The directory that all was found in.
 
     Raises:
-        UsageError: Nobody can tell which epochs of a log are which, and it has no other that is known.
+        UsageError: The first epoch of a log is unclear, and no other values match.
         NotFound: A log is nowhere.
         CheckpointError: A log is damaged, or can't be read.
     """
@@ -228,7 +228,7 @@ def _open_log(path: str) -> BinaryIO:
         raise NotFound(path, f"no path: {error}") from error
 
 
-# Where the logs lie --------------------------------------------------------------------------------
+# Places of logs -----------------------------------------------------------------------------------
 
 
 def _locate_logs(
@@ -272,7 +272,7 @@ def _short_path(path: str) -> str:
         return path
 
 
-# What belongs to what ------------------------------------------------------------------------------
+# Matching -----------------------------------------------------------------------------------------
 
 
 def _match(given: LogArgument, log: Log, entries: Sequence[Entry]) -> Iterator[Mapping[str, float]]:
@@ -334,7 +334,7 @@ def _other_base(given: LogArgument, log: Log, entries: Sequence[Entry]) -> bool:
     return log.epochs.least == 1 and epochs.least == 0
 
 
-# What is doubtful ----------------------------------------------------------------------------------
+# Warnings -----------------------------------------------------------------------------------------
 
 
 def _doubts(

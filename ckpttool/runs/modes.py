@@ -51,7 +51,7 @@ def resolve_mode(metric: str, mode: Mode | None, flag: str) -> Mode:
 
     Args:
         metric: The metric.
-        mode: What was given.
+        mode: Mode given by the user.
         flag: The option that the metric was given by.
 
     Raises:

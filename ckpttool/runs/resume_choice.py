@@ -56,14 +56,14 @@ from ckpttool.transaction.paths import Problem, bare, shown
 
 NO_STEP = "its step is unknown"
 WORTH_WAITING = frozenset({Code.INCOMPLETE, Code.DAMAGED, Code.BEING_WRITTEN})
-"""What is wrong with a checkpoint that its writer may still mend."""
+"""Codes of faults that a writer may still repair."""
 
 _UNFINISHED = frozenset({Code.INCOMPLETE, Code.BEING_WRITTEN})
-"""What is wrong with a save that was never finished."""
+"""Codes of faults of a save that was never finished."""
 
 
 _MAX_RIVALS = 3
-"""More names than that nobody reads in one line."""
+"""Limit on names in one line."""
 
 
 _OF_ENTRY = ("epoch", "step", "safety")
@@ -193,11 +193,11 @@ class SearchAnswer:
 
     Attributes:
         latest: The answer.
-        unsettled: What may become a better one.
-        quiet: The same, where its time says that nobody is at it; a server's clock may be wrong.
-        unreadable: What nobody could look at, and why.
-        unsafe: What would have been chosen, were it not unsafe.
-        passed: What came before the one that was chosen.
+        unsettled: Recent unfinished saves that may become a better choice.
+        quiet: The same, with old times; a server's clock may be wrong.
+        unreadable: Paths that couldn't be read, with reasons.
+        unsafe: Checkpoints that were rejected only as unsafe.
+        passed: Candidates that were preferred to the choice, but faulty.
     """
 
     latest: Latest

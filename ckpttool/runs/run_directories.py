@@ -30,11 +30,11 @@ from ckpttool.storage import fs
 _FOLDERS = frozenset(
     {"checkpoints", "checkpoint", "ckpts", "ckpt", "weights", "models", "saved_models", "artifacts", "files"}
 )
-"""Names of directories that stand between a run's own and its checkpoints."""
+"""Names of directories between a run's own and its checkpoints."""
 _MOST_BYTES, _MOST_PARAMETERS = 1 << 16, 1_000
 _LONGEST_LIST = 8
 _MLFLOW = frozenset({"meta.yaml", "params", "metrics"})
-"""What lies in a run of MLflow's, where it keeps runs as files."""
+"""Names in an MLflow run's directory."""
 
 Parameters = Mapping[str, object]
 
@@ -43,7 +43,7 @@ def run_directory(directory: str, root: str) -> str:
     """Return the directory of the run to which the checkpoints of a directory belong.
 
     Args:
-        directory: Where they lie, in ``root`` or below.
+        directory: Directory of checkpoints, in ``root`` or below.
         root: The directory that was searched: no run is looked for above it.
     """
     top = fs.normpath(root)
@@ -58,7 +58,7 @@ def run_directory(directory: str, root: str) -> str:
 def hyper_parameters(run: str, entries: Sequence[Entry]) -> Parameters:
     """Return the hyper-parameters of a run, nested names with dots, from its files or its newest save.
 
-    A file that is damaged, too long or written in another language tells nothing.
+    A file that is damaged, too long or of another syntax is ignored.
     """
     try:
         names = {one.name for one in fs.entries(run)}
@@ -159,7 +159,7 @@ _NUMBERS = re.compile(r"[0-9]{1,18}(?:\.[0-9]+)?", re.ASCII)
 def apply_series_globs(entries: Sequence[Entry], globs: Globs) -> list[Entry]:
     """Return checkpoints; those whose names match a glob are of one series, whatever else their names say.
 
-    A name without a wildcard, ``model.pt``, is that of one in each of several directories beside each other.
+    A name without a wildcard, ``model.pt``, means one checkpoint in each of several sibling directories.
     """
     applied: list[Entry] = []
     for entry in keep_run_settings(entries):
@@ -224,7 +224,7 @@ def _columns(same: Sequence[Entry]) -> list[_Column]:
 def _settings(same: Sequence[Entry]) -> Collection[int]:
     """Return which of the fields in names of one form, neither epoch nor step, are settings.
 
-    Where no two have the same epoch and step, none is: what was measured may be equal, too.
+    If no two have the same epoch and step, none is: metrics may be equal, too.
     """
     if len({entry.fields.position for entry in same}) == len(same):
         return ()
@@ -299,7 +299,7 @@ def _directory_fields(same: Sequence[Entry]) -> dict[str, NameFields]:
     if len(differing) != 1:
         return {}
     fields = [parse_name(name) for name in differing[0]]
-    # Bare numbers may be trials' numbers, unless somebody says that these are one series.
+    # Bare numbers may be those of trials, unless the user declared one series.
     is_declared = all(entry.series is not None for entry in same)
     counts = {(one.epoch, one.step, one.number if is_declared else None) for one in fields}
     if len({one.blank for one in fields}) > 1 or (None, None, None) in counts or len(counts) < len(same):

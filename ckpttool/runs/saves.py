@@ -1,7 +1,7 @@
 """Saves: all that one run wrote for one step, in one file or in several.
 
 ``model_3.pt`` and ``optim_3.pt``, ``G/3.pt`` and ``D/3.pt``, the ranks of ``step_3_rank0.pt`` are one save
-each. It is complete if it has the parts that the run's other saves have, and stays or goes whole.
+each. It is complete if it has the parts that the run's other saves have, and is kept or removed whole.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _CRITIC = re.compile(r"d[-_]?[12ab]?$|^dis|critic|value", re.IGNORECASE)
 _SUFFIXES = re.compile(r"(?:\.[a-z][a-z0-9_]*)+$", re.IGNORECASE | re.ASCII)
 
 _ENDED = 3
-"""A part that so many saves at the end lack is written no more."""
+"""A part that this many saves at the end lack is not written any more."""
 _GAPS = 4
-"""Between its first and its last save, a part that saves need may lack in one of so many."""
+"""A required part may be missing in one of this many saves, between its first and its last one."""
 
 
 class _Line(NamedTuple):
@@ -173,7 +173,7 @@ def _is_needed(line: _Line, run: Sequence[_Line]) -> bool:
     )
 
 
-# What belongs together ------------------------------------------------------------------------------
+# Parts of a save ----------------------------------------------------------------------------------
 
 
 def _runs_of_parts(entries: Iterable[Entry]) -> Iterator[list[_Line]]:
@@ -208,7 +208,7 @@ def _by_name(entries: Iterable[Entry]) -> dict[tuple[str, str], dict[Position, E
     for (directory, blank), same in named.items():
         is_declared = len({_position(entry) for entry in same}) < len(same)
         for entry in sorted(same, key=lambda entry: entry.modified_ns):
-            # What somebody made one series of may have the names of several parts.
+            # A series that the user declared may have the names of several parts.
             name = parse_name(entry.name).blank if is_declared else blank
             found[directory, name][_position(entry)] = entry
     return found
@@ -268,7 +268,7 @@ def _with_states(runs: Sequence[list[_Line]]) -> Iterator[list[_Line]]:
 def _go_together(one: _Line, other: _Line) -> bool:
     """Return whether two names are of parts of one save: they share numbers, and their contents fit.
 
-    Weights beside weights were written together, unless their words say that they belong together.
+    Two files of weights go together if they were written together, or if their words say so.
     """
     shared = sorted(one.entries.keys() & other.entries.keys(), key=_sort_key)
     if 2 * len(shared) <= min(len(one.entries), len(other.entries)):

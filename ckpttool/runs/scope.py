@@ -18,7 +18,7 @@ _scope = partial(option, panel=SELECTION_PANEL, reach=Reach.HARMLESS)
 class Scope:
     """Checkpoints of a directory to look at, and their grouping into series: each attribute is an option.
 
-    ``metrics`` are logs and trackers that say what a checkpoint's metrics are, by its step or epoch.
+    ``metrics`` are logs and trackers with metrics of checkpoints, by step or epoch.
     """
 
     recursive: bool = _scope(
@@ -69,4 +69,4 @@ class ScopeKeywords(TypedDict, total=False):
 
 
 WHOLE_TREE = Scope()
-"""All that lies in a directory and below."""
+"""Everything in a directory and below."""

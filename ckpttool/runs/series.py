@@ -56,7 +56,7 @@ _TIME: tuple[Criterion, ...] = (lambda entry: entry.save_time,)
 _EPOCHS, _STEPS = (_INSIDE[0], _NAMED[0]), (_INSIDE[1], _NAMED[1])
 
 AVERAGED = re.compile(r"(?:^|[^a-z])(?:pd)?(?:ema|swa|avg|averaged?)(?![a-z])", re.IGNORECASE)
-"""Averages of weights are for use; a training goes on from the weights themselves."""
+"""Averages of weights are for inference; a training resumes from the weights themselves."""
 
 Rank = tuple[bool, bool, int, bool, bool]
 
@@ -208,7 +208,7 @@ def order_by_numbers(entries: Sequence[Entry]) -> tuple[Entry, ...] | None:
 def _insert_unsound(sound: Sequence[Entry], unsound: Sequence[Entry]) -> Iterator[Entry]:
     """Yield sound checkpoints in their order, each followed by the unsound ones whose names come after it.
 
-    Where nobody can tell, they follow the newest.
+    If none can be told to be newer, they follow the newest.
     """
     first: dict[Any, str] = {}
     for entry in sound:
@@ -242,11 +242,11 @@ class Decision(NamedTuple):
     """Criteria that order a series.
 
     Attributes:
-        criteria: What decides, the first first.
-        usual: What would if nothing disagreed.
-        counts: What reads epochs and steps, where these disagree.
-        named: What the names count, where what is inside disagrees.
-        warnings: What disagrees, and what decides.
+        criteria: Criteria that decide, the first first.
+        usual: Criteria that would decide without a contradiction.
+        counts: Epochs and steps that contradict each other, or None.
+        named: Counts in names that contradict those inside.
+        warnings: Contradictions, with the deciding criterion.
     """
 
     criteria: Sequence[Criterion]

@@ -53,7 +53,7 @@ NOTHING = "no checkpoint"
 _REQUESTS_AT_ONCE = 16
 
 _ENOUGH, _MAX_LOOK = 100, 3
-"""How many checkpoints, and levels, a hint that some lie deeper is worth."""
+"""Limits on checkpoints and levels of the hint that subdirectories have some."""
 
 
 class Survey(NamedTuple):
@@ -63,10 +63,10 @@ class Survey(NamedTuple):
         root: The directory that was looked at.
         groups: All series, by their keys.
         snapshot: Snapshot of the files around the checkpoints, from which plans are made.
-        journals: What an interrupted prune left; only the next prune takes care of it.
-        errors: What could not be looked at.
-        remarks: What is doubtful about metrics, and globs that matched nothing.
-        vanished: What was listed and was no longer there when it was looked at.
+        journals: Pending journals of interrupted commands; only ``prune`` recovers them.
+        errors: Errors of paths that could not be looked at.
+        remarks: Doubts about metrics, and globs without a match.
+        vanished: Paths that were listed, but missing at the look.
         unread: Files and directories that look like models and are not read, with why.
     """
 
@@ -102,10 +102,10 @@ def survey_directory(
 
     Args:
         root: The directory.
-        scope: What of it is looked at.
+        scope: Checkpoints to look at.
         enters_root: Whether it is a directory to be searched even if it is a checkpoint itself.
         advance: Called with the number of files and directories looked at, from any thread.
-        executor: Looks at what is found instead of this process; its workers see the same files.
+        executor: Looks at checkpoints instead of this process; its workers see the same files.
     """
     path = bare(os.fspath(root))
     excluded, one_series = Globs(scope.exclude, path), Globs(scope.series, path)
@@ -301,7 +301,7 @@ def _nested_checkpoints(unit: Unit, walk: Walk) -> list[str]:
 
 
 _MOST_LEVELS = 4
-"""How deep a part of a checkpoint may lie in its directory: ``checkpoint-4/global_step4/…``."""
+"""Depth of a part in a checkpoint's directory: ``checkpoint-4/global_step4/…``."""
 
 _MOST_INSIDE = 100
 """Checkpoints in a directory that are counted."""

@@ -108,7 +108,7 @@ Record = Callable[[LoggedCheckpoint], bool]
 class Tracker:
     """A service that records runs, or the files that its client writes.
 
-    A tracker overrides the methods that it supports. ``name`` is the rest of a name, behind the prefix.
+    A tracker overrides the methods that it supports. ``name`` is the rest of a name, after the prefix.
     ``places`` are the directories in which local files may be: the current one, that of the checkpoints, and
     all above it.
 
@@ -202,7 +202,7 @@ def tracked_runs(
         warnings: Receives doubts.
 
     Raises:
-        UsageError: No checkpoint's run can be told from the others.
+        UsageError: No checkpoint can be assigned to a run.
         CheckpointError: The tracker has no such runs, or can't be read.
     """
     runs = tracker.runs(name.partition(":")[2], places_around(root))

@@ -72,13 +72,13 @@ def log(
     Args:
         paths: Checkpoints, and directories of them.
         to: ``mlflow:EXPERIMENT``, ``wandb:DIR`` or ``tensorboard:DIR``.
-        metrics: Logs that say what the checkpoints' metrics are.
-        exclude: Globs of what to skip in directories.
+        metrics: Logs with metrics of the checkpoints.
+        exclude: Globs of paths to skip in directories.
         jobs: Number of threads.
         advance: Called with the bytes read, from any thread.
 
     Raises:
-        UsageError: There is no such tracker, nobody can tell which run is meant, or a path is in a store.
+        UsageError: There is no such tracker, the run is ambiguous, or a path is in a store.
         CheckpointError: There is no checkpoint, or the tracker can't be reached.
     """
     from ckpttool.ops.verify import verify

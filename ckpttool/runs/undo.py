@@ -66,12 +66,12 @@ class Undone(Result):
 
     Attributes:
         identity: Of the command that was taken back; None where there was none.
-        kind: What it had done: "trash" or "rename", or "prune" in a bucket that keeps versions.
-        restored: What is back.
-        pointers: The paths of the files that say again what they said, or what goes with what is back.
+        kind: Kind of the command: "trash" or "rename", or "prune" in a bucket that keeps versions.
+        restored: Restored checkpoints.
+        pointers: Paths of restored pointers, and of files that belong to restored checkpoints.
         dry_run: Whether nothing was changed.
-        problems: What could not be taken back, and why.
-        warnings: What became of an interrupted command, and which pointers are left as they are.
+        problems: Reasons why something could not be undone.
+        warnings: Results of recovery, and pointers that are left as they are.
         below: In how many directories below something can be taken back, where here is nothing.
     """
 
@@ -332,7 +332,7 @@ def _undo_record_above(
     """Undo pointer changes in the directory above, unless other directories still need them.
 
     Args:
-        above: What was changed there.
+        above: Record in that directory.
         restored: The directories below in which something is back, or would be.
         is_whole: Whether all of that is back, or would be.
         dry_run: Whether to change nothing.
@@ -350,7 +350,7 @@ def _undo_record_above(
     return RecordUndo(warnings=[f"{shown(above.directory)}: {why}"])
 
 
-# What names checkpoints as they were called until now ------------------------------------------------
+# Stale names --------------------------------------------------------------------------------------
 
 
 def _stale_names(
@@ -359,8 +359,8 @@ def _stale_names(
     """Yield the pointers and notes that name checkpoints as these were called until now.
 
     Args:
-        restored: What has its old name again, or would.
-        pointers: The paths of what says again what it said, or would.
+        restored: Checkpoints with their old names again, or in a dry run.
+        pointers: Paths of restored pointers, or in a dry run.
         above: Whether notes in the directory above count, too.
     """
     turned = set(map(os.path.abspath, pointers))

@@ -22,7 +22,7 @@ from ckpttool.transaction.files import Contents
 from ckpttool.transaction.paths import Problem
 
 _MOST_TRIES = 10
-"""How often the rest is renamed without what couldn't be: after that, the directory is at fault."""
+"""Limit on tries to rename the rest without refused checkpoints: after that, the directory is at fault."""
 
 
 def rename_step(template: str, exclude: Sequence[str] = ()) -> Step:
@@ -111,8 +111,8 @@ def prune_step(
 
     Args:
         request_for: Makes the request for a directory.
-        obstacles: Returns what is wrong with its rules; then nothing is removed.
-        trash: Whether what is removed goes to the trash.
+        obstacles: Returns problems of its rules; then nothing is removed.
+        trash: Whether removed checkpoints are moved to the trash.
     """
 
     def step(landed: Landed) -> StepResult:

@@ -45,9 +45,9 @@ from ckpttool.transaction.paths import Problem, bare, require_directory, shown
 from ckpttool.transaction.state_dir import read_own, state_dir_of
 
 RETRY_SECONDS = 60
-"""What failed is tried again when something changes, and after a minute: a disk may have room by then."""
+"""Seconds until a failure is retried without a change: a disk may have room by then."""
 RECORD = ".ckpttool-watch.json"
-"""Says what was verified and is valid, so that the next watch doesn't read it again."""
+"""Record of valid checkpoints, so that the next watch doesn't read them again."""
 _MAX_RECORD = 1 << 26
 VERIFY, LOOK = "verify", "look"
 VALID, FAILED, WARNING = "valid", "failed", "warning"
@@ -60,14 +60,14 @@ class WatchEvent:
 
     Attributes:
         directory: The directory that is watched.
-        path: What it is about: a checkpoint, or a directory.
+        path: Path of a checkpoint, or a directory.
         step: ``look``, ``verify``, or the name of another step.
-        status: In a word: ``valid``, ``failed``, ``warning``, or what a step did.
-        words: What a log says of it; empty for what failed or is doubtful.
+        status: In a word: ``valid``, ``failed``, ``warning``, or that of a step.
+        words: Description for a log; empty for failures and warnings.
         to: Its new path, that of its copy, or the tracker that has it.
         nbytes: The bytes that were verified, sent or freed.
-        safety: What loading it could run, once it was verified.
-        reason: Why it failed, or what is doubtful.
+        safety: Safety of loading it, once it was verified.
+        reason: Failure or warning.
     """
 
     directory: str
@@ -105,10 +105,10 @@ class Landed:
         entries: Its valid checkpoints, as they were verified.
         bad: Those that are damaged, or fail otherwise, by their paths.
         waiting: Those that were not verified yet, by their paths.
-        stay: Those that no step may remove, by their paths: a step before couldn't copy them.
+        stay: Paths of checkpoints that no step may remove: an earlier step couldn't copy them.
         reader: Knows which of them were read in full.
         emit: Takes an event, without its directory.
-        progress: Is told what is read; raises ``Ending`` before something is begun.
+        progress: Progress of reading; raises ``Ending`` before something is begun.
     """
 
     root: str
@@ -133,7 +133,7 @@ class StepResult:
     Attributes:
         is_done: Whether the next step may follow.
         renames: New paths by old ones.
-        stay: The paths of what the next steps may not remove.
+        stay: Paths of checkpoints that later steps may not remove.
         is_owed: Whether it is to be tried again, though the next step may follow.
     """
 
@@ -157,8 +157,8 @@ class WatchRequest(Scope):
     Attributes:
         directory: Where checkpoints land.
         verify: Judges a checkpoint.
-        asked: Says what ``verify`` asks; what was verified by other standards is verified again.
-        steps: What follows for the valid ones, in this order, by their names.
+        asked: Standards of ``verify``; by other standards, checkpoints are verified again.
+        steps: Steps on valid checkpoints, in this order, by name.
     """
 
     directory: str
@@ -181,8 +181,8 @@ class DirectoryWatch:
     """Watch of one directory, which holds its lock; a context.
 
     Args:
-        emit: Told what was done, what failed and what is doubtful: of what stays so once.
-        is_ending: Tells whether somebody has asked for the end.
+        emit: Called with events; a lasting problem is reported once.
+        is_ending: Returns whether the user has asked to end.
 
     Raises:
         CheckpointError: The directory isn't there, or is watched already.
@@ -231,7 +231,7 @@ class DirectoryWatch:
         """Look at the directory, and run due steps; the last look reports everything it can't wait for.
 
         Raises:
-            Ending: Somebody has asked for it.
+            Ending: The user has asked for it.
         """
         with holding(self.root):
             self._look(is_last=is_last)
@@ -413,7 +413,7 @@ class DirectoryWatch:
         found = (new for _, new in pairs if new is not None)
         return tuple(new for new in found if new.path in judged or self._verify(new) is None)
 
-    # What is told, and what is written down ---------------------------------------------------------
+    # Events and records ---------------------------------------------------------------------------
 
     def _event(self, step: str, status: str, path: str, words: str = "", **more: Any) -> None:
         directory = shown(self.root)
@@ -455,7 +455,7 @@ class DirectoryWatch:
     def _digest(self, path: str, contents: Contents) -> str:
         """Return a digest of a checkpoint's place and files; a device may get another number with a mount.
 
-        It names no checkpoint: what a file in the directory names is kept by ``prune``.
+        It contains no name of a checkpoint: ``prune`` keeps those that a file names.
         """
         files = sorted((one.path, one.inode, one.size, one.mtime_ns) for one in contents.files)
         text = repr((os.path.relpath(path, shown(self.root)), files))

@@ -24,7 +24,7 @@ from ckpttool.transaction.files import Fingerprint, contents
 from ckpttool.transaction.paths import shown
 
 POLL_SECONDS = 0.25
-"""How often the names, sizes and times of what is being written are looked at."""
+"""Seconds between looks at files that are being written."""
 
 MOMENTS = 1.0
 """Seconds without a change after which a file that is whole is taken for finished."""
@@ -33,7 +33,7 @@ MOMENTS_BETWEEN = 2.0
 """The same of a directory: a writer pauses between two files."""
 
 GONE_SECONDS = 600
-"""A writer that is alive changes something within ten minutes; later nobody waits for it."""
+"""A live writer changes something within this time; later, nothing is waited for."""
 
 State = tuple[Fingerprint, ...] | None
 """The files of something; None where it isn't there."""
@@ -118,10 +118,10 @@ class UnfinishedSave:
 
     Attributes:
         path: Where it is.
-        why: What tells so.
-        directory: The directory that it lies in.
+        why: Sign of the writer.
+        directory: Its directory.
         members: Its names there.
-        seen: Its files, as they were when that was told.
+        seen: Its files at that time.
         is_whole: Whether it can be read as it is, and was only changed a moment ago.
         modified_ns: When its newest file was changed, in nanoseconds since 1970, by its server's clock.
     """
@@ -148,8 +148,8 @@ class Watch:
 
     Args:
         seconds: How long it waits in all.
-        tell: Told what it waits for, once of each.
-        clock: What the time is.
+        tell: Called with a message for each save, once.
+        clock: Clock.
     """
 
     def __init__(self, seconds: float, tell: Tell, clock: WaitClock) -> None:
@@ -199,7 +199,7 @@ class Watch:
     def growing(self, quiet: Sequence[UnfinishedSave]) -> list[UnfinishedSave]:
         """Return saves that change although their times are old: a server's clock may be slow.
 
-        The first time it takes a moment; whoever is known to write then is waited for like all others.
+        The first call takes a moment; a save whose writer is known then is waited for like others.
         """
         is_first, self._has_glimpsed = not self._has_glimpsed, True
         if quiet and is_first and self.remaining > 0:

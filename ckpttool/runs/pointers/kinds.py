@@ -118,13 +118,13 @@ def pointers_in(directory: str, names: Names, snapshot: Snapshot, on_error: OnEr
 BEING_WRITTEN = Reason(Code.BEING_WRITTEN)
 
 _STALE_SECONDS = 3600
-"""No checkpoint takes an hour to write; what is older was probably left behind."""
+"""No checkpoint takes an hour to write; an older temporary file is probably a leftover."""
 
 
 class Pointers:
     """All pointers in and around a directory, each followed once.
 
-    What can't be read may name anything: the series that it can mean are left alone.
+    An unreadable file may name anything: the series that it can mean are left alone.
     """
 
     def __init__(
@@ -144,9 +144,9 @@ class Pointers:
             root: The directory.
             groups: The series in it.
             recursive: Whether notes are looked for in all directories below, too.
-            exclude: Globs of what names none of them, if it can't be read.
+            exclude: Globs of unreadable files to ignore.
             asks_trackers: Whether trackers are asked, which takes long: for removals and renames only.
-            errors: What in the directory could not be looked at.
+            errors: Errors of the survey.
             snapshot: Snapshot to look everything up in; a new one by default.
         """
         snapshot = snapshot or Snapshot()

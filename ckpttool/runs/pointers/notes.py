@@ -88,7 +88,7 @@ SILENT = (
         "#!",
     ),
 )
-"""What protects nothing; the reference of ``prune`` has these rows."""
+"""Texts without protection; the reference of ``prune`` has these rows."""
 
 
 _OWN = re.compile(
@@ -101,7 +101,7 @@ _OWN = re.compile(
     |(?:copied|would[ ]copy|already[ ]there|differs|not[ ]copied)[ ][ ].+[ ][ ][\d.]+[ ]k?[A-Z]?B$).*$""",
     re.MULTILINE | re.VERBOSE,
 )
-"""Lines of ckpttool's own output, which names what was looked at; what ``latest`` answers is none of it."""
+"""Lines of ckpttool's own output, except that of ``latest``: they name every checkpoint."""
 
 
 _QUOTED = re.compile(r"\"([^\"\n]+)\"|'([^'\n]+)'")
@@ -181,7 +181,7 @@ class Mentions:
         known = next((part for part in reversed(parts) if part in self._names), None)
         if known is None or len(parts) > _MOST_PARTS or _describes(note, known):
             return "", ()
-        # ``final`` and ``100`` are no names wherever they stand.
+        # ``final`` and ``100`` inside a text are no names.
         looks_like_name = _has_letter(word) and ("." in word or _has_digit(word))
         if len(parts) == 1 and not is_alone and not looks_like_name:
             return "", ()
@@ -197,7 +197,7 @@ class Mentions:
             if entries := self._entries_at(base, parts):
                 return entries
             if exists(os.path.join(base, *parts), self._index.snapshot):
-                # Something else lies there: what encloses it is meant, unless the base lies in that, too.
+                # Another file is there: the checkpoint around it is meant, unless the base is in it, too.
                 entry = self._index.find(os.path.join(base, *parts))
                 real = os.path.join(self._real_path(base), "")
                 if entry is None or real.startswith(self._path_prefix(entry)):
@@ -206,7 +206,7 @@ class Mentions:
         parts = parts[: len(parts) - parts[::-1].index(known)]  # it may be a directory with a file in it
         if len(parts) > 1 and any(self._is_directory(os.path.join(base, *parts[:-1])) for base in bases):
             return []  # it is gone from there
-        # Its tree was moved: what has the end of the path is meant, directories included.
+        # Its tree was moved: the checkpoint with the same end of the path is meant, directories included.
         for start in range(len(parts) - 1):
             for base in bases:
                 if entries := self._entries_at(base, parts[start:]):

@@ -46,8 +46,8 @@ class Remark:
     Attributes:
         note: A sentence or two.
         until: The last day on which its pin holds, in local time; None: for good.
-        facts: What else is told, by plain words such as ``data``.
-        fault: What of it can't be understood.
+        facts: Other facts, by plain words such as ``data``.
+        fault: Invalid entries; None if all are valid.
     """
 
     note: str | None = None
@@ -115,7 +115,7 @@ def parse_until(text: str) -> date:
     """Return the day that ``2027-01-01`` or ``90d`` means.
 
     Raises:
-        UsageError: It means none, or one that has gone.
+        UsageError: It isn't a day, or is in the past.
     """
     from ckpttool.core.text import seconds
 
@@ -263,7 +263,7 @@ def pinned_names(text: str) -> list[str]:
     """Return the pinned names as they are written in a list.
 
     Raises:
-        ValueError: It is no TOML, or no list of names; or such a list stands where nobody would look for it.
+        ValueError: It isn't TOML, or not a list of names; or the list is in a table, where it has no effect.
     """
     tables = parse_toml(text)
     if (place := _misplaced_key(tables)) is not None:
@@ -443,7 +443,7 @@ def lists_for(directory: str, snapshot: Snapshot | None = None) -> list[str]:
     lists = [os.path.join(directory, os.path.basename(file)) for file in _lists_in(real, snapshot)]
     for above in _directories_above(real, snapshot):
         for file in _lists_in(above, snapshot):
-            # As one would write it beside the directory, if that leads there.
+            # As a user would write it from the directory, if that path leads there.
             near = fs.normpath(os.path.join(directory, os.path.relpath(above, real)))
             is_near = snapshot.realpath(near) == above
             lists.append(os.path.join(near, os.path.basename(file)) if is_near else file)
@@ -507,7 +507,7 @@ def _name_fault(pinned: Pin, snapshot: Snapshot) -> str | None:
     directory = snapshot.realpath(os.path.dirname(pinned.file))
     path = _pin_path(pinned)
     above, name = os.path.split(path)
-    # The name itself may be a symlink to elsewhere: it is what is pinned.
+    # The name itself may be a symlink to another place: the link is pinned.
     real = snapshot.realpath(path) if name == os.pardir else os.path.join(snapshot.realpath(above), name)
     if not is_within(fs.normpath(real), directory):
         return "which is elsewhere: a list is about the checkpoints below it"

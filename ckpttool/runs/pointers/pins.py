@@ -61,7 +61,7 @@ class Pinning(Result):
         changed: Paths that are pinned now and were not, or the other way round.
         unchanged: Paths that were so before.
         pins: All pins in the files that were looked at, as they are now.
-        recovered: What became of what an interrupted command had left there, each in a sentence.
+        recovered: Results of recovery from interrupted commands, each in a sentence.
     """
 
     changed: tuple[str, ...]
@@ -149,7 +149,7 @@ def _write_lists(
 ) -> Pinning:
     """Change the lists of checkpoints, each locked, and update remarks.
 
-    ``change`` returns the text of a list, and the paths of what is another now.
+    ``change`` returns the text of a list, and the paths of changed checkpoints.
     """
     given = [os.fspath(path) for path in paths]
     recovered = tuple(_recover(given))
@@ -224,7 +224,7 @@ def unpin(paths: Iterable[str | os.PathLike[str]]) -> Pinning:
     lists = {file for path in given for file in lists_for(os.path.dirname(bare(path)) or os.curdir)}
     with holding(*given, *lists):
         done = _unpin(given)
-        # A list that has no pins any more is gone: a kill may have left its lock, around the directory, too.
+        # An empty list is removed: a kill may have left its lock, also in the directory above.
         clear_stale({around for path in given for around in _with_parent(os.path.dirname(bare(path)))})
         return done
 
@@ -267,7 +267,7 @@ def pins_below(
 
     Args:
         directory: The directory.
-        on_error: Told of lists and directories that can't be read; without it they are raised.
+        on_error: Called with errors of lists and directories; by default they are raised.
 
     Raises:
         CheckpointError: The directory can't be read.

@@ -177,7 +177,7 @@ def _renamed(value: object, new: Renamer) -> object:
 class DigestList(TextKind):
     """Lists of digests as ``sha256sum`` and its like write them, for a file or a whole directory.
 
-    A digest that was wrong before stays, and so does one of another algorithm than SHA-256.
+    A wrong digest is left as it is, and so is one of another algorithm than SHA-256.
     """
 
     files = SHARED

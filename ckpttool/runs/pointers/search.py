@@ -137,7 +137,7 @@ def is_ours(name: str) -> bool:
 
 
 _MOST_LEVELS = 4
-"""How deep a file may lie in a checkpoint that is a directory: ``iter_0000100/mp_rank_00/…``."""
+"""Depth of a file in a checkpoint's directory: ``iter_0000100/mp_rank_00/…``."""
 
 
 _SLASHES = re.compile(r"[/\\]+")
@@ -304,7 +304,7 @@ def _common_tail(parts: Sequence[str], path: str) -> int:
 def paths_of(target: str, directory: str) -> list[str]:
     """Return the possible paths of a target, all in the place of its directory.
 
-    Whoever writes a pointer must not make us ask another store, and files of this machine say nothing of one.
+    A pointer must not make us ask another store, and local files have no meaning for one.
     """
     paths = [os.path.join(directory, target), target]
     return [path for path in paths if fs.root_of(path) == fs.root_of(directory)]
@@ -315,7 +315,7 @@ def exists(path: str, snapshot: Snapshot) -> bool:
     try:
         return snapshot.exists(path) or snapshot.exists(f"{path}{INDEX}")
     except AccessDenied as error:
-        # The place that a run was moved from may be closed to us; what is ours lies elsewhere then.
+        # A moved run's old place may be closed to us; its checkpoints are elsewhere then.
         if not isinstance(error.__cause__, PermissionError):
             raise
         return False
@@ -326,10 +326,10 @@ class PointerProtections:
     """Protections by pointers: reasons by path of the checkpoint, and series to leave alone, by key.
 
     Attributes:
-        reasons: Why checkpoints stay, by their paths.
+        reasons: Reasons to keep checkpoints, by path.
         skipped: Why series are left alone, by their keys.
         holders: The file that a reason comes from, by the checkpoint's path and the reason.
-        warnings: What pointers name that is gone, where nobody has to wait for it.
+        warnings: Missing targets that don't matter to the program that wrote the pointer.
         unread: Paths that can't be read, for which series are left alone, by their keys.
     """
 
@@ -397,7 +397,7 @@ class Search:
         asks_trackers: Whether trackers are asked.
         is_note: Returns whether a file of some name may be a note.
         faults: Paths of checkpoints that turned out faulty.
-        errors: Failures of the survey; what couldn't be read may be a newest checkpoint.
+        errors: Errors of the survey; an unreadable path may be a newest checkpoint.
     """
 
     root: str

@@ -68,13 +68,13 @@ class PrunePlan:
     """Plan of ``prune``, with the facts and warnings it was made with.
 
     Attributes:
-        plan: What stays and what goes.
-        problems: What must be looked at.
-        warnings: What is doubtful.
-        journals: What an interrupted prune left.
+        plan: Plan of each series.
+        problems: Problems for the user.
+        warnings: Doubts.
+        journals: Pending journals of interrupted commands.
         groups: The series of saves that were planned.
-        protections: What was stronger than every rule, by the first parts of the saves.
-        now: When that was, in seconds since 1970.
+        protections: Facts that override the rules, by the first parts of saves.
+        now: Time of the plan, in seconds since 1970.
     """
 
     plan: RetentionPlan
@@ -95,8 +95,8 @@ def make_plan(
     """Return the plan of a request; nothing on disk is changed.
 
     Args:
-        request: What is to be thinned out, and how.
-        progress: Is told what is read.
+        request: Request.
+        progress: Progress of reading; see ``prune``.
         known: Survey of the directory, if there is one already.
         reader: Cache of checkpoints that were read already.
     """
@@ -297,7 +297,7 @@ def survey_series(
 def _unread_survivors(retention: RetentionPlan, read: Collection[str]) -> list[Entry]:
     """Return the sound survivors that have not been read, of series that lose or slim checkpoints.
 
-    If a run goes since others are better, that is true only if these are intact.
+    The best runs are read, too, if others are removed for them.
     """
     ranks_decide = any(group.rank is not None and group.rank.goes for group in retention.groups)
     return [
@@ -322,7 +322,7 @@ def _mark_unread_newest(retention: RetentionPlan, read: Collection[str]) -> Rete
     return retention._replace(groups=tuple(groups))
 
 
-# What is doubtful, or must be looked at ------------------------------------------------------------
+# Warnings and problems ----------------------------------------------------------------------------
 
 
 def _warnings(
@@ -375,7 +375,7 @@ def _nested_run_warnings(survey: Survey, scope: Scope) -> Iterator[str]:
         and not name.startswith(OWN_PREFIX)
         and fs.normpath(found.path) not in known
     }
-    # Few directories are called so, and only what may be theirs is asked whether it is one, too.
+    # Few directories have such names, and only their possible series is asked for directories.
     alike = [entry for entry in survey.entries if entry.fields.blank in blanks.values()]
     series = {entry.fields.blank for entry in alike if survey.snapshot.isdir(entry.unit.path)}
     walk = Walk(recursive=False, exclude=Globs(scope.exclude, survey.root))
@@ -433,10 +433,10 @@ class Explanation:
 
     Attributes:
         entry: The checkpoint.
-        stays: Whether it stays.
-        slims: Whether it stays without its training state.
+        stays: Whether it is kept.
+        slims: Whether it is kept without its training state.
         reasons: All that speaks for it, though it may go all the same.
-        against: What every rule says that doesn't keep it.
+        against: Why each rule doesn't keep it.
         place: Its place in its series: ``7th newest of 12``, and its rank by the policy's metric.
         key: The key of its series.
         asked: The path that was asked for, where it is a part of the checkpoint, or a link to it.

@@ -137,7 +137,7 @@ def _doubt(entries: Sequence[Entry], declared: Collection[str]) -> str | None:
     if not any(value is not None for value in fields.position):
         return METRICS_ALONE if fields.blank != entries[0].name else None
     if fields.blank in declared:
-        # More than files' times has to order what somebody declares a series.
+        # A declared series needs another order than that of files' times.
         has_names = all(any(value is not None for value in entry.fields.position) for entry in entries)
         inside = zip(*(entry.inside for entry in sound), strict=True)
         return None if has_names or any(None not in counts for counts in inside) else UNORDERED
@@ -284,7 +284,7 @@ def _same_bytes(one: str, other: str) -> bool:
 def own_reasons(survey: Survey, scope: Scope, min_age: int) -> dict[str, list[str]]:
     """Return reasons to keep checkpoints for their own content and place, by path.
 
-    ``min_age`` is in seconds: what changed later stays.
+    ``min_age`` is in seconds: younger checkpoints are kept.
     """
     reasons: dict[str, list[str]] = {}
     youngest = (_now(survey.root) - min_age) * 1e9 if min_age else 0.0
@@ -328,11 +328,11 @@ def protections_of(
 
     Args:
         groups: The series.
-        pointed: What points at their checkpoints.
-        own: Why they stay for what they are, by path.
-        faults: What reading found wrong with some, by path.
-        series: Globs of what the user calls a series.
-        policies: What each is planned by.
+        pointed: Protections by pointers.
+        own: Reasons for their own content and place, by path.
+        faults: Faults that a full read found, by path.
+        series: Globs of series that the user declared.
+        policies: Policies of the series.
     """
     reasons: dict[str, list[str]] = {}
     named_series = set(map(last_name, series))
@@ -550,7 +550,7 @@ def _entry_failure(newest: Entry, now: float, busy: Collection[str], jobs: int |
 def nan_in_weights(entry: Entry, jobs: int | None = None) -> str | None:
     """Return where the weights of a checkpoint hold NaN, after reading all its values; None where none do.
 
-    What can't be read is damaged, not diverged, and none of it counts. Infinities are on purpose in masks.
+    An unreadable one is damaged, not diverged. Infinities don't count: masks have them on purpose.
     """
     from ckpttool.ops.verify import verify
 

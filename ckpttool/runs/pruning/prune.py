@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "ckpttool.prune/1"
 Confirm = Callable[[PrunePlan], bool | None]
-"""Returns whether what a plan removes is to go; None if nobody has said so."""
+"""Returns whether to remove what a plan removes; None without an answer."""
 
 
 class PruneEvent(NamedTuple):
@@ -59,8 +59,8 @@ class PruneEvent(NamedTuple):
 
     Attributes:
         status: In a word: ``removed``, ``trashed``, ``slimmed``.
-        words: What a log says of it.
-        nbytes: Bytes of its files; None if it stays.
+        words: Description for a log.
+        nbytes: Bytes of its files; None if it is kept.
     """
 
     path: str
@@ -74,17 +74,17 @@ class Pruned(Result):
     """Result of ``prune``; of a dry run, the expected one.
 
     Attributes:
-        plan: What stays and what went; of a dry run, what would go.
-        freed_bytes: Of all that went, or would go; what lies in the trash still takes its place.
+        plan: Plan, with failed removals moved to the kept checkpoints.
+        freed_bytes: Bytes freed by removals and slimming; files in the trash still take their space.
         dry_run: Whether nothing was changed.
-        declined: Whether somebody was asked, and said no.
-        failed: Why some of what was to go is still there, or has not gone altogether, by path.
-        problems: What must be looked at.
-        warnings: What is doubtful about the order of a series.
-        journals: What still waits to be settled.
-        finished, put_back: What an interrupted prune had begun, and what became of it now.
-        trash: Identity under which what went lies in the trash; None where it is removed.
-        trashed_bytes: How much that is.
+        declined: Whether the user declined the plan.
+        failed: Why checkpoints were not removed, or not completely, by path.
+        problems: Problems for the user.
+        warnings: Doubts.
+        journals: Journals still to be recovered.
+        finished, put_back: Paths of interrupted removals that recovery completed, or reverted.
+        trash: Identity of the command in the trash; None if files are removed.
+        trashed_bytes: Bytes moved to the trash.
     """
 
     plan: RetentionPlan
@@ -455,7 +455,7 @@ def _removals(
 ) -> list[Group]:
     """Return the removals in a directory; a series whose survivors have changed is left alone.
 
-    Whatever the plan says, nothing goes of which something that stays needs a file.
+    Whatever the plan says, a file that a survivor needs is not removed.
     """
     removals: list[Group] = []
     going = [entry.path for _, entries in parts for entry in entries]
@@ -479,9 +479,9 @@ def _removals(
 
 
 def _removal(entry: Entry, survivors: Sequence[Entry]) -> Group:
-    # The index goes first: what is left without one is no checkpoint any more. Manifests go last.
+    # The index is removed first: files without one are no checkpoint any more. Manifests are last.
     parts = entry.unit.parts
-    # A damaged index that names itself is its own shard, too: each name goes once.
+    # A damaged index that names itself is its own shard, too: each name is removed once.
     members = sorted(
         set(entry.unit.members),
         key=lambda name: (name not in parts, name != entry.name, "index" not in name, name),

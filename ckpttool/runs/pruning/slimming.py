@@ -128,7 +128,7 @@ class Slimming:
         Args:
             entry: The checkpoint.
             contents: The files.
-            successors: What takes their names, or names that nothing has; the last one names the others.
+            successors: Files that take their names, or new ones; the last one names the others.
         """
         place: Root = "stage" if self._identity is None else "trash"
         old = {

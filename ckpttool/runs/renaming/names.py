@@ -82,7 +82,7 @@ _NUMBERED = re.compile(r"(?P<prefix>.+)-(?:0|[1-9][0-9]*)", re.ASCII | re.DOTALL
 _PART = re.compile(
     r"\.data-\d{5}-of-\d{5}|\.index|\.meta|-\d+-of-\d+(?:\..*)?|_\d{5}\.weights\.h5|\.pdi?params(?:\.info)?|\.pdopt"
 )
-"""How what belongs to a checkpoint goes on behind its name."""
+"""Rest of a member's name after that of its checkpoint."""
 
 
 SAVE_TEMPLATES = ("step_{step}", "epoch_{epoch:04d}-step_{step:08d}")
@@ -97,7 +97,7 @@ class Renaming:
         entry: The checkpoint.
         name: Its new name.
         members: The old and the new names of all its members.
-        values: What the template could say of it.
+        values: Values of the template's fields.
     """
 
     entry: Entry
@@ -121,10 +121,10 @@ class RenamePlan:
     """New names of checkpoints, and those that keep or can't get a name.
 
     Attributes:
-        renamings: What gets another name.
-        same: What has its name already.
-        left: What keeps its name whatever the template says, and why.
-        refused: What can't get a name, and why; then nothing is renamed.
+        renamings: Checkpoints with a new name.
+        same: Checkpoints that have their name already.
+        left: Checkpoints that keep their name whatever the template is, with reasons.
+        refused: Checkpoints that can't get a name, with reasons; then nothing is renamed.
     """
 
     renamings: tuple[Renaming, ...] = ()
@@ -304,7 +304,7 @@ def fold_name(name: str) -> str:
 
 
 _UNNAMED = "value"
-"""What a metric is called whose name doesn't stand beside it."""
+"""Name of a metric whose name isn't written next to it."""
 
 _LABELS_SHOWN = 1
 """How many checkpoints a warning names; the others are counted."""
@@ -443,7 +443,7 @@ def namesake_warnings(
 TRACKER = "latest_checkpointed_iteration.txt"
 
 _MANAGERS = "ckpt"
-"""What names of ``tf.train.CheckpointManager`` begin with where its user chose nothing else."""
+"""Default prefix of names by ``tf.train.CheckpointManager``."""
 
 _ITERATION = re.compile(r"iter_[0-9]{7}|release|global_step_[0-9]+", re.ASCII)
 _TRAINERS = "checkpoint-"
@@ -497,7 +497,7 @@ def _is_written_by_accelerate(entry: Entry) -> bool:
 def manager_prefixes(directory: str) -> frozenset[str]:
     """Return the prefixes of names that TensorFlow's checkpoint manager may use in a directory.
 
-    That is what stands before a dash in a name in its state file, and what it begins names with by itself.
+    These are the parts before a dash of names in its state file, and its default prefix.
     """
     try:
         state = tf_state.read_state(os.path.join(directory, tf_state.NAME))

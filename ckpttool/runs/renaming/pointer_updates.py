@@ -130,7 +130,7 @@ class Scene:
     Attributes:
         root: The directory that was asked for.
         entries: All checkpoints in it, those that keep their names included.
-        links: The symlinks in the tree and beside it, with what they lead to.
+        links: Symlinks in the tree and in the directory above, with their targets.
         note_directories: The directories below the root in which notes name checkpoints.
         snapshot: Snapshot that everything is looked up in.
     """
@@ -273,7 +273,7 @@ def _leads_to(front: str, directory: str, target: str, snapshot: Snapshot) -> bo
 def updates_for(scene: Scene, moved: PathRenames) -> Updates:
     """Return the updates that new names require, by the files on disk now.
 
-    What lies in a checkpoint's directory that gets a new name is told with that.
+    Files in the directory of a renamed checkpoint belong to its journal.
     """
     collector = _Collector(scene, moved, NoteRewriter(scene, moved))
     root = scene.snapshot.realpath(scene.root)
@@ -406,7 +406,7 @@ class _Collector:
 
         journal_directory = self._scene.journal_directory(directory) or directory
         can_change = os.access(directory, os.W_OK) and os.access(journal_directory, os.W_OK)
-        # A note that can't be changed is no fault: that it has old names then is told from what it means.
+        # A note that can't be changed is no fault: ``lost`` reports its old names.
         rewrite = _rewrite({}, directory, file.name, reword) if can_change else None
         if rewrite is not None:
             path = os.path.join(self._scene.snapshot.realpath(directory), file.name)

@@ -76,9 +76,9 @@ class RenameRequest(Scope):
     """Options of ``rename``: besides those of ``Scope``, the directory and the template.
 
     Attributes:
-        directory: Where the checkpoints lie.
-        template: What their names are to be.
-        keeps: Why some keep their names, by path; what names others in them follows.
+        directory: Directory of the checkpoints.
+        template: Template of their names.
+        keeps: Why some keep their names, by path; pointers in them are still updated.
     """
 
     directory: str
@@ -92,11 +92,11 @@ class PlannedNames:
 
     Attributes:
         plan: Which checkpoint gets which name.
-        scene: Where they lie, and what leads there.
+        scene: The checkpoints, and the places that may name them.
         update_count: How many pointers, links and other texts have to follow.
-        problems: What must be looked at; it keeps nothing from being renamed.
-        warnings: What is doubtful about the names.
-        journals: What an interrupted command left.
+        problems: Problems for the user, which don't prevent renames.
+        warnings: Doubts about names.
+        journals: Pending journals of interrupted commands.
     """
 
     plan: RenamePlan
@@ -324,12 +324,12 @@ class RenameResult(Result):
 
     Attributes:
         planned: The plan.
-        renames: Old and new paths of what was renamed; of a dry run, of what would be.
+        renames: Old and new paths; of a dry run, the planned ones.
         dry_run: Whether nothing was changed.
         declined: Whether the confirmation was refused.
         failed: Why some have their old names, or other ones than they were to have, by path.
         stale: Why a directory could not be reverted, by its path.
-        recoveries: What an interrupted command had begun, and what became of it now.
+        recoveries: Results of recovery from interrupted commands.
     """
 
     planned: PlannedNames
@@ -382,11 +382,11 @@ def rename(
 ) -> RenameResult:
     """Rename checkpoints by a template; with ``dry_run``, return the plan.
 
-    What an interrupted command left is settled first. Where one name can't be given, none is.
+    Interrupted commands are recovered first. If one name is invalid, nothing is renamed.
 
     Args:
-        directory: Where the checkpoints lie; or a whole request.
-        template: What their names are to be, such as ``{run}-e{epoch:04d}``.
+        directory: Directory of the checkpoints; or a whole request.
+        template: Template of their names, such as ``{run}-e{epoch:04d}``.
         dry_run: Whether to change nothing.
         confirm: Called with the plan before anything is renamed; nothing is unless it returns true.
         keywords: Attributes of ``Scope``, such as ``exclude``.
@@ -415,7 +415,7 @@ def rename(
             locks.acquire(directory)
         recoveries = locks.recoveries
         if any(one.finished or one.put_back or one.moved for one in recoveries) or len(recoveries) > 1:
-            # What was settled, or locked only once the plan was made, may have changed meanwhile.
+            # Directories that were recovered, or locked after the plan, may have changed since the survey.
             planned = plan_rename(request)
             locked = {*directories, *map(fs.realpath, locks.directories)}
             if not locked.issuperset(_changed_directories(planned)):

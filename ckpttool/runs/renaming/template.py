@@ -26,13 +26,13 @@ TEXTS = ("run", "name", "format")
 COUNTS = ("epoch", "step", "number")
 
 TIMES = {"date": "%Y%m%d", "time": "%H%M%S"}
-"""Fields of a moment, and what they are written as where no format stands."""
+"""Fields of a time, with their default formats."""
 
 FIELDS = (*TEXTS, *COUNTS, *TIMES)
 """All fields that are no metric."""
 
 MAX_TEMPLATE = 4096
-"""Characters; what is written with it has to fit into a name of 255 bytes."""
+"""Characters; the resulting name has at most 255 bytes."""
 
 _SEPARATORS = "-_.=:, +@~"
 
@@ -47,13 +47,13 @@ _SAMPLES: dict[str, Value] = {
     **dict.fromkeys(COUNTS, 1),
     **dict.fromkeys(TIMES, datetime(2026, 1, 2, 3, 4, 5)),
 }
-"""What a field's format is tried with; metrics with a fraction."""
+"""Values to try a field's format with; 0.5 for metrics."""
 
 _SUFFIX = re.compile(
     r"\.(?:weights\.h5|(?:pth|pt|ckpt|bin|pkl|pickle|h5|hdf5|keras|npz|npy|safetensors)?\.?tar(?:\.gz)?|pt2|h5|hdf5|[a-z]{1,12})$",
     re.ASCII | re.IGNORECASE,
 )
-"""What tells a file's kind to people and programs; of several endings all that belong together."""
+"""Suffix of a file's kind; several endings that belong together are one."""
 
 _DIRECTORY_SUFFIX = re.compile(
     r"\.(?:ckpt|pth|pt|dcp|distcp|bin|keras|tf|orbax|safetensors|model|savedmodel)$", re.ASCII | re.IGNORECASE

@@ -125,8 +125,8 @@ def rank_runs(
     """Return the rank of the run of each series whose policy keeps the best runs, by the series' key.
 
     Args:
-        series: All series, each with its policy and what rules see of it.
-        protections: Why checkpoints stay whatever rules say, by path.
+        series: All series, each with its policy and history.
+        protections: Reasons to keep checkpoints whatever the rules say, by path.
 
     Raises:
         UsageError: A series is of several runs.
@@ -223,9 +223,9 @@ class LimitedSeries:
 
     Attributes:
         policy: Which limits it has; None where it has none.
-        staying: What would stay if there were room for everything, the oldest first.
-        held: Paths of what stays without room.
-        undated: Why some have no date that can be believed, by path: nobody knows that others are newer.
+        staying: Checkpoints that are kept if no limit removes them, the oldest first.
+        held: Paths of checkpoints that no limit removes.
+        undated: Why some have no credible date, by path: they may be the newest.
     """
 
     policy: Policy | None
@@ -240,7 +240,7 @@ class Excess(NamedTuple):
     Attributes:
         rule: The limit, as a policy's attribute.
         limit: In bytes.
-        taken: By all that stays.
+        taken: Bytes of all kept checkpoints.
         required: By what is protected, or kept by other rules: where this alone is too much, nothing that
             the limit could take away would make the rest fit.
     """
@@ -286,7 +286,7 @@ def removals_for_limits(series: Sequence[LimitedSeries]) -> dict[str, str]:
     held: set[str] = set()
     for one in series:
         saves += [entry for entry in one.staying if entry.path not in reasons]
-        # Of a series that this doesn't limit everything stays, however large all is together.
+        # A series without this limit keeps everything, whatever the total is.
         is_limited = one.policy is not None and one.policy.max_total_size is not None
         held.update((*one.held, *one.undated) if is_limited else (entry.path for entry in one.staying))
     why = f"--max-total-size {size(limit)}: the oldest of all series go until the rest fits"

@@ -55,16 +55,16 @@ class Protections:
     """Facts that override every rule.
 
     Attributes:
-        reasons: Why a checkpoint stays, by its path.
+        reasons: Reasons to keep checkpoints, by path.
         skipped: Why a whole series is left alone, by its key.
         doubts: Why a whole series may be none, by its key: it is left alone where something of it would go.
-        faults: What reading checkpoints in full found wrong, by their paths.
+        faults: Faults that full reads found, by path.
         failed: Why a whole series failed, by its key.
         removes_failed: Whether such a series goes, but for what a rule keeps, and what has a reason here.
-        finite: The newest of such a series that is intact and finite, by its key: it stays, too.
+        finite: Path of the newest intact and finite checkpoint of such a series, by its key: it is kept, too.
         whole: Why a checkpoint can't be slimmed, by path.
         holders: The file that a reason comes from, by the checkpoint's path and the reason.
-        root: The directory that all lies in.
+        root: Directory of the survey.
     """
 
     reasons: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class KeptEntry(NamedTuple):
     """Checkpoint to keep, with the reasons.
 
     Attributes:
-        slims: Whether it stays without its training state; of a part, whether its save does.
+        slims: Whether it is slimmed; of a part, whether its save is.
     """
 
     entry: Entry
@@ -102,15 +102,15 @@ class GroupPlan:
 
     Attributes:
         key: The key of the series.
-        keep: What stays.
-        remove: What goes.
+        keep: Checkpoints to keep.
+        remove: Checkpoints to remove.
         skipped: Why it is left alone.
-        policy: What it was planned by; None where there is no rule for it.
+        policy: Its policy; None without a rule for it.
         failed: Why it is a failed run, where these are looked for.
         rank: The rank of its run, if its policy ranks runs.
         excess: By how much it takes more than its limit of size.
         unfitting: Which limit of size leaves no room for some, by path; other rules may keep them.
-        whole: Why some stay whole that are old enough to be slimmed, by path.
+        whole: Why some old enough to be slimmed are left whole, by path.
     """
 
     key: str
@@ -172,8 +172,8 @@ class RetentionPlan(NamedTuple):
     """Plan of all series.
 
     Attributes:
-        policies: What it was made by.
-        groups: What becomes of each.
+        policies: Policies of the plan.
+        groups: Plan of each series.
         removes_failed: Whether those that failed go.
         excess: By how much they take more than the limit of all of them together.
     """
@@ -275,8 +275,8 @@ class _Draft(NamedTuple):
     """Plan of a series before its limits of size.
 
     Attributes:
-        reasons: Why each checkpoint stays, by its path; one without a reason goes.
-        limited: What is left of it for the limits to keep.
+        reasons: Reasons to keep each checkpoint, by path; one without a reason is removed.
+        limited: View of the series for limits of size.
         rank: The rank of its run, if its policy ranks runs.
     """
 
@@ -296,7 +296,7 @@ class _Draft(NamedTuple):
                 continue
             fits = [] if policy.max_size is None else [f"fits {size(policy.max_size)}"]
             if policy.max_total_size is not None:
-                # Nobody knows that something is old if it has no date: it stays, and says so.
+                # A checkpoint without a date may be new: it is kept, with that reason.
                 undated = self.limited.undated.get(entry.path)
                 fits.append(undated or f"fits {size(policy.max_total_size)} in all")
             reasons[entry.path] = _unique(reasons[entry.path], fits)
@@ -330,7 +330,7 @@ def _draft(
     protected = {path for path in faults if protections.reasons.get(path)}
     kept_faults = {} if goes_whole else {path: [fault] for path, fault in faults.items() if fault is not None}
     if policy is not None and policy.incomplete == "remove" and intact and not goes_whole:
-        # Those that come before the newest intact one, in order and in time, nobody will finish.
+        # Incomplete ones before the newest intact one, in order and in time, won't be finished.
         for entry in newest_first[newest_first.index(intact[0]) + 1 :]:
             is_outdated = entry.is_incomplete and entry.modified_ns <= intact[0].modified_ns
             if is_outdated and not (entry.path in protected or entry.path in ruled):
@@ -376,8 +376,8 @@ def _reason_to_stay_whole(entry: Entry, protections: Protections) -> str | None:
 def history_of(group: Group, protections: Protections, now: float | None) -> History:
     """Return the history of a series for the rules: its intact checkpoints, in order.
 
-    A symlink is none of them: its bytes lie elsewhere, and whoever has them there may delete them.
-    Without what a read found damaged, the others may have more in common, and so another order.
+    A symlink is none of them: the owner of its target may delete that.
+    Without the damaged ones, the others may have more counts in common, and so another order.
     """
     sound = [entry for entry in group.entries if entry.is_sound]
     intact = [entry for entry in sound if entry.path not in protections.faults and not entry.is_link]

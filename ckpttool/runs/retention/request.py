@@ -65,7 +65,7 @@ class PathRule:
     Attributes:
         glob: Of ``<directory>/<name with * for its fields>``, relative to the configuration's directory.
         policy: The policy.
-        origin: Where it stands, for messages.
+        origin: Place in the configuration, for messages.
     """
 
     glob: str = option(
@@ -91,7 +91,7 @@ class Policies(NamedTuple):
     Attributes:
         default: For series that no rule matches; None leaves them alone.
         rules: In the order of the configuration.
-        directory: What the globs of the rules are relative to.
+        directory: Directory that the globs of the rules are relative to.
     """
 
     default: Policy | None = None
@@ -195,11 +195,11 @@ class PruneRequest(Scope):
     """Request of ``prune``: besides the options of ``Scope``, a directory, policies and limits.
 
     Attributes:
-        directory: Where the checkpoints lie.
+        directory: Directory of the checkpoints.
         policy: Which of them are wanted.
         policies: Policies by path, instead of the one policy.
         jobs: Number of threads.
-        require_copy: A directory or URL; what it isn't proven to have, byte for byte, stays.
+        require_copy: Directory or URL; checkpoints without a proven copy there are kept.
 
     Raises:
         UsageError: There is nothing to go by, or ``max_delete`` is no limit.

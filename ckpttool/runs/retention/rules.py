@@ -30,13 +30,13 @@ EARLIEST = 347_155_200
 """1981 in seconds since 1970. Clocks that were never set begin in 1970, times in zip files in 1980."""
 
 _MANY = 3
-"""Two files may be of one moment: what a signal made a trainer save follows what it saves anyway."""
+"""Two files may be of one moment: a signal makes a trainer save next to a regular save."""
 _COPY_SECONDS = 2
 """No training that anybody prunes by the clock saves three times at such a pace; a copy of files does."""
 
 
 PERIODS: Mapping[str, tuple[Callable[[datetime], Hashable], str]] = {
-    # The fold tells the two hours apart that carry one name when summer time ends.
+    # The fold distinguishes the two hours of one name when summer time ends.
     "keep_hourly": (lambda when: (when.date(), when.hour, when.fold), "%Y-%m-%d %H:00"),
     "keep_daily": (datetime.date, "%Y-%m-%d"),
     "keep_weekly": (lambda when: tuple(when.isocalendar())[:2], "%G-W%V"),
@@ -107,7 +107,7 @@ def _day(seconds: float) -> str:
 
 
 _BEST_SO_FAR = re.compile(r"(?:^|[^a-z])(?:best|min|max|lowest|highest)(?![a-z])", re.IGNORECASE)
-"""Words in the name of a metric of which only the best value so far is kept."""
+"""Words in the names of metrics that keep only the best value so far."""
 
 """Which values of a metric are good."""
 
@@ -124,7 +124,7 @@ class History:
 
     Attributes:
         intact: Its intact checkpoints, the newest first.
-        now: In seconds since 1970: what is dated later has no date. None believes every date.
+        now: Time in seconds since 1970; later dates are not credible. None accepts every date.
         root: The directory that globs with a slash are relative to.
         others: Its other checkpoints: incomplete, damaged, or elsewhere.
     """
@@ -227,7 +227,7 @@ def rank_by_metric(policy: Policy, history: History) -> list[Entry]:
 def is_carried_on(metric: str, values: Iterable[float], mode: Mode | None) -> bool:
     """Return whether later checkpoints repeat a metric's best value, as ``best_loss``.
 
-    So it is with what is named so, and with what never gets worse and repeats its best value.
+    A metric is, if its name begins with ``best``, or if it never gets worse and repeats its best value.
     """
     if metric.startswith("best"):
         return True
@@ -398,11 +398,11 @@ class Rule(Option):
     """Rule of a policy, or a setting of one: its option, and its functions.
 
     Attributes:
-        keep: Returns what it keeps of a series, and why; None for what other rules and the plan go by.
-        against: Returns what it says of a checkpoint that it doesn't keep.
+        keep: Returns the checkpoints that it keeps, with reasons; None for settings.
+        against: Returns why it doesn't keep a checkpoint.
         is_amount: Whether its value is a number of at least 1.
-        needs: What it keeps a checkpoint for lacking.
-        alters: Whether it changes checkpoints that stay, rather than choosing them.
+        needs: Count or date without which a checkpoint is kept.
+        alters: Whether it changes kept checkpoints, instead of choosing them.
     """
 
     keep: Callable[[Policy, History], KeptWithReasons] | None = None
@@ -629,7 +629,7 @@ class PolicyKeywords(ChoiceKeywords, total=False):
 
 
 LIMITS = ("max_size", "max_total_size")
-"""The rules that keep what is newest, as far as it fits into so many bytes."""
+"""Rules that keep the newest checkpoints up to a size in bytes."""
 
 RULES: Mapping[str, Rule] = {one.name: one.metadata["option"] for one in fields(Policy)}
 """The rows of ``Policy``, by their attributes."""
@@ -638,7 +638,7 @@ CHOICES = tuple(name for name, rule in RULES.items() if not rule.alters)
 """The rules that only choose checkpoints."""
 
 _CHOOSE_NOTHING = frozenset({"incomplete", *(RULES.keys() - CHOICES)})
-"""What says nothing of which intact checkpoints stay."""
+"""Rules that choose no intact checkpoints."""
 
 
 @lru_cache
