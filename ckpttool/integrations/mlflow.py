@@ -22,7 +22,14 @@ from ckpttool.core.urls import is_url, without_signatures
 from ckpttool.integrations.clients import client_errors_as_unsupported, client_module
 from ckpttool.runs.logs import Log, numbered_lines
 from ckpttool.runs.run_directories import parse_yaml
-from ckpttool.runs.trackers import LoggedCheckpoint, Record, TrackedModel, TrackedRun, Tracker, run_to_record_in
+from ckpttool.runs.trackers import (
+    LoggedCheckpoint,
+    Record,
+    TrackedModel,
+    TrackedRun,
+    Tracker,
+    run_to_record_in,
+)
 from ckpttool.storage import fs
 from ckpttool.storage.answers import paged
 

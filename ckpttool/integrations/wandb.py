@@ -24,7 +24,14 @@ from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, NotFound, fro
 from ckpttool.integrations.clients import client_errors_as_unsupported, client_module
 from ckpttool.runs.logs import Log, add_object
 from ckpttool.runs.run_directories import flatten
-from ckpttool.runs.trackers import LoggedCheckpoint, Record, TrackedModel, TrackedRun, Tracker, run_to_record_in
+from ckpttool.runs.trackers import (
+    LoggedCheckpoint,
+    Record,
+    TrackedModel,
+    TrackedRun,
+    Tracker,
+    run_to_record_in,
+)
 from ckpttool.storage import fs
 
 PREFIX = "wandb:"

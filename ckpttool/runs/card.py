@@ -273,12 +273,9 @@ def load_snippet(card: Card) -> str:
         loader = model if model.isidentifier() and model.isascii() else "AutoModel"
         return f"from transformers import {loader}\n\nmodel = {loader}.from_pretrained({name})"
     lines = traits_of(checkpoint.format).loaders.get(checkpoint.variant)
-    return (_ANY if lines is None or _runs_code(card) else lines).replace("NAME", name)
-
-
-def _runs_code(card: Card) -> bool:
-    """Return whether the framework's loader runs code, or may."""
-    return any(one.severity.value != "note" for one in card.inspection.checkpoint.safety)
+    # A loader that runs code, or may, is no advice.
+    runs_code = any(one.severity.value != "note" for one in checkpoint.safety)
+    return (_ANY if lines is None or runs_code else lines).replace("NAME", name)
 
 
 _ANY = """import ckpttool

@@ -36,7 +36,6 @@ from ckpttool.core.options import (
     require_known,
     shows_keywords,
 )
-from ckpttool.core.report import Severity
 from ckpttool.core.result import Table, document_of
 from ckpttool.core.text import counted
 from ckpttool.formats import recognition_error
@@ -54,7 +53,7 @@ from ckpttool.ops.file_copy import (
     status_of,
     target_status,
 )
-from ckpttool.runs.look import Progress, no_progress
+from ckpttool.runs.look import Progress, first_error, no_progress
 from ckpttool.runs.pruning.prune import Confirm, Pruned, prune
 from ckpttool.runs.retention.request import PruneRequest
 from ckpttool.runs.retention.rules import CHOICES, ChoiceKeywords, Policy
@@ -67,7 +66,6 @@ from ckpttool.transaction.paths import Problem, bare, is_within, shown
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ckpttool.ops.verdict import Verification
 
 _SMALL = 1 << 24
 """Files up to this size are sent to a store several at a time; of larger ones, several parts are."""
@@ -590,7 +588,7 @@ class _Copying:
         checks = CHECKS if depth == "full" else QUICK_CHECKS
         verdict = verify(unit, only=checks, jobs=self._request.jobs, advance=advance)
         if not verdict.is_valid:
-            raise _Invalid(_first_fault(verdict))
+            raise _Invalid(first_error(verdict.findings) or "not everything could be checked")
 
     # Sending ----------------------------------------------------------------------------------------
 
@@ -673,10 +671,3 @@ def _named_differences(planned: PlannedCopy, differing: Sequence[_File]) -> str:
         return "another file has its name there"
     names = [os.path.relpath(file.target, os.path.dirname(planned.target)) for file in differing]
     return f"other content in {_named(names)}"
-
-
-def _first_fault(verdict: Verification) -> str:
-    error = next((one for one in verdict.findings if one.severity is Severity.ERROR), None)
-    if error is None:
-        return "not everything could be checked"
-    return f"{error.where}: {error.message}" if error.where else error.message

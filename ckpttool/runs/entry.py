@@ -191,6 +191,20 @@ class Entry:
             yield os.path.join(self.path, os.path.relpath(file.path, self.name))
 
     @property
+    def members_to_remove(self) -> tuple[str, ...]:
+        """Names of its members in the order of removal: indexes first, shards last.
+
+        Files without an index are no checkpoint any more, so that an interrupted removal leaves none that
+        looks complete. A damaged index that names itself is its own shard, too: each name comes once.
+        """
+        parts = self.unit.parts
+
+        def place(name: str) -> tuple[bool, bool, bool, str]:
+            return name not in parts, name != self.name, "index" not in name, name
+
+        return tuple(sorted(set(self.unit.members), key=place))
+
+    @property
     def is_link(self) -> bool:
         """Return whether a part of it is a symlink."""
         return not self.contents.symlinks.isdisjoint(self.unit.members)

@@ -220,7 +220,7 @@ def _unsound_entry(unit: Unit, files: Contents, failure: CheckpointError) -> Ent
     else:
         kind = Code.DAMAGED
     fields = parse_name(os.path.basename(unit.path))
-    danger = _first_error(failure.safety) if isinstance(failure, DamagedCheckpoint) else None
+    danger = first_error(failure.safety) if isinstance(failure, DamagedCheckpoint) else None
     return Entry(
         path=shown(unit.path),
         unit=unit,
@@ -250,7 +250,7 @@ def _sound_entry(unit: Unit, files: Contents, checkpoint: Checkpoint, holds_othe
         contents=files,
         fields=fields,
         safety=safety_of(checkpoint.safety),
-        danger=_first_error(checkpoint.safety),
+        danger=first_error(checkpoint.safety),
         is_complete=checkpoint.complete,
         fault=structural_fault,
         epoch=fields.epoch if inside[0] is None else inside[0],
@@ -275,7 +275,7 @@ def _sound_entry(unit: Unit, files: Contents, checkpoint: Checkpoint, holds_othe
 
 def _structural_fault(checkpoint: Checkpoint) -> Reason | None:
     kind = Code.DAMAGED if checkpoint.complete else Code.INCOMPLETE
-    if (error := _first_error(checkpoint.findings)) is not None:
+    if (error := first_error(checkpoint.findings)) is not None:
         return fault(kind, error)
     return None if checkpoint.complete else fault(kind, "a part of it is missing")
 
@@ -346,7 +346,7 @@ def _logged_as(checkpoint: Checkpoint) -> int | None:
     return {batches: batches - 1, batches + 1: batches}.get(stepped)
 
 
-def _first_error(findings: Iterable[Finding]) -> str | None:
+def first_error(findings: Iterable[Finding]) -> str | None:
     """Return the message of the first error, with its place."""
     first = next((one for one in findings if one.severity is Severity.ERROR), None)
     if first is None:
@@ -526,8 +526,7 @@ def read_all(entry: Entry, jobs: int | None = None, progress: Progress = no_prog
 
 
 def _damage(errors: Sequence[Finding]) -> Reason:
-    where = f"{errors[0].where}: " if errors and errors[0].where else ""
-    return fault(Code.DAMAGED, f"{where}{errors[0].message}" if errors else "")
+    return fault(Code.DAMAGED, first_error(errors) or "")
 
 
 def findings_of_weights(entry: Entry, findings: Iterable[Finding]) -> list[Finding]:

@@ -247,7 +247,9 @@ class LatestSearch:
         known = {entry.path for entry, _ in passed}
         unsound = [
             (entry, entry.fault)
-            for entry in _without_sound(surveyed)
+            for group in surveyed.groups
+            if not any(entry.is_sound for entry in group.entries)  # else an older one is the choice
+            for entry in reversed(group.entries)
             if entry.path not in known and entry.fault
         ]
         unsettled = list(self._unsettled_better(surveyed, chosen, passed, unsound))
@@ -438,13 +440,6 @@ def _unsettled_entry(entry: Entry, why: str, *, is_whole: bool = False) -> Unfin
         is_whole,
         entry.modified_ns,
     )
-
-
-def _without_sound(surveyed: Survey) -> Iterator[Entry]:
-    """Yield checkpoints of series without a sound one, the newest first: they may be the newest."""
-    for group in surveyed.groups:
-        if not any(entry.is_sound for entry in group.entries):
-            yield from reversed(group.entries)
 
 
 def _newer_but_lacking(surveyed: Survey, chosen: Entry, before: int | None) -> Iterator[tuple[Entry, str]]:

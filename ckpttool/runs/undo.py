@@ -15,7 +15,7 @@ from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.formats.interface import natural
 from ckpttool.runs.pointers.kinds import note_kind, pointers_in
 from ckpttool.runs.pointers.notes import read_note
-from ckpttool.runs.pointers.pin_lists import lists_for, pins_in, read_list
+from ckpttool.runs.pointers.pin_lists import lists_for, pins_of
 from ckpttool.runs.pointers.search import names_in, pass_over, path_parts
 from ckpttool.storage import fs
 from ckpttool.storage.held import holds
@@ -428,7 +428,7 @@ def _pins_in(directory: str) -> Iterator[tuple[str, str]]:
     """Yield the lists of pins for a directory, with the path of each checkpoint that is pinned."""
     for file in lists_for(directory):
         try:
-            pins = list(pins_in(file, read_list(file)))
+            pins = pins_of(file)
         except CheckpointError:  # whoever goes by them says so
             continue
         yield from ((file, os.path.abspath(pin.path)) for pin in pins)

@@ -30,7 +30,15 @@ from ckpttool.runs.look import Progress
 from ckpttool.runs.retention.request import PruneRequest
 from ckpttool.runs.retention.rules import Policy
 from ckpttool.runs.watch_steps import copy_step, prune_step, rename_step
-from ckpttool.runs.watching import RETRY_SECONDS, DirectoryWatch, Ending, Judgement, Step, WatchEvent, WatchRequest
+from ckpttool.runs.watching import (
+    RETRY_SECONDS,
+    DirectoryWatch,
+    Ending,
+    Judgement,
+    Step,
+    WatchEvent,
+    WatchRequest,
+)
 from ckpttool.transaction import operations
 from ckpttool.transaction.journal import Move
 from tests.support.commands import TIMEOUT, Run, refusals, transcript

@@ -30,7 +30,14 @@ from ckpttool.formats.traits import Traits
 from ckpttool.runs.pointers import kinds
 from ckpttool.runs.pointers.kinds import KINDS
 from ckpttool.runs.pointers.notes import Note
-from ckpttool.runs.pointers.programs import DIGESTS, LINE, TRAINER_STATE, IterationTracker, ShardIndex, TensorDigests
+from ckpttool.runs.pointers.programs import (
+    DIGESTS,
+    LINE,
+    TRAINER_STATE,
+    IterationTracker,
+    ShardIndex,
+    TensorDigests,
+)
 from ckpttool.runs.pointers.search import PointerProtections, Search, SearchedKind
 from ckpttool.runs.renaming.pointer_updates import PathRenames
 from ckpttool.storage.snapshot import Snapshot

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 from ckpttool import UsageError
 from ckpttool.core.naming import parse_name
-from ckpttool.runs.renaming.template import FIELDS, FieldError, Template, Value, parse_template, render, run_of, stem_of, utc_time
+from ckpttool.runs.renaming.template import (
+    FIELDS,
+    FieldError,
+    Template,
+    Value,
+    parse_template,
+    render,
+    run_of,
+    stem_of,
+    utc_time,
+)
 
 WHEN = datetime(2026, 3, 4, 5, 6, 7, tzinfo=timezone.utc)
 VALUES: dict[str, Value] = {

@@ -14,7 +14,7 @@ from ckpttool.runs import look
 from ckpttool.runs.entry import Entry
 from ckpttool.runs.pointers import kinds
 from ckpttool.runs.pointers.programs import NeededFiles
-from ckpttool.runs.pruning.prune import prune as pruning
+from ckpttool.runs.pruning import prune as pruning
 from ckpttool.runs.pruning.planning import Explanation, PrunePlan, explain, make_plan
 from ckpttool.runs.pruning.prune import Pruned
 from ckpttool.runs.retention.directory_rules import lack_warnings

@@ -20,7 +20,15 @@ from ckpttool.cli.render.terminal import (
     text_table,
 )
 from ckpttool.core.text import counted, file_size, number, printable
-from ckpttool.runs.listing import ListedCheckpoint, ListedRun, ListedSeries, Listing, differing_parameters, known_metrics, total_bytes
+from ckpttool.runs.listing import (
+    ListedCheckpoint,
+    ListedRun,
+    ListedSeries,
+    Listing,
+    differing_parameters,
+    known_metrics,
+    total_bytes,
+)
 from ckpttool.runs.reasons import Code, code_of, in_words
 from ckpttool.storage import fs
 

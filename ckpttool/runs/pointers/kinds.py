@@ -117,7 +117,7 @@ def pointers_in(directory: str, names: Names, snapshot: Snapshot, on_error: OnEr
 
 BEING_WRITTEN = Reason(Code.BEING_WRITTEN)
 
-_STALE_SECONDS = 3600
+STALE_SECONDS = 3600
 """No checkpoint takes an hour to write; an older temporary file is probably a leftover."""
 
 
@@ -221,7 +221,7 @@ def _being_written(temporary: os.DirEntry[str]) -> str:
         seconds = time.time() - temporary.stat(follow_symlinks=False).st_mtime
     except OSError:  # it has just gone
         seconds = 0
-    if seconds < _STALE_SECONDS:
+    if seconds < STALE_SECONDS:
         return BEING_WRITTEN
     hours = int(seconds // 3600)
     age = f"{hours // 24} d" if hours >= 48 else f"{hours} h"

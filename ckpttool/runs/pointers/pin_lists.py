@@ -259,6 +259,11 @@ def pins_in(file: str, text: str) -> Iterator[Pin]:
         yield Pin(file, name, path, remarks.get(name, NOTHING))
 
 
+def pins_of(file: str) -> list[Pin]:
+    """Return the pins in a list on disk; none if there is no list."""
+    return list(pins_in(file, read_list(file)))
+
+
 def pinned_names(text: str) -> list[str]:
     """Return the pinned names as they are written in a list.
 
@@ -479,7 +484,7 @@ def pins_above(directory: str) -> Iterator[Pin]:
         above = os.path.dirname(file)
         if fs.realpath(above) == real:
             continue
-        for pinned in pins_in(file, read_list(file)):
+        for pinned in pins_of(file):
             path = fs.realpath(_pin_path(pinned))
             if is_within(path, real) and path != real:
                 shown_path = shown(os.path.join(directory, os.path.relpath(path, real)))

@@ -34,6 +34,7 @@ from ckpttool.runs.pointers.pin_lists import (
     merged,
     pins_above,
     pins_in,
+    pins_of,
     read_list,
     remarks_in,
     unreadable,
@@ -225,12 +226,14 @@ def unpin(paths: Iterable[str | os.PathLike[str]]) -> Pinning:
     with holding(*given, *lists):
         done = _unpin(given)
         # An empty list is removed: a kill may have left its lock, also in the directory above.
-        clear_stale({around for path in given for around in _with_parent(os.path.dirname(bare(path)))})
+        clear_stale(
+            {
+                around
+                for directory in {os.path.dirname(bare(path)) or os.curdir for path in given}
+                for around in (directory, fs.dirname(fs.realpath(directory)))
+            }
+        )
         return done
-
-
-def _with_parent(directory: str) -> tuple[str, str]:
-    return directory or os.curdir, fs.dirname(fs.realpath(directory or os.curdir))
 
 
 def _unpin(given: Sequence[str]) -> Pinning:
@@ -295,7 +298,7 @@ def pins_below(
         for name in PIN_LISTS:
             file = os.path.join(parent, name)
             if fs.lexists(file):
-                add(partial(_pins_in_list, file))
+                add(partial(pins_of, file))
     return tuple(pins)
 
 
@@ -375,11 +378,11 @@ def _resolve_or_pinned(path: str) -> CheckpointPlace:
 
 def _lists_pinning(place: CheckpointPlace) -> list[str]:
     """Return the lists that pin a checkpoint, the nearest first."""
-    lists = {file: _pins_in_list(file) for file in lists_for(place.directory)}
+    lists = {file: pins_of(file) for file in lists_for(place.directory)}
     return [file for file, pins in lists.items() if any(_is_pin_of(place, pinned) for pinned in pins)]
 
 
 def _pinning(files: Iterable[str], places: Sequence[CheckpointPlace], changed: Sequence[str]) -> Pinning:
     unchanged = dict.fromkeys(one.path for one in places if one.path not in changed)
-    pins = [pinned for file in files for pinned in pins_in(file, read_list(file))]
+    pins = [pinned for file in files for pinned in pins_of(file)]
     return Pinning(tuple(dict.fromkeys(changed)), tuple(unchanged), tuple(pins))

@@ -459,16 +459,16 @@ def _contains_other(one: str, other: str) -> bool:
 def _of_same_content(file: tuple[str, int, str], entries: Sequence[Entry]) -> Iterator[Entry]:
     """Yield the checkpoints that have a file of this content; those of its size and name need no look."""
     name, nbytes, digest = file
-    same = [(entry, path) for entry in entries for path, size in _files(entry) if size == nbytes]
+    same = [
+        (entry, os.path.join(entry.directory, one.path))
+        for entry in entries
+        for one in entry.contents.files
+        if one.size == nbytes
+    ]
     named = [one for one in same if os.path.basename(one[1]) == name]
     if len(named) != 1:
         named = [one for one in named or same if _md5(one[1]) == digest] or named
     yield from (entry for entry, _ in named)
-
-
-def _files(entry: Entry) -> Iterator[tuple[str, int]]:
-    for one in entry.contents.files:
-        yield os.path.join(entry.directory, one.path), one.size
 
 
 def _md5(path: str) -> str:

@@ -31,6 +31,7 @@ from ckpttool.ops.copy_check import is_same
 from ckpttool.ops.file_copy import is_unchanged, status_of
 from ckpttool.runs.entry import Entry
 from ckpttool.runs.look import Progress, findings_of_weights, no_progress, read_all
+from ckpttool.runs.pointers.kinds import STALE_SECONDS
 from ckpttool.runs.pointers.search import PointerProtections, temporary_for
 from ckpttool.runs.reasons import Code, Reason, code_of
 from ckpttool.runs.retention.plan import Protections
@@ -478,10 +479,6 @@ def _is_copy(path: str, file: Fingerprint, copy: str, status: os.stat_result, ad
         return False
     is_itself = (status.st_dev, status.st_ino) in ((own.st_dev, own.st_ino), (file.device, file.inode))
     return not is_itself and is_same(path, copy, advance)
-
-
-STALE_SECONDS = 3600
-"""No checkpoint takes an hour to write; a younger one may be about to be finished."""
 
 
 def failures(

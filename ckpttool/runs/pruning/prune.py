@@ -479,17 +479,11 @@ def _removals(
 
 
 def _removal(entry: Entry, survivors: Sequence[Entry]) -> Group:
-    # The index is removed first: files without one are no checkpoint any more. Manifests are last.
-    parts = entry.unit.parts
-    # A damaged index that names itself is its own shard, too: each name is removed once.
-    members = sorted(
-        set(entry.unit.members),
-        key=lambda name: (name not in parts, name != entry.name, "index" not in name, name),
-    )
+    members = entry.members_to_remove
     place = {name: number for number, name in enumerate(members)}
     files = sorted(entry.contents.files, key=lambda file: place[file.path.split(os.sep)[0]])
     names = tuple(name for survivor in survivors for name in survivor.unit.members)
-    return Group(entry.path, tuple(members), Contents(tuple(files), entry.contents.directories), names)
+    return Group(entry.path, members, Contents(tuple(files), entry.contents.directories), names)
 
 
 def _result(planned: PrunePlan, *, freed: int = 0, dry_run: bool = False) -> Pruned:

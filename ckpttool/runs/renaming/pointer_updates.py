@@ -395,7 +395,9 @@ class _Collector:
             return None
         if kind is None or kind.is_certain or not kind.protects:
             kind = LINE
-        is_path = _is_one_name(file.path, self._scene.snapshot) and "://" not in text
+        data = read_small(file.path, MAX_POINTER, self._scene.snapshot)
+        is_one_line = data is not None and bool(LINE.names(data.decode("utf-8", "surrogateescape")))
+        is_path = is_one_line and "://" not in text
         new = self._moved.renamer(directory, near=[directory]) if is_path else None
 
         def reword(text: str) -> str:
@@ -480,12 +482,6 @@ def _rewrite(
         faults[path] = getattr(failure, "strerror", None) or str(failure)
         return None
     return None if before is None or after == before else Rewrite(name, before, after)
-
-
-def _is_one_name(path: str, snapshot: Snapshot) -> bool:
-    """Return whether a small text file consists of one line, as one that names a checkpoint does."""
-    data = read_small(path, MAX_POINTER, snapshot)
-    return data is not None and bool(LINE.names(data.decode("utf-8", "surrogateescape")))
 
 
 def _is_another(kind: TextKind, file: os.DirEntry[str]) -> bool:

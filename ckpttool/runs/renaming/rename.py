@@ -253,11 +253,12 @@ def rename_operations(
     groups: list[Group] = []
     names: list[dict[str, str]] = []
     for one in renamings:
-        members = [name for name in _members(one.entry) if name not in written and one.names[name] != name]
+        new = one.names
+        members = [name for name in one.entry.members_to_remove if name not in written and new[name] != name]
         files = tuple(file for file in one.entry.contents.files if file.path not in written)
         contents = Contents(files, one.entry.contents.directories)
         groups.append(Group(one.entry.path, tuple(members), contents, new_name=one.name))
-        names.append({name: one.names[name] for name in members})
+        names.append({name: new[name] for name in members})
     operations: list[Move] = []
     for number, group in enumerate(groups):  # an index is the last to come: without it there is no checkpoint
         if number not in staged:
@@ -271,15 +272,6 @@ def rename_operations(
             Move(number, _aside(old), _here(names[number][old])) for old in reversed(groups[number].members)
         )
     return OperationList("rename", tuple(groups), (*operations, *_joined(rewrites), *relinks), identity)
-
-
-def _members(entry: Entry) -> list[str]:
-    """Return the names of a checkpoint's members in the order of removal: indexes first."""
-    parts = entry.unit.parts
-    return sorted(
-        entry.unit.members,
-        key=lambda name: (name not in parts, name != entry.name, "index" not in name, name),
-    )
 
 
 def _staged(renamings: Sequence[Renaming]) -> set[int]:
