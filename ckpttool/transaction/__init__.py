@@ -1,11 +1,11 @@
 """Changes to directories that a kill at any moment leaves whole: removals, moves, trash, undo, outputs.
 
 Each command writes a journal first, ``.ckpttool-<id>/journal.json``: a list of operations (``journal``). They
-are done, committed and reverted by ``operations``, in the open directories of ``open_roots``. After a kill,
-``settling`` reverts what isn't committed, and completes the rest. ``removal`` and ``moves`` make such lists
-and do them, ``history`` records how they are undone, ``record_undo`` undoes them, and ``trash`` empties the
-trash. ``stored_journals`` reads journals, with ``journal_documents``, and those of earlier versions with
-``old_journals``.
+are done, committed and reverted by ``operations``, in the open directories of ``open_roots``. ``transaction``
+carries out one list from its journal to its end, also for ``removal``. After a kill, ``settling`` reverts
+what isn't committed, and completes the rest. ``history`` records how lists are undone, ``record_undo`` undoes
+them, and ``trash`` empties the trash. ``stored_journals`` reads journals, with ``journal_documents``, and
+those of earlier versions with ``old_journals``.
 
 All this is one of two engines (``engine``): that of disks. The other one does the same lists of operations in
 a store, by conditional requests (``store_engine``, ``store_operations``). ``recovery`` and whoever else works

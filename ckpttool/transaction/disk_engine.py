@@ -9,18 +9,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 
-from ckpttool.core.errors import AccessDenied, CheckpointError, DamagedCheckpoint
+from ckpttool.core.errors import AccessDenied, CheckpointError
 from ckpttool.storage import fs
 from ckpttool.transaction.engine import Engine, Restorable, UndoMethod
 from ckpttool.transaction.files import Contents, Fingerprint, StalePlan, contents, opened, status_at
 from ckpttool.transaction.history import CommandRecord
-from ckpttool.transaction.journal import Group, Location, Move, OperationList, Rewrite
+from ckpttool.transaction.journal import Group, Location, OperationList
 from ckpttool.transaction.mounts import require_unmounted
-from ckpttool.transaction.moves import MoveOutcome, apply, obstacles
 from ckpttool.transaction.open_roots import OpenRoots, open_roots
-from ckpttool.transaction.removal import RemovalOutcome, put_aside, remove
+from ckpttool.transaction.removal import put_aside, remove
 from ckpttool.transaction.settling import Settled, settle_stage
-from ckpttool.transaction.stages import JOURNAL, remove_stage, stages
+from ckpttool.transaction.stages import JOURNAL, stages
 from ckpttool.transaction.state_dir import (
     StateDir,
     may_keep_state_beside,
@@ -31,6 +30,7 @@ from ckpttool.transaction.state_dir import (
     state_dir_of_stage,
 )
 from ckpttool.transaction.stored_journals import read_journal
+from ckpttool.transaction.transaction import Outcome, apply, obstacles
 from ckpttool.transaction.unlinking import purge, require_removable
 
 
@@ -40,7 +40,7 @@ class DiskEngine(Engine):
     def undo_method(self, removals: Sequence[tuple[str, Contents]], *, is_trash: bool) -> UndoMethod:
         return UndoMethod.TRASH if is_trash else UndoMethod.NONE
 
-    def remove(self, removals: Sequence[Group], identity: str, method: UndoMethod) -> RemovalOutcome:
+    def remove(self, removals: Sequence[Group], identity: str, method: UndoMethod) -> Outcome:
         if method is UndoMethod.TRASH:
             return put_aside(self.directory, removals, identity)
         return remove(self.directory, removals)
@@ -55,7 +55,7 @@ class DiskEngine(Engine):
         failures = {undoing.groups[number].path: failure for number, failure in stuck.items()}
         return Restorable([one for one in numbers if one not in stuck], frozenset(), failures)
 
-    def restore(self, record: CommandRecord, undoing: OperationList) -> tuple[MoveOutcome, frozenset[int]]:
+    def restore(self, record: CommandRecord, undoing: OperationList) -> tuple[Outcome, frozenset[int]]:
         return apply(self.directory, undoing, record.state_dir), frozenset()
 
     def purge(
@@ -118,14 +118,9 @@ class DiskEngine(Engine):
                 raise
         return paths
 
-    def settle(self, path: str) -> tuple[OperationList, Settled] | None:
+    def settle(self, path: str) -> Settled | None:
         require_own(path, self.directory)
         return settle_stage(self.directory, path)
-
-    def discard(self, path: str, settled: Settled | None) -> None:
-        if not remove_stage(path) and not (settled is not None and settled.notes):
-            expected = "move them where they belong"
-            raise DamagedCheckpoint(path, "files not listed in the journal", expected=expected)
 
 
 # The trash ------------------------------------------------------------------------------------------
@@ -163,9 +158,7 @@ def _freed_bytes(place: int, file: Fingerprint) -> int:
 def _hidden_names(directory: str, stage: str, listed: OperationList) -> set[str]:
     """Return the names in a directory under which checkpoints that a journal moves don't count."""
     names = {
-        one.name
-        for one in listed.pointers
-        if isinstance(one, Rewrite) and (one.after if listed.is_committed else one.before) is None
+        one.name for one in listed.pointers if (one.after if listed.is_committed else one.before) is None
     }
     try:
         with (
@@ -183,7 +176,8 @@ def _hidden_names(directory: str, stage: str, listed: OperationList) -> set[str]
 def _hidden_names_of(
     directory: str, roots: OpenRoots, number: int, group: Group, *, is_done: bool
 ) -> Iterator[str]:
-    moves = [one for one in roots.listed.of_groups[number] if isinstance(one, Move)]
+    # The name of a file that is replaced is never free.
+    moves = [one for one in roots.listed.of_groups[number] if one.file is None and one.replaces is None]
     come = [one for one in moves if not one.target.is_private]
     moved = [one for one in moves if roots.has_moved(one)]
     if come and not is_done:

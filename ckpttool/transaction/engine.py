@@ -13,9 +13,8 @@ from typing import ClassVar, NamedTuple
 from ckpttool.transaction.files import Contents
 from ckpttool.transaction.history import CommandRecord
 from ckpttool.transaction.journal import Group, OperationList
-from ckpttool.transaction.moves import MoveFailure, MoveOutcome
-from ckpttool.transaction.removal import RemovalOutcome
 from ckpttool.transaction.settling import Settled
+from ckpttool.transaction.transaction import Failure, Outcome
 
 
 class UndoMethod(Enum):
@@ -37,7 +36,7 @@ class Restorable(NamedTuple):
 
     numbers: list[int]
     in_place: frozenset[int]
-    failures: dict[str, MoveFailure]
+    failures: dict[str, Failure]
 
 
 class Engine(ABC):
@@ -65,7 +64,7 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def remove(self, removals: Sequence[Group], identity: str, method: UndoMethod) -> RemovalOutcome:
+    def remove(self, removals: Sequence[Group], identity: str, method: UndoMethod) -> Outcome:
         """Remove checkpoints, or move them to the trash; those that changed since the plan was made are kept.
 
         Args:
@@ -88,7 +87,7 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def restore(self, record: CommandRecord, undoing: OperationList) -> tuple[MoveOutcome, frozenset[int]]:
+    def restore(self, record: CommandRecord, undoing: OperationList) -> tuple[Outcome, frozenset[int]]:
         """Restore checkpoints; return the outcome, and the groups that were in place already."""
 
     @abstractmethod
@@ -120,12 +119,8 @@ class Engine(ABC):
         """Return the paths of all that interrupted commands left, with and without a journal."""
 
     @abstractmethod
-    def settle(self, path: str) -> tuple[OperationList, Settled] | None:
-        """Complete or revert an interrupted command; None if there is none."""
-
-    @abstractmethod
-    def discard(self, path: str, settled: Settled | None) -> None:
-        """Remove the leftovers of a settled command.
+    def settle(self, path: str) -> Settled | None:
+        """Complete or revert an interrupted command; return None if only leftovers without a journal remain.
 
         Raises:
             DamagedCheckpoint: There are files that its journal doesn't list.

@@ -43,63 +43,66 @@ class Location(NamedTuple):
         return self.root != "directory"
 
 
-class Move(NamedTuple):
-    """Operation that renames a file or a directory of a checkpoint.
-
-    A file that gets a name in the directory keeps the old one, too, until the commit.
-
-    Attributes:
-        group: Number of the checkpoint in ``OperationList.groups``.
-        source, target: Old and new path.
-    """
-
-    group: int
-    source: Location
-    target: Location
-
-    @property
-    def is_within(self) -> bool:
-        """Whether both paths are in the directory."""
-        return not (self.source.is_private or self.target.is_private)
-
-
 class StoredFile(NamedTuple):
-    """Location of a file that waits or is set aside, and its fingerprint under its final path."""
+    """A file whose name another one takes: where it is set aside before, and its fingerprint."""
 
     location: Location
     file: Fingerprint
 
 
-class Exchange(NamedTuple):
-    """Operation that replaces a file of a checkpoint in one step.
+class Move(NamedTuple):
+    """Operation that renames a file or a directory of a checkpoint.
+
+    A file that gets a name in the directory keeps the old one, too, until the commit; but if it replaces
+    another one, it keeps it only in the trash.
 
     Attributes:
-        group: Number of the checkpoint.
-        path: Of the file, relative to the directory.
-        old: Where the old file goes; None if there is none.
-        new: Where the new file comes from; None if there is none.
+        group: Number of the checkpoint in ``OperationList.groups``.
+        source, target: Old and new path.
+        file: Fingerprint of a file that comes new to the checkpoint, or leaves it again; None if the group
+            lists it.
+        replaces: The file that has the new name until then; None if the name is free.
     """
 
     group: int
-    path: str
-    old: StoredFile | None
-    new: StoredFile | None
+    source: Location
+    target: Location
+    file: Fingerprint | None = None
+    replaces: StoredFile | None = None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it brings a file that waits elsewhere in the directory."""
+        return self.file is not None and not self.target.is_private
+
+    @property
+    def is_within(self) -> bool:
+        """Whether it gives a part of the checkpoint another name in the directory."""
+        return self.file is None and not (self.source.is_private or self.target.is_private)
+
+    @property
+    def locations(self) -> tuple[Location, ...]:
+        """Return all paths that it changes."""
+        aside = () if self.replaces is None else (self.replaces.location,)
+        return (self.source, self.target, *aside)
 
 
 class Rewrite(NamedTuple):
-    """Operation that changes a small text file: a pointer, a state file, an index.
+    """Operation that changes a pointer: a small text file such as a state file or an index, or a symlink.
 
     Attributes:
         name: Its path relative to the directory, after all moves.
         before: Its text now; None if it is new. Bytes that are no UTF-8 are surrogates.
         after: Its new text; None if it is removed.
         like: Path whose mode and timestamps a new file copies; its own path keeps its timestamps.
+        is_link: Whether it is a symlink, whose text is its target.
     """
 
     name: str
     before: str | None
     after: str | None
     like: str | None = None
+    is_link: bool = False
 
     @property
     def inverse(self) -> Rewrite:
@@ -107,20 +110,7 @@ class Rewrite(NamedTuple):
         return self._replace(before=self.after, after=self.before)
 
 
-class Relink(NamedTuple):
-    """Operation that changes a symlink: its path, its old and its new target."""
-
-    name: str
-    before: str
-    after: str
-
-    @property
-    def inverse(self) -> Relink:
-        """Return the operation that reverts this one."""
-        return self._replace(before=self.after, after=self.before)
-
-
-Operation = Move | Exchange | Rewrite | Relink
+Operation = Move | Rewrite
 
 
 class Group(NamedTuple):
@@ -182,13 +172,26 @@ class OperationList:
     @property
     def is_revertible(self) -> bool:
         """Whether it can be reverted even after the commit, since no file loses its last name."""
-        asides = (one.old for one in self.operations if isinstance(one, Exchange))
-        return self.kind != "remove" and all(old is None or old.location.root == "trash" for old in asides)
+        return not any(self.unlinked(number) for number in range(len(self.groups)))
+
+    def unlinked(self, number: int) -> list[Location]:
+        """Return where in the stage files of a group end, which are unlinked after the commit."""
+        if self.kind == "output":  # its stage is removed with all in it
+            return []
+        steps = self.of_groups[number]
+        sources = {one.source for one in steps}
+        ends = (one.target if one.replaces is None else one.replaces.location for one in steps)
+        return [location for location in ends if location.root == "stage" and location not in sources]
 
     @cached_property
-    def pointers(self) -> tuple[Rewrite | Relink, ...]:
+    def pointers(self) -> tuple[Rewrite, ...]:
         """The operations that change pointers."""
-        return tuple(one for one in self.operations if isinstance(one, Rewrite | Relink))
+        return tuple(one for one in self.operations if isinstance(one, Rewrite))
+
+    @property
+    def is_removal(self) -> bool:
+        """Whether checkpoints are removed, for good or to the trash, each for itself if pointers allow it."""
+        return self.kind in ("remove", "trash")
 
     @property
     def is_indivisible(self) -> bool:
@@ -198,10 +201,8 @@ class OperationList:
     def home(self, number: int) -> Root:
         """Return the root of a group's members before the first operation."""
         for one in self.of_groups[number]:
-            if isinstance(one, Move):
+            if one.file is None:
                 return one.source.root
-            if one.new is not None and one.new.location.root == "trash":
-                return "trash"
         return "directory"
 
     @property
@@ -210,40 +211,21 @@ class OperationList:
         return any(self.home(number) == "trash" for number in range(len(self.groups)))
 
     @cached_property
-    def of_groups(self) -> tuple[tuple[Move | Exchange, ...], ...]:
-        """The moves and exchanges of each group."""
-        found: list[list[Move | Exchange]] = [[] for _ in self.groups]
+    def of_groups(self) -> tuple[tuple[Move, ...], ...]:
+        """The moves of each group."""
+        found: list[list[Move]] = [[] for _ in self.groups]
         for one in self.operations:
-            if isinstance(one, Move | Exchange):
+            if isinstance(one, Move):
                 found[one.group].append(one)
         return tuple(map(tuple, found))
 
     def ends(self, number: int) -> Mapping[str, Location]:
         """Return the location of each member of a group after the last operation."""
-        if number not in self._ends:
-            self._ends[number] = self._find_ends(number)
         return self._ends[number]
 
     @cached_property
-    def _ends(self) -> dict[int, Mapping[str, Location]]:
-        return {}
-
-    def _find_ends(self, number: int) -> dict[str, Location]:
-        steps = self.of_groups[number]
-        if len(steps) == 1 and isinstance(steps[0], Move):
-            return {steps[0].source.path: steps[0].target}
-        home = self.home(number)
-        ends: dict[str, Location] = {}
-        members: dict[Location, str] = {}
-        for one in self.of_groups[number]:
-            if isinstance(one, Move):
-                member = members.setdefault(one.target, members.get(one.source, one.source.path))
-                ends[member] = one.target
-            elif home == "trash" and one.new is not None:
-                ends[one.new.location.path] = Location("directory", one.path)
-            elif home != "trash" and one.old is not None:
-                ends[one.path] = one.old.location
-        return ends
+    def _ends(self) -> list[Mapping[str, Location]]:
+        return list(map(_ends_of, self.of_groups))
 
     def names(self, number: int) -> tuple[tuple[str, str], ...]:
         """Return the paths of the members of a group before and after all operations."""
@@ -252,10 +234,6 @@ class OperationList:
     def final_contents(self, number: int) -> Contents:
         """Return the contents of a group with the paths after the last operation."""
         group, ends = self.groups[number], self.ends(number)
-        if group.is_single:
-            (file,), (location,) = group.contents.files, ends.values()
-            return Contents((replace(file, path=location.path),))
-
         files = tuple(replace(file, path=self._final_path(file.path, ends)) for file in group.contents.files)
         return Contents(files, tuple(self._final_path(path, ends) for path in group.contents.directories))
 
@@ -313,7 +291,10 @@ class OperationList:
     def parents(self) -> frozenset[tuple[Root, str]]:
         """The directories that operations change."""
         return frozenset(
-            (root, path.rpartition(os.sep)[0]) for one in self.operations for root, path in _locations(one)
+            (root, path.rpartition(os.sep)[0])
+            for steps in self.of_groups
+            for one in steps
+            for root, path in one.locations
         )
 
     def numbered(self, root: Root) -> frozenset[str]:
@@ -324,38 +305,36 @@ class OperationList:
         """Return the list with only some of its groups, and with all pointers."""
         now = {number: at for at, number in enumerate(sorted(numbers))}
         operations = tuple(
-            one._replace(group=now[one.group]) if isinstance(one, Move | Exchange) else one
+            one._replace(group=now[one.group]) if isinstance(one, Move) else one
             for one in self.operations
-            if not isinstance(one, Move | Exchange) or one.group in now
+            if isinstance(one, Rewrite) or one.group in now
         )
         return replace(self, groups=tuple(self.groups[number] for number in now), operations=operations)
 
-    def with_pointers(self, pointers: Sequence[Rewrite | Relink]) -> OperationList:
+    def with_pointers(self, pointers: Sequence[Rewrite]) -> OperationList:
         """Return the list with its pointers replaced; they are written last."""
-        rest = tuple(one for one in self.operations if isinstance(one, Move | Exchange))
-        return replace(self, operations=(*rest, *pointers))
+        moves = tuple(one for one in self.operations if isinstance(one, Move))
+        return replace(self, operations=(*moves, *pointers))
 
     def inverse(self) -> OperationList:
         """Return the operations that revert all of these."""
         spare = SpareLocations()
-        operations: list[Operation] = []
+        moves: list[Move] = []
+        pointers: list[Rewrite] = []
         for one in reversed(self.operations):
-            if isinstance(one, Move):
-                operations.append(one._replace(source=one.target, target=one.source))
-            elif isinstance(one, Exchange):
-                old = one.new and StoredFile(spare.location(one.path), one.new.file)
-                operations.append(one._replace(old=old, new=one.old))
-            elif isinstance(one, Rewrite):
+            if isinstance(one, Rewrite):
                 like = one.like and self.old_path(one.like)
-                operations.append(one.inverse._replace(name=self.old_path(one.name), like=like))
+                pointers.append(one.inverse._replace(name=self.old_path(one.name), like=like))
+            elif one.file is None:
+                moves.append(one._replace(source=one.target, target=one.source))
+            elif one.replaces is None:
+                moves.append(one._replace(source=one.target, target=spare.location(one.target.path)))
             else:
-                operations.append(one.inverse._replace(name=self.old_path(one.name)))
+                new = StoredFile(spare.location(one.target.path), one.file)
+                moves.append(Move(one.group, one.replaces.location, one.target, replaces=new))
         # An index is the last to come, again: what got another name here gets it in the same order.
-        steps = [one for one in operations if isinstance(one, Move | Exchange)]
-        within = [one for one in steps if isinstance(one, Move) and one.is_within]
-        rest = [one for one in steps if not (isinstance(one, Move) and one.is_within)]
-        first = [*reversed(within), *rest]
-        pointers = [one for one in operations if not isinstance(one, Move | Exchange)]
+        within = [one for one in moves if one.is_within]
+        first = [*reversed(within), *(one for one in moves if not one.is_within)]
         groups = tuple(
             Group(
                 group.path,
@@ -402,13 +381,17 @@ def output_operations(target: str, new: Mapping[str, Contents], old: Mapping[str
     return OperationList("output", tuple(groups), (*leave, *moves))
 
 
-def _locations(one: Operation) -> Iterable[Location]:
-    if isinstance(one, Move):
-        return (one.source, one.target)
-    if isinstance(one, Exchange):
-        aside = (stored.location for stored in (one.old, one.new) if stored is not None)
-        return (Location("directory", one.path), *aside)
-    return ()
+def _ends_of(steps: Iterable[Move]) -> Mapping[str, Location]:
+    """Return the location of each member of a checkpoint after some moves."""
+    ends: dict[str, Location] = {}
+    members: dict[Location, str] = {}
+    for one in steps:
+        if one.file is None:
+            member = members.setdefault(one.target, members.get(one.source, one.source.path))
+            ends[member] = one.target
+        elif one.replaces is not None:
+            ends[one.target.path] = one.replaces.location
+    return ends
 
 
 def _member_at(path: str, members: Container[str]) -> str:

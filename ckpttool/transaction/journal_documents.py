@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from functools import partial
+from typing import Any, TypeVar, get_args
 
 from ckpttool.transaction.files import Contents, Fingerprint
 from ckpttool.transaction.journal import (
@@ -14,18 +15,17 @@ from ckpttool.transaction.journal import (
     IDENTITY,
     REPLACED,
     ROOTS,
-    Exchange,
     Group,
     Kind,
     Location,
     Move,
     Operation,
     OperationList,
-    Relink,
     Rewrite,
-    Root,
     StoredFile,
 )
+
+T = TypeVar("T")
 
 SCHEMA = "ckpttool.operations/1"
 
@@ -46,27 +46,25 @@ def operations_document(listed: OperationList) -> dict[str, Any]:
             }
             for one in listed.groups
         ],
-        "operations": [_operation_document(one) for one in listed.operations],
+        "operations": [_operation_document(one, listed) for one in listed.operations],
     }
 
 
-def _operation_document(one: Operation) -> tuple[Any, ...]:
-    if isinstance(one, Move):
-        return ("move", one.group, _text_of_location(one.source), _text_of_location(one.target))
-    if isinstance(one, Exchange):
-        return ("put", one.group, one.path, _stored_document(one.old), _stored_document(one.new))
-    return ("write" if isinstance(one, Rewrite) else "relink", *one)
+def _operation_document(one: Operation, listed: OperationList) -> tuple[Any, ...]:
+    """Return an operation as plain data: a move of a file that the group doesn't list is a ``put``."""
+    if isinstance(one, Rewrite):
+        return ("relink", one.name, one.before, one.after) if one.is_link else ("write", *one[:4])
+    if one.file is None and one.replaces is None:
+        return ("move", one.group, os.sep.join(one.source), os.sep.join(one.target))
+    file = one.file or listed.files_at(one.group, one.source.path)[0]
+    if one.target.is_private:
+        return ("put", one.group, one.source.path, _stored_document(one.target, file), None)
+    aside = None if one.replaces is None else _stored_document(*one.replaces)
+    return ("put", one.group, one.target.path, aside, _stored_document(one.source, file))
 
 
-def _text_of_location(location: Location) -> str:
-    return os.sep.join(location)
-
-
-def _stored_document(stored: StoredFile | None) -> tuple[Any, ...] | None:
-    if stored is None:
-        return None
-    file = stored.file
-    return (_text_of_location(stored.location), file.device, file.inode, file.size, file.mtime_ns)
+def _stored_document(location: Location, file: Fingerprint) -> tuple[Any, ...]:
+    return (os.sep.join(location), file.device, file.inode, file.size, file.mtime_ns)
 
 
 def operations_of(document: Mapping[str, Any], done: object = None) -> OperationList:
@@ -82,75 +80,92 @@ def operations_of(document: Mapping[str, Any], done: object = None) -> Operation
     if identity is None and kind not in ("remove", "slim", "output"):
         raise ValueError("a journal without the identity of its command")
     count = len(document["groups"])
-    operations = tuple(_operation_of(one, count) for one in document["operations"])
-    targets = [location for one in operations if isinstance(one, Move) for location in (one.target,)]
-    targets += [one.old.location for one in operations if isinstance(one, Exchange) and one.old is not None]
-    if len(set(targets)) < len(targets):
+    operations = tuple(_operations_of(document["operations"], count))
+    moves = [one for one in operations if isinstance(one, Move)]
+    ends = [one.target if one.replaces is None else one.replaces.location for one in moves]
+    if len(set(ends)) < len(ends):
         raise ValueError("two files at one location")
     listed = OperationList(
-        kind,
-        (Group("", (), Contents()),) * count,
-        operations,
-        None if identity is None else identity_of(identity),
+        kind, (Group("", (), Contents()),) * count, operations, optional(identity_of, identity)
     )
     groups = []
     for number, group in enumerate(document["groups"]):
         members = tuple(listed.ends(number))
         if not members and kind != "rename":  # of which all can be texts that are written
             raise ValueError("a checkpoint without members")
-        survivors = tuple(name_of(name) for name in group["survivors"])
-        path, contents, new_name = text_of(group["path"]), contents_of(group, members), group["new_name"]
-        groups.append(
-            Group(path, members, contents, survivors, None if new_name is None else name_of(new_name))
-        )
-    numbers = None if done is None else _group_numbers(done, count)
-    leader = document["leader"]
-    if leader is not None:
-        leader = text_of(leader)
-    return replace(listed, groups=tuple(groups), done=numbers, leader=leader)
+        survivors, new_name = tuple(map(name_of, group["survivors"])), optional(name_of, group["new_name"])
+        contents = contents_of(group, members)
+        groups.append(Group(text_of(group["path"]), members, contents, survivors, new_name))
+    numbers, leader = (
+        optional(partial(_group_numbers, count=count), done),
+        optional(text_of, document["leader"]),
+    )
+    listed = replace(listed, groups=tuple(groups), done=numbers, leader=leader)
+    for one in moves:
+        if one.replaces and not (one.file or listed.files_at(one.group, one.source.path)):
+            raise ValueError("a file without its fingerprint")
+    return listed
 
 
-def _operation_of(value: Sequence[Any], count: int) -> Operation:
-    kind, *rest = value
-    if kind == "write":
-        name, before, after, like = rest
-        like = None if like is None else path_of(like)
-        return Rewrite(path_of(name), text_or_none(before), text_or_none(after), like)
-    if kind == "relink":
-        name, before, after = rest
-        return Relink(path_of(name), text_of(before), text_of(after))
-    if kind == "move":
-        group, source, target = rest
-        return Move(_group_number(group, count), _location_of(source), _location_of(target))
-    if kind == "put":
-        group, path, old, new = rest
-        path = path_of(path)
-        if old is None and new is None:
-            raise ValueError("nothing that is put anywhere")
-        return Exchange(_group_number(group, count), path, _stored_of(old, path), _stored_of(new, path))
-    raise ValueError(f"operation {_shortened(kind)}")
+def _operations_of(values: Sequence[Any], count: int) -> Iterator[Operation]:
+    restored = set(_restored(values))
+    for kind, *fields in values:
+        if kind == "write":
+            name, before, after, like = fields
+            texts = optional(text_of, before), optional(text_of, after)
+            yield Rewrite(path_of(name), *texts, optional(path_of, like))
+        elif kind == "relink":
+            name, before, after = fields
+            yield Rewrite(path_of(name), text_of(before), text_of(after), is_link=True)
+        elif kind == "move":
+            group, source, target = fields
+            yield Move(_group_number(group, count), _location_of(source), _location_of(target))
+        elif kind == "put":
+            number = _group_number(fields[0], count)
+            yield _put_of(number, *fields[1:], is_restored=number in restored)
+        else:
+            raise ValueError(f"operation {_shortened(kind)}")
 
 
-def _stored_of(value: Sequence[Any] | None, path: str) -> StoredFile | None:
-    if value is None:
-        return None
+def _restored(values: Sequence[Any]) -> Iterator[int]:
+    """Yield the numbers of the groups that come from the trash."""
+    for kind, *fields in values:
+        if kind == "move":
+            group, source, _ = fields
+        elif kind == "put" and fields[-1] is not None:
+            group, (source, *_) = fields[0], fields[-1]
+        else:
+            continue
+        if _location_of(source).root == "trash":
+            yield count_of(group)
+
+
+def _put_of(group: int, path: object, old: Any, new: Any, *, is_restored: bool) -> Move:
+    """Return the move of a file; of a restored checkpoint, the group lists what comes from the trash."""
+    here = Location("directory", path_of(path))
+    replaced, file = (optional(partial(_stored_of, path=here.path), one) for one in (old, new))
+    if file is not None:
+        is_listed = file.location.root == "trash"
+        return Move(group, file.location, here, None if is_listed else file.file, replaced)
+    if replaced is None:
+        raise ValueError("nothing that is put anywhere")
+    return Move(group, here, replaced.location, replaced.file if is_restored else None)
+
+
+def _stored_of(value: Sequence[Any], path: str) -> StoredFile:
     location, *numbers = value
     return StoredFile(_location_of(location), Fingerprint(path, *map(count_of, numbers)))
 
 
 def _location_of(value: object) -> Location:
+    """Return a path below a root; in a trash or a stage it is in a numbered directory."""
     name, _, path = text_of(value).partition(os.sep)
     root = next((one for one in ROOTS if one == name), None)
     if root is None:
         raise ValueError(f"{_shortened(value)} is no location")
-    return location_in(root, path)
-
-
-def location_in(root: Root, path: object) -> Location:
-    """Return a path below a root; in a trash or a stage it is in a numbered directory."""
     if root == "directory":
         return Location(root, path_of(path))
-    above, _, name = text_of(path).partition(os.sep)
+    above, _, name = path.partition(os.sep)
     if not (above.isdecimal() or (root == "stage" and above in (CONTENT, REPLACED))):
         raise ValueError(f"{_shortened(path)} is no location in the {root}")
     return Location(root, os.path.join(above, name_of(name)))
@@ -168,6 +183,11 @@ def _group_numbers(value: object, count: int) -> frozenset[int]:
     if not isinstance(value, list):
         raise TypeError(f"{_shortened(value)} is no list")
     return frozenset(_group_number(one, count) for one in value)
+
+
+def optional(check: Callable[[Any], T], value: object) -> T | None:
+    """Return what a check returns, or None for None."""
+    return None if value is None else check(value)
 
 
 def identity_of(value: object) -> str:
@@ -191,26 +211,11 @@ def text_of(value: object) -> str:
     return value
 
 
-def text_or_none(value: object) -> str | None:
-    """Return a text, or None."""
-    return None if value is None else text_of(value)
-
-
 def count_of(value: object) -> int:
     """Return a number."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{_shortened(value)} is no number")
     return value
-
-
-def names_of(values: object) -> tuple[str, ...]:
-    """Return one or more names, each of which stands once."""
-    if not isinstance(values, list):
-        raise TypeError(f"{values!r} is no list")
-    names = tuple(map(name_of, values))
-    if not names or len(set(names)) < len(names):
-        raise ValueError("no member, or two of one name")
-    return names
 
 
 def name_of(value: object) -> str:

@@ -22,7 +22,7 @@ from ckpttool.transaction.files import (
     status_of,
 )
 from ckpttool.transaction.history import open_place
-from ckpttool.transaction.journal import Exchange, Location, Move, OperationList, Root
+from ckpttool.transaction.journal import Location, Move, OperationList, Root
 from ckpttool.transaction.mounts import require_unmounted
 from ckpttool.transaction.state_dir import StateDir
 from ckpttool.transaction.unlinking import require_removable
@@ -117,18 +117,29 @@ class OpenRoots:
                 is_same = file.is_of(os.stat(name, dir_fd=directory, follow_symlinks=False))
             else:
                 here = self.contents_at(locations)
-                is_same = is_unchanged(here, group.contents, self.listed.rewritten(number))
+                texts, noted = self.listed.rewritten(number), group.contents
+                has_same_files = _identities(here.files, texts) == _identities(noted.files, texts)
+                is_same = has_same_files and set(here.directories) == set(noted.directories)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise StalePlan("it has vanished, or a part of it,", since_plan=True) from error
         if not is_same:
             raise StalePlan("it has changed", since_plan=True)
 
+    def is_same_file(self, one: Location, other: Location) -> bool:
+        """Tell whether one file has two names."""
+        first, second = self.status(one), self.status(other)
+        return first is not None and second is not None and os.path.samestat(first, second)
+
     def has_moved(self, one: Move) -> bool:
-        """Tell whether a move is done: the new name has the moved file; in stage and trash it always has."""
-        status = self.status(one.target)
-        if status is None or one.target.is_private:
+        """Tell whether a move is done: the new name has the moved file; in stage and trash it always has.
+
+        One that replaces a file counts from the moment at which that is set aside.
+        """
+        location = one.target if one.replaces is None else one.replaces.location
+        status = self.status(location)
+        if status is None or location.is_private:
             return status is not None
-        if (other := self.status(one.source)) and os.path.samestat(status, other):
+        if self.is_same_file(one.source, one.target):
             return True
         noted = self.noted(one)
         if not stat.S_ISDIR(status.st_mode):
@@ -136,6 +147,27 @@ class OpenRoots:
         here = self.contents_at({one.target.path: one.target})
         inodes = {file.inode for file in here.files}
         return any(file.inode in inodes for file in noted) or not (noted or here.files)
+
+    def is_as_noted(self, one: Move, location: Location) -> bool:
+        """Tell whether the unmodified file or directory of a move is at a location."""
+        status = self.status(location)
+        if status is None or one.file is not None:
+            return status is not None and one.file is not None and one.file.is_of(status)
+        here = self.contents_at({self._member(one): location})
+        texts = self.listed.rewritten(one.group)
+        return _identities(here.files, texts) == _identities(self.noted(one), texts)
+
+    def noted(self, one: Move) -> list[Fingerprint]:
+        """Return the fingerprints of what an operation moves."""
+        return self.listed.files_at(one.group, self._member(one)) if one.file is None else [one.file]
+
+    def _member(self, one: Move) -> str:
+        """Return the original path of the member that an operation moves."""
+        location = one.source
+        for earlier in reversed(self.listed.of_groups[one.group]):
+            if earlier.target == location:
+                location = earlier.source
+        return location.path
 
     def require_ready(self, number: int) -> None:
         """Require that a group is as planned, before its first operation.
@@ -159,14 +191,13 @@ class OpenRoots:
     def require_free(self, number: int) -> None:
         """Require that the new names of a group are free, or are freed by earlier operations."""
         for one in self.listed.of_groups[number]:
-            if isinstance(one, Exchange):
-                status = self.status(Location("directory", one.path))
-                is_free = status is None if one.old is None else status and one.old.file.is_of(status)
+            status = None if one.target.is_private else self.status(one.target)
+            if one.replaces is not None:
+                is_free = status is not None and one.replaces.file.is_of(status)
             else:
-                status = None if one.target.is_private else self.status(one.target)
                 is_free = status is None or (status.st_dev, status.st_ino) in self._leaving
             if not is_free:
-                raise NameTaken(one.path if isinstance(one, Exchange) else one.target.path)
+                raise NameTaken(one.target.path)
 
     @cached_property
     def _leaving(self) -> set[tuple[int, int]]:
@@ -177,43 +208,28 @@ class OpenRoots:
 
     def move(self, source: Location, target: Location) -> None:
         """Rename an entry without overwriting another; in the directory, a file keeps both names."""
-        (here, name), (there, other) = self.at(source), self.at(target)
-
-        def is_taken() -> bool:
-            return status_of(other, there) is not None
-
-        if target.root != "directory":
-            if target.root == "trash" and is_taken():  # in the stage nobody else puts anything
-                raise NameTaken(other)
-            retry_while_busy(partial(rename, name, here, other, there))
-            return
         try:
-            link_or_rename(name, here, other, there, is_taken, is_strict=True)
+            if target.root == "directory":
+                self.link(source, target, is_strict=True)
+                return
+            if target.root == "trash" and self.status(target):  # in the stage nobody else puts anything
+                raise NameTaken(target.path)
+            (here, name), (there, other) = self.at(source), self.at(target)
+            retry_while_busy(partial(rename, name, here, other, there))
         except FileExistsError as error:
-            raise NameTaken(other) from error
+            raise NameTaken(target.path) from error
 
-    def move_back(self, source: Location, target: Location) -> None:
+    def link(self, source: Location, target: Location, *, is_strict: bool = False) -> bool:
+        """Give a file a second name, or rename what can't have two; tell whether it has both now."""
+        (here, name), (there, other) = self.at(source), self.at(target)
+        return link_or_rename(
+            name, here, other, there, lambda: status_of(other, there) is not None, is_strict=is_strict
+        )
+
+    def move_back(self, one: Move) -> None:
         """Move an entry back to its old name, without overwriting another."""
-        (there, name), (here, other) = self.at(target), self.at(source)
-        if link_or_rename(name, there, other, here, lambda: status_of(other, here) is not None):
-            retry_while_busy(partial(os.unlink, name, dir_fd=there))
-
-    def link_back(self, source: Location, target: Location) -> None:
-        """Link a file back to its old name, so that it has both."""
-        (there, name), (here, other) = self.at(target), self.at(source)
-        link_or_rename(name, there, other, here, lambda: status_of(other, here) is not None)
-
-    def member(self, one: Move) -> str:
-        """Return the original path of the member that an operation moves."""
-        location = one.source
-        for earlier in reversed(self.listed.of_groups[one.group]):
-            if isinstance(earlier, Move) and earlier.target == location:
-                location = earlier.source
-        return location.path
-
-    def noted(self, one: Move) -> list[Fingerprint]:
-        """Return the fingerprints of the member that an operation moves."""
-        return self.listed.files_at(one.group, self.member(one))
+        if self.link(one.target, one.source):
+            self.unlink(one.target)
 
 
 @contextmanager
@@ -238,28 +254,21 @@ def open_roots(
         yield stack.enter_context(OpenRoots(listed, descriptors))
 
 
-def require_file(file: Fingerprint, name: str, directory: int, otherwise: str) -> None:
+def require_file(file: Fingerprint, name: str, directory: int) -> None:
     """Require that a name in an open directory is that of an unmodified file."""
     status = status_of(name, directory)
     if status is None or not file.is_of(status):
-        raise StalePlan(otherwise, since_plan=True)
+        raise StalePlan("it has changed", since_plan=True)
 
 
-def identities(files: Iterable[Fingerprint], texts: Collection[str] = ()) -> set[tuple[str, int, int, int]]:
-    """Return identities without device numbers, which change with a remount; of texts only the paths."""
+def _identities(files: Iterable[Fingerprint], texts: Collection[str] = ()) -> set[tuple[str, int, int, int]]:
+    """Return identities without device numbers, which change with a remount.
+
+    Args:
+        files: The files.
+        texts: Paths of those that are rewritten, and compared by their texts then; of them only the paths.
+    """
     return {
         (file.path, 0, 0, 0) if file.path in texts else (file.path, file.inode, file.size, file.mtime_ns)
         for file in files
     }
-
-
-def is_unchanged(here: Contents, noted: Contents, texts: Collection[str] = ()) -> bool:
-    """Tell whether files and directories are unmodified.
-
-    Args:
-        here: What is there.
-        noted: What was noted.
-        texts: Paths of files that are rewritten, and compared by their texts then.
-    """
-    is_same = identities(here.files, texts) == identities(noted.files, texts)
-    return is_same and set(here.directories) == set(noted.directories)

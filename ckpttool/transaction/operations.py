@@ -23,7 +23,7 @@ import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Literal
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error, system_text
@@ -32,20 +32,28 @@ from ckpttool.storage.directories import OpenDirectory, link_or_rename, retry_wh
 from ckpttool.transaction.files import StalePlan, status_of
 from ckpttool.transaction.history import UndoStep, add_step, drop_groups, drop_step, make_place, tidy
 from ckpttool.transaction.journal import (
-    Exchange,
     Location,
     Move,
     Operation,
     OperationList,
-    Relink,
     Rewrite,
     Root,
+    StoredFile,
 )
 from ckpttool.transaction.journal_documents import operations_document
-from ckpttool.transaction.open_roots import OpenRoots, identities, open_roots, require_file
+from ckpttool.transaction.lock import FULL
+from ckpttool.transaction.open_roots import OpenRoots, open_roots, require_file
 from ckpttool.transaction.paths import shown
 from ckpttool.transaction.pointer_files import restore_pointer, temporary_name, write_pointer
-from ckpttool.transaction.stages import DONE, JOURNAL, new_stage, remove_places, remove_stage
+from ckpttool.transaction.stages import (
+    DONE,
+    JOURNAL,
+    NoRoom,
+    journal_text,
+    new_stage_name,
+    remove_open_stage,
+    remove_places,
+)
 from ckpttool.transaction.state_dir import StateDir, open_own, state_dir_of, state_dir_of_stage
 from ckpttool.transaction.unlinking import StrandedCheckpoint, purge_checked
 
@@ -59,29 +67,42 @@ class UnknownCommit(AccessDenied):
 
 @contextmanager
 def begin_stage(directory: str, listed: OperationList, state_dir: StateDir | None = None) -> Iterator[Stage]:
-    """Write a journal and yield its stage, before the first operation.
+    """Make a stage with the journal, synced, and yield it before the first operation; it is kept on exit.
 
     Args:
         directory: The directory, which is locked.
         listed: The operations.
         state_dir: Where stage and trash lie, if that is not where they would be made now.
+
+    Raises:
+        NoRoom: The disk is full.
     """
     state_dir = state_dir_of(directory) if state_dir is None else state_dir
-    document, word = operations_document(listed), "removed" if listed.kind == "remove" else "moved"
+    result = f"; nothing was {'removed' if listed.kind == 'remove' else 'moved'}"
     with ExitStack() as stack:
-        inner = stack.enter_context(new_stage(directory, state_dir, document, word, listed.numbered("stage")))
         try:
+            place = stack.enter_context(OpenDirectory(state_dir.path))
+            inner = stack.enter_context(place.make(new_stage_name(state_dir), 0o700))
             try:
+                for number in sorted(listed.numbered("stage")):
+                    inner.make(number, 0o700).close()
+                # No copy of the stage has its inode.
+                document = {**operations_document(listed), "stage": inner.own_status().st_ino}
+                write_in(inner, JOURNAL, journal_text(directory, document, result))
+                place.sync()
                 stage = stack.enter_context(_opened_stage(directory, inner, listed, state_dir))
             except BaseException:
                 remove_places(inner)
-                remove_stage(inner.path)
+                remove_open_stage(place, inner)
                 if listed.identity is not None:
                     tidy(state_dir, listed.identity)
                 raise
-        except OSError as failure:
-            reason = from_os_error(failure, directory).reason
-            raise AccessDenied(directory, f"{reason}; nothing was {word}") from failure
+        except OSError as error:
+            reason = from_os_error(error, directory).reason
+            if error.errno in FULL:
+                reason += f" for the journal{result}: free a few kB and try again"
+                raise NoRoom(directory, reason) from error
+            raise AccessDenied(directory, f"{reason}{result}") from error
         yield stage
 
 
@@ -161,10 +182,10 @@ class Stage:
         listed, failures = self.listed, Failures()
         is_synced = True
         for one in listed.operations:
-            if isinstance(one, Rewrite | Relink):
+            if isinstance(one, Rewrite):
                 if failures:
                     break
-                if isinstance(one, Rewrite) and one.after is None:
+                if one.after is None:
                     continue  # it goes with the old names
                 if not is_synced:  # the new names are on the disk before anything says them
                     self.sync()
@@ -178,58 +199,52 @@ class Stage:
                     failures[one.group] = failure
                     if not listed.is_indivisible:
                         failures |= self._back_group(one.group)
-                    elif listed.kind not in ("remove", "trash"):
+                    elif not listed.is_removal:
                         break
         return failures
 
-    def write_pointer(self, one: Rewrite | Relink) -> None:
+    def write_pointer(self, one: Rewrite) -> None:
         """Rewrite a pointer, unless it has changed since the plan was made."""
         write_pointer(one, self.roots.descriptors["directory"], self.roots.descriptors["stage"])
 
-    def _do(self, one: Move | Exchange) -> None:
+    def _do(self, one: Move) -> None:
         steps = self.listed.of_groups[one.group]
         if one is steps[0]:
             self.roots.require_ready(one.group)
-            self._set_aside([step for step in steps if isinstance(step, Exchange)])
-        if isinstance(one, Move):
-            self.roots.move(one.source, one.target)
-        else:
-            self._exchange(one)
+            self._set_aside(steps)
+        self._move(one)
         if one is steps[-1]:
             # Another file could have come between the check and the call.
             self.roots.require_unchanged(one.group, self.listed.ends(one.group))
 
-    def _set_aside(self, exchanges: Sequence[Exchange]) -> None:
+    def _set_aside(self, steps: Sequence[Move]) -> None:
         """Link the files that are replaced to another name, and sync, before they lose their own."""
-        for one in exchanges:
-            is_aside = one.old is not None and self.roots.status(one.old.location) is not None
-            if one.old is not None and one.new is not None and not is_aside:
-                directory, name = self.roots.at(Location("directory", one.path))
-                require_file(one.old.file, name, directory, "it has changed")
-                aside, other = self.roots.at(one.old.location)
+        replacing = [(one.target, one.replaces) for one in steps if one.replaces is not None]
+        for location, old in replacing:
+            if self.roots.status(old.location) is None:
+                directory, name = self.roots.at(location)
+                require_file(old.file, name, directory)
+                aside, other = self.roots.at(old.location)
                 link_or_rename(name, directory, other, aside, lambda: False)
-                require_file(one.old.file, other, aside, "it has changed")
-        if exchanges:
+                require_file(old.file, other, aside)
+        if replacing:
             self.sync()
 
-    def _exchange(self, one: Exchange) -> None:
-        """Replace the old file by the new one atomically."""
-        here = Location("directory", one.path)
-        if one.new is None:
-            assert one.old is not None  # one of them is given
-            directory, name = self.roots.at(here)
-            require_file(one.old.file, name, directory, "it has changed")
-            self.roots.move(here, one.old.location)
+    def _move(self, one: Move) -> None:
+        """Give a file or a directory its new name, which another file loses in the same moment."""
+        old = one.replaces
+        if (one.file or old) and not self.roots.is_as_noted(one, one.source):
+            is_leaving = one.target.is_private
+            problem = "it has changed" if is_leaving else "what was to take its place has gone"
+            raise StalePlan(problem, since_plan=True)
+        if old is None:
+            self.roots.move(one.source, one.target)
             return
-        source, waiting = self.roots.at(one.new.location)
-        require_file(one.new.file, waiting, source, "what was to take its place has gone")
-        if one.old is None:
-            self.roots.move(one.new.location, here)
-            return
-        directory, name = self.roots.at(here)
+        source, waiting = self.roots.at(one.source)
+        directory, name = self.roots.at(one.target)
         if status_of(name, directory) is not None:  # it has, where there are hard links
-            require_file(one.old.file, name, directory, "it has changed")
-        if one.new.location.root == "trash":  # where it keeps its name until the commit
+            require_file(old.file, name, directory)
+        if one.source.root == "trash":  # where it keeps its name until the commit
             stage, other = self.roots.descriptors["stage"], temporary_name()
             with suppress(OSError):  # else it leaves the trash now: the journal knows no third name of it
                 os.link(waiting, other, src_dir_fd=source, dst_dir_fd=stage, follow_symlinks=False)
@@ -244,22 +259,19 @@ class Stage:
             OSError: It can't be moved.
         """
         for one in self.listed.of_groups[number]:
-            if isinstance(one, Exchange):
-                if self._is_waiting(one):
+            if one.replaces is not None:
+                if self._is_waiting(one, one.replaces):
                     self._set_aside([one])
-                    self._exchange(one)
+                    self._move(one)
             elif not self.roots.has_moved(one):
-                if not self.is_as_noted(one, one.source):
+                if not self.roots.is_as_noted(one, one.source):
                     raise StalePlan("it has changed", since_plan=True)
-                self.roots.move(one.source, one.target)
+                self._move(one)
 
-    def _is_waiting(self, one: Exchange) -> bool:
-        """Tell whether an exchange is still to be done: the name is free, or has the old file."""
-        status = self.roots.status(Location("directory", one.path))
-        if one.old is None or status is None:
-            return status is None
-        aside = self.roots.status(one.old.location)
-        return aside is None or os.path.samestat(status, aside)
+    def _is_waiting(self, one: Move, old: StoredFile) -> bool:
+        """Tell whether a file is still to be replaced: the name is free, or has the old file."""
+        is_missing = self.roots.status(one.target) is None or self.roots.status(old.location) is None
+        return is_missing or self.roots.is_same_file(one.target, old.location)
 
     def prepare(self, numbers: Collection[int]) -> Failures:
         """Sync the operations of some groups, and record how they are undone.
@@ -331,15 +343,15 @@ class Stage:
         """
         failures = self._relink(numbers)
         back = [number for number in numbers if self._is_home(number) or self.holds(number)]
-        rewrites = [one for one in self.listed.pointers if isinstance(one, Rewrite)]
-        saved = self._saved_again({one.name: one.after or "" for one in rewrites if one.before is None})
+        pointers = self.listed.pointers
+        saved = self._saved_again({one.name: one.after or "" for one in pointers if one.before is None})
         for (number, _), steps in groupby(reversed(self.listed.operations), key=_group_and_place):
             if number is None:
                 for one in steps:
-                    if isinstance(one, Rewrite | Relink) and one.name not in saved:
+                    if isinstance(one, Rewrite) and one.name not in saved:
                         self._restore_pointer(one, [at for at in back if at not in failures])
             elif number in numbers and number not in failures:
-                failures |= self._reverted(number, [one for one in steps if isinstance(one, Move | Exchange)])
+                failures |= self._reverted(number, [one for one in steps if isinstance(one, Move)])
         self.sync()
         return failures
 
@@ -347,7 +359,7 @@ class Stage:
         """Revert the operations of one group of a list without pointers."""
         return self._reverted(number, self.listed.of_groups[number][::-1])
 
-    def _reverted(self, number: int, steps: Sequence[Move | Exchange]) -> Failures:
+    def _reverted(self, number: int, steps: Sequence[Move]) -> Failures:
         try:
             self._revert(steps)
         except (OSError, StalePlan) as failure:
@@ -358,23 +370,22 @@ class Stage:
 
     def _relink(self, numbers: Collection[int]) -> Failures:
         """Restore unlinked old names before pointers name them again."""
-        failures, is_changed = Failures(), False
-        for one in self.listed.operations:
-            if isinstance(one, Move) and one.is_within and one.group in numbers and self._is_unlinked(one):
-                try:
-                    self.roots.link_back(one.source, one.target)
-                except OSError as failure:
-                    failures[one.group] = StrandedCheckpoint(f"not put back: {system_text(failure)}")
-                is_changed = True
-        if is_changed:
+        failures = Failures()
+        moves = (one for number in numbers for one in self.listed.of_groups[number] if one.is_within)
+        unlinked = [one for one in moves if self._is_unlinked(one)]
+        for one in unlinked:
+            try:
+                self.roots.link(one.target, one.source)
+            except OSError as failure:
+                failures[one.group] = StrandedCheckpoint(f"not put back: {system_text(failure)}")
+        if unlinked:
             self.sync()
         return failures
 
     def _is_unlinked(self, one: Move) -> bool:
-        if self.roots.status(one.source) is not None:
-            return False
         status = self.roots.status(one.target)
-        return status is not None and stat.S_ISREG(status.st_mode) and self.roots.has_moved(one)
+        is_file = status is not None and stat.S_ISREG(status.st_mode)
+        return is_file and self.roots.status(one.source) is None and self.roots.has_moved(one)
 
     def back_all(self) -> Failures:
         """Revert all operations, and drop their undo step."""
@@ -388,79 +399,56 @@ class Stage:
         if self.listed.identity is not None and self.listed.kind != "restore":
             drop_step(self.directory, self._state_dir, self.listed.identity, os.path.basename(self.path))
 
-    def _revert(self, steps: Sequence[Move | Exchange]) -> None:
+    def _revert(self, steps: Sequence[Move]) -> None:
         """Revert consecutive operations of one group, unless one of them is blocked."""
-        moves = [one for one in steps if isinstance(one, Move) and self.roots.has_moved(one)]
-        for one in moves:
-            source, target = self.roots.status(one.source), self.roots.status(one.target)
-            if source is not None and not (target is not None and os.path.samestat(source, target)):
+        roots = self.roots
+        moved = [one for one in steps if roots.has_moved(one)]
+        for one in moved:
+            is_new = one.replaces is not None or one.is_new  # its old name isn't needed any more
+            if not is_new and roots.status(one.source) and not roots.is_same_file(one.source, one.target):
                 raise FileExistsError(errno.EEXIST, _TAKEN, one.source.path)
-        for step in steps:
-            if isinstance(step, Exchange):
-                self._revert_exchange(step)
-            elif step in moves:
-                self._revert_move(step)
+        for one in moved:
+            if one.replaces is not None:
+                self._restore_replaced(one, one.replaces)
+            elif not one.is_new:
+                self._revert_move(one)
+            elif roots.is_as_noted(one, one.target):
+                roots.unlink(one.target)
 
     def _revert_move(self, one: Move) -> None:
         """Move an entry back to its old name, unless it was restored and modified since."""
-        source, target = self.roots.status(one.source), self.roots.status(one.target)
         is_kept = self.listed.kind in ("restore", "output") and one.source.is_private
-        if is_kept and target is not None and not self.is_as_noted(one, one.target):
-            if source is not None:
-                self.roots.unlink(one.source)
-        elif source is None:
-            self.roots.move_back(one.source, one.target)
+        if is_kept and not self.roots.is_as_noted(one, one.target):
+            self.roots.unlink(one.source)
+        elif self.roots.status(one.source) is None:
+            self.roots.move_back(one)
         else:  # it has both names
             self.roots.unlink(one.target)
 
-    def is_as_noted(self, one: Move, location: Location) -> bool:
-        """Tell whether the unmodified file or directory of a move is at a location."""
-        if self.roots.status(location) is None:
-            return False
-        here = self.roots.contents_at({self.roots.member(one): location})
-        texts = self.listed.rewritten(one.group)
-        return identities(here.files, texts) == identities(self.roots.noted(one), texts)
-
-    def _revert_exchange(self, one: Exchange) -> None:
-        location = Location("directory", one.path)
-        status = self.roots.status(location)
-        is_new = one.new is not None and status is not None and one.new.file.is_of(status)
-        aside = None if one.old is None else self.roots.status(one.old.location)
-        if one.old is None or aside is None:  # nothing was replaced, or it is back
-            if one.old is None and is_new:
-                self._give_back(one)
-                self.roots.unlink(location)
+    def _restore_replaced(self, one: Move, old: StoredFile) -> None:
+        """Give a file that is set aside its name again, unless others have saved under it since."""
+        roots = self.roots
+        if roots.is_same_file(one.target, old.location):
+            roots.unlink(old.location)
             return
-        if status is not None and os.path.samestat(status, aside):
-            self.roots.unlink(one.old.location)
+        is_new = roots.is_as_noted(one, one.target)
+        if not is_new and roots.status(one.target) is not None:
+            if not self.is_in_trash(one):
+                raise FileExistsError(errno.EEXIST, _TAKEN, one.target.path)
+            roots.unlink(old.location)  # what was saved since replaces it, and not what was restored
             return
-        if status is not None and not is_new:
-            if not self.is_in_trash(one, status):
-                raise FileExistsError(errno.EEXIST, _TAKEN, one.path)
-            self.roots.unlink(one.old.location)  # what was saved since replaces it, and not what was restored
-            return
-        if is_new:
-            self._give_back(one)
-        (here, name), (there, other) = self.roots.at(one.old.location), self.roots.at(location)
+        if is_new and one.source.root == "trash" and roots.status(one.source) is None:
+            roots.link(one.target, one.source)
+            self.sync()
+        (here, name), (there, other) = roots.at(old.location), roots.at(one.target)
         retry_while_busy(partial(os.replace, name, other, src_dir_fd=here, dst_dir_fd=there))
 
-    def is_in_trash(self, one: Exchange, status: os.stat_result) -> bool:
+    def is_in_trash(self, one: Move) -> bool:
         """Tell whether the file to restore is still in the trash, and another file has its name."""
-        stored = None if one.new is None or one.new.location.root != "trash" else one.new
-        kept = None if stored is None else self.roots.status(stored.location)
-        return kept is not None and not os.path.samestat(kept, status)
+        is_there = one.source.root == "trash" and self.roots.status(one.source) is not None
+        return is_there and not self.roots.is_same_file(one.source, one.target)
 
-    def _give_back(self, one: Exchange) -> None:
-        """Link a restored file back into the trash before it is replaced."""
-        if (
-            one.new is not None
-            and one.new.location.root == "trash"
-            and self.roots.status(one.new.location) is None
-        ):
-            self.roots.link_back(one.new.location, Location("directory", one.path))
-            self.sync()
-
-    def _restore_pointer(self, one: Rewrite | Relink, back: Sequence[int]) -> None:
+    def _restore_pointer(self, one: Rewrite, back: Sequence[int]) -> None:
         groups = self.listed.groups
         names = {os.path.basename(groups[number].path) for number in back}
         directory, stage = self.roots.descriptors["directory"], self.roots.descriptors["stage"]
@@ -479,46 +467,38 @@ class Stage:
         Returns:
             Notes for the user on groups whose files others have modified or replaced.
         """
-        kept = {one.source.path: one for number in numbers for one in self._kept(number)}
+        groups = [self.listed.of_groups[number] for number in numbers]
+        kept = {one.source.path: one for one in chain.from_iterable(groups) if self._is_kept(one)}
         both = {
             one.group: f"{one.target.path} was saved meanwhile; {path} keeps its name"
             for path, one in kept.items()
         }
-        rewrites = [one for one in self.listed.pointers if isinstance(one, Rewrite)]
-        old = {one.name: one.before or "" for one in rewrites if one.after is None}
+        old = {one.name: one.before or "" for one in self.listed.pointers if one.after is None}
         saved = self._saved_again(old)
-        for index in rewrites:  # without its index there is no checkpoint under the old name
+        for index in self.listed.pointers:  # without its index there is no checkpoint under the old name
             if index.name in old and index.name not in saved:
                 is_needed = any(path in old[index.name] for path in kept)
                 with suppress(StalePlan):  # it says something else by now: it isn't ours
                     self.write_pointer(index.inverse if is_needed else index)
-        for one in (step for number in numbers for step in reversed(self.listed.of_groups[number])):
-            if isinstance(one, Exchange):
-                if one.old is not None and one.old.location.root == "stage":
-                    self.roots.unlink(one.old.location)
-                if one.new is None or one.new.location.root != "trash":
-                    continue
-                one = Move(one.group, one.new.location, Location("directory", one.path))
-            if one.target.is_private or self.roots.status(one.source) is None:
+        for one in chain.from_iterable(map(reversed, groups)):
+            if one.file is not None or one.target.is_private or self.roots.status(one.source) is None:
                 continue
-            if not self._has_both_names(one):
+            if not self.roots.is_same_file(one.source, one.target):
                 if one.source.is_private:
                     both[one.group] = f"{_TAKEN}; it is in {self.shown_place(one.group)}"
-            elif one.source.is_private or self.is_as_noted(one, one.source):
+            elif one.source.is_private or self.roots.is_as_noted(one, one.source):
                 self.roots.unlink(one.source)
             else:
                 names = f"{one.source.path} and {one.target.path}"
                 both[one.group] = f"modified meanwhile; {names} are the same file: remove one of them"
+        for location in chain.from_iterable(map(self.listed.unlinked, numbers)):
+            self.roots.unlink(location)
         return both
 
-    def _kept(self, number: int) -> Iterator[Move]:
-        """Yield the moves whose file has only its old name, since another file has the new one."""
-        for one in self.listed.of_groups[number]:
-            if isinstance(one, Move) and one.is_within and self._is_alone(one):
-                yield one
-
-    def _is_alone(self, one: Move) -> bool:
-        return not self._has_both_names(one) and self.is_as_noted(one, one.source)
+    def _is_kept(self, one: Move) -> bool:
+        """Tell whether a file has only its old name, since another file has the new one."""
+        has_one_name = one.is_within and not self.roots.is_same_file(one.source, one.target)
+        return has_one_name and self.roots.is_as_noted(one, one.source)
 
     def _saved_again(self, indexes: Mapping[str, str]) -> set[str]:
         """Return the indexes that name files saved since by others, even if their text is unchanged.
@@ -537,10 +517,6 @@ class Stage:
             if status is not None and stat.S_ISREG(status.st_mode) and status.st_ino not in self.listed.inodes
         ]
         return {index for index, text in indexes.items() if any(name in text for name in others)}
-
-    def _has_both_names(self, one: Move) -> bool:
-        source, target = self.roots.status(one.source), self.roots.status(one.target)
-        return source is not None and target is not None and os.path.samestat(source, target)
 
     def drop_record(self, numbers: Collection[int]) -> None:
         """Drop restored groups from the record of the command that is undone."""
@@ -570,8 +546,7 @@ class Stage:
 
     def shown_place(self, number: int) -> str:
         """Return the path of a directory that holds a group or a part of it, for messages."""
-        moves = [one for one in self.listed.of_groups[number] if isinstance(one, Move)]
-        moved = (location for one in moves for location in (one.target, one.source))
+        moved = (end for one in self.listed.of_groups[number] for end in (one.target, one.source))
         there = (location for location in moved if location.is_private and self.roots.status(location))
         location = next(there, next(iter(self.listed.ends(number).values())))
         roots = {"stage": self.path, "directory": self.directory}
@@ -581,16 +556,7 @@ class Stage:
 
     def holds(self, number: int) -> bool:
         """Tell whether a part of a group is at its final location."""
-        return any(
-            self.roots.has_moved(one) if isinstance(one, Move) else self._was_exchanged(one)
-            for one in self.listed.of_groups[number]
-        )
-
-    def _was_exchanged(self, one: Exchange) -> bool:
-        if one.old is not None:
-            return self.roots.status(one.old.location) is not None
-        status = self.roots.status(Location("directory", one.path))
-        return one.new is not None and status is not None and one.new.file.is_of(status)
+        return any(map(self.roots.has_moved, self.listed.of_groups[number]))
 
     def sync(self) -> None:
         """Sync all directories that operations change."""
@@ -604,6 +570,4 @@ _TAKEN = "another file now has this name"
 
 def _group_and_place(one: Operation) -> tuple[int | None, Root]:
     """Return the group of an operation, and the root it moves to: staged files are moved twice."""
-    if isinstance(one, Move):
-        return one.group, one.target.root
-    return (one.group if isinstance(one, Exchange) else None), "directory"
+    return (one.group, one.target.root) if isinstance(one, Move) else (None, "directory")

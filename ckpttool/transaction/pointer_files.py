@@ -20,7 +20,7 @@ from ckpttool.storage.atomic import OWN_PREFIX, adopt_mode
 from ckpttool.storage.directories import CREATE, link_or_rename, rename, sync_descriptor
 from ckpttool.storage.source import NotRegular, regular_descriptor
 from ckpttool.transaction.files import StalePlan, opened, status_of
-from ckpttool.transaction.journal import OperationList, Relink, Rewrite
+from ckpttool.transaction.journal import OperationList, Rewrite
 
 MAX_TEXT = 1 << 26
 """Bytes; no pointer, state file or index is larger."""
@@ -55,22 +55,12 @@ def require_pointers(directory: str, listed: OperationList) -> None:
     """Require that all pointers say what they said when the plan was made; nothing has moved yet."""
     with opened(directory) as place:
         for one in listed.pointers:
-            name = listed.old_path(one.name)
-            now = text_in(name, place) if isinstance(one, Rewrite) else _link_target(name, place)
-            if now != one.before:
+            if _text_of(one._replace(name=listed.old_path(one.name)), place) != one.before:
                 raise StalePlan(f"{one.name} has changed", since_plan=True)
 
 
-def write_pointer(one: Rewrite | Relink, directory: int, stage: int) -> None:
-    """Rewrite a pointer in an open directory, unless it has changed since the plan was made."""
-    if isinstance(one, Relink):
-        _write_link(one, directory, stage)
-    else:
-        _write_text(one, directory, stage)
-
-
 def restore_pointer(
-    one: Rewrite | Relink, restored: Collection[str], directory: int, stage: int, *, is_all: bool
+    one: Rewrite, restored: Collection[str], directory: int, stage: int, *, is_all: bool
 ) -> None:
     """Have a pointer name restored checkpoints again; what others wrote since stays.
 
@@ -82,13 +72,9 @@ def restore_pointer(
         is_all: Whether these are all that go with the pointer.
     """
     with suppress(StalePlan, ValueError):
-        if isinstance(one, Relink):
-            if is_all and _link_target(one.name, directory) == one.after:
-                _write_link(one.inverse, directory, stage)
-            return
-        back = restored_pointer(text_in(one.name, directory), one, restored, is_all=is_all)
+        back = restored_pointer(_text_of(one, directory), one, restored, is_all=is_all)
         if back.after != back.before:
-            _write_text(back, directory, stage)
+            write_pointer(back, directory, stage)
 
 
 def restored_pointer(now: str | None, one: Rewrite, restored: Collection[str], *, is_all: bool) -> Rewrite:
@@ -105,10 +91,10 @@ def restored_pointer(now: str | None, one: Rewrite, restored: Collection[str], *
     """
     if now == one.after and is_all:
         return one.inverse
-    kind = list_kind(one.name)
+    kind = None if one.is_link else list_kind(one.name)
     if kind is None or now is None or now == one.before or one.before is None or one.after is None:
-        return Rewrite(one.name, now, now)
-    return Rewrite(one.name, now, kind.merged(now, one.after, one.before, restored))
+        return one._replace(before=now, after=now)
+    return one._replace(before=now, after=kind.merged(now, one.after, one.before, restored))
 
 
 @contextmanager
@@ -125,50 +111,33 @@ def _opened_around(name: str, directory: int) -> Iterator[tuple[int, str]]:
         yield place, base
 
 
-def text_in(name: str, directory: int) -> str | None:
-    """Return what a pointer says; None where there is none."""
+def _text_of(one: Rewrite, directory: int) -> str | None:
+    """Return what a pointer says, or where a symlink leads; None where there is none."""
     try:
-        with _opened_around(name, directory) as (place, base):
-            return text_at(base, place)
-    except FileNotFoundError:
-        return None
-
-
-def _link_target(name: str, directory: int) -> str | None:
-    """Return where a symlink leads; None where there is none."""
-    try:
-        with _opened_around(name, directory) as (place, base):
-            return os.readlink(base, dir_fd=place)
+        with _opened_around(one.name, directory) as (place, base):
+            return os.readlink(base, dir_fd=place) if one.is_link else text_at(base, place)
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.EINVAL):  # it has gone, or is no symlink any more
+        # It has gone, or is no symlink any more.
+        if error.errno == errno.ENOENT or (one.is_link and error.errno == errno.EINVAL):
             return None
         raise
 
 
-def _write_text(one: Rewrite, directory: int, stage: int) -> None:
-    """Make a pointer say something else: all of it, or nothing, whenever a kill comes."""
-    if text_in(one.name, directory) == one.after:
+def write_pointer(one: Rewrite, directory: int, stage: int) -> None:
+    """Rewrite a pointer, whole or not at all, unless it has changed since the plan was made."""
+    if _text_of(one, directory) == one.after:
         return
     _require_text(one, directory)
     with _opened_around(one.name, directory) as (place, name), _keeping_time(place, one.name):
         if one.after is None:
             os.unlink(name, dir_fd=place)
         else:
-            temporary, like = temporary_name(), one.name if one.before is not None else one.like or one.name
-            descriptor = os.open(temporary, CREATE, 0o666, dir_fd=stage)
-            with open(descriptor, "wb") as file, _opened_around(like, directory) as (near, other):
-                file.write(one.after.encode("utf-8", "surrogateescape"))
-                file.flush()
-                adopt_mode(descriptor, other, near)  # the mode and the owner of the file that it replaces
-                status = status_of(other, near)
-                # A part of a checkpoint keeps its time, too, which tells when that was saved.
-                if status is not None and (one.like is not None or os.sep in one.name):
-                    os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
-                # Its content is on the disk before its name is: else a crash could leave an empty pointer.
-                os.fsync(descriptor)
+            temporary = _write_temporary(one, one.after, directory, stage)
             _require_text(one, directory)  # a disk may take long to sync, and trainers don't wait
             if one.before is None:
                 _link_new_file(stage, temporary, place, name)
+            elif one.is_link:
+                rename(temporary, stage, name, place)
             else:
                 os.replace(temporary, name, src_dir_fd=stage, dst_dir_fd=place)
         sync_descriptor(place)
@@ -176,22 +145,29 @@ def _write_text(one: Rewrite, directory: int, stage: int) -> None:
 
 def _require_text(one: Rewrite, directory: int) -> None:
     """Require that a pointer says what it said when the plan was made."""
-    if text_in(one.name, directory) != one.before:
+    if _text_of(one, directory) != one.before:
         raise StalePlan(f"{one.name} has changed", since_plan=True)
 
 
-def _write_link(link: Relink, directory: int, stage: int) -> None:
-    """Make a symlink lead elsewhere, without a moment in which there is none."""
-    now = _link_target(link.name, directory)
-    if now == link.after:
-        return
-    if now != link.before:
-        raise StalePlan(f"{link.name} has changed", since_plan=True)
+def _write_temporary(one: Rewrite, text: str, directory: int, stage: int) -> str:
+    """Write a new pointer into the stage, and return its name there."""
     temporary = temporary_name()
-    with _opened_around(link.name, directory) as (place, name), _keeping_time(place, link.name):
-        os.symlink(link.after, temporary, dir_fd=stage)
-        rename(temporary, stage, name, place)
-        sync_descriptor(place)
+    if one.is_link:
+        os.symlink(text, temporary, dir_fd=stage)
+        return temporary
+    like = one.name if one.before is not None else one.like or one.name
+    descriptor = os.open(temporary, CREATE, 0o666, dir_fd=stage)
+    with open(descriptor, "wb") as file, _opened_around(like, directory) as (near, other):
+        file.write(text.encode("utf-8", "surrogateescape"))
+        file.flush()
+        adopt_mode(descriptor, other, near)  # the mode and the owner of the file that it replaces
+        status = status_of(other, near)
+        # A part of a checkpoint keeps its time, too, which tells when that was saved.
+        if status is not None and (one.like is not None or os.sep in one.name):
+            os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
+        # Its content is on the disk before its name is: else a crash could leave an empty pointer.
+        os.fsync(descriptor)
+    return temporary
 
 
 def _link_new_file(scratch: int, temporary: str, place: int, name: str) -> None:

@@ -18,15 +18,7 @@ from ckpttool.storage import fs
 from ckpttool.transaction.engines import engine_of
 from ckpttool.transaction.files import Fingerprint, StalePlan, fingerprint
 from ckpttool.transaction.history import CommandRecord, UndoStep, drop_step, read_record
-from ckpttool.transaction.journal import (
-    Exchange,
-    Location,
-    Operation,
-    OperationList,
-    Relink,
-    Rewrite,
-    StoredFile,
-)
+from ckpttool.transaction.journal import Location, Operation, OperationList, Rewrite
 from ckpttool.transaction.open_roots import OpenRoots, open_roots
 from ckpttool.transaction.paths import NotUndone, Problem, shown
 from ckpttool.transaction.pointer_files import text_at
@@ -84,7 +76,7 @@ def _undo_step(
         if not dry_run:
             outcome, in_place = engine.restore(record, listed)
             refused |= outcome.failures
-            fit = [number for number in fit if undoing.groups[number].path in outcome.moved]
+            fit = [number for number in fit if undoing.groups[number].path in outcome.done]
         if fit or not (undoing.groups or refused):
             done.pointers = list(dict.fromkeys([*done.pointers, *_pointer_paths(record, step, listed)]))
             if listed.operations:
@@ -135,10 +127,10 @@ def _merge_pointers(
         The operations, and the pointers that are left unchanged, with the reason.
     """
     left: list[Problem] = []
-    pointers: list[Rewrite | Relink] = []
+    pointers: list[Rewrite] = []
     for one in undoing.pointers:
         path = os.path.join(directory, one.name)
-        if isinstance(one, Relink):
+        if one.is_link:
             try:
                 now = fs.readlink(path)
             except OSError:  # it has gone, or is no symlink any more
@@ -237,17 +229,15 @@ def operations_in_copy(
 
 
 def _as_found(listed: OperationList, now: dict[Fingerprint, Fingerprint], roots: OpenRoots) -> OperationList:
-    def found(stored: StoredFile | None, location: Location) -> StoredFile | None:
-        here = None if stored is None else _file_at(roots, location)
-        if stored is None or here is None or not _is_copied(stored.file, here):
-            return stored
-        return stored._replace(file=replace(here, path=stored.file.path))
+    def found(noted: Fingerprint, location: Location) -> Fingerprint:
+        here = _file_at(roots, location)
+        return noted if here is None or not _is_copied(noted, here) else replace(here, path=noted.path)
 
     def operation(one: Operation) -> Operation:
-        if not isinstance(one, Exchange):
+        if isinstance(one, Rewrite):
             return one
-        new = one.new if one.new is None else found(one.new, one.new.location)
-        return one._replace(old=found(one.old, Location("directory", one.path)), new=new)
+        old = one.replaces and one.replaces._replace(file=found(one.replaces.file, one.target))
+        return one._replace(file=one.file and found(one.file, one.source), replaces=old)
 
     groups = tuple(
         group._replace(

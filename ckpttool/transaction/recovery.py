@@ -15,7 +15,7 @@ from ckpttool.formats.discovery import Walk, discover
 from ckpttool.formats.interface import Unit
 from ckpttool.storage import fs
 from ckpttool.transaction.engines import engine_of
-from ckpttool.transaction.journal import OperationList, Recovery
+from ckpttool.transaction.journal import Recovery
 from ckpttool.transaction.paths import shown
 from ckpttool.transaction.settling import Settled
 from ckpttool.transaction.staged_output import error_text
@@ -28,13 +28,12 @@ def recover_directory(directory: str) -> Recovery:
     engine, recovery = engine_of(directory), Recovery()
     for path in engine.leftovers():
         try:
-            found = engine.settle(path)
-            # What can't be settled yet is left for the next command.
-            if found is None or _tell(directory, path, *found, recovery):
-                engine.discard(path, None if found is None else found[1])
+            settled = engine.settle(path)
         except OSError as error:
             reason = f"what was interrupted can't be recovered: {error_text(error)}"
             raise AccessDenied(path, reason) from error
+        if settled is not None:
+            _report(directory, path, settled, recovery)
     return recovery
 
 
@@ -46,28 +45,25 @@ _DOING = {
 }
 
 
-def _tell(directory: str, path: str, listed: OperationList, settled: Settled, recovery: Recovery) -> bool:
-    """Add what became of each checkpoint of a command; return whether all is settled."""
+def _report(directory: str, path: str, settled: Settled, recovery: Recovery) -> None:
+    """Add what became of each checkpoint of a command."""
+    listed = settled.listed
     paths = [shown(os.path.join(directory, os.path.basename(group.path))) for group in listed.groups]
     if listed.kind == "remove":
         recovery.finished += [paths[at] for at in settled.finished if at not in settled.failures]
         recovery.put_back += [paths[at] for at in settled.put_back if at not in settled.failures]
         recovery.failed |= {paths[number]: why for number, why in settled.failures.items()}
     else:
-        _tell_moves(directory, listed, settled, paths, recovery)
+        _report_moves(directory, settled, paths, recovery)
     if settled.left is not None:
         recovery.failed[path] = settled.left
-    if settled.failures or settled.left is not None:
-        return False
-    recovery.failed |= {paths[number]: why for number, why in settled.notes.items()}
-    return True
+    if settled.is_complete:
+        recovery.failed |= {paths[number]: why for number, why in settled.notes.items()}
 
 
-def _tell_moves(
-    directory: str, listed: OperationList, settled: Settled, paths: Sequence[str], recovery: Recovery
-) -> None:
+def _report_moves(directory: str, settled: Settled, paths: Sequence[str], recovery: Recovery) -> None:
     """Add a sentence on each checkpoint of a command that doesn't remove."""
-    doing = f"interrupted {_DOING[listed.kind]}"
+    doing = f"interrupted {_DOING[settled.listed.kind]}"
     for number, path in enumerate(paths):
         if number in settled.failures:
             why = settled.failures[number]
@@ -76,16 +72,11 @@ def _tell_moves(
             result = "completed" if number in settled.finished else "reverted"
             recovery.moved.append(f"{path}: {doing}: {result}")
     if not paths:
-        result = "completed" if listed.is_committed else "reverted"
+        result = "completed" if settled.listed.is_committed else "reverted"
         recovery.moved.append(f"{directory}: {doing}: {result}")
 
 
 # Journals that wait ---------------------------------------------------------------------------------
-
-
-def pending_journals(directory: str) -> list[str]:
-    """Return the paths of the journals in a directory that wait for recovery."""
-    return engine_of(directory).journals()
 
 
 def directory_of_journal(path: str) -> str:
@@ -98,11 +89,6 @@ def directory_of_journal(path: str) -> str:
 def owner_of_journal(path: str) -> str | None:
     """Return the other user that a journal belongs to; None if it can be recovered."""
     return engine_of(directory_of_journal(path)).owner_of(path)
-
-
-def incomplete_names(directory: str) -> frozenset[str]:
-    """Return names in a directory that belong to incomplete checkpoints until recovery."""
-    return engine_of(directory).hidden_names()
 
 
 class UnaffectedUnits(NamedTuple):
@@ -118,11 +104,11 @@ def unaffected_units(units: Sequence[Unit], directories: Iterable[str] = ()) -> 
     The journals returned are those of the directories that they lie in, and of ``directories``.
     """
     paths = sorted({*directories, *map(_directory, units)})
-    journals = tuple(journal for path in paths for journal in pending_journals(path))
+    journals = tuple(journal for path in paths for journal in engine_of(path).journals())
     hidden = {
         fs.normpath(os.path.join(path, name))
         for path in (paths if journals else ())
-        for name in incomplete_names(path)
+        for name in engine_of(path).hidden_names()
     }
     return UnaffectedUnits(tuple(unit for unit in units if not _is_hidden(unit, hidden)), journals)
 

@@ -6,10 +6,11 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 
-from ckpttool.core.errors import CheckpointError, from_os_error, system_text
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, from_os_error, system_text
 from ckpttool.transaction.files import StalePlan
-from ckpttool.transaction.journal import Exchange, Location, Move, OperationList, Rewrite
+from ckpttool.transaction.journal import Location, Move, OperationList
 from ckpttool.transaction.operations import Stage, open_stage
 from ckpttool.transaction.paths import shown
 from ckpttool.transaction.stages import remove_places, remove_stage
@@ -23,6 +24,7 @@ class Settled:
     """Result of settling a journal, by number of the group.
 
     Attributes:
+        listed: Operations of the journal.
         finished: What was completed.
         put_back: What was reverted.
         failures: Why some could be neither.
@@ -30,36 +32,62 @@ class Settled:
         left: What files the stage holds that the journal doesn't list.
     """
 
+    listed: OperationList
     finished: list[int] = field(default_factory=list)
     put_back: list[int] = field(default_factory=list)
     failures: dict[int, str] = field(default_factory=dict)
     notes: dict[int, str] = field(default_factory=dict)
     left: str | None = None
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to the next command."""
+        return not self.failures and self.left is None
+
+    @classmethod
+    def failed(cls, listed: OperationList, why: str) -> Settled:
+        """Return the result if nothing can be done."""
+        failures = dict.fromkeys(range(len(listed.groups)), why)
+        return cls(listed, failures=failures, left=None if listed.groups else why)
+
 
 def settle_now(directory: str, path: str) -> None:
-    """Settle a stage after Ctrl-C, and remove it; failures are left to the next command."""
+    """Settle a stage after Ctrl-C; failures are left to the next command."""
     try:
-        found = settle_stage(directory, path)
-        if found is None or not (found[1].failures or found[1].left):
-            remove_stage(path)
+        with suppress(DamagedCheckpoint):
+            settle_stage(directory, path)
     except OSError as error:
         raise from_os_error(error, path) from error
 
 
-def settle_stage(directory: str, path: str) -> tuple[OperationList, Settled] | None:
-    """Settle the journal of a stage; return None if it has none.
+def settle_stage(directory: str, path: str) -> Settled | None:
+    """Settle the journal of a stage, and remove the stage unless something is left to the next command.
 
     Args:
         directory: The directory, which is locked.
         path: Path of the stage.
+
+    Returns:
+        The result; None if the stage has no journal.
+
+    Raises:
+        DamagedCheckpoint: There are files that the journal doesn't list.
     """
-    listed = read_journal(path, directory)
+    listed, settled = read_journal(path, directory), None
     if listed is None:
-        # remove_stage reports what is left in it.
-        with open_own(directory, *os.path.split(path)) as inner, suppress(OSError):
+        with open_own(directory, *os.path.split(path)) as inner, suppress(OSError):  # told below
             remove_places(inner)
-        return None
+    else:
+        settled = _settle_open(directory, path, listed)
+    if settled is None or settled.is_complete:
+        is_empty = remove_stage(path)
+        if not (is_empty or (settled is not None and settled.notes)):
+            expected = "move them where they belong"
+            raise DamagedCheckpoint(path, "files not listed in the journal", expected=expected)
+    return settled
+
+
+def _settle_open(directory: str, path: str, listed: OperationList) -> Settled:
     try:
         with open_stage(directory, path, listed) as stage:
             settled = settle(stage)
@@ -69,10 +97,9 @@ def settle_stage(directory: str, path: str) -> tuple[OperationList, Settled] | N
                 if not (settled.failures or settled.notes):
                     where = "move files that the journal doesn't list where they belong"
                     settled.left = f"{system_text(error)}; {where}"
+            return settled
     except CheckpointError as failure:  # its trash is another's, say
-        settled = Settled(failures=dict.fromkeys(range(len(listed.groups)), failure.reason))
-        settled.left = None if listed.groups else failure.reason
-    return listed, settled
+        return Settled.failed(listed, failure.reason)
 
 
 def settle(stage: Stage) -> Settled:
@@ -83,7 +110,7 @@ def settle(stage: Stage) -> Settled:
 class _Settlement:
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self._settled = Settled()
+        self._settled = Settled(stage.listed)
 
     @property
     def _listed(self) -> OperationList:
@@ -96,7 +123,7 @@ class _Settlement:
         if not is_removal and (self._is_old_copy() if listed.is_copy is None else listed.is_copy):
             advice = f"keep what you need, and remove {shown(self._stage.path)}"
             why = f"the directory was copied while a command was at work; {advice}"
-            return Settled(failures=dict.fromkeys(numbers, why), left=None if listed.groups else why)
+            return Settled.failed(listed, why)
         back: list[int] = []
         for number in numbers:
             try:
@@ -109,7 +136,7 @@ class _Settlement:
                 settled.failures[number] = f"{system_text(error)}; it is in {where}"
         if settled.failures and not is_removal and listed.is_indivisible:
             why = next(iter(settled.failures.values()))
-            return Settled(failures={number: settled.failures.get(number, why) for number in numbers})
+            return Settled(listed, failures={**dict.fromkeys(numbers, why), **settled.failures})
         self._keep_blocked()
         self._back([*back, *settled.put_back])
         self._complete()
@@ -136,7 +163,7 @@ class _Settlement:
         if listed.pointers and len(kept) == len(listed.groups):
             self._stage.sync()  # the new names are durable before a pointer names them
             for one in listed.pointers:
-                if not (isinstance(one, Rewrite) and one.after is None):
+                if one.after is not None:
                     with suppress(StalePlan):  # a trainer has written that, too
                         self._stage.write_pointer(one)
         self._stage.sync()
@@ -145,23 +172,24 @@ class _Settlement:
         settled.finished += kept
         settled.put_back = [number for number in settled.put_back if number not in kept]
 
-    def _is_taken(self, one: Move | Exchange) -> bool:
+    def _is_taken(self, one: Move) -> bool:
         """Tell whether another file has the old name of a moved file."""
-        if isinstance(one, Exchange):
-            status = self._stage.roots.status(Location("directory", one.path))
-            aside = None if one.old is None else self._stage.roots.status(one.old.location)
-            is_new = status is not None and one.new is not None and one.new.file.is_of(status)
-            if status is None or aside is None or is_new or os.path.samestat(status, aside):
+        roots = self._stage.roots
+        if not roots.has_moved(one):
+            return False
+        if one.replaces is not None:
+            if roots.status(one.target) is None or roots.is_same_file(one.target, one.replaces.location):
                 return False
-            return not self._stage.is_in_trash(one, status)
+            return not (roots.is_as_noted(one, one.target) or self._stage.is_in_trash(one))
+        if one.is_new:
+            return False
         if one.source.root == "trash":  # it was restored, and written to since
-            return self._stage.roots.has_moved(one) and not self._stage.is_as_noted(one, one.target)
-        if not self._stage.roots.has_moved(one):
+            return not roots.is_as_noted(one, one.target)
+        if one.source.is_private or roots.status(one.source) is None:
             return False
-        source, target = self._stage.roots.status(one.source), self._stage.roots.status(one.target)
-        if one.source.is_private or source is None or (target and os.path.samestat(source, target)):
+        if roots.is_same_file(one.source, one.target):
             return False
-        here = self._stage.roots.contents_at({one.source.path: one.source})
+        here = roots.contents_at({one.source.path: one.source})
         return self._listed.inodes.isdisjoint(file.inode for file in here.files)
 
     def _back(self, numbers: Sequence[int]) -> None:
@@ -225,18 +253,10 @@ class _Settlement:
         if self._listed.kind == "output" or self._stage.is_committed:
             return False  # its area is known by its own inode, or all is done
         is_there = False
-        for one in self._listed.operations:
-            if isinstance(one, Move):
-                locations: tuple[Location, ...] = (one.source, one.target)
-            elif isinstance(one, Exchange):
-                aside = (stored.location for stored in (one.old, one.new) if stored is not None)
-                locations = (Location("directory", one.path), *aside)
-            else:
-                continue
-            for location in locations:
-                if self._stage.roots.status(location) is not None:
-                    is_there = True
-                    here = self._stage.roots.contents_at({location.path: location}).files
-                    if not self._listed.inodes.isdisjoint(file.inode for file in here):
-                        return False
+        for location in (place for one in chain(*self._listed.of_groups) for place in one.locations):
+            if self._stage.roots.status(location) is not None:
+                is_there = True
+                here = self._stage.roots.contents_at({location.path: location}).files
+                if not self._listed.inodes.isdisjoint(file.inode for file in here):
+                    return False
         return is_there

@@ -10,17 +10,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from ckpttool.core.errors import AccessDenied, from_os_error
 from ckpttool.storage import fs
-from ckpttool.storage.atomic import write_in
 from ckpttool.storage.directories import OpenDirectory, remove_directory, retry_while_busy
 from ckpttool.storage.held import IS_SUPPORTED
-from ckpttool.transaction.lock import FULL
 from ckpttool.transaction.state_dir import MAX_BYTES, StateDir
 
 STAGE_PREFIX = ".ckpttool-"
@@ -42,41 +39,9 @@ def require_system(directory: str, done: str) -> None:
         raise AccessDenied(directory, f"this system can't work below open directories; nothing was {done}")
 
 
-@contextmanager
-def new_stage(
-    directory: str, state_dir: StateDir, document: Mapping[str, Any], done: str, places: Collection[str] = ()
-) -> Iterator[OpenDirectory]:
-    """Create a stage with its journal, synced; yields it open, and keeps it on exit.
-
-    Args:
-        directory: Whose journal it is.
-        state_dir: Where it is to lie.
-        document: What it is to say.
-        done: What was done to nothing if it can't be written: "removed".
-        places: Names of directories for files to make in the stage.
-    """
-    name = f"{STAGE_PREFIX}{os.urandom(4).hex()}{state_dir.suffix}"
-    with ExitStack() as stack:
-        try:
-            place = stack.enter_context(OpenDirectory(state_dir.path))
-            stage = stack.enter_context(place.make(name, 0o700))
-            try:
-                for number in sorted(places):
-                    stage.make(number, 0o700).close()
-                text = {**document, "stage": stage.own_status().st_ino}  # which no copy of it has
-                write_in(stage, JOURNAL, journal_text(directory, text, f"; nothing was {done}"))
-                place.sync()
-            except BaseException:
-                remove_places(stage)
-                _remove_stage(place, stage)
-                raise
-        except OSError as error:
-            reason = from_os_error(error, directory).reason
-            if error.errno in FULL:
-                message = f"{reason} for the journal; nothing was {done}: free a few kB and try again"
-                raise NoRoom(directory, message) from error
-            raise AccessDenied(directory, f"{reason}; nothing was {done}") from error
-        yield stage
+def new_stage_name(state_dir: StateDir) -> str:
+    """Return a name for a stage that no other has."""
+    return f"{STAGE_PREFIX}{os.urandom(4).hex()}{state_dir.suffix}"
 
 
 def journal_text(directory: str, document: Mapping[str, Any], result: str = "") -> bytes:
@@ -102,10 +67,11 @@ def remove_stage(path: str) -> bool:
     """Remove a stage with its journal; tell whether nothing else was left in it."""
     around, name = os.path.split(path)
     with OpenDirectory(around) as place, place.open(name) as stage:
-        return _remove_stage(place, stage)
+        return remove_open_stage(place, stage)
 
 
-def _remove_stage(place: OpenDirectory, stage: OpenDirectory) -> bool:
+def remove_open_stage(place: OpenDirectory, stage: OpenDirectory) -> bool:
+    """Remove a stage in an open directory; see ``remove_stage``."""
     names = stage.names()
     ours = [name for name in (JOURNAL, DONE) if name in names] + list(filter(is_temporary, names))
     if len(ours) < len(names):

@@ -16,7 +16,7 @@ from ckpttool.formats import list_kind
 from ckpttool.storage import fs, remote
 from ckpttool.storage.stores import ObjectStatus, Replaced
 from ckpttool.transaction.files import StalePlan
-from ckpttool.transaction.journal import IDENTITY, Kind, Move, OperationList, Rewrite, Root
+from ckpttool.transaction.journal import IDENTITY, Kind, Move, OperationList, Root
 
 REQUESTS_AT_ONCE = 16
 _COMPARED_AT_ONCE = 1 << 23
@@ -167,7 +167,7 @@ def require_of_store(listed: OperationList) -> None:
         if isinstance(one, Move):
             is_known = (one.source.root, one.target.root) in known
         else:
-            is_known = isinstance(one, Rewrite) and list_kind(one.name) is not None
+            is_known = not one.is_link and list_kind(one.name) is not None
         if not is_known:
             raise ValueError("an operation that isn't done in stores")
     if listed.kind not in (*leaving, "restore"):

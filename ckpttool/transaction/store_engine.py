@@ -14,11 +14,10 @@ from ckpttool.transaction.engine import Engine, Restorable, UndoMethod
 from ckpttool.transaction.files import Contents, Fingerprint, StalePlan, contents
 from ckpttool.transaction.history import RECORD, CommandRecord
 from ckpttool.transaction.journal import Group, OperationList
-from ckpttool.transaction.moves import MoveOutcome, move_failure
 from ckpttool.transaction.operations import Failures
 from ckpttool.transaction.paths import shown
 from ckpttool.transaction.pointer_files import list_rewrites
-from ckpttool.transaction.removal import RemovalOutcome, add_failure, removal_operations
+from ckpttool.transaction.removal import removal_operations
 from ckpttool.transaction.settling import Settled
 from ckpttool.transaction.state_dir import TRASH
 from ckpttool.transaction.store_directory import StoreDirectory, journals_in, keeps_versions
@@ -28,6 +27,7 @@ from ckpttool.transaction.store_operations import (
     is_settled,
     order_of_removal,
 )
+from ckpttool.transaction.transaction import Failure, Outcome
 from ckpttool.transaction.unlinking import StrandedCheckpoint
 
 _RECOVERS = "; the next command recovers"
@@ -50,8 +50,8 @@ class StoreEngine(Engine):
         except OSError as error:
             raise from_os_error(error, self.directory) from error
 
-    def remove(self, removals: Sequence[Group], identity: str, method: UndoMethod) -> RemovalOutcome:
-        outcome = RemovalOutcome()
+    def remove(self, removals: Sequence[Group], identity: str, method: UndoMethod) -> Outcome:
+        outcome = Outcome()
         with _store_errors(self.directory, _RECOVERS):
             groups = _unchanged(self.directory, removals, outcome)
             if groups:
@@ -72,7 +72,7 @@ class StoreEngine(Engine):
         outcome, in_place = _outcome(undoing, numbers, missing, failures)
         return Restorable(numbers, in_place, outcome.failures)
 
-    def restore(self, record: CommandRecord, undoing: OperationList) -> tuple[MoveOutcome, frozenset[int]]:
+    def restore(self, record: CommandRecord, undoing: OperationList) -> tuple[Outcome, frozenset[int]]:
         with _store_errors(self.directory, _RECOVERS):
             operations = self._undo(undoing)
             missing, failures = operations.missing()
@@ -122,17 +122,14 @@ class StoreEngine(Engine):
     def leftovers(self) -> list[str]:
         return self.journals()
 
-    def settle(self, path: str) -> tuple[OperationList, Settled] | None:
+    def settle(self, path: str) -> Settled | None:
         """Settle a journal; return None if another command has just done it."""
         remote.forget()
         try:
             operations = StoreOperations.read(self.directory, os.path.basename(path))
-            return None if operations is None else (operations.listed, _settled(operations))
+            return None if operations is None else _settled(operations)
         finally:
             remote.forget()
-
-    def discard(self, path: str, settled: Settled | None) -> None:
-        """Do nothing: settling removes the journal."""
 
 
 @contextmanager
@@ -148,7 +145,7 @@ def _store_errors(directory: str, result: str = "") -> Iterator[None]:
         remote.forget()
 
 
-def _unchanged(directory: str, removals: Sequence[Group], outcome: RemovalOutcome) -> list[Group]:
+def _unchanged(directory: str, removals: Sequence[Group], outcome: Outcome) -> list[Group]:
     """Return the groups that are unchanged since the plan, with the versions of its objects."""
     found: list[Group] = []
     for one in removals:
@@ -156,14 +153,14 @@ def _unchanged(directory: str, removals: Sequence[Group], outcome: RemovalOutcom
             is_same = contents(directory, one.members).is_same_as(one.contents)
         except FileNotFoundError:
             if not any(fs.lexists(f"{directory}/{name}") for name in one.members):
-                outcome.removed.append(one.path)
+                outcome.done.append(one.path)
                 continue
             is_same = False
         if is_same:
             files = tuple(_with_version(file, directory) for file in one.contents.files)
             found.append(one._replace(contents=Contents(files)))
         else:
-            outcome.failed[one.path] = "it has changed since the plan was made"
+            outcome.failures[one.path] = Failure("it has changed", since_plan=True)
     return found
 
 
@@ -172,7 +169,7 @@ def _with_version(file: Fingerprint, directory: str) -> Fingerprint:
     return file if known is None else replace(file, version=known.version)
 
 
-def _remove(operations: StoreOperations, outcome: RemovalOutcome) -> None:
+def _remove(operations: StoreOperations, outcome: Outcome) -> None:
     groups = operations.listed.groups
     try:
         operations.begin()
@@ -200,30 +197,30 @@ def _remove(operations: StoreOperations, outcome: RemovalOutcome) -> None:
     else:
         operations.abandon()
     for number, failure in failures.items():
-        add_failure(outcome, groups[number], failure)
+        outcome.fail(groups[number].path, failure)
     done = [groups[number] for number in standing if number not in failures]
-    outcome.removed += [group.path for group in done]
+    outcome.done += [group.path for group in done]
     outcome.freed += sum(group.contents.nbytes for group in done)
 
 
 def _outcome(
     listed: OperationList, numbers: Sequence[int], missing: Sequence[StoredObject], failures: Failures
-) -> tuple[MoveOutcome, frozenset[int]]:
+) -> tuple[Outcome, frozenset[int]]:
     paths = [group.path for group in listed.groups]
-    failed = {paths[number]: move_failure(failure) for number, failure in failures.items()}
-    return MoveOutcome([paths[number] for number in numbers], failed), frozenset(numbers) - {
+    failed = {paths[number]: Failure.of(failure) for number, failure in failures.items()}
+    return Outcome([paths[number] for number in numbers], failed), frozenset(numbers) - {
         one.group for one in missing
     }
 
 
 def _settled(operations: StoreOperations) -> Settled:
     """Finish an interrupted undo; of a removal, finish the groups of which a file was removed."""
-    listed, settled = operations.listed, Settled()
+    listed, settled = operations.listed, Settled(operations.listed)
     numbers = range(len(listed.groups))
     if listed.kind == "restore":
         settled.finished, failures = operations.restore(*operations.missing())
         settled.notes = {
-            number: f"not restored: {move_failure(one).text()}" for number, one in failures.items()
+            number: f"not restored: {Failure.of(one).text()}" for number, one in failures.items()
         }
         operations.remove_journal()  # the record has what is left
         return settled

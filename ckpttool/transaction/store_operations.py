@@ -34,7 +34,7 @@ from ckpttool.storage import remote
 from ckpttool.storage.stores import ObjectStatus, ObjectVersions, OlderVersions, Replaced
 from ckpttool.transaction.files import Fingerprint, StalePlan
 from ckpttool.transaction.history import RecordKind, UndoStep, add_step, drop_groups
-from ckpttool.transaction.journal import Move, OperationList, Relink, Rewrite
+from ckpttool.transaction.journal import Move, OperationList, Rewrite
 from ckpttool.transaction.journal_documents import (
     SCHEMA,
     identity_of,
@@ -180,7 +180,7 @@ class StoreOperations:
         self.drop_copies(failures)
         return failures
 
-    def commit(self, numbers: Collection[int], pointers: Sequence[Rewrite | Relink]) -> None:
+    def commit(self, numbers: Collection[int], pointers: Sequence[Rewrite]) -> None:
         """Commit some groups, with the pointers that are written then.
 
         Raises:
@@ -196,7 +196,7 @@ class StoreOperations:
 
     def write_pointers(self) -> bool:
         """Write the pointers that still have their old text; return whether all have the new one now."""
-        return all([self._rewrite(one) for one in self._rewrites()])
+        return all([self._rewrite(one) for one in self.listed.pointers])
 
     def finish(self, numbers: Collection[int]) -> Failures:
         """Remove the old names of committed groups; return the errors by group.
@@ -250,9 +250,6 @@ class StoreOperations:
 
     # Pointers -----------------------------------------------------------------------------------------
 
-    def _rewrites(self) -> Iterator[Rewrite]:
-        return (one for one in self.listed.pointers if isinstance(one, Rewrite))
-
     def _text(self, name: str) -> tuple[str, ObjectStatus] | None:
         found = self._place.read(name, MAX_TEXT)
         return None if found is None else (found[0].decode("utf-8", "surrogateescape"), found[1])
@@ -272,7 +269,9 @@ class StoreOperations:
     def restore_pointers(self, numbers: Collection[int]) -> None:
         """Add groups that were not removed to pointers again; later changes by others are kept."""
         if numbers:
-            self._restore_names(self._rewrites(), numbers, is_all=len(numbers) == len(self.listed.done or ()))
+            self._restore_names(
+                self.listed.pointers, numbers, is_all=len(numbers) == len(self.listed.done or ())
+            )
 
     def _restore_names(self, pointers: Iterable[Rewrite], numbers: Collection[int], *, is_all: bool) -> None:
         names = {os.path.basename(self.listed.groups[number].path) for number in numbers}
@@ -306,7 +305,7 @@ class StoreOperations:
         failures |= self._bring_back([one for one in missing if one.is_first and one.group not in failures])
         numbers = [number for number in range(len(self.objects)) if number not in failures]
         if numbers:
-            rewrites = (one.inverse for one in self._rewrites())
+            rewrites = (one.inverse for one in self.listed.pointers)
             self._restore_names(rewrites, numbers, is_all=not failures)
             self.drop_copies(numbers)
             remote.forget()

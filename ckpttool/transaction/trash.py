@@ -29,11 +29,11 @@ from ckpttool.transaction.history import (
     write_record,
 )
 from ckpttool.transaction.lock import lock_directory
-from ckpttool.transaction.moves import failure_text
 from ckpttool.transaction.paths import Problem, bare, shown
 from ckpttool.transaction.record_undo import operations_in_copy
 from ckpttool.transaction.recovery import recover_directory
 from ckpttool.transaction.state_dir import OWNER, TRASH, StateDir, state_dir_beside, state_dirs
+from ckpttool.transaction.transaction import Failure
 
 _MARK = TRASH + OWNER
 
@@ -118,7 +118,7 @@ def _empty_step(record: CommandRecord, step: UndoStep, emptied: EmptiedTrash) ->
         group = listed.groups[number]
         path = shown(os.path.join(record.directory, os.path.basename(group.path)))
         if isinstance(freed, Exception):
-            problem = f"left in {shown(record.place)}: {failure_text(freed)}"
+            problem = f"left in {shown(record.place)}: {Failure.of(freed).text()}"
             emptied.problems.append(Problem(path, problem))
             emptied.left_bytes += group.contents.nbytes
             left.append(number)

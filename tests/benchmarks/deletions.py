@@ -19,7 +19,7 @@ directory = sys.argv[1]
 found = contents(directory, sorted(os.listdir(directory))).files
 removals = [Group(file.path, (file.path,), Contents((file,))) for file in found]
 done = remove(directory, removals)
-sys.exit(bool(done.failed) or len(done.removed) < len(removals))
+sys.exit(bool(done.failed) or len(done.done) < len(removals))
 """
 """What ``prune`` does once the plan is made: journal, renaming, comparing, unlinking."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool import undo
-from ckpttool.transaction.journal import Location, Move, OperationList, Relink, Rewrite
+from ckpttool.transaction.journal import Location, Move, OperationList, Rewrite
 from ckpttool.transaction.lock import lock_directory
 from ckpttool.transaction.state_dir import state_dir_of
 from tests.support.changes import recover
@@ -120,14 +120,14 @@ def path_of(unit: list[str]) -> str:
 def to_the_trash(directory: Path, units: Units) -> None:
     removals = [removal_of(directory, *unit, path=directory / path_of(unit)) for unit in units]
     done = put_in_trash(directory, *removals)
-    assert done.failed or len(done.removed) == len(units)
+    assert done.failed or len(done.done) == len(units)
 
 
 def remove_all(directory: Path, units: Units) -> None:
     done = remove(
         directory, *(removal_of(directory, *unit, path=directory / path_of(unit)) for unit in units)
     )
-    assert done.failed or len(done.removed) == len(units)
+    assert done.failed or len(done.done) == len(units)
 
 
 def renamed(name: str) -> str:
@@ -193,7 +193,7 @@ def exchange(directory: Path, units: Units) -> None:
         Rewrite("set2" + ending, text["set2"], said["set2"], like="set2" + ending),
         Rewrite("latest", (directory / "latest").read_text(), "set2.safetensors.index.json\n"),
         Rewrite("set3" + ending, text["set3"], None, like="set4" + ending),
-        Relink("best", "set2-1.safetensors", "set1-1.safetensors"),
+        Rewrite("best", "set2-1.safetensors", "set1-1.safetensors", is_link=True),
     ]
     groups = tuple(one.group for one in moved)
     listed = OperationList("rename", groups, (*links, *to_stage, *from_stage, *pointers), IDENTITY)

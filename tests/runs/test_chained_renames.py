@@ -15,9 +15,9 @@ from ckpttool.runs.renaming.names import Renaming
 from ckpttool.runs.renaming.rename import rename_operations
 from ckpttool.transaction.files import contents
 from ckpttool.transaction.journal import Location, Rewrite
-from ckpttool.transaction.moves import apply
 from ckpttool.transaction.open_roots import OpenRoots
 from ckpttool.transaction.operations import Stage, UnknownCommit
+from ckpttool.transaction.transaction import apply
 from tests.runs.renamings import content, names, renamed
 from tests.support.changes import recover
 from tests.support.directories import make_entry

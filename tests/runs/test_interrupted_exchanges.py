@@ -14,8 +14,8 @@ import pytest
 
 from ckpttool import CheckpointError, undo
 from ckpttool.transaction.files import Contents, fingerprint
-from ckpttool.transaction.journal import Exchange, Group, Location, OperationList, Root, StoredFile
-from ckpttool.transaction.moves import apply
+from ckpttool.transaction.journal import Group, Location, Move, OperationList, Root, StoredFile
+from ckpttool.transaction.transaction import apply
 from tests.support.changes import recover
 from tests.support.faults import DiskStep, dies_at, disk_steps, is_hit_at
 from tests.support.transactions import IDENTITY, kill_before, stages_of
@@ -45,8 +45,15 @@ def planned(root: Path, identity: str | None = IDENTITY) -> OperationList:
         name: stored(Location("directory", f"waiting/{name}"), waiting / name)
         for name in (".metadata", "b.distcp")
     }
-    names = ("b.distcp", ".metadata", "a.distcp")
-    operations = tuple(Exchange(0, f"iter_1/{name}", old.get(name), new.get(name)) for name in names)
+    operations = (
+        *(
+            Move(
+                0, new[name].location, Location("directory", f"iter_1/{name}"), new[name].file, old.get(name)
+            )
+            for name in ("b.distcp", ".metadata")
+        ),
+        Move(0, Location("directory", "iter_1/a.distcp"), old["a.distcp"].location),
+    )
     files = tuple(one.file for one in old.values())
     group = Group(str(directory), tuple(file.path for file in files), Contents(files))
     return OperationList("slim", (group,), operations, identity)
@@ -80,7 +87,7 @@ def begun(root: Path, action: str) -> Callable[[], object]:
     """Write the files, and return what is interrupted."""
     listed, run = planned(root, ACTIONS[action]), root / "run"
     if action == "undo":
-        assert apply(str(run), listed).moved
+        assert apply(str(run), listed).done
         return partial(undo, run)
     return partial(apply, str(run), listed)
 
@@ -163,8 +170,8 @@ def test_many_files(tmp_path: Path) -> None:
         kept, comes = (fingerprint(f"big/{number}.bin", os.lstat(path)) for path in (old, new))
         files.append(kept)
         aside = StoredFile(Location("trash", f"{number + 1}/{number}.bin"), kept)
-        waits = StoredFile(Location("directory", f"waiting/{number}.bin"), comes)
-        operations.append(Exchange(0, f"big/{number}.bin", aside, waits))
+        here = Location("directory", f"big/{number}.bin")
+        operations.append(Move(0, Location("directory", f"waiting/{number}.bin"), here, comes, aside))
     group = Group(str(run / "big"), tuple(file.path for file in files), Contents(tuple(files)))
     listed = OperationList("slim", (group,), tuple(operations), IDENTITY)
     assert not apply(str(run), listed).failed

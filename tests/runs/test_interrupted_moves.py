@@ -101,13 +101,13 @@ def texts(directory: Path) -> dict[str, str]:
 def test_names_of_any_kind(run_of: Path) -> None:
     odd = os.fsdecode(b"latin-\xe9.pt")
     done = make_moves(run_of, renaming(run_of, {"two\nlines.pt": odd, "a.pt": "c\nd.pt"}))
-    assert (len(done.moved), done.failed) == (2, {})
+    assert (len(done.done), done.failed) == (2, {})
     assert texts(run_of) == {odd: "two\nlines.pt", "c\nd.pt": "a.pt", "b.pt": "b.pt"}
 
 
 def test_nothing_is_replaced(run_of: Path) -> None:
     done = make_moves(run_of, renaming(run_of, {"a.pt": "b.pt"}))
-    assert (done.moved, done.failed) == ([], {str(run_of / "a.pt"): "b.pt already exists"})
+    assert (done.done, done.failed) == ([], {str(run_of / "a.pt"): "b.pt already exists"})
     assert texts(run_of)["b.pt"] == "b.pt"
 
 
@@ -154,7 +154,7 @@ def test_with_pointers_all_go_or_none(run_of: Path) -> None:
     (run_of / "c.pt").write_text("in the way")
     before = texts(run_of)
     done = make_moves(run_of, planned)
-    assert (done.moved, done.failed) == ([], {str(run_of / "a.pt"): "c.pt already exists"})
+    assert (done.done, done.failed) == ([], {str(run_of / "a.pt"): "c.pt already exists"})
     assert texts(run_of) == before
 
 

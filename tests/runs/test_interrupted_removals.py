@@ -285,7 +285,7 @@ def test_of_several_that_come_back_each_is_named_again(managed: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(unlinking, "_unlink_file", unlink)
         done = remove(managed, *removals)
-    assert (done.removed, list(done.failed)) == (["ckpt-2"], ["ckpt-1"])
+    assert (done.done, list(done.failed)) == (["ckpt-2"], ["ckpt-1"])
     named = re.findall(r'all_model_checkpoint_paths: "(.*)"', (managed / "checkpoint").read_text())
     assert named == ["ckpt-1"]
 
@@ -323,7 +323,7 @@ def test_a_stage_that_can_not_be_removed_takes_nothing_from_what_was_done(
     with monkeypatch.context() as patch:
         patch.setattr(os, "unlink", unlink)
         done = remove(run, removal_of(run, "model_1.pt"))
-    assert (len(done.removed), done.freed) == (1, len("model_1.pt"))
+    assert (len(done.done), done.freed) == (1, len("model_1.pt"))
     (stage,) = stages_of(run)
     assert done.failed == {str(stage): "operation not permitted; the next prune removes it"}
     assert recover(run).failed == {}
@@ -403,7 +403,7 @@ def test_a_commit_that_can_not_be_taken_back_is_told(managed: Path, monkeypatch:
         patch.setattr(operations.Stage, "withdraw", refuse)
         parts = ("ckpt-1.index", "ckpt-1.data-00000-of-00001")
         done = remove(managed, removal_of(managed, *parts, path="ckpt-1"), removal_of(managed, "model_1.pt"))
-    assert [os.path.basename(path) for path in done.removed] == ["model_1.pt"]
+    assert [os.path.basename(path) for path in done.done] == ["model_1.pt"]
     assert done.failed["ckpt-1"] == "operation not permitted; the next command recovers"
     assert [os.path.basename(path) for path in recover(managed).finished] == ["ckpt-1"]
 

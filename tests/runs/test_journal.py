@@ -19,12 +19,10 @@ from ckpttool.storage import fs
 from ckpttool.transaction import removal
 from ckpttool.transaction.files import Contents, Fingerprint
 from ckpttool.transaction.journal import (
-    Exchange,
     Group,
     Location,
     Move,
     OperationList,
-    Relink,
     Rewrite,
     StoredFile,
 )
@@ -60,7 +58,11 @@ def removals(draw: st.DrawFn) -> Group:
 
 @given(
     st.lists(removals(), max_size=3, unique_by=lambda one: one.members),
-    st.lists(st.builds(Rewrite, NAMES, *[st.none() | st.text()] * 2, st.none() | NAMES), max_size=2),
+    st.lists(
+        st.builds(Rewrite, NAMES, *[st.none() | st.text()] * 2, st.none() | NAMES, st.just(False))
+        | st.builds(Rewrite, NAMES, st.text(), st.text(), st.none(), st.just(True)),
+        max_size=2,
+    ),
     st.sampled_from([None, [], [0]]),
 )
 def test_what_is_written_is_read_again(tmp_path_factory, told, rewrites, done) -> None:
@@ -221,19 +223,41 @@ def test_all_operations_are_read_again(tmp_path: Path) -> None:
     contents = Contents((replace(here, path="a/b"),), ())
     operations = (
         Move(0, Location("directory", "c"), Location("directory", "d")),
-        Exchange(
+        Move(
             0,
-            "a/b",
+            Location("directory", "x/b"),
+            Location("directory", "a/b"),
+            aside,
             StoredFile(Location("trash", "1/b"), here),
-            StoredFile(Location("directory", "x/b"), aside),
         ),
-        Exchange(0, "new", None, StoredFile(Location("directory", "x/c"), replace(aside, path="new"))),
+        Move(0, Location("directory", "x/c"), Location("directory", "new"), replace(aside, path="new")),
         Rewrite("checkpoint", "\udce9\n", None, "other"),
-        Relink("best", "a", "b"),
+        Rewrite("best", "a", "b", is_link=True),
     )
     listed = OperationList("slim", (Group("run/a", ("c", "a/b"), contents),), operations, IDENTITY)
     (tmp_path / JOURNAL).write_text(json.dumps(operations_document(listed)))
     assert read_journal(str(tmp_path), str(tmp_path)) == listed
+
+
+def test_what_undoes_a_replacement_is_read_again(tmp_path: Path) -> None:
+    """Of the files that come back, the group lists all; of those that leave again, none."""
+    replaced, gone, comes, new = (
+        Fingerprint(path, *range(at, at + 4)) for at, path in enumerate(("a/b", "a/c", "a/b", "a/d"))
+    )
+    here = {name: Location("directory", f"a/{name}") for name in "bcd"}
+    aside = {name: Location("trash", f"{at}/{name}") for at, name in enumerate("bc", 1)}
+    operations = (
+        Move(0, Location("directory", "x/d"), here["d"], new),
+        Move(0, Location("directory", "x/b"), here["b"], comes, StoredFile(aside["b"], replaced)),
+        Move(0, here["c"], aside["c"]),
+    )
+    group = Group("run/a", ("a/b", "a/c"), Contents((replaced, gone)))
+    undoing = OperationList("slim", (group,), operations, IDENTITY).inverse()
+    assert undoing.groups[0].members == ("1/b", "2/c")
+    read = list_of(json.loads(json.dumps(operations_document(undoing))))
+    assert read.operations == undoing.operations
+    assert set(read.groups[0].members) == {"1/b", "2/c"}
+    assert (read.groups[0].contents, read.home(0)) == (undoing.groups[0].contents, "trash")
 
 
 # Moves of version 0.1 -----------------------------------------------------------------------------
@@ -260,7 +284,11 @@ OLD_MOVES: dict[str, Any] = {
 def test_old_moves_are_operations() -> None:
     listed = list_of(OLD_MOVES)
     move = Move(0, Location("directory", "a.pt"), Location("trash", "0/a.pt"))
-    assert listed.operations == (Rewrite("checkpoint", "\udce9\n", None), Relink("best", "a", "b"), move)
+    assert listed.operations == (
+        Rewrite("checkpoint", "\udce9\n", None),
+        Rewrite("best", "a", "b", is_link=True),
+        move,
+    )
     assert listed.groups == (
         Group("run/a.pt", ("a.pt",), Contents((Fingerprint("a.pt/x", 1, 2, 3, 4),), ("a.pt",))),
     )

@@ -12,8 +12,8 @@ import pytest
 from ckpttool import AccessDenied, CheckpointError, pin, undo
 from ckpttool.transaction.files import contents
 from ckpttool.transaction.journal import Group, Location, Move, OperationList, Rewrite
-from ckpttool.transaction.moves import apply
 from ckpttool.transaction.removal import put_aside, remove
+from ckpttool.transaction.transaction import apply
 from tests.exchanging import WAYS, Way, exchanges
 from tests.support.changes import held_by_another
 from tests.support.commands import run_here

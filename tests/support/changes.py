@@ -16,10 +16,11 @@ from ckpttool.runs.pointers import pins
 from ckpttool.runs.pruning.prune import Pruned
 from ckpttool.runs.renaming import names as renaming_names
 from ckpttool.transaction import operations, removal, state_dir
+from ckpttool.transaction.engines import engine_of
 from ckpttool.transaction.files import contents
 from ckpttool.transaction.journal import Group, Recovery
 from ckpttool.transaction.lock import lock_directory
-from ckpttool.transaction.recovery import owner_of_journal, pending_journals, recover_directory
+from ckpttool.transaction.recovery import owner_of_journal, recover_directory
 from ckpttool.transaction.state_dir import state_dir_of, state_dir_of_stage
 from ckpttool.transaction.trash import EmptiedTrash, empty
 
@@ -94,7 +95,7 @@ def observed(real: Callable[..., Any], observe: Callable[[], object]) -> Callabl
 
 def journals_of(directory: str | os.PathLike[str]) -> list[str]:
     """Return the journals of a directory that the next command has to settle."""
-    return pending_journals(os.fspath(directory))
+    return engine_of(os.fspath(directory)).journals()
 
 
 def state_place(directory: str | os.PathLike[str]) -> tuple[str, str]:

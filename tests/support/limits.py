@@ -24,7 +24,7 @@ LIMITS = {
     "line_of_a_log": "runs.logs.MAX_LINE",
     "state_of_a_trainer": "runs.logs.MAX_STATE",
     "event_files": "runs.logs.MAX_FILES",
-    "files_for_two_threads": "transaction.removal._MANY",
+    "files_for_two_threads": "transaction.transaction._MANY",
     "requests_at_once": "transaction.store_directory.REQUESTS_AT_ONCE",
     "units_worth_a_child": "runs.look_workers.WORTH_UNITS",
     "units_at_once": "runs.look_workers._BATCH",

@@ -10,16 +10,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ckpttool.transaction import moves as move_engine
-from ckpttool.transaction import open_roots, operations, removal, unlinking
+from ckpttool.transaction import open_roots, operations, removal, transaction, unlinking
+from ckpttool.transaction.engines import engine_of
 from ckpttool.transaction.files import contents
-from ckpttool.transaction.journal import Group, Location, Move, OperationList, Relink, Rewrite
+from ckpttool.transaction.journal import Group, Location, Move, OperationList, Rewrite
 from ckpttool.transaction.journal_documents import operations_document
-from ckpttool.transaction.moves import MoveOutcome
-from ckpttool.transaction.recovery import incomplete_names
-from ckpttool.transaction.removal import RemovalOutcome, put_aside
+from ckpttool.transaction.removal import put_aside
 from ckpttool.transaction.stages import stages
 from ckpttool.transaction.state_dir import StateDir, state_dir_beside
+from ckpttool.transaction.transaction import Outcome
 from tests.support.faults import Killed
 
 IDENTITY = "20260102T030405.000006Z-0123abcd"
@@ -53,19 +52,19 @@ def kill_before(step: str, act: Callable[[], object], number: int = 1) -> None:
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
         patch.setattr(place, name, take)
-        patch.setattr(move_engine.Moves, "__exit__", lambda *failure: None)
+        patch.setattr(transaction.Transaction, "__exit__", lambda *failure: None)
         act()
 
 
 def before_unlinking(patch: pytest.MonkeyPatch, act: Callable[[Path], object]) -> None:
     """Do something once all that is removed is set aside in a stage; it is told where that is."""
-    real = removal._purge
+    real = transaction.purge_groups
 
-    def purge(stage: operations.Stage, *arguments: Any) -> None:
+    def purge(stage: operations.Stage, *arguments: Any) -> Any:
         act(Path(stage.path))
-        real(stage, *arguments)
+        return real(stage, *arguments)
 
-    patch.setattr(removal, "_purge", purge)
+    patch.setattr(transaction, "purge_groups", purge)
 
 
 # Moves ----------------------------------------------------------------------------------------------
@@ -97,7 +96,7 @@ def moves(
         for old, new in reversed(one.names.items())
     ]
     pointers = sorted((Rewrite(*one) for one in rewrites), key=lambda one: one.after is None)
-    links = (Relink(*one) for one in relinks)
+    links = (Rewrite(*one, is_link=True) for one in relinks)
     groups = tuple(one.group for one in moved)
     return OperationList("rename", groups, (*steps, *pointers, *links), identity)
 
@@ -107,9 +106,9 @@ def renaming(directory: Path, names: dict[str, str], **pointers: Any) -> Operati
     return moves(*(move(directory, {old: new}) for old, new in names.items()), **pointers)
 
 
-def make_moves(directory: Path, planned: OperationList) -> MoveOutcome:
+def make_moves(directory: Path, planned: OperationList) -> Outcome:
     """Make moves in a directory."""
-    return move_engine.apply(str(directory), planned)
+    return transaction.apply(str(directory), planned)
 
 
 # Removals -------------------------------------------------------------------------------------------
@@ -123,12 +122,12 @@ def removal_of(
     return Group(os.fspath(shown), members, contents(str(directory), members), tuple(survivors))
 
 
-def remove(directory: Path, *removals: Group) -> RemovalOutcome:
+def remove(directory: Path, *removals: Group) -> Outcome:
     """Remove checkpoints of a directory."""
     return removal.remove(str(directory), removals)
 
 
-def put_in_trash(directory: Path, *removals: Group, identity: str = IDENTITY) -> RemovalOutcome:
+def put_in_trash(directory: Path, *removals: Group, identity: str = IDENTITY) -> Outcome:
     """Put checkpoints of a directory into its trash."""
     return put_aside(str(directory), removals, identity)
 
@@ -169,4 +168,4 @@ def stages_of(directory: Path) -> list[Path]:
 
 def hidden_names(directory: Path) -> frozenset[str]:
     """Return the names that are passed over, as a part of their checkpoint is gone, or on its way."""
-    return incomplete_names(str(directory))
+    return engine_of(str(directory)).hidden_names()

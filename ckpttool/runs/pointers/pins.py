@@ -45,9 +45,10 @@ from ckpttool.runs.pointers.search import raise_error
 from ckpttool.runs.survey import CheckpointPlace, place_of, resolve_checkpoint
 from ckpttool.storage import fs
 from ckpttool.storage.held import holding, holds
+from ckpttool.transaction.engines import engine_of
 from ckpttool.transaction.lock import BUSY, clear_stale, lock_directory
 from ckpttool.transaction.paths import bare, shown
-from ckpttool.transaction.recovery import pending_journals, recover_directory
+from ckpttool.transaction.recovery import recover_directory
 
 PATIENCE = 10.0
 """Seconds for which a lock is tried: another pin takes moments."""
@@ -319,7 +320,7 @@ def _lock_all(file: str, places: Iterable[CheckpointPlace]) -> ExitStack:
 def _recover(paths: Iterable[str]) -> Iterator[str]:
     """Recover from interrupted commands in the directories of paths, and yield the results in words."""
     for directory in sorted({os.path.dirname(bare(path)) or os.curdir for path in paths}):
-        if not pending_journals(directory):
+        if not engine_of(directory).journals():
             continue
         with ExitStack() as stack:
             _lock(stack, directory)

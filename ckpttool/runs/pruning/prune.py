@@ -40,9 +40,9 @@ from ckpttool.transaction.files import Contents
 from ckpttool.transaction.journal import Group, Recovery, new_identity
 from ckpttool.transaction.lock import BUSY, clear_stale, lock_directory
 from ckpttool.transaction.paths import Problem, require_directory
-from ckpttool.transaction.recovery import directory_of_journal, pending_journals, recover_directory
-from ckpttool.transaction.removal import RemovalOutcome
+from ckpttool.transaction.recovery import directory_of_journal, recover_directory
 from ckpttool.transaction.staged_output import clear_areas, has_leftovers, is_leftover_name
+from ckpttool.transaction.transaction import Failure, Outcome
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -261,7 +261,7 @@ def _recovered_survey(
 def _recover(directory: str, locks: _Locks) -> Recovery:
     if locks.try_hold(directory):
         return recover_directory(directory)
-    if pending_journals(directory):
+    if engine_of(directory).journals():
         locks.require(directory, "what was interrupted can't be recovered: {}")
     return Recovery()
 
@@ -359,7 +359,7 @@ def _remove(
     method: UndoMethod,
 ) -> Pruned:
     """Remove checkpoints as planned, directory by directory; report those that can't be removed."""
-    total = RemovalOutcome()
+    total = Outcome()
     command = identity or new_identity()
     going = _going_by_directory(planned.plan.groups)
     staying = [kept.entry for group in planned.plan.groups for kept in group.keep]
@@ -377,12 +377,9 @@ def _remove(
         except CheckpointError as failure:
             if len(going) == 1:
                 raise
-            failed = {entry.path: failure.reason for _, entries in parts for entry in entries}
-            outcome = RemovalOutcome(failed=failed)
-        total.removed += outcome.removed
-        total.failed |= outcome.failed
-        total.stranded |= outcome.stranded
-        total.freed += outcome.freed
+            paths = (entry.path for _, entries in parts for entry in entries)
+            outcome = Outcome(failures=dict.fromkeys(paths, Failure(failure.reason)))
+        total.add(outcome)
     lacking = "not removed" if identity is None else "not moved to the trash"
     stayed = {path: f"{lacking}: {why}" for path, why in total.failed.items() if path not in total.stranded}
     groups: list[GroupPlan] = []
@@ -451,7 +448,7 @@ def _removals(
     parts: Sequence[tuple[GroupPlan, Sequence[Entry]]],
     needed: Mapping[str, str],
     protected: Mapping[str, str],
-    total: RemovalOutcome,
+    total: Outcome,
 ) -> list[Group]:
     """Return the removals in a directory; a series whose survivors have changed is left alone.
 
@@ -467,11 +464,12 @@ def _removals(
         for entry in entries:
             user = who_needs(real, entry.contents, needed)
             if changed is not None:
-                total.failed[entry.path] = f"{changed.name}, which was to stay, has changed"
+                total.failures[entry.path] = Failure(f"{changed.name}, which was to stay, has changed")
             elif user is not None:
-                total.failed[entry.path] = f"{os.path.basename(user)}, which stays, needs a part of it"
+                name = os.path.basename(user)
+                total.failures[entry.path] = Failure(f"{name}, which stays, needs a part of it")
             elif entry.path in protected:
-                total.failed[entry.path] = protected[entry.path]
+                total.failures[entry.path] = Failure(protected[entry.path])
             else:
                 beside = [kept for kept in survivors if kept.directory == entry.directory]
                 removals.append(_removal(entry, beside))

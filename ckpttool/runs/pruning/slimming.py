@@ -29,9 +29,9 @@ from ckpttool.runs.look import Progress
 from ckpttool.runs.retention.plan import GroupPlan
 from ckpttool.storage import fs
 from ckpttool.transaction.files import Contents, Fingerprint, fingerprint
-from ckpttool.transaction.journal import FILES, Exchange, Group, Location, OperationList, Root, StoredFile
-from ckpttool.transaction.moves import apply
+from ckpttool.transaction.journal import FILES, Group, Location, Move, OperationList, Root, StoredFile
 from ckpttool.transaction.staged_output import StagedOutput
+from ckpttool.transaction.transaction import apply
 
 
 def obstacle_to_slimming(entry: Entry, dtype: str | None) -> str | None:
@@ -137,12 +137,20 @@ class Slimming:
             )
             for file in contents.files
         }
-        new = {one.file.path: one for one in successors}
-        paths = sorted({**new, **old}, key=lambda path: (path in old) + (path not in new))
-        operations = tuple(Exchange(0, path, old.get(path), new.get(path)) for path in paths)
+        comes = [
+            Move(0, one.location, Location("directory", one.file.path), one.file, old.get(one.file.path))
+            for one in sorted(successors, key=lambda one: one.file.path in old)
+        ]
+        replaced = {one.file.path for one in successors}
+        leaves = [
+            Move(0, Location("directory", path), one.location)
+            for path, one in old.items()
+            if path not in replaced
+        ]
         group = Group(entry.path, tuple(old), contents)
-        moved = apply(entry.directory, OperationList("slim", (group,), operations, self._identity))
-        if entry.path not in moved.moved:
+        listed = OperationList("slim", (group,), (*comes, *leaves), self._identity)
+        moved = apply(entry.directory, listed)
+        if entry.path not in moved.done:
             raise NotSlim(moved.failed.get(entry.path, "it has vanished"))
         self.freed += contents.nbytes - sum(one.file.size for one in successors)
 

@@ -33,7 +33,7 @@ from ckpttool.runs.pointers.search import CheckpointIndex, exists, names_in, pas
 from ckpttool.storage import fs
 from ckpttool.storage.snapshot import Names, Snapshot
 from ckpttool.transaction.files import StalePlan
-from ckpttool.transaction.journal import Relink, Rewrite
+from ckpttool.transaction.journal import Rewrite
 from ckpttool.transaction.pointer_files import text_at
 
 
@@ -106,7 +106,7 @@ class Updates:
     """
 
     rewrites: dict[str, list[Rewrite]] = field(default_factory=lambda: defaultdict(list))
-    relinks: dict[str, list[Relink]] = field(default_factory=lambda: defaultdict(list))
+    relinks: dict[str, list[Rewrite]] = field(default_factory=lambda: defaultdict(list))
     faults: dict[str, str] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
 
@@ -445,11 +445,11 @@ class _Collector:
             return
         journal_directory = self._scene.journal_directory(directory)
         if journal_directory is None:
-            self.updates.relinks[directory].append(Relink(os.path.basename(link), target, new))
+            self.updates.relinks[directory].append(Rewrite(os.path.basename(link), target, new, is_link=True))
             return
         path = os.path.join(self._scene.snapshot.realpath(directory), os.path.basename(link))
         path = os.path.relpath(path, self._scene.snapshot.realpath(journal_directory))
-        self.updates.relinks[journal_directory].append(Relink(path, target, new))
+        self.updates.relinks[journal_directory].append(Rewrite(path, target, new, is_link=True))
 
 
 def link_holders(

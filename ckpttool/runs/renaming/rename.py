@@ -53,15 +53,14 @@ from ckpttool.transaction.journal import (
     Move,
     OperationList,
     Recovery,
-    Relink,
     Rewrite,
     new_identity,
 )
 from ckpttool.transaction.lock import lock_directory
-from ckpttool.transaction.moves import Moves
 from ckpttool.transaction.paths import Problem, require_directory, shown
 from ckpttool.transaction.recovery import recover_directory
 from ckpttool.transaction.state_dir import enclosing_serial
+from ckpttool.transaction.transaction import Transaction
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -235,7 +234,7 @@ def names_of(renamings: Iterable[Renaming]) -> NewNames:
 
 
 def rename_operations(
-    renamings: Sequence[Renaming], rewrites: Sequence[Rewrite], relinks: Sequence[Relink], identity: str
+    renamings: Sequence[Renaming], rewrites: Sequence[Rewrite], relinks: Sequence[Rewrite], identity: str
 ) -> OperationList:
     """Return the operations that rename the checkpoints of one directory and update their pointers.
 
@@ -466,12 +465,12 @@ class _RenameLocks:
 def _carry_out(planned: PlannedNames, result: RenameResult) -> RenameResult:
     """Rename all checkpoints of all directories, or none."""
     lists = _operation_lists(planned)
-    begun: dict[str, Moves] = {}
+    begun: dict[str, Transaction] = {}
     with ExitStack() as stack:
         failed: dict[str, str] = {}
         for directory, listed in lists.items():
             try:
-                begun[directory] = stack.enter_context(Moves(directory, listed))
+                begun[directory] = stack.enter_context(Transaction(directory, listed))
                 failed |= begun[directory].outcome.failed
             except CheckpointError as failure:
                 if len(lists) == 1:
@@ -519,12 +518,12 @@ def _operation_lists(planned: PlannedNames) -> dict[str, OperationList]:
 
 
 def _nothing_renamed(
-    planned: PlannedNames, result: RenameResult, failed: Mapping[str, str], begun: Mapping[str, Moves]
+    planned: PlannedNames, result: RenameResult, failed: Mapping[str, str], begun: Mapping[str, Transaction]
 ) -> RenameResult:
     return replace(result, failed=_with_others(planned, failed), stale=_reverted(begun))
 
 
-def _reverted(begun: Mapping[str, Moves]) -> dict[str, str]:
+def _reverted(begun: Mapping[str, Transaction]) -> dict[str, str]:
     """Revert the moves of all directories; return the errors by directory."""
     stale: dict[str, str] = {}
     for directory, moves in reversed(list(begun.items())):
