@@ -38,7 +38,6 @@ from ckpttool.runs.pointers.search import (
     OnError,
     Pointer,
     PointerProtections,
-    Reach,
     Search,
     SearchedKind,
     SeriesIndex,
@@ -154,8 +153,7 @@ class Pointers:
             root,
             groups,
             CheckpointIndex([entry for group in groups for entry in group.entries], snapshot),
-            SeriesIndex(groups),
-            Reach(groups, snapshot),
+            SeriesIndex(groups, snapshot),
             Globs(exclude, root),
             recursive,
             asks_trackers,
@@ -188,7 +186,7 @@ def _found_in_files(search: Search) -> PointerProtections:
     found = PointerProtections()
     with reporting(search.unread(found)):
         for directory in sorted({search.root, *search.series.by_directory}):
-            unread = search.unread(found, partial(search.reach.below, directory))
+            unread = search.unread(found, partial(search.series.below, directory))
             names = names_in(directory, search.snapshot, search.unread(found))
             for pointer in pointers_in(directory, names, search.snapshot, unread):
                 with reporting(unread):

@@ -317,9 +317,8 @@ class PinList(TextKind, SearchedKind):
         return rename_remarks(text, about)
 
     def find(self, search: Search, found: PointerProtections) -> None:
-        reach = search.reach
         files: dict[str, str] = {}
-        for file in _lists_for_all(search.root, reach.directories, search.snapshot):
+        for file in _lists_for_all(search.root, search.series.by_directory, search.snapshot):
             directory, name = os.path.split(file)
             files.setdefault(os.path.join(search.snapshot.realpath(directory), name), file)
         for file in files.values():
@@ -328,7 +327,8 @@ class PinList(TextKind, SearchedKind):
                 names, remarks = pinned_names(text), remarks_in(text)
             except (CheckpointError, ValueError) as error:
                 why = error.found if isinstance(error, CheckpointError) else str(error)
-                _leave_alone(found, reach.below(os.path.dirname(file)), file, f"{KEY} can't be read: {why}")
+                groups = search.series.below(os.path.dirname(file))
+                _leave_alone(found, groups, file, f"{KEY} can't be read: {why}")
                 continue
             for name in names:
                 remark = remarks.get(name, NOTHING)
@@ -540,10 +540,10 @@ def _lists_for_all(root: str, directories: Iterable[str], snapshot: Snapshot) ->
 
 
 def _follow_pin(found: PointerProtections, pinned: Pin, search: Search) -> None:
-    index, reach, snapshot = search.index, search.reach, search.snapshot
+    index, series, snapshot = search.index, search.series, search.snapshot
     directory, path = os.path.dirname(pinned.file), _pin_path(pinned)
     if (fault := _name_fault(pinned, snapshot)) is not None:
-        _leave_alone(found, reach.below(directory), pinned.file, f"{KEY} has {pinned.name!r}, {fault}")
+        _leave_alone(found, series.below(directory), pinned.file, f"{KEY} has {pinned.name!r}, {fault}")
         return
     beside, name = os.path.split(path)
     entry = index.by_path.get(os.path.join(snapshot.realpath(beside), name))
@@ -555,13 +555,13 @@ def _follow_pin(found: PointerProtections, pinned: Pin, search: Search) -> None:
     elif not (snapshot.exists(path) or snapshot.exists(f"{path}{INDEX}")):
         dangling = f"{KEY} is {pinned.name}, which {absence_message(pinned)}"
         if snapshot.isdir(beside or os.curdir):
-            _leave_alone(found, reach.beside(path), pinned.file, dangling)
+            _leave_alone(found, series.beside(path), pinned.file, dangling)
         elif _WILD.search(pinned.name):
-            _leave_alone(found, reach.like(path, directory), pinned.file, dangling)
+            _leave_alone(found, series.like(path, directory), pinned.file, dangling)
         else:
             _protect_namesakes(found, pinned, index, dangling)
     else:
-        groups = reach.below(path if snapshot.isdir(path) else beside)
+        groups = series.below(path if snapshot.isdir(path) else beside)
         fault = pin_fault(pinned) if groups else None
         if fault is not None:
             _leave_alone(found, groups, pinned.file, f"{KEY} has {pinned.name!r}, {fault}")

@@ -312,7 +312,7 @@ class BestInside(SearchedKind):
     def find(self, search: Search, found: PointerProtections) -> None:
         for error in search.errors:  # what can't be looked at may be a newest checkpoint
             if isinstance(error, AccessDenied):
-                search.unread(found, partial(search.reach.below, os.path.dirname(error.path)))(error)
+                search.unread(found, partial(search.series.below, os.path.dirname(error.path)))(error)
         for group in search.groups:
             candidates = [group] if len(group.entries) > 1 else []
             unread = search.unread(found, partial(list, candidates))
@@ -388,7 +388,7 @@ class NeededFiles(SearchedKind):
         for entry in entries:
             if entry.fault is not None and code_of(entry.fault) is Code.UNREADABLE and _is_index(entry):
                 error = AccessDenied(entry.unit.path, entry.fault)
-                search.unread(found, partial(search.reach.below, entry.directory))(error)
+                search.unread(found, partial(search.series.below, entry.directory))(error)
 
 
 def _is_index(entry: Entry) -> bool:

@@ -390,8 +390,7 @@ class Search:
         root: The directory.
         groups: The series in it.
         index: Finds their checkpoints.
-        series: Finds the series that a name can mean.
-        reach: Finds the series in a directory, and below it.
+        series: Finds the series that a name or a directory can mean.
         ignored: Unreadable files that name none of them.
         recursive: Whether notes are looked for in all directories below, too.
         asks_trackers: Whether trackers are asked.
@@ -404,7 +403,6 @@ class Search:
     groups: Sequence[Group]
     index: CheckpointIndex
     series: SeriesIndex
-    reach: Reach
     ignored: Globs
     recursive: bool
     asks_trackers: bool
@@ -484,20 +482,20 @@ def follow_pointer(
 
 
 class SeriesIndex:
-    """Finds the series that a name can mean."""
+    """Finds the series that a name can mean, in a directory or below it."""
 
-    def __init__(self, groups: Sequence[Group]) -> None:
+    def __init__(self, groups: Sequence[Group], snapshot: Snapshot) -> None:
+        self._groups, self._snapshot = groups, snapshot
         self.by_directory: dict[str, dict[str, Group]] = defaultdict(dict)
         self.by_blank: dict[tuple[str, str], dict[str, Group]] = defaultdict(dict)
         for group in groups:
             for entry in group.entries:
                 self.by_directory[entry.directory][group.key] = group
                 self.by_blank[entry.directory, entry.fields.blank][group.key] = group
+        self._real = {directory: snapshot.realpath(directory) for directory in self.by_directory}
 
     def candidates(self, pointer: Pointer, directory: str) -> Collection[Group]:
-        """Return the series that a pointer can mean: those of its target's name, or else all in its
-        directory.
-        """
+        """Return the series that a pointer can mean: of its target's name, or else all in its directory."""
         beside = self.by_directory.get(directory, {}).values()
         if pointer.target is not None:
             return self.by_name(directory, os.path.basename(pointer.target.rstrip("/\\"))) or beside
@@ -518,18 +516,9 @@ class SeriesIndex:
                     groups |= candidates
         return groups.values()
 
-
-class Reach:
-    """Finds the series that a list, or an entry in it, can mean."""
-
-    def __init__(self, groups: Sequence[Group], snapshot: Snapshot) -> None:
-        self._groups, self._seen = groups, snapshot
-        self.directories = {entry.directory for group in groups for entry in group.entries}
-        self._real = {directory: snapshot.realpath(directory) for directory in self.directories}
-
     def below(self, directory: str) -> list[Group]:
         """Return the series in a directory, and below it."""
-        real = self._seen.realpath(directory)
+        real = self._snapshot.realpath(directory)
         return [
             group
             for group in self._groups
@@ -538,7 +527,7 @@ class Reach:
 
     def beside(self, path: str) -> list[Group]:
         """Return the series around a path that its name would belong to, or all if there is none."""
-        real = self._seen.realpath(os.path.dirname(path))
+        real = self._snapshot.realpath(os.path.dirname(path))
         beside = [group for group in self._groups if real in self._real_directories(group)]
         return _groups_of_name(beside, path) or beside
 
