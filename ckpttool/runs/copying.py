@@ -1,9 +1,8 @@
 """Copies intact checkpoints to another place, on a disk or in a store, and proves that they arrived.
 
-What makes a checkpoint whole goes last, an index or a marker: so what is there of one whose copy was
-interrupted is incomplete, and no other checkpoint. Since parts may look like a checkpoint all the same, a
-note beside them says that they are being copied. The next copy goes on with it: what is there already, byte
-for byte, isn't sent again.
+Indexes and commit markers are copied last, so that an interrupted copy is an incomplete checkpoint. As its
+parts may look like other checkpoints, a note in the directory lists them until the copy is complete. The next
+copy continues: files that are there already, byte for byte, aren't sent again.
 """
 
 from __future__ import annotations

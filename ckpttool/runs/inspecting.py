@@ -30,7 +30,7 @@ def newest_in(path: str) -> ChosenCheckpoint:
         is_directory = stat.S_ISDIR(fs.stat(path).st_mode)
     except OSError as error:
         raise from_os_error(error, path) from error
-    except ValueError:  # a NUL in the path; whoever opens it says so
+    except ValueError:  # a NUL in the path: opening it fails
         is_directory = False
     if not is_directory:  # nothing more is imported for a file: ``inspect`` starts faster
         return ChosenCheckpoint(path, 0)

@@ -226,8 +226,8 @@ def _joined(found: Mapping[str, Latest], first: str | None) -> Latest:
 def _vanished(surveyed: Survey | NotFound, look: SearchAnswer) -> list[str]:
     """Return paths that were renamed or removed since they were listed, and could be the answer.
 
-    What was sound and older may go: a training removes such. So may a file that nobody would take for a
-    checkpoint by its name, unless nothing else is there.
+    Sound and older checkpoints may vanish: trainings remove them. So may a file without a checkpoint's name,
+    unless it is the only one.
     """
     if isinstance(surveyed, NotFound):
         return []

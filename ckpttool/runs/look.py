@@ -357,9 +357,9 @@ def first_error(findings: Iterable[Finding]) -> str | None:
 def signature(checkpoint: Checkpoint) -> str:
     """Return a hash of the names and shapes of its weights.
 
-    Checkpoints of one series have the same; what else grows from save to save, such as an optimizer's
-    history, doesn't count where there are weights. Nor does, in a step's directory, the file that they lie
-    in: it has no name where it is the only one.
+    Checkpoints of one series have the same signature. Other tensors, such as an optimizer's history, may grow
+    from save to save, and only count without weights. In a step's directory, the name of the file of weights
+    is left out: a single file has none.
     """
     import hashlib
 

@@ -66,7 +66,7 @@ def look_at_all(
 ) -> Sequence[LookResult | CheckpointError | None]:
     """Return the results for everything found, in order; looks start during the search.
 
-    None stands for a file by whose path alone it can't be told: it can't be read, or is a part of more.
+    None is the result for a file that can't be read, or is a part of a larger unit.
 
     Args:
         found: Units and paths to look at.

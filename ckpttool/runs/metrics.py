@@ -278,8 +278,8 @@ def _short_path(path: str) -> str:
 def _match(given: LogArgument, log: Log, entries: Sequence[Entry]) -> Iterator[Mapping[str, float]]:
     """Yield a log's values for each checkpoint.
 
-    A log of Lightning's, which has epochs beside its steps, counts as Lightning's loggers do; one that fits
-    none of its checkpoints that way is somebody's own.
+    A log with both epochs and steps is matched as Lightning's loggers count, unless that matches no
+    checkpoint: then it is of another writer.
     """
     is_odd = given.count is not None or _other_base(given, log, entries)
     as_logged = given.count is None and log.counts_both

@@ -73,8 +73,8 @@ _OF_ENTRY = ("epoch", "step", "safety")
 class Latest(Result):
     """The newest intact checkpoint, or why there is none; ``passed_over`` were newer, or better.
 
-    ``waited`` seconds went by while somebody wrote ``waited_for``; ``best`` is the metric that was asked for.
-    ``none_yet`` tells that nothing is there but perhaps one unfinished save, as before a run's first job.
+    ``waited`` are the seconds spent waiting for ``waited_for``; ``best`` is the metric of the query.
+    ``none_yet`` is set if there is nothing but at most one unfinished save, as before a run's first job.
     ``resume`` says how a training resumes from it; None in a store, unless that was asked for.
     """
 
@@ -225,7 +225,7 @@ class LatestSearch:
         try:
             return survey_directory(self.directory, self.query)
         except NotFound as error:
-            if fs.lexists(os.fspath(self.directory)):  # a log isn't there, which tells nothing of checkpoints
+            if fs.lexists(os.fspath(self.directory)):  # a log is missing, not the directory
                 raise
             # One that was never made is no error: but no link on the way may lead nowhere.
             path = bare(os.fspath(self.directory))
@@ -278,7 +278,7 @@ class LatestSearch:
         for entry in self._candidates(surveyed):
             fault = self._fault(entry)
             if fault is None and self.reader is not None:
-                # NaN beside its weights, in an optimizer's state or a single value, spoils none, as in prune.
+                # NaN outside the weights, in an optimizer's state or a single value, is no fault here.
                 read = self.reader.read(entry) if reads else self.reader.recall(entry)
                 fault = None if read is None else read.damage
             if fault is None and self.query.resume_exact:
@@ -374,7 +374,7 @@ class LatestSearch:
         warnings = (*danger, *surveyed.remarks, *doubts, *_unmeasured_warnings(surveyed, query.best))
         resume = None
         if query.resume_exact or fs.place_of(chosen.path).reads_are_free:
-            with suppress(CheckpointError):  # whoever loads it learns that it has just gone
+            with suppress(CheckpointError):  # if it has vanished, loading it fails
                 resume = _resume_of(chosen)
         return Latest(chosen, None, problems, warnings, surveyed.journals, resume=resume)
 

@@ -157,8 +157,8 @@ def _lacks(needed: Sequence[_Line], saves: Iterable[Position]) -> dict[Position,
 def _is_needed(line: _Line, run: Sequence[_Line]) -> bool:
     """Return whether a save of a run needs a part that other saves have.
 
-    It needs all ranks, rivals and components. It doesn't need a conversion, or what else is beside a
-    checkpoint that holds weights and an optimizer's state.
+    It needs all ranks, rivals and components. It doesn't need a conversion, or other files next to a
+    checkpoint with weights and an optimizer's state.
     """
     kinds = {kind for kind, _ in line.words}
     others = [other for other in run if other is not line]

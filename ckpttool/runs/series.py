@@ -259,8 +259,8 @@ class Decision(NamedTuple):
 def decision(entries: Sequence[Entry]) -> Decision:
     """Return the criteria that order checkpoints.
 
-    Times may settle what disagrees. Where they don't, epochs come before steps, and what is inside before
-    the names, unless it begins again while they go on.
+    Files' times may resolve a contradiction. Otherwise epochs take precedence over steps, and counts inside
+    over those in names, unless they restart while those in names continue.
     """
     usual = criteria = had_by_all(entries)
     warnings = []

@@ -124,7 +124,7 @@ def survey_directory(
 
         entries, remarks = add_log_metrics(entries, scope.metrics, path)
     for place in (place for entry in entries for place in entry.places):
-        excluded.of(place)  # a part of one that stays whole is matched, too
+        excluded.of(place)  # a part of a save that is kept whole is matched, too
     groups = mark_saves(
         group(apply_series_globs(entries, one_series), scope.group_by, path, joins_slim=scope.joins_slim)
     )
@@ -381,7 +381,7 @@ def _enclosing_checkpoint(unit: Unit) -> Unit:
         except AccessDenied:
             if level == 0:
                 raise
-            break  # what nobody may list is no checkpoint of his
+            break  # a directory that can't be listed is no checkpoint of this user
         if enclosing is None or enclosing.format is None:
             continue
         is_beside = level == 0 and not fs.isdir(unit.path)

@@ -132,7 +132,7 @@ def undo(directory: str | os.PathLike[str], *, recursive: bool = True, dry_run: 
                 raise AccessDenied(root, "its trash has gone, or was exchanged, since it was looked at")
             above = _record_above(root, identity) if records[0].kind == "rename" else None
             if above is not None and progress.hold(above.directory):
-                above = _record_above(root, identity)  # what was settled may have changed it
+                above = _record_above(root, identity)  # recovery may have changed it
             progress.identity, progress.kind = identity, records[0].kind
             progress.take_back(records, above, is_tree=recursive)
             older = commands[number + 1 :]
@@ -258,7 +258,7 @@ def _count_below(root: str) -> int:
     """Return in how many directories not far below something can be taken back."""
     count = 0
     for place in directories_with_trash(root, levels=_LEVELS_BELOW):
-        with suppress(CheckpointError):  # whoever asks for it is told
+        with suppress(CheckpointError):  # reported by an undo of that directory
             count += any(not is_of_other_directory(record) for record in records_of(place))
     return count
 
@@ -429,6 +429,6 @@ def _pins_in(directory: str) -> Iterator[tuple[str, str]]:
     for file in lists_for(directory):
         try:
             pins = pins_of(file)
-        except CheckpointError:  # whoever goes by them says so
+        except CheckpointError:  # reported where pins are followed
             continue
         yield from ((file, os.path.abspath(pin.path)) for pin in pins)

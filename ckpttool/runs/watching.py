@@ -1,8 +1,8 @@
 """Watches directories: new checkpoints are verified, once while unchanged, and steps follow.
 
-A look costs a status of each file. Only if some of them have changed, and then stood still from one look
-to the next, the directory is surveyed, and judged by what ``list`` and ``prune`` judge by. Polling sees what
-other machines write to NFS or Lustre, too.
+A look costs a status of each file. If some of them have changed, and are then unchanged from one look to the
+next, the directory is surveyed and judged as by ``list`` and ``prune``. Polling also sees files that other
+machines write to NFS or Lustre.
 """
 
 from __future__ import annotations
@@ -354,7 +354,7 @@ class DirectoryWatch:
         if not entry.is_unchanged:
             return _CHANGED
         if problem is not None:
-            self._require_going()  # what ends this process may have ended a prediction's, too
+            self._require_going()  # the signal may have ended a prediction's process, too
             self.has_seen_damage = True
         is_sound = verification.is_valid and not any(one.code in SPECIAL for one in verification.findings)
         if is_sound:
@@ -523,7 +523,7 @@ def _statuses(root: str) -> Statuses:
     found: dict[str, tuple[int, int, int, int]] = {}
 
     def fail(error: OSError) -> None:
-        if error.filename == root:  # what lies below, the survey says
+        if error.filename == root:  # errors below are reported by the survey
             raise from_os_error(error, root) from error
 
     for directory, subdirectories, names in fs.walk(root, fail):

@@ -1,8 +1,8 @@
 """Pins: checkpoints that no policy removes, listed in a small file in their directory.
 
-The file is ``.ckpttool-pins.toml`` with a list ``pinned`` of names; whatever else stands in it stays. A Fluid
-root, and Accelerate's ``checkpoints``, allow no other entry in them: their pins are in the directory around,
-with their name in front.
+The file is ``.ckpttool-pins.toml`` with a list ``pinned`` of names; other content is preserved. A Fluid root,
+and Accelerate's ``checkpoints``, allow no other entry in them: their pins are in the directory above, with
+their name in front.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def remarks_beside(directory: str) -> Mapping[str, Remark]:
         return {}
     try:
         known = remarks_in(read_list(file))
-    except (CheckpointError, ValueError):  # whoever follows the pins says so
+    except (CheckpointError, ValueError):  # reported where pins are followed
         return {}
     above = os.path.relpath(fs.realpath(directory), fs.realpath(os.path.dirname(file) or os.curdir))
     start = "" if above == os.curdir else f"{above}/".replace(os.sep, "/")

@@ -310,7 +310,7 @@ class BestInside(SearchedKind):
     depends_on_faults = True
 
     def find(self, search: Search, found: PointerProtections) -> None:
-        for error in search.errors:  # what can't be looked at may be a newest checkpoint
+        for error in search.errors:  # an unreadable path may be a newest checkpoint
             if isinstance(error, AccessDenied):
                 search.unread(found, partial(search.series.below, os.path.dirname(error.path)))(error)
         for group in search.groups:
@@ -420,7 +420,7 @@ class RegisteredModels(SearchedKind):
         entries = search.entries
         real = {entry.path: search.snapshot.realpath(entry.unit.path) for entry in entries}
         for model in models:
-            # What is known by its content may have any name.
+            # A model that is known by its content may have any name.
             reason = model.reason if model.file is not None else Reason(Code.REGISTERED, model.reason)
             for entry in _entries_of(model, entries, real, search.index):
                 found.protect(entry, reason, model.holder)

@@ -240,8 +240,8 @@ def _renamings(directory: str) -> Iterator[tuple[OperationList, int]]:
 def targets_elsewhere(target: str, directories: Sequence[str], index: CheckpointIndex) -> list[Entry]:
     """Return the checkpoints that a pointer's target may be now, where its own run has none of its name.
 
-    Another run's checkpoint of the same name is none of them: what lies elsewhere has to have more of the
-    path's last names in common with it than the run's own directory has. A bare name is below it.
+    Another run's checkpoint of the same name must not match: a path elsewhere has to share more of its last
+    names with the target than the run's own directory does. A bare name has to be below that directory.
     """
     parts = path_parts(target)
     paths = index.paths.get(parts[-1], ()) if parts else ()

@@ -107,9 +107,9 @@ def make_plan(
 class Planner:
     """Plans a prune from a survey, gathering facts: faults, copies, obstacles to slimming.
 
-    Each plan is a pure function of the facts. What it keeps is read in full, what it removes is looked for in
-    the required copy, what it slims is opened; if that gives a fact that it didn't have, the next one is
-    made. That ends, as nothing is looked at twice.
+    Each plan is a pure function of the facts. Checkpoints that it keeps are read in full, those that it
+    removes are compared with the required copy, those that it slims are opened. If that yields a new fact,
+    such as a damaged survivor, the next plan is made. The loop ends, as no checkpoint is looked at twice.
     """
 
     def __init__(self, request: PruneRequest, survey: Survey, progress: Progress, reader: FullReader) -> None:
@@ -137,7 +137,7 @@ class Planner:
         """Return a plan that all facts are known for."""
         survey, request = self._survey, self.request
         retention = self._retention()
-        # One fact at a time: a plan may change with each, and only what the last plan asks is looked at.
+        # One kind of fact at a time: the next plan may not need the others.
         while self._read_survivors(retention) or self._find_copies(retention) or self._find_slim(retention):
             retention = self._retention()
         removed, total, limit = len(retention.removals), len(survey.entries), request.max_delete
@@ -347,7 +347,7 @@ def _problems(
     survey: Survey, retention: RetentionPlan, faults: Mapping[str, str], unread: Collection[str]
 ) -> Iterator[Problem]:
     for error in survey.errors:
-        if error.path not in unread:  # else it is told with the series that it leaves alone
+        if error.path not in unread:  # else it is reported with the series that it leaves alone
             yield Problem(shown(error.path), error.reason)
     for excess in retention.excess:
         if excess.is_inevitable:

@@ -171,8 +171,8 @@ def is_counted(sound: Sequence[Entry]) -> bool:
 def _contradicts(sound: Sequence[Entry]) -> bool:
     """Return whether epochs and steps inside contradict the order of the names.
 
-    Models that were trained equally long have the same counts. In a series one count may stand still for a
-    while, as epochs do between two saves of one; some count goes on, and none of those that do goes back.
+    Different models that were trained equally long have the same counts. In a series, one count may repeat,
+    as epochs do if there are several saves per epoch, but another one grows and never falls.
     """
     ordered = sorted(sound, key=lambda entry: entry.fields.number or 0)
     columns = zip(*(entry.inside for entry in ordered), strict=True)
@@ -196,8 +196,8 @@ def witnesses(group: Group, declared: Collection[str] = (), faults: Collection[s
     """Return the oldest and the two newest intact checkpoints of a run that only a setting in names
     identifies.
 
-    One alone would look like a save of another run, with the setting for a metric. The oldest tells the runs
-    apart again: others have one of the same epoch.
+    A single checkpoint would look like a save of another run, with the setting taken for a metric. The oldest
+    one distinguishes the runs, as others have one of the same epoch.
     """
     if any(entry.fields.blank in declared or not has_run_setting(entry) for entry in group.entries):
         return []
@@ -217,8 +217,7 @@ def untrained_entries(group: Group) -> list[Entry]:
 def copy_warnings(groups: Sequence[Group]) -> Iterator[str]:
     """Yield, for each series that has copies of one checkpoint, which two are the same: rules count both.
 
-    Of what has one name and one size a few samples are read, and of two with the same samples as much as is
-    alike.
+    For equal names and sizes, a few samples are read; if these are equal, all bytes are.
     """
     for group in groups:
         if (pair := _first_copies(group)) is not None:
@@ -388,7 +387,7 @@ def _other_checkpoints_in(entry: Entry) -> Iterator[Unit]:
         if path.count(os.sep) == 1:  # directly below
             try:
                 below = list(discover(os.path.join(entry.directory, path)))
-            except CheckpointError:  # it goes only if it is as it was when it could be looked at
+            except CheckpointError:  # it is removed only if it is as at the look
                 continue
             for unit in below:
                 kind = unit.format

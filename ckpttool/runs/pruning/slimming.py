@@ -1,8 +1,7 @@
 """Removes the training state from checkpoints, as planned for ``--full``.
 
 The name of a checkpoint is never free: the old file gets a name in the trash, or in the stage of the journal,
-and the slim file takes its own in one step. What a kill left in between is reverted or completed, as all
-operations are.
+and the slim file replaces it in one step. After a kill, recovery reverts or completes the operations.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class Updates:
         return list(dict.fromkeys((*self.rewrites, *self.relinks)))
 
 
-@dataclass(frozen=True)  # without slots, for what it keeps once it was asked for
+@dataclass(frozen=True)  # without slots, for cached properties
 class Scene:
     """Checkpoints to rename, and the places that may name them.
 
@@ -219,7 +219,7 @@ class NoteRewriter:
         """Return the function from a word that means a checkpoint to its new form."""
 
         def new(word: str) -> str | None:
-            if "://" in word:  # what lies elsewhere has kept its name
+            if "://" in word:  # an object in a store keeps its name
                 return None
             known, meant = self._scene.mentions.look_up(word, directory, note)
             new_names = {self._new_name(known, entry) for entry in meant}

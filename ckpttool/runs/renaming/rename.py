@@ -486,7 +486,8 @@ def _carry_out(planned: PlannedNames, result: RenameResult) -> RenameResult:
                 failed |= dict.fromkeys(
                     [one.path for one in lists[directory].groups] or [directory], failure.reason
                 )
-            if failed and not number and not moves.is_committed:  # what commits all the others has failed
+            # The commit of the first directory decides for all.
+            if failed and not number and not moves.is_committed:
                 if moves.is_committed is None:
                     for other in begun.values():
                         other.leave()
@@ -501,7 +502,7 @@ def _operation_lists(planned: PlannedNames) -> dict[str, OperationList]:
     renamings: dict[str, list[Renaming]] = defaultdict(list)
     for one in planned.plan.renamings:
         renamings[one.entry.directory].append(one)
-    now = replace(planned.scene, snapshot=Snapshot())  # somebody may have taken long to agree
+    now = replace(planned.scene, snapshot=Snapshot())  # the confirmation may have taken long
     updates = updates_for(now, PathRenames(names_of(planned.plan.renamings), now.snapshot))
     directories = list(dict.fromkeys([*renamings, *updates.directories]))
     lists = {

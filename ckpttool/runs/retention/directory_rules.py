@@ -192,7 +192,7 @@ def reasons_from_outside(
 ) -> dict[str, list[str]]:
     """Return reasons to keep checkpoints of removed runs, by path.
 
-    What such a run's own checkpoints call its best goes with them, unless a checkpoint that says so stays.
+    A best checkpoint that only checkpoints of such runs name is removed with them, unless one is kept.
 
     Args:
         entries: The checkpoints of these runs.

@@ -78,7 +78,7 @@ def date_doubts(entries: Sequence[Entry], now: float | None) -> dict[str, str]:
 def _bursts(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
     """Yield checkpoints whose files are as if written in one go, the oldest first.
 
-    They lie within moments, all others apart; or they follow one another faster than anything is trained.
+    Their times are within moments of each other and apart from all others, or faster than trainings save.
     """
     from ckpttool.runs.series import CONTRADICTION_SECONDS
 
