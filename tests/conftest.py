@@ -109,9 +109,9 @@ def bucket(nothing_received: None) -> Iterator[MemoryBucket]:
 @pytest.fixture
 def nothing_received(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget what stores said and sent in other tests: objects there may have the same names and versions."""
-    from ckpttool.storage import remote, remote_source
+    from ckpttool.storage import object_stores, remote
 
-    monkeypatch.setattr(remote_source, "_windows", remote_source._Windows())
+    monkeypatch.setattr(object_stores, "_windows", object_stores._Windows())
     remote.forget()
 
 

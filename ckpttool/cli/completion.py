@@ -173,7 +173,7 @@ def completion_script(command: click.Command) -> str:
 def install_completion(command: click.Command) -> str:
     """Install the completion script of the shell that started this process; return a message."""
     from ckpttool.core.errors import from_os_error
-    from ckpttool.storage.atomic import write_atomically
+    from ckpttool.storage.directories import write_atomically
 
     shell = _shell()
     place, profile, line = _PLACES[shell]

@@ -386,7 +386,7 @@ def confirm_trust(path: str, tables: Mapping[str, Any]) -> None:
     Raises:
         CheckpointError: The record can't be written.
     """
-    from ckpttool.storage.atomic import write_atomically
+    from ckpttool.storage.directories import write_atomically
 
     record = _record_path(path)
     try:

@@ -70,7 +70,7 @@ def write_pages(group: Any, context: Any, directory: str) -> list[str]:
         CheckpointError: The directory can't be made, or a page not be written.
     """
     from ckpttool.core.errors import from_os_error
-    from ckpttool.storage.atomic import write_atomically
+    from ckpttool.storage.directories import write_atomically
 
     pages = {
         os.path.join(directory, f"{_title(name)}.1"): manual_page(group, context, name)

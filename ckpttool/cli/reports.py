@@ -15,7 +15,7 @@ from ckpttool.cli.output import say
 from ckpttool.core.errors import AccessDenied, UsageError, from_os_error
 from ckpttool.core.options import REPORT_PANEL, option
 from ckpttool.storage import fs
-from ckpttool.storage.atomic import write_atomically
+from ckpttool.storage.directories import write_atomically
 from ckpttool.storage.held import open_file
 
 if TYPE_CHECKING:

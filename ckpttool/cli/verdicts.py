@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ckpttool.cli.verify_config import PredictionSettings
     from ckpttool.cli.verify_options import VerifyCommand
-    from ckpttool.formats.globs import Globs
+    from ckpttool.formats.discovery import Globs
     from ckpttool.ops.manifest_seal import SealResult
     from ckpttool.ops.workload import Part, Sample
     from ckpttool.storage.work import Progress
@@ -205,7 +205,7 @@ def _take_part(
 
 def _leave_out(targets: Sequence[_VerifyTarget], sample: Sample) -> list[_VerifyTarget]:
     """Return targets with those marked that the sample leaves out."""
-    from ckpttool.ops.last_read import last_read, record_of
+    from ckpttool.ops.manifest import last_read, record_of
     from ckpttool.ops.workload import Candidate, choose
 
     candidates = []
@@ -228,7 +228,7 @@ def _work_of(target: _VerifyTarget, command: VerifyCommand) -> int:
     if OPTIONAL in command.checks and not command.force and _has_digests(target.unit):
         passes += 1
     if "values" in command.checks:
-        from ckpttool.ops.weight_copies import weight_copies
+        from ckpttool.ops.checks import weight_copies
 
         passes += 2 * sum(1 for _ in weight_copies(target.unit.files()))  # of both sides
     return passes * target.unit.nbytes
@@ -236,7 +236,7 @@ def _work_of(target: _VerifyTarget, command: VerifyCommand) -> int:
 
 def _has_digests(unit: Unit) -> bool:
     """Return whether there are expected checksums for the bytes of a checkpoint."""
-    from ckpttool.storage.content_addresses import content_address
+    from ckpttool.ops.digests import content_address
 
     return any(name.endswith(SIDECARS) for name in unit.members) or any(map(content_address, unit.files()))
 
@@ -332,8 +332,7 @@ def _require_prediction(targets: Sequence[_VerifyTarget], command: VerifyCommand
 def _find_targets(
     path: str, command: VerifyCommand, outcome: VerifyOutcome, searched: list[Globs], progress: Progress
 ) -> Iterator[_VerifyTarget]:
-    from ckpttool.formats.discovery import Walk, discover
-    from ckpttool.formats.globs import Globs
+    from ckpttool.formats.discovery import Globs, Walk, discover
     from ckpttool.formats.interface import natural_path
     from ckpttool.transaction.paths import shown
 
@@ -441,7 +440,7 @@ def _add_verdict(
 
 def _record_read(unit: Unit | CheckpointError, outcome: VerifyOutcome) -> None:
     """Write down in the manifest that a checkpoint was read in full; one that is not valid is read again."""
-    from ckpttool.ops.last_read import record_of, write_last_read
+    from ckpttool.ops.manifest import record_of, write_last_read
 
     record = None if isinstance(unit, CheckpointError) else record_of(unit)
     if record is None:

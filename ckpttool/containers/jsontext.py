@@ -93,7 +93,7 @@ def _refuse_constant(name: str) -> float:
 
 
 def _is_deeper(tree: Any, limit: int) -> bool:
-    """Tell whether containers are nested more than ``limit`` deep."""
+    """Return whether containers are nested more than ``limit`` deep."""
     level = [tree] if type(tree) in _CONTAINERS else []
     for _ in range(limit):
         if not level:

@@ -74,7 +74,7 @@ class Stream(NamedTuple):
     Attributes:
         lod: For each level of sequences, where its bounds lie (offset in bytes, count of uint64).
         rows: The numbers of the rows, for a SelectedRows.
-        end: Offset behind the stream.
+        end: Offset after the stream.
     """
 
     dtype: DType
@@ -109,7 +109,7 @@ def read_file(source: Readable) -> Stream:
 
 
 def read_all(source: Readable) -> Iterator[Stream]:
-    """Yield the LoDTensors that lie one behind the other up to the end of a file."""
+    """Yield the LoDTensors that are one after the other up to the end of a file."""
     at = count = 0
     while at < source.size:
         stream = read_lod_tensor(source, at, f"tensor #{count:,}")
@@ -122,7 +122,7 @@ def read_all(source: Readable) -> Iterator[Stream]:
 
 
 def starts_like_stream(source: Readable) -> bool:
-    """Tell whether a file begins with the whole header of a stream, whatever comes behind."""
+    """Return whether a file begins with the whole header of a stream, whatever comes behind."""
     if source.size < _U32.size or source.read(0, _U32.size) != bytes(_U32.size):
         return False
     for read in (read_lod_tensor, read_selected_rows):
@@ -135,7 +135,7 @@ def starts_like_stream(source: Readable) -> bool:
 
 
 def read_lod_tensor(source: Readable, at: int = 0, where: str | None = None) -> Stream:
-    """Return the LoDTensor whose header lies at an offset; its data may reach behind the end of the file."""
+    """Return the LoDTensor whose header is at an offset; its data may reach after the end of the file."""
     at = _skip_version(source, at, where)
     lod, at = _read_levels(source, at, where)
     return _read_tensor(source, at, where)._replace(lod=lod)
@@ -180,7 +180,7 @@ def _read_number(source: Readable, layout: struct.Struct, at: int, where: str | 
 
 
 def _skip_version(source: Readable, at: int, where: str | None) -> int:
-    """Return the offset behind a version, which has always been 0."""
+    """Return the offset after a version, which has always been 0."""
     version = _read_number(source, _U32, at, where)
     if version != 0:
         raise _damage(source, where, f"version {version:,} at byte {at:,}", "tensor-version")
@@ -188,7 +188,7 @@ def _skip_version(source: Readable, at: int, where: str | None) -> int:
 
 
 def _read_levels(source: Readable, at: int, where: str | None) -> tuple[tuple[tuple[int, int], ...], int]:
-    """Return where the bounds of each level of sequences lie, and the offset behind them."""
+    """Return where the bounds of each level of sequences lie, and the offset after them."""
     count = _read_number(source, _U64, at, where)
     if count > MAX_LEVELS:
         found = f"{count:,} levels of sequences"
@@ -232,7 +232,7 @@ def describe(message: bytes | memoryview, path: str, where: str | None) -> tuple
 def parse_description(
     message: bytes | memoryview, path: str, where: str | None
 ) -> tuple[int | None, tuple[int, ...]]:
-    """Return the number of the type and the lengths of a ``TensorDesc`` as they stand there."""
+    """Return the number of the type and the lengths of a ``TensorDesc`` as they are there."""
     if len(message) > _MAX_DESCRIPTION:
         raise LimitExceeded(path, f"a description of {len(message):,} bytes", where=where)
     number: int | None = None
@@ -261,7 +261,7 @@ def _packed_integers(data: memoryview, path: str, where: str | None) -> Iterator
 
 
 def integers(source: Readable, offset: int, count: int) -> array[int]:
-    """Return signed 64-bit integers that lie at an offset; the caller bounds how many."""
+    """Return signed 64-bit integers that are at an offset; the caller bounds how many."""
     numbers = array("q", source.read(offset, 8 * count))
     if struct.pack("=H", 1) != struct.pack("<H", 1):
         numbers.byteswap()
@@ -269,7 +269,7 @@ def integers(source: Readable, offset: int, count: int) -> array[int]:
 
 
 def lod_bytes(source: Readable, stream: Stream) -> bytes:
-    """Return the sequences of a tensor as they lie in the file: how many levels, and each with its size."""
+    """Return the sequences of a tensor as they are in the file: how many levels, and each with its size."""
     if not stream.lod:
         return bytes(_U64.size)
     start = stream.lod[0][0] - 2 * _U64.size
@@ -297,12 +297,12 @@ def lod_fault(source: Readable, stream: Stream) -> str | None:
 
 
 def lod_tensor_header(dtype: DType, shape: tuple[int, ...], levels: bytes = NO_LEVELS) -> bytes:
-    """Return what stands in front of the elements of a LoDTensor; ``levels`` as ``lod_bytes`` gives them."""
+    """Return what is in front of the elements of a LoDTensor; ``levels`` as ``lod_bytes`` gives them."""
     return _VERSION + levels + tensor_header(dtype, shape)
 
 
 def rows_header(count: int) -> bytes:
-    """Return what stands in front of the row numbers of a SelectedRows."""
+    """Return what is in front of the row numbers of a SelectedRows."""
     return _VERSION + struct.pack("<Q", count)
 
 
@@ -312,7 +312,7 @@ def values_header(height: int, dtype: DType, shape: tuple[int, ...]) -> bytes:
 
 
 def tensor_header(dtype: DType, shape: tuple[int, ...]) -> bytes:
-    """Return a version and a ``TensorDesc``, which stand in front of the elements in any stream."""
+    """Return a version and a ``TensorDesc``, which are in front of the elements in any stream."""
     axes = b"".join(bytes([_DIMS]) + encoded_varint(length) for length in shape)
     description = bytes([_DATA_TYPE]) + encoded_varint(NUMBERS[dtype.name]) + axes
     return _VERSION + struct.pack("<i", len(description)) + description

@@ -37,7 +37,7 @@ class Line(NamedTuple):
     """What a manifest says of one file.
 
     Attributes:
-        name: As the manifest writes it, relative to the directory that the manifest lies in.
+        name: As the manifest writes it, relative to the directory that the manifest is in.
         digest: SHA-256 in hexadecimal digits, lower case.
     """
 
@@ -69,7 +69,7 @@ class Manifest:
         return digests
 
     def about(self, checkpoint: str, files: Collection[str]) -> Manifest:
-        """Return what it says of one checkpoint: of its files, and of what lies in its directory."""
+        """Return what it says of one checkpoint: of its files, and of what is in its directory."""
         inside, directory = checkpoint + os.sep, os.path.dirname(fs.abspath(self.path))
         lines = []
         for line in self.lines:

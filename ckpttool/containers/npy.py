@@ -64,7 +64,7 @@ class ArrayHeader(NamedTuple):
 
     @property
     def has_objects(self) -> bool:
-        """Tell whether the elements are Python objects, in a pickle."""
+        """Return whether the elements are Python objects, in a pickle."""
         return _has_objects(self.descr)
 
 
@@ -184,7 +184,7 @@ class _Parser:
         return tuple(items) if len(items) != 1 or is_after_comma else items[0]  # (2) is a number
 
     def _token_after_comma(self, closing: str) -> tuple[str, str]:
-        """Return the token behind a comma, or the closing one."""
+        """Return the token after a comma, or the closing one."""
         kind, token = self._next_token()
         if kind != "sign" or token not in (",", closing):
             raise _Malformed(f"no comma at character {self._at}")

@@ -25,7 +25,7 @@ class Field(NamedTuple):
         number: As the schema numbers it.
         kind: VARINT, FIXED64, BYTES or FIXED32.
         value: An unsigned integer, or the bytes of a string or message.
-        start: Offset in the message of the value's first byte (behind the length, for BYTES).
+        start: Offset in the message of the value's first byte (after the length, for BYTES).
     """
 
     number: int
@@ -55,7 +55,7 @@ class Field(NamedTuple):
 
 
 def varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
-    """Return an unsigned base-128 integer and the offset behind it."""
+    """Return an unsigned base-128 integer and the offset after it."""
     number = shift = 0
     for byte in data[at : at + _MAX_VARINT_BYTES]:
         number |= (byte & 0x7F) << shift
@@ -91,7 +91,7 @@ def fields(message: bytes | memoryview, path: str, where: str | None = None) -> 
 
 
 def _read_field(view: memoryview, number: int, kind: int, at: int) -> tuple[Field, int]:
-    """Return the field whose value lies at an offset, and the offset behind it."""
+    """Return the field whose value is at an offset, and the offset after it."""
     if number == 0:
         raise ValueError(f"field number 0 at byte {at}")
     if kind == VARINT:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
 from ckpttool.core.errors import DamagedCheckpoint, Truncated, from_os_error
-from ckpttool.storage.crc import crc32c, mask_crc
+from ckpttool.storage.checksums import crc32c, mask_crc
 
 MAX_RECORD = 1 << 24
 """Larger records are checked and not handed out, in bytes: what people plot as a line is some dozens long."""
@@ -31,7 +31,7 @@ class Record(NamedTuple):
 
 
 def is_record_head(start: bytes) -> bool:
-    """Tell whether a file begins as one of records does: with a length and the checksum of it."""
+    """Return whether a file begins as one of records does: with a length and the checksum of it."""
     if len(start) < _HEAD.size:
         return False
     _, checksum = _HEAD.unpack_from(start)

@@ -57,7 +57,7 @@ class _Array:
     commas: tuple[int, ...]
 
     def comma_behind(self, index: int) -> int | None:
-        """Return where the comma behind a string is, or None where it has none."""
+        """Return where the comma after a string is, or None where it has none."""
         (_, end), following = self.strings[index], self.strings[index + 1 : index + 2]
         limit = following[0][0] if following else self.end
         return next((at for at in self.commas if end <= at < limit), None)
@@ -169,7 +169,7 @@ def _add_string(text: str, array: _Array, token: str) -> str:
 
 
 def _add_key(text: str, key: str) -> str:
-    """Return the text with an empty list, behind what stands before the first table."""
+    """Return the text with an empty list, behind what is before the first table."""
     newline = "\r\n" if "\r\n" in text else "\n"
     line = f"{key} = [{newline}]{newline}"
     statements = list(_statements(text))

@@ -6,16 +6,16 @@ by path and plain data, and tensors get their roles and ties there. So a new pic
 the rules for its own nodes: a ``leaf``, which says which tensors a node is, and a ``FrameworkNode``, which
 says what it becomes in ``Checkpoint.tree``.
 
-- The table says which kinds of first bytes a format may have (zip, pickle, JSON). All formats of these
-  kinds are asked, so that their order decides nothing, and the others are not imported. If two match, a
-  declared specialisation wins; otherwise it is an error that names both, never a guess.
-- ``open()`` checks all structure: every extent lies inside its file, shape times type is the number of
+- The table has the kinds of first bytes of a format (zip, pickle, JSON), and a record that its zips have. All
+  formats that fit are asked, so that their order decides nothing, and the others are not imported. If two
+  match, a declared specialisation wins; otherwise it is an error that names both, never a guess.
+- ``open()`` checks all structure: every extent is inside its file, shape times type is the number of
   bytes, offsets and strides stay inside the storage. After it, reading a tensor can't go out of bounds.
 - Whoever opens a file closes it, unless a checkpoint takes it over: ``open_with`` does that for a probe,
   ``Opening`` for further files; it gathers what is found in them, too.
 - All readings of a file count for its safety. ``readings`` knows where other loaders look (first bytes,
   last bytes, doubling offsets), ``bystanders`` judges files of a directory that its format has no use for.
-- A directory is listed once, however many sets of files lie in it.
+- A directory is listed once, however many sets of files are in it.
 - A checkpoint is a mapping of tensors, so ``values()`` is the mapping's own; what isn't a tensor is
   ``metadata``.
 """
@@ -23,24 +23,46 @@ says what it becomes in ``Checkpoint.tree``.
 from __future__ import annotations
 
 import os
+import re
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import AmbiguousFormat, DamagedCheckpoint, NotACheckpoint, NotDownloaded
 from ckpttool.formats.foreign import recognise_foreign
-from ckpttool.formats.interface import Format, Probe
+from ckpttool.formats.interface import Format, Probe, SetFormat
 from ckpttool.formats.opening import open_with
 from ckpttool.formats.pointer_kind import CheckpointList
 from ckpttool.formats.traits import TRAITS, traits_of
 from ckpttool.storage import fs
 
-_KINDS = {place: kinds.split() for row in TRAITS.values() for place, kinds in row.readers.items()}
-"""Where each reader's class lies in this package, and the kinds of content that it may have."""
+
+class _Reader(NamedTuple):
+    """Class that opens a format, the kinds of content that it may have, and a record that its zips have."""
+
+    place: str
+    kinds: frozenset[str]
+    record: re.Pattern[str] | None
+
+    def may_match(self, probe: Probe) -> bool:
+        return not self.kinds.isdisjoint(probe.kinds) and (
+            self.record is None or probe.may_have_record(self.record)
+        )
+
+
+_READERS = tuple(
+    _Reader(
+        f"ckpttool.formats.{place}",
+        frozenset(kinds.split()),
+        re.compile(row.record, re.DOTALL) if row.record else None,
+    )
+    for row in TRAITS.values()
+    for place, kinds in row.readers.items()
+)
 
 _LAST = "ckpttool.formats.step_directory:StepDirectory"
-"""What a directory is that no format knows, and that is called as one save is: whatever lies in it."""
+"""What a directory is that no format knows, and that is called as one save is: whatever is in it."""
 
 ENTRY_POINTS = "ckpttool.formats"
 
@@ -61,15 +83,20 @@ _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zX": "xz
 
 
 @cache
-def formats(kinds: frozenset[str] | None = None) -> tuple[Format, ...]:
-    """Return the formats that ckpttool knows by itself; with ``kinds`` those that may have such content."""
-    places = (place for place, has in _KINDS.items() if kinds is None or not kinds.isdisjoint(has))
-    return tuple(_load(f"ckpttool.formats.{place}") for place in places)
+def formats() -> tuple[Format, ...]:
+    """Return the formats of this package."""
+    return tuple(_load(reader.place) for reader in _READERS)
+
+
+@cache
+def set_formats() -> tuple[SetFormat, ...]:
+    """Return the formats of this package whose checkpoints are several entries of a directory."""
+    return tuple(cast(SetFormat, _load(reader.place)) for reader in _READERS if "set" in reader.kinds)
 
 
 @cache
 def third_party_formats() -> tuple[Format, ...]:
-    """Return the formats that installed packages offer."""
+    """Return the formats of other installed packages."""
     from ckpttool.core.plugins import entry_points_of, instance_of
 
     return tuple(map(instance_of, entry_points_of(ENTRY_POINTS)))
@@ -113,7 +140,8 @@ def detect(probe: Probe) -> Format | None:
 
 def matching_formats(probe: Probe) -> list[Format]:
     """Return all formats that recognise a path, but for those that others of them specialise."""
-    matching = [format for format in formats(probe.kinds) if format.matches(probe)]
+    candidates = (_load(reader.place) for reader in _READERS if reader.may_match(probe))
+    matching = [format for format in candidates if format.matches(probe)]
     if not matching:
         matching = [format for format in third_party_formats() if format.matches(probe)]
     if not matching and probe.is_directory:
@@ -129,7 +157,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a checkpoint of any format; no value is read.
 
     Close what it returns, or use it as a context manager. A directory that holds one serial of Paddle Fluid,
-    and nothing else, stands for it.
+    and nothing else, represents it.
 
     Raises:
         NotACheckpoint: No format recognises it.
@@ -157,8 +185,7 @@ def recognise(probe: Probe) -> Format:
     try:
         format = detect(probe)
     except AmbiguousFormat as failure:
-        from ckpttool.formats.bystanders import bystander_findings
-        from ckpttool.formats.readings import readings_of
+        from ckpttool.formats.readings import bystander_findings, readings_of
 
         if probe.is_directory:
             failure.safety = bystander_findings(probe.path)

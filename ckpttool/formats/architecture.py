@@ -1,4 +1,4 @@
-"""What a checkpoint says of its model: the class, its layers, and the signatures by which it is called."""
+"""The model of a checkpoint: its class, layers and signatures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Signature(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What a checkpoint says of its model.
+    """Class, layers and signatures of a model, as its checkpoint states them.
 
     Attributes:
         model: The class of the model; empty if none is named.
@@ -64,7 +64,7 @@ UNKNOWN = Architecture()
 
 
 def architecture_of(checkpoint: Checkpoint) -> Architecture:
-    """Return what the metadata of a checkpoint, or the configuration beside it, says of its model."""
+    """Return the model that the metadata of a checkpoint, or the configuration next to it, describe."""
     metadata = checkpoint.metadata
     if "model_config" in metadata:
         return _from_keras_config(metadata["model_config"], checkpoint)
@@ -142,7 +142,7 @@ def _module_classes(attributes: Mapping[str, Any], above: str = "") -> Iterator[
 
 
 def _from_hub_config(checkpoint: Checkpoint) -> Architecture:
-    """Return what ``config.json`` beside the weights says, as Transformers writes it."""
+    """Return the model that Transformers' ``config.json`` next to the weights describes."""
     config = checkpoint.config
     family, names = config.get("model_type"), config.get("architectures")
     model = names[0] if isinstance(names, list) and names else ""

@@ -1,4 +1,4 @@
-"""Finds the logical checkpoints in a directory tree: what goes or stays together is one."""
+"""Finds the checkpoints in a directory tree: what is kept or removed together is one."""
 
 from __future__ import annotations
 
@@ -9,15 +9,125 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase, translate
 from typing import NamedTuple
 
 from ckpttool.core.errors import AmbiguousFormat, CheckpointError, NotFound, memory_checked
-from ckpttool.formats import detect, formats, suffix_format
-from ckpttool.formats.copy_notes import COPYING, EVERYTHING, interrupted_copy, read_note
+from ckpttool.formats import detect, set_formats, suffix_format
 from ckpttool.formats.foreign import SUFFIXES, Foreign, foreign_in_search, unread_reason
-from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import SIDECARS, Probe, SetFormat, Unit, scan
+from ckpttool.formats.opening import COPYING, EVERYTHING, interrupted_copy, read_note
 from ckpttool.storage import fs
+
+MATCHED_NOTHING = "matched nothing"
+"""What the warning about a glob ends with; of several directories it is only true where it is of all."""
+
+_WILD = re.compile(r"[*?\[]")
+
+
+class _Form(NamedTuple):
+    """One way to take a glob: of paths in a directory, and of names anywhere below it if it ``is_loose``."""
+
+    pattern: re.Pattern[str]
+    parts: tuple[str, ...]
+    is_loose: bool
+
+    def matches(self, relative: str, name: str) -> bool:
+        return bool(self.pattern.match(relative) or (self.is_loose and self.pattern.match(name)))
+
+    def is_of_something_in(self, relative: str) -> bool:
+        """Return whether it could match something in a directory."""
+        count = relative.count("/") + 1
+        return count < len(self.parts) and fnmatchcase(relative, "/".join(self.parts[:count]))
+
+
+class Globs:
+    """Globs, and which of them have matched something.
+
+    A slash at the end and ``./`` at the beginning say nothing. What has a slash in it is relative to the
+    directory; a path that leads into it from the root, or from the working directory, is taken as one in it,
+    too.
+    """
+
+    def __init__(self, globs: Sequence[str], root: str) -> None:
+        self._root = os.path.join(root, "")
+        self._forms = {glob: tuple(_forms(glob, root)) for glob in globs}
+        self._matched: set[str] = set()
+
+    def of(self, path: str) -> list[str]:
+        """Return the globs that match a path in the directory, as they were given."""
+        if not self._forms:
+            return []
+        name = os.path.basename(path)
+        is_below = path.startswith(self._root)
+        relative = path[len(self._root) :] if is_below else os.path.relpath(path, self._root)
+        matching = [
+            glob for glob, forms in self._forms.items() if any(form.matches(relative, name) for form in forms)
+        ]
+        self._matched.update(matching)
+        return matching
+
+    def passes_over(self, path: str) -> bool:
+        """Return whether a glob matches a path, whose content no other glob is then tried on."""
+        if not self.of(path):
+            return False
+        relative = path.removeprefix(self._root)
+        for glob, forms in self._forms.items():
+            if any(form.is_of_something_in(relative) for form in forms):
+                self._matched.add(glob)
+        return True
+
+    def unmatched(self, option: str) -> list[str]:
+        """Return a warning for each that has matched nothing."""
+        return [f"{option} {glob!r} {MATCHED_NOTHING}" for glob in self._forms if glob not in self._matched]
+
+
+def last_name(glob: str) -> str:
+    """Return the last part of a glob, without directories."""
+    return os.path.basename(glob.rstrip("/"))
+
+
+def _forms(glob: str, root: str) -> Iterator[_Form]:
+    """Yield the ways to take a glob."""
+    parts = [part for part in glob.split("/") if part not in ("", os.curdir)]
+    if parts and not glob.startswith("/"):
+        yield _form(parts, is_loose=True)
+        if parts[0] == "**" and len(parts) > 1:
+            yield _form(parts[1:], is_loose=True)
+    if len(parts) < 2:
+        return
+    is_wild = glob.startswith("/")
+    # A path from the root on, and the same without symlinks in the directories that it names.
+    paths = [fs.abspath(glob)]
+    if "\0" not in paths[0] and not _WILD.search(os.path.dirname(paths[0])):
+        paths.append(os.path.join(fs.realpath(os.path.dirname(paths[0])), os.path.basename(paths[0])))
+    roots = [fs.abspath(root)]
+    if "\0" not in root:
+        roots.append(fs.realpath(root))
+    names_of_roots = {tuple(_split(path)) for path in roots}
+    for path in dict.fromkeys(paths):
+        names = _split(path)
+        for root_names in names_of_roots:
+            inner = names[len(root_names) :]
+            if inner != parts and _leads_into(names, root_names, is_wild=is_wild):
+                yield _form(inner, is_loose=False)
+
+
+def _form(parts: Sequence[str], *, is_loose: bool) -> _Form:
+    return _Form(re.compile(translate("/".join(parts))), tuple(parts), is_loose)
+
+
+def _leads_into(names: Sequence[str], root: Sequence[str], *, is_wild: bool) -> bool:
+    """Return whether a path leads into the root: further than to it."""
+    return len(names) > len(root) and all(
+        name == root_name or (is_wild and fnmatchcase(root_name, name))
+        for name, root_name in zip(names, root, strict=False)
+    )
+
+
+def _split(path: str) -> list[str]:
+    return [part for part in path.split("/") if part]
+
 
 OWN_PREFIX = ".ckpttool"
 """What ckpttool itself leaves in a directory: journal, lock, trash, pins."""
@@ -34,12 +144,12 @@ class Walk:
 
     Attributes:
         recursive: Whether to descend into directories that are no checkpoints themselves.
-        exclude: Globs of names, or of paths relative to the root, that are passed over; ``Globs`` where
+        exclude: Globs of names, or of paths relative to the root, that are skipped; ``Globs`` where
             somebody wants to know which of them matched.
         max_depth: How many levels to descend at most; None for all.
-        enters_root: Whether a set of files that is alone in the root lies in it, as it would beside another,
+        enters_root: Whether a set of files that is alone in the root is in it, as it would beside another,
             instead of being what the root is.
-        on_error: Told of what could not be looked at; the walk goes on.
+        on_error: Told of what could not be looked at; the walk continues.
         on_vanished: Told the path of what was listed and is no longer there when it is looked at.
         on_unread: Told the path of what looks like a model, and why it is not read: a file or a directory of
             another format, or a file that may be a checkpoint by its name alone, like ``model.bin``.
@@ -57,9 +167,9 @@ class Walk:
 def discover(root: str | os.PathLike[str], walk: Walk = Walk()) -> Iterator[Unit]:
     """Yield the checkpoints at a path: itself, where it is one; else those in the directory.
 
-    Directory symlinks are never followed. A file symlink whose target lies in the tree is a pointer, not
+    Directory symlinks are never followed. A file symlink whose target is in the tree is a pointer, not
     a second checkpoint. A file that an index names, in its directory or above, is a part of what the index
-    stands for, and none either; where several indexes name it, or it lies deeper than its index, it is in
+    represents, and none either; where several indexes name it, or it is deeper than its index, it is in
     ``Unit.shared``.
 
     Raises:
@@ -147,7 +257,7 @@ class _Subdirectory(NamedTuple):
 
 
 def _in_tree(root: str, walk: Walk, parts: frozenset[str] = frozenset()) -> Iterator[Unit | str]:
-    """Yield what lies in a tree, in its order, but for what indexes above it name; without recursion."""
+    """Yield the checkpoints in a tree in order, except files named by indexes above; without recursion."""
     stack = [_in_directory(_Subdirectory(root, 0, parts), root, walk)]
     while stack:
         found = next(stack[-1], None)
@@ -160,7 +270,7 @@ def _in_tree(root: str, walk: Walk, parts: frozenset[str] = frozenset()) -> Iter
 
 
 def _in_directory(directory: _Subdirectory, root: str, walk: Walk) -> Iterator[Unit | str | _Subdirectory]:
-    """Yield what lies in a directory, and those below it that are to be descended into."""
+    """Yield the checkpoints in a directory, and the subdirectories to descend into."""
     path, depth, parts, outer = directory
     try:
         listed = scan(path)
@@ -210,7 +320,7 @@ def _in_directory(directory: _Subdirectory, root: str, walk: Walk) -> Iterator[U
 
 
 def _report_named_by_link(entry: os.DirEntry[str], walk: Walk) -> None:
-    """Report a model that isn't read, of which only a link has the name, as in the cache of Hugging Face."""
+    """Report a model that isn't read, if only a link has its name, as in the cache of Hugging Face."""
     is_model = entry.is_symlink() and entry.name.lower().endswith(SUFFIXES)
     if not is_model or os.path.splitext(fs.realpath(entry.path))[1]:
         return
@@ -222,7 +332,7 @@ def _report_named_by_link(entry: os.DirEntry[str], walk: Walk) -> None:
 def _names_being_copied(
     directory: str, listed: Mapping[str, os.DirEntry[str]], walk: Walk
 ) -> Collection[str]:
-    """Return what in a directory belongs to checkpoints of which not all is there yet; each is an error."""
+    """Return the names in a directory that belong to incomplete copies; each copy is reported as an error."""
     names: set[str] = set()
     for name, members in read_note(os.path.join(directory, COPYING)).items():
         there = set(listed) if EVERYTHING in members else {*members, name} & listed.keys()
@@ -234,7 +344,7 @@ def _names_being_copied(
 
 
 def report(error: CheckpointError, walk: Walk) -> None:
-    """Tell the walk what could not be looked at; what has gone is no error: a trainer may be at work."""
+    """Report an error to the walk, except a vanished file: a trainer may be at work."""
     if isinstance(error, NotFound) and not fs.lexists(error.path):
         walk.on_vanished(error.path)
     else:
@@ -242,12 +352,12 @@ def report(error: CheckpointError, walk: Walk) -> None:
 
 
 def _is_sidecar(name: str, entries: Mapping[str, os.DirEntry[str]]) -> bool:
-    """Tell whether a name belongs to another entry of the directory; it is no checkpoint of its own."""
+    """Return whether a name belongs to another entry of the directory; it is no checkpoint of its own."""
     return any(name.endswith(ending) and name.removesuffix(ending) in entries for ending in SIDECARS)
 
 
 def _is_candidate(entry: os.DirEntry[str], root: str) -> bool:
-    """Tell whether an entry is a file of its own: no link into the tree, no device, no pipe."""
+    """Return whether an entry is a file of its own: no link into the tree, no device, no pipe."""
     if not entry.is_symlink():
         return entry.is_file(follow_symlinks=False)
     target, tree = fs.realpath(entry.path), fs.realpath(root)
@@ -255,7 +365,7 @@ def _is_candidate(entry: os.DirEntry[str], root: str) -> bool:
 
 
 def _with_sidecars(unit: Unit) -> Unit:
-    """Return a unit together with the manifests that lie beside it."""
+    """Return a unit together with the manifests that are next to it."""
     directory, own_name = os.path.split(unit.path.rstrip(os.sep))
     sidecars = []
     for name in dict.fromkeys((own_name, *unit.members)):
@@ -268,12 +378,12 @@ def _with_sidecars(unit: Unit) -> Unit:
 
 
 def sets_in(directory: str, entries: Mapping[str, os.DirEntry[str]]) -> list[Unit]:
-    """Return the checkpoints of several entries in a directory; what two of them name is no member of either.
+    """Return the checkpoints of several entries in a directory; an entry that two of them name is shared.
 
     Of two that have the same name, or that one format takes for a part of the other, the first is meant.
     """
     units: dict[str, Unit] = {}
-    for format in (format for format in formats() if isinstance(format, SetFormat)):
+    for format in set_formats():
         taken = {name for unit in units.values() for name in unit.members}
         for unit in format.units(directory, entries):
             if unit.path not in units and not taken.issuperset(unit.members):
@@ -295,7 +405,7 @@ def sets_in(directory: str, entries: Mapping[str, os.DirEntry[str]]) -> list[Uni
 
 
 def _leads_to_another(link: str, units: Collection[str]) -> bool:
-    """Tell whether a link leads to another set in its directory."""
+    """Return whether a link leads to another set in its directory."""
     directory, name = os.path.split(link)
     target_directory, target = os.path.split(fs.realpath(link))
     is_beside = target != name and target_directory == fs.realpath(directory)
@@ -341,7 +451,7 @@ def _require_readable(path: str, on_error: Callable[[CheckpointError], object]) 
 
 
 def unit_of_candidate(path: str, walk: Walk) -> Unit | None:
-    """Return the checkpoint that a candidate is, or None if it is none; the walk is told of an error."""
+    """Return the checkpoint that a candidate is, or None; errors are reported to the walk."""
     try:
         with Probe(path) as probe:
             unit = unit_of(probe)
@@ -355,5 +465,5 @@ def unit_of_candidate(path: str, walk: Walk) -> Unit | None:
 
 
 def is_excluded(path: str, walk: Walk) -> bool:
-    """Tell whether what lies at a path in the tree is passed over."""
+    """Return whether a path in the tree is excluded."""
     return isinstance(walk.exclude, Globs) and walk.exclude.passes_over(path)

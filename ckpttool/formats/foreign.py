@@ -1,4 +1,4 @@
-"""Formats of models that ckpttool does not read, so that it can say what they are and what reads them."""
+"""Formats of models that ckpttool does not read, with their names and the tools that read them."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Foreign(NamedTuple):
     is_named: bool = True
 
     def has_suffix(self, probe: Probe) -> bool:
-        """Tell whether a file is called like one."""
+        """Return whether a file is called like one."""
         return not probe.is_directory and probe.name.lower().endswith(self.suffixes)
 
     def recognises(self, probe: Probe) -> bool:
-        """Tell whether a path is one by its content."""
+        """Return whether a path is one by its content."""
         return (not self.needs_suffix or self.has_suffix(probe)) and self.matches(probe)
 
     @property
@@ -64,7 +64,7 @@ _TAR_BLOCK, _MOST_TAR_NAMES = 512, 16
 
 
 def _is_onnx(probe: Probe) -> bool:
-    """Tell whether it begins as a ModelProto does: its version, then a producer, a graph or operator sets."""
+    """Return whether it begins like a ModelProto: its version, then a producer, a graph or operator sets."""
     head = probe.head
     if len(head) < 4 or head[0] != 0x08 or head[1] not in _IR_VERSIONS or head[2] not in _ONNX_TAGS:
         return False
@@ -75,7 +75,7 @@ def _is_onnx(probe: Probe) -> bool:
 
 
 def _is_flax(probe: Probe) -> bool:
-    """Tell whether it begins as a msgpack map with text keys does, and holds Flax's arrays."""
+    """Return whether it begins as a msgpack map with text keys does, and holds Flax's arrays."""
     head = probe.head
     if not head or not (0x81 <= head[0] <= 0x8F or head[0] in (0xDE, 0xDF)):
         return False
@@ -91,7 +91,7 @@ def _is_orbax(probe: Probe) -> bool:
 
 
 def _holds_items(probe: Probe) -> bool:
-    """Tell whether it is a step whose items, in directories, have the marks of Orbax."""
+    """Return whether it is a step whose items, in directories, have the marks of Orbax."""
     return probe.name.isdecimal() and _holds_orbax(probe.path)
 
 
@@ -112,7 +112,7 @@ def _holds_orbax(path: str) -> bool:
 
 
 def _is_paddle_distributed(probe: Probe) -> bool:
-    """Tell Paddle's directories from PyTorch's: theirs hold pickles where PyTorch's hold zips."""
+    """Return whether a directory is Paddle's, which has pickles where PyTorch's has zips."""
     names = [name for name in probe.entries if name.endswith(".distcp") and not name.startswith("__")]
     for name in names[:1]:
         try:
@@ -124,19 +124,19 @@ def _is_paddle_distributed(probe: Probe) -> bool:
 
 
 def _is_openvino(probe: Probe) -> bool:
-    """Tell whether the file of a model's structure lies beside these weights."""
+    """Return whether the file of the model's structure is next to these weights."""
     return fs.isfile(f"{os.path.splitext(probe.path)[0]}.xml")
 
 
 def _is_tar_of_models(probe: Probe) -> bool:
-    """Tell whether a tar holds a file that is called like a pickle or a checkpoint."""
+    """Return whether a tar holds a file that is called like a pickle or a checkpoint."""
     return _begins_as_tar(probe.head) and any(
         name.lower().endswith(tuple(CONTENTS)) for name in _tar_names(probe)
     )
 
 
 def _is_nemo(probe: Probe) -> bool:
-    """Tell whether it is a tar, compressed or not; the first files in it may be too large to look behind."""
+    """Return whether it is a tar, compressed or not; its first files may be too large to look further."""
     head = probe.head
     if head.startswith(_GZIP):
         try:
@@ -166,7 +166,7 @@ def _tar_names(probe: Probe) -> Iterator[str]:
 
 
 def _is_tensorrt(probe: Probe) -> bool:
-    """Tell whether it is a plan, perhaps behind its length and the JSON that Ultralytics writes.
+    """Return whether it is a plan, perhaps after its length and the JSON that Ultralytics writes.
 
     Source: lutzroeder/netron ``source/tensorrt.js``; ultralytics/ultralytics ``engine/exporter.py``.
     """
@@ -176,7 +176,7 @@ def _is_tensorrt(probe: Probe) -> bool:
 
 
 def _is_xgboost(probe: Probe) -> bool:
-    """Tell whether it begins as an object of UBJSON does, and names what all models of XGBoost have."""
+    """Return whether it begins as an object of UBJSON does, and names what all models of XGBoost have."""
     return probe.head.startswith(b"{") and b"learner" in probe.head
 
 
@@ -185,7 +185,7 @@ def _is_torchserve(probe: Probe) -> bool:
 
 
 def _is_graph(probe: Probe) -> bool:
-    """Tell whether it begins as a GraphDef does: with a node, its name, and the name of its operator."""
+    """Return whether it begins as a GraphDef does: with a node, its name, and the name of its operator."""
     node = re.match(rb"\x0a[\x80-\xff]{0,4}[\x00-\x7f]", probe.head)
     name = None if node is None else _text_field(probe.head, node.end(), b"\x0a")
     operator = None if name is None else _text_field(probe.head, name.end(), b"\x12")

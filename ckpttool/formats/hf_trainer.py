@@ -21,8 +21,7 @@ from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, NotACheckpoin
 from ckpttool.core.report import warning
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.formats.interface import Format, Probe, Unit, scan
-from ckpttool.formats.opening import open_unit
-from ckpttool.formats.parts import OpenedParts, file_entry, open_file
+from ckpttool.formats.opening import OpenedParts, file_entry, open_file, open_unit
 from ckpttool.formats.safetensors.reader import MAX_HEADER
 from ckpttool.formats.sharded import ShardedPytorch, ShardedSafetensors
 from ckpttool.formats.torch.rank_files import FSDP
@@ -148,7 +147,7 @@ class HfTrainer(Format):
 
 
 def _is_accelerate(entries: Entries) -> bool:
-    """Tell whether ``Accelerator.save_state`` wrote a directory: it knows no trainer state."""
+    """Return whether ``Accelerator.save_state`` wrote a directory: it knows no trainer state."""
     return STATE not in entries and any(map(_RANDOM_STATES.fullmatch, entries))
 
 
@@ -161,7 +160,7 @@ def _stem(name: str) -> str:
 
 
 def _read_json(directory: str, name: str, what: str) -> dict[str, Any]:
-    """Return the object in a JSON file; ``what`` it is goes into errors and their codes."""
+    """Return the object in a JSON file; errors and their codes name it ``what``."""
     path = os.path.join(directory, name)
     with fs.open_source(path) as source:
         if source.size > MAX_HEADER:
@@ -225,7 +224,7 @@ def _add_weights(
 def _add_rank_sets(
     parts: OpenedParts, metadata: dict[str, Any], directory: str, entries: Entries
 ) -> list[Tensor]:
-    """Open what the processes of a job kept of its optimizers, and return the tensors as wholes."""
+    """Open the optimizer files of all ranks, and return the whole tensors."""
     tensors: list[Tensor] = []
     for unit in filter(_is_of_optimizer, fsdp_units(directory, entries)):
         key = os.path.basename(unit.path)
@@ -247,7 +246,7 @@ def _is_of_optimizer(unit: Unit) -> bool:
 def _add_others(
     parts: OpenedParts, metadata: dict[str, Any], directory: str, names: list[str]
 ) -> list[Tensor]:
-    """Open what else a framework could load, and return its tensors, each below the stem of its file."""
+    """Open other loadable files, and return their tensors, each below the stem of its file."""
     tensors: list[Tensor] = []
     for name in names:
         path, key = os.path.join(directory, name), _key(name, metadata)
@@ -319,7 +318,7 @@ def _files(directory: str) -> Iterator[FileEntry]:
 
 
 def training_of(state: Mapping[str, Any], arguments: Mapping[str, Any], name: str) -> TrainingState:
-    """Return the training state that Trainer recorded; of what it logs, the last value of each kind.
+    """Return the training state that Trainer recorded, with the last value of each logged metric.
 
     Metrics are those of this very step: an evaluation before it was one of other weights.
 

@@ -1,4 +1,4 @@
-"""What a format is: something that recognises a path, and opens it."""
+"""The interface of formats, which recognise paths and open them, and the probe of a path."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from functools import cache, cached_property, lru_cache
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 from ckpttool.containers.compressed import compression_of
-from ckpttool.containers.sstable.sstable import begins_with_empty_key
-from ckpttool.containers.zip.zip_reader import EMPTY_MAGIC, LOCAL_MAGIC, Archive
+from ckpttool.containers.zip_reader import EMPTY_MAGIC, LOCAL_MAGIC, Archive
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import (
     CheckpointError,
@@ -30,7 +29,7 @@ HEAD_BYTES = 4096
 _NOWHERE = frozenset({errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR})
 """What the system says of links that lead nowhere, but for those that dangle."""
 SIDECARS = (".sha256", ".digests.json")
-"""Endings of what ``verify --write-manifest`` puts beside a checkpoint; it goes where the checkpoint goes."""
+"""Suffixes of the files of ``verify --write-manifest``, which are moved and removed with the checkpoint."""
 
 # Many a zip has a brace among its first bytes; behind its magic, only one in the place of safetensors counts.
 _JSON_HEADER = re.compile(rb".{8}\s*\{", re.DOTALL)
@@ -51,7 +50,7 @@ class Probe:
     A context manager that closes the file; ``opening.open_with`` hands it over to the checkpoint instead.
 
     Attributes:
-        also: Entries of other directories under a name of ``entries``, of a checkpoint that lies in several.
+        also: Entries of other directories under a name of ``entries``, of a checkpoint that is in several.
     """
 
     also: Mapping[str, tuple[os.DirEntry[str], ...]] = {}
@@ -108,15 +107,19 @@ class Probe:
             # What a zip stores may lie at such an offset by chance.
             "hdf5": any(head.startswith(_HDF5, at) for at in ((0,) if is_zip else (0, 512, 1024, 2048))),
             "numpy": head.startswith(b"\x93NUMPY"),
-            # An empty key, with a value; what a prefix leads to is an index, whatever its first byte became.
-            "table": (begins_with_empty_key(head) and head[:3] != b"\0\0\0") or self._file.endswith(".index"),
+            # The index of a prefix is one, even if its first bytes are damaged.
+            "table": self._file.endswith(".index") or _begins_table(head),
         }
         kinds = {kind for kind, is_so in signs.items() if is_so}
-        return frozenset(kinds if kinds - {"json"} else kinds | {"other"})
+        if not kinds - {"json"}:
+            kinds.add("other")
+        if self._file != self.path and not kinds.isdisjoint(("zip", "pickle", "other")):
+            kinds.add("prefix")
+        return frozenset(kinds)
 
     @cached_property
     def entries(self) -> Mapping[str, os.DirEntry[str]]:
-        """Return what lies in the directory, by name; nothing for a file."""
+        """Return the entries of the directory, by name; none of a file."""
         return scan(self.path) if self.is_directory else {}
 
     @cached_property
@@ -127,7 +130,7 @@ class Probe:
         try:
             if not are_losses_allowed():
                 return Archive(self.source)
-            from ckpttool.containers.zip.zip_rescue import rescue_records
+            from ckpttool.containers.zip_rescue import rescue_records
 
             return Archive(self.source, rescue_records)
         except CheckpointError as error:
@@ -135,7 +138,7 @@ class Probe:
 
     @property
     def _is_headless_zip(self) -> bool:
-        """Tell whether a file ends as a zip does, and begins like nothing else."""
+        """Return whether a file ends as a zip does, and begins like nothing else."""
         if self.is_directory or self.head.startswith(_OTHER_MAGICS) or _JSON_HEADER.match(self.head):
             return False
         length = min(_ZIP_TAIL, self.source.size)
@@ -144,17 +147,17 @@ class Probe:
 
     @property
     def is_zip(self) -> bool:
-        """Tell whether the file starts like a zip, damaged or not; for ``salvage``, or ends like one."""
+        """Return whether the file starts like a zip, damaged or not; for ``salvage``, or ends like one."""
         return self._archive is not None
 
     @property
     def is_rescued_zip(self) -> bool:
-        """Tell whether it is a zip of which only whole records are looked at, for ``salvage``."""
+        """Return whether it is a damaged zip that is read by its whole records, for ``salvage``."""
         return isinstance(self._archive, Archive) and self._archive.rescue is not None
 
     @property
     def is_cut_zip(self) -> bool:
-        """Tell whether it is a zip without its end, which only ``salvage`` opens."""
+        """Return whether it is a zip without its end, which only ``salvage`` opens."""
         return isinstance(self._archive, Archive) and self._archive.is_cut
 
     @property
@@ -177,7 +180,7 @@ class Probe:
 
     @cached_property
     def members(self) -> frozenset[str]:
-        """Return the names in the zip behind their common root, in lower case; none where there is no zip.
+        """Return the names in the zip after their common root, in lower case; none where there is no zip.
 
         Of a zip whose directory is lost, only the first record is known.
         """
@@ -188,6 +191,13 @@ class Probe:
         else:
             names = [self.first_record]
         return frozenset(name.partition("/")[2].casefold() for name in names)
+
+    def may_have_record(self, pattern: re.Pattern[str]) -> bool:
+        """Return False if a zip has several records, but none of a name, with or without its root.
+
+        Nothing is known of other files, and of a zip whose directory is lost.
+        """
+        return len(self.members) < 2 or any(map(pattern.fullmatch, self.members | self.names))
 
     @property
     def first_record(self) -> str:
@@ -207,8 +217,19 @@ class Probe:
             self.source.close()
 
 
+def _begins_table(head: bytes) -> bool:
+    """Return whether a table of an empty key with a value may begin like this."""
+    # Compressed, at most 10 bytes of sizes and 5 of a literal's length come before the key. A zip's second
+    # byte is no literal.
+    if b"\0\0" not in head[:17] or head[:3] == b"\0\0\0" or head.startswith(b"PK"):
+        return False
+    from ckpttool.containers.table import begins_with_empty_key
+
+    return begins_with_empty_key(head)
+
+
 def _file_to_open(path: str) -> str:
-    """Return the file that a path stands for: of a TensorFlow prefix, or of a shard behind it, the index."""
+    """Return the file that a path represents: of a TensorFlow prefix, or of one of its shards, the index."""
     shard = _TENSORFLOW_SHARD.search(path)
     index = f"{path[: shard.start()] if shard else path}.index"
     exists = fs.lexists(path)
@@ -220,7 +241,7 @@ def _file_to_open(path: str) -> str:
 
 
 def _first_old_shard(path: str) -> str | None:
-    """Return the first shard behind the prefix of a TensorFlow checkpoint of the first version."""
+    """Return the first shard of the prefix of a TensorFlow checkpoint of the first version."""
     directory, name = os.path.split(path)
     shard = re.compile(re.escape(_ALL_SHARDS.sub("", name)) + r"-\d{5}-of-\d{5}", re.DOTALL)
     try:
@@ -231,7 +252,7 @@ def _first_old_shard(path: str) -> str | None:
 
 
 def ranked_paths(prefix: str) -> list[str]:
-    """Return the files of the ranks that a path stands for, in the order of their numbers."""
+    """Return the files of the ranks that a path represents, in the order of their numbers."""
     directory, stem = os.path.split(prefix)
     try:
         names = fs.listdir(directory or os.curdir)
@@ -265,7 +286,7 @@ def _checked(entry: os.DirEntry[str]) -> os.DirEntry[str]:
 
 @dataclass(frozen=True, slots=True)
 class _BlockedLink:
-    """The entry of a link that can't be followed; of no account to those who don't ask what it leads to.
+    """The entry of a link that can't be followed, which raises only if its target is asked for.
 
     One in a circle is as good as dangling. What another leads to, such as one into a closed directory, is not
     known to be harmless.
@@ -292,9 +313,9 @@ class _BlockedLink:
 def group_names(
     directory: str, group: Callable[[Iterable[str]], dict[_Key, list[str]]]
 ) -> dict[_Key, list[str]]:
-    """Return the names in a directory in groups, in natural order; it is listed once while it stays as it is.
+    """Return the names in a directory in groups, in natural order; it is listed again only if it changed.
 
-    Each of many sets in one directory is compared with all that lies beside it.
+    Each of many sets in one directory is compared with all that is next to it.
     """
     try:
         status = fs.stat(directory)
@@ -317,18 +338,18 @@ def natural(name: str) -> list[tuple[int, int, str]]:
 
 
 def natural_path(path: str) -> list[list[tuple[int, int, str]]]:
-    """Return a sorting key of a path, directory by directory: what lies in ``a`` comes before ``a-1``."""
+    """Return a sorting key of a path, directory by directory: ``a/b`` comes before ``a-1``."""
     return [natural(part) for part in path.split(os.sep)]
 
 
 class Unit(NamedTuple):
-    """A logical checkpoint in a directory: what goes or stays together.
+    """A checkpoint in a directory, with all entries that are kept or removed together.
 
     Attributes:
         path: How the user would name it.
         members: Names in its directory, of files and directories, that belong to it.
         format: What recognised it; None for a file that has a checkpoint's suffix and other content.
-        shared: Paths below its directory, of what it names and needs besides: what lies deeper, or is
+        shared: Paths below its directory, of what it names and needs besides: what is deeper, or is
             another's too. It never goes with the checkpoint.
     """
 
@@ -339,7 +360,7 @@ class Unit(NamedTuple):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Return the members that hold the checkpoint, without the manifests beside it."""
+        """Return the members that hold the checkpoint, without the manifests next to it."""
         return tuple(name for name in self.members if not name.endswith(SIDECARS)) or self.members
 
     def files(self) -> Iterator[str]:
@@ -355,7 +376,7 @@ class Unit(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all its files; what has vanished counts none."""
+        """Return the size of all its files in bytes, 0 of those that have vanished."""
         return sum(fs.getsize(path) for path in self.files() if fs.exists(path))
 
 
@@ -368,7 +389,7 @@ class Format(ABC):
         specialises: Formats that also recognise what this one does, and stand back.
         takes_in: Whether checkpoints in directories inside one of this format are parts of it.
         written: What its framework writes directly in a directory of this format, a directory's name with a
-            slash behind it; None where that can be anything.
+            slash after it; None where that can be anything.
     """
 
     name: ClassVar[str]
@@ -379,7 +400,7 @@ class Format(ABC):
 
     @abstractmethod
     def matches(self, probe: Probe) -> bool:
-        """Tell from the content whether the path holds this kind of checkpoint, damaged or not."""
+        """Return whether the path has the content of this format, damaged or not."""
 
     @abstractmethod
     def open(self, probe: Probe) -> Checkpoint:
@@ -390,11 +411,11 @@ class Format(ABC):
         """
 
     def __reduce__(self) -> tuple[Callable[[type[Format]], Format], tuple[type[Format]]]:
-        """Let what comes from a child name the formats of this process, not copies of them."""
+        """Unpickle to this process's instance of the format instead of a copy."""
         return _known_instance, (type(self),)
 
     def state_files(self, names: Iterable[str], proven: Collection[str]) -> Iterable[str]:
-        """Return the files of a directory that only a training that goes on needs; none by default.
+        """Return the files of a directory that only a training that continues needs; none by default.
 
         Args:
             names: Paths of all files, relative to the directory.
@@ -403,7 +424,7 @@ class Format(ABC):
         return ()
 
     def open_unit(self, unit: Unit) -> Checkpoint | None:
-        """Return what discovery found, if that is another checkpoint than its path alone leads to.
+        """Return the checkpoint of a unit, if its path alone would open another one.
 
         Raises:
             CheckpointError: It can't be read, or its structure is wrong.

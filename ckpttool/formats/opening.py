@@ -1,25 +1,38 @@
-"""Opens a path or what discovery found with a format, and adds what other readings of the files could run.
+"""Opens checkpoints with their formats, and adds findings of other readings of their files.
 
-``Opening`` is what a format's reader gathers meanwhile.
+``Opening`` collects the findings of a reader, ``OpenedParts`` also the files of a checkpoint of several. A
+directory that ``copy`` has not finished has a note in it, and is refused: a part of a checkpoint may look
+like one. ``copy`` writes the note before the first file, and removes it after the last one.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, memory_checked
-from ckpttool.core.report import Finding, error
+from ckpttool.containers.jsontext import parse_json
+from ckpttool.core.checkpoint import Checkpoint, FileEntry
+from ckpttool.core.errors import (
+    CheckpointError,
+    DamagedCheckpoint,
+    NotACheckpoint,
+    Truncated,
+    Unsupported,
+    from_os_error,
+    memory_checked,
+)
+from ckpttool.core.report import Finding, error, warning
+from ckpttool.core.tensor import Span
 from ckpttool.formats.architecture import hub_config
-from ckpttool.formats.copy_notes import COPYING, interrupted_copy
 from ckpttool.formats.interface import Format, Probe, SetFormat, Unit
-from ckpttool.formats.readings import add_readings, further_readings
+from ckpttool.formats.readings import add_part_name, add_readings, further_readings
 from ckpttool.storage import fs
+from ckpttool.storage.fs import open_source
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -27,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, eq=False)
 class Opening:
-    """What was found of a checkpoint so far; a context manager that closes its files if opening fails.
+    """The findings of a checkpoint so far; a context manager that closes its files if opening fails.
 
     Attributes:
         findings: What is wrong with it.
@@ -48,12 +61,12 @@ class Opening:
         self.opened.close()
 
     def fault(self, code: str, message: str, where: str | None = None) -> None:
-        """Note an error because of which the checkpoint is not complete."""
+        """Add an error, and mark the checkpoint as incomplete."""
         self.findings.append(error(code, message, where))
         self.complete = False
 
     def keep(self) -> Callable[[], None]:
-        """Return what closes the files; leaving the context does so no more."""
+        """Return a function that closes the files, which leaving the context no longer does."""
         return self.opened.pop_all().close
 
 
@@ -76,7 +89,7 @@ def open_probe(probe: Probe, choose: Callable[[Probe], Format]) -> Checkpoint:
 
 
 def _open_and_judge(format: Format, probe: Probe) -> Checkpoint:
-    """Return the checkpoint with what all other readings of its file or directory could run.
+    """Return the checkpoint with the findings of all other readings of its file or directory.
 
     What those readings say of one that can't be opened is in the ``safety`` of the error.
     """
@@ -91,7 +104,7 @@ def _open_and_judge(format: Format, probe: Probe) -> Checkpoint:
                 findings = further_readings(probe, format, damaged=True)
                 failure.safety = tuple(dict.fromkeys((*failure.safety, *findings)))
             elif probe.is_directory:
-                from ckpttool.formats.bystanders import bystander_findings
+                from ckpttool.formats.readings import bystander_findings
 
                 failure.safety += bystander_findings(probe.path)
         raise
@@ -100,7 +113,7 @@ def _open_and_judge(format: Format, probe: Probe) -> Checkpoint:
         return checkpoint
     root = probe.path if probe.is_directory else checkpoint.path
     if fs.isdir(root):
-        from ckpttool.formats.bystanders import add_bystanders
+        from ckpttool.formats.readings import add_bystanders
 
         add_bystanders(checkpoint, root)
     return checkpoint
@@ -116,5 +129,99 @@ def open_unit(format: Format, unit: Unit) -> Checkpoint:
 
 
 def _with_config(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint with the configuration beside its files, which is read if it is asked for."""
+    """Return the checkpoint with the configuration next to its files, which is read if it is asked for."""
     return checkpoint.but(config=partial(hub_config, checkpoint.files))
+
+
+COPYING = ".ckpttool-copying"
+EVERYTHING = "*"
+_MAX_BYTES = 1 << 24
+
+CopyNote = Mapping[str, Collection[str]]
+"""The names in a directory that belong to each checkpoint that is copied there, by its name."""
+
+
+def read_note(path: str) -> dict[str, list[str]]:
+    """Return the names in a note; if it can't be read, everything next to it counts as incomplete."""
+    try:
+        with open_source(path) as source:
+            document = parse_json(path, source.read(0, min(source.size, _MAX_BYTES)), "note")
+    except CheckpointError:
+        document = None
+    match document:
+        case dict() if all(isinstance(names, list) for names in document.values()):
+            return {str(name): [str(one) for one in names] for name, names in document.items()}
+    return {os.path.basename(os.path.dirname(path)): [EVERYTHING]}
+
+
+def dumps_note(note: CopyNote) -> bytes:
+    """Return the text of a note."""
+    return json.dumps({name: [*names] for name, names in note.items()}).encode() + b"\n"
+
+
+def interrupted_copy(path: str) -> Truncated:
+    """Return the error of a checkpoint that isn't copied whole."""
+    return Truncated(
+        path, "its copy was interrupted, or isn't done yet", expected="ckpttool copy goes on with it"
+    )
+
+
+class OpenedParts(Opening):
+    """The files of a checkpoint of several, as far as they open, and their findings."""
+
+    def __init__(self, kind: str) -> None:
+        """Begin without files; ``kind`` is the word for one in finding codes: ``shard``, ``part``."""
+        super().__init__()
+        self.parts: dict[str, Checkpoint] = {}
+        self.judged: set[str] = set()
+        self._kind = kind
+
+    def add(self, name: str, open: Callable[[], Checkpoint]) -> Checkpoint | None:
+        """Open a file; where it is damaged, note an error and return None."""
+        try:
+            part = self.opened.enter_context(open())
+        except (DamagedCheckpoint, NotACheckpoint, Unsupported) as failure:
+            self.judged.add(fs.abspath(failure.path))
+            place = "" if failure.where is None else f"{failure.where}: "
+            self.fault(f"{self._kind}-damaged", f"{place}{failure.reason}", name)
+            self.safety += (add_part_name(finding, name) for finding in getattr(failure, "safety", ()))
+            if not name.endswith(".safetensors"):
+                message = "it could not be read, so what loading it would run is not known"
+                self.safety.append(warning("not-scanned", message, name))
+            return None
+        self.parts[name] = part
+        self.judged |= part.judged
+        self.findings += (add_part_name(finding, name) for finding in part.findings)
+        self.safety += (add_part_name(finding, name) for finding in part.safety)
+        self.complete &= part.complete
+        return part
+
+    def spans(self) -> Iterator[Span]:
+        """Iterate over every byte range worth scanning, file after file."""
+        for name, part in self.parts.items():
+            for span in part.spans():
+                yield span._replace(where=f"{name}: {span.where}")
+
+
+def open_file(path: str) -> Checkpoint:
+    """Return the checkpoint that one regular file holds by itself, whatever its name says."""
+    if not fs.isfile(path):
+        raise DamagedCheckpoint(path, "not a regular file")
+
+    def choose(probe: Probe) -> Format:
+        from ckpttool.formats import recognise
+
+        format = recognise(probe)
+        if isinstance(format, SetFormat):
+            raise DamagedCheckpoint(probe.path, "an index", expected="a file with tensors")
+        return format
+
+    return open_with(path, choose)
+
+
+def file_entry(path: str) -> FileEntry:
+    """Return a file with its size in bytes."""
+    try:
+        return FileEntry(path, fs.stat(path).st_size)
+    except OSError as failure:
+        raise from_os_error(failure, path) from failure

@@ -34,7 +34,7 @@ NO_CHANGES: Changes = MappingProxyType({})
 class StalePaths(Enum):
     """Resolution of dangling paths in a renaming, as the run may have been moved.
 
-    ``KEPT``: it isn't. ``PATH``: by its last name, among the checkpoints beside the file; only that changes.
+    ``KEPT``: it isn't. ``PATH``: by its last name, among the checkpoints next to the file; only that changes.
     ``NAME``: likewise, and the new name alone is written.
     """
 
@@ -85,7 +85,7 @@ class TextKind(PointerKind, ABC):
         protects: Whether ``prune`` keeps the ``targets`` of files beside checkpoints, and for what reason the
             kind says.
         is_certain: Whether the name alone identifies the kind; an unreadable file may name anything then.
-        blocks_renames: Whether checkpoints keep their names if such a file beside them can't be reworded.
+        blocks_renames: Whether checkpoints keep their names if such a file next to them can't be reworded.
         has_digests: Whether it depends on the contents of other files, so that it is reworded after them.
         stale_paths: How paths that lead nowhere are resolved.
     """

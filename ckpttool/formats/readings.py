@@ -1,10 +1,15 @@
-"""What else a file could be read as than what its format reads, and what loading it like that could run.
+"""Judges the code that other ways of loading a checkpoint's files could run.
 
 Loaders look at different ends of a file: ``pickle`` at its first byte, ``zipfile`` at its last ones, HDF5 at
-doubling offsets. One that several of them take is judged by all of them; honest files are taken by one.
+doubling offsets. A file that several of them take is judged by all of them; honest files are taken by one.
+
+In a directory, the name of one file decides its format, and must not hide what others could run:
+``optimizer.pt`` next to a set of shards, a pickle among the assets of a SavedModel. Every other file that
+begins like a checkpoint, or has the name of one, is judged by its own formats. Of a zip that can't be opened,
+records are searched for by their local headers, since other readers may take them.
 
 Source: CPython ``Lib/{pickle,tarfile,zipfile}.py``; the HDF5 file format specification, superblock; PyTorch
-``torch/serialization.py`` (``load``, ``_legacy_load``).
+``torch/serialization.py`` (``load``, ``_legacy_load``); PKWARE APPNOTE 6.3.
 """
 
 from __future__ import annotations
@@ -12,12 +17,24 @@ from __future__ import annotations
 import os
 import re
 import struct
+import zlib
 from collections.abc import Iterable, Iterator
 
+from ckpttool.containers.npy import MAGIC as NPY_MAGIC
+from ckpttool.containers.pickle.pickle_detection import has_torch_magic, is_pickle
+from ckpttool.containers.zip_reader import LOCAL_MAGIC
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, NotACheckpoint, Unsupported
+from ckpttool.core.errors import (
+    CheckpointError,
+    DamagedCheckpoint,
+    LimitExceeded,
+    NotACheckpoint,
+    NotFound,
+    Unsupported,
+)
+from ckpttool.core.readable import Buffer, Readable
 from ckpttool.core.report import Finding, Severity, error, has_errors, warning
-from ckpttool.formats.interface import Format, Probe, SetFormat
+from ckpttool.formats.interface import Format, Probe, SetFormat, scan
 from ckpttool.storage import fs
 from ckpttool.storage.source import Source
 
@@ -37,7 +54,7 @@ _HDF5_SUFFIXES = (".h5", ".hdf5", ".he5")
 _ZIP_ENTRY, _ZIP64_LOCATOR = b"PK\x01\x02", b"PK\x06\x07"
 _ZIP_END, _ZIP_END_BYTES, _MOST_COMMENT = b"PK\x05\x06", 22, 0xFFFF
 _NO_PICKLES = (b"PK", _HDF5)
-"""First bytes at which every unpickler gives up at once, although opcodes stand there."""
+"""First bytes at which every unpickler gives up at once, although opcodes are there."""
 _TAR_BLOCK, _TAR_CHECKSUM = 512, slice(148, 156)
 _OCTAL = re.compile(rb" *[0-7]{1,7}[ \0]*")
 
@@ -64,7 +81,7 @@ CONTENTS = {
 
 
 def add_readings(checkpoint: Checkpoint, probe: Probe, format: Format) -> None:
-    """Let a checkpoint in one file say what other readings of it could run, and whether its name lies."""
+    """Add findings of other readings of a file to its checkpoint, and one of a misleading suffix."""
     checkpoint.judged |= {fs.abspath(probe.path)}
     findings = () if has_errors(checkpoint.safety) else checkpoint.findings
     further = tuple(further_readings(probe, format, findings))
@@ -79,7 +96,7 @@ def add_readings(checkpoint: Checkpoint, probe: Probe, format: Format) -> None:
 def further_readings(
     probe: Probe, format: Format | None, findings: Iterable[Finding] = (), *, damaged: bool = False
 ) -> Iterator[Finding]:
-    """Yield what reading a file in other ways than its format does could run.
+    """Yield findings of code that other readings of a file than its format's could run.
 
     Args:
         probe: The file, open.
@@ -89,8 +106,6 @@ def further_readings(
     """
     kind = type(format).__name__
     if probe.is_zip and damaged:
-        from ckpttool.formats.zip_remains import judge_records
-
         yield from judge_records(probe.source)
     if kind not in _PICKLED and may_begin_pickle(probe.head):
         yield from _read_as_pickles(probe.source)
@@ -107,7 +122,7 @@ def further_readings(
 
 
 def readings_of(path: str, formats: Iterable[Format]) -> Iterator[Finding]:
-    """Yield what could run of a file by itself, by each of the formats that recognise it."""
+    """Yield safety findings of a file by each of the formats that recognise it."""
     for format in formats:
         with Probe(path) as probe:
             try:
@@ -135,14 +150,14 @@ def _several_formats(other: str, by: str) -> Finding:
 
 
 def may_begin_pickle(head: bytes) -> bool:
-    """Tell whether an unpickler would get beyond the first opcode."""
+    """Return whether an unpickler would get beyond the first opcode."""
     if len(head) < 2 or head.startswith(_NO_PICKLES):
         return False
     return head[0] in _WITH_ARGUMENT or (head[0] in _PUSHES and head[1] >= _LOWEST_OPCODE)
 
 
 def _read_as_pickles(source: Source) -> Iterator[Finding]:
-    """Yield what unpickling from the first byte could run; of no pickle, what it would have done before."""
+    """Yield safety findings of unpickling from the first byte, up to the break if it is no pickle."""
     from ckpttool.containers.pickle.pickle_safety import read_pickles
 
     where = "read as a pickle"
@@ -161,7 +176,7 @@ def _read_as_pickles(source: Source) -> Iterator[Finding]:
 def _zip_at_end(source: Source) -> Finding | None:
     """Return an error for a file that ends as a zip does, a warning for one that holds such an end.
 
-    All readers take the last end record that they find, and pass over what follows it; bytes in a pickle may
+    All readers take the last end record that they find, and skip what follows it; bytes in a pickle may
     be a whole zip, honestly.
     """
     length = min(source.size, _ZIP_END_BYTES + _MOST_COMMENT)
@@ -184,7 +199,7 @@ def _zip_at_end(source: Source) -> Finding | None:
 
 
 def _begins_as_tar(head: bytes) -> bool:
-    """Tell whether a file begins with a tar's header: one whose checksum is right is all ``tarfile`` asks."""
+    """Return whether a file begins with a tar header whose checksum is right; ``tarfile`` checks no more."""
     block = head[:_TAR_BLOCK]
     field = block[_TAR_CHECKSUM]
     if len(block) < _TAR_BLOCK or _OCTAL.fullmatch(field) is None:
@@ -194,10 +209,220 @@ def _begins_as_tar(head: bytes) -> bool:
 
 
 def _holds_hdf5(probe: Probe) -> bool:
-    """Tell whether HDF5's library, which the name asks for, would find its signature behind a user block."""
+    """Return whether HDF5's library, which the name asks for, would find its signature after a user block."""
     offset, source = _FIRST_USER_BLOCK, probe.source
     while probe.name.lower().endswith(_HDF5_SUFFIXES) and offset + len(_HDF5) <= source.size:
         if source.read(offset, len(_HDF5)) == _HDF5:
             return True
         offset *= 2
     return False
+
+
+MAX_SEARCHED = 1 << 26
+"""How many bytes of a file are searched for records, and how many may be inflated of them altogether."""
+MAX_RECORDS = 10_000
+_LOCAL = struct.Struct("<4s5H3I2H")
+_STORED, _DEFLATED = 0, 8
+_CONFIG = "config.json"
+
+
+def judge_records(source: Readable) -> Iterator[Finding]:
+    """Yield safety findings of all records of a damaged zip."""
+    bytes_left = MAX_SEARCHED
+    data = source.read(0, min(source.size, MAX_SEARCHED))
+    start = data.find(LOCAL_MAGIC)
+    for _ in range(MAX_RECORDS):
+        if start < 0 or bytes_left <= 0:
+            break
+        following = data.find(LOCAL_MAGIC, start + 1)
+        name, content = _record(data, start, following if following >= 0 else len(data), bytes_left)
+        bytes_left -= len(content)
+        yield from judge_record(name, content)
+        start = following
+    if start >= 0 or source.size > MAX_SEARCHED:
+        yield warning("not-scanned", "more records than are searched in a damaged zip")
+
+
+def _record(data: bytes, start: int, end: int, limit: int) -> tuple[str, bytes]:
+    """Return the name and the content of the record at an offset, which the next one follows at ``end``."""
+    if len(data) < start + _LOCAL.size:
+        return "", b""
+    _, _, _, method, _, _, _, nbytes, _, name_length, extra_length = _LOCAL.unpack_from(data, start)
+    start += _LOCAL.size
+    name = data[start : start + name_length].decode("utf-8", "replace")
+    start += name_length + extra_length
+    if method == _DEFLATED:
+        try:
+            return name, zlib.decompressobj(-zlib.MAX_WBITS).decompress(data[start:end], limit)
+        except zlib.error:
+            return name, b""
+    return name, data[start : start + nbytes if 0 < nbytes <= end - start else end]
+
+
+def judge_record(name: str, content: bytes) -> Iterator[Finding]:
+    """Yield safety findings of a record: a pickle, an array of objects, a configuration of Keras."""
+    source = Buffer(name, content)
+    try:
+        if is_pickle(source, 0, source.size):
+            from ckpttool.containers.pickle.pickle_safety import read_pickles
+
+            yield from read_pickles(source, 0, source.size, name).safety
+        elif content.startswith(NPY_MAGIC):
+            from ckpttool.formats.arrays.files import safety_of_array
+
+            yield from safety_of_array(source, name)
+        elif name.rpartition("/")[2] == _CONFIG:
+            from ckpttool.formats.keras.config import judge, read_config
+
+            yield from judge(read_config(name, content), name, len(content))
+    except CheckpointError as failure:
+        yield from getattr(failure, "safety", ())  # that the zip is damaged is told, and that it isn't safe
+
+
+MAX_FILES = 20_000
+"""The most files of a directory that are looked at, those in its directories included."""
+MAX_JUDGED = 2_000
+"""The most of them that are judged: each may cost what a checkpoint costs."""
+
+_HEAD_BYTES = 512
+_NEVER_ENTERED = frozenset({".git"})
+_CONTAINERS = (b"PK\x03\x04", b"\x89HDF\r\n\x1a\n", b"\x93NUMPY")
+_TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
+_SUFFIXES = (
+    *(suffix for suffix in CONTENTS if suffix != ".bin"),
+    *(".pth.tar", ".pt2", ".ptl", ".jit", ".torchscript", ".joblib", ".dill"),
+)
+_PROGRAMS = frozenset({"saved_model.pb", "saved_model.pbtxt", "saved_model.cpb", "__model__"})
+_PROGRAM_SUFFIX, _PIR = ".pdmodel", b'"base_code"'
+
+
+def add_bystanders(checkpoint: Checkpoint, root: str) -> None:
+    """Add safety findings of the other files in the directory ``root`` to its checkpoint."""
+    own = frozenset(fs.abspath(file.path) for file in checkpoint.files)
+    bystanders = _Bystanders(root, checkpoint.judged, own)
+    findings = tuple(bystanders.findings())
+    checkpoint.judged |= bystanders.judged
+    if findings:
+        checkpoint.safety = tuple(dict.fromkeys((*checkpoint.safety, *findings)))
+
+
+def bystander_findings(root: str) -> tuple[Finding, ...]:
+    """Return safety findings of all files in a directory that can't be opened as a whole."""
+    return tuple(_Bystanders(root, frozenset(), frozenset()).findings())
+
+
+class _Bystanders:
+    """The files in a directory, without those that were judged already.
+
+    Attributes:
+        judged: Absolute paths of the files that were judged.
+    """
+
+    def __init__(self, root: str, known: frozenset[str], own: frozenset[str]) -> None:
+        self.judged: set[str] = set()
+        self._root, self._known, self._own = root, known, own
+        # Files may lie in the directory, or beside what the files that were read are links to. The second is
+        # how the cache of the Hugging Face hub looks: links from a snapshot to its blobs.
+        read = known | {path for path in own if os.path.basename(path) in _PROGRAMS}
+        blobs = {os.path.dirname(fs.realpath(path)) for path in read if fs.islink(path)}
+        bases = (fs.realpath(root), *sorted(blobs))
+        self._bases = tuple(path.rstrip(os.sep) + os.sep for path in bases)
+
+    def findings(self) -> Iterator[Finding]:
+        unread: list[CheckpointError] = []
+        for count, entry in enumerate(_entries(self._root, unread)):
+            where = os.path.relpath(entry.path, self._root)
+            if count >= MAX_FILES or len(self.judged) >= MAX_JUDGED:
+                yield warning("not-scanned", f"more files than are looked at: {count:,} were", where)
+                return
+            if fs.abspath(entry.path) in self._known:
+                continue
+            try:
+                yield from (add_part_name(finding, where) for finding in self._judge(entry))
+            except CheckpointError as closed:  # a link leads into a closed directory
+                unread.append(closed)
+        for failure in unread:
+            yield warning("not-scanned", failure.reason, os.path.relpath(failure.path, self._root))
+
+    def _judge(self, entry: os.DirEntry[str]) -> Iterator[Finding]:
+        path = fs.abspath(entry.path)
+        if entry.is_symlink() and not fs.realpath(path).startswith(self._bases):
+            if _has_checkpoint_name(entry.name) or entry.is_dir():
+                yield warning("not-scanned", "a link that leads out of the checkpoint; it was not followed")
+            return
+        is_read = path in self._own and os.path.dirname(path) == fs.abspath(self._root)
+        if entry.is_file() and _is_loadable(entry, is_read=is_read):
+            self.judged.add(path)
+            yield from _safety_of(entry)
+
+
+def _entries(root: str, unread: list[CheckpointError]) -> Iterator[os.DirEntry[str]]:
+    """Yield the entries of a directory and its subdirectories; record unreadable ones."""
+    pending = [root]
+    while pending:
+        try:
+            entries = scan(pending.pop()).values()
+        except NotFound:  # it vanished meanwhile
+            continue
+        except CheckpointError as failure:
+            unread.append(failure)
+            continue
+        for entry in entries:
+            if not entry.is_dir(follow_symlinks=False):
+                yield entry
+            elif entry.name not in _NEVER_ENTERED:
+                pending.append(entry.path)
+
+
+def _has_checkpoint_name(name: str) -> bool:
+    """Return whether a file has a name that only checkpoints have."""
+    from ckpttool.formats import PYTORCH_BIN
+
+    lowered = name.lower()
+    return lowered.endswith(_SUFFIXES) or (lowered.endswith(".bin") and lowered.startswith(PYTORCH_BIN))
+
+
+def _is_loadable(entry: os.DirEntry[str], *, is_read: bool) -> bool:
+    """Return whether a framework may load a file by itself, by its name and first bytes.
+
+    ``is_read`` where the checkpoint's own format reads it: if it is a program, it was judged as one.
+    """
+    if _has_checkpoint_name(entry.name):
+        return True
+    if not is_read and (entry.name in _PROGRAMS or entry.name.endswith(_PROGRAM_SUFFIX)):
+        return True
+    try:
+        with fs.open_source(entry.path) as source:
+            head = source.read(0, min(_HEAD_BYTES, source.size))
+        if head.startswith(_CONTAINERS) or head.startswith(_TAR_MAGIC, _TAR_MAGIC_AT):
+            return True
+        if not is_read and head[:1] == b"{" and _PIR in head:
+            return True
+        if not may_begin_pickle(head):
+            return False
+        with fs.open_source(entry.path) as source:
+            return has_torch_magic(head) or is_pickle(source, 0, source.size)
+    except CheckpointError as failure:
+        return not isinstance(failure, NotFound)
+
+
+def _safety_of(entry: os.DirEntry[str]) -> Iterator[Finding]:
+    """Yield safety findings of a file by all formats that recognise it."""
+    from ckpttool.formats import matching_formats
+
+    try:
+        with Probe(entry.path) as probe:
+            formats = matching_formats(probe)
+        yield from readings_of(entry.path, formats)
+    except NotFound:  # it vanished meanwhile
+        return
+    except CheckpointError as failure:
+        yield warning("not-scanned", failure.reason)
+        return
+    if not formats and _has_checkpoint_name(entry.name):
+        yield warning("not-scanned", "no format recognises it, so what loading it would run is not known")
+
+
+def add_part_name(finding: Finding, name: str) -> Finding:
+    """Return a finding that says in which file it is."""
+    return finding._replace(where=name if finding.where is None else f"{name}: {finding.where}")

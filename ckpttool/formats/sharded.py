@@ -1,49 +1,212 @@
-"""Sets of shards behind an index: what is written when one file would be too large.
+"""Checkpoints of several files with tensors, and the index that maps each tensor to its file.
 
-The index, ``model.safetensors.index.json``, maps each tensor to the file that holds it. A shard that is
-missing, one too many, of another save, or damaged is told apart, and all others stay readable.
+A shard that is missing, unexpected, damaged or of another save is an error of its own, and all others stay
+readable. No name in an index is followed out of its directory. A tensor stays whole when a checkpoint is
+written in several files.
 
-Source: huggingface/transformers ``modeling_utils.py`` and huggingface/huggingface_hub ``serialization/``.
+Source: huggingface/transformers ``modeling_utils.py``; huggingface/huggingface_hub ``serialization/``
+(``_base.py``, ``split_state_dict_into_shards_factory``).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
+from ckpttool.containers.jsontext import Doubled, parse_json
 from ckpttool.core.checkpoint import Checkpoint, Producer
-from ckpttool.core.errors import from_os_error
+from ckpttool.core.errors import (
+    CheckpointError,
+    DamagedCheckpoint,
+    LimitExceeded,
+    NotDownloaded,
+    from_os_error,
+)
 from ckpttool.core.report import Finding, error, note, warning
 from ckpttool.core.tensor import Tensor
 from ckpttool.core.text import counted
 from ckpttool.core.training import training_state
-from ckpttool.formats.interface import Probe, SetFormat, Unit, group_names, natural
-from ckpttool.formats.parts import OpenedParts, file_entry, open_file
-from ckpttool.formats.shard_index import (
-    KINDS,
-    SHARD,
-    Entries,
-    ShardIndex,
-    deeper,
-    indexes,
-    kind_of,
-    mapped_files,
-    members,
-    read_index,
-    schemes_in_names,
-    schemes_of,
-)
+from ckpttool.formats.interface import HEAD_BYTES, Probe, SetFormat, Unit, group_names, natural
+from ckpttool.formats.opening import OpenedParts, file_entry, open_file
 from ckpttool.formats.sidecar import ENTRY, apply_sidecar
+from ckpttool.formats.writer import Target
 from ckpttool.storage import fs
+from ckpttool.storage.sink import Sink
+from ckpttool.storage.work import in_order
+
+SHARD = re.compile(r"(?P<stem>.+)-(?P<part>\d{1,9})-of-(?P<total>\d{1,9})\.(?P<suffix>safetensors|bin)")
+INDEX = re.compile(r"(?P<stem>.+?)(\.(?P<suffix>safetensors|bin))?\.index(?P<variant>\.[\w-]+)?\.json")
+
+KINDS = {"safetensors": "safetensors", "bin": "pytorch", "pt": "pytorch", "pth": "pytorch"}
+_MAPPED = re.compile(rb'\.(safetensors|bin|pt|pth)"\s*[,}]')
+_DRIVE = re.compile(r"[A-Za-z]:")
+MAX_INDEX = 100_000_000
+MAX_SHARDS = 10_000
+_MAX_SHOWN = 100  # characters of a value that is no name
+_MAX_NAME = 255  # bytes, on every file system in use
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+
+Entries = Mapping[str, os.DirEntry[str]]
+
+
+class ShardIndex(NamedTuple):
+    """The contents of an index, and the findings of reading it.
+
+    Attributes:
+        path: Where the index lies, or should.
+        files: Names of the shards, below the directory of the index, without those that are refused.
+        weight_map: The shard of each tensor; None where there is no index.
+        metadata: What else the index says.
+        findings: What is wrong with it.
+    """
+
+    path: str
+    files: tuple[str, ...]
+    weight_map: Mapping[str, str] | None
+    metadata: Mapping[str, Any]
+    findings: tuple[Finding, ...]
+
+
+def read_weight_map(path: str) -> tuple[Mapping[str, Any], Mapping[str, Any], tuple[Finding, ...]]:
+    """Return the weight map and metadata of an index file, unchecked, and findings about doubled keys."""
+    with fs.open_source(path) as source:
+        if source.size > MAX_INDEX:
+            raise LimitExceeded(path, f"an index of {source.size:,} bytes", expected=f"at most {MAX_INDEX:,}")
+        data = source.read(0, source.size)
+    if data.startswith(_LFS_POINTER):
+        raise NotDownloaded(path, "a Git LFS pointer, not the file", expected="run 'git lfs pull'")
+    index = parse_json(path, data, "index", constants=True, surrogates=True)
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    metadata = index.get("metadata") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict) or not isinstance(metadata, dict | None):
+        found = "an index without a weight_map from names to files"
+        raise DamagedCheckpoint(path, found, code="index-malformed")
+    doubled = (part for part in (index, weight_map, metadata) if isinstance(part, Doubled))
+    name = os.path.basename(path)
+    findings = tuple(error("duplicate-key", f"{part.key!r} stands twice", name) for part in doubled)
+    return weight_map, metadata or {}, findings
+
+
+def require_few(path: str, shards: Sized) -> None:
+    """Require that an index names no more shards than any honest one."""
+    if len(shards) > MAX_SHARDS:
+        raise LimitExceeded(path, f"{len(shards):,} shards", expected=f"at most {MAX_SHARDS:,}")
+
+
+def read_index(path: str) -> ShardIndex:
+    """Parse an index file."""
+    weight_map, metadata, findings = read_weight_map(path)
+    names = {name if isinstance(name, str) else repr(name)[:_MAX_SHOWN]: name for name in weight_map.values()}
+    require_few(path, names)
+    refused = {text: reason for text, name in names.items() if (reason := refusal(name))}
+    outside = (error("shard-path", f"{reason}; it was not opened", text) for text, reason in refused.items())
+    files = tuple(sorted(names.keys() - refused.keys()))
+    return ShardIndex(path, files, weight_map, metadata, (*findings, *outside))
+
+
+def refusal(name: object) -> str | None:
+    """Return why a file name that is in a file is never followed, or None."""
+    if not isinstance(name, str):
+        return f"no name but a value of type {type(name).__name__}"
+    if "\0" in name or "\\" in name or _DRIVE.match(name):
+        return "a name with NUL, a backslash or a drive"
+    parts = name.split("/")
+    if any(part in ("", ".", "..") for part in parts):
+        return "a path that does not lie below the directory of the index"
+    try:
+        longest = max(len(os.fsencode(part)) for part in parts)
+    except UnicodeEncodeError:
+        return "a name that no file can have"
+    return "a name that is too long" if longest > _MAX_NAME else None
+
+
+def kind_of(name: str, head: bytes) -> str | None:
+    """Return the format of the shards of an index, from its first bytes or else its name; or None."""
+    if b"\0" in head or not head.lstrip().startswith(b"{"):
+        return None
+    shard = _MAPPED.search(head.partition(b'"weight_map"')[2])
+    return KINDS[shard[1].decode()] if shard else _kind_by_name(name)
+
+
+def _kind_by_name(name: str) -> str | None:
+    match = INDEX.fullmatch(name)
+    return KINDS.get(match["suffix"] or "") if match else None
+
+
+def indexes(directory: str, entries: Entries) -> dict[str, str]:
+    """Return the formats of the indexes in a directory by name; a damaged index counts by its name."""
+    kinds = {}
+    for name, entry in entries.items():
+        if INDEX.fullmatch(name) and entry.is_file():
+            head = b""
+            with suppress(CheckpointError), fs.open_source(os.path.join(directory, name)) as source:
+                head = source.read(0, min(HEAD_BYTES, source.size))
+            if kind := kind_of(name, head) or _kind_by_name(name):
+                kinds[name] = kind
+    return kinds
+
+
+def mapped_files(path: str) -> tuple[str, ...]:
+    """Return the shards that an index names; none where it can't be read."""
+    try:
+        return read_index(path).files
+    except CheckpointError:
+        return ()
+
+
+def deeper(mapped: Iterable[str]) -> tuple[str, ...]:
+    """Return the shards that are in directories below that of the index."""
+    return tuple(name.replace("/", os.sep) for name in mapped if "/" in name)
+
+
+Schemes = Mapping[tuple[str, str], list[str]]
+"""The names of shards, by what those of one set have in common: stem and suffix."""
+
+
+def schemes_of(names: Iterable[str]) -> dict[tuple[str, str], list[str]]:
+    """Return the shards among the names in a directory."""
+    schemes: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name in names:
+        if scheme := _scheme(name):
+            schemes[scheme].append(name)
+    return dict(schemes)
+
+
+def schemes_in_names(index_path: str, mapped: Iterable[str]) -> set[tuple[str, str]]:
+    """Return the naming schemes of an index's shards: of the names in it, or else of its own name."""
+    schemes = {scheme for name in mapped if (scheme := _scheme(name))}
+    index = INDEX.fullmatch(os.path.basename(index_path))
+    if not schemes and index:
+        schemes = {(index["stem"] + (index["variant"] or ""), index["suffix"] or "")}
+    return schemes
+
+
+def members(index_path: str, mapped: Iterable[str], names: Collection[str], shards: Schemes) -> list[str]:
+    """Return the shards in a directory that an index names, and those that are named like them.
+
+    ``mapped`` is what the index names; ``names`` are in the directory, ``shards`` are the shards among these.
+    """
+    mapped = set(mapped)
+    alike = (name for scheme in schemes_in_names(index_path, mapped) for name in shards.get(scheme, ()))
+    return sorted({*alike, *(name for name in mapped if name in names)}, key=natural)
+
+
+def _scheme(name: str) -> tuple[str, str] | None:
+    """Return the stem and suffix that the shards of one set share; None for any other file."""
+    match = SHARD.fullmatch(name)
+    return (match["stem"], match["suffix"]) if match else None
+
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".keras", ".msgpack", ".gguf", ".onnx")
 _MOST_EXTRA = 100
-"""So many files beside a set are named one by one; what many indexes in one directory say of each other
+"""So many files next to a set are named one by one; what many indexes in one directory say of each other
 would grow with its square."""
 _COMPANION = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|random_states|sampler)[._]")
 
@@ -113,7 +276,7 @@ class Sharded(SetFormat):
 
 
 def _weights_in(directory: str, entries: Entries) -> Iterator[str]:
-    """Yield what looks like weights in a directory and, as relative paths, in those inside."""
+    """Yield files in a directory and its subdirectories, as relative paths, that may hold weights."""
     for name, entry in entries.items():
         if entry.is_file() and name.lower().endswith(_WEIGHTS) and not _COMPANION.match(name):
             yield name
@@ -138,7 +301,7 @@ class ShardedPytorch(Sharded):
 
 
 def open_set(format: str, asked: Probe | Unit, index: ShardIndex) -> Checkpoint:
-    """Return the checkpoint that the shards of an index make, as many of them as there are.
+    """Return the checkpoint of all shards of an index that exist.
 
     ``format`` is what the shards should be, ``asked`` how the user named the set.
     """
@@ -210,7 +373,7 @@ def _add_shards(shards: OpenedParts, index: ShardIndex, format: str) -> None:
 
 
 def _missing_tensors(index: ShardIndex, shards: OpenedParts) -> dict[str, str]:
-    """Return the tensors that the index maps to what is not here, by name with the reason."""
+    """Return the tensors whose shard is missing, by name with the reason."""
     missing = {name: why for part in shards.parts.values() for name, why in part.missing.items()}
     reasons = {one.where: one.message for one in reversed(shards.findings) if one.code.startswith("shard-")}
     for tensor, name in (index.weight_map or {}).items():
@@ -220,7 +383,7 @@ def _missing_tensors(index: ShardIndex, shards: OpenedParts) -> dict[str, str]:
 
 
 def _check_numbers(shards: OpenedParts, index: ShardIndex) -> None:
-    """Compare what the names ``x-00001-of-00004`` say of each other."""
+    """Compare the counts in names such as ``x-00001-of-00004``."""
     names = [match for name in index.files if (match := SHARD.fullmatch(name))]
     totals = {int(match["total"]) for match in names}
     if len(totals) > 1:
@@ -235,7 +398,7 @@ def _check_numbers(shards: OpenedParts, index: ShardIndex) -> None:
 
 
 def _is_inside(path: str, index_path: str) -> bool:
-    """Tell whether a file lies beside the index, or beside what the index is a link to.
+    """Return whether a file is next to the index, or to the target of a link to the index.
 
     The second is how the cache of the Hugging Face hub looks: links from a snapshot to its blobs.
     """
@@ -256,7 +419,7 @@ def _compare(shards: OpenedParts, name: str, part: Checkpoint, expected: set[str
 
 
 def _judge_neighbours(index: ShardIndex, directory: str, is_directory: bool) -> Iterator[Finding]:
-    """Yield what lies beside the shards and is none; more of it if the directory was asked for."""
+    """Yield findings of other files next to the shards; of more of them if the directory was asked for."""
     if index.weight_map is not None:
         mapped = set(index.files)
         shards = group_names(directory, schemes_of)
@@ -292,3 +455,104 @@ def _check_total(index: ShardIndex, tensors: tuple[Tensor, ...]) -> Iterator[Fin
             yield error("shard-total-size", message, os.path.basename(index.path))
         else:
             yield warning("shard-total-size", message, os.path.basename(index.path))
+
+
+_MOST_OPEN = 16
+"""How many files of a set are open at once."""
+_CLOSING = 8
+"""How many of them are made durable at once: a journal takes them together."""
+
+
+def cut(
+    tensors: Sequence[Tensor],
+    limit: int,
+    *,
+    base: int = 0,
+    overhead: Callable[[Tensor], int] = lambda _: 0,
+) -> list[list[Tensor]]:
+    """Return the tensors of each shard: in their order, as many as fit into a file of ``limit`` bytes.
+
+    One that is larger than that has a shard of its own, and one that shares the bytes of another is in the
+    other's shard, where its values take no room. There is at least one shard.
+
+    Args:
+        tensors: All of them, those that share bytes after those that have them.
+        limit: The most bytes of a file.
+        base: How many bytes a file has without tensors.
+        overhead: The most bytes that a tensor takes next to its values.
+    """
+    shards: list[list[Tensor]] = []
+    current: list[Tensor] = []
+    costs = Counter({tensor.name: tensor.nbytes for tensor in tensors if tensor.shares_with is None})
+    for tensor in tensors:
+        owner = tensor.shares_with
+        costs[tensor.name if owner is None or owner not in costs else owner] += overhead(tensor)
+    room = limit - base
+    shard_of: dict[str, list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.shares_with is not None and tensor.shares_with in shard_of:
+            shard_of[tensor.shares_with].append(tensor)
+            continue
+        if costs[tensor.name] > limit - base:
+            shards.append([tensor])
+            shard_of[tensor.name] = shards[-1]
+            continue
+        if costs[tensor.name] > room:
+            shards.append(current)
+            current, room = [], limit - base
+        current.append(tensor)
+        shard_of[tensor.name] = current
+        room -= costs[tensor.name]
+    if current or not shards:
+        shards.append(current)
+    return shards
+
+
+def shard_names(stem: str, suffix: str, total: int) -> list[str]:
+    """Return the names of the files of a set: ``model-00001-of-00003.safetensors``.
+
+    Args:
+        stem: What is in front of the number, ``model`` or ``pytorch_model``.
+        suffix: With its dot.
+        total: How many there are.
+    """
+    return [f"{stem}-{number:05}-of-{total:05}{suffix}" for number in range(1, total + 1)]
+
+
+def refusals(shards: Mapping[str, Sequence[Tensor]], metadata: Mapping[str, object]) -> Iterator[str]:
+    """Yield why no reader would take a set: too many files, or too long an index; see ``index``."""
+    if len(shards) > MAX_SHARDS:
+        yield f"there would be {len(shards):,} shards, and at most {MAX_SHARDS:,} are read (--shard-size)"
+    if (nbytes := len(index(shards, metadata))) > MAX_INDEX:
+        yield f"the index would have {nbytes:,} bytes, and at most {MAX_INDEX:,} are read"
+
+
+def index(shards: Mapping[str, Iterable[Tensor]], metadata: Mapping[str, object] | None = None) -> bytes:
+    """Return the index of a set as Hugging Face writes it: text with a line break at its end.
+
+    Args:
+        shards: The tensors of each file, by its name. Bytes that several share count once.
+        metadata: What it says beside ``total_size``.
+    """
+    by_file = {name: list(tensors) for name, tensors in shards.items()}
+    owned = [tensor for tensors in by_file.values() for tensor in tensors if tensor.shares_with is None]
+    weight_map = {tensor.name: name for name, tensors in by_file.items() for tensor in tensors}
+    total = {"total_size": sum(tensor.nbytes for tensor in owned)}
+    contents = {"metadata": {**(metadata or {}), **total}, "weight_map": weight_map}
+    return (json.dumps(contents, indent=2, sort_keys=True) + "\n").encode()
+
+
+class Files:
+    """Files of a target that are written one after the other, with few open at once."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._open: list[Sink] = []
+
+    def create(self, name: str) -> Sink:
+        """Return a new file; now and then those created before are closed, and take no more."""
+        if len(self._open) == _MOST_OPEN:
+            in_order(lambda sink, _: sink.close(), self._open, _CLOSING)
+            self._open.clear()
+        self._open.append(self._target.create(name))
+        return self._open[-1]

@@ -1,7 +1,7 @@
-"""Reads the sidecar ``ckpttool.content``: one JSON document of what a format has no place for.
+"""The sidecar ``ckpttool.content``: one JSON document of everything that a format has no place for.
 
-docs/reference/sidecar.md describes it. It holds the paths and roles of the tensors, the ties between them, by
-whose conventions they go, and either the whole tree or what was said beside the tensors.
+docs/reference/sidecar.md describes it. It holds the paths and roles of the tensors, the ties between them,
+the format whose conventions they follow, and either the whole tree or the metadata.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ from typing import Any, TypeGuard
 
 from isal import isal_zlib
 
-from ckpttool.containers.jsontext import Doubled, parse_json
-from ckpttool.containers.zip.zip_headers import Member
-from ckpttool.containers.zip.zip_reader import Archive
+from ckpttool.containers.jsontext import MAX_VALUES, Doubled, parse_json
+from ckpttool.containers.zip_reader import Archive, Member
 from ckpttool.core.checkpoint import Checkpoint, TrainingState
-from ckpttool.core.errors import CheckpointError
+from ckpttool.core.errors import CheckpointError, LimitExceeded
 from ckpttool.core.report import Finding, warning
-from ckpttool.core.tensor import Role, Tensor
+from ckpttool.core.tensor import Role, Tensor, role_of, role_of_module
 from ckpttool.formats.content.assembly import training_of
-from ckpttool.formats.content.flattening import flatten
-from ckpttool.formats.content.tree import replace_tensors
-from ckpttool.formats.content.tree_json import decode_tree
-from ckpttool.formats.torch.tree_nodes import metadata_of
+from ckpttool.formats.content.tree import flatten, replace_tensors
+from ckpttool.formats.content.tree_json import decode_tree, encode_tree
+from ckpttool.formats.torch.tree_nodes import metadata_of, read_out
+from ckpttool.formats.writer import Content
 from ckpttool.storage.source import Source
 
 ENTRY = "ckpttool.content"
@@ -42,7 +41,7 @@ _NUMBERS = (*_COUNTS, "loss", "learning_rate", "best", "seed")
 _MOST = 1 << 63
 """Above any count of epochs or steps; NaN and the infinities are none."""
 _MOST_BITS = 1024
-"""The longest integer that may stand for a float; a seed may be longer than 64 bits."""
+"""The longest integer that may represent a float; a seed may be longer than 64 bits."""
 _MODELS = ("keras.config", "keras.training_config")
 _ASSET, _ARRAYS = "keras.asset:", ".npz"
 
@@ -58,7 +57,7 @@ def apply_sidecar(checkpoint: Checkpoint, document: bytes | str, where: str) -> 
         checkpoint: What the format holds, by its own names, without the entry. Only the new one is to be
             used, and closed.
         document: The entry.
-        where: Where it lies in the file, for the warning.
+        where: Where it is in the file, for the warning.
     """
     try:
         return _apply_document(checkpoint, document)
@@ -89,7 +88,7 @@ def apply_sidecar_record(checkpoint: Checkpoint, archive: Archive, member: Membe
 
 
 def apply_sidecar_file(checkpoint: Checkpoint, source: Source | None) -> Checkpoint:
-    """Return a checkpoint with all that a file beside it says of it; see ``apply_sidecar_record``."""
+    """Return a checkpoint with all that a file next to it says of it; see ``apply_sidecar_record``."""
     if source is None:
         return checkpoint
     if source.size > MAX_DOCUMENT:
@@ -158,7 +157,7 @@ def _apply_document(checkpoint: Checkpoint, document: bytes | str) -> Checkpoint
 def _metadata(
     content: dict[str, Any], tree: object, tensors: tuple[Tensor, ...], checkpoint: Checkpoint
 ) -> Mapping[str, object]:
-    """Return what is said beside the tensors: by the tree if there is one, or else by the document."""
+    """Return the metadata: of the tree if there is one, or else of the document."""
     metadata = content.get("metadata")
     if metadata is not None:
         flatten(metadata, _require_plain, checkpoint.path)
@@ -175,7 +174,7 @@ def _metadata(
 
 
 def _require_plain(node: object) -> None:
-    """Require that a node can stand in the metadata."""
+    """Require that a node can are in the metadata."""
     kind = type(node)
     for item in node if isinstance(node, list) else (node,):
         if isinstance(item, int) and item.bit_length() > _MAX_INTEGER_BITS:
@@ -187,7 +186,7 @@ def _require_plain(node: object) -> None:
 
 
 def _conventions(parsed: Mapping[str, object]) -> tuple[str, Mapping[str, str]]:
-    """Return the format whose names and layouts the tensors have, and of which types their layers are."""
+    """Return the format whose names and layouts the tensors have, and the types of their layers."""
     format, layers = parsed["conventions"], parsed.get("layers", {})
     if not isinstance(format, str) or not isinstance(layers, dict):
         raise ValueError("the conventions or the layers are none")
@@ -243,7 +242,7 @@ def _change_roles(roles: object, stored: Mapping[str, Tensor]) -> dict[int, Tens
 
 
 def training_document(state: TrainingState) -> dict[str, object]:
-    """Return what is known of a training but its hyper-parameters, which the metadata have."""
+    """Return a training state without hyper-parameters, which are in the metadata."""
     fields = {name: getattr(state, name) for name in (*_NUMBERS, "saved_at")}
     document: dict[str, object] = {name: value for name, value in fields.items() if _is_valid(name, value)}
     if state.metrics:
@@ -254,7 +253,7 @@ def training_document(state: TrainingState) -> dict[str, object]:
 
 
 def check_training(document: object) -> None:
-    """Require what ``training_document`` returns."""
+    """Require the form of a document of ``training_document``."""
     if not isinstance(document, dict):
         raise ValueError("the training state is no dictionary")
     for name, value in document.items():
@@ -270,7 +269,7 @@ def merge_training(state: TrainingState, document: Mapping[str, Any]) -> Trainin
 
 
 def _is_valid(name: object, value: object) -> bool:
-    """Tell whether a field of a training state can have a value; a loss that is NaN is one."""
+    """Return whether a field of a training state can have a value; a loss that is NaN is one."""
     if name in _NUMBERS:
         return _is_number(value) and (name not in _COUNTS or -_MOST < value < _MOST)
     if name in ("metrics", "origin"):
@@ -289,7 +288,7 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def native_safety(native: Mapping[str, bytes], where: str, nbytes: int) -> tuple[Finding, ...]:
-    """Return what the readers of the formats that native parts come from would say against them.
+    """Return the safety findings that the readers of native parts' formats would give.
 
     ``native`` is as in ``Checkpoint``, ``where`` the place that carries it, and ``nbytes`` the size of the
     files.
@@ -314,7 +313,7 @@ def native_safety(native: Mapping[str, bytes], where: str, nbytes: int) -> tuple
 
 
 def _asset_findings(key: str, data: bytes, where: str) -> tuple[Finding, ...]:
-    """Return what is to be said of a file beside a model: it may hold arrays, or be a pickle."""
+    """Return the safety findings of a model's asset, which may hold arrays or be a pickle."""
     if key.endswith(_ARRAYS):
         message = "arrays, in which there may be pickles that were not looked at"
         return (warning("not-scanned", message, where),)
@@ -332,3 +331,77 @@ def _asset_findings(key: str, data: bytes, where: str) -> tuple[Finding, ...]:
         return ()
     message = "a record that Keras does not write; what would use it is not known"
     return (warning("not-scanned", message, where),)
+
+
+def sidecar_of(content: Content, *, tree: bool = True, names: bool = False) -> bytes | None:
+    """Return the sidecar of a content as JSON text in ASCII, or None if there is nothing to carry.
+
+    Args:
+        content: What is written; the reader of the target must give its tensors their own names.
+        tree: False where the format holds the tree itself, and the ties: only what is not to be told from
+            these is in it then.
+        names: Whether some names are to be stored though nothing else is.
+    """
+    return content.memoized(("sidecar", tree, names), lambda: _make_sidecar(content, tree, names))
+
+
+def _make_sidecar(content: Content, tree: bool, names: bool) -> bytes | None:
+    parts: dict[str, object] = {}
+    if tree and content.tree is not None:
+        parts["tree"] = content.tree
+    if content.metadata:
+        parts["metadata"] = dict(content.metadata)
+    if content.native:
+        parts["native"] = dict(content.native)
+    has_tensors = tree or content.tree is None
+    training, roles = training_document(content.training), dict[str, str]()
+    if not has_tensors:
+        roles, training = _beside_tree(content)
+    if training:
+        parts["training"] = training
+    needs_tensors = has_tensors and (names or any(map(_is_more_than_its_name, content.tensors)))
+    if not (parts or roles or content.conventions or needs_tensors):
+        return None
+    form, shared = encode_tree(parts)
+    sidecar: dict[str, object] = {"schema": SCHEMA, "source": content.source_format}
+    if content.conventions:
+        sidecar |= {"conventions": content.conventions, "layers": dict(content.layers)}
+    if has_tensors:
+        sidecar["tensors"] = {tensor.name: _tensor_entry(tensor) for tensor in content.tensors}
+    if roles:
+        sidecar["roles"] = roles
+    sidecar |= {"shared": shared, "content": form}
+    text = json.dumps(sidecar, separators=(",", ":"), allow_nan=False)
+    if len(text) > MAX_DOCUMENT or sum(map(text.count, "[{,")) > MAX_VALUES:
+        raise LimitExceeded(ENTRY, f"{len(text):,} bytes of JSON", expected=f"at most {MAX_DOCUMENT:,}")
+    return text.encode("ascii")
+
+
+def _beside_tree(content: Content) -> tuple[dict[str, str], dict[str, object]]:
+    """Return the roles, and the training state, that are not read out of the tree by itself."""
+    tensors, state = read_out(content.tree, ENTRY)
+    known = {tensor.name: tensor.role for tensor in tensors}
+    roles = {
+        tensor.name: tensor.role.value
+        for tensor in content.tensors
+        if known.get(tensor.name) is not tensor.role
+    }
+    training, of_tree = training_document(content.training), training_document(state)
+    is_known = all(of_tree.get(name) == value for name, value in training.items() if name != "origin")
+    return roles, {} if is_known else training
+
+
+def _tensor_entry(tensor: Tensor) -> dict[str, object]:
+    entry: dict[str, object] = {"path": list(tensor.path), "role": tensor.role.value}
+    if tensor.shares_with is not None:
+        entry["shares_with"] = tensor.shares_with
+    return entry
+
+
+def _is_more_than_its_name(tensor: Tensor) -> bool:
+    """Return whether a tensor has a path, tie or role that its name alone doesn't give."""
+    if len(tensor.path) != 1 or tensor.shares_with is not None:
+        return True
+    if tensor.role is Role.WEIGHTS:
+        return role_of(tensor.path, tensor.shape) in (Role.OPTIMIZER, Role.TRAINING)
+    return tensor.role is Role.OTHER and role_of_module(tensor.path) is Role.WEIGHTS

@@ -1,6 +1,6 @@
 """A directory for each save, ``step_100``, with whatever a training put into it, as one checkpoint.
 
-``iter_0000100/mp_rank_00/model_optim_rng.pt``, ``step_100/{model,optim}.pt``: what lies in it is read by the
+``iter_0000100/mp_rank_00/model_optim_rng.pt``, ``step_100/{model,optim}.pt``: what is in it is read by the
 formats that recognise it. A directory of that name that is a run of its own, with saves in it, is none.
 
 Sources: NVIDIA/Megatron-LM ``megatron/training/checkpointing.py`` (``get_checkpoint_name``); ray-project/ray
@@ -29,8 +29,7 @@ from ckpttool.core.report import warning
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.core.training import training_state
 from ckpttool.formats.interface import Format, Probe, Unit
-from ckpttool.formats.opening import open_unit
-from ckpttool.formats.parts import OpenedParts, file_entry
+from ckpttool.formats.opening import OpenedParts, file_entry, open_unit
 from ckpttool.storage import fs
 
 _RANK = re.compile(r"(?<![a-z])(?<!lora[-_])rank[-_]?([0-9]{1,5}(?:_[0-9]{1,5})*)(?![0-9])", re.IGNORECASE)
@@ -57,7 +56,7 @@ _MAX_NAMED = 10
 
 
 class StepDirectory(Format):
-    """What one save put into a directory of its own; asked only where no other format recognises that."""
+    """The directory of one save, if no other format recognises it."""
 
     name: ClassVar[str] = "pytorch"
     takes_in = True
@@ -118,7 +117,7 @@ class StepDirectory(Format):
 
 
 def is_step_directory(path: str) -> bool:
-    """Tell whether a directory is called as one that holds one save: by its step, and nothing else."""
+    """Return whether a directory is called as one that holds one save: by its step, and nothing else."""
     name = _own_name(path)
     if _BARE_STEP.fullmatch(name):
         return all(fs.isdir(os.path.join(path, part)) for part in _LEROBOT)
@@ -126,13 +125,13 @@ def is_step_directory(path: str) -> bool:
 
 
 def is_run(path: str) -> bool:
-    """Tell whether saves that count something else than a directory lie in it, one after another."""
+    """Return whether saves that count something else than a directory are in it, one after another."""
     counts = _Counts(_own_name(path), (os.path.relpath(file, path) for file in _files(path)))
     return counts.are_of_a_run
 
 
 def own_count_inside(name: str, paths: Iterable[str]) -> str | None:
-    """Return the name of what counts saves of its own in a step's directory, so that it could be a run.
+    """Return the name of an entry in a step's directory that counts saves of its own, as in a run.
 
     ``name`` is the directory's; ``paths`` of the files in it are relative to it.
     """
@@ -140,7 +139,7 @@ def own_count_inside(name: str, paths: Iterable[str]) -> str | None:
 
 
 def _is_of_a_model(unit: Unit) -> bool:
-    """Tell whether it is more than data: a directory of arrays may hold what was computed at a step."""
+    """Return whether it is a model's, rather than arrays that were computed at a step."""
     from ckpttool.formats import suffix_format
 
     format = unit.format or suffix_format(os.path.basename(unit.path))
@@ -148,10 +147,10 @@ def _is_of_a_model(unit: Unit) -> bool:
 
 
 class _Counts:
-    """What the names in a step's directory count besides its own step.
+    """Numbers in the names of a step's directory, besides its own step.
 
     Attributes:
-        are_of_a_run: Whether several saves lie in it, or the directory of another.
+        are_of_a_run: Whether several saves are in it, or the directory of another.
         other: A name that counts something else than the directory, which may be the only save of a run.
     """
 
@@ -195,7 +194,7 @@ class _Counts:
             self._ordinals[directory, fields.blank][fields.number] = name
 
     def _are_parts(self, directory: str, named: dict[int, str]) -> bool:
-        """Tell whether numbers are those of ranks, of models beside a first without one, or the step."""
+        """Return whether numbers are those of ranks, of models next to a first without one, or the step."""
         if not self._own.isdisjoint(named) and len(named) == 1:
             return True
         last = max(named)
@@ -221,7 +220,7 @@ def _files(directory: str) -> Iterator[str]:
 
 
 def _add_all(parts: OpenedParts, directory: str) -> None:
-    """Open all that lies in a directory; what no format knows by its content is a warning."""
+    """Open all files in a directory; a file of no known format is a warning."""
     from ckpttool.formats import open_checkpoint
     from ckpttool.formats.discovery import Walk, units_inside
 
@@ -245,7 +244,7 @@ def _add_all(parts: OpenedParts, directory: str) -> None:
 
 
 _Ranks = dict[tuple[str, str, int], dict[tuple[int, ...], re.Match[str]]]
-"""Where each rank is named, by its numbers; by what stands before and behind these, and how many they are."""
+"""Where each rank is named, by its numbers; by what is before and behind these, and how many they are."""
 
 
 def _ranks(parts: OpenedParts) -> _Ranks:
@@ -284,7 +283,7 @@ def _note_missing_ranks(parts: OpenedParts, ranks: _Ranks) -> None:
 
 
 def _keys(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return what each part is called in all saves alike: its path, without suffix and without the step."""
+    """Return the key of each part, which is the same in all saves: its path without suffix and step."""
     keys = {name: tuple(_key(parse_name(part).blank) or part for part in _split(name)) for name in names}
     if len(set(keys.values())) == len(names):
         return keys
@@ -297,7 +296,7 @@ def _split(name: str) -> tuple[str, ...]:
 
 
 def _key(name: str) -> str:
-    """Return a name without its suffix, and without what is left around a number that was blanked."""
+    """Return a name without its suffix, and without separators around a blanked number."""
     stem = os.path.splitext(name)[0] or name
     return re.sub(r"[-_.=]*\*", "", stem).strip("-_.=")
 
@@ -308,7 +307,7 @@ def _below(key: Collection[str], tensor: Tensor) -> Tensor:
 
 
 def _training_step(parts: OpenedParts, directory: str) -> dict[str, Any]:
-    """Return LeRobot's record of the step, ``{"step": 20000}``; empty where there is none."""
+    """Return LeRobot's record of the step, ``{"step": 20000}``; empty if there is none."""
     path = os.path.join(directory, _TRAINING_STEP)
     if not fs.isfile(path):
         return {}
@@ -325,7 +324,7 @@ def _training_step(parts: OpenedParts, directory: str) -> dict[str, Any]:
 
 
 def _training(parts: OpenedParts, record: Mapping[str, Any], name: str) -> TrainingState:
-    """Return what the parts say of the training, the first of each; the directory's name is asked last."""
+    """Return the training state, each value from the first part that has it, or the directory's name."""
     values: dict[str, Any] = {}
     metrics: dict[str, float] = {}
     origin: dict[str, str] = {}

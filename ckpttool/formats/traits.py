@@ -1,7 +1,7 @@
-"""What is to be known of each format beside what its checkpoints say of themselves: one row a format.
+"""The traits of each format, one row a format.
 
 What is outside of ``formats/`` asks the row what a format can or can't. The few places that name one all the
-same stand in a list of ``tests/test_house.py``, each with its reason.
+same are in a list of ``tests/test_house.py``, each with its reason.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Family(enum.Enum):
 
 
 class Program(NamedTuple):
-    """A program beside tensors, which no other format could run.
+    """A program in addition to tensors, which no other format could run.
 
     Attributes:
-        key: Of the metadata: what stands there describes it.
+        key: Of the metadata: what is there describes it.
         name: What it is.
         path: Where it lies.
         content: What of it is lost with it.
@@ -39,13 +39,15 @@ class Program(NamedTuple):
 
 
 class Traits(NamedTuple):
-    """One format; what its row doesn't say is so for most.
+    """Traits of one format; the defaults are those of most.
 
     Attributes:
         title: How people write its name, where that is another.
-        readers: What opens it, as ``module:Class`` of ``formats/``, with the kinds of content
-            (``Probe.kinds``) that it may have: all readers of a probe's kinds are asked, the others not even
-            imported.
+        readers: Classes that open it, as ``module:Class`` of ``formats/``, each with the kinds of content
+            (``Probe.kinds``) that it may have; ``set`` if its checkpoints are several entries of a directory.
+            Only readers of a probe's kinds are imported and asked.
+        record: Pattern of the name of a record, from the root of a zip or below its only directory, that
+            every zip of this format has; other zips aren't shown to it. Empty if there is none.
         writer: What writes it, as ``module:Class`` of ``formats/``; empty where nothing does.
         checkpoint_list: Kind of file in which the framework lists the checkpoints of a directory, as
             ``module:Class`` of ``formats/``.
@@ -55,7 +57,7 @@ class Traits(NamedTuple):
         dialect: Formats of one dialect say the same things under the same keys. Any other has its own.
         varies: Some of its variants hold the weights alone, so that each is a dialect.
         nests_state_dicts: A key may be a container that somebody put a state dict into.
-        holds_layers: Nothing lies around the layers, whose names are the model's; their variables may have
+        holds_layers: Nothing is around the layers, whose names are the model's; their variables may have
             numbers instead of names.
         has_object_graph: Variables are found through a graph of objects, which may list one several times.
         is_container: It may hold anything; without anything but names of tensors, it holds nothing.
@@ -63,7 +65,7 @@ class Traits(NamedTuple):
         has_some_checksums: Some of its files carry the checksums of all.
         counts_epochs_from_one: Keras may have written it, which counts epochs from 1, and from 0 in its logs.
         is_part_of_others: What takes in directories may consist of it: adapters, parts of a pipeline, shards.
-        has_directories: Its own parts lie in directories, and look like checkpoints there.
+        has_directories: Its own parts are in directories, and look like checkpoints there.
         program: The program that it holds.
         program_variants: Of which of its variants that is so, where it is not so of all.
         unread_files: Keys of the metadata that list files that are neither tensors nor read.
@@ -71,13 +73,14 @@ class Traits(NamedTuple):
         own_keys: Keys of the metadata that it writes for itself; in any other they are the user's.
         rewritten: Variants of files that its writer writes in the very same form.
         known_directories: Variants that are directories of which it is known what belongs there.
-        members: What such a directory consists of, where its reader tells of all that lies there.
+        members: What such a directory consists of, where its reader tells of all that is there.
         library: The library that loads it, as Hugging Face's model cards name it.
         loaders: Python that loads ``NAME`` with its framework, and runs nothing that it holds, by variant.
     """
 
     title: str = ""
     readers: Mapping[str, str] = {}
+    record: str = ""
     writer: str = ""
     checkpoint_list: str = ""
     suffixes: tuple[str, ...] = ()
@@ -125,7 +128,7 @@ _COMMIT_MARKER = re.compile(
 
 
 def is_commit_marker(name: str) -> bool:
-    """Tell whether a file of this name makes its checkpoint whole: without it there is none, or a part."""
+    """Return whether a file of this name makes its checkpoint whole: without it there is none, or a part."""
     return _COMMIT_MARKER.fullmatch(name) is not None
 
 
@@ -140,9 +143,9 @@ TRAITS: Mapping[str, Traits] = {
             "torch.zip:PytorchZip": "zip",
             "pickles:PytorchLegacy": "pickle other",
             "torch.tar:PytorchTar": "tar",
-            "sharded:ShardedPytorch": "json directory",
+            "sharded:ShardedPytorch": "json directory set",
             "torch.deepspeed:DeepSpeed": "directory",
-            "torch.rank_set:RankFiles": "zip pickle other directory",
+            "torch.rank_set:RankFiles": "prefix directory set",
         },
         writer="torch.writer:PyTorchWriter",
         suffixes=(".pt", ".pth", ".pth.tar", ".ckpt", ".bin"),
@@ -157,7 +160,7 @@ TRAITS: Mapping[str, Traits] = {
         loaders={None: "from safetensors.torch import load_file\n\nweights = load_file(NAME)"},
         readers={
             "safetensors.reader:Safetensors": "json",
-            "sharded:ShardedSafetensors": "json directory",
+            "sharded:ShardedSafetensors": "json directory set",
             "hf_trainer:HfTrainer": "directory",
             "torch.dcp_safetensors:DcpConsolidated": "directory",
         },
@@ -173,7 +176,7 @@ TRAITS: Mapping[str, Traits] = {
         library="tf-keras",
         loaders={None: "import tensorflow as tf\n\nreader = tf.train.load_checkpoint(NAME)"},
         title="TensorFlow",
-        readers={"tensorflow.checkpoint:TensorFlow": "table other directory"},
+        readers={"tensorflow.checkpoint:TensorFlow": "table other directory set"},
         writer="tensorflow.writer:TensorFlowWriter",
         checkpoint_list="tensorflow.checkpoint_list:TensorFlowState",
         suffixes=(".index",),
@@ -186,7 +189,7 @@ TRAITS: Mapping[str, Traits] = {
         library="tf-keras",
         loaders={None: "import tensorflow as tf\n\nmodel = tf.saved_model.load(NAME)"},
         title="SavedModel",
-        readers={"savedmodel.directory:SavedModelDirectory": "other directory"},
+        readers={"savedmodel.directory:SavedModelDirectory": "other directory set"},
         writer="savedmodel.writer:SavedModelWriter",
         family=Family.KERAS,
         has_object_graph=True,
@@ -206,6 +209,7 @@ TRAITS: Mapping[str, Traits] = {
         loaders={None: "import keras\n\nmodel = keras.saving.load_model(NAME)"},
         title="Keras",
         readers={"keras.zip:KerasZip": "zip"},
+        record=r"config\.json",
         writer="keras.writer:KerasWriter",
         suffixes=(".keras",),
         family=Family.KERAS,
@@ -218,7 +222,7 @@ TRAITS: Mapping[str, Traits] = {
     "keras-h5": Traits(
         library="keras",
         title="Keras HDF5",
-        readers={"keras.h5:KerasH5": "hdf5", "keras.sharded:KerasSharded": "json directory"},
+        readers={"keras.h5:KerasH5": "hdf5", "keras.sharded:KerasSharded": "json directory set"},
         writer="keras.writer:KerasH5Writer",
         suffixes=(".weights.h5",),
         model_suffixes=(".h5",),
@@ -243,6 +247,7 @@ TRAITS: Mapping[str, Traits] = {
         loaders={"npz": "import numpy as np\n\narrays = np.load(NAME)"},
         title="NumPy",
         readers={"arrays.files:Npy": "numpy", "arrays.files:Npz": "zip"},
+        record=r".*\.npy|ckpttool\.content",
         writer="arrays.npz_writer:NpzWriter",
         suffixes=(".npz",),
         is_container=True,
@@ -274,7 +279,7 @@ TRAITS: Mapping[str, Traits] = {
     "paddle": Traits(
         library="paddlepaddle",
         title="Paddle",
-        readers={"pickles:PaddlePickle": "pickle other", "paddle.files:PaddleFiles": "json other"},
+        readers={"pickles:PaddlePickle": "pickle other", "paddle.files:PaddleFiles": "json other set"},
         family=Family.PADDLE,
         varies=True,
         nests_state_dicts=True,
@@ -295,6 +300,7 @@ TRAITS: Mapping[str, Traits] = {
         loaders={None: "import torch\n\nmodel = torch.jit.load(NAME)"},
         title="TorchScript",
         readers={"torch.torchscript:TorchScript": "zip"},
+        record=r"constants\.pkl",
         program=Program("code", "the code", "code", "the program"),
         unread_files=("extra", RECORDS),
     ),
@@ -302,6 +308,7 @@ TRAITS: Mapping[str, Traits] = {
         library="pytorch",
         title="torch.export",
         readers={"torch.export:TorchExport": "zip"},
+        record=r"archive_format|models/.*|serialized_exported_program\.json",
         program=Program("models", "the exported graph", "models", "the program"),
         unread_files=(RECORDS,),
         own_keys=frozenset({"schema_version", "opset_version"}),
@@ -310,6 +317,7 @@ TRAITS: Mapping[str, Traits] = {
         library="stable-baselines3",
         title="Stable-Baselines3",
         readers={"torch.stable_baselines:StableBaselines": "zip"},
+        record="_stable_baselines3_version",
     ),
 }
 """Those of each format, by its name; those that can be written first."""
@@ -318,5 +326,5 @@ _OTHERS = Traits()
 
 
 def traits_of(format: str) -> Traits:
-    """Return what is to be known of a format; a third party's is like most."""
+    """Return the traits of a format; the defaults for one of another package."""
     return TRAITS.get(format, _OTHERS)

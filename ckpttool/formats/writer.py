@@ -1,4 +1,4 @@
-"""What is to be written, whatever the format, what a writer is, and which formats have one.
+"""The interface of writers: contents, options and targets, and the writers of formats.
 
 A writer knows what its format can't hold, and streams the rest. The format's row in ``traits.py`` names it.
 ``ops.conversion_plan`` brings the content of a source into the form that was asked for, and asks the writer
@@ -26,14 +26,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a checkpoint holds, in the form in which it is to be written.
+    """The content of a checkpoint to be written.
 
     Attributes:
         tensors: In their order. No two have one name; one that ``shares_with`` another comes behind that, and
             is the same view of the same bytes. A tensor without values (of the meta device) never is here.
         tree: As ``Checkpoint.tree``, with these same ``Tensor`` objects in their places; None: there is
             nothing but the tensors by name.
-        metadata: What the source says beside its tensors, as plain data that JSON can hold; empty where the
+        metadata: What the source says next to its tensors, as plain data that JSON can hold; empty where the
             tree holds it.
         training: As ``Checkpoint.training``; empty where nothing but weights is wanted.
         native: As ``Checkpoint.native``.
@@ -66,7 +66,7 @@ class Content:
         return sum(tensor.nbytes for tensor in self.owned)
 
     def memoized(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return what a writer makes of it, made when it is first asked for."""
+        """Return a value that a writer computes from the content once."""
         if key not in self._memo:
             self._memo[key] = make()
         made: T = self._memo[key]
@@ -75,7 +75,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """What a writer is told beside the content.
+    """Options of a writer.
 
     Attributes:
         shard_size: The most bytes of one file, where the content is to be cut into several.
@@ -87,7 +87,7 @@ class WriteOptions:
 
 
 class Target(Protocol):
-    """What a writer writes into.
+    """The place into which a writer writes.
 
     Attributes:
         target: Where it will stand.
@@ -99,7 +99,7 @@ class Target(Protocol):
         """Return a new file of the target.
 
         Args:
-            name: Of a directory, the path in it; of a prefix, what comes behind it; of a file, nothing.
+            name: Of a directory, the path in it; of a prefix, what comes after it; of a file, nothing.
         """
 
 
@@ -136,7 +136,7 @@ class Writer(ABC):
     Attributes:
         name: As the documentation lists it.
         dtypes: Names of the element types that it can hold.
-        shape: What a target is: one file, a directory, or several files behind a common prefix.
+        shape: What a target is: one file, a directory, or several files with a common prefix.
         takes_shards: Whether the content can be cut into several files (a target is a directory then).
         own_metadata: Keys of the metadata that the format says in its own words.
         own_native: Native parts that it holds in its own form.
@@ -151,7 +151,7 @@ class Writer(ABC):
 
     @abstractmethod
     def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
-        """Yield what the format can't hold, a sentence each that names the tensor; types are asked apart."""
+        """Yield a sentence, with the tensor's name, for content that the format can't hold, except types."""
 
     def unsafe_globals(self, content: Content, options: WriteOptions) -> tuple[str, ...]:
         """Return the names that the format's loader admits only where its caller asks: none, for most.
@@ -178,7 +178,7 @@ class Writer(ABC):
         return None
 
     def dropped_native(self, content: Content) -> frozenset[str]:
-        """Return the native parts that are not written: they tell of tensors that are not in the content."""
+        """Return the native parts that are not written since they belong to tensors outside the content."""
         return frozenset()
 
     @abstractmethod
@@ -192,7 +192,7 @@ class Writer(ABC):
 
 
 def fold_name(name: str) -> str:
-    """Return what is equal of names that are one to a file system that ignores case."""
+    """Return a name in the form that file systems which ignore case compare."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 

@@ -16,7 +16,7 @@ from ckpttool.containers.tfrecord import encoded_record, records
 from ckpttool.core.errors import from_os_error
 from ckpttool.runs.trackers import LoggedCheckpoint, Record, Tracker
 from ckpttool.storage import fs
-from ckpttool.storage.atomic import write_atomically
+from ckpttool.storage.directories import write_atomically
 
 _STEP, _FILE_VERSION, _SUMMARY = 2, 3, 5
 _TIME_KEY = b"\x09"

@@ -1,7 +1,7 @@
 """Operations: checkpoint in, frozen result out. They neither print nor exit nor read the command line.
 
 To add one, write a module here, a command in ``cli/`` that calls it, and its page in ``docs/``. What
-``merge`` needs beside a conversion is in ``merging/``.
+``merge`` needs next to a conversion is in ``merging/``.
 
 - Safety and integrity are two verdicts: a file can be intact and unsafe, or damaged and harmless. What was
   seen before a pickle broke off counts for its safety.

@@ -108,7 +108,7 @@ def average(
 
 
 def shares_of(count: int, weights: Sequence[float] | None = None, ema: float | None = None) -> list[float]:
-    """Return how much each of so many sources counts; only the ratios matter.
+    """Return the weight of each source; only the ratios matter.
 
     Source of the moving average: PyTorch ``torch/optim/swa_utils.py`` (``get_ema_avg_fn``).
     """
@@ -293,7 +293,7 @@ def _average_values(
 
 
 def _groups(tensor: Tensor, lengths: Sequence[int]) -> Iterator[bytearray | memoryview]:
-    """Yield a tensor's bytes in groups of so many elements; what lies in one piece isn't copied."""
+    """Yield a tensor's bytes in groups of given numbers of elements, without copies if it is contiguous."""
     sizes = [tensor.dtype.nbytes(length) for length in lengths]
     if isinstance(tensor.values, Contiguous) and sizes and sizes[0] % 16 == 0:
         return tensor.blocks(sizes[0])
@@ -336,9 +336,9 @@ def _settle_infinities(sources: Sequence[_Weights], name: str, wide: Array, sums
 
 
 def _settle_overflows(wide: Array, parts: Sequence[float], sums: Array) -> None:
-    """Average anew, in halves, what is finite in all sources and whose sum is not.
+    """Average elements again, in halves, that are finite in all sources but whose sum is not.
 
-    The average lies between the least and the largest element, which rounding must not leave.
+    The average is between the least and the largest element, which rounding must not leave.
     """
     import numpy as np
 
@@ -365,7 +365,7 @@ def _rounded(sums: Array, last: Tensor, path: str) -> memoryview:
 
 
 def _to_odd(sums: Array) -> Array:
-    """Return float64 values as float32 ones from which rounding to fewer bits gives what it gives of them.
+    """Return float64 values as float32, rounded to odd so that further rounding gives the same result.
 
     What is not exact gets an odd last bit, so that it is never taken for a tie.
     """

@@ -1,20 +1,41 @@
 """The checks on one open checkpoint. Each byte is read once, for its checksum and its values together.
 
-A check passes only for what it looked at: what a format can't tell is skipped, and says so.
+A check passes only for what it looked at: content that a format can't check is skipped, with the reason.
+
+Weights without content (no elements, or one value again and again) are warnings: a model may be saved before
+it is trained. Constants that honest models begin with are no finding: biases and shifts of zero, scales and
+norms of one, masks, statistics, and all state of an optimizer.
+
+Hugging Face's directories may hold a second copy of the weights in PyTorch's own format, and each library
+loads the one that it prefers: if one copy was saved again, the other has other values. DeepSpeed's universal
+checkpoints hold a rounded copy of each weight.
+
+The checks ``load`` and ``predict`` give the checkpoint to its framework if all else is well. The child
+process is started first, so that it imports the framework while this one reads the file.
+
+Source: huggingface/transformers ``utils/__init__.py`` (``WEIGHTS_NAME``, ``SAFE_WEIGHTS_NAME``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.dtypes import numpy_dtype
 from ckpttool.core.errors import CheckpointError, LimitExceeded
-from ckpttool.core.report import Finding, Severity, error, has_errors
-from ckpttool.core.tensor import Path, Tensor
-from ckpttool.core.text import counted
-from ckpttool.core.values import storages_of
-from ckpttool.ops.hollow_weights import Element, hollow_findings
+from ckpttool.core.report import Finding, Severity, error, has_errors, warning
+from ckpttool.core.tensor import Path, Role, Tensor, role_below
+from ckpttool.core.text import counted, first_names
+from ckpttool.core.values import regroup, storages_of
+from ckpttool.formats import open_checkpoint
+from ckpttool.formats.torch.deepspeed_zero import MODULE, is_full_precision
+from ckpttool.formats.torch.deepspeed_zero import VARIANT as UNIVERSAL
+from ckpttool.formats.traits import traits_of
+from ckpttool.ops.digests import why_unproven
 from ckpttool.ops.manifest import UNLISTED, compare_manifests, has_statements, manifests_of
 from ckpttool.ops.scan_findings import (
     checksum_findings,
@@ -27,7 +48,6 @@ from ckpttool.ops.scan_findings import (
     why_no_checksums,
     why_no_values,
 )
-from ckpttool.ops.stored_sums import why_unproven
 from ckpttool.ops.verdict import (
     CHECKS,
     COPY,
@@ -43,14 +63,210 @@ from ckpttool.ops.verdict import (
     fatal,
     safety_of,
 )
-from ckpttool.ops.weight_copies import weight_copy_findings
+from ckpttool.storage import fs
 from ckpttool.storage.scan import Scanned, count_specials, scan
 from ckpttool.storage.work import Advance
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from ckpttool.ops.ignored_findings import Ignore
     from ckpttool.ops.prediction import Prediction
     from ckpttool.predict.run import StageResult
+
+Element = Callable[[Tensor], bytes | None]
+"""Returns the element that a whole tensor repeats, little-endian; None where it has others, or if unknown."""
+
+_STATE_DICT = re.compile(r"model|net|network|weights|(\w+_)?state_dict|model_state", re.IGNORECASE)
+_ADAPTER = re.compile(r"(^|[._])(lora_B|lora_up|lora_embedding_A)([._]|$)")
+"""What a LoRA adapter has in each layer that is zero until it is trained."""
+_NEEDED = re.compile(r"(^|.*[._/])(weight|kernel|embeddings?|bias|w|b|gamma|beta)(_\d+)?")
+_NORM = re.compile(r"norm|(^|[._/])(ln|bn|gn)(\d|[._/]|$)", re.IGNORECASE)
+_MAY_REPEAT = re.compile(
+    r"(?<![a-z])(absmax|alphas?|anchors?|avg|b|beta|bias(es)?|buffer|cache|cell|counts?|grid|hidden|mask(ed|s)?|mean|memory|"
+    r"moving|noise|ones|queue|running|scal(e|es|ing)|shifts?|states?|stats?|std|var(iance)?|window|zeros?|zp)(?![a-z])"
+)
+"""Words in the last part of a name that say it is none of those that multiply what comes in."""
+_HAVE_KERNELS = frozenset({"Dense", "Conv1D", "Conv2D", "Conv3D", "Embedding"})
+
+
+def hollow_findings(checkpoint: Checkpoint, element_of: Element) -> Iterator[Finding]:
+    """Yield a warning for each way in which the weights are there in name only.
+
+    Args:
+        checkpoint: One in whose structure nothing is wrong.
+        element_of: Asked for tensors of floating-point numbers that have elements.
+    """
+    traits = traits_of(checkpoint.format)
+    is_bare = traits.holds_tensors_alone or (traits.is_container and not checkpoint.metadata)
+    if not checkpoint.tensors and is_bare:
+        yield warning("no-tensors", "it holds no tensor")
+    for key, value in checkpoint.metadata.items():
+        is_empty = isinstance(value, Mapping) and not value
+        if is_empty and _STATE_DICT.fullmatch(key) and role_below((key,)) is Role.WEIGHTS:
+            yield warning("no-tensors", "a state dict that holds no tensor", key)
+    weights = [one for one in checkpoint.tensors if one.role is Role.WEIGHTS and one.dtype.float_code]
+    needed = (one for one in weights if not (one.shard is not None and one.shard.is_empty))
+    empty = [one.name for one in needed if not one.size and _NEEDED.fullmatch(one.name)]
+    if empty:
+        message = (
+            f"{len(empty):,} of {counted(len(weights), 'weight')} have no element, as those of a model "
+            "that is split over processes and was not gathered"
+        )
+        yield warning("weights-empty", message, first_names(empty))
+    filled = [one for one in weights if one.size and one.values is not None and one.shares_with is None]
+    repeated = {one.name: element for one in filled if (element := element_of(one)) is not None}
+    zero = {name for name, element in repeated.items() if not any(element)}
+    if len(zero) == len(filled) and any(map(_must_vary, filled)):
+        yield warning("weights-zero", f"all {counted(len(filled), 'weight')} hold nothing but zeros")
+        return
+    starts = [one.name for one in filled if _ADAPTER.search(one.name)]
+    if starts and zero.issuperset(starts):
+        message = (
+            f"a LoRA adapter that changes nothing yet: all {len(starts):,} of its second factors are zero"
+        )
+        yield warning("adapter-untrained", message, first_names(starts))
+    yield from _constant_matrices(checkpoint, filled, repeated, set(starts))
+
+
+def _constant_matrices(
+    checkpoint: Checkpoint, weights: Sequence[Tensor], repeated: Mapping[str, bytes], adapters: set[str]
+) -> Iterator[Finding]:
+    """Yield a warning for each matrix that repeats one value, which no honest model begins with."""
+    shapes = {one.name: one.shape for one in weights}
+    for one in weights:
+        is_matrix = sum(length > 1 for length in one.shape) > 1
+        if one.name not in repeated or one.name in adapters or not is_matrix or not _must_vary(one):
+            continue
+        if str(one.path[-1]).isdecimal():  # Keras has numbers for names: is it the kernel of its layer?
+            is_first = one.path[-1] in (0, "0") and "activation" not in one.path  # a layer's own PReLU
+            kind = checkpoint.layers.get(one.name, "").partition(" ")[0]
+            if not is_first or kind not in _HAVE_KERNELS:
+                continue
+        import numpy as np
+
+        number = np.frombuffer(repeated[one.name], numpy_dtype(one.dtype))[0]
+        value = complex(number) if one.dtype.kind == "complex" else float(number)
+        # A norm scales each element by itself: by its name, or since its bias has its shape.
+        bias = f"{one.name.rpartition('.')[0]}.bias"
+        is_norm = _NORM.search(one.name) is not None or shapes.get(bias) == one.shape
+        if value != value or (value and is_norm):  # of NaN the check of values tells
+            continue
+        yield warning("weights-constant", f"all {one.size:,} values are {value:g}", one.name)
+
+
+def _must_vary(tensor: Tensor) -> bool:
+    """Return whether a weight that repeats one value can't do its work, as far as its name says."""
+    last = str(tensor.path[-1]).rpartition(".")[2].rpartition("/")[2]
+    return tensor.size > 1 and _MAY_REPEAT.search(last.lower()) is None
+
+
+_ELEMENTS = 1 << 20
+"""Values of a weight that are rounded at once."""
+_SAFE = re.compile(r"(?P<stem>(?!.*-\d+-of-\d+).+)\.safetensors(\.index\.json)?", re.DOTALL)
+
+
+def weight_copy_findings(checkpoint: Checkpoint, jobs: int, advance: Advance) -> Iterator[Finding]:
+    """Yield a warning for each copy of a checkpoint's weights next to it that has other values.
+
+    One that can't be read is no copy; its own verdict tells why.
+    """
+    if checkpoint.variant == UNIVERSAL and checkpoint.complete:
+        yield from _compare_rounded(checkpoint)
+    for path, copy in weight_copies((checkpoint.path, *(entry.path for entry in checkpoint.files))):
+        yield from _compare(path, copy, jobs, advance)
+
+
+def weight_copies(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield files of weights, or indices of them, on this machine with each copy next to them."""
+    for path in dict.fromkeys(paths):
+        match = _SAFE.fullmatch(os.path.basename(path)) if fs.place_of(path).reads_are_free else None
+        if match is None or not fs.isfile(path):
+            continue
+        for prefix, ending in product(("pytorch_", ""), ("", ".index.json")):
+            copy = os.path.join(os.path.dirname(path), f"{prefix}{match['stem']}.bin{ending}")
+            if fs.isfile(copy):
+                yield path, copy
+
+
+def _compare(path: str, copy: str, jobs: int, advance: Advance) -> Iterator[Finding]:
+    try:
+        with open_checkpoint(path) as own, open_checkpoint(copy) as other:
+            common = [(own[name], other[name]) for name in own if name in other]
+            differing = _differing(common, jobs, advance)
+    except CheckpointError:
+        return
+    if differing:
+        amount = f"{len(differing):,} of {counted(len(common), 'tensor')}"
+        message = (
+            f"{os.path.basename(copy)} beside it{_age(path, copy)} has other values of {amount}: "
+            f"{first_names(differing)}"
+        )
+        yield warning("copies-differ", message, os.path.basename(path))
+
+
+def _age(path: str, copy: str) -> str:
+    try:
+        own, other = (fs.stat(one).st_mtime_ns for one in (path, copy))
+    except OSError:  # removed since it was read
+        return ""
+    return "" if own == other else ", which is newer," if other > own else ", which is older,"
+
+
+def _differing(pairs: list[tuple[Tensor, Tensor]], jobs: int, advance: Advance) -> list[str]:
+    """Return the names of tensors of one type that differ in any bit, without unreadable ones."""
+    from ckpttool.weights.comparing.compare import Comparison, compare_all
+
+    of_one_type = [(own, other) for own, other in pairs if own.dtype is other.dtype]
+    outcomes = compare_all(of_one_type, measures=False, jobs=jobs, advance=advance)
+    return [
+        own.name
+        for (own, _), outcome in zip(of_one_type, outcomes, strict=True)
+        if isinstance(outcome, Comparison) and not outcome.equal
+    ]
+
+
+def _compare_rounded(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield a warning if weights, in the type of the model states' copy, differ from it."""
+    copies = {one.path[1:]: one for one in checkpoint.tensors if one.path[1:2] == (MODULE,)}
+    pairs = [
+        (weight, copies[weight.path])
+        for weight in checkpoint.tensors
+        if weight.path in copies and weight.shares_with is None and is_full_precision(weight)
+    ]
+    whole = [(weight, copy) for weight, copy in pairs if weight.shape == copy.shape]
+    differing = [weight.name for weight, copy in whole if not _is_rounded(weight, copy)]
+    if differing:
+        amount = f"{len(differing):,} of {counted(len(whole), 'tensor')}"
+        message = f"the rounded copies in the model states have other values of {amount}"
+        yield warning("copies-differ", message, first_names(differing))
+
+
+def _is_rounded(weight: Tensor, copy: Tensor) -> bool:
+    """Return whether a copy has the values of a weight, each rounded to the copy's type."""
+    import numpy as np
+
+    if weight.values is None or copy.values is None or not copy.dtype.float_code:
+        return True
+    own, other = (_floats(one) for one in (weight, copy))
+    try:
+        with np.errstate(over="ignore"):  # float16 has no place for what is too large: it is infinite
+            return all(
+                np.array_equal(np.float64(one.astype(two.dtype)), np.float64(two), equal_nan=True)
+                for one, two in zip(own, other, strict=True)
+            )
+    except CheckpointError:  # the checks of its file tell
+        return True
+
+
+def _floats(tensor: Tensor) -> Iterator[np.ndarray[Any, Any]]:
+    """Yield the values of a tensor in groups."""
+    import numpy as np
+
+    dtype = numpy_dtype(tensor.dtype)
+    starts = range(0, tensor.size, _ELEMENTS)
+    sizes = [min(_ELEMENTS, tensor.size - start) * dtype.itemsize for start in starts]
+    return (np.frombuffer(block, dtype) for block in regroup(tensor, sizes))
 
 
 MIN_REREADS = 1 << 30
@@ -60,7 +276,7 @@ byte of the files."""
 
 
 class Verifier:
-    """Runs the checks on one open checkpoint and collects what they find."""
+    """Runs the checks on one open checkpoint and collects their findings."""
 
     def __init__(
         self,
@@ -215,7 +431,7 @@ class Verifier:
         return special_findings(nan, infinite, tensor)
 
     def _repeated_element(self) -> Element:
-        """Return what tells which element a tensor repeats, from the pass over the file."""
+        """Return a function that gives the element which a tensor repeats, from the pass over the file."""
         known = {
             place_of(one.span): (one.span.dtype, one.element)
             for one in self._scanned

@@ -1,4 +1,4 @@
-"""What a conversion was asked to do, and what came of it."""
+"""Options and result of a conversion."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Dropped(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Converted(Result):
-    """What a conversion made.
+    """The result of a conversion.
 
     Attributes:
         sources: Paths of what it was made of.
@@ -123,7 +123,7 @@ class Converted(Result):
         mismatches: In what it differed from the source, a sentence each; it was removed then.
         safety: What loading it with its framework could run.
         shares: How much each source counts, which makes 1 together, where it is their average.
-        warnings: What kills left beside it, and could not be cleared, a sentence each.
+        warnings: What kills left next to it, and could not be cleared, a sentence each.
     """
 
     sources: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Plans a conversion before any value is read: what is written, what stays behind, what is refused."""
+"""Plans a conversion before any value is read: content, losses and refusals."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ConversionPlan:
         source: What is read.
         content: What will be written.
         target: Where it will stand.
-        replaces: Names beside it that give way; None where nothing stands there.
+        replaces: Names next to it that give way; None where nothing is there.
         dropped: What of the source the target won't hold.
         notes: What is done that the options don't say word by word.
         sources: Paths of what it is made of, where that is not the source's alone.
@@ -105,7 +105,7 @@ class ConversionPlan:
         failures: tuple[str, ...] = (),
         safety: tuple[Finding, ...] = (),
     ) -> Converted:
-        """Return what came of it."""
+        """Return the result of the conversion."""
         return Converted(
             sources=self.sources or (self.source.path,),
             target=self.target,
@@ -224,7 +224,7 @@ def _split_view_notes(tensors: Sequence[Tensor]) -> Iterator[str]:
 
 
 def _count_overlaps(views: Sequence[Tensor]) -> int:
-    """Return how many views of one storage hold bytes of another, as far as their places tell."""
+    """Return the number of views of one storage that overlap another, by their positions."""
     reaches = []
     for at, view in enumerate(views):
         start, nbytes = 0, 0
@@ -270,7 +270,7 @@ ContentStep = Callable[[Content], tuple[Content, Sequence[str]]]
 def _content_steps(
     checkpoint: Checkpoint, options: ConvertOptions, model: Checkpoint | None
 ) -> Iterator[ContentStep]:
-    """Yield what the options come to; each module is imported if it is asked for."""
+    """Yield the steps of the options; a module is imported only if its step is needed."""
     if options.only == "weights":
         from ckpttool.weights.converting.weight_selection import only_weights
 
@@ -347,7 +347,7 @@ def require_holdable(content: Content, writer: Writer, options: WriteOptions) ->
 
 
 def conversion_losses(checkpoint: Checkpoint, content: Content) -> Iterator[Dropped]:
-    """Yield what of a source is not in the content that was made of it, or no format could carry."""
+    """Yield the parts of a source that are not in its content, or that no format could hold."""
     traits = traits_of(checkpoint.format)
     program = traits.program_in(checkpoint.variant)
     if program is not None and not (traits.has_object_graph and _is_of_variables(checkpoint, program.key)):
@@ -366,7 +366,7 @@ def conversion_losses(checkpoint: Checkpoint, content: Content) -> Iterator[Drop
 
 
 def _is_of_variables(checkpoint: Checkpoint, key: str) -> bool:
-    """Tell whether all graphs of a checkpoint hold variables alone: no nodes, functions or signatures."""
+    """Return whether all graphs of a checkpoint hold variables alone: no nodes, functions or signatures."""
     graphs = checkpoint.metadata.get(key)
     if not isinstance(graphs, Mapping):
         return True
@@ -375,5 +375,5 @@ def _is_of_variables(checkpoint: Checkpoint, key: str) -> bool:
 
 
 def more(count: int, shown: int) -> str:
-    """Return how many there are beside those that are shown; nothing where that is all."""
+    """Return a note of the number of items that are not shown; empty if all are."""
     return f" (and {count - shown:,} more)" if count > shown else ""

@@ -5,7 +5,7 @@ keeps, or with what a manifest or a cache says of the other file. Only what is l
 other side is, if anything is known of it. If no checksum is known, the ETag of an object may be the MD5 of
 its bytes.
 
-That two manifests are alike proves nothing, nor does one of the copy beside a file that was read. One in a
+That two manifests are alike proves nothing, nor does one of the copy next to a file that was read. One in a
 store counts as far as the store's own checksum bears it out.
 """
 
@@ -21,9 +21,8 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, NotFound, from_os_error
 from ckpttool.core.report import Finding, error
 from ckpttool.core.text import counted
-from ckpttool.ops.digests import Wanted, sums_of_files
+from ckpttool.ops.digests import Wanted, compare_sums, shown_digits, stored_checksums, sums_of_files
 from ckpttool.ops.manifest import base_of, stated_sums
-from ckpttool.ops.stored_sums import compare_sums, shown_digits, stored_checksums
 from ckpttool.storage import fs
 from ckpttool.storage.checksums import (
     BLOCK_BYTES,
@@ -33,8 +32,8 @@ from ckpttool.storage.checksums import (
     FileSums,
     StoredChecksums,
     content_tag_like,
+    crc_functions,
 )
-from ckpttool.storage.crc import crc_functions
 from ckpttool.storage.work import Advance, no_advance
 
 _COMPARED_BYTES = 1 << 25
@@ -65,7 +64,7 @@ class FileComparison:
 
 
 def copy_findings(compared: Sequence[FileComparison]) -> tuple[list[Finding], str, dict[str, str]]:
-    """Return an error for each file that differs, what proves that the others don't, and what is unproven."""
+    """Return an error for each different file, the proof for the others, and the unproven files."""
     findings = [
         error("copy-missing-file" if one.is_missing else "copy-mismatch", one.difference, one.copy)
         for one in compared
@@ -119,7 +118,7 @@ class _CopyPlace:
         self._is_directory = fs.isdir(path)
 
     def of(self, part: str) -> str:
-        """Return where a file, or a name beside the checkpoint, is in the copy."""
+        """Return where a file, or a name next to the checkpoint, is in the copy."""
         part = fs.abspath(part)
         if part == self._origin:
             return self.path
@@ -257,7 +256,7 @@ def _compare_bytes(path: str, copy: str, advance: Advance) -> FileComparison:
 
 
 class _Pair:
-    """A file and its copy, which have the same size, and what is known of them."""
+    """A file and its copy of the same size, and their known checksums."""
 
     def __init__(
         self, path: str, copy: str, stated: Mapping[str, FileSums], stored: Mapping[str, StoredChecksums]
@@ -270,7 +269,7 @@ class _Pair:
         ]
 
     def compare_unread(self) -> FileComparison | None:
-        """Compare what the stores keep, and what is stated; None if that proves nothing."""
+        """Compare the checksums of stores and statements; None if that proves nothing."""
         first, second = self._stored
         common = [
             (one, other)
@@ -320,7 +319,7 @@ class _Pair:
         return FileComparison(*self._paths, unproven=reason)
 
     def compare_read(self, read: Mapping[str, FileSums | CheckpointError]) -> FileComparison:
-        """Compare what was read with what is known of the other side."""
+        """Compare the checksums that were read with the known ones of the other side."""
         found = [read.get(path) for path in self._paths]
         for one in found:
             if isinstance(one, CheckpointError):
@@ -353,7 +352,7 @@ class _Pair:
 
 
 def _believed(path: str, stated: FileSums, stored: StoredChecksums) -> FileSums:
-    """Return what is stated of a file; of an object only what the store's checksum bears out."""
+    """Return the stated checksums of a file; of an object only those that agree with the store's."""
     algorithm, difference = compare_sums(stated, stored)
     is_borne_out = algorithm is not None and difference is None
     return stated if is_borne_out or not fs.place_of(path).keeps_checksums else FileSums(None)

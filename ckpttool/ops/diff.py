@@ -1,4 +1,4 @@
-"""How do two checkpoints differ? Their tensors, and what else they say, whatever their formats."""
+"""Compares the tensors and metadata of two checkpoints of any formats."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def diff_checkpoints(
 
 
 def _require_readable(broken: Sequence[Broken], a: Checkpoint, b: Checkpoint, options: DiffOptions) -> None:
-    """Require that both sides can be read, unless what can be is to be compared."""
+    """Require that both sides can be read, unless readable tensors are to be compared anyway."""
     if broken and not options.keep_going:
         first = broken[0]
         path = (a if first.side is Side.A else b).path
@@ -197,7 +197,7 @@ def _difference_of(
 def _value_changes(
     a: Checkpoint, b: Checkpoint, options: DiffOptions, pairing: Pairing
 ) -> tuple[list[ValueChange], list[ValueChange], list[str], int]:
-    """Return what differs and is no tensor, what is reported only, notes, and how many values are ignored."""
+    """Return differing values, differences that are only reported, notes, and the count of ignored values."""
 
     def is_ignored(change: ValueChange) -> bool:
         return any(fnmatchcase(change.path, glob) for glob in options.ignore)
@@ -225,7 +225,7 @@ def _value_changes(
 
 
 def _undecided_pairs(pairing: Pairing, compared: Iterable[Compared]) -> dict[int, Undecided]:
-    """Return the pairs that stay undecided, by ``id``: not those that are equal as they are stored."""
+    """Return the undecided pairs by ``id``, without those that are equal as stored."""
     candidates = {id(pair) for pair in pairing.undecided}
     undecided = {}
     for pair, outcome in compared:
@@ -247,7 +247,7 @@ def _undecided_pairs(pairing: Pairing, compared: Iterable[Compared]) -> dict[int
 
 
 def _layout_notes(pairing: Pairing, undecided: Mapping[int, Undecided]) -> Iterator[str]:
-    """Yield what was taken as equal although its layout isn't known, and what decides of the others."""
+    """Yield notes of tensors of unknown layout that count as equal, and how to decide on the others."""
     equal = [pair for pair in pairing.undecided if pair.doubt is None and id(pair) not in undecided]
     if equal:
         names = first_names([display_name(pair.a) for pair in equal])
@@ -287,7 +287,7 @@ def _side_facts(checkpoint: Checkpoint) -> Described:
 
 
 def structural_damage(checkpoint: Checkpoint, side: Side) -> Iterator[Broken]:
-    """Yield what is wrong with the structure of one side."""
+    """Yield the structural damage of one side."""
     for finding in checkpoint.findings:
         if finding.severity is Severity.ERROR:
             yield Broken(finding.where or checkpoint.path, side, finding.message)
@@ -296,7 +296,7 @@ def structural_damage(checkpoint: Checkpoint, side: Side) -> Iterator[Broken]:
 def corrupted_tensors(
     compared: Sequence[tuple[Pair, Outcome]], a: Checkpoint, b: Checkpoint, jobs: int
 ) -> Iterator[Broken]:
-    """Yield the tensors of which a few elements differ because the bytes are not those that were written.
+    """Yield tensors that differ in a few elements because their bytes fail a checksum.
 
     Training changes most elements of a tensor, a flipped bit changes one: where few differ, the checksums
     that the formats carry are compared.

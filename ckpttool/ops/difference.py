@@ -96,7 +96,7 @@ class DiffKeywords(TypedDict, total=False):
 
 
 class Absent:
-    """What a value is on the side that hasn't got it."""
+    """Marks a value that one side lacks."""
 
     def __repr__(self) -> str:
         return "absent"
@@ -107,7 +107,7 @@ ABSENT = Absent()
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a tensor is on one side, in the layout in which it is compared."""
+    """Type, shape and statistics of a tensor on one side, in the layout in which it is compared."""
 
     name: str
     role: Role
@@ -141,7 +141,7 @@ class Change:
 
     @property
     def distance(self) -> Statistics | None:
-        """Return how far values lie apart; None where that means nothing: strings, counters, indices."""
+        """Return the distance of values; None of strings, counters and indices."""
         is_count = self.a.dtype.kind in _COUNTING and self.b.dtype.kind in _COUNTING
         found = self.statistics
         return None if found is None or is_count or isinstance(found.at_a, str) else found
@@ -156,7 +156,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class ValueChange:
-    """Something that is not a tensor, and differs; ``ABSENT`` on the side that hasn't got it.
+    """A value other than a tensor that differs; ``ABSENT`` if a side lacks it.
 
     ``of_weights``: it lies among the weights, as the scale of a quantized one does.
     """
@@ -176,7 +176,7 @@ class ValueChange:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A tensor that couldn't be compared, and what is wrong on which side."""
+    """A tensor that couldn't be compared, with the problem and its side."""
 
     name: str
     side: Side
@@ -185,7 +185,7 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """A tensor that may lie in another order on one side than on the other.
+    """A tensor that may are in another order on one side than on the other.
 
     Attributes:
         name: What it is called, on the side where it may.
@@ -299,7 +299,7 @@ class Difference(Table):
 
     @property
     def equal(self) -> bool:
-        """Tell whether they mean the same: everything was compared, and nothing differs."""
+        """Return whether they mean the same: everything was compared, and nothing differs."""
         renamed = self.renamed and self.rename_counts
         missing = self.added or self.removed or renamed
         unsure = self.broken or self.not_compared or self.undecided
@@ -307,7 +307,7 @@ class Difference(Table):
 
     @property
     def has_same_weights(self) -> bool:
-        """Tell whether all weights, and the values among them, were compared and are equal.
+        """Return whether all weights, and the values among them, were compared and are equal.
 
         One side may have more than those.
         """

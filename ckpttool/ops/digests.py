@@ -1,22 +1,144 @@
-"""Checksums of whole files and of single tensors, each read once, in constant memory, on several threads."""
+"""Checksums of whole files and of single tensors, and those that stores, caches and downloads state of files.
+
+Files are read once, in constant memory, on several threads. Stated checksums are compared without reading.
+The Hugging Face Hub's cache names a file after its SHA-256 (Git LFS) or git's digest of it; so do the ETags
+that are written down next to a download to a directory. Git LFS names its objects after their SHA-256.
+
+Source: huggingface_hub ``file_download.py`` and ``_local_folder.py``; git-lfs ``docs/spec.md``.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 from ckpttool.containers.jsontext import parse_json
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, from_os_error
 from ckpttool.core.readable import aligned_buffer
 from ckpttool.core.report import Finding, error
 from ckpttool.core.tensor import Tensor
 from ckpttool.storage import fs
-from ckpttool.storage.checksums import BLOCK_BYTES, CRCS, FileSums
-from ckpttool.storage.crc import crc_digits, crc_functions
+from ckpttool.storage.checksums import (
+    BLOCK_BYTES,
+    CRCS,
+    TITLES,
+    FileSums,
+    StoredChecksums,
+    crc_digits,
+    crc_functions,
+)
 from ckpttool.storage.work import Advance, in_order, no_advance
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_GIT_SHA1 = re.compile(r"[0-9a-f]{40}")
+_REPOSITORY = re.compile(r"(models|datasets|spaces|kernels)--.+")
+_DOWNLOADS = os.path.join(".cache", "huggingface", "download")
+_MAX_BYTES = 4096
+
+
+class ContentAddress(NamedTuple):
+    """The digest of a file that its name in a cache states, or the note of its download."""
+
+    algorithm: str
+    digits: str
+    origin: str
+
+
+def content_address(path: str) -> ContentAddress | None:
+    """Return the digest that a cache or a download states of a file; None if there is none."""
+    if fs.place_of(path).keeps_checksums:  # and the store states its own
+        return None
+    *above, name = fs.realpath(path).split(os.sep)
+    if above[-1:] == ["blobs"] and _REPOSITORY.fullmatch("".join(above[-2:-1])):
+        return _address(name, "its name in the Hugging Face cache")
+    if above[-4:] == ["lfs", "objects", name[:2], name[2:4]] and _SHA256.fullmatch(name):
+        return ContentAddress("sha256", name, "its name in Git LFS")
+    return _download_address(fs.abspath(path))
+
+
+def _address(digits: str, origin: str) -> ContentAddress | None:
+    if _SHA256.fullmatch(digits):
+        return ContentAddress("sha256", digits, origin)
+    return ContentAddress("git-sha1", digits, origin) if _GIT_SHA1.fullmatch(digits) else None
+
+
+def _download_address(path: str) -> ContentAddress | None:
+    """Return the hub's digest of a file that was downloaded to a directory, unless it changed since."""
+    directory, name = os.path.split(path)
+    while True:
+        note = os.path.join(directory, _DOWNLOADS, f"{name}.metadata")
+        if os.path.isfile(note):
+            break
+        if directory == os.path.dirname(directory):
+            return None
+        directory, last = os.path.split(directory)
+        name = os.path.join(last, name)
+    try:
+        with open(note, encoding="utf-8") as file:
+            _, etag, written = file.read(_MAX_BYTES).split()
+        # huggingface_hub itself takes a file for changed that is over a second younger than the note.
+        is_current = os.stat(path).st_mtime - 1 <= float(written)
+    except (OSError, ValueError):
+        return None
+    return _address(etag, "what the Hugging Face Hub said when it was downloaded") if is_current else None
+
+
+REQUESTS_AT_ONCE = 16
+_SHOWN_DIGITS = 16
+
+
+def stored_checksums(paths: Iterable[str]) -> dict[str, StoredChecksums]:
+    """Return the checksums that stores keep of objects, by their URLs; files of a disk are left out.
+
+    Raises:
+        CheckpointError: A store doesn't say what is there.
+    """
+    wanted = [path for path in paths if fs.place_of(path).keeps_checksums]
+    return dict(zip(wanted, in_order(_ask, wanted, min(REQUESTS_AT_ONCE, len(wanted) or 1)), strict=True))
+
+
+def _ask(url: str, check: Callable[[], None]) -> StoredChecksums:
+    from ckpttool.storage.remote import checksums_of
+
+    check()
+    try:
+        return checksums_of(url)
+    except OSError as error:
+        raise from_os_error(error, url) from error
+
+
+def compare_sums(
+    known: FileSums, stored: StoredChecksums, whose: str = "the store's"
+) -> tuple[str | None, str | None]:
+    """Return the algorithm of a checksum that both files have, or None, and how one differs, if it does."""
+    common = None
+    for checksum in stored.checksums:
+        value = known.value_like(checksum)
+        if value is None:
+            continue
+        if value != checksum.digits:
+            kept = f"{whose} {TITLES[checksum.algorithm]} is {shown_digits(checksum.digits)}"
+            return checksum.algorithm, f"{kept} instead of {shown_digits(value)}"
+        common = common or checksum.algorithm
+    return common, None
+
+
+def shown_digits(digits: str) -> str:
+    """Return digits as they are in a sentence."""
+    return digits if len(digits) <= _SHOWN_DIGITS else f"{digits[:_SHOWN_DIGITS]}…"
+
+
+def why_unproven(reasons: Mapping[str, str]) -> str:
+    """Return why files could not be compared, in words, from the reason of each by its name."""
+    name, reason = next(iter(reasons.items()))
+    more = f" (and {len(reasons) - 1:,} more)" if len(reasons) > 1 else ""
+    return f"{name}{more} could not be compared: {reason}"
+
 
 SCHEMA = "ckpttool.digests/1"
 _CHUNK_BYTES = 1 << 18
@@ -64,7 +186,7 @@ def sha256_of_files(paths: Iterable[str], jobs: int, advance: Advance = no_advan
 
 
 def digest_of_list(digests: Mapping[str, str]) -> str:
-    """Return one digest of files: that of the only one, or that of what ``sha256sum`` prints of several.
+    """Return the digest of one file, or that of the output of ``sha256sum`` for several.
 
     Args:
         digests: SHA-256 of each, by its name.
@@ -156,7 +278,7 @@ def digests_of_tensors(
 ) -> dict[str, Digest | None]:
     """Return the digest of the elements of each tensor by its name, in C order and little-endian.
 
-    None stands for a tensor whose values the checkpoint does not hold.
+    None represents a tensor whose values the checkpoint does not hold.
     """
     wanted = {tensor.name: tensor for tensor in tensors}
     owners = {name: tensor.shares_with for name, tensor in wanted.items() if tensor.shares_with in wanted}
@@ -184,7 +306,7 @@ def _digest_of(advance: Advance, tensor: Tensor, check: Callable[[], None]) -> D
 
 
 class TensorDigest(NamedTuple):
-    """What was written down of a tensor; ``sha256`` is None where the checkpoint held no values of it."""
+    """Recorded digest of a tensor; ``sha256`` is None if the checkpoint had no values of it."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -192,7 +314,7 @@ class TensorDigest(NamedTuple):
 
 
 class Digests(NamedTuple):
-    """What was written down of a checkpoint: sizes and CRCs of its files by name, and its tensors by name.
+    """Recorded digests of a checkpoint: sizes and CRCs of its files by name, and its tensors by name.
 
     Files whose manifest is of an earlier ckpttool have no CRCs.
     """
@@ -225,7 +347,7 @@ def _file_entry(sums: FileSums) -> dict[str, Any]:
 
 
 def read_digests(path: str) -> Digests:
-    """Return what a document says."""
+    """Parse a document of digests."""
     return _digests_in(path, _read_document(path))
 
 
@@ -273,7 +395,7 @@ def _integer(value: object) -> int:
 def document_difference(path: str, text: bytes) -> str | None:
     """Return how a document that is there differs from one to be written; empty if it says as much.
 
-    None stands for one that is not there, or says less: an earlier ckpttool wrote no CRCs.
+    None represents one that is not there, or says less: an earlier ckpttool wrote no CRCs.
     """
     if not fs.lexists(path):
         return None
@@ -302,7 +424,7 @@ def _take_crcs(document: Any) -> dict[tuple[str, str], Any]:
 def changed_tensors(
     checkpoint: Checkpoint, stated: Digests, jobs: int, advance: Advance = no_advance
 ) -> list[Finding]:
-    """Return an error for each tensor that is not what was written down."""
+    """Return an error for each tensor that differs from its recorded digest."""
     held = (checkpoint[name] for name in stated.tensors if name in checkpoint)
     digests = digests_of_tensors(held, jobs, advance)
     findings = []

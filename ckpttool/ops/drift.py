@@ -71,7 +71,7 @@ class DriftStep:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Checkpoints in the order given, and what happened between each two of them; true if all are equal."""
+    """Checkpoints in the order given, and the changes between neighbours; true if all are equal."""
 
     points: tuple[Point, ...]
     steps: tuple[DriftStep, ...]
@@ -81,7 +81,7 @@ class Drift:
 
     @property
     def equal(self) -> bool:
-        """Tell whether all are the same."""
+        """Return whether all are the same."""
         return all(step.difference.equal for step in self.steps)
 
     def document(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def drift(paths: Sequence[str], options: DiffOptions, *, advance: Advance = no_a
 
 
 def _step(difference: Difference, before: Checkpoint, squares: Mapping[str, float]) -> DriftStep:
-    """Return what happened between two checkpoints."""
+    """Return the changes between two checkpoints."""
     tied = {tensor.name for tensor in before.tensors if tensor.shares_with is not None}
     changed = [
         change
@@ -145,7 +145,7 @@ def _step(difference: Difference, before: Checkpoint, squares: Mapping[str, floa
 def _products(
     difference: Difference, moved: Sequence[Change], squares: Mapping[str, float]
 ) -> tuple[float, float, float] | None:
-    """Return a², b² and a·b over the weights that both have in one shape; None where that can't be told.
+    """Return a², b² and a·b over the weights that both have in one shape; None if unknown.
 
     It can't where tensors were renamed, broken, or brought to another layout: then their names are no longer
     those under which they were read.
@@ -175,7 +175,7 @@ def _max_abs(change: Change) -> float:
 
 
 def _squares(checkpoint: Checkpoint) -> dict[str, float]:
-    """Return the sum of squares of each weight, what is tied once."""
+    """Return the sum of squares of each weight, tied ones once."""
     kinds = ("float", "complex")
     return {
         tensor.name: _sum_of_squares(tensor)

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, DamagedCheckpoint, from_os_error
-from ckpttool.formats.copy_notes import dumps_note, read_note
+from ckpttool.formats.opening import dumps_note, read_note
 from ckpttool.ops.copy_check import is_same
 from ckpttool.storage import fs
 from ckpttool.storage.checksums import ContentTag
@@ -28,7 +28,7 @@ class BadDestination(AccessDenied):
 
 
 def status_of(path: str) -> os.stat_result | None:
-    """Return what is at a path now, or None; a store is asked if it wasn't a moment ago.
+    """Return the status of a path, or None; cached answers of a store count for a moment.
 
     Raises:
         CheckpointError: Nobody can tell.
@@ -42,7 +42,7 @@ def status_of(path: str) -> os.stat_result | None:
 
 
 def is_unchanged(path: str, was: os.stat_result | None) -> bool:
-    """Tell whether a path leads to what it led to before."""
+    """Return whether a path still has the file with a status."""
     return fs.is_same_file(status_of(path), was)
 
 
@@ -54,7 +54,7 @@ def copy_file(
     advance: Advance = no_advance,
     check: Callable[[str], object] | None = None,
 ) -> tuple[str, ...]:
-    """Copy a file, and prove that it arrived: all of it stands there after, or nothing of it does.
+    """Copy a file, and prove that it arrived: all of it is there after, or nothing of it does.
 
     Args:
         path: Where it lies.
@@ -84,7 +84,7 @@ def copy_file(
 
 
 def _write_error(error: OSError, target: str) -> CheckpointError:
-    """Return the error of a target that can't be written; what others did there says nothing of the rest."""
+    """Return the error of a target that can't be written; a foreign change there ends only this file."""
     failure = from_os_error(error, target)
     if isinstance(error, FileExistsError) or error.errno == errno.ESTALE:
         return AccessDenied(target, "somebody else wrote it meanwhile", expected="run the command again")
@@ -92,7 +92,7 @@ def _write_error(error: OSError, target: str) -> CheckpointError:
 
 
 def target_status(target: str) -> os.stat_result | None:
-    """Return what is where a file is to lie, or None; it ends a copy if nobody can tell."""
+    """Return the status of a copy's target, or None; a copy ends if that is unknown."""
     try:
         return status_of(target)
     except CheckpointError as error:
@@ -133,7 +133,7 @@ def remove_file(target: str, seen: os.stat_result | None) -> None:
 
 
 def _unchanged_blocks(source: Source, seen: os.stat_result, advance: Advance) -> Iterator[bytes]:
-    """Yield a file's bytes, and require in the end that it still is what was seen."""
+    """Yield a file's bytes, and require at the end that it is unchanged."""
     for block in source.in_blocks(fs.place_of(source.path).block_bytes):
         yield block
         advance(len(block))

@@ -1,4 +1,4 @@
-"""Findings that somebody has looked at and accepted: they fail nothing, and stay in the answer with a reason.
+"""Findings that a user has accepted: they fail no check, and are reported with the reason.
 
 Three kinds can't be accepted. Dangerous code is not made harmless by a line in a file; and of a checkpoint
 that could not be opened, or not be loaded, nothing further was looked at, so that nothing further could pass.
@@ -29,7 +29,7 @@ class Ignore:
 
     Attributes:
         code: The finding's code.
-        reason: Why it is of no matter; it stands in every answer beside the finding.
+        reason: Why it is of no matter; it is in every answer next to the finding.
         where: A glob of the finding's place; None for any place.
         origin: Where this was said, for messages.
     """
@@ -56,7 +56,7 @@ class Ignore:
     origin: str = ""
 
     def matches(self, finding: Finding) -> bool:
-        """Tell whether a finding is meant."""
+        """Return whether a finding is meant."""
         if finding.code != self.code:
             return False
         return self.where is None or (finding.where is not None and fnmatchcase(finding.where, self.where))
@@ -101,7 +101,7 @@ def refusals(verification: Verification, ignores: Iterable[Ignore]) -> tuple[str
 
 
 def is_used(ignore: Ignore, verification: Verification) -> bool:
-    """Tell whether any finding is meant, accepted or not."""
+    """Return whether any finding is meant, accepted or not."""
     return any(ignore.matches(finding) for finding in verification.findings)
 
 
@@ -119,7 +119,7 @@ def _refusal(finding: Finding, verification: Verification) -> str | None:
 
 
 def _reassess(check: Check, own: Sequence[Finding], failing: Sequence[Severity]) -> Check:
-    """Return a failed check with what its findings come to now that some are ignored."""
+    """Return a failed check with its status without ignored findings."""
     ignored = sum(finding.ignored is not None and finding.severity in failing for finding in own)
     if check.status is not Status.FAILED or not ignored:
         return check

@@ -1,4 +1,4 @@
-"""What is it? Everything that can be told of a checkpoint without reading its values."""
+"""Describes a checkpoint without reading its values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.containers.zip.zip_reader import by_directory
+from ckpttool.containers.zip_reader import by_directory
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.dtypes import numpy_dtype
 from ckpttool.core.report import Finding
@@ -77,7 +77,7 @@ class Inspection(Table):
 
     @property
     def architecture(self) -> Architecture:
-        """Return what it says of its model; of a large graph, that takes a moment."""
+        """Return the model's architecture, which takes a moment for a large graph."""
         return architecture_of(self.checkpoint)
 
     @property
@@ -87,7 +87,7 @@ class Inspection(Table):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Return what is wrong or remarkable, in structure and in safety."""
+        """Return the findings of structure and safety."""
         return self.checkpoint.findings + self.checkpoint.safety
 
     def document(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class Inspection(Table):
 
 
 def open_to_inspect(path: str | os.PathLike[str], *, stats: bool = False) -> Checkpoint:
-    """Open a checkpoint to see what it holds: of a store, no more is asked than that takes."""
+    """Open a checkpoint for its description, with as few requests to a store as possible."""
     with nullcontext() if stats else by_directory():
         return open_checkpoint(path)
 
@@ -127,7 +127,7 @@ def inspection(
     stats: bool = False,
     progress: Progress = lambda _: nullcontext(lambda _: None),
 ) -> Inspection:
-    """Return what an open checkpoint is; see ``ckpttool.inspect``."""
+    """Return the description of an open checkpoint; see ``ckpttool.inspect``."""
     tensors = tuple(t for t in checkpoint.tensors if filter is None or fnmatch.fnmatchcase(t.name, filter))
     # What a closed file can't tell any more is asked now.
     _ = checkpoint.training, checkpoint.derives_metadata or checkpoint.metadata

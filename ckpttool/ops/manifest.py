@@ -1,8 +1,10 @@
-"""Whether the files of a checkpoint are those that a manifest beside it lists.
+"""Compares the files of a checkpoint with a manifest next to it, and reads when it was last verified.
 
-Most formats carry no checksums, and none tells that a whole file is another. A manifest lies beside its
-checkpoint, ``model.safetensors.sha256``; one ``SHA256SUMS`` for a whole directory counts too. Where digests
-of the tensors lie beside it as well, ``model.safetensors.digests.json``, what changed is told by its name.
+Most formats carry no checksums, and none shows that a whole file was exchanged. A manifest is next to its
+checkpoint, ``model.safetensors.sha256``; one ``SHA256SUMS`` for a whole directory counts too. With digests of
+the tensors next to it, ``model.safetensors.digests.json``, changed tensors are named. The first line of that
+document has the time of the last full read, so that it is read and replaced without the rest, which has a
+line a tensor.
 """
 
 from __future__ import annotations
@@ -14,14 +16,25 @@ from dataclasses import dataclass, field, replace
 
 from ckpttool.containers.manifest import Manifest, read_manifest
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import CheckpointError
+from ckpttool.core.errors import CheckpointError, from_os_error
 from ckpttool.core.report import Finding, error, warning
 from ckpttool.core.text import counted
-from ckpttool.ops.digests import Digests, Wanted, changed_tensors, read_digests, sums_of_files
-from ckpttool.ops.stored_sums import compare_sums, shown_digits, stored_checksums
+from ckpttool.formats.interface import Unit
+from ckpttool.ops.digests import (
+    ContentAddress,
+    Digests,
+    Wanted,
+    changed_tensors,
+    compare_sums,
+    content_address,
+    read_digests,
+    shown_digits,
+    stored_checksums,
+    sums_of_files,
+)
 from ckpttool.storage import fs
 from ckpttool.storage.checksums import TITLES, Checksum, FileSums
-from ckpttool.storage.content_addresses import ContentAddress, content_address
+from ckpttool.storage.directories import write_atomically
 from ckpttool.storage.work import Advance, no_advance
 
 SUFFIX = ".sha256"
@@ -43,8 +56,8 @@ def base_of(checkpoint: Checkpoint) -> str:
 def base_at(path: str, format: str | None) -> str:
     """Return that path of a checkpoint that isn't open.
 
-    They lie beside the checkpoint, with one exception: the loader of Paddle Fluid fails on any name beside
-    its numbered directories that is none of them, so there they lie inside, hidden.
+    They are next to the checkpoint, with one exception: the loader of Paddle Fluid fails on any name beside
+    its numbered directories that is none of them, so there they are inside, hidden.
     """
     bare = path.rstrip(os.sep) or path
     if os.path.basename(bare) in ("", os.curdir, os.pardir):
@@ -83,12 +96,12 @@ def _is_manifest(path: str) -> bool:
 
 
 def has_digests(checkpoint: Checkpoint) -> bool:
-    """Tell whether digests of the tensors lie beside a checkpoint."""
+    """Return whether digests of the tensors are next to a checkpoint."""
     return fs.isfile(base_of(checkpoint) + DIGESTS_SUFFIX)
 
 
 def has_statements(checkpoint: Checkpoint, manifests: Sequence[Manifest]) -> bool:
-    """Tell whether anything says what the files of a checkpoint should be."""
+    """Return whether any manifest or cache states checksums of a checkpoint's files."""
     if manifests or has_digests(checkpoint):
         return True
     return any(content_address(entry.path) is not None for entry in checkpoint.files)
@@ -102,7 +115,7 @@ def compare_manifests(
     *,
     reads_objects: bool = True,
 ) -> tuple[Sequence[Finding], str, Mapping[str, str]]:
-    """Compare a checkpoint with the manifests and digests beside it, and with its names in a cache.
+    """Compare a checkpoint with the manifests and digests next to it, and with its names in a cache.
 
     Objects in a store are compared by the checksums that the store keeps. Only if it keeps none that help are
     they read, and that only if ``reads_objects``.
@@ -139,7 +152,7 @@ def compare_manifests(
 
 
 def stated_sums(path: str, base: str, parts: Sequence[str]) -> dict[str, FileSums]:
-    """Return what manifests and caches say of the files of a checkpoint, by their paths.
+    """Return the checksums that manifests and caches state of a checkpoint's files, by path.
 
     On this machine, a manifest that is older than a file says nothing of it: it was written of another one.
 
@@ -165,7 +178,7 @@ def stated_sums(path: str, base: str, parts: Sequence[str]) -> dict[str, FileSum
 
 
 def _read_digests(base: str, findings: list[Finding]) -> Digests | None:
-    """Return what is written beside a checkpoint of its tensors, or add why it can't be read."""
+    """Return the tensor digests next to a checkpoint, or add a finding if they can't be read."""
     path = base + DIGESTS_SUFFIX
     if not fs.isfile(path):
         return None
@@ -178,7 +191,7 @@ def _read_digests(base: str, findings: list[Finding]) -> Digests | None:
 
 @dataclass(slots=True)
 class _Statement:
-    """What is said of a file: its name in the first manifest, the SHA-256 in all, CRCs and its address."""
+    """Statements of a file: its name in the first manifest, the SHA-256 in all, CRCs and its address."""
 
     name: str
     digests: set[str] = field(default_factory=set)
@@ -193,14 +206,14 @@ class _Statement:
 
     @property
     def sums(self) -> list[FileSums]:
-        """Return what the file should be; where manifests contradict each other, it can't be all of it."""
+        """Return all stated checksums; manifests may contradict each other."""
         return [replace(self.crcs, digests={"sha256": one}) for one in self.digests] or [self.crcs]
 
 
 def _statements(
     base: str, parts: Iterable[str], manifests: Iterable[Manifest], written: Digests | None
 ) -> dict[str, _Statement]:
-    """Return what is said of files, by path."""
+    """Return the statements of files, by path."""
     stated: dict[str, _Statement] = {}
     for manifest in manifests:
         directory = os.path.dirname(fs.abspath(manifest.path))
@@ -260,7 +273,7 @@ def _compare_stored(
 def _changed_files(
     stated: Mapping[str, _Statement], found: Mapping[str, FileSums | CheckpointError]
 ) -> Iterator[Finding]:
-    """Yield an error for each file that isn't what is said of it."""
+    """Yield an error for each file that contradicts its statements."""
     for path, sums in found.items():
         one = stated[path]
         if isinstance(sums, CheckpointError):
@@ -291,3 +304,45 @@ def _unlisted_files(checkpoint: Checkpoint, manifests: Sequence[Manifest]) -> It
     for entry in checkpoint.files:
         if fs.abspath(entry.path) not in listed:
             yield warning(UNLISTED, "no manifest lists it", os.path.basename(entry.path))
+
+
+_HEAD_BYTES = 512
+_HEAD = re.compile(
+    rb'(\{\n "schema": "ckpttool\.digests/\d+",\n)( "verified": \{"at": "([0-9TZ:-]{1,32})"[^\n]*\n)?'
+)
+
+
+def record_of(unit: Unit) -> str | None:
+    """Return the path of the digests next to a checkpoint on this machine; None if there are none."""
+    if not fs.place_of(unit.path).opens_by_path:  # it is changed in its place
+        return None
+    record = base_at(unit.path, unit.format.name if unit.format else None) + DIGESTS_SUFFIX
+    return record if fs.isfile(record) else None
+
+
+def last_read(record: str) -> str | None:
+    """Return when a checkpoint was last read in full: ``2026-01-02T03:04:05Z``, or an empty text for never.
+
+    None represents a document that can't be read, or is not as ``--write-manifest`` writes it.
+    """
+    try:
+        with fs.open_source(record) as source:
+            match = _HEAD.match(source.read(0, min(_HEAD_BYTES, source.size)))
+    except CheckpointError:
+        return None
+    return None if match is None else (match[3] or b"").decode()
+
+
+def write_last_read(record: str, moment: str) -> None:
+    """Write down that a checkpoint was read in full at a moment, and is valid.
+
+    Raises:
+        CheckpointError: The document can't be read or replaced.
+    """
+    with fs.open_source(record) as source:
+        text = source.read(0, source.size)
+    line = f' "verified": {{"at": "{moment}", "depth": "full"}},\n'.encode()
+    try:
+        write_atomically(record, _HEAD.sub(lambda match: match[1] + line, text, count=1))
+    except OSError as error:
+        raise from_os_error(error, record) from error

@@ -1,6 +1,6 @@
 """Writes the manifest of a checkpoint that was just verified: digests of its files, and of its tensors.
 
-The digests of the tensors are written first: a ``.sha256`` never lies there without what explains it.
+The digests of the tensors are written first: a ``.sha256`` never is there without what explains it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ckpttool.ops.manifest import DIGESTS_SUFFIX, SUFFIX, base_of
 from ckpttool.ops.verdict import CHECKS, Verification
 from ckpttool.ops.verify import verify
 from ckpttool.storage import fs
-from ckpttool.storage.atomic import write_atomically
 from ckpttool.storage.checksums import CRCS
+from ckpttool.storage.directories import write_atomically
 from ckpttool.storage.work import Advance, default_jobs, no_advance
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ Moment = tuple[tuple[str, int, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class SealResult:
-    """What became of a manifest.
+    """The result of writing a manifest.
 
     Attributes:
         files: The manifest and the digests of the tensors, where they are there now.
@@ -80,7 +80,7 @@ def verify_and_seal(
 
 
 def _moment(unit: Unit) -> Moment:
-    """Return what the files of a unit are now, so that a change is noticed; manifests don't count."""
+    """Return the statuses of a unit's files, without manifests, to notice changes."""
     found = []
     parts = Unit(unit.path, unit.parts, unit.format)
     for path in parts.files():

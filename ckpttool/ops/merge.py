@@ -1,6 +1,6 @@
 """Merges the parts that a distributed job wrote into one checkpoint, and writes it in any format.
 
-Parts that a reader puts together by itself (behind an index, in a directory, behind a prefix) are one source.
+Parts that a reader puts together by itself (after an index, in a directory, after a prefix) are one source.
 Several sources are the files of one set of shards, the directories of a job's machines, or checkpoints with
 tensors of their own.
 """
@@ -20,15 +20,19 @@ from ckpttool.formats import open_checkpoint
 from ckpttool.formats.paddle.fluid import Fluid
 from ckpttool.formats.step_directory import RANKS
 from ckpttool.formats.torch.deepspeed import DeepSpeed
-from ckpttool.formats.torch.deepspeed_universal import VARIANT as UNIVERSAL
+from ckpttool.formats.torch.deepspeed_zero import VARIANT as UNIVERSAL
 from ckpttool.formats.torch.ranks import VARIANT
 from ckpttool.ops.conversion import Converted, ConvertKeywords, ConvertOptions
 from ckpttool.ops.conversion_plan import ConversionPlan, model_of, plan_conversion
 from ckpttool.ops.convert import carry_out
-from ckpttool.ops.merging.discarded_rank_state import keep_first_rank
 from ckpttool.ops.merging.fluid import merge_fluid
 from ckpttool.ops.merging.joined_parts import MergePart, join_parts, shards_of
-from ckpttool.ops.merging.merged_checkpoint import MergedCheckpoint, is_intact, require_intact
+from ckpttool.ops.merging.merged_checkpoint import (
+    MergedCheckpoint,
+    is_intact,
+    keep_first_rank,
+    require_intact,
+)
 from ckpttool.ops.merging.source_paths import enclosing_checkpoint, open_spread, require_one_serial
 from ckpttool.ops.merging.universal import universal_model
 from ckpttool.ops.merging.zero import full_precision
@@ -53,7 +57,7 @@ def merge(
     advance: Advance | None = None,
     **keywords: Unpack[ConvertKeywords],
 ) -> Converted:
-    """Write what parts make together as one checkpoint, in constant memory, and compare it.
+    """Write parts as one checkpoint, in constant memory, and compare it.
 
     The target appears whole or not at all.
 
@@ -85,7 +89,7 @@ def plan_merge(
 
 
 def open_parts(paths: Sequence[str | os.PathLike[str]]) -> MergedCheckpoint:
-    """Return what parts make together.
+    """Return the checkpoint that parts make together.
 
     One source is what a reader opens there. DeepSpeed's parts become the weights in full precision, and the
     lookup tables of Paddle Fluid come together from the shards of all parameter servers.
@@ -120,7 +124,7 @@ def open_parts(paths: Sequence[str | os.PathLike[str]]) -> MergedCheckpoint:
 
 
 def _open_sources(sources: Sequence[str]) -> Checkpoint:
-    """Return what sources make together, with its own faults."""
+    """Return the checkpoint that sources make together, with its findings."""
     if all(fs.isdir(path) for path in sources):
         if len(sources) == 1:
             return open_checkpoint(sources[0])
@@ -138,7 +142,7 @@ def _open_sources(sources: Sequence[str]) -> Checkpoint:
 
 
 def _is_whole(path: str) -> bool:
-    """Tell whether a directory is a whole checkpoint by itself."""
+    """Return whether a directory is a whole checkpoint by itself."""
     try:
         with open_checkpoint(path) as checkpoint:
             # The chunks of one rank may look like a whole: only their number tells how large it is.

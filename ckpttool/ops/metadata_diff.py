@@ -1,4 +1,4 @@
-"""How what is not a tensor differs: epoch, step, loss, settings, optimizer groups, config, signatures."""
+"""Compares everything but tensors: epoch, step, loss, settings, optimizer groups, config, signatures."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _INDEX_KEYS = frozenset({"total_size", "total_parameters"})
 _LIBRARIES = ("pt", "tf", "np", "flax", "mlx", "jax", "paddle")
 """What safetensors files say under ``format``: which library they are for."""
 _INNER_NAME = re.compile(r"(^|\.)signatures\..*\.name$")
-"""What a graph calls the tensor behind a signature's input; callers never see it."""
+"""What a graph calls the tensor after a signature's input; callers never see it."""
 _FIELDS = ("epoch", "step", "loss", "learning_rate", "best", "seed", "saved_at")
 
 
@@ -72,7 +72,7 @@ class _TrainingValue(NamedTuple):
 
 
 def compare_metadata(a: Checkpoint, b: Checkpoint) -> tuple[list[ValueChange], list[ValueChange]]:
-    """Return what differs, and what differs and is of no matter: format, producer, versions, times.
+    """Return the differences, and those that don't count: format, producer, versions, times.
 
     Where both sides could say the same things under the same keys, they are compared key by key. Elsewhere
     what both know of their training and what both say under one key are compared, a number with the text
@@ -119,7 +119,7 @@ def compare_metadata(a: Checkpoint, b: Checkpoint) -> tuple[list[ValueChange], l
 
 
 def partly_known(a: Checkpoint, b: Checkpoint) -> list[str]:
-    """Return what of the two was shown neither equal nor different although both have it, and why."""
+    """Return the values that both have but that couldn't be compared, with the reason."""
     notes = []
     traits = traits_of(a.format)
     program = traits.program if a.format == b.format and not traits.program_variants else None
@@ -136,7 +136,7 @@ def _dialect(checkpoint: Checkpoint) -> str:
 
 
 def _is_bare(checkpoint: Checkpoint) -> bool:
-    """Tell whether it is a state dict and nothing else."""
+    """Return whether it is a state dict and nothing else."""
     says_nothing = all(
         _is_bookkeeping(ValueChange(key, value, value), (checkpoint.format, checkpoint.format))
         for key, value in checkpoint.metadata.items()
@@ -145,7 +145,7 @@ def _is_bare(checkpoint: Checkpoint) -> bool:
 
 
 def _is_nested(checkpoint: Checkpoint) -> bool:
-    """Tell whether its tensors lie in a dict inside the outermost one."""
+    """Return whether its tensors are in a dict inside the outermost one."""
     return any(len(tensor.path) > 1 for tensor in checkpoint.tensors)
 
 
@@ -165,7 +165,7 @@ def _checkpoint_changes(a: Checkpoint, b: Checkpoint) -> Iterator[ValueChange]:
 
 
 def _is_bookkeeping(change: ValueChange, formats: tuple[str, str]) -> bool:
-    """Tell whether a value says how a file was written, rather than what it holds."""
+    """Return whether a value describes how a file was written, rather than its content."""
     first, _, _ = change.path.partition(".")
     _, _, last = change.path.rpartition(".")
     if last in _PRODUCER_KEYS or first in _TIMES or _INNER_NAME.search(change.path):
@@ -186,7 +186,7 @@ def _has_both(change: ValueChange) -> bool:
 
 
 def _training_values(checkpoint: Checkpoint) -> dict[str, _TrainingValue]:
-    """Return what the content of a checkpoint says of its training, by the training state's own words."""
+    """Return the values of a checkpoint's training state, by field."""
     state = checkpoint.training
     found = {name: getattr(state, name) for name in _FIELDS}
     found |= {f"metrics.{name}": value for name, value in state.metrics.items()}
@@ -206,7 +206,7 @@ def _training_values(checkpoint: Checkpoint) -> dict[str, _TrainingValue]:
 def _shared_key_changes(
     a: Checkpoint, b: Checkpoint, ours: Mapping[str, _TrainingValue], theirs: Mapping[str, _TrainingValue]
 ) -> Iterator[ValueChange]:
-    """Yield where both say other things under one key, except for what is told as training."""
+    """Yield changes under keys that both have, except for those of the training state."""
     known = {
         key
         for name in ours.keys() & theirs.keys()
@@ -224,7 +224,7 @@ def _shared_key_changes(
 def _one_sided_changes(
     a: Checkpoint, b: Checkpoint, ours: Mapping[str, _TrainingValue], theirs: Mapping[str, _TrainingValue]
 ) -> Iterator[ValueChange]:
-    """Yield what only one side knows of its training, and the outermost keys that only one side has."""
+    """Yield training values and outermost keys that only one side has."""
     for name in ours:
         if name not in theirs:
             yield ValueChange(name, summarize(ours[name].value), ABSENT)
@@ -267,7 +267,7 @@ def _merge_training(
 
 
 def _agree(one: _TrainingValue, other: _TrainingValue, *, spelled: bool = False) -> bool:
-    """Tell whether both say the same; a tensor has no more digits than float32."""
+    """Return whether both say the same; a tensor has no more digits than float32."""
     numbers = isinstance(one.value, float | int) and isinstance(other.value, float | int)
     if numbers and "tensor" in (one.origin.kind, other.origin.kind):
         return same_value(_single(one.value), _single(other.value))
@@ -289,7 +289,7 @@ class _WeightPlaces(NamedTuple):
     """Where a checkpoint has its weights, as dotted names.
 
     Attributes:
-        inside: The weights, and the dictionaries that they lie in; the outermost one is an empty name.
+        inside: The weights, and the dictionaries that they are in; the outermost one is an empty name.
         around: All dictionaries around these.
     """
 
@@ -306,7 +306,7 @@ class _WeightPlaces(NamedTuple):
         return cls(frozenset(map(_dotted, paths | parents)), frozenset(map(_dotted, around)))
 
     def have(self, path: str) -> bool:
-        """Tell whether a value belongs to the weights: it is below one, beside one, or has those that are."""
+        """Return whether a value belongs to the weights: it is below one, next to one, or contains some."""
         keys = path.split(".")
         if path in self.around or any(
             ".".join(keys[:count]) in self.inside for count in range(1, len(keys) + 1)
@@ -384,7 +384,7 @@ def _list_changes(path: str, x: list[Any], y: list[Any], *, spelled: bool) -> It
 
 
 def same_value(x: object, y: object, *, spelled: bool = False) -> bool:
-    """Tell whether two plain values are one: NaN is NaN, 1 is 1.0, and True is not 1."""
+    """Return whether two plain values are one: NaN is NaN, 1 is 1.0, and True is not 1."""
     if spelled and isinstance(x, str) is not isinstance(y, str):
         return _spells(x, y) if isinstance(x, str) else _spells(str(y), x)
     if isinstance(x, bool) or isinstance(y, bool):
@@ -397,7 +397,7 @@ def same_value(x: object, y: object, *, spelled: bool = False) -> bool:
 
 
 def _spells(text: str, value: object) -> bool:
-    """Tell whether a text is how a value is written."""
+    """Return whether a text is how a value is written."""
     text = text.strip()
     if value is None or isinstance(value, bool):
         return text.lower() in (_NOTHING if value is None else (str(value).lower(),))
@@ -411,7 +411,7 @@ def _spells(text: str, value: object) -> bool:
 
 
 def _json_tree(value: object, other: object) -> object:
-    """Return what a text of JSON holds, where the other side is a container; anything else as it is."""
+    """Return JSON text parsed if the other side is a container; other values unchanged."""
     if not isinstance(value, str) or not isinstance(other, Mapping | list):
         return value
     try:
@@ -426,7 +426,7 @@ def _is_flat(values: list[Any]) -> bool:
 
 
 def summarize(value: object) -> object:
-    """Return a value as it is, or what it is where it is large."""
+    """Return a value, or a summary of a large one."""
     if isinstance(value, Mapping):
         is_small = len(value) <= _SHOWN_ITEMS and _is_flat([*value.values()])
         return dict(value) if is_small else counted(len(value), "key")
@@ -440,12 +440,12 @@ def _item_count(values: list[Any]) -> str:
 
 
 def path_below(path: str, key: object) -> str:
-    """Return the dotted path of what lies under a key."""
+    """Return the dotted path of a key's value."""
     return f"{path}.{key}" if path else str(key)
 
 
 def described_in_part(a: object, b: object, path: str = "") -> Iterator[str]:
-    """Yield the paths of what is told alike on both sides, and told only in part."""
+    """Yield the paths of values with equal but partial descriptions on both sides."""
     pending = [(path, a, b)]
     while pending:
         here, x, y = pending.pop()
@@ -466,7 +466,7 @@ def described_in_part(a: object, b: object, path: str = "") -> Iterator[str]:
 
 
 def has_digest(tree: object) -> bool:
-    """Tell whether something in a tree is described by a checksum of its whole content."""
+    """Return whether something in a tree is described by a checksum of its whole content."""
     pending = [tree]
     while pending:
         value = pending.pop()

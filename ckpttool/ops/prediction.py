@@ -63,7 +63,7 @@ class Prediction(AbstractContextManager["Prediction"]):
 
 
 def _stamps(checkpoint: Checkpoint) -> Mapping[str, object]:
-    """Return what tells whether files are still those that were opened: no one sets the time of a change.
+    """Return the stamps by which changes of opened files are noticed; nobody can set a change time.
 
     The child reads them once more, and what it is told to load is what was judged.
     """
@@ -82,7 +82,7 @@ def _stamps(checkpoint: Checkpoint) -> Mapping[str, object]:
 
 
 def _skipped_answer(reason: str) -> Answer:
-    """Return the answer for what is not loaded at all."""
+    """Return the answer of a checkpoint that is not loaded."""
     return Answer(
         StageResult("load", reason, is_skipped=True),
         StageResult("predict", "it was not loaded", is_skipped=True),

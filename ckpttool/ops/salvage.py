@@ -1,4 +1,4 @@
-"""What can be proven of a damaged checkpoint, as a sound one: its good tensors, and a list of what is lost.
+"""Writes the provably good tensors of a damaged checkpoint as a new one, with a list of losses.
 
 A tensor is lost if its bytes lie beyond the end of their file, in a file that is gone, or in a record whose
 checksum they don't have. What no checksum covers is kept, and counted as unproven.
@@ -26,7 +26,7 @@ from ckpttool.ops.conversion import Converted, ConvertKeywords, ConvertOptions
 from ckpttool.ops.conversion_plan import plan_conversion
 from ckpttool.ops.convert import carry_out
 from ckpttool.ops.scan_findings import checksum_findings
-from ckpttool.ops.survival import Survival, survival_of
+from ckpttool.ops.verdict import Survival, survival_of
 from ckpttool.storage import fs
 from ckpttool.storage.held import holds
 from ckpttool.storage.scan import Scanned, scan
@@ -49,7 +49,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Salvaged(Result):
-    """What became of a damaged checkpoint.
+    """The result of salvaging a checkpoint.
 
     Attributes:
         source: The path of the checkpoint.
@@ -97,7 +97,7 @@ class Salvaged(Result):
         return f"{self.amount} salvaged"
 
     def document(self) -> dict[str, Any]:
-        """Return its document: that of the conversion, with what is lost."""
+        """Return the document of the conversion, with the losses."""
         return {
             **self.converted.document(),
             "schema": "ckpttool.salvage/1",
@@ -115,7 +115,7 @@ def salvage(
     advance: Advance | None = None,
     **keywords: Unpack[ConvertKeywords],
 ) -> Salvaged:
-    """Write what is whole of a truncated or damaged checkpoint as a sound one; the source stays as it is.
+    """Write the intact tensors of a truncated or damaged checkpoint as a new one; the source is not changed.
 
     Args:
         source: A file, directory or index.
@@ -223,7 +223,7 @@ class _Sizes:
         return self._sizes[file]
 
     def holds(self, extent: Extent) -> bool:
-        """Tell whether a range lies inside its file."""
+        """Return whether a range is inside its file."""
         size = self._size(extent.file)
         return size is not None and extent.end <= size
 
@@ -265,7 +265,7 @@ class _Cover:
                 self._first_damage = self._first_damage or _damage_text(one)
 
     def _ranges_of(self, tensor: Tensor) -> Iterator[Scanned]:
-        """Yield the ranges that a tensor's bytes lie in."""
+        """Yield the ranges that a tensor's bytes are in."""
         for extent in storages_of(tensor):
             ranges = self._ranges.get(extent.file, [])
             at = bisect_right(ranges, extent.offset, key=_start) - 1
@@ -273,13 +273,13 @@ class _Cover:
                 yield ranges[at]
 
     def damage_of(self, tensor: Tensor) -> str | None:
-        """Return why a tensor can't be trusted; if nobody knows where it lies, any damage is its own."""
+        """Return why a tensor can't be trusted; any damage counts for a tensor of unknown position."""
         if not storages_of(tensor):
             return self._first_damage if tensor.nbytes else None
         return next((_damage_text(one) for one in self._ranges_of(tensor) if _is_damaged(one)), None)
 
     def proves(self, tensor: Tensor) -> bool:
-        """Tell whether checksums cover all bytes of a tensor."""
+        """Return whether checksums cover all bytes of a tensor."""
         storages = [extent for extent in storages_of(tensor) if extent.nbytes]
         covered = sum(one.span.crc32 is not None for one in self._ranges_of(tensor) if one.span.nbytes)
         return bool(storages_of(tensor)) and covered >= len(storages)
@@ -299,7 +299,7 @@ def _damage_text(one: Scanned) -> str:
 
 
 def _tree_of(checkpoint: Checkpoint, good: Sequence[Tensor]) -> object:
-    """Return what lies around the tensors, without those that are lost."""
+    """Return the content tree without lost tensors."""
     tree = checkpoint.tree
     kept = {id(tensor): tensor for tensor in good}
     edits: dict[int, list[Tensor]] = {id(one): [] for one in checkpoint.tensors if id(one) not in kept}

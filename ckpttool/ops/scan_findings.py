@@ -1,4 +1,4 @@
-"""What a pass over the bytes of a checkpoint found, as findings."""
+"""Findings of the pass over the bytes of a checkpoint."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def special_findings(nan: int, infinite: int, tensor: Tensor) -> list[Finding]:
 
 
 def _is_start_value(tensor: Tensor) -> bool:
-    """Tell whether a value is infinite on purpose: until Lightning has saved k, the k-th best is.
+    """Return whether a value is infinite on purpose: until Lightning has saved k, the k-th best is.
 
     Source: Lightning-AI/pytorch-lightning ``callbacks/model_checkpoint.py`` (``kth_value``).
     """
@@ -82,7 +82,7 @@ def checksum_findings(scanned: Sequence[Scanned], checkpoint: Checkpoint | None 
 
 
 def place_of(span: Span) -> tuple[str, int, int]:
-    """Return where a span lies: its file, offset and length."""
+    """Return file, offset and length of a span."""
     return span.extent.file, span.extent.offset, span.extent.nbytes
 
 
@@ -119,7 +119,7 @@ def why_no_checksums(checkpoint: Checkpoint) -> str:
 
 
 def unread_values(checkpoint: Checkpoint) -> str | None:
-    """Return how much of what a checkpoint holds the check of its values could not see; None for nothing."""
+    """Return a note of the content that the check of values could not see; None if it saw all."""
     bare = len(_valueless(checkpoint))
     parts = sum(finding.code in _UNREAD for finding in checkpoint.findings)
     if not bare and not parts:

@@ -1,6 +1,6 @@
 """A checkpoint without the state of its training, in its own format and under its own name.
 
-A file is written anew beside the other, opened again and compared; whoever asked for it brings it to its
+A file is written anew next to the other, opened again and compared; whoever asked for it brings it to its
 place. A directory loses the files that hold nothing else: what it would be without them is opened first.
 """
 
@@ -95,7 +95,7 @@ def plan_slim_file(
 def write_slim_file(
     plan: ConversionPlan, place: Callable[[StagedOutput], None], advance: Advance = no_advance
 ) -> Converted:
-    """Write a slim file beside the other, compare it with it, and have it placed.
+    """Write a slim file next to the other, compare it with it, and have it placed.
 
     Raises:
         NotSlim: It differs, or is no smaller than the other.
@@ -182,7 +182,7 @@ def _nbytes_of(directory: str, names: Iterable[str]) -> int:
 
 
 def _require_sums(copied: Sequence[Span], rest: Checkpoint, jobs: int, advance: Advance) -> None:
-    """Require that what was copied can be read back, and that all has the checksums that it states."""
+    """Require that copied data can be read back, and that everything has its stated checksums."""
     for one in scan(copied, jobs=jobs, values=False, advance=advance):
         if one.failure is not None or not one.matches:
             raise NotSlim(f"what was written to {one.span.where} is read back as something else")
@@ -229,7 +229,7 @@ def _require_same(whole: Checkpoint, rest: Checkpoint) -> None:
 
 
 def manifest_of(checkpoint: Checkpoint) -> str | None:
-    """Return the name of a manifest or of digests that tell of the files of a checkpoint as they are.
+    """Return the name of a manifest or of digests of the checkpoint's current files.
 
     Raises:
         CheckpointError: One can't be read.

@@ -1,4 +1,4 @@
-"""Decides where a target may stand, in which format, and what it may replace."""
+"""Checks the path of a target: its format, its parent, free space, and files that it may replace."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ckpttool.storage import fs
 from ckpttool.transaction.staged_output import clear_areas, is_leftover_name
 
 _MARKS = frozenset({MARKER, *SHARED})
-"""Names of what lies in the directory of a checkpoint and tells of its files alone."""
+"""Names of what is in the directory of a checkpoint and tells of its files alone."""
 
 
 def target_format(target: str, options: ConvertOptions, *, has_architecture: bool) -> str:
@@ -63,16 +63,16 @@ def check_target(
     is_prefix: bool = False,
     also: Sequence[str] = (),
 ) -> list[str] | None:
-    """Require that a target may stand where it is to; return the names beside it that give way to it.
+    """Require that a target may be written; return the names next to it that it replaces.
 
     Args:
         target: Where it is to stand.
         opened: What is read.
-        options: Whether what stands there may be replaced.
-        is_prefix: Whether the target is several files behind its name.
+        options: Whether what is there may be replaced.
+        is_prefix: Whether the target is several files whose names begin with it.
         also: Further paths that are read.
 
-    Returns None where nothing stands there. What does goes with the manifests that are about it.
+    Returns None where nothing is there. What does goes with the manifests that are about it.
     """
     bare = target.rstrip(os.sep)
     parent, name = os.path.split(bare)
@@ -129,7 +129,7 @@ def _writable_names(parent: str) -> frozenset[str]:
 
 
 def _check_outside(target: str, source: str) -> None:
-    """Require that a target is not a path that is read, and does not lie in it."""
+    """Require that a target is not a path that is read, and does not are in it."""
     place, whole = fs.realpath(target), fs.realpath(source)
     if place == whole:
         raise UsageError(f"{target} is the source itself")
@@ -138,7 +138,7 @@ def _check_outside(target: str, source: str) -> None:
 
 
 def check_space(target: str, nbytes: int) -> None:
-    """Require that a target of so many bytes finds room, where the system tells how much there is."""
+    """Require free space for a target of ``nbytes`` bytes, if the free space is known."""
     parent = os.path.dirname(target) or os.curdir
     try:
         status = os.statvfs(parent)
@@ -150,7 +150,7 @@ def check_space(target: str, nbytes: int) -> None:
 
 
 def target_error(error: OSError, target: str) -> CheckpointError:
-    """Return the error that says what the operating system said of the target."""
+    """Return the error of a target for an error of the operating system."""
     failure = from_os_error(error, target)
     if isinstance(failure, NotFound):
         return AccessDenied(target, "its directory vanished while it was written")
@@ -189,7 +189,7 @@ def check_replaceable(path: str) -> None:
 
 
 def _ownership(checkpoint: Checkpoint) -> Callable[[str], bool]:
-    """Return what tells whether a file belongs to a checkpoint that is a directory."""
+    """Return a test whether a file belongs to a checkpoint that is a directory."""
     traits = traits_of(checkpoint.format)
     if checkpoint.variant not in traits.known_directories:
         kind = f"{checkpoint.format} ({checkpoint.variant})" if checkpoint.variant else checkpoint.format

@@ -1,25 +1,73 @@
-"""The verdict on one checkpoint: its checks, how each went, and what they found."""
+"""The verdict on one checkpoint: its checks, their outcomes and findings, and how much of it can be saved."""
 
 from __future__ import annotations
 
 import enum
+import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.report import Finding, Severity, has_errors, is_safe
 from ckpttool.core.result import Result, document_of
-from ckpttool.ops.survival import Survival
+from ckpttool.core.tensor import Role
+
+_RNG = re.compile(r"(^|[._])rng(_?states?)?([._]|$)|(^|[._])random_states?([._]|$)", re.IGNORECASE)
+"""Names of the states of random generators."""
+
+
+class Amount(NamedTuple):
+    """How many tensors are saved, of how many that are known."""
+
+    saved: int
+    of: int
+
+    @property
+    def lost(self) -> int:
+        """Return how many are lost."""
+        return self.of - self.saved
+
+
+@dataclass(frozen=True, slots=True)
+class Survival:
+    """How much of a damaged checkpoint can be saved.
+
+    Attributes:
+        weights: Amount of the model's weights; the others are named after the roles of tensors, too.
+        rng_state_lost: Whether a state of random generators is lost; it counts in no amount then.
+        names_all: Whether the names of all tensors are known; else more may be lost.
+    """
+
+    weights: Amount
+    optimizer: Amount
+    training: Amount
+    other: Amount
+    rng_state_lost: bool
+    names_all: bool
+
+
+def survival_of(kept: Iterable[Role], lost: Iterable[tuple[str, Role]], *, names_all: bool) -> Survival:
+    """Return the survival of a checkpoint, from the roles of kept and the names and roles of lost tensors."""
+    have, gone, rng_state_lost = Counter(kept), Counter[Role](), False
+    for name, role in lost:
+        if _RNG.search(name):
+            rng_state_lost = True
+        else:
+            gone[role] += 1
+    amounts = {role.value: Amount(have[role], have[role] + gone[role]) for role in Role}
+    return Survival(**amounts, rng_state_lost=rng_state_lost, names_all=names_all)
+
 
 VERIFY_SCHEMA = "ckpttool.verify/1"
 CHECKS = ("structure", "checksum", "values", "safety", "manifest")
 OPTIONAL = "manifest"
-"""The check that stands in the answer only where there is something to compare with, or it was asked for."""
+"""The check that is in the answer only where there is something to compare with, or it was asked for."""
 COPY = "copy"
 """The check that a copy to compare with brings."""
 PREDICTION = ("load", "predict")
-"""The checks that a request for a prediction brings; both stand in the answer, or none."""
+"""The checks that a request for a prediction brings; both are in the answer, or none."""
 QUICK_CHECKS = ("structure", "safety")
 NOTHING_CHECKED = "nothing-checked"
 NOT_PREDICTED = "not-predicted"
@@ -46,7 +94,7 @@ class Status(str, enum.Enum):
 
 
 class Safety(str, enum.Enum):
-    """What loading it with its own framework could run."""
+    """Code that loading a checkpoint with its own framework could run."""
 
     SAFE = "safe"
     UNSAFE = "unsafe"
@@ -54,7 +102,7 @@ class Safety(str, enum.Enum):
 
 
 def safety_of(findings: Iterable[Finding]) -> Safety:
-    """Return what findings of safety come to; none says that loading runs nothing."""
+    """Return the verdict of safety findings; without any, loading runs nothing."""
     found = tuple(findings)
     if has_errors(found):
         return Safety.UNSAFE
@@ -119,19 +167,19 @@ class Verification(Result):
 
     @property
     def is_valid(self) -> bool:
-        """Tell whether all that was asked for was checked and passed; safety has a verdict of its own."""
+        """Return whether all that was asked for was checked and passed; safety has a verdict of its own."""
         return not self.is_owed and all(
             check.status is not Status.FAILED for check in self.checks if check.name != "safety"
         )
 
     @property
     def is_owed(self) -> bool:
-        """Tell whether something that was asked for was not done, though no check failed."""
+        """Return whether something that was asked for was not done, though no check failed."""
         return any(finding.code in OWED and finding.ignored is None for finding in self.findings)
 
     @property
     def is_damaged(self) -> bool:
-        """Tell whether its structure or its bytes are faulty, and nobody has accepted that."""
+        """Return whether its structure or bytes are faulty, and the user has not accepted that."""
         return any(
             one.check in _SALVAGED_FROM and one.severity is Severity.ERROR and one.ignored is None
             for one in self.findings
@@ -139,19 +187,19 @@ class Verification(Result):
 
     @property
     def is_fine(self) -> bool:
-        """Tell whether it is valid, and nothing dangerous is in it."""
+        """Return whether it is valid, and nothing dangerous is in it."""
         return self.is_valid and self.safety is not Safety.UNSAFE
 
     @property
     def ok(self) -> bool:
-        """Tell whether it is valid, and loading it runs nothing; what is unknown is not ok."""
+        """Return whether it is valid, and loading it is known to run nothing."""
         return self.is_valid and self.safety is Safety.SAFE
 
     def __bool__(self) -> bool:
         return self.ok
 
     def passes(self, *, strict: bool) -> bool:
-        """Tell whether it is fine, and if warnings fail, whether its safety is known, too."""
+        """Return whether it is fine, and if warnings fail, whether its safety is known, too."""
         fails_safety = any(one.name == "safety" and one.status is Status.FAILED for one in self.checks)
         return self.is_fine and not (strict and fails_safety)
 
@@ -171,10 +219,10 @@ def verify_document(
 
 
 def fatal(*, strict: bool) -> tuple[Severity, ...]:
-    """Return what fails the check that found it."""
+    """Return the severities of findings that fail the check."""
     return (Severity.ERROR, Severity.WARNING) if strict else (Severity.ERROR,)
 
 
 def asks_for_manifest(only: Collection[str]) -> bool:
-    """Tell whether the manifest's check is asked for by its name, and not among all."""
+    """Return whether the manifest's check is asked for by its name, and not among all."""
     return OPTIONAL in only and set(only) != set(CHECKS)

@@ -118,7 +118,7 @@ def _start_prediction(
 def _unopened_verification(
     path: str, format: Format | None, failure: CheckpointError, only: Collection[str], others: Sequence[str]
 ) -> Verification:
-    """Return the verdict on what can't be opened; what was seen before the damage still counts."""
+    """Return the verdict on a checkpoint that can't be opened, with the findings before the damage."""
     seen = getattr(failure, "safety", ())
     where = failure.where
     if failure.path != path:
@@ -142,7 +142,7 @@ def _unopened_verification(
 
 
 def unreadable(failure: CheckpointError) -> Verification:
-    """Return the verdict on what lies in a directory and can't be read: it is not fine."""
+    """Return the verdict on an unreadable entry of a directory, which is invalid."""
     checks = [Check(name, Status.SKIPPED, "it can't be read") for name in CHECKS if name != OPTIONAL]
     checks[0] = Check("structure", Status.FAILED, failure.reason)
     finding = error(failure.code, failure.reason, failure.where)._replace(check="structure")

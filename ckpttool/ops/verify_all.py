@@ -18,8 +18,7 @@ from ckpttool.core.errors import CheckpointError
 from ckpttool.core.result import Table
 from ckpttool.core.text import counted
 from ckpttool.formats import recognition_error
-from ckpttool.formats.discovery import Walk, discover
-from ckpttool.formats.globs import Globs
+from ckpttool.formats.discovery import Globs, Walk, discover
 from ckpttool.formats.interface import SIDECARS, Probe, Unit, natural_path
 from ckpttool.ops.verdict import (
     CHECKS,
@@ -30,8 +29,16 @@ from ckpttool.ops.verdict import (
     verify_document,
 )
 from ckpttool.storage import fs
-from ckpttool.storage.executors import answer_of, not_the_same, not_visible, path_everywhere
-from ckpttool.storage.work import Advance, Progress, no_progress, submitted
+from ckpttool.storage.work import (
+    Advance,
+    Progress,
+    answer_of,
+    no_progress,
+    not_the_same,
+    not_visible,
+    path_everywhere,
+    submitted,
+)
 from ckpttool.transaction.paths import shown
 from ckpttool.transaction.recovery import current_unit, unaffected_units
 
@@ -48,7 +55,7 @@ _TRIES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyTask:
-    """A checkpoint, and what is asked of it.
+    """A checkpoint, and the checks to be made.
 
     Attributes:
         is_named: Whether the user asked for this one, whatever becomes of it meanwhile.
@@ -73,7 +80,7 @@ class VerifyTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResult:
-    """What came of a task; neither a verdict nor an error if the checkpoint was removed or renamed meanwhile.
+    """The result of a task; neither a verdict nor an error if its checkpoint was removed or renamed.
 
     Attributes:
         sealed: What became of the manifest, if one was to be written.
@@ -96,7 +103,7 @@ def size_of(unit: Unit) -> int:
 def verify_tasks(
     tasks: Sequence[VerifyTask], executor: Executor | None = None, progress: Progress = no_progress
 ) -> Generator[TaskResult, None, None]:
-    """Yield what comes of tasks, in their order.
+    """Yield the results of tasks, in order.
 
     Args:
         tasks: To be done in this process one after the other, unless there is an executor.
@@ -118,7 +125,7 @@ def verify_tasks(
 
 
 def _settle(task: VerifyTask, result: TaskResult, run: Callable[[VerifyTask], TaskResult]) -> TaskResult:
-    """Return what came of a task, which is run again until its checkpoint stands still or has gone."""
+    """Return the result of a task, which is run again until its checkpoint stops changing or vanishes."""
     for _ in range(_TRIES - 1):
         verdict = result.verification
         if task.is_named or task.seal or verdict is None or verdict.is_fine:
@@ -169,7 +176,7 @@ def _do(progress: Progress, task: VerifyTask) -> TaskResult:
 
 
 def _with_survival(task: VerifyTask, verdict: Verification, advance: Advance) -> Verification:
-    """Return the verdict with what can be saved of a damaged checkpoint; all that is left is read again."""
+    """Return the verdict with the survival of a damaged checkpoint, whose rest is read again."""
     is_full = set(CHECKS) <= set(task.only) and not task.is_sampled_out
     if not is_full or not verdict.is_damaged or not fs.place_of(verdict.path).reads_are_free:
         return verdict
@@ -247,7 +254,7 @@ def _answer_of(task: VerifyTask, future: Future[TaskResult]) -> TaskResult:
 
 
 def _named_as(path: str, file: str) -> str:
-    """Return a file in or beside a checkpoint as it is called if the checkpoint is called so."""
+    """Return a file in or next to a checkpoint as it is called if the checkpoint is called so."""
     bare = path.rstrip(os.sep)
     return os.path.join(os.path.dirname(bare), os.path.relpath(file, os.path.dirname(fs.abspath(bare))))
 
@@ -276,14 +283,14 @@ class Verifications(Table):
 
     @property
     def ok(self) -> bool:
-        """Tell whether all were verified, are valid, and loading them runs nothing."""
+        """Return whether all were verified, are valid, and loading them runs nothing."""
         return bool(self.checkpoints) and not self.errors and all(one.ok for one in self.checkpoints)
 
     def __bool__(self) -> bool:
         return self.ok
 
     def passes(self, *, strict: bool) -> bool:
-        """Tell whether all were verified and are fine, and if warnings fail, their safety is known, too."""
+        """Return whether all were verified and are fine, and if warnings fail, their safety is known, too."""
         return not self.errors and all(one.passes(strict=strict) for one in self.checkpoints)
 
     def document(self) -> dict[str, Any]:
@@ -301,7 +308,7 @@ def verify_all(
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Verifications:
-    """Return the verdicts on all checkpoints at some paths; what in a directory can't be read is invalid.
+    """Return the verdicts on all checkpoints at some paths; unreadable entries of directories are invalid.
 
     Args:
         paths: Files, or directories of checkpoints; one, or several.
@@ -346,7 +353,7 @@ def verify_all(
 
 
 def _find(path: str, exclude: Sequence[str], max_depth: int | None) -> list[Unit | CheckpointError]:
-    """Return the checkpoints at a path, and what in it can't be looked at."""
+    """Return the checkpoints at a path, and the errors of unreadable entries."""
     errors: list[CheckpointError] = []
     walk = Walk(exclude=Globs(exclude, path), max_depth=max_depth, on_error=errors.append)
     units = sorted(discover(path, walk), key=lambda unit: natural_path(unit.path))
@@ -358,7 +365,7 @@ def _find(path: str, exclude: Sequence[str], max_depth: int | None) -> list[Unit
 
 
 def require_any(path: str, units: Sequence[Unit], errors: Sequence[CheckpointError]) -> None:
-    """Require that something was found in a directory, be it what can't be read."""
+    """Require that a checkpoint or an unreadable entry was found in a directory."""
     if units:
         return
     for error in errors:

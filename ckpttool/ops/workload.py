@@ -58,7 +58,7 @@ def split(sizes: Mapping[str, int], parts: int) -> dict[str, int]:
 
 
 def digest_of_work(sizes: Mapping[str, int], asked: Iterable[str]) -> str:
-    """Return a hash of what was found and what is asked of it: parts with the same one belong together."""
+    """Return a hash of checkpoints and checks, which all parts of one job share."""
     from hashlib import sha256
 
     running = sha256()
@@ -71,7 +71,7 @@ def digest_of_work(sizes: Mapping[str, int], asked: Iterable[str]) -> str:
 
 
 class Sample(NamedTuple):
-    """How much is read in full: a fraction of all bytes, or so many of them."""
+    """How much is read in full: a fraction of all bytes, or a number of bytes."""
 
     fraction: float | None = None
     nbytes: int = 0

@@ -22,7 +22,7 @@ import numpy as np
 from ckpttool.core.report import error
 from ckpttool.predict.interface import Arrays, LoadFailed
 from ckpttool.predict.request import InputSpec
-from ckpttool.storage.atomic import write_atomically
+from ckpttool.storage.directories import write_atomically
 
 _UNREADABLE = (ValueError, KeyError, EOFError, BadZipFile, zlib.error, NotImplementedError, RuntimeError)
 """What NumPy and zipfile raise for a file that isn't what its name says."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ckpttool.core.errors import UsageError
 from ckpttool.core.text import counted
-from ckpttool.formats.globs import last_name
+from ckpttool.formats.discovery import last_name
 from ckpttool.runs.entry import Entry
 from ckpttool.runs.look import Progress, no_progress, read_all
 from ckpttool.runs.retention.directory_rules import require_metrics

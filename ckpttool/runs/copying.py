@@ -38,9 +38,9 @@ from ckpttool.core.options import (
 from ckpttool.core.result import Table, document_of
 from ckpttool.core.text import counted
 from ckpttool.formats import recognition_error
-from ckpttool.formats.copy_notes import COPYING, EVERYTHING, read_note
 from ckpttool.formats.discovery import OWN_PREFIX, Walk, discover
 from ckpttool.formats.interface import SIDECARS, Probe, Unit, natural_path
+from ckpttool.formats.opening import COPYING, EVERYTHING, read_note
 from ckpttool.formats.traits import is_commit_marker
 from ckpttool.ops.copy_check import is_same
 from ckpttool.ops.file_copy import (

@@ -25,7 +25,7 @@ from ckpttool.core.errors import (
     Unsupported,
     from_os_error,
 )
-from ckpttool.formats.content.scalars import shortest
+from ckpttool.formats.content.plain_data import shortest
 from ckpttool.formats.interface import scan
 
 Number = int | float

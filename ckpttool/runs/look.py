@@ -13,7 +13,7 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckpttool.containers.zip.zip_reader import by_directory
+from ckpttool.containers.zip_reader import by_directory
 from ckpttool.core.checkpoint import Checkpoint, TrainingState
 from ckpttool.core.errors import (
     CheckpointError,
@@ -39,11 +39,10 @@ from ckpttool.runs.entry import Entry, Number, state_part
 from ckpttool.runs.reasons import Code, Reason, fault
 from ckpttool.runs.saves import fault_beside
 from ckpttool.storage import fs
-from ckpttool.storage.executors import answer_of, not_the_same, path_everywhere
-from ckpttool.storage.snapshot import Snapshot
+from ckpttool.storage.fs import Snapshot
 from ckpttool.storage.work import Progress as Progress
+from ckpttool.storage.work import answer_of, not_the_same, path_everywhere, submitted
 from ckpttool.storage.work import no_progress as no_progress
-from ckpttool.storage.work import submitted
 from ckpttool.transaction.files import Contents, contents
 from ckpttool.transaction.paths import shown
 

@@ -16,14 +16,17 @@ from ckpttool.runs.entry import Entry
 from ckpttool.runs.look import look_at, look_for
 from ckpttool.storage import fs
 from ckpttool.storage.children import Child, Lost
-from ckpttool.storage.executors import answer_of, not_the_same, not_visible, path_everywhere
 from ckpttool.storage.held import Memory, memory_of, remembering
 from ckpttool.storage.work import (
     Advance,
     Pool,
     TaskReturned,
+    answer_of,
     default_jobs,
     no_advance,
+    not_the_same,
+    not_visible,
+    path_everywhere,
     submitted,
     worker_of,
 )

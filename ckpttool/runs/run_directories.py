@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from ckpttool.containers.jsontext import parse_json
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.naming import NameFields, is_step_name, pair_fields, parse_name
-from ckpttool.formats.globs import Globs, last_name
+from ckpttool.formats.discovery import Globs, last_name
 from ckpttool.runs.entry import Entry
 from ckpttool.storage import fs
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckpttool.core.errors import AccessDenied, CheckpointError, NotACheckpoint, NotFound
 from ckpttool.core.text import counted
 from ckpttool.core.urls import has_odd_name
-from ckpttool.formats import formats, suffix_format
+from ckpttool.formats import set_formats, suffix_format
 from ckpttool.formats.discovery import (
+    Globs,
     Walk,
     candidates,
     discover,
@@ -25,8 +26,7 @@ from ckpttool.formats.discovery import (
     unit_at,
     unit_of_candidate,
 )
-from ckpttool.formats.globs import Globs
-from ckpttool.formats.interface import SetFormat, Unit, natural_path, scan
+from ckpttool.formats.interface import Unit, natural_path, scan
 from ckpttool.formats.step_directory import StepDirectory
 from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.formats.tensorflow.prefix import INDEX
@@ -40,7 +40,7 @@ from ckpttool.runs.saves import mark_saves
 from ckpttool.runs.scope import WHOLE_TREE, Scope
 from ckpttool.runs.series import Group, group
 from ckpttool.storage import fs
-from ckpttool.storage.snapshot import Snapshot
+from ckpttool.storage.fs import Snapshot
 from ckpttool.storage.work import Advance, no_advance
 from ckpttool.transaction.paths import bare, shown
 from ckpttool.transaction.recovery import unaffected_units
@@ -363,11 +363,10 @@ def _set_with(path: str) -> Unit | None:
         return None
     if name not in entries:
         return None
-    for format in formats():
-        if isinstance(format, SetFormat):
-            for unit in format.units(directory or os.curdir, entries):
-                if name in unit.members:
-                    return unit
+    for format in set_formats():
+        for unit in format.units(directory or os.curdir, entries):
+            if name in unit.members:
+                return unit
     return None
 
 

@@ -18,8 +18,8 @@ from ckpttool.runs.pointers.notes import read_note
 from ckpttool.runs.pointers.pin_lists import lists_for, pins_of
 from ckpttool.runs.pointers.search import names_in, pass_over, path_parts
 from ckpttool.storage import fs
+from ckpttool.storage.fs import Snapshot
 from ckpttool.storage.held import holds
-from ckpttool.storage.snapshot import Snapshot
 from ckpttool.transaction.history import (
     CommandRecord,
     RecordKind,

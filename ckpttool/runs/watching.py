@@ -36,7 +36,7 @@ from ckpttool.runs.scope import Scope
 from ckpttool.runs.survey import Survey, survey_directory
 from ckpttool.runs.writers import GONE_SECONDS, MOMENTS_BETWEEN, SYSTEM, WaitClock, written_inside
 from ckpttool.storage import fs
-from ckpttool.storage.atomic import write_atomically
+from ckpttool.storage.directories import write_atomically
 from ckpttool.storage.held import holding
 from ckpttool.storage.work import Advance
 from ckpttool.transaction.files import Contents

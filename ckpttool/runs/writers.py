@@ -11,8 +11,7 @@ from typing import Protocol
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.naming import parse_name
 from ckpttool.formats import suffix_format
-from ckpttool.formats.discovery import OWN_PREFIX, unit_at
-from ckpttool.formats.globs import Globs
+from ckpttool.formats.discovery import OWN_PREFIX, Globs, unit_at
 from ckpttool.formats.tensorflow.prefix import DATA, INDEX
 from ckpttool.runs.entry import Entry
 from ckpttool.runs.look import look_at

@@ -2,17 +2,149 @@
 
 Digests are of the whole. CRCs are known of blocks, and combine: to that of the whole, and to those of the
 parts of an upload, of which stores keep a checksum of checksums.
+
+Source: google/leveldb ``util/crc32c.h``; google/crc32c ``include/crc32c/crc32c.h``; NVM Express, NVM Command
+Set Specification 1.0d, section 5.2.1.3.4.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any, NamedTuple
 
-from ckpttool.storage.crc import combined_crc, crc_bytes, crc_digits, crc_functions
+_MASK_DELTA = 0xA282EAD8
+_ALL = 0xFFFFFFFF
+_STEP = 1 << 18
+_CRC32_POLYNOMIAL = 0xEDB88320
+_CRC32C_POLYNOMIAL = 0x82F63B78
+_CRC64NVME_POLYNOMIAL = 0x9A6C9329AC4BC9B5
+_POLYNOMIALS = {
+    "crc32": _CRC32_POLYNOMIAL,
+    "crc32c": _CRC32C_POLYNOMIAL,
+    "crc64nvme": _CRC64NVME_POLYNOMIAL,
+}
+"""The bits of each in reverse, so that the highest one is set."""
+
+Crc = Callable[[memoryview, int], int]
+"""Returns the CRC of bytes, told that of the bytes in front of them."""
+
+
+def crc_functions() -> dict[str, Crc]:
+    """Return functions that sum a writable buffer, by algorithm; CRC-64 only with ``awscrt``."""
+    from isal import isal_zlib
+
+    functions: dict[str, Crc] = {"crc32": isal_zlib.crc32, "crc32c": crc32c}
+    try:
+        from awscrt.checksums import crc64nvme
+    except ImportError:
+        return functions
+    return functions | {"crc64nvme": crc64nvme}
+
+
+def crc_digits(crc: int, algorithm: str) -> str:
+    """Return a CRC in hexadecimal digits."""
+    return f"{crc:0{crc_bytes(algorithm) * 2}x}"
+
+
+def crc_bytes(algorithm: str) -> int:
+    """Return how many bytes a CRC has."""
+    return _POLYNOMIALS[algorithm].bit_length() // 8
+
+
+def crc32c(data: bytes | memoryview, before: int = 0) -> int:
+    """Return the CRC-32C of bytes; ``before`` is that of the bytes in front of them."""
+    view = memoryview(data)
+    if not view.readonly and view.nbytes:
+        return _buffer_function()(view, before)
+    return _sum_copies(view, before)
+
+
+def _sum_copies(view: memoryview, before: int) -> int:
+    import google_crc32c
+
+    for start in range(0, len(view), _STEP):  # it takes nothing but bytes, and a copy of all would be large
+        before = google_crc32c.extend(before, bytes(view[start : start + _STEP]))
+    return before
+
+
+@cache
+def _buffer_function() -> Callable[[memoryview, int], int]:
+    """Return a function that sums a buffer without a copy, and without the interpreter's lock.
+
+    ``google_crc32c.extend`` takes a copy, and holds the interpreter's lock. The function that it calls is
+    called directly, where the system's loader finds it after the extension module.
+    """
+    try:
+        import ctypes
+
+        from google_crc32c import _crc32c
+
+        extend = ctypes.CDLL(_crc32c.__file__).crc32c_extend
+    except (ImportError, OSError, AttributeError):  # another build of the package, or Windows
+        return _sum_copies
+    extend.restype = ctypes.c_uint32
+    extend.argtypes = (ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t)
+
+    def sum_buffer(view: memoryview, before: int) -> int:
+        held = ctypes.c_char.from_buffer(view)  # keeps the buffer, and has its address
+        crc: int = extend(before, ctypes.addressof(held), view.nbytes)
+        return crc
+
+    return sum_buffer
+
+
+def mask_crc(crc: int) -> int:
+    """Return a checksum as it is stored: a checksum of data that holds checksums would be weak."""
+    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & _ALL
+
+
+def unmask_crc(stored: int) -> int:
+    """Return the checksum that was stored in its masked form."""
+    turned = (stored - _MASK_DELTA) & _ALL
+    return (turned >> 17 | turned << 15) & _ALL
+
+
+def combined_crc(first: int, second: int, nbytes: int, algorithm: str) -> int:
+    """Return the CRC of two byte strings from theirs; ``nbytes`` is the length of the second."""
+    return combined_crc32(first, second, nbytes, _POLYNOMIALS[algorithm]) if first else second
+
+
+def combined_crc32(first: int, second: int, nbytes: int, polynomial: int = _CRC32_POLYNOMIAL) -> int:
+    """Return the CRC of two byte strings from theirs; ``nbytes`` is the length of the second.
+
+    Appending a zero byte is a linear map of the checksum's bits; it is applied ``nbytes`` times by squaring.
+
+    Source: zlib ``crc32.c``, ``crc32_combine``.
+    """
+    exponent = 3  # eight zero bits are a zero byte
+    while nbytes:
+        if nbytes & 1:
+            first = _image(_zero_bits(polynomial, exponent), first)
+        nbytes >>= 1
+        exponent += 1
+    return first ^ second
+
+
+@cache
+def _zero_bits(polynomial: int, exponent: int) -> list[int]:
+    """Return the map for 2 to the power of ``exponent`` zero bits; row i is the image of bit i."""
+    if exponent == 0:
+        return [polynomial] + [1 << bit for bit in range(polynomial.bit_length() - 1)]
+    rows = _zero_bits(polynomial, exponent - 1)
+    return [_image(rows, row) for row in rows]
+
+
+def _image(rows: list[int], bits: int) -> int:
+    image = 0
+    for row in rows:
+        if bits & 1:
+            image ^= row
+        bits >>= 1
+    return image
+
 
 BLOCK_BYTES = 1 << 23
 """Of how many bytes a manifest has CRCs: parts of uploads are usually a multiple, and 1 TB has 131,072."""
@@ -33,7 +165,7 @@ CRCS = ("crc32", "crc32c", "crc64nvme")
 
 
 class Checksum(NamedTuple):
-    """A checksum in hexadecimal digits; with ``parts``, of the checksums of parts of so many bytes each."""
+    """A checksum in hexadecimal digits; with ``parts``, their sizes in bytes, of the parts' checksums."""
 
     algorithm: str
     digits: str
@@ -41,7 +173,7 @@ class Checksum(NamedTuple):
 
 
 class StoredChecksums(NamedTuple):
-    """What a store keeps of an object's content; without any checksum, ``reason`` says why.
+    """Checksums that a store keeps of an object's content; ``reason`` explains why none are known.
 
     ``version`` is that of the object when it was asked for, if it was told.
     """
@@ -53,7 +185,7 @@ class StoredChecksums(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FileSums:
-    """What is known of the content of a file.
+    """Size and checksums of a file.
 
     Attributes:
         nbytes: Its size; None if only digests are known.
@@ -84,7 +216,7 @@ class FileSums:
         return crc_digits(function(memoryview(joined), 0), other.algorithm)
 
     def _has_parts(self, parts: Sequence[int]) -> bool:
-        """Tell whether parts consist of whole blocks."""
+        """Return whether parts consist of whole blocks."""
         return sum(parts) == self.nbytes and not any(nbytes % self.block_bytes for nbytes in parts[:-1])
 
     def _combined(self, crcs: Sequence[int], begin: int, end: int, algorithm: str) -> int:
@@ -102,6 +234,9 @@ class ContentTag:
     """
 
     def __init__(self, size: int, part: int) -> None:
+        from hashlib import md5
+
+        self._md5 = partial(md5, usedforsecurity=False)
         self._parts: list[Any] = []
         self._part, self._room, self._has_parts = part, 0, size > part
 
@@ -109,7 +244,7 @@ class ContentTag:
         view = memoryview(block)
         while view:
             if not self._room:
-                self._parts.append(hashlib.md5(usedforsecurity=False))
+                self._parts.append(self._md5())
                 self._room = self._part
             self._parts[-1].update(view[: self._room])
             taken = min(len(view), self._room)
@@ -119,8 +254,8 @@ class ContentTag:
     def value(self) -> str:
         digests = [one.digest() for one in self._parts]
         if not self._has_parts:
-            return (digests[0] if digests else hashlib.md5(usedforsecurity=False).digest()).hex()
-        return f"{hashlib.md5(b''.join(digests), usedforsecurity=False).hexdigest()}-{len(digests)}"
+            return (digests[0] if digests else self._md5().digest()).hex()
+        return f"{self._md5(b''.join(digests)).hexdigest()}-{len(digests)}"
 
 
 def is_content_tag(etag: str, size: int) -> bool:

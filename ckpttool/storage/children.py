@@ -1,7 +1,7 @@
-"""Child processes: this program's Python again, without a shell, told all that it has to know.
+"""Child processes: this program's Python again, without a shell.
 
 What starts one is written here alone; how a child talks is its own. ``Child`` takes and gives pickled
-objects: it runs nothing but our own Python. What reads HDF5 (``containers/hdf5/h5worker.py``) or runs a model
+objects: it runs nothing but our own Python. What reads HDF5 (``containers/hdf5_worker.py``) or runs a model
 (``predict/run.py``) might be taken over by the file: it answers in bytes and JSON, which run nothing here.
 """
 
@@ -26,7 +26,7 @@ _BOOT = (
 def child_places() -> list[str]:
     """Return the ``sys.path`` of a child: where this process imports from, and ckpttool itself.
 
-    Whoever stands in a directory that came with a checkpoint must not import from it.
+    Whoever is in a directory that came with a checkpoint must not import from it.
     """
     here, root = "", os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     with suppress(OSError):  # it may have been removed
@@ -45,7 +45,7 @@ def start_child(
 
     Args:
         program: What Python is given besides ``-I``: options, and a script or ``-c`` with code.
-        arguments: Of the program, behind the first: where it imports from, as JSON.
+        arguments: Of the program, after the first: where it imports from, as JSON.
         environment: Of the child.
         runs_models: Whether it runs other people's code: it leads a session of its own then, so that all can
             be ended that it starts, and what it prints to stderr comes through a pipe.
@@ -75,11 +75,11 @@ def close_pipes(process: subprocess.Popen[bytes]) -> None:
 
 
 class Lost(Exception):
-    """A child is gone, or said what is no answer."""
+    """The child died, or sent no valid answer."""
 
 
 class Child:
-    """A process that answers orders, one after the other until there are no more."""
+    """A process that answers orders one after the other, until it is closed."""
 
     def __init__(self, module: str) -> None:
         """Start one.
@@ -119,7 +119,7 @@ class Child:
 
 
 def serve(answer: Callable[[Any], object]) -> None:
-    """Answer orders in a child until there are no more."""
+    """Answer orders in a child until the parent closes the pipe."""
     orders, answers = sys.stdin.buffer, sys.stdout.buffer
     with suppress(BrokenPipeError, KeyboardInterrupt, EOFError):
         while True:

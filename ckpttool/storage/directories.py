@@ -1,14 +1,19 @@
-"""Directories: walked by path, or held open, so that what is done in one is done there.
+"""Directories that are held open, and files that appear in them whole or not at all.
 
-Whoever may write in the directory around another can put a symlink in its place between any two calls. So a
-directory in which something is changed is opened once, without following a link, right after it was made,
-and all else goes by its descriptor. Where the system can't work that way (Windows), paths are used.
+Another user of a shared directory can replace a subdirectory with a symlink between any two calls. So a
+directory in which something is changed is opened once, right after it was made, without following a link, and
+everything else uses its descriptor. Where the system has no such calls (Windows), paths are used.
+
+A small file is written under a temporary name, made durable and renamed. It is locked until then: a kill
+leaves it without its lock, and the next write of the same file removes it, as does the removal of abandoned
+staging areas (``transaction.staged_output``).
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import stat
 import time
@@ -85,7 +90,7 @@ class OpenDirectory:
         return self.descriptor
 
     def at(self, name: str) -> str:
-        """Return what a call is given for an entry, beside ``dir_fd=self.descriptor``."""
+        """Return the path of an entry for a call with ``dir_fd=self.descriptor``."""
         return self.join(name) if self.descriptor is None else name
 
     def join(self, name: str) -> str:
@@ -101,18 +106,18 @@ class OpenDirectory:
         return os.stat(self.path or os.curdir) if self.descriptor is None else os.fstat(self.descriptor)
 
     def status(self, name: str) -> os.stat_result | None:
-        """Return the status of an entry, or None where there is none; never None for not knowing."""
+        """Return the status of an entry, or None if there is none; never None for not knowing."""
         try:
             return os.lstat(self.at(name), dir_fd=self.descriptor)
         except FileNotFoundError:
             return None
 
     def has(self, name: str) -> bool:
-        """Tell whether it has an entry of this name."""
+        """Return whether it has an entry of this name."""
         return self.status(name) is not None
 
     def holds_directory(self, name: str) -> bool:
-        """Tell whether an entry is a directory, and no link to one."""
+        """Return whether an entry is a directory, and no link to one."""
         status = self.status(name)
         return status is not None and stat.S_ISDIR(status.st_mode)
 
@@ -216,31 +221,31 @@ class OpenDirectory:
         self._rmdir(name)
 
     def leads_to(self, name: str, held: OpenDirectory) -> bool:
-        """Tell whether an entry is a directory that is held open."""
+        """Return whether an entry is a directory that is held open."""
         status = self.status(name)
         return status is not None and os.path.samestat(status, held.own_status())
 
     def is_at_path(self) -> bool:
-        """Tell whether its path leads to it still."""
+        """Return whether its path leads to it still."""
         try:
             return os.path.samestat(os.stat(self.path or os.curdir), self.own_status())
         except FileNotFoundError:
             return False
 
     def sync(self) -> None:
-        """Make what was renamed in it durable, where the file system can."""
+        """Make renames in it durable, if the file system can."""
         if self.descriptor is not None:
             sync_descriptor(self.descriptor)
 
     def sync_tree(self) -> None:
-        """Make what was made in it, and in the directories below it, durable."""
+        """Make new entries in it and in the directories below it durable."""
         if self.descriptor is not None:
             for _, _, _, descriptor in os.fwalk(os.curdir, dir_fd=self.descriptor):
                 sync_descriptor(descriptor)
 
 
 def sync_descriptor(directory: int) -> None:
-    """Make what was renamed in an open directory durable, where the file system can."""
+    """Make renames in an open directory durable, if the file system can."""
     try:
         os.fsync(directory)
     except OSError as error:
@@ -249,7 +254,7 @@ def sync_descriptor(directory: int) -> None:
 
 
 def _is_new(made: OpenDirectory) -> bool:
-    """Tell whether a directory is this user's, and empty but for what some file systems show in each."""
+    """Return whether a directory is this user's and empty, but for entries that some file systems add."""
     if made.descriptor is None:
         return True
     if not all(name.startswith(".") for name in made.names()):
@@ -275,9 +280,9 @@ def link_or_rename(
     *,
     is_strict: bool = False,
 ) -> bool:
-    """Bring an entry to another directory or name, never in the place of what is there.
+    """Move an entry to another directory or name without replacing an existing entry.
 
-    ``rename`` would replace what comes to stand there between a look and the call; ``link`` never does. So a
+    ``rename`` would replace what comes to are there between a look and the call; ``link`` never does. So a
     file gets a second name, and whoever calls unlinks the first. A directory is renamed, and so is a file
     where it can't have two names.
 
@@ -311,7 +316,7 @@ def link_or_rename(
 
 
 def rename(name: str, here: int | None, other: str, there: int | None) -> None:
-    """Rename an entry of an open directory; what has the other name gives way to it, if it can."""
+    """Rename an entry of an open directory, replacing the entry of the other name if that is possible."""
     os.rename(name, other, src_dir_fd=here, dst_dir_fd=there)
     for directory, gone in ((here, name), (there, other)):
         if directory is not None:
@@ -338,7 +343,7 @@ def retry_while_busy(step: Callable[[], _T]) -> _T:
 
 
 def try_lock(descriptor: int) -> bool:
-    """Lock what is open until it is closed; tell whether nobody else has it locked.
+    """Lock an open file until it is closed; return False if another process has locked it.
 
     An OSError says that the file system has no locks. Where the system has none, nobody has anything locked.
     """
@@ -349,3 +354,110 @@ def try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+OWN_PREFIX = ".ckpttool-"
+"""Temporary names begin with it; no walk looks at them."""
+
+_SCRATCH = re.compile(re.escape(OWN_PREFIX) + r"[0-9a-f]{12}\.tmp")
+_TRIES = 3
+"""How often a file is written that others take away before it is locked."""
+
+
+def write_atomically(path: str | os.PathLike[str], data: bytes, mode: int = 0o666) -> None:
+    """Replace a file's content so that a reader, or a crash, sees all of the old one or all of the new.
+
+    Mode and owner of an existing file stay; ``mode`` is for a new one. A symlink is replaced, not followed.
+    """
+    parent, name = os.path.split(os.fspath(path))
+    with OpenDirectory(parent) as directory:
+        write_in(directory, name, data, mode=mode)
+
+
+def write_in(directory: OpenDirectory, name: str, data: bytes, *, mode: int = 0o666) -> None:
+    """Replace the content of a file in an open directory; see ``write_atomically``."""
+    for tries_left in reversed(range(_TRIES)):
+        temporary, descriptor = _create_scratch(directory, name, mode)
+        try:
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(descriptor, view) :]
+                adopt_mode(descriptor, directory.at(name), directory.descriptor)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            directory.replace(temporary, directory, name)
+            break
+        except BaseException as error:  # Ctrl-C, too, leaves no scratch file behind
+            if isinstance(error, FileNotFoundError) and tries_left:
+                continue  # somebody took it away while it had no lock
+            with suppress(OSError):  # the first failure is the one to tell
+                directory.unlink(temporary)
+            raise
+    directory.sync()
+
+
+def _create_scratch(directory: OpenDirectory, name: str, mode: int) -> tuple[str, int]:
+    """Return the name and the descriptor of a new locked file that will be renamed to ``name``."""
+    import hashlib
+
+    # The same for each write of the same file, so that what a kill left is found without a listing.
+    temporary = f"{OWN_PREFIX}{hashlib.blake2b(os.fsencode(name), digest_size=6).hexdigest()}.tmp"
+    remove_leftover(directory, temporary)
+    try:
+        descriptor = directory.create(temporary, mode)
+    except FileExistsError:  # somebody is writing the same file, or it can't be told
+        temporary = f"{OWN_PREFIX}{os.urandom(6).hex()}.tmp"
+        descriptor = directory.create(temporary, mode)
+    with suppress(OSError):  # a file system without locks, on which nobody takes anything away
+        try_lock(descriptor)
+    return temporary, descriptor
+
+
+def is_scratch_name(name: str) -> bool:
+    """Return whether a file that is being written would be called so."""
+    return _SCRATCH.fullmatch(name) is not None
+
+
+def remove_leftover(directory: OpenDirectory, name: str) -> None:
+    """Remove the scratch file of a killed write, unless it is locked or another user's."""
+    with suppress(OSError):  # it has gone, or nobody can tell whether it is locked
+        status = directory.status(name) if HAS_LOCKS else None
+        if status is None or not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            return
+        flags = FOLLOWS_NOTHING | os.O_NONBLOCK
+        try:
+            descriptor = os.open(directory.at(name), flags | os.O_RDWR, dir_fd=directory.descriptor)
+        except PermissionError:  # it is to be read alone
+            descriptor = os.open(directory.at(name), flags | os.O_RDONLY, dir_fd=directory.descriptor)
+        try:
+            if (
+                os.path.samestat(status, os.fstat(descriptor))
+                and status.st_nlink == 1
+                and try_lock(descriptor)
+            ):
+                directory.unlink(name)
+        finally:
+            os.close(descriptor)
+
+
+def sync_directory(path: str | os.PathLike[str]) -> None:
+    """Make renames in a directory durable, if the system can."""
+    with OpenDirectory(os.fspath(path)) as directory:
+        directory.sync()
+
+
+def adopt_mode(descriptor: int, target: str, dir_fd: int | None = None) -> None:
+    """Give an open file mode and owner of the one that it replaces, but no right to run as the owner."""
+    try:
+        old = os.lstat(target, dir_fd=dir_fd)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(old.st_mode) or not hasattr(os, "fchmod"):
+        return
+    new = os.fstat(descriptor)
+    if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
+        with suppress(PermissionError):  # only root may give files away
+            os.fchown(descriptor, old.st_uid, old.st_gid)
+    os.fchmod(descriptor, stat.S_IMODE(old.st_mode) & ~(stat.S_ISUID | stat.S_ISGID))

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from ckpttool.core.errors import CheckpointError, MissingPackage, UsageError
-from ckpttool.storage.atomic import OWN_PREFIX
+from ckpttool.storage.directories import OWN_PREFIX
 from ckpttool.storage.stores import Listing, ObjectStatus, Replaced, Store
 
 

@@ -92,7 +92,7 @@ class HeldDirectory:
     """A root, or a directory below it.
 
     Attributes:
-        above: The one that it lies in; None if it is held itself.
+        above: The one that it is in; None if it is held itself.
         name: Its name there; of one that is held itself, its path.
         identity: Which it is; None before it was looked at.
         is_link: Whether its name is that of a link to it.

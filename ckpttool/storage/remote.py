@@ -1,4 +1,4 @@
-"""What is at a URL: which store that is, what it says of an object, and what a directory there holds.
+"""URLs of stores: the store of a URL, the status of an object, and the entries of a directory.
 
 A store answers in milliseconds what a disk does in microseconds. So what it said is remembered for a while:
 the status of each object, and that a directory was listed, after which nothing in it is asked for again.
@@ -44,7 +44,7 @@ _FILE, _DIRECTORY = stat.S_IFREG | 0o444, stat.S_IFDIR | 0o555
 
 
 class Known(NamedTuple):
-    """What is at a URL; ``object`` is None for a directory."""
+    """Status of a URL; ``object`` is None for a directory."""
 
     status: os.stat_result
     object: ObjectStatus | None
@@ -73,7 +73,7 @@ class RemoteEntry(NamedTuple):
 _known: dict[str, tuple[float, Known | None]] = {}
 """When a store was asked what is at a URL, and what it said; None for nothing."""
 _listed: dict[str, tuple[float, list[RemoteEntry]]] = {}
-"""When the directory at a URL was listed, and what lies in it."""
+"""When the directory at a URL was listed, and what is in it."""
 _failures: list[tuple[str, OSError]] = []
 """What the stores failed to answer, by URL."""
 _lock = threading.Lock()
@@ -89,7 +89,7 @@ def forget() -> None:
 
 
 def forget_at(url: str) -> None:
-    """Ask again what is at a URL, and in the directories above it: it was written or removed."""
+    """Discard cached answers about a URL and its parent directories, after a change."""
     url = _plain(url)
     with _lock:
         while url:
@@ -99,7 +99,7 @@ def forget_at(url: str) -> None:
 
 
 def look_at(url: str) -> Known:
-    """Return what is at a URL.
+    """Return the status of a URL.
 
     Raises:
         FileNotFoundError: Nothing is.
@@ -125,7 +125,7 @@ def look_at(url: str) -> Known:
 
 
 def entries(url: str) -> list[os.DirEntry[str]]:
-    """Return what lies in a directory.
+    """Return the entries of a directory.
 
     Raises:
         FileNotFoundError, NotADirectoryError: There is none.
@@ -162,7 +162,7 @@ def noted_failures(url: str) -> Iterator[None]:
 
 @contextmanager
 def answers_below(directory: str) -> Iterator[None]:
-    """Raise at the end what a store failed to answer meanwhile of what is below a directory.
+    """Raise, at the end, the first request below a directory that failed.
 
     Readers take much of what can't be read for damage. That somebody else is out of order is none.
     """
@@ -177,7 +177,7 @@ def answers_below(directory: str) -> Iterator[None]:
 
 
 def _raise_failure(count: int, directory: str) -> None:
-    """Raise the first failure below a directory since there were so many."""
+    """Raise the first failure below a directory after the first ``count`` ones."""
     with _lock:
         failed = next((one for one in _failures[count:] if one[0].startswith(directory)), None)
     if failed is not None:
@@ -246,7 +246,7 @@ def _list(url: str) -> list[RemoteEntry]:
 
 
 def _object(url: str, found: ObjectStatus) -> Known:
-    """Return an object with the status of a file, whose inode and device tell its version from others."""
+    """Return an object with the status of a file; inode and device are hashes of version and store."""
     seconds = found.modified_ns / 1e9
     row = (_FILE, _number(f"{url} {found.version}"), _number(store_root(url)), 1, 0, 0, found.size)
     times = {"st_mtime": seconds, "st_mtime_ns": found.modified_ns, "st_ctime_ns": found.modified_ns}
@@ -263,7 +263,7 @@ def _number(text: str) -> int:
 
 
 def store_at(url: str) -> tuple[Store, str]:
-    """Return the store of a URL, and the name there of what it leads to; it is empty for the store itself.
+    """Return the store of a URL, and the name of the object in it; empty for the store itself.
 
     Raises:
         UsageError: It isn't a URL that can be read.

@@ -1,34 +1,45 @@
-"""Amazon S3 buckets: reads, listings and deletions by presigned URLs, writes by obstore.
+"""Amazon S3 buckets: objects, checksums, versions and unfinished uploads.
 
-obstore finds credentials and signs. Its own requests send the session token along redirects, its listings are
-unbounded and fail as a whole for one invalid key, and it panics on credentials that no header can carry.
+obstore finds credentials, signs and writes. Reads, listings and deletions use presigned URLs, because its own
+requests send the session token along redirects, its listings are unbounded and fail as a whole for one
+invalid key, and it panics on credentials that no header can carry. What it can't ask for (stored checksums,
+versions of objects, unfinished uploads) is asked for with boto3 if that is installed.
 
-Source: https://docs.aws.amazon.com/AmazonS3/latest/API/API_ListObjectsV2.html
+Source: https://docs.aws.amazon.com/AmazonS3/latest/API/API_ListObjectsV2.html;
+https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity.html
 """
 
 from __future__ import annotations
 
+import binascii
 import errno
+import importlib.util
 import os
 import re
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote_plus
 
+from ckpttool.core.errors import MissingPackage
 from ckpttool.storage.answers import Answer, ask, own_name, paged, refusal, require_whole
+from ckpttool.storage.checksums import TITLES, Checksum, StoredChecksums
 from ckpttool.storage.stores import (
     MAX_SIZE,
     BucketStore,
     Listing,
     ObjectStatus,
+    ObjectVersions,
     OlderVersions,
     Replaced,
     allows_http,
     as_os_errors,
+    hexadecimal,
     obstore_store,
 )
 
@@ -127,15 +138,16 @@ class S3Store(BucketStore):
     def keeps_version(self, name: str) -> bool:
         return self._answer("HEAD", name).headers.get("x-amz-version-id") not in (None, "", "null")
 
+    def _stored_checksums(self, name: str) -> StoredChecksums:
+        return _checksums_in_s3(self.root.partition("://")[2], name)
+
     def older_versions(self) -> OlderVersions:
-        from ckpttool.storage.s3_versions import VersionedBucket
 
         return VersionedBucket(self.root)
 
     def unfinished_uploads(self, prefix: str) -> tuple[int, int | None] | None:
-        from ckpttool.storage.s3_versions import unfinished_uploads
 
-        return unfinished_uploads(f"{self.root}/{prefix}")
+        return _unfinished_uploads(f"{self.root}/{prefix}")
 
     def clock(self) -> float:
         try:
@@ -264,3 +276,206 @@ def _row(element: Element, spelled: Callable[[str], str]) -> _Row:
 
 def _tag(element: Element) -> str:
     return element.tag.rpartition("}")[2]
+
+
+_MOST_UPLOADS = 100
+"""Unfinished uploads of which the parts are counted."""
+
+
+class VersionedBucket:
+    """A bucket that keeps older versions of its objects."""
+
+    def __init__(self, url: str) -> None:
+        """Make ready to ask about what is below a URL.
+
+        Raises:
+            MissingPackage: boto3 isn't installed.
+        """
+        self._url = url
+        self._bucket = url.partition("://")[2].partition("/")[0]
+        self._client = _client(url)
+
+    def versions(self, prefix: str) -> dict[str, ObjectVersions]:
+        newest: dict[str, ObjectStatus] = {}
+        markers: dict[str, str] = {}
+        with _as_os_errors(self._url):
+            pages = self._client.get_paginator("list_object_versions").paginate(
+                Bucket=self._bucket, Prefix=prefix
+            )
+            for page in pages:
+                for one in page.get("Versions", ()):  # of each name the newest comes first
+                    modified = int(one["LastModified"].timestamp() * 1_000_000_000)
+                    newest.setdefault(one["Key"], ObjectStatus(one["Size"], modified, one["ETag"]))
+                markers |= {
+                    one["Key"]: one["VersionId"] for one in page.get("DeleteMarkers", ()) if one["IsLatest"]
+                }
+        names = {*newest, *markers}
+        return {name: ObjectVersions(newest.get(name), markers.get(name)) for name in names}
+
+    def uncover(self, name: str, marker: str) -> None:
+        with _as_os_errors(f"{self._url.partition('://')[0]}://{self._bucket}/{name}"):
+            self._client.delete_object(Bucket=self._bucket, Key=name, VersionId=marker)
+
+
+def _unfinished_uploads(url: str) -> tuple[int, int | None] | None:
+    """Return the number of unfinished uploads below a URL and their bytes, if known; None without any."""
+    if importlib.util.find_spec("boto3") is None:
+        return None
+    bucket, _, name = url.partition("://")[2].partition("/")
+    try:
+        with _as_os_errors(url):
+            client = _client(url)
+            pages = client.get_paginator("list_multipart_uploads").paginate(
+                Bucket=bucket, Prefix=f"{name.strip('/')}/" if name.strip("/") else ""
+            )
+            uploads = [one for page in pages for one in page.get("Uploads", ())]
+            if len(uploads) > _MOST_UPLOADS:
+                return len(uploads), None
+            parts = (
+                part
+                for one in uploads
+                for page in client.get_paginator("list_parts").paginate(
+                    Bucket=bucket, Key=one["Key"], UploadId=one["UploadId"]
+                )
+                for part in page.get("Parts", ())
+            )
+            nbytes = sum(part["Size"] for part in parts)
+    except OSError:  # it takes a permission of its own, and is of no use to what was asked
+        return None
+    return (len(uploads), nbytes) if uploads else None
+
+
+def _client(url: str) -> Any:
+    try:
+        import boto3  # noqa: F401 - botocore may be there without it
+    except ImportError as error:
+        problem = "older versions of objects are listed with boto3"
+        raise MissingPackage(url, problem, expected="pip install boto3") from error
+    with _as_os_errors(url):
+        return _s3_client()
+
+
+@contextmanager
+def _as_os_errors(url: str) -> Iterator[None]:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", "an error")
+        code = error.response.get("Error", {}).get("Code", "")
+        refuses = "the store refuses: " if status in (401, 403) else ""
+        reason = f"{refuses}the store answered {status} ({code})"
+        raise OSError(errno.EACCES if refuses else errno.EIO, reason, url) from error
+    except (BotoCoreError, ValueError) as error:
+        raise OSError(errno.EIO, f"the store can't be asked: {type(error).__name__}", url) from error
+
+
+_S3_KEYS = {
+    "ChecksumCRC64NVME": "crc64nvme",
+    "ChecksumCRC32C": "crc32c",
+    "ChecksumCRC32": "crc32",
+    "ChecksumSHA256": "sha256",
+    "ChecksumSHA1": "sha1",
+}
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AWS_ENDPOINT_URL")
+_SETTINGS = (*_ENDPOINTS, "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE", "AWS_PROFILE")
+_CONNECTIONS = 32
+_TIMEOUT_SECONDS = 30
+_MAX_PARTS_ASKED = 1000
+"""Of more parts the sizes are not asked for one by one: that takes a request each."""
+_PARTS_IN_ETAG = re.compile(r'"?[0-9a-f]{32}-(\d+)"?')
+_lock = threading.Lock()
+
+
+# Amazon S3 ------------------------------------------------------------------------------------------
+
+
+def _checksums_in_s3(bucket: str, key: str) -> StoredChecksums:
+    """Return what S3 keeps of an object."""
+    try:
+        import boto3  # noqa: F401 - botocore may be there without it
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError:
+        return StoredChecksums(reason="boto3 is not installed")
+    try:
+        client = _s3_client()
+        head = client.head_object(Bucket=bucket, Key=key, ChecksumMode="ENABLED")
+        kept = [(name, head[field]) for field, name in _S3_KEYS.items() if head.get(field)]
+        if not kept:
+            found = StoredChecksums(reason="S3 keeps no checksum of it")
+        elif _may_be_composite(head, kept[0][1]):
+            found = _composite(client, bucket, key, head, *kept[0])
+        else:
+            found = StoredChecksums(tuple(Checksum(name, hexadecimal(value)) for name, value in kept))
+        return found._replace(version=head["ETag"])
+    except ClientError as error:
+        answer = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", "an error")
+        return StoredChecksums(reason=f"S3 answered {answer} when it was asked for its checksum")
+    except BotoCoreError as error:
+        return StoredChecksums(reason=f"boto3 can't ask S3: {type(error).__name__}")
+    except (binascii.Error, ValueError, KeyError):
+        return StoredChecksums(reason="S3 states a checksum that can't be read")
+
+
+_clients: dict[tuple[str | None, ...], Any] = {}
+
+
+def _s3_client() -> Any:
+    """Return a client that finds endpoint and credentials where obstore does."""
+    import boto3
+    from botocore import UNSIGNED
+    from botocore.config import Config
+
+    settings = tuple(map(os.environ.get, _SETTINGS))
+    with _lock:  # a session may be used by one thread at a time; a client by many
+        if settings not in _clients:
+            is_anonymous = (os.environ.get("AWS_SKIP_SIGNATURE") or "").lower() in ("1", "true")
+            options: dict[str, Any] = {"signature_version": UNSIGNED} if is_anonymous else {}
+            timeouts = {"connect_timeout": _TIMEOUT_SECONDS, "read_timeout": _TIMEOUT_SECONDS}
+            _clients[settings] = boto3.session.Session().client(
+                "s3",
+                region_name=os.environ.get("AWS_REGION"),
+                endpoint_url=next((url for name in _ENDPOINTS if (url := os.environ.get(name))), None),
+                config=Config(**options, **timeouts, max_pool_connections=_CONNECTIONS),
+            )
+        return _clients[settings]
+
+
+def _may_be_composite(head: Mapping[str, Any], value: str) -> bool:
+    """Return whether a checksum may be one of the checksums of parts; not every server says which it is."""
+    if (kind := head.get("ChecksumType")) is not None:
+        return bool(kind == "COMPOSITE")
+    return "-" in value or _PARTS_IN_ETAG.fullmatch(head["ETag"]) is not None
+
+
+def _composite(
+    client: Any, bucket: str, key: str, head: Mapping[str, Any], algorithm: str, value: str
+) -> StoredChecksums:
+    asked: dict[str, Any] = {"Bucket": bucket, "Key": key, "ObjectAttributes": ["Checksum", "ObjectParts"]}
+    first = client.get_object_attributes(**asked)
+    if first.get("Checksum", {}).get("ChecksumType", "COMPOSITE") != "COMPOSITE":
+        return StoredChecksums((Checksum(algorithm, hexadecimal(value)),))
+    if algorithm not in ("crc32", "crc32c"):
+        return StoredChecksums(reason=f"S3 keeps a {TITLES[algorithm]} of its parts, not of the whole")
+    parts, answer = [], first.get("ObjectParts", {})
+    while answer.get("Parts"):
+        parts += [part["Size"] for part in answer["Parts"]]
+        if not answer.get("IsTruncated"):
+            break
+        more = client.get_object_attributes(**asked, PartNumberMarker=answer["NextPartNumberMarker"])
+        answer = more.get("ObjectParts", {})
+    if sum(parts) != head["ContentLength"]:
+        parts = list(_part_sizes(client, bucket, key, head))
+    if sum(parts) != head["ContentLength"]:
+        return StoredChecksums(reason="S3 keeps a checksum of its parts, and doesn't tell their sizes")
+    return StoredChecksums((Checksum(algorithm, hexadecimal(value.partition("-")[0]), tuple(parts)),))
+
+
+def _part_sizes(client: Any, bucket: str, key: str, head: Mapping[str, Any]) -> Iterator[int]:
+    """Yield the sizes of parts, asked for one by one."""
+    parts = _PARTS_IN_ETAG.fullmatch(head["ETag"])
+    if parts is None or int(parts[1]) > _MAX_PARTS_ASKED:
+        return
+    for number in range(1, int(parts[1]) + 1):
+        yield client.head_object(Bucket=bucket, Key=key, PartNumber=number)["ContentLength"]

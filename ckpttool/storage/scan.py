@@ -1,4 +1,4 @@
-"""One pass over byte ranges: checksums and values together, on several threads.
+"""One skip byte ranges: checksums and values together, on several threads.
 
 Ranges are cut into pieces, so that one large record keeps all threads busy; the checksums of its pieces
 are combined. The threads run at memory speed because the checksum and NumPy release the interpreter lock.
@@ -18,7 +18,7 @@ from ckpttool.core.errors import CheckpointError
 from ckpttool.core.readable import aligned_buffer
 from ckpttool.core.tensor import Span, Values
 from ckpttool.core.values import stored_once
-from ckpttool.storage.crc import combined_crc, crc32c
+from ckpttool.storage.checksums import combined_crc, crc32c
 from ckpttool.storage.work import Pool, batches
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _CHECKSUMS: dict[str, Callable[[memoryview, int], int]] = {"crc32": isal_zlib.cr
 
 @dataclass(slots=True)
 class Scanned:
-    """What a pass over one span found.
+    """Results of scanning one span.
 
     Attributes:
         crc32: Checksum of the bytes; None where reading them failed.
@@ -52,7 +52,7 @@ class Scanned:
 
     @property
     def matches(self) -> bool:
-        """Tell whether the bytes have the checksum that the format states for them."""
+        """Return whether the bytes have the checksum that the format states for them."""
         return self.span.crc32 is None or self.crc32 == self.span.crc32
 
 
@@ -73,7 +73,7 @@ def scan(
     values: bool = True,
     advance: Callable[[int], None] = lambda nbytes: None,
 ) -> list[Scanned]:
-    """Read all spans once and return what was found, in their order.
+    """Read all spans once and return their results, in order.
 
     Args:
         spans: What to read.
@@ -150,7 +150,7 @@ def _scan_piece(
 def _special_test(
     span: Span, buffer: memoryview, tests: dict[tuple[str, str], Callable[[int], bool]]
 ) -> Callable[[int], bool] | None:
-    """Return what tells whether the first bytes of the buffer hold a NaN or an infinity."""
+    """Return a test whether the first bytes of the buffer hold a NaN or an infinity."""
     if span.dtype is None or span.dtype.float_code is None or span.nbytes == 0:
         return None
     key = (span.dtype.name, span.byteorder)
@@ -190,7 +190,7 @@ def _tester(dtype: DType, byteorder: str, buffer: memoryview) -> Callable[[int],
 
 
 def _combine(pieces: list[_Piece]) -> None:
-    """Set the checksum of each span from those of its pieces, which lie one behind the other."""
+    """Set the checksum of each span from those of its pieces, which are one after the other."""
     for piece in pieces:
         scanned = piece.scanned
         if scanned.failure is not None or piece.element != scanned.element:

@@ -12,7 +12,7 @@ from isal import isal_zlib
 from ckpttool.core.errors import DamagedCheckpoint
 from ckpttool.core.tensor import Tensor
 from ckpttool.core.values import Contiguous
-from ckpttool.storage.crc import combined_crc, crc32c
+from ckpttool.storage.checksums import combined_crc, crc32c
 from ckpttool.storage.directories import CREATE, OpenDirectory
 from ckpttool.storage.source import Source
 from ckpttool.storage.work import Advance, Calls
@@ -64,7 +64,7 @@ class Written:
 
 
 class Sink:
-    """One file of a target, written from its start to its end; what is written may be changed later.
+    """One file of a target, written from start to end; written bytes may be changed later.
 
     Attributes:
         path: Where it lies while it is written.
@@ -74,7 +74,7 @@ class Sink:
     def __init__(
         self, path: str, pool: Calls, advance: Advance, directory: OpenDirectory | None = None
     ) -> None:
-        """Make the file, which nobody else has made; its path is one in ``directory``, if that is given."""
+        """Create the file exclusively; its path is relative to ``directory`` if that is given."""
         self.path = path
         self._pool, self._advance = pool, advance
         if directory is None:
@@ -87,7 +87,7 @@ class Sink:
 
     @property
     def offset(self) -> int:
-        """Return how many bytes the file has so far: where the next byte goes."""
+        """Return the size of the file so far, which is the offset of the next byte."""
         return self._flushed + len(self._buffer)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -110,7 +110,7 @@ class Sink:
         Args:
             tensor: What is appended.
             checksum: Which checksum the format wants of it; CRC-32 where it wants none.
-            before: The checksum of bytes in front of the tensor, from which its own goes on.
+            before: The checksum of bytes in front of the tensor, from which its own continues.
         """
         written = Written(tensor, self.offset, checksum or "crc32", before, self._pool)
         self.written.append(written)
@@ -133,7 +133,7 @@ class Sink:
         _write_at(self._descriptor, offset, memoryview(data))
 
     def settle(self) -> None:
-        """Wait until all that was put stands in the file; see ``Pool.settle``."""
+        """Wait until all that was put is in the file; see ``Pool.settle``."""
         self._flush()
         self._pool.settle()
 
@@ -174,7 +174,7 @@ class Sink:
         written.elements_checksum = total
 
     def _copy_by_kernel(self, values: Any, start: int, to: int, nbytes: int) -> bool:
-        """Have the kernel copy bytes, which may share them rather than copy; tell whether it did."""
+        """Let the kernel copy or share bytes; return whether it did."""
         try:
             values.source.copy_to(self._descriptor, values.offset + start, to, nbytes)
         except OSError as error:
@@ -185,7 +185,7 @@ class Sink:
 
 
 def _is_shareable(tensor: Tensor, to: int) -> bool:
-    """Tell whether the elements lie in a file as they are to be written, and at the same place in a block.
+    """Return whether the elements are in a file as they are to be written, and at the same place in a block.
 
     The kernel may share these with the other file, or have a server copy them. Elsewhere it would copy them
     page by page, which takes twice the time of writing what was just read to be summed.

@@ -26,7 +26,7 @@ _FOLLOWS_NOTHING = getattr(os, "O_NOFOLLOW", 0)
 
 
 class _Descriptor:
-    """An open file, closed as soon as nobody holds it."""
+    """An open file, closed with its last user."""
 
     __slots__ = ("number",)
 
@@ -78,7 +78,7 @@ class Source(Readable):
 
     @property
     def identity(self) -> tuple[int, int]:
-        """Return what tells the file from any other: its device and its number there."""
+        """Return device and inode of the file."""
         return self._identity
 
     def close(self) -> None:
@@ -115,16 +115,16 @@ class Source(Readable):
 
     @property
     def version(self) -> str:
-        """Return what a store calls the version that is read; a file on a disk has none."""
+        """Return the store's name of the version that is read; empty for a file on a disk."""
         return ""
 
     @property
     def begin(self) -> int:
-        """Return where in the file the first byte lies that is read with the offset 0."""
+        """Return the position in the file of offset 0."""
         return 0
 
     def in_blocks(self, nbytes: int) -> Iterator[bytes]:
-        """Yield all bytes in their order, so many at a time."""
+        """Yield all bytes in order, ``nbytes`` at a time."""
         for begin in range(0, self.size, nbytes):
             yield self.read(begin, min(nbytes, self.size - begin))
 
@@ -218,7 +218,7 @@ class NotRegular(OSError):
 
 
 def regular_descriptor(path: str, *, follows: bool = True, dir_fd: int | None = None) -> int:
-    """Return a descriptor that reads a regular file; what it is was asked after it was opened.
+    """Return a descriptor that reads a regular file, whose type is checked after it was opened.
 
     ``follows``: whether it may be a symlink. ``dir_fd`` is an open directory that it starts at.
     """

@@ -1,10 +1,12 @@
-"""Object stores: the status of an object, what is below a prefix, and bytes of objects by ranges.
+"""Object stores: status of objects, listings of prefixes, and ranges of bytes.
 
 All failures are the ``OSError`` that a file system would raise, with what the store answered.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import errno
 import os
 import re
@@ -17,12 +19,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ckpttool.core.errors import MissingPackage, UsageError
 from ckpttool.core.urls import without_signatures
-from ckpttool.storage.answers import CONNECT_SECONDS, RETRIES, TIMEOUT_SECONDS, own_name, require_sendable
-from ckpttool.storage.checksums import StoredChecksums
+from ckpttool.storage.answers import (
+    CONNECT_SECONDS,
+    RETRIES,
+    TIMEOUT_SECONDS,
+    ask,
+    own_name,
+    require_sendable,
+)
+from ckpttool.storage.checksums import Checksum, StoredChecksums
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as ObstoreStore
 
+_GOOGLE_ENDPOINT = "https://storage.googleapis.com"
 MAX_SIZE = 1 << 60
 """Maximum size of an object that is believed, in bytes."""
 _RETRY_SECONDS = 60
@@ -47,21 +57,21 @@ _METADATA = re.compile("/latest/api/token|/computeMetadata/|/metadata/identity/"
 
 
 class ObjectStatus(NamedTuple):
-    """What a store says of an object: its size in bytes, when it was written, and its version."""
+    """Status of an object: its size in bytes, time of writing, and version."""
 
     size: int
     modified_ns: int
     version: str
 
     def matches(self, other: ObjectStatus) -> bool:
-        """Tell whether both are of one version; listings and headers round times differently."""
+        """Return whether both are of one version; listings and headers round times differently."""
         if self.version or other.version:
             return (self.size, self.version) == (other.size, other.version)
         return self.size == other.size and abs(self.modified_ns - other.modified_ns) < 1_000_000_000
 
 
 class Listing(NamedTuple):
-    """What lies directly below a prefix, by its last name."""
+    """Prefixes and objects directly below a prefix, by their last names."""
 
     directories: frozenset[str]
     objects: Mapping[str, ObjectStatus]
@@ -100,15 +110,15 @@ class Store(ABC):
 
     @abstractmethod
     def status(self, name: str) -> ObjectStatus:
-        """Return what is said of an object; ``FileNotFoundError`` if there is none."""
+        """Return the status of an object; ``FileNotFoundError`` if there is none."""
 
     @abstractmethod
     def listing(self, prefix: str) -> Listing:
-        """Return what lies directly below a prefix, which has no slash at its end."""
+        """Return the listing of a prefix, which has no slash at its end."""
 
     @abstractmethod
     def read(self, name: str, begin: int, end: int, of: ObjectStatus) -> bytes:
-        """Return bytes of an object, as far as it still is what its status says.
+        """Return bytes of an object; ``Replaced`` if it no longer has the given status.
 
         Raises:
             Replaced: It is another one now.
@@ -117,7 +127,7 @@ class Store(ABC):
     def write(
         self, name: str, blocks: Iterable[bytes], size: int, replaces: ObjectStatus | None
     ) -> ObjectStatus:
-        """Make an object of so many bytes, all of it or nothing, and return what it is.
+        """Write an object of ``size`` bytes, all or nothing, and return its status.
 
         Args:
             name: Its name.
@@ -132,7 +142,7 @@ class Store(ABC):
         raise OSError(errno.EROFS, "nothing can be written there", f"{self.root}/{name}")
 
     def require_replaceable(self, name: str, replaces: ObjectStatus | None) -> None:
-        """Require that at a name there is what may be replaced, or nothing; see ``write``."""
+        """Require that a name has the object that may be replaced, or none; see ``write``."""
         try:
             found = self.status(name)
         except FileNotFoundError:
@@ -143,7 +153,7 @@ class Store(ABC):
             raise Replaced(f"{self.root}/{name}")
 
     def remove(self, name: str, of: ObjectStatus) -> None:
-        """Remove an object, as far as it still is what its status says.
+        """Remove an object; ``Replaced`` if it no longer has the given status.
 
         Raises:
             Replaced: It is another one now.
@@ -161,7 +171,7 @@ class Store(ABC):
 
     @property
     def takes_any_name(self) -> bool:
-        """Tell whether names can be asked for that can't be a part of a URL: with ``?`` or ``#``, say."""
+        """Return whether names can be asked for that can't be a part of a URL: with ``?`` or ``#``, say."""
         return False
 
     @property
@@ -184,7 +194,7 @@ class Store(ABC):
         raise OSError(errno.EROFS, "nothing can be written there", f"{self.root}/{to}")
 
     def keeps_version(self, name: str) -> bool:
-        """Tell whether an object has a version that stays when the object is removed."""
+        """Return whether an object has a version that is kept when the object is removed."""
         return False
 
     def older_versions(self) -> OlderVersions:
@@ -201,7 +211,7 @@ class Store(ABC):
         return None
 
     def clock(self) -> float:
-        """Return what time it is for the store, in seconds since 1970; this machine's if it doesn't say."""
+        """Return the store's time in seconds since 1970; this machine's if the store has none."""
         return time.time()
 
 
@@ -213,7 +223,7 @@ class Replaced(OSError):
 
 
 class BucketStore(Store):
-    """A bucket of Amazon S3, Google Cloud Storage or Azure, or of what speaks as they do.
+    """A bucket of Amazon S3, Google Cloud Storage or Azure, or of a compatible server.
 
     Source: https://developmentseed.org/obstore
     """
@@ -284,21 +294,22 @@ class BucketStore(Store):
         self.require_replaceable(name, replaces)
 
     def checksums(self, name: str, of: ObjectStatus) -> StoredChecksums:
-        from ckpttool.storage.stored_checksums import checksums_in_google, checksums_in_s3
-
-        scheme, _, bucket = self.root.partition("://")
-        if scheme in ("s3", "s3a"):
-            found = checksums_in_s3(bucket, name)
-        elif scheme == "gs":
-            found = checksums_in_google(self._store, bucket, name, f"{self.root}/{name}")
-        else:
+        found = self._stored_checksums(name)
+        if found is None:
             return super().checksums(name, of)
         if found.version.strip('"') not in ("", of.version.strip('"')):
             raise Replaced(f"{self.root}/{name}")
         return found
 
+    def _stored_checksums(self, name: str) -> StoredChecksums | None:
+        """Return the checksums that the store keeps of an object; None if it can't be asked for them."""
+        scheme, _, bucket = self.root.partition("://")
+        if scheme != "gs":
+            return None
+        return _checksums_in_google(self._store, bucket, name, f"{self.root}/{name}")
+
     def read_range(self, name: str, begin: int, end: int, version: str = "") -> tuple[ObjectStatus, bytes]:
-        """Return bytes of an object, and what it is now; ``Replaced`` if that isn't the version."""
+        """Return bytes of an object and its status; ``Replaced`` if it has another version."""
         with as_os_errors(f"{self.root}/{name}", f"bytes {begin}..{end}"):
             options: Any = {"range": (begin, end)}
             if version:
@@ -350,7 +361,7 @@ class WebStore(BucketStore):
 
 
 def _listed_in_time(store: Any, prefix: str | None, url: str) -> Any:
-    """Return what obstore lists, which follows all pages itself; a thread of ours may have a loop already."""
+    """Return obstore's listing of all pages, made in a thread since this one may have an event loop."""
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
 
@@ -366,7 +377,7 @@ def _listed_in_time(store: Any, prefix: str | None, url: str) -> Any:
 
 
 def allows_http(root: str) -> bool:
-    """Tell whether a store may be asked without TLS."""
+    """Return whether a store may be asked without TLS."""
     return root.startswith("http:") or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")
 
 
@@ -438,7 +449,7 @@ def _quoted(tag: str | None) -> str | None:
 
 @contextmanager
 def as_os_errors(url: str, where: str = "") -> Iterator[None]:
-    """Raise what obstore says as a file system would."""
+    """Raise obstore's errors as ``OSError``."""
     from obstore.exceptions import (
         AlreadyExistsError,
         BaseError,
@@ -473,7 +484,7 @@ def as_os_errors(url: str, where: str = "") -> Iterator[None]:
 
 
 def _answer(error: Exception) -> str:
-    """Return what a store answered, in a line: obstore's own text has the request and a dump of the error."""
+    """Return a store's answer in a line; obstore's own text has the request and a dump of the error."""
     text = _DEBUG.sub("", str(error))
     if _METADATA.search(text):
         return "no credentials for this store were found"
@@ -483,3 +494,54 @@ def _answer(error: Exception) -> str:
     if "body error" in text:
         return "the answer broke off"
     return without_signatures(" ".join(text.split()))[:300] or type(error).__name__
+
+
+# Checksums that Google Cloud Storage keeps --------------------------------------------------------------
+
+
+def _checksums_in_google(store: ObstoreStore, bucket: str, key: str, url: str) -> StoredChecksums:
+    """Return the checksums that Google Cloud Storage keeps of an object."""
+    from obstore.exceptions import BaseError
+
+    try:
+        answer = ask("HEAD", _google_url(store, bucket, key), url)
+    except BaseError:  # its text may hold the address, which is signed
+        return StoredChecksums(reason="these credentials can't sign a question for its checksum")
+    except OSError:
+        return StoredChecksums(reason="the store couldn't be asked for its checksum")
+    if answer.status != 200:
+        return StoredChecksums(
+            reason=f"the store answered {answer.status} when it was asked for its checksum"
+        )
+    headers = answer.headers
+    if headers.get("x-goog-stored-content-encoding", "identity") != "identity":
+        return StoredChecksums(reason="the store keeps a checksum of its compressed bytes")
+    kept = []
+    for one in headers.get("x-goog-hash", "").split(","):  # several headers of a name come as one
+        name, _, value = one.strip().partition("=")
+        if name in ("crc32c", "md5"):
+            try:
+                kept.append(Checksum(name, hexadecimal(value)))
+            except (binascii.Error, ValueError):
+                return StoredChecksums(reason="the store states a checksum that can't be read")
+    return StoredChecksums(
+        tuple(kept), "" if kept else "the store keeps no checksum of it", headers.get("ETag", "")
+    )
+
+
+def _google_url(store: ObstoreStore, bucket: str, key: str) -> str:
+    """Return the URL of an object; unless requests are anonymous, signed for a minute."""
+    if os.environ.get("GOOGLE_SKIP_SIGNATURE", "").lower() in ("1", "true"):
+        from urllib.parse import quote
+
+        endpoint = os.environ.get("GOOGLE_BASE_URL", _GOOGLE_ENDPOINT).rstrip("/")
+        return f"{endpoint}/{bucket}/{quote(key)}"
+    import obstore
+
+    signer: Any = store  # one of Google's; not every kind can sign
+    return str(obstore.sign(signer, "HEAD", key, timedelta(minutes=1)))
+
+
+def hexadecimal(encoded: str) -> str:
+    """Return base64 as hexadecimal digits; raises ``ValueError``."""
+    return base64.b64decode(encoded, validate=True).hex()

@@ -1,4 +1,8 @@
-"""Work that is shared: threads that take tasks, how many, and who is told how far it is."""
+"""Work on several threads, and on workers on other machines; progress that is reported of it.
+
+A worker on another machine sees the same files under the same absolute paths, or it is an error: a file that
+only the worker can't see has not vanished, and another file under the same path is no answer.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,9 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Generic, TypeVar
+
+from ckpttool.core.errors import CheckpointError, NotFound
+from ckpttool.storage import fs
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
@@ -33,7 +40,7 @@ def no_advance(nbytes: int) -> None:
 
 
 def no_progress(what: str, total: int | None) -> AbstractContextManager[Advance]:
-    """Return a progress that nobody sees."""
+    """Return a progress that is not shown."""
     return nullcontext(no_advance)
 
 
@@ -44,7 +51,7 @@ def default_jobs() -> int:
 
 
 class Stopped(Exception):
-    """Nobody waits for the result any more; raised by ``Pool.check``."""
+    """The result is no longer needed; raised by ``Pool.check``."""
 
 
 class TaskReturned(Exception):
@@ -126,7 +133,7 @@ class Pool(Generic[T]):
         self._raise_error()
 
     def check(self) -> None:
-        """Require that somebody still waits for the result."""
+        """Require that the result is still needed."""
         if self.is_stopped:
             raise Stopped
 
@@ -206,7 +213,7 @@ Calls = Pool[Callable[[], object]]
 
 
 def pool_of_calls(jobs: int) -> Calls:
-    """Return a pool that calls its tasks, in at most so many threads."""
+    """Return a pool that calls its tasks, in at most ``jobs`` threads."""
     pool: Calls = Pool()
     pool.recruit([worker_of(lambda task: task())] * max(1, jobs))
     return pool
@@ -217,7 +224,7 @@ def in_order(
     items: Iterable[T],
     jobs: int,
 ) -> list[R]:
-    """Return what a function makes of items, in their order.
+    """Return a function's results for items, in order.
 
     Args:
         function: Told an item, and what to call now and then: it ends the work that nobody waits for.
@@ -242,7 +249,7 @@ def in_order(
 def submitted(
     function: Callable[[T], R], items: Iterable[T], executor: Executor
 ) -> Generator[Future[R], None, None]:
-    """Have an executor do something with items, and yield their futures in order; what is left is cancelled.
+    """Submit a function for items to an executor; yield the futures in order, and cancel the rest at the end.
 
     One that takes no more tasks, such as a pool of processes that has lost one, gives futures that failed.
     """
@@ -281,3 +288,40 @@ def batches(items: Iterable[T], nbytes_of: Callable[[T], int]) -> Iterator[list[
             batch, nbytes = [], 0
     if batch:
         yield batch
+
+
+def path_everywhere(path: str) -> str:
+    """Return a path that means the same on all machines; a URL does, as it is."""
+    return path if fs.isabs(path) else fs.abspath(path)
+
+
+def answer_of(future: Future[R], path: str) -> R | CheckpointError:
+    """Return a worker's answer; if the worker is lost or fails, an error of the path that it works on.
+
+    Raises:
+        CheckpointError: The task itself raised it.
+    """
+    try:
+        return future.result()
+    except CheckpointError:
+        raise
+    except Exception as failure:  # noqa: BLE001 - each engine has its own ways to say that a worker is lost
+        lost = CheckpointError(path, f"the worker failed: {type(failure).__name__}: {failure}")
+        lost.__cause__ = failure
+        return lost
+
+
+def not_visible(path: str, name: str) -> NotFound:
+    """Return the error of a worker, as which this runs, that doesn't see a file of a checkpoint."""
+    import platform
+
+    here = f"{name} is not there on the worker {platform.node()}"
+    return NotFound(path, here, expected="the same absolute path on all workers")
+
+
+def not_the_same(path: str, where: str = "") -> CheckpointError:
+    """Return the error of a checkpoint that has other files on a worker, or is changing."""
+    import platform
+
+    found = f"files of other sizes on the worker {where or platform.node()}"
+    return CheckpointError(path, found, expected="the same files on all workers, which nobody changes")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool.core.tensor import Extent, Tensor
-from ckpttool.storage.remote_source import RemoteSource
+from ckpttool.storage.object_stores import RemoteSource
 from ckpttool.storage.source import Source
 
 _DESCRIPTORS = Path("/proc/self/fd")

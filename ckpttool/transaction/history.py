@@ -14,8 +14,11 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from ckpttool.core.errors import from_os_error
 from ckpttool.storage import fs
-from ckpttool.storage.atomic import write_in
-from ckpttool.storage.directories import OpenDirectory, remove_directory
+from ckpttool.storage.directories import (
+    OpenDirectory,
+    remove_directory,
+    write_in,
+)
 from ckpttool.transaction.journal import IDENTITY, OperationList
 from ckpttool.transaction.journal_documents import (
     count_of,

@@ -27,8 +27,13 @@ from itertools import chain, groupby
 from typing import Literal
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error, system_text
-from ckpttool.storage.atomic import write_in
-from ckpttool.storage.directories import OpenDirectory, link_or_rename, retry_while_busy, sync_descriptor
+from ckpttool.storage.directories import (
+    OpenDirectory,
+    link_or_rename,
+    retry_while_busy,
+    sync_descriptor,
+    write_in,
+)
 from ckpttool.transaction.files import StalePlan, status_of
 from ckpttool.transaction.history import UndoStep, add_step, drop_groups, drop_step, make_place, tidy
 from ckpttool.transaction.journal import (

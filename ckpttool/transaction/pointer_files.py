@@ -16,8 +16,14 @@ from ckpttool.core.errors import AccessDenied, from_os_error
 from ckpttool.formats import checkpoint_lists, list_kind
 from ckpttool.formats.pointer_kind import CheckpointList
 from ckpttool.storage import fs
-from ckpttool.storage.atomic import OWN_PREFIX, adopt_mode
-from ckpttool.storage.directories import CREATE, link_or_rename, rename, sync_descriptor
+from ckpttool.storage.directories import (
+    CREATE,
+    OWN_PREFIX,
+    adopt_mode,
+    link_or_rename,
+    rename,
+    sync_descriptor,
+)
 from ckpttool.storage.source import NotRegular, regular_descriptor
 from ckpttool.transaction.files import StalePlan, opened, status_of
 from ckpttool.transaction.journal import OperationList, Rewrite

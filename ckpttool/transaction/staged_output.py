@@ -28,8 +28,17 @@ from typing import Literal
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, UsageError, from_os_error, system_text
 from ckpttool.storage import fs
-from ckpttool.storage.atomic import OWN_PREFIX, adopt_mode, is_scratch_name, remove_leftover
-from ckpttool.storage.directories import FOLLOWS_NOTHING, HAS_LOCKS, OpenDirectory, link_or_rename, try_lock
+from ckpttool.storage.directories import (
+    FOLLOWS_NOTHING,
+    HAS_LOCKS,
+    OWN_PREFIX,
+    OpenDirectory,
+    adopt_mode,
+    is_scratch_name,
+    link_or_rename,
+    remove_leftover,
+    try_lock,
+)
 from ckpttool.storage.sink import Sink, Written
 from ckpttool.storage.work import Advance, default_jobs, no_advance, pool_of_calls
 from ckpttool.transaction.files import StalePlan, contents

@@ -12,8 +12,8 @@ from ckpttool.core.readable import Buffer
 from ckpttool.core.tensor import Extent, Path
 from ckpttool.core.values import in_memory
 from ckpttool.formats.content.assembly import infer_roles, name_tensors, training_of
-from ckpttool.formats.content.flattening import TensorParts
-from ckpttool.formats.content.scalars import lazy_scalar
+from ckpttool.formats.content.plain_data import lazy_scalar
+from ckpttool.formats.content.tree import TensorParts
 from ckpttool.formats.torch.objects import Storage, TorchObjects
 
 

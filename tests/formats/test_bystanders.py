@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from ckpttool import CheckpointError, Safety, Severity, Verification, open_checkpoint, verify
-from ckpttool.formats import bystanders
+from ckpttool.formats import readings
 from tests.support.faults import close_link
 from tests.support.frameworks import python_with_frameworks
 from tests.support.opening import checkpoints_in
@@ -249,7 +249,7 @@ def test_a_part_that_was_judged_is_not_judged_again(monkeypatch: pytest.MonkeyPa
         read.append(entry.name)
         return iter(())
 
-    monkeypatch.setattr(bystanders, "_safety_of", count)
+    monkeypatch.setattr(readings, "_safety_of", count)
     for directory in DIRECTORIES:
         list(verdicts(FILES / directory))
     assert read == []
@@ -258,7 +258,7 @@ def test_a_part_that_was_judged_is_not_judged_again(monkeypatch: pytest.MonkeyPa
 def test_more_files_than_are_looked_at_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = tmp_path / "model"
     shutil.copytree(FILES / "savedmodel" / "plain", copy)
-    monkeypatch.setattr(bystanders, "MAX_FILES", 2)
+    monkeypatch.setattr(readings, "MAX_FILES", 2)
     (verification,) = verdicts(copy)
     assert verification.safety is Safety.UNKNOWN
     assert [one.code for one in verification.findings if one.check == "safety"] == ["not-scanned"]

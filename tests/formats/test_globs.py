@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.formats.globs import Globs, last_name
+from ckpttool.formats.discovery import Globs, last_name
 from tests.support.opening import paths_in
 
 

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 
 from ckpttool import LimitExceeded, open_checkpoint
 from ckpttool.formats.content import plain_data
-from ckpttool.formats.content.flattening import flatten
 from ckpttool.formats.content.plain_data import KeyText, PlainDataRenderer
+from ckpttool.formats.content.tree import flatten
 from tests.support.containers import pickles_in
 from tests.support.limits import lower_limits
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from ckpttool import DamagedCheckpoint, Safety, open_checkpoint, verify
-from ckpttool.formats.torch.expression_sizes import UnboundedError
-from ckpttool.formats.torch.expressions import objection
+from ckpttool.formats.torch.expressions import UnboundedError, objection
 from tests.support.frameworks import python_with_frameworks
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files" / "torch-export"

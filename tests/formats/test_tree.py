@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from ckpttool import Checkpoint, Tensor, open_checkpoint
 from ckpttool.containers.pickle.pickle_nodes import NDARRAY, REQUIRES_GRAD, Call, Mapped, Opaque
 from ckpttool.formats.content.tree import opaque_nodes, replace_tensors, tensors_in, walk
-from ckpttool.formats.sidecar import apply_sidecar
-from ckpttool.formats.sidecar_writer import sidecar_of
+from ckpttool.formats.sidecar import apply_sidecar, sidecar_of
 from ckpttool.formats.writer import Content
 from tests.support.checkpoints import numbers, of_tensors, tensor
 from tests.support.torch_trees import SHARED, VALUES, differences, write_zip

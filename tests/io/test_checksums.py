@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.ops.digests import sums_of_file
-from ckpttool.storage.checksums import CRCS, Checksum, FileSums
-from ckpttool.storage.crc import combined_crc, crc_functions
+from ckpttool.storage.checksums import CRCS, Checksum, FileSums, combined_crc, crc_functions
 from tests.support.checksums import crc64nvme
 
 TRUTHS = {"crc32": zlib.crc32, "crc32c": google_crc32c.value, "crc64nvme": crc64nvme}

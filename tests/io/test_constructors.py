@@ -16,8 +16,18 @@ from ckpttool.containers.pickle.constructors import (
     judge_state,
     kind_of,
 )
-from ckpttool.containers.pickle.pickle_nodes import Call, Global, Mapped, Persistent
-from ckpttool.containers.pickle.trust import Trust, globals_in, is_object, modern, value_kind, words_in
+from ckpttool.containers.pickle.pickle_nodes import (
+    Call,
+    Global,
+    Mapped,
+    Persistent,
+    Trust,
+    globals_in,
+    is_object,
+    modern,
+    value_kind,
+    words_in,
+)
 from ckpttool.core.report import has_errors
 from tests.support.containers import pickles_in
 

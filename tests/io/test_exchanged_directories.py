@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from ckpttool import AccessDenied, CheckpointError, ConvertOptions, UsageError, convert, open_checkpoint
-from ckpttool.storage.atomic import remove_leftover
-from ckpttool.storage.directories import Exchanged, OpenDirectory
+from ckpttool.storage.directories import Exchanged, OpenDirectory, remove_leftover
 from ckpttool.transaction.lock import LOCK, lock_directory
 from ckpttool.transaction.staged_output import StagedOutput
 from tests.exchanging import WAYS, Way, exchanges

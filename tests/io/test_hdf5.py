@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ckpttool import DamagedCheckpoint, open_checkpoint, verify
-from ckpttool.containers.hdf5 import h5worker
-from ckpttool.containers.hdf5.h5worker import WORKER
-from ckpttool.containers.hdf5.hdf5 import Location, slabs, walk
+from ckpttool.containers import hdf5_worker
+from ckpttool.containers.hdf5 import Location, slabs, walk
+from ckpttool.containers.hdf5_worker import WORKER
 from tests.support.memory import MemoryBucket
 
 
@@ -21,7 +21,7 @@ def test_a_crash_is_a_finding(files: Path, monkeypatch: pytest.MonkeyPatch, tmp_
     dying.write_text("import os, sys\nsys.stdin.readline()\nos.abort()\n")
     path = files / "hdf5" / "types.h5"
     WORKER.stop()
-    monkeypatch.setattr(h5worker, "_CHILD", dying)
+    monkeypatch.setattr(hdf5_worker, "_CHILD", dying)
     verification = verify(path)
     assert [finding.code for finding in verification.findings] == ["hdf5-crashed"]
     assert not verification.is_valid
@@ -34,8 +34,8 @@ def test_a_hang_is_a_finding(files: Path, monkeypatch: pytest.MonkeyPatch, tmp_p
     hanging = tmp_path / "hanging.py"
     hanging.write_text("import time\ntime.sleep(60)\n")
     WORKER.stop()
-    monkeypatch.setattr(h5worker, "_CHILD", hanging)
-    monkeypatch.setattr(h5worker, "SILENCE", 0.2)
+    monkeypatch.setattr(hdf5_worker, "_CHILD", hanging)
+    monkeypatch.setattr(hdf5_worker, "SILENCE", 0.2)
     path = Path(shutil.copyfile(files / "hdf5" / "types.h5", tmp_path / "types.h5"))
     generation = WORKER.generation
     with pytest.raises(DamagedCheckpoint, match="silent"):

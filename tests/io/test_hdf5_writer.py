@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import Tensor
-from ckpttool.containers.hdf5.hdf5_writer import HELD, Plan, _Memory, attribute_fault, draw
+from ckpttool.containers.hdf5_writer import HELD, Plan, _Memory, attribute_fault, draw
 from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.values import in_memory
 from ckpttool.transaction.staged_output import StagedOutput

@@ -10,8 +10,7 @@ import pytest
 
 from ckpttool import AccessDenied
 from ckpttool.storage import fs, held
-from ckpttool.storage.atomic import write_atomically
-from ckpttool.storage.directories import OpenDirectory, rename
+from ckpttool.storage.directories import OpenDirectory, rename, write_atomically
 from ckpttool.storage.held import Exchanged, holding, memory_of, remembering
 
 pytestmark = pytest.mark.skipif(not held.IS_SUPPORTED, reason="the system can't work below open directories")

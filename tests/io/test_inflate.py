@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import DamagedCheckpoint, LimitExceeded, verify
-from ckpttool.containers import inflate as wire_inflated
-from ckpttool.containers.inflate import MAX_EXPANSION, Inflated, Inflation
-from ckpttool.containers.zip.zip_reader import Archive
+from ckpttool.containers import compressed as wire_inflated
+from ckpttool.containers.compressed import MAX_EXPANSION, Inflated, Inflation
+from ckpttool.containers.zip_reader import Archive
 from ckpttool.core.readable import Buffer
 from tests.support.thorough import IS_THOROUGH
 

@@ -31,7 +31,7 @@ FILE_BYTES, MOST_MIB = 1 << 20, 300
 _MEASURE = """
 import json, resource, sys
 from ckpttool import verify
-from ckpttool.containers.hdf5.h5worker import WORKER
+from ckpttool.containers.hdf5_worker import WORKER
 told = {}
 for path in sys.argv[1:]:
     told[path] = sorted({finding.code for finding in verify(path).findings})

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool.core.errors import CheckpointError
-from ckpttool.formats.copy_notes import read_note
+from ckpttool.formats.opening import read_note
 from ckpttool.ops.file_copy import change_note
 from ckpttool.storage import fs
 from ckpttool.storage.place import Place

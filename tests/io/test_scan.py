@@ -17,7 +17,7 @@ from ckpttool.core.readable import Buffer, reader_from
 from ckpttool.core.tensor import Extent, Span
 from ckpttool.core.values import in_memory
 from ckpttool.storage import scan as under_test
-from ckpttool.storage.crc import combined_crc32
+from ckpttool.storage.checksums import combined_crc32
 from ckpttool.storage.scan import count_specials, scan
 from tests.support.faults import ends_all_threads, interrupt_hand_out
 

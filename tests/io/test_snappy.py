@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.containers.sstable.snappy import decompress, decompressed_size, first_bytes
+from ckpttool.containers.table import decompress, decompressed_size, first_bytes
 
 REPETITIVE = st.lists(
     st.sampled_from([b"layer_", b"/kernel", b"\0\0", b"ab", b"x"]) | st.binary(max_size=40), max_size=60

@@ -10,7 +10,7 @@ import pytest
 
 from ckpttool.core.errors import CheckpointError
 from ckpttool.storage import fs
-from ckpttool.storage.snapshot import Snapshot
+from ckpttool.storage.fs import Snapshot
 from ckpttool.storage.source import NotRegular
 from tests.support.memory import MemoryBucket, memory_stores
 

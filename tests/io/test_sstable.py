@@ -14,8 +14,8 @@ import google_crc32c
 import pytest
 
 from ckpttool import CheckpointError, DamagedCheckpoint, LimitExceeded, open_checkpoint
-from ckpttool.containers.sstable.sstable import Table, begins_with_empty_key
-from ckpttool.storage.crc import combined_crc32, crc32c, mask_crc, unmask_crc
+from ckpttool.containers.table import Table, begins_with_empty_key
+from ckpttool.storage.checksums import combined_crc32, crc32c, mask_crc, unmask_crc
 from ckpttool.storage.source import Source
 from tests.support.commands import Run
 from tests.support.containers import entries_of_table

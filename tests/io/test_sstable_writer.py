@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.containers.sstable import sstable_writer
-from ckpttool.containers.sstable.sstable import FOOTER_BYTES, MAGIC, Table
-from ckpttool.containers.sstable.sstable_writer import TableWriter
+from ckpttool.containers import table as sstable_writer
+from ckpttool.containers.table import FOOTER_BYTES, MAGIC, Table, TableWriter
 from ckpttool.storage.source import Source
 from ckpttool.transaction.staged_output import StagedOutput
 from tests.support.containers import entries_of_table, stage

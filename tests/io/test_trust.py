@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.containers.pickle import trust as under_test
+from ckpttool.containers.pickle import pickle_nodes as under_test
 from ckpttool.containers.pickle.constructors import constructors, evaluate
-from ckpttool.containers.pickle.pickle_nodes import Call, Global
-from ckpttool.containers.pickle.trust import Trust, trust, value_kind
+from ckpttool.containers.pickle.pickle_nodes import Call, Global, Trust, trust, value_kind
 from ckpttool.core.report import has_errors
 from tests.security import assembler
 from tests.support.containers import pickles_in

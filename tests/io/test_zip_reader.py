@@ -12,8 +12,7 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
 import pytest
 
 from ckpttool import CheckpointError, DamagedCheckpoint, LimitExceeded, Truncated, Unsupported
-from ckpttool.containers.zip.zip_headers import Member
-from ckpttool.containers.zip.zip_reader import Archive, states_the_same
+from ckpttool.containers.zip_reader import Archive, Member, states_the_same
 from ckpttool.core.readable import Buffer
 
 LOCAL, CENTRAL, END = 30, 46, 22

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from ckpttool import LimitExceeded, salvage
-from ckpttool.containers.zip import zip_rescue
-from ckpttool.containers.zip.zip_headers import ENTRY, LOCAL, Member
-from ckpttool.containers.zip.zip_rescue import rescue_records
+from ckpttool.containers import zip_rescue
+from ckpttool.containers.zip_reader import ENTRY, LOCAL, Member
+from ckpttool.containers.zip_rescue import rescue_records
 from ckpttool.storage.source import Source
 
 

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import Tensor, Truncated
-from ckpttool.containers.zip.zip_reader import Archive
-from ckpttool.containers.zip.zip_writer import NumpyZip, TorchZip, ZipWriter
+from ckpttool.containers.zip_reader import Archive
+from ckpttool.containers.zip_writer import NumpyZip, TorchZip, ZipWriter
 from ckpttool.core.dtypes import UINT8
 from ckpttool.core.values import Contiguous
 from ckpttool.storage.sink import Sink, Written

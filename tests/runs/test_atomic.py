@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.storage.atomic import write_atomically
-from ckpttool.storage.directories import try_lock
+from ckpttool.storage.directories import try_lock, write_atomically
 from ckpttool.transaction.staged_output import clear_areas
 from tests.support.faults import is_killed_at
 

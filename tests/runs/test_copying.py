@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import ckpttool
-from ckpttool.formats.copy_notes import COPYING
 from ckpttool.formats.discovery import discover
+from ckpttool.formats.opening import COPYING
 from ckpttool.ops.verify import verify
 from ckpttool.runs import copying
 from ckpttool.runs.copying import CopyRequest, CopyStatus, plan_copy

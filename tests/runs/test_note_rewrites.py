@@ -17,7 +17,7 @@ from ckpttool.runs.entry import Entry
 from ckpttool.runs.pointers.notes import DataNote, JsonNote, Mentions
 from ckpttool.runs.pointers.search import CheckpointIndex
 from ckpttool.runs.renaming.pointer_updates import Note, NoteRewriter, PathRenames, Scene
-from ckpttool.storage.snapshot import Snapshot
+from ckpttool.storage.fs import Snapshot
 from tests.runs.renamings import content, renamed
 from tests.support.runs import make_run
 from tests.support.saves import protected_in

@@ -40,7 +40,7 @@ from ckpttool.runs.pointers.programs import (
 )
 from ckpttool.runs.pointers.search import PointerProtections, Search, SearchedKind
 from ckpttool.runs.renaming.pointer_updates import PathRenames
-from ckpttool.storage.snapshot import Snapshot
+from ckpttool.storage.fs import Snapshot
 from tests.support.commands import Run
 from tests.support.saves import protected_in
 

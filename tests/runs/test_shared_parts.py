@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from ckpttool import Policy, PruneRequest, RenameRequest, list_checkpoints, prune, rename, undo
 from ckpttool.runs import look
-from ckpttool.storage.snapshot import Snapshot
+from ckpttool.storage.fs import Snapshot
 from tests.support.moments import before_call
 from tests.support.opening import checkpoints_in
 from tests.support.retention import dry_run, kept_reasons, overlook_need

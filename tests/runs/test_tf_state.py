@@ -25,7 +25,7 @@ from ckpttool.formats.tensorflow.state import (
 )
 from ckpttool.runs.pointers.kinds import pointers_in
 from ckpttool.runs.pointers.search import names_in, raise_error
-from ckpttool.storage.snapshot import Snapshot
+from ckpttool.storage.fs import Snapshot
 from ckpttool.transaction.pointer_files import list_rewrites
 from tests.support.state_files import read_state, write_state
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ckpttool.containers.protobuf import bytes_field, encoded_varint, fixed32_field, number_field, text_field
-from ckpttool.storage.crc import crc32c, mask_crc
+from ckpttool.storage.checksums import crc32c, mask_crc
 
 BOMBS: dict[str, Callable[[Path], None]] = {}
 """What writes each bomb, by the name of its file."""

@@ -17,8 +17,7 @@ from typing import Any
 
 from ckpttool import CheckpointError
 from ckpttool.containers.pickle.interpreter import Interpreter
-from ckpttool.containers.pickle.pickle_nodes import Call, Global, Payload, Persistent
-from ckpttool.containers.pickle.trust import modern
+from ckpttool.containers.pickle.pickle_nodes import Call, Global, Payload, Persistent, modern
 from ckpttool.core.readable import Buffer
 from tests.security.pickle_streams import mutated, stream
 

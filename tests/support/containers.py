@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ckpttool.containers.pickle.pickle_safety import PickleSequence, read_pickles
-from ckpttool.containers.sstable.sstable import Table
+from ckpttool.containers.table import Table
 from ckpttool.core.readable import Buffer
 from ckpttool.storage.source import Source
 from ckpttool.transaction.staged_output import OutputShape, StagedOutput

@@ -14,9 +14,9 @@ from ckpttool import Checkpoint, open_checkpoint
 from ckpttool.formats.paddle import fluid_serial
 from ckpttool.formats.writer import writer_of
 from ckpttool.ops.conversion_plan import content_of
+from ckpttool.ops.convert import mismatches
 from ckpttool.ops.merge import open_parts
 from ckpttool.ops.merging import fluid
-from ckpttool.ops.readback import mismatches
 from ckpttool.testing import digest, expected_digests, read_truth
 from ckpttool.transaction.staged_output import StagedOutput
 

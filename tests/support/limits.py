@@ -9,11 +9,11 @@ from contextlib import contextmanager
 import pytest
 
 LIMITS = {
-    "repeats": "formats.content.flattening.MAX_REPEATS",
-    "visits": "formats.content.flattening.MAX_VISITS",
+    "repeats": "formats.content.tree.MAX_REPEATS",
+    "visits": "formats.content.tree.MAX_VISITS",
     "document": "formats.sidecar.MAX_DOCUMENT",
     "collisions": "formats.content.tree_json.MAX_COLLISIONS",
-    "modules": "formats.torch.modules.MAX_MODULES",
+    "modules": "formats.torch.objects.MAX_MODULES",
     "tensors_in_tensors": "formats.torch.objects.MAX_TENSORS",
     "fields_of_a_program": "formats.paddle.program.MAX_FIELDS",
     "fields_of_a_model": "formats.savedmodel.walk.MAX_FIELDS",

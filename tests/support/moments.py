@@ -12,7 +12,7 @@ import pytest
 from ckpttool import MissingPackage
 from ckpttool.cli import consent
 from ckpttool.cli import inspect as inspect_command
-from ckpttool.containers.hdf5.h5worker import Worker
+from ckpttool.containers.hdf5_worker import Worker
 from ckpttool.formats.interface import Probe
 from ckpttool.ops import checks, verify
 from ckpttool.ops import inspect as inspecting

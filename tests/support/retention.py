@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ckpttool import Policy, PruneRequest, prune
-from ckpttool.formats.globs import Globs
+from ckpttool.formats.discovery import Globs
 from ckpttool.runs import look
 from ckpttool.runs.entry import Entry
 from ckpttool.runs.pointers import kinds

@@ -20,7 +20,7 @@ import ckpttool.formats.safetensors.writer as under_test
 from ckpttool import Role, Tensor, TrainingState, open_checkpoint, verify
 from ckpttool.core.dtypes import BY_NAME, BY_SAFETENSORS
 from ckpttool.core.values import in_memory
-from ckpttool.formats import shard_writer
+from ckpttool.formats import sharded
 from ckpttool.formats.safetensors.reader import MAX_HEADER
 from ckpttool.formats.safetensors.writer import SafetensorsWriter
 from ckpttool.formats.writer import Content, WriteOptions
@@ -420,7 +420,7 @@ def test_more_shards_than_files_can_be_open(tmp_path: Path) -> None:
 
 def test_too_many_shards_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = [made(f"w{n}", "int8", (1,), b"1") for n in range(12)]
-    monkeypatch.setattr(shard_writer, "MAX_SHARDS", 11)
+    monkeypatch.setattr(sharded, "MAX_SHARDS", 11)
     assert refused(tensors, 1) == ["there would be 12 shards, and at most 11 are read (--shard-size)"]
     assert refused(tensors, 300) == []
 
@@ -429,9 +429,9 @@ def test_too_long_an_index_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path:
     tensors = tuple(made(f"w{n}", "int8", (1,), b"1") for n in range(12))
     written(tmp_path / "m", Content(tensors), 4)
     nbytes = (tmp_path / "m" / "model.safetensors.index.json").stat().st_size
-    monkeypatch.setattr(shard_writer, "MAX_INDEX", nbytes)
+    monkeypatch.setattr(sharded, "MAX_INDEX", nbytes)
     assert refused(tensors, 4) == []
-    monkeypatch.setattr(shard_writer, "MAX_INDEX", nbytes - 1)
+    monkeypatch.setattr(sharded, "MAX_INDEX", nbytes - 1)
     assert refused(tensors, 4) == [
         f"the index would have {nbytes:,} bytes, and at most {nbytes - 1:,} are read"
     ]

@@ -14,7 +14,7 @@ from ckpttool import Tensor, open_checkpoint
 from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.values import in_memory
 from ckpttool.formats.safetensors.writer import SafetensorsWriter
-from ckpttool.formats.shard_writer import cut, index, shard_names
+from ckpttool.formats.sharded import cut, index, shard_names
 from ckpttool.formats.torch.writer import PyTorchWriter
 from ckpttool.formats.writer import Content, WriteOptions
 from ckpttool.transaction.staged_output import StagedOutput

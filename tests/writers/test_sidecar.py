@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from ckpttool import LimitExceeded, Role, TrainingState, open_checkpoint
-from ckpttool.formats import sidecar_writer as module
+from ckpttool.formats import sidecar as module
 from ckpttool.formats.content.tree_json import encode_tree
-from ckpttool.formats.sidecar_writer import sidecar_of
+from ckpttool.formats.sidecar import sidecar_of
 from ckpttool.formats.torch.writer import PyTorchWriter
 from ckpttool.formats.writer import Content, WriteOptions
 from ckpttool.transaction.staged_output import StagedOutput

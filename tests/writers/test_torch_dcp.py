@@ -17,8 +17,7 @@ from ckpttool.core.dtypes import BY_NAME, UINT8
 from ckpttool.core.values import in_memory
 from ckpttool.formats.sidecar import ENTRY
 from ckpttool.formats.torch import dcp_writer
-from ckpttool.formats.torch.dcp_pickle import StoredItem, write_metadata
-from ckpttool.formats.torch.dcp_writer import TorchDcpWriter, flat_state_dict
+from ckpttool.formats.torch.dcp_writer import StoredItem, TorchDcpWriter, flat_state_dict, write_metadata
 from ckpttool.formats.writer import Content, WriteOptions
 from ckpttool.storage.sink import Sink
 from ckpttool.transaction.staged_output import StagedOutput

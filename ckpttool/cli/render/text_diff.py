@@ -29,7 +29,7 @@ from ckpttool.core.text import (
     two_values,
 )
 from ckpttool.ops.difference import ABSENT, Change, Difference, Facts, ValueChange
-from ckpttool.ops.training_parts import part_of
+from ckpttool.ops.resume import part_of
 from ckpttool.weights.comparing.statistics import Tolerance, relative_norm
 
 if TYPE_CHECKING:

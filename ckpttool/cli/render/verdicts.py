@@ -11,7 +11,6 @@ from typing import NamedTuple
 from ckpttool.cli.render.terminal import Style, display_width, fit, hanging_lines, pad, shorten_names, styled
 from ckpttool.core.report import Finding, Severity
 from ckpttool.core.text import counted, file_size, first_names, printable, printable_cut
-from ckpttool.ops.survival import Survival
 from ckpttool.ops.verdict import (
     COPY,
     NOT_ASKED_FOR,
@@ -20,6 +19,7 @@ from ckpttool.ops.verdict import (
     Check,
     Safety,
     Status,
+    Survival,
     Verification,
     fatal,
 )

@@ -19,8 +19,12 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ckpttool.containers.pickle import numpy_types
-from ckpttool.containers.pickle.pickle_nodes import Call, Global, Mapped, Payload, Persistent
-from ckpttool.containers.pickle.trust import (
+from ckpttool.containers.pickle.pickle_nodes import (
+    Call,
+    Global,
+    Mapped,
+    Payload,
+    Persistent,
     Trust,
     is_dunder,
     is_object,
@@ -36,7 +40,7 @@ OPAQUE = "opaque"
 
 NDARRAY_CLASS = Global("numpy", "ndarray")
 JOBLIB_ARRAY = "joblib-array"
-"""The kind of what stands for an array in joblib's pickles, which follows it in the file."""
+"""The kind of what represents an array in joblib's pickles, which follows it in the file."""
 
 _KIND_OF_TYPE: dict[type, str] = {
     type(None): "none",
@@ -96,7 +100,7 @@ def kind_of(node: object) -> str:
 
 
 def _is_storage(node: object) -> bool:
-    """Tell whether a node is a persistent id for which each of PyTorch's loaders returns a storage."""
+    """Return whether a node is a persistent id for which each of PyTorch's loaders returns a storage."""
     if not isinstance(node, Persistent):
         return isinstance(node, Call) and node.kind == "storage"
     parts = node.id
@@ -120,7 +124,7 @@ def _is_pairs(node: object) -> bool:
 
 
 def is_shape(node: object) -> bool:
-    """Tell whether a node is a shape that NumPy and PyTorch take."""
+    """Return whether a node is a shape that NumPy and PyTorch take."""
     if type(node) is not tuple:
         node = node.args[0] if isinstance(node, Call) and node.kind == "size" and node.args else node
         if not isinstance(node, tuple | list):
@@ -140,7 +144,7 @@ def _is_metadata(node: object) -> bool:
 
 
 def _is_row(node: object, *kinds: tuple[str, ...]) -> bool:
-    """Tell whether a node is a tuple of values of these kinds."""
+    """Return whether a node is a tuple of values of these kinds."""
     if not isinstance(node, tuple) or len(node) != len(kinds):
         return False
     return all(kind_of(part) in each for part, each in zip(node, kinds, strict=True))
@@ -152,7 +156,7 @@ def _is_quantizer(node: object) -> bool:
 
 
 def _is_sparse(node: object) -> bool:
-    """Tell whether a node is tensors, a shape, and whether it is coalesced, which old versions don't say."""
+    """Return whether a node is tensors, a shape, and whether it is coalesced, which old versions omit."""
     if not isinstance(node, tuple) or not 3 <= len(node) <= 5:
         return False
     is_long = node[-1] is None or type(node[-1]) is bool
@@ -168,19 +172,19 @@ def _attributes(state: object) -> list[Any] | None:
 
 
 def has_plain_attributes(state: object) -> bool:
-    """Tell whether a state is attributes of which none steers what Python does with an object."""
+    """Return whether a state is attributes of which none steers what Python does with an object."""
     names = _attributes(state)
     return names is not None and all(map(is_attribute, names))
 
 
 def _are_tensor_attributes(state: object) -> bool:
-    """Tell whether none is a property: code runs when one is set, and it may change the values."""
+    """Return whether none is a property: code runs when one is set, and it may change the values."""
     properties = words_in("tensor_properties.txt")
     return has_plain_attributes(state) and properties.isdisjoint(_attributes(state) or ())
 
 
 def is_attribute(name: object) -> bool:
-    """Tell whether a name is that of a plain attribute."""
+    """Return whether a name is that of a plain attribute."""
     return type(name) is str and name not in _FILLERS and (not is_dunder(name) or name in _ATTRIBUTES)
 
 
@@ -230,7 +234,7 @@ class Row(NamedTuple):
     most: int
 
     def accepts(self, arguments: Sequence[object]) -> bool:
-        """Tell whether the constructor may be called with these."""
+        """Return whether the constructor may be called with these."""
         count = len(arguments)
         if not self.least <= count <= self.most:
             return False
@@ -287,7 +291,7 @@ _NEVER_HANDED = frozenset({OPAQUE, "namespace", "attribute-dict", "record", "int
 
 
 def is_constructor(name: Global) -> bool:
-    """Tell whether a name is one that a safe pickle may call."""
+    """Return whether a name is one that a safe pickle may call."""
     return (name.module, name.name) in constructors()
 
 
@@ -360,7 +364,7 @@ def _judge_result(call: Call, result: str) -> Trust:
 
 
 def _is_paid(storage: object, shape: Any) -> bool:
-    """Tell whether a tensor has no more elements than the storage that it is a view of."""
+    """Return whether a tensor has no more elements than the storage that it is a view of."""
     if isinstance(storage, Persistent) and type(storage.id[4]) is int:
         lengths = shape.args[0] if isinstance(shape, Call) else shape
         return bool(math.prod(lengths) <= _MOST_PACKED * storage.id[4])
@@ -391,13 +395,13 @@ def _judge_misfit(call: Call, function: Global, rows: Sequence[Row]) -> Trust:
 
 
 def _holds_function(argument: object) -> bool:
-    """Tell whether an argument is a function that is never stored, or a short row of such."""
+    """Return whether an argument is a function that is never stored, or a short row of such."""
     parts = argument[: numpy_types.MAX_AXES] if isinstance(argument, list | tuple) else (argument,)
     return any(isinstance(part, Global) and part in EXACT_ONLY for part in parts)
 
 
 def _rebuilds_otherwise(call: Call, rows: Sequence[Row]) -> bool:
-    """Tell whether a constructor that calls what it is given is given no function for tensors."""
+    """Return whether a constructor that calls what it is given is given no function for tensors."""
     if not rows or rows[0].result != "retyped" or not call.args:
         return False
     function = call.args[0]
@@ -432,12 +436,12 @@ def class_to_create(call: Call) -> Global | None:
 
 
 def takes_items(call: Call) -> bool:
-    """Tell whether APPENDS may fill what a call makes; of an object of a class nobody knows."""
+    """Return whether APPENDS may fill what a call makes; of an object of a class nobody knows."""
     return call.kind in ("deque", OPAQUE)
 
 
 def takes_pairs(call: Call, pairs: Iterable[tuple[Any, Any]]) -> bool:
-    """Tell whether SETITEMS may fill what a call makes.
+    """Return whether SETITEMS may fill what a call makes.
 
     A dictionary that gives its values for attributes must hide no method that the unpickler looks up.
     """
@@ -480,7 +484,7 @@ def judge_state(call: Call | Mapped, state: object) -> Trust:
 
 
 def _is_joblib_array(state: object) -> bool:
-    """Tell whether a state describes an array that follows; one of a subclass is made by the subclass."""
+    """Return whether a state describes an array that follows; one of a subclass is made by the subclass."""
     return (
         type(state) is dict
         and state.keys() <= _JOBLIB_ATTRIBUTES
@@ -497,7 +501,7 @@ _TEXT_ELEMENTS = frozenset({str, type(None)})
 
 
 def _is_array_state(state: object) -> bool:
-    """Tell whether a state is ``(version, shape, dtype, is_fortran, elements)``, with as many objects as fit.
+    """Return whether a state is ``(version, shape, dtype, is_fortran, elements)`` with objects that fit.
 
     Those of a string type are texts; elements of other types are converted, whatever that takes.
     """
@@ -513,7 +517,7 @@ def _is_array_state(state: object) -> bool:
 
 
 def _is_filled(state: object, kinds: tuple[str, ...], names: Callable[[object], bool] = is_attribute) -> bool:
-    """Tell whether a state is attributes whose values are of some kinds."""
+    """Return whether a state is attributes whose values are of some kinds."""
     return type(state) is dict and all(
         names(name) and kind_of(value) in kinds for name, value in state.items()
     )
@@ -529,7 +533,7 @@ _STATES: dict[str, Callable[[object], bool]] = {
 
 
 def is_plain(call: Call) -> bool:
-    """Tell whether what a call makes, and is filled with, is data that may be carried elsewhere."""
+    """Return whether what a call makes, and is filled with, is data that may be carried elsewhere."""
     if evaluate(call) is not Trust.PLAIN:
         return False
     if (call.items and not takes_items(call)) or (call.pairs and not takes_pairs(call, call.pairs)):

@@ -41,9 +41,11 @@ from ckpttool.containers.pickle.pickle_nodes import (
     Payload,
     Persistent,
     Pickle,
+    Trust,
     children,
+    modern,
+    value_kind,
 )
-from ckpttool.containers.pickle.trust import Trust, modern, value_kind
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated
 from ckpttool.core.readable import Readable
 
@@ -139,7 +141,7 @@ class PickleStream:
         return is_next
 
     def leave_frame(self) -> bool:
-        """Tell whether the position agrees with the frame: an opcode ends where the frame does."""
+        """Return whether the position agrees with the frame: an opcode ends where the frame does."""
         end = self._frame_end
         if end is None or self.position < end:
             return True
@@ -149,7 +151,7 @@ class PickleStream:
 
     @property
     def is_between_frames(self) -> bool:
-        """Tell whether no frame has begun, or the last one ends here."""
+        """Return whether no frame has begun, or the last one ends here."""
         return self._frame_end is None or self._frame_end == self.position
 
     def _watch(self) -> None:
@@ -263,9 +265,9 @@ class Interpreter(PickleStream):
         *,
         has_arrays: bool = False,
     ) -> None:
-        """Prepare to read a pickle that starts at ``offset`` and lies before ``end``, in bytes.
+        """Prepare to read a pickle that starts at ``offset`` and is before ``end``, in bytes.
 
-        ``has_arrays`` tells whether it is read as joblib does, which writes arrays between the opcodes.
+        ``has_arrays`` returns whether it is read as joblib does, which writes arrays between the opcodes.
         """
         super().__init__(source, offset, end, where)
         self._has_arrays = has_arrays
@@ -338,14 +340,14 @@ class Interpreter(PickleStream):
         self.stack.append(text)
 
     def push_payload(self, nbytes: int, kind: str) -> None:
-        """Push a reference to bytes that stay in the file, and pass over them."""
+        """Push a reference to bytes that stay in the file, and skip them."""
         offset = self.skip(nbytes)
         self.push(Payload(self.source, offset, nbytes, kind))
 
     def remember(self, index: int) -> None:
         """Store the top of the stack in the memo.
 
-        Python's own unpickler allocates up to the index, whatever lies below.
+        Python's own unpickler allocates up to the index, whatever is below.
         """
         if index > MAX_OPCODES:
             raise self.excess(f"entry {index:,} of a pickle's memo")
@@ -637,7 +639,7 @@ class Interpreter(PickleStream):
         self.note_misuse(f"items are {what} {_kind(target)}")
 
     def note_computed(self, value: object, what: str) -> None:
-        """Note what a call or the loader would make: CPython goes on with that, the machine can't."""
+        """Note what a call or the loader would make: CPython continues with that, the machine can't."""
         if isinstance(value, Call | Persistent):
             self.note_misuse(f"{what} are {_kind(value)}")
 

@@ -36,7 +36,7 @@ _MOST_PARTS = 1 << 20
 
 
 def is_typecode(node: object) -> bool:
-    """Tell whether a node is the text of one type, such as ``<f4``; others describe structures."""
+    """Return whether a node is the text of one type, such as ``<f4``; others describe structures."""
     return isinstance(node, str) and _TYPECODE.fullmatch(node) is not None
 
 
@@ -55,7 +55,7 @@ def fields_of(call: Call) -> object:
 
 
 def is_known_version(state: object) -> bool:
-    """Tell whether NumPy reads a type's state of this version; it refuses others."""
+    """Return whether NumPy reads a type's state of this version; it refuses others."""
     return isinstance(state, tuple) and bool(state) and type(state[0]) is int and state[0] in _VERSIONS
 
 
@@ -121,7 +121,7 @@ def number_of_parts(state: object) -> int:
 
 
 def _has_unit(state: object) -> bool:
-    """Tell whether the state of a date says its unit; without one NumPy reads from nowhere."""
+    """Return whether the state of a date says its unit; without one NumPy reads from nowhere."""
     metadata = state[8] if isinstance(state, tuple) and len(state) == 9 else None
     unit = metadata[1] if isinstance(metadata, tuple) and len(metadata) == 2 else None
     return isinstance(unit, tuple) and len(unit) == 4 and all(type(part) is int for part in unit[1:])
@@ -144,7 +144,7 @@ Part: TypeAlias = tuple[int, int, bool]
 
 
 def _overlap(parts: list[Part]) -> bool:
-    """Tell whether two parts share bytes: numbers could be taken for pointers."""
+    """Return whether two parts share bytes: numbers could be taken for pointers."""
     ends = sorted((offset, offset + size) for offset, size, _ in parts)
     return any(end > start for (_, end), (start, _) in pairwise(ends))
 

@@ -173,7 +173,7 @@ _LETTERS = dict(zip("abfnrtv\\'\"", "\a\b\f\n\r\t\v\\'\"", strict=True))
 
 
 def _unescape(match: re.Match[str]) -> str:
-    """Return the character that an escape of a Python 2 string literal stands for."""
+    """Return the character that an escape of a Python 2 string literal represents."""
     hexadecimal, octal, letter = match.groups()
     if letter is not None:
         return _LETTERS.get(letter, match[0])

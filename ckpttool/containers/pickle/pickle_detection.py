@@ -1,4 +1,4 @@
-"""Tells whether bytes are pickles, or would run something if they were taken for some; imports little."""
+"""Whether bytes are pickles, or would run something if they were read as pickles; imports little."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _MAGIC_WITHIN = 32  # before it come a protocol and a frame at most
 
 
 def has_torch_magic(head: bytes) -> bool:
-    """Tell whether a file that starts like this is of PyTorch's old format, damaged or not."""
+    """Return whether a file that starts like this is of PyTorch's old format, damaged or not."""
     return _BINARY_MAGIC in head[:_MAGIC_WITHIN] or head.startswith(_TEXT_MAGIC)
 
 
 def begins_with_protocol(head: bytes) -> bool:
-    """Tell whether bytes begin as binary pickles do: with a protocol, and an opcode behind it."""
+    """Return whether bytes begin as binary pickles do: with a protocol, and an opcode after it."""
     return len(head) >= 3 and head[0] == _PROTO and head[1] in _PROTOCOLS and TABLE[head[2]] is not None
 
 
 def is_pickle(source: Readable, start: int, end: int) -> bool:
-    """Tell whether bytes between two offsets are pickles, or would run something before they break off."""
+    """Return whether bytes between two offsets are pickles, or would run something before they break off."""
     head = source.read(start, min(_HEADER, end - start))
     # The length of a safetensors header may look like a protocol and an opcode, too.
     if begins_with_protocol(head) and head[4:9] != b"\0\0\0\0{":
@@ -41,7 +41,7 @@ def is_pickle(source: Readable, start: int, end: int) -> bool:
 
 
 def _runs(source: Readable, start: int, end: int) -> bool:
-    """Tell whether bytes without a header are pickles of containers or objects, or call something.
+    """Return whether bytes without a header are pickles of containers or objects, or call something.
 
     An unpickler carries out one opcode after the other: what is no pickle to its end may have run by then. In
     ordinary text an opcode may find a name, too, but none that is known.

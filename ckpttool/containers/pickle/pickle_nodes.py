@@ -1,16 +1,22 @@
-"""What an interpreted pickle consists of: plain data, and inert nodes for what would be run.
+"""Nodes of an interpreted pickle: plain data, inert records of calls, and the trust in imported names.
 
-``children`` and ``rebuild`` are the algebra of all trees of such nodes: whoever walks, folds, compares,
-encodes or edits one asks them what a node holds, and what the like of it is with other parts.
+``children`` and ``rebuild`` are the algebra of all trees of such nodes: code that walks, folds, compares,
+encodes or edits one uses them to read a node's parts, and to make the same node with other parts.
+
+The lists of names are in ``names/``, with ``#`` before a comment. Only ``values.txt`` and
+``constructors.txt`` make anything safe; the others separate known dangers from unknown names.
 """
 
 from __future__ import annotations
 
 import codecs
+import enum
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from itertools import chain
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from ckpttool.core.readable import Readable
 
@@ -61,7 +67,7 @@ class Call:
         self.is_new, self.kind = is_new, ""
 
     def is_of(self, module: str, name: str) -> bool:
-        """Tell whether the called function has this name."""
+        """Return whether the called function has this name."""
         function = self.function
         return isinstance(function, Global) and function.module == module and function.name == name
 
@@ -97,7 +103,7 @@ class Opaque:
 ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 """The types of plain values, which hold nothing."""
 MAPPINGS = frozenset(Global("collections", name) for name in ("OrderedDict", "defaultdict", "Counter"))
-"""The classes of dictionaries that a ``Mapped`` may stand for."""
+"""The classes of dictionaries that a ``Mapped`` may represent."""
 NOTHING = Global("types", "NoneType")
 """``Call(NOTHING, ())`` is the tree of what holds None and nothing else; without a tree it is None itself."""
 REQUIRES_GRAD = Global("torch.Tensor", "requires_grad_")
@@ -111,7 +117,7 @@ MASKED = Global("numpy.ma.core", "_mareconstruct")
 
 
 def is_gone(node: object) -> bool:
-    """Tell whether a node can't be carried, and nothing stands in for it."""
+    """Return whether a node can't be carried, and nothing replaces it."""
     return isinstance(node, Opaque) and node.content is None
 
 
@@ -161,7 +167,7 @@ class Pickle:
         misuse: What no honest pickle does, as (offset, sentence).
         protocol: The highest protocol that it declares.
         calls: How many calls it makes.
-        arrays: How many arrays of joblib lie in it.
+        arrays: How many arrays of joblib are in it.
     """
 
     root: object = None
@@ -176,7 +182,7 @@ class Pickle:
     arrays: int = 0
 
     def add(self, inner: Pickle) -> None:
-        """Take over what was seen in a pickle that lies in this one."""
+        """Take over what was seen in a pickle that is in this one."""
         self.names |= {name: at for name, at in inner.names.items() if name not in self.names}
         self.unsafe += inner.unsafe
         self.unknown |= inner.unknown
@@ -245,3 +251,110 @@ def nodes(root: object, visited: set[int] | None = None) -> Iterator[object]:
 def references(root: object, visited: set[int] | None = None) -> Iterator[Persistent]:
     """Yield every reference in what the interpreter built, as ``nodes`` does."""
     return (node for node in nodes(root, visited) if isinstance(node, Persistent))
+
+
+Name: TypeAlias = tuple[str, str]
+"""A module and a name in it, as the pickle spells them."""
+
+
+class Trust(enum.Enum):
+    """What a name, or a call, of a pickle means to whoever loads it."""
+
+    PLAIN = "plain"
+    """Data, whatever the pickle does with it."""
+
+    UNKNOWN = "unknown"
+    """Nobody knows it: ``__main__``, or the user's own."""
+
+    KNOWN = "known"
+    """A name of a widely installed package that is on no list: to import it runs nothing that the pickle
+    chose, to call it could do anything."""
+
+    DANGEROUS = "dangerous"
+    """Another name of the standard library, or one that is shaped to reach behind what it names."""
+
+
+_NAMES = Path(__file__).with_name("names")
+_SCRIPTS = frozenset({"__main__", "__mp_main__"})
+_OWN_ROOTS = _SCRIPTS | {"__torch__"}
+"""Modules of the user's whose names have underscores: scripts, and what TorchScript makes of classes."""
+_PYTHON_2_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
+
+_PYTHON_2_GLOBALS: dict[Name, Name] = {
+    ("__builtin__", "long"): ("builtins", "int"),
+    ("__builtin__", "unicode"): ("builtins", "str"),
+    ("__builtin__", "xrange"): ("builtins", "range"),
+}
+
+
+def modern(module: str, name: str) -> Name:
+    """Return the global as Python 3 spells it; protocols up to 2 use the names of Python 2."""
+    renamed = _PYTHON_2_GLOBALS.get((module, name))
+    return renamed or (_PYTHON_2_MODULES.get(module, module), name)
+
+
+def trust(module: str, name: str) -> Trust:
+    """Return what the global `name` of `module` means where it is stored as data; any text will do.
+
+    What it means to call it depends on the arguments: see ``constructors.evaluate``.
+    """
+    module, name = modern(module, name)
+    return Trust.PLAIN if value_kind(module, name) is not None else stranger(module, name)
+
+
+@lru_cache(1 << 12)
+def value_kind(module: str, name: str) -> str | None:
+    """Return the kind of data that a global is wherever it is stored, or None."""
+    return _values().get((module, name))
+
+
+def is_object(module: str, name: str) -> bool:
+    """Return whether honest pickles are known to call a global whose own code then runs."""
+    return (module, name) in globals_in("objects.txt")
+
+
+@lru_cache(1 << 12)
+def stranger(module: str, name: str) -> Trust:
+    """Return what a global that is neither a value nor a constructor means."""
+    if is_object(module, name):
+        return Trust.KNOWN
+    standard_library = words_in("stdlib.txt")
+    package, *below = f"{module}.{name}".split(".")
+    reaches = "." in name and (module in _SCRIPTS or not standard_library.isdisjoint(name.split(".")))
+    # A part ``__so__`` leads to all that Python has.
+    has_dunder = any(map(is_dunder, below)) or (is_dunder(package) and package not in _OWN_ROOTS)
+    if reaches or has_dunder or package in standard_library:
+        return Trust.DANGEROUS
+    if package not in words_in("packages.txt"):
+        return Trust.UNKNOWN
+    return Trust.DANGEROUS if name in standard_library else Trust.KNOWN
+
+
+def is_dunder(name: str) -> bool:
+    """Return whether a name has two underscores on each side."""
+    return len(name) > 4 and name.startswith("__") and name.endswith("__")
+
+
+@cache
+def _values() -> dict[Name, str]:
+    rows = (line.split() for line in lines("values.txt"))
+    return {(module, name): kind for kind, module, *names in rows for name in names}
+
+
+@cache
+def globals_in(file: str) -> frozenset[Name]:
+    """Return the globals of a list: in each line a module, and names in it."""
+    rows = (line.split() for line in lines(file))
+    return frozenset((module, name) for module, *names in rows for name in names)
+
+
+@cache
+def words_in(file: str) -> frozenset[str]:
+    """Return the words of a list, of which a line may hold several."""
+    return frozenset(word for line in lines(file) for word in line.split())
+
+
+def lines(file: str) -> list[str]:
+    """Return a list's entries, without comments and empty lines."""
+    text = (_NAMES / file).read_text(encoding="utf-8")
+    return [line for line in text.splitlines() if line and not line.startswith("#")]

@@ -11,17 +11,26 @@ from typing import NamedTuple
 
 from ckpttool.containers.pickle.constructors import is_constructor, kind_of
 from ckpttool.containers.pickle.interpreter import Interpreter, PickleBudget
-from ckpttool.containers.pickle.pickle_nodes import Global, Payload, Persistent, Pickle
-from ckpttool.containers.pickle.trust import Trust, is_object, modern, stranger, value_kind
+from ckpttool.containers.pickle.pickle_nodes import (
+    Global,
+    Payload,
+    Persistent,
+    Pickle,
+    Trust,
+    is_object,
+    modern,
+    stranger,
+    value_kind,
+)
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Buffer, Readable
 from ckpttool.core.report import Finding, error, warning
 
 MAX_PICKLES = 10_000
-"""The most pickles, one behind the other, that one file may hold."""
+"""The most pickles, one after the other, that one file may hold."""
 
 _SEARCHED_BYTES = 1 << 20
-"""How many bytes behind the place where a pickle broke off are searched for names."""
+"""How many bytes after the place where a pickle broke off are searched for names."""
 _MAX_NAMES = 100
 _LONGEST_REACH = 600  # module and name, of 255 bytes at most, lie before the opcode that imports them
 _LONGEST_NAME = 255
@@ -33,16 +42,16 @@ _NAME = re.compile(rb"[A-Za-z_][\w.]*")
 _STORAGE_HEAD = re.compile(
     rb"\x80[\x02-\x05](?:\x95.{8})?\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", re.DOTALL
 )
-"""The magic number of PyTorch's old serialization, behind its protocol: ``torch.load`` takes nothing else for
+"""The magic number of PyTorch's old serialization, after its protocol: ``torch.load`` takes nothing else for
 that, and what begins otherwise for a zip."""
 _PICKLES_OF_A_STORAGE = 5
 _COUNT, _WIDEST_ELEMENT = 8, 16  # bytes of the number of elements, and of one complex128
 
 
 class PickleSequence(NamedTuple):
-    """Pickles that lie one behind the other, and what loading them could run.
+    """Pickles that are one after the other, and what loading them could run.
 
-    ``trailing`` is the number of bytes behind the last one that are no pickle.
+    ``trailing`` is the number of bytes after the last one that are no pickle.
     """
 
     pickles: tuple[Pickle, ...]
@@ -186,7 +195,7 @@ def _import_trust(name: Global) -> Trust:
 
 
 def _is_storage(content: object) -> bool:
-    """Tell whether bytes are one storage in PyTorch's old serialization, whose pickles are harmless, too."""
+    """Return whether bytes are one storage in PyTorch's old serialization, with harmless pickles."""
     if isinstance(content, Payload) and content.kind != "latin1":
         inner, at, end = content.source, content.offset, content.offset + content.nbytes
     else:
@@ -219,7 +228,7 @@ def _is_storage(content: object) -> bool:
 
 
 def _names_after_break(interpreter: Interpreter) -> Iterable[Global]:
-    """Return the names that opcodes behind the break import: another reader may come so far."""
+    """Return the names that opcodes after the break import: another reader may come so far."""
     at = interpreter.position
     nbytes = min(interpreter.end - at, _SEARCHED_BYTES)
     data = interpreter.source.read(at, nbytes) if nbytes > 0 else b""

@@ -1,6 +1,6 @@
 """Trees written as pickles of protocol 2, in the opcodes that PyTorch's ``weights_only`` accepts.
 
-Only names of harmless data get into a pickle (``containers/pickle/trust.py``), whatever the tree holds.
+Only names of harmless data get into a pickle (``pickle_nodes.trust``), whatever the tree holds.
 
 Each node is turned into a list: opcodes, and the nodes that are to be written between them. Tensors and
 arrays are written as the calls that rebuild them; the elements of tensors lie outside, those of arrays
@@ -31,10 +31,11 @@ from ckpttool.containers.pickle.pickle_nodes import (
     Global,
     Mapped,
     Opaque,
+    Trust,
     children,
     is_gone,
+    trust,
 )
-from ckpttool.containers.pickle.trust import Trust, trust
 from ckpttool.core.errors import Unsupported
 from ckpttool.core.tensor import Tensor
 
@@ -53,7 +54,7 @@ _STORAGES = frozenset(
     {"Bool", "Byte", "Char", "Short", "Int", "Long", "Half", "BFloat16", "Float", "Double"}
     | {"ComplexFloat", "ComplexDouble", "QInt8", "QUInt8", "QInt32", "QUInt4x2", "QUInt2x4"}
 )
-"""The element types that have a class of storages; the others lie in untyped ones."""
+"""The element types that have a class of storages; the others are in untyped ones."""
 _ARRAY_KINDS = {"float": "f", "integer": "i", "boolean": "b", "complex": "c"}
 _STEP = 1 << 20
 _ASCII = bytes(range(0x80))
@@ -119,7 +120,7 @@ def text_opcode(text: str) -> Op:
 
 
 def text_header(nbytes: int) -> bytes:
-    """Return what stands before a text of so many bytes."""
+    """Return what is before a text of so many bytes."""
     if nbytes > MAX_TEXT:
         found = f"{nbytes:,} bytes of text or of an array"
         raise Unsupported("a pickle", found, expected=f"at most {MAX_TEXT:,}")
@@ -164,7 +165,7 @@ def dumps(tree: object, storage_of: Callable[[Tensor], str]) -> bytes:
 def pickle_into(
     write: Callable[[bytes | memoryview], object], tree: object, storage_of: Callable[[Tensor], str]
 ) -> None:
-    """Write the pickle of a tree, in bounded memory: an array of NumPy's lies in the pickle itself.
+    """Write the pickle of a tree, in bounded memory: an array of NumPy's is in the pickle itself.
 
     ``storage_of`` gives the key of the record that holds a tensor's elements, in C order and little-endian. A
     tree that holds what no tree holds, such as a name that is not known to be harmless, is a ValueError.
@@ -180,7 +181,7 @@ def imported_by(tree: object) -> set[Global]:
 
 
 def _shared_nodes(tree: object) -> set[int]:
-    """Return the addresses of the nodes that stand in a tree more than once; none may hold itself."""
+    """Return the addresses of the nodes that are in a tree more than once; none may hold itself."""
     shared: set[int] = set()
     entered: set[int] = set()
     seen: set[int] = set()
@@ -250,7 +251,7 @@ class _Pickler:
         pieces.clear()
 
     def _opcodes(self, node: Any) -> list[Any]:
-        """Return what stands for a node: opcodes, and other nodes between them."""
+        """Return what represents a node: opcodes, and other nodes between them."""
         if id(node) in self._shared and id(node) in self.memo:
             return [self._get(id(node))]
         opcodes_of = _OPCODES.get(type(node))
@@ -263,7 +264,7 @@ class _Pickler:
         return Op(b"h" + bytes([at]) if at < 256 else b"j" + at.to_bytes(4, "little"))
 
     def _put(self, node: object) -> list[Put]:
-        """Return what remembers the node that was just made, if it stands in the tree again."""
+        """Return what remembers the node that was just made, if it is in the tree again."""
         return [Put(id(node))] if id(node) in self._shared else []
 
     # One method for each type of node, as the table below has them
@@ -427,7 +428,7 @@ def _no_hooks() -> list[Any]:
 
 
 def call_opcodes(call: Call, storage_of: Callable[[Tensor], str]) -> list[Any] | None:
-    """Return what stands for a call whose arguments are not those of the function, None for any other."""
+    """Return what represents a call whose arguments are not those of the function, None for any other."""
     args = call.args
     if not args or not isinstance(call.function, Global):
         return None
@@ -451,7 +452,7 @@ def call_opcodes(call: Call, storage_of: Callable[[Tensor], str]) -> list[Any] |
 
 
 def is_rewritten(call: Call) -> bool:
-    """Tell whether ``call_opcodes`` takes a call for what stands for another."""
+    """Return whether ``call_opcodes`` takes a call for what represents another."""
     args = call.args
     if call.function == FROM_TYPE:
         return len(args) == 3
@@ -483,7 +484,7 @@ def _subclass(args: tuple[Any, ...], storage_of: Callable[[Tensor], str]) -> lis
 
 
 def array_opcodes(tensor: Tensor) -> list[Any]:
-    """Return the call that rebuilds an array; its elements lie in the pickle."""
+    """Return the call that rebuilds an array; its elements are in the pickle."""
     empty = [Import("numpy", "ndarray"), (0,), b"b", TUPLES[3], REDUCE]
     fields = [int_opcode(1), tensor.shape, *_array_type(tensor), FALSE]
     content = bytes_opcodes(_elements(tensor))

@@ -15,8 +15,7 @@ from typing import Any, ClassVar, Literal
 from ckpttool.containers.npy import MAGIC, ArrayHeader, itemsize, read_npy_header
 from ckpttool.containers.pickle.pickle_nodes import Payload
 from ckpttool.containers.pickle.pickle_safety import read_pickles
-from ckpttool.containers.zip.zip_headers import Member, with_version_errors
-from ckpttool.containers.zip.zip_reader import EMPTY_MAGIC, STORED, Archive, Rescue
+from ckpttool.containers.zip_reader import EMPTY_MAGIC, STORED, Archive, Member, Rescue, with_version_errors
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.dtypes import BY_NAME, DType
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, Truncated
@@ -25,8 +24,8 @@ from ckpttool.core.report import Finding, Severity, error, note, warning
 from ckpttool.core.tensor import Extent, Path, Role, Span, Values, role_of
 from ckpttool.core.values import Contiguous, Strided, is_contiguous
 from ckpttool.formats.content.assembly import assemble, training_of
-from ckpttool.formats.content.flattening import Flat, TensorParts
 from ckpttool.formats.content.plain_data import PayloadChecksums
+from ckpttool.formats.content.tree import Flat, TensorParts
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.sidecar import ENTRY, apply_sidecar_record
 
@@ -36,7 +35,7 @@ _OPAQUE = {"V1": "bits8", "V2": "bits16"}
 """How bfloat16 and types of a byte come out: NumPy forgets which they were."""
 _MAX_INT64 = (1 << 63) - 1
 MAX_BEHIND = 10_000
-"""The most arrays, one behind the other, that are judged in one file."""
+"""The most arrays, one after the other, that are judged in one file."""
 
 
 class _Arrays:
@@ -65,7 +64,7 @@ class _Arrays:
         Args:
             source: What its bytes are read from; ``start`` and ``end`` are offsets in it.
             name: Its name in the checkpoint; ``where`` is that of its record, for errors.
-            extent: Whether its elements lie in the file as they are.
+            extent: Whether its elements are in the file as they are.
             crc32: The checksum of all between the two offsets, where it is known.
         """
         header = read_npy_header(source, start, end, where)

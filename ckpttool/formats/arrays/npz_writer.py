@@ -10,11 +10,10 @@ from typing import ClassVar
 
 from ckpttool.containers.npy import MAGIC
 from ckpttool.containers.npy import MAX_AXES as _READ_AXES
-from ckpttool.containers.zip.zip_reader import MAX_DIRECTORY, MAX_MEMBERS
-from ckpttool.containers.zip.zip_writer import MAX_NAME, NumpyZip
+from ckpttool.containers.zip_reader import MAX_DIRECTORY, MAX_MEMBERS
+from ckpttool.containers.zip_writer import MAX_NAME, NumpyZip
 from ckpttool.core.tensor import Tensor
-from ckpttool.formats.sidecar import ENTRY
-from ckpttool.formats.sidecar_writer import sidecar_of
+from ckpttool.formats.sidecar import ENTRY, sidecar_of
 from ckpttool.formats.writer import Content, Target, WriteOptions, Writer
 
 _DESCRIPTIONS = {
@@ -79,7 +78,7 @@ def _name_refusals(name: str, names: set[str]) -> Iterator[str]:
 
 
 def npy_header(tensor: Tensor) -> bytes:
-    """Return what stands before the elements in a ``.npy``; they begin at a multiple of 64 bytes."""
+    """Return what is before the elements in a ``.npy``; they begin at a multiple of 64 bytes."""
     shape = tensor.shape
     text = f"{{'descr': {_DESCRIPTIONS[tensor.dtype.name]!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
     text += " " * (_ROOM_TO_GROW - len(repr(shape[0])) if shape else 0)

@@ -20,14 +20,12 @@ from ckpttool.core.errors import DamagedCheckpoint
 from ckpttool.core.readable import swap_bytes, swap_width
 from ckpttool.core.tensor import Extent, Values
 from ckpttool.core.values import Computed, Contiguous, Strided, in_memory, is_contiguous
-from ckpttool.formats.content.flattening import Leaf
-from ckpttool.formats.content.plain_data import PayloadChecksums, describe, describe_bytes
-from ckpttool.formats.content.scalars import shortest
-from ckpttool.formats.content.tree import NodeParts
+from ckpttool.formats.content.plain_data import PayloadChecksums, describe, describe_bytes, shortest
+from ckpttool.formats.content.tree import Leaf, NodeParts
 from ckpttool.storage.source import Source
 
 if TYPE_CHECKING:
-    from ckpttool.formats.content.tree_builder import TreeBuilder
+    from ckpttool.formats.content.assembly import TreeBuilder
 
 _RECONSTRUCT = ("_reconstruct", "_frombuffer")
 """What makes an array, in NumPy's modules of whatever version."""
@@ -57,7 +55,7 @@ ByteOrder = Literal["little", "big"]
 
 
 def _decoded_blocks(payload: Payload, nbytes: int, swap: int, limit: int) -> Iterator[memoryview]:
-    """Yield array bytes that lie in the pickle as text; ``nbytes`` is how many they are once decoded."""
+    """Yield array bytes that are in the pickle as text; ``nbytes`` is how many they are once decoded."""
     step = max(16, limit - limit % 16)
     ready = b""
     for data in _decode(payload, nbytes, step):
@@ -90,7 +88,7 @@ def _decode(payload: Payload, nbytes: int, step: int) -> Iterator[bytes]:
 def numpy_leaf(
     call: Call, path: str, make: Callable[..., Any], sums: PayloadChecksums | None = None
 ) -> Leaf[Any] | None:
-    """Return the array or scalar that a call stands for, or None where it is neither.
+    """Return the array or scalar that a call represents, or None where it is neither.
 
     Args:
         call: What the interpreter recorded.
@@ -193,7 +191,7 @@ def _values(
     stored_shape: tuple[int, ...],
     axes: tuple[int, ...],
 ) -> tuple[Values, Extent | None]:
-    """Return where the elements come from, and where they lie in the file in one piece."""
+    """Return where the elements come from, and where they are in the file in one piece."""
     swap = swap_width(element.word_bytes, byteorder)
     strides = tuple(math.prod(stored_shape[axis + 1 :]) for axis in axes)
     shape = tuple(stored_shape[axis] for axis in axes)

@@ -23,7 +23,7 @@ class OperatorLists:
     """The operators of a framework, in ``NAME_ops.txt`` and ``NAME_unsafe_ops.txt`` of a directory.
 
     The first holds all that it registers, one a line; a test compares it with the framework. The second
-    holds, for those that do more than compute, how much it matters, the name (``*`` stands for any end), and
+    holds, for those that do more than compute, how much it matters, the name (``*`` represents any end), and
     what it does. A third, ``NAME_unchecked_ops.txt``, may hold those that crash, or read or write memory that
     isn't their tensors', if sizes or indices are wrong.
     """

@@ -1,11 +1,12 @@
-"""Renders what a pickle or an archive holds besides tensors as plain data.
+"""Renders everything besides tensors in a pickle or an archive as plain data, and scalars that are tensors.
 
-What is too long or too strange to be shown is described, with the CRC-32 of all that the description stands
-for.
+Content that is too long or too strange to be shown is described, with the CRC-32 of all that is left out.
 """
 
 from __future__ import annotations
 
+import math
+import struct
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpttool.containers.pickle.pickle_nodes import Call, Global, Payload, Persistent
-from ckpttool.containers.zip.zip_headers import Member
-from ckpttool.containers.zip.zip_reader import Archive
+from ckpttool.containers.zip_reader import Archive, Member
+from ckpttool.core.tensor import Tensor
 from ckpttool.core.text import counted
+from ckpttool.core.training import Scalar
 
 MAX_SUMMED = 1 << 26
 """The most bytes of a file that are read only to tell their checksums; what lies beyond goes without."""
@@ -279,3 +281,35 @@ def digest(parts: Iterable[bytes]) -> int:
     for part in parts:
         crc = zlib.crc32(part, zlib.crc32(len(part).to_bytes(8, "little"), crc))
     return crc
+
+
+_SCALARS = {"float64": "<d", "float32": "<f", "float16": "<e"}
+
+
+def lazy_scalar(tensor: Tensor) -> Scalar:
+    """Return what reads the one element of a tensor, as a number; None where the file doesn't hold it."""
+
+    def read() -> float | int | None:
+        data = tensor.tobytes()
+        if len(data) != tensor.nbytes:
+            return None
+        if tensor.dtype.name in _SCALARS:
+            (number,) = struct.unpack(_SCALARS[tensor.dtype.name], data)
+            return float(number) if tensor.dtype.name == "float64" else shortest(number)
+        if tensor.dtype.name == "bfloat16":
+            (number,) = struct.unpack("<f", b"\0\0" + data)
+            return float(f"{number:.3g}")
+        if tensor.dtype.kind == "integer":
+            return int.from_bytes(data, "little", signed=tensor.dtype.name.startswith("int"))
+        return None
+
+    return read
+
+
+def shortest(number: float) -> float:
+    """Return the shortest decimal that is the same float32: 0.02 where the bits say 0.0199999996."""
+    if not math.isfinite(number):
+        return number
+    same = struct.pack("<f", number)
+    candidates = (float(f"{number:.{digits}g}") for digits in range(6, 10))
+    return next(short for short in candidates if struct.pack("<f", short) == same)

@@ -26,10 +26,11 @@ from ckpttool.containers.pickle.pickle_nodes import (
     Global,
     Mapped,
     Opaque,
+    Trust,
     children,
+    trust,
 )
 from ckpttool.containers.pickle.pickler import is_rewritten
-from ckpttool.containers.pickle.trust import Trust, trust
 from ckpttool.core.errors import LimitExceeded
 from ckpttool.core.tensor import Tensor
 from ckpttool.formats.content.plain_data import KeyText, stable_order
@@ -57,7 +58,7 @@ _NAMED = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 def encode_tree(tree: object) -> tuple[object, list[object]]:
     """Return a tree as JSON, and the parts of it to which it refers by ``{"$same": index}``.
 
-    Tensors stand in it by their names.
+    Tensors are in it by their names.
     """
     encoding = _Encoding(_shared_addresses(tree))
     return encoding.run(tree), encoding.shared
@@ -89,7 +90,7 @@ class _Encoding:
         return NodeParts(parts.parts, make)
 
     def _place(self, node: object, form: object, depth: int) -> object:
-        """Return what stands for a node in its parent: its form, or a reference to it."""
+        """Return what represents a node in its parent: its form, or a reference to it."""
         if id(node) in self._shared_addresses or depth > MAX_NESTED:
             self.shared.append(form)
             form, depth = {"$same": len(self.shared) - 1}, 1
@@ -208,7 +209,7 @@ def decode_tree(form: object, shared: object, tensors: Callable[[str], Tensor]) 
     Args:
         form: The JSON, parsed.
         shared: The parts to which it refers.
-        tensors: Gives the tensor of a name; KeyError where there is none.
+        tensors: Gives the tensor of a name; KeyError if there is none.
     """
     decoding = _Decoding(tensors)
     for part in _require_type(list, shared):

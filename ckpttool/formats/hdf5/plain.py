@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 from weakref import WeakKeyDictionary
 
-from ckpttool.containers.hdf5.h5worker import WORKER
-from ckpttool.containers.hdf5.hdf5 import SIGNATURE, USER_BLOCKS, Location
+from ckpttool.containers.hdf5 import SIGNATURE, USER_BLOCKS, Location
+from ckpttool.containers.hdf5_worker import WORKER
 from ckpttool.core.checkpoint import Checkpoint, FileEntry
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.tensor import Role, Tensor, role_of
@@ -32,7 +32,7 @@ _opened: WeakKeyDictionary[Probe, OpenedHdf5 | CheckpointError] = WeakKeyDiction
 
 
 def is_hdf5(probe: Probe) -> bool:
-    """Tell whether a file has HDF5's signature where a small user block lets it lie."""
+    """Return whether a file has HDF5's signature where a small user block lets it lie."""
     return any(probe.head.startswith(SIGNATURE, at) for at in USER_BLOCKS)
 
 
@@ -95,7 +95,7 @@ def apply_hdf5_sidecar(checkpoint: Checkpoint, opened: OpenedHdf5, where: str = 
     """Return a checkpoint with what the entry in its file says of it, where there is one."""
     if opened.entry is None:
         return checkpoint
-    from ckpttool.formats.hdf5.sidecar import restore_slashes
+    from ckpttool.formats.hdf5.tensors import restore_slashes
     from ckpttool.formats.sidecar import apply_sidecar
 
     document = opened.entry()

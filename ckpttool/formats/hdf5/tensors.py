@@ -1,15 +1,18 @@
-"""From an HDF5 file to tensors, spans and findings; nothing that leads out of the file is followed."""
+"""HDF5 files as tensors, spans and findings; no link or reference out of the file is followed.
+
+The sidecar, ``ckpttool.content``, is a dataset of one text, which is read without libhdf5.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckpttool.containers.hdf5.hdf5 import (
+from ckpttool.containers.hdf5 import (
     FLETCHER32,
     MAX_CHUNK,
     SIGNATURE,
@@ -26,6 +29,7 @@ from ckpttool.containers.hdf5.hdf5 import (
     stored_chunks,
     walk,
 )
+from ckpttool.containers.jsontext import parse_json
 from ckpttool.core.dtypes import BY_NAME, DType
 from ckpttool.core.errors import CheckpointError, are_losses_allowed
 from ckpttool.core.readable import Readable, reader_from, swap_width
@@ -33,8 +37,69 @@ from ckpttool.core.report import Finding, error, note, warning
 from ckpttool.core.tensor import Extent, Path, Role, Span, Tensor, Values
 from ckpttool.core.values import Contiguous
 from ckpttool.formats.content.plain_data import MAX_SUMMED
-from ckpttool.formats.hdf5.sidecar import is_text, text_reader
-from ckpttool.formats.sidecar import ENTRY
+from ckpttool.formats.sidecar import ENTRY, MAX_DOCUMENT
+
+
+def is_text(dataset: Dataset) -> bool:
+    """Return whether a dataset is one text that is in one piece."""
+    is_one = dataset.kind.family == "string" and not dataset.kind.is_variable and dataset.shape == ()
+    in_place = dataset.layout == "contiguous" and dataset.offset is not None
+    return is_one and in_place and dataset.stored == dataset.nbytes <= MAX_DOCUMENT
+
+
+def text_reader(source: Readable, base: int, dataset: Dataset) -> Callable[[], bytes]:
+    """Return what reads the text; the file begins at ``base`` of its source."""
+    offset, nbytes, name = base + (dataset.offset or 0), dataset.nbytes, dataset.name
+
+    def read() -> bytes:
+        source.check(offset, nbytes, name)
+        return source.read(offset, nbytes, name).rstrip(b"\0")
+
+    return read
+
+
+def parts_of(path: Path) -> tuple[str, ...]:
+    """Return the groups and the dataset that a tensor's path becomes; slashes in its parts make groups."""
+    return tuple(name for part in path for name in str(part).split("/"))
+
+
+def restore_slashes(tensors: tuple[Tensor, ...], document: bytes) -> tuple[Tensor, ...]:
+    """Return tensors in which the parts of paths that have slashes are as the entry has them."""
+    paths = _paths_with_slashes(document, {tensor.path for tensor in tensors}) if b"/" in document else {}
+    changed = {
+        tensor.name: replace(tensor, path=paths[tensor.path], key="/" + "/".join(map(str, tensor.path)))
+        for tensor in tensors
+        if tensor.path in paths
+    }
+    names = {name: tensor.name for name, tensor in changed.items()}
+    restored = []
+    for old in tensors:
+        tensor = changed.get(old.name, old)
+        if owner := tensor.shares_with:
+            tensor = replace(tensor, shares_with=names.get(owner, owner))
+        restored.append(tensor)
+    return tuple(restored)
+
+
+def _paths_with_slashes(document: bytes, taken: Set[Path]) -> dict[Path, Path]:
+    """Return the paths with slashes that an entry has, by those of their datasets; none of a damaged one.
+
+    Those that tensors have already are left out.
+    """
+    try:
+        parsed: Any = parse_json("", document, "entry")
+    except CheckpointError:
+        return {}
+    entries = parsed.get("tensors") if isinstance(parsed, dict) else None
+    paths: dict[Path, Path] = {}
+    for entry in entries.values() if isinstance(entries, dict) else ():
+        path = entry.get("path") if isinstance(entry, dict) else None
+        if isinstance(path, list) and all(type(part) in (str, int) for part in path):
+            parts = parts_of(tuple(path))
+            if len(parts) != len(path) and tuple(path) not in taken:
+                paths[parts] = tuple(path)
+    return paths
+
 
 _BUILT_IN = frozenset({1, 2, FLETCHER32, 4, 5, 6, 32000})
 _INFLATION = 1100
@@ -98,7 +163,7 @@ class OpenedHdf5:
 
     @property
     def complete(self) -> bool:
-        """Tell whether all of the file could be read."""
+        """Return whether all of the file could be read."""
         return not self.tree.faults and not self.is_cut
 
     def spans(self) -> Iterator[Span]:
@@ -127,7 +192,7 @@ class OpenedHdf5:
                 yield span
 
     def stored_tensors(self) -> Iterator[tuple[Tensor, Dataset]]:
-        """Yield the tensors whose values lie in the file, with their datasets."""
+        """Yield the tensors whose values are in the file, with their datasets."""
         for path, tensor in self.tensors.items():
             dataset = self.tree.datasets.get(path)
             if dataset is not None and tensor.values is not None and self.in_place:
@@ -135,11 +200,11 @@ class OpenedHdf5:
 
     @property
     def is_cut(self) -> bool:
-        """Tell whether bytes are missing at its end, which only ``losses_allowed`` lets pass."""
+        """Return whether bytes are missing at its end, which only ``losses_allowed`` lets pass."""
         return self.base + self.location.size > self.source.size
 
     def holds(self, dataset: Dataset) -> bool:
-        """Tell whether all chunks of a dataset are in the file, wherever it was cut off."""
+        """Return whether all chunks of a dataset are in the file, wherever it was cut off."""
         try:
             return not self.is_cut or all(
                 self.base + chunk.offset + chunk.nbytes <= self.source.size for chunk in self.chunks(dataset)
@@ -249,7 +314,7 @@ def _tensor(opened: OpenedHdf5, dataset: Dataset, dtype: DType) -> Tensor:
 
 
 def _is_readable(opened: OpenedHdf5, dataset: Dataset) -> bool:
-    """Tell whether the elements can be read from the file, and note why not."""
+    """Return whether the elements can be read from the file, and note why not."""
     name, layout = dataset.name, dataset.layout
     if layout == "external":
         message = f"loading it would read the file {dataset.target!r:.100}"
@@ -271,7 +336,7 @@ def _is_readable(opened: OpenedHdf5, dataset: Dataset) -> bool:
 
 
 def _matches_storage(opened: OpenedHdf5, dataset: Dataset) -> bool:
-    """Tell whether what is stored of a dataset can be what it declares, and note why not."""
+    """Return whether what is stored of a dataset can be what it declares, and note why not."""
     name, nbytes, stored = dataset.name, dataset.nbytes, dataset.stored
     is_allocated = dataset.layout != "contiguous" or dataset.offset is not None
     if dataset.layout != "chunked" and is_allocated and stored != nbytes and not dataset.kind.is_variable:
@@ -316,7 +381,7 @@ def _judge_links(opened: OpenedHdf5) -> None:
 
 
 def _judge_extents(opened: OpenedHdf5) -> None:
-    """Note bytes that belong to two tensors, and those behind the end that the file states."""
+    """Note bytes that belong to two tensors, and those after the end that the file states."""
     extents = sorted(
         (tensor.extent.offset, tensor.extent.end, tensor.name)
         for tensor, _ in opened.stored_tensors()

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar
 
-from ckpttool.containers.hdf5.hdf5_writer import HELD, MAX_AXES, MAX_NAME, Plan, draw
+from ckpttool.containers.hdf5_writer import HELD, MAX_AXES, MAX_NAME, Plan, draw
 from ckpttool.core.tensor import Tensor
-from ckpttool.formats.hdf5.sidecar import parts_of
-from ckpttool.formats.sidecar import ENTRY
-from ckpttool.formats.sidecar_writer import sidecar_of
+from ckpttool.formats.hdf5.tensors import parts_of
+from ckpttool.formats.sidecar import ENTRY, sidecar_of
 from ckpttool.formats.writer import Content, Target, WriteOptions, Writer
 
 Parts = tuple[str, ...]

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckpttool.containers.jsontext import Doubled, parse_json
-from ckpttool.containers.pickle.trust import Trust, trust
+from ckpttool.containers.pickle.pickle_nodes import Trust, trust
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.report import Finding, error, warning
 from ckpttool.formats.keras.names import (

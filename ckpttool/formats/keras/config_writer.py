@@ -18,7 +18,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ckpttool.containers.hdf5.hdf5_writer import attribute_fault
+from ckpttool.containers.hdf5_writer import attribute_fault
 from ckpttool.formats.keras.layers import ANY, Layer, layer_of, type_of
 from ckpttool.formats.keras.native import CONFIG, METADATA, TRAINING_CONFIG, object_of
 from ckpttool.formats.keras.variable_order import KerasRefusal

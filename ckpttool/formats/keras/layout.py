@@ -15,12 +15,12 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from ckpttool.containers.hdf5.hdf5 import Attributes
+from ckpttool.containers.hdf5 import Attributes
 from ckpttool.core.checkpoint import TrainingState
 from ckpttool.core.report import Finding, error
 from ckpttool.core.tensor import Path, Role, Tensor
 from ckpttool.core.training import training_state
-from ckpttool.formats.content.scalars import lazy_scalar, shortest
+from ckpttool.formats.content.plain_data import lazy_scalar, shortest
 from ckpttool.formats.hdf5.tensors import OpenedHdf5
 from ckpttool.formats.interface import natural
 

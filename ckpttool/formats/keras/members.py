@@ -8,17 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ckpttool.containers.hdf5.hdf5 import Location
+from ckpttool.containers.hdf5 import Location
 from ckpttool.containers.pickle.pickle_detection import is_pickle
 from ckpttool.containers.pickle.pickle_safety import read_pickles
-from ckpttool.containers.zip.zip_headers import Member, with_version_errors
-from ckpttool.containers.zip.zip_reader import STORED, Archive
+from ckpttool.containers.zip_reader import STORED, Archive, Member, with_version_errors
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Buffer, Readable, reader_from
 from ckpttool.core.report import error, warning
 from ckpttool.core.tensor import Extent, Span, Tensor
 from ckpttool.formats.arrays.files import safety_of
-from ckpttool.formats.bystanders import add_part_name
 from ckpttool.formats.content.plain_data import describe_members, under_free_key
 from ckpttool.formats.hdf5.tensors import OpenedHdf5, open_h5
 from ckpttool.formats.interface import Probe
@@ -27,6 +25,7 @@ from ckpttool.formats.keras.compare import compare_grouped_weights, compare_laye
 from ckpttool.formats.keras.config import ASSETS, MAX_CONFIG, is_own_asset, judge, read_config
 from ckpttool.formats.keras.layout import tensors_with_names
 from ckpttool.formats.opening import Opening
+from ckpttool.formats.readings import add_part_name
 from ckpttool.formats.sidecar import ENTRY
 from ckpttool.storage.source import Part
 

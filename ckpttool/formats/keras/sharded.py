@@ -20,8 +20,8 @@ from ckpttool.core.errors import CheckpointError
 from ckpttool.core.report import Finding, error, warning
 from ckpttool.core.tensor import Tensor
 from ckpttool.formats.interface import Probe, SetFormat, Unit, group_names
-from ckpttool.formats.parts import OpenedParts, file_entry, open_file
-from ckpttool.formats.shard_index import deeper, read_weight_map, refusal, require_few
+from ckpttool.formats.opening import OpenedParts, file_entry, open_file
+from ckpttool.formats.sharded import deeper, read_weight_map, refusal, require_few
 from ckpttool.storage import fs
 
 INDEX = re.compile(r"(?P<stem>.+)\.weights\.json")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckpttool.containers.hdf5.hdf5_writer import MAX_ATTRIBUTE, MAX_ATTRIBUTES, attribute_fault
+from ckpttool.containers.hdf5_writer import MAX_ATTRIBUTE, MAX_ATTRIBUTES, attribute_fault
 from ckpttool.core.tensor import Path, Tensor
 from ckpttool.formats.hdf5.writer import name_refusals
 from ckpttool.formats.keras.compare import layer_names_by_group

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-from ckpttool.containers.hdf5.hdf5_writer import Plan, draw
-from ckpttool.containers.zip.zip_writer import MAX_NAME, NumpyZip
+from ckpttool.containers.hdf5_writer import Plan, draw
+from ckpttool.containers.zip_writer import MAX_NAME, NumpyZip
 from ckpttool.core.checkpoint import TrainingState
 from ckpttool.core.tensor import Path, Tensor
 from ckpttool.core.training import is_told_by
@@ -38,8 +38,7 @@ from ckpttool.formats.keras.native import (
     object_of,
 )
 from ckpttool.formats.keras.variable_places import Attributes, Places, listed_places, numbered_places
-from ckpttool.formats.sidecar import ENTRY
-from ckpttool.formats.sidecar_writer import sidecar_of
+from ckpttool.formats.sidecar import ENTRY, sidecar_of
 from ckpttool.formats.writer import Content, Target, WriteOptions, Writer, fold_name
 
 _CONFIG_RECORD, _METADATA_RECORD, _WEIGHTS = "config.json", "metadata.json", "model.weights.h5"

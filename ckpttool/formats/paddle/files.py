@@ -16,7 +16,6 @@ from ckpttool.containers.pickle.pickle_safety import read_pickles
 from ckpttool.core.checkpoint import Checkpoint, Producer, TrainingState
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.core.report import error, warning
-from ckpttool.formats.bystanders import add_part_name
 from ckpttool.formats.interface import HEAD_BYTES, Format, Probe, SetFormat, Unit, scan
 from ckpttool.formats.opening import open_with
 from ckpttool.formats.paddle.fluid_parts import FluidParts, role_of, spans_in_order
@@ -25,6 +24,7 @@ from ckpttool.formats.paddle.operators import layers_of
 from ckpttool.formats.paddle.pir import looks_like_pir, read_pir
 from ckpttool.formats.paddle.program import Program, looks_like_program, read_program
 from ckpttool.formats.pickles import PaddlePickle, PlainPickle
+from ckpttool.formats.readings import add_part_name
 from ckpttool.storage import fs
 
 PROGRAM, PIR_PROGRAM, PARAMETERS = ".pdmodel", ".json", ".pdiparams"

@@ -19,7 +19,7 @@ from ckpttool.core.checkpoint import Checkpoint, Producer, TrainingState
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.core.report import note, warning
 from ckpttool.core.tensor import Tensor
-from ckpttool.formats.content.scalars import lazy_scalar
+from ckpttool.formats.content.plain_data import lazy_scalar
 from ckpttool.formats.interface import SIDECARS, Format, Probe, scan
 from ckpttool.formats.paddle.fluid_parts import (
     COUNTERS,

@@ -14,7 +14,6 @@ from ckpttool.core.checkpoint import Producer
 from ckpttool.core.errors import DamagedCheckpoint
 from ckpttool.core.report import note, warning
 from ckpttool.core.text import counted
-from ckpttool.formats.bystanders import add_part_name
 from ckpttool.formats.paddle.fluid_parts import (
     MODEL,
     Entries,
@@ -26,6 +25,7 @@ from ckpttool.formats.paddle.fluid_parts import (
     role_of,
 )
 from ckpttool.formats.paddle.program import Program, read_program
+from ckpttool.formats.readings import add_part_name
 from ckpttool.storage import fs
 
 COMBINED = "__params__"

@@ -26,7 +26,7 @@ from ckpttool.core.errors import CheckpointError
 from ckpttool.core.readable import Buffer
 from ckpttool.core.tensor import Path, Tensor
 from ckpttool.core.training import training_state
-from ckpttool.formats.content.scalars import lazy_scalar
+from ckpttool.formats.content.plain_data import lazy_scalar
 from ckpttool.formats.paddle.fluid_parts import (
     COUNTERS,
     HEIGHTS,
@@ -40,9 +40,8 @@ from ckpttool.formats.paddle.fluid_parts import (
     mismatched_accumulators,
 )
 from ckpttool.formats.paddle.fluid_serial import MAX_ARGUMENT, SHARD
-from ckpttool.formats.shard_writer import Files
-from ckpttool.formats.sidecar import ENTRY
-from ckpttool.formats.sidecar_writer import sidecar_of
+from ckpttool.formats.sharded import Files
+from ckpttool.formats.sidecar import ENTRY, sidecar_of
 from ckpttool.formats.writer import Content, Target, WriteOptions, Writer, fold_name
 from ckpttool.storage.sink import Sink
 

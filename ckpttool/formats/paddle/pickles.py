@@ -21,8 +21,7 @@ from ckpttool.core.tensor import Extent, Path, Role, Span, Tensor
 from ckpttool.core.values import Concatenated
 from ckpttool.formats.arrays.objects import array_as_tensor, numpy_leaf
 from ckpttool.formats.content.assembly import name_tensors, training_of, tree_of
-from ckpttool.formats.content.flattening import Flat, Leaf, TensorParts, flatten
-from ckpttool.formats.content.tree import mark_none
+from ckpttool.formats.content.tree import Flat, Leaf, TensorParts, flatten, mark_none
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.paddle.fluid_parts import role_of
 from ckpttool.formats.paddle.operators import layers_of

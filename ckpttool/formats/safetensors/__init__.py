@@ -1,1 +1,1 @@
-"""safetensors: a header of names, types and offsets, and the tensors' bytes behind it."""
+"""safetensors: a header of names, types and offsets, and the tensors' bytes after it."""

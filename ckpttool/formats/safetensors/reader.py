@@ -121,7 +121,7 @@ def read_header(source: Source) -> bytes:
 
 
 def read_metadata(path: str, metadata: object) -> dict[str, str]:
-    """Return ``__metadata__``, which maps text to text; null stands for nothing."""
+    """Return ``__metadata__``, which maps text to text; null represents nothing."""
     if metadata is None:
         return {}
     if not isinstance(metadata, dict):
@@ -152,7 +152,7 @@ def _oddities(text: bytes, header: Mapping[str, Any], metadata: Mapping[str, str
 
 
 class HeaderEntry(NamedTuple):
-    """What the header says about one tensor; offsets in bytes behind the header. Sorts by place."""
+    """What the header says about one tensor; offsets in bytes after the header. Sorts by place."""
 
     begin: int
     end: int

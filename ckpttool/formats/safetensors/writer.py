@@ -16,9 +16,8 @@ from ckpttool.core.dtypes import BY_SAFETENSORS
 from ckpttool.core.tensor import Tensor
 from ckpttool.core.training import is_told_by
 from ckpttool.formats.safetensors.reader import MAX_HEADER
-from ckpttool.formats.shard_writer import Files, cut, index, refusals, shard_names
-from ckpttool.formats.sidecar import ENTRY
-from ckpttool.formats.sidecar_writer import sidecar_of
+from ckpttool.formats.sharded import Files, cut, index, refusals, shard_names
+from ckpttool.formats.sidecar import ENTRY, sidecar_of
 from ckpttool.formats.writer import Content, Target, WriteOptions, Writer
 from ckpttool.storage.sink import Sink
 
@@ -56,10 +55,10 @@ _LIBRARIES = frozenset({"pt", "tf", "flax", "mlx", "np"})
 _OF_A_SET = frozenset({"total_size", "total_parameters"})
 """What an index says of its shards, which another set, or one file, says for itself."""
 _ENTRY_BYTES = 160
-"""The most bytes of an entry in a header beside its name and the lengths of its axes."""
+"""The most bytes of an entry in a header next to its name and the lengths of its axes."""
 _AXIS_BYTES = 21
 _LENGTH_BYTES, _PADDING = 8, 7
-"""The length before a header, and the most spaces behind it."""
+"""The length before a header, and the most spaces after it."""
 
 
 class SafetensorsWriter(Writer):

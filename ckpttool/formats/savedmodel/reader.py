@@ -22,7 +22,7 @@ from ckpttool.core.report import Finding, error, note, warning
 from ckpttool.core.tensor import Extent, Span, Tensor
 from ckpttool.formats.content.plain_data import describe_content
 from ckpttool.formats.interface import scan
-from ckpttool.formats.parts import OpenedParts, file_entry
+from ckpttool.formats.opening import OpenedParts, file_entry
 from ckpttool.formats.savedmodel.graph import MetaGraph, SavedModel, read_model
 from ckpttool.formats.savedmodel.layout import (
     ASSETS,
@@ -46,7 +46,7 @@ from ckpttool.formats.savedmodel.variables import (
     read_fingerprint,
 )
 from ckpttool.formats.savedmodel.walk import message_in
-from ckpttool.formats.shard_index import refusal
+from ckpttool.formats.sharded import refusal
 from ckpttool.formats.sidecar import apply_sidecar
 from ckpttool.formats.tensorflow.reader import training_of
 from ckpttool.storage import fs

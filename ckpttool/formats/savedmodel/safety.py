@@ -30,7 +30,7 @@ from ckpttool.formats.savedmodel.ops import known_ops, severity_of
 from ckpttool.formats.savedmodel.saver import SAVER_OPS
 from ckpttool.formats.savedmodel.variables import KERAS_METADATA
 from ckpttool.formats.savedmodel.walk import message_in
-from ckpttool.formats.shard_index import refusal
+from ckpttool.formats.sharded import refusal
 from ckpttool.storage import fs
 
 _PRINT = "PrintV2"

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from ckpttool.containers.protobuf import Field, fields
 from ckpttool.core.dtypes import BY_NAME, DType
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
-from ckpttool.storage.crc import unmask_crc
+from ckpttool.storage.checksums import unmask_crc
 
 MAX_AXES = 254  # as TensorShape has them
 MAX_SLICES = 100_000

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from ckpttool.containers.protobuf import bytes_field, encoded_varint, fixed32_field, number_field
-from ckpttool.containers.sstable.sstable_writer import TableWriter
+from ckpttool.containers.table import TableWriter
 from ckpttool.core.errors import DamagedCheckpoint
 from ckpttool.core.tensor import Tensor
 from ckpttool.formats.tensorflow.bundle import DTYPES
 from ckpttool.formats.tensorflow.prefix import INDEX, shard_name
 from ckpttool.formats.writer import Target
-from ckpttool.storage.crc import crc32c, mask_crc
+from ckpttool.storage.checksums import crc32c, mask_crc
 from ckpttool.storage.sink import Sink, Written
 
 NUMBERS: Mapping[str, int] = {dtype.name: number for number, dtype in DTYPES.items()}

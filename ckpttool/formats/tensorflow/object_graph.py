@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ckpttool.containers.budget import Budget
+from ckpttool.containers.compressed import Budget
 from ckpttool.containers.protobuf import BYTES, VARINT, Field, bytes_field, fields, number_field, text_field
 from ckpttool.core.dtypes import DType
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded

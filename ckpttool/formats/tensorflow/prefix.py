@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-from ckpttool.containers.sstable.sstable import FOOTER_BYTES, MAGIC, begins_with_empty_key
+from ckpttool.containers.table import FOOTER_BYTES, MAGIC, begins_with_empty_key
 from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.interface import scan
 from ckpttool.formats.tensorflow.state import NAME, read_state

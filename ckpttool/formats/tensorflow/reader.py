@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
-from ckpttool.containers.sstable.sstable import FOOTER_BYTES, Table
+from ckpttool.containers.table import FOOTER_BYTES, Table
 from ckpttool.core.checkpoint import Checkpoint, Producer, TrainingState
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, NotDownloaded, NotFound, Unsupported
 from ckpttool.core.readable import MAX_READ, reader_from, swap_width
@@ -24,10 +24,9 @@ from ckpttool.core.tensor import Extent, Path, Role, Span, Tensor
 from ckpttool.core.text import counted
 from ckpttool.core.training import Scalar, training_state
 from ckpttool.core.values import Contiguous
-from ckpttool.formats.content.scalars import lazy_scalar
+from ckpttool.formats.content.plain_data import lazy_scalar
 from ckpttool.formats.interface import group_names, natural, scan
-from ckpttool.formats.opening import Opening
-from ckpttool.formats.parts import file_entry
+from ckpttool.formats.opening import Opening, file_entry
 from ckpttool.formats.sidecar import ENTRY, apply_sidecar
 from ckpttool.formats.tensorflow.bundle import BundleEntry, BundleHeader, read_entry, read_header, slice_key
 from ckpttool.formats.tensorflow.native import native_of
@@ -56,7 +55,7 @@ from ckpttool.formats.tensorflow.values import (
     sliced_values,
 )
 from ckpttool.storage import fs
-from ckpttool.storage.crc import crc32c
+from ckpttool.storage.checksums import crc32c
 from ckpttool.storage.source import Source
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ckpttool.containers.protobuf import BYTES, VARINT, fields, varint
-from ckpttool.containers.sstable.sstable import Table
+from ckpttool.containers.table import Table
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.dtypes import DType
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
@@ -26,7 +26,7 @@ from ckpttool.core.readable import Buffer, reader_from
 from ckpttool.core.report import Finding, error
 from ckpttool.core.tensor import Extent, Span, Tensor
 from ckpttool.core.values import Computed
-from ckpttool.formats.parts import file_entry
+from ckpttool.formats.opening import file_entry
 from ckpttool.formats.tensorflow.bundle import (
     BundleEntry,
     Slice,

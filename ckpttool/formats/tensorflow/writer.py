@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-from ckpttool.formats.sidecar import ENTRY
-from ckpttool.formats.sidecar_writer import sidecar_of
+from ckpttool.formats.sidecar import ENTRY, sidecar_of
 from ckpttool.formats.tensorflow.bundle_writer import MAX_KEY, NUMBERS, refused_type, write_bundle
 from ckpttool.formats.tensorflow.native import GRAPH, KEYS, keys_from, known_keys, readable, ties_in
 from ckpttool.formats.tensorflow.object_graph import (

@@ -24,13 +24,12 @@ from ckpttool.core.report import error, warning
 from ckpttool.core.tensor import FLAT_OPTIMIZER, Extent, Path, Role, Span, Tensor
 from ckpttool.core.text import counted
 from ckpttool.core.values import tile
-from ckpttool.formats.bystanders import add_part_name
 from ckpttool.formats.content.assembly import name_tensors, training_of
-from ckpttool.formats.content.flattening import TensorParts
-from ckpttool.formats.content.tree import NodeParts, fold, replace_tensors
+from ckpttool.formats.content.tree import NodeParts, TensorParts, fold, replace_tensors
 from ckpttool.formats.interface import Format, Probe
-from ckpttool.formats.parts import OpenedParts, file_entry, open_file
-from ckpttool.formats.shard_index import refusal
+from ckpttool.formats.opening import OpenedParts, file_entry, open_file
+from ckpttool.formats.readings import add_part_name
+from ckpttool.formats.sharded import refusal
 from ckpttool.formats.sidecar import ENTRY, apply_sidecar_file
 from ckpttool.formats.torch.dcp_items import Item, Items
 from ckpttool.formats.torch.dcp_metadata import (
@@ -48,7 +47,7 @@ METADATA = ".metadata"
 EXTRA = "meta.pt"
 """What Lightning's Fabric writes beside: everything that is not sharded."""
 _ITEM_FRAME = 1 << 11
-"""Bytes that the records of an item take before and behind its values, nearly always."""
+"""Bytes that the records of an item take before and after its values, nearly always."""
 _OF_A_RANK = re.compile(r"__\d{1,9}\.metadata")
 _DATA = re.compile(r"__\d{1,9}_\d{1,9}\.distcp")
 _TEMPORARY = re.compile(r"(\.metadata|__.*)\.tmp")
@@ -342,11 +341,11 @@ class _DcpDirectory:
 
     @cached_property
     def _is_megatron(self) -> bool:
-        """Tell whether Megatron wrote the directory, by its ``.metadata`` or the file beside it."""
+        """Return whether Megatron wrote the directory, by its ``.metadata`` or the file next to it."""
         return self._metadata.is_megatron or _BACKEND.encode() in _megatron_config(self._probe.entries)
 
     def _add_extra(self) -> None:
-        """Add what is not sharded, which lies in a file beside."""
+        """Add what is not sharded, which is in a file beside."""
         if self._is_megatron:
             self._check_megatron()
         name = MEGATRON_COMMON if self._is_megatron else EXTRA

@@ -1,4 +1,4 @@
-"""One item of a distributed checkpoint: a whole file of ``torch.save`` that lies inside another file."""
+"""One item of a distributed checkpoint: a whole file of ``torch.save`` that is inside another file."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from functools import partial
 from typing import NamedTuple
 
 from ckpttool.containers.pickle.pickle_safety import PickleSequence, attach_safety, read_pickles
-from ckpttool.containers.zip.zip_reader import STORED, Archive
+from ckpttool.containers.zip_reader import STORED, Archive
 from ckpttool.core.readable import Buffer
 from ckpttool.core.report import Finding
 from ckpttool.core.tensor import Extent, Path, Span, Tensor
 from ckpttool.core.values import Contiguous
 from ckpttool.formats.content.assembly import tree_of
-from ckpttool.formats.content.flattening import TensorParts, flatten
+from ckpttool.formats.content.tree import TensorParts, flatten
 from ckpttool.formats.torch.objects import TorchObjects
 from ckpttool.formats.torch.tree_nodes import torch_node
 from ckpttool.formats.torch.zip import Records, StorageRecords, trailing_findings
@@ -31,7 +31,7 @@ _DIRECTORY_BEFORE_END = 6  # where the end record says, in 4 bytes, at which off
 
 
 class Item(NamedTuple):
-    """What an item holds; extents count from the start of the file that it lies in."""
+    """What an item holds; extents count from the start of the file that it is in."""
 
     fqn: str
     nbytes: int
@@ -46,7 +46,7 @@ class Item(NamedTuple):
     """Gives what it holds as ``Checkpoint.tree``, from the tensors with their names."""
 
     def spans(self, file: str) -> Iterator[Span]:
-        """Iterate over its records; ``file`` is the name for people of the file that it lies in."""
+        """Iterate over its records; ``file`` is the name for people of the file that it is in."""
         for span in self.records().spans(self.stored):
             extent = span.extent._replace(offset=self.base + span.extent.offset)
             yield span._replace(extent=extent, where=f"{self.fqn}: {file}: {span.where}")
@@ -72,7 +72,7 @@ class KnownPickles:
 
 
 def open_item(source: Source, place: Extent, fqn: str, pickles: KnownPickles) -> Item:
-    """Return what lies at a place."""
+    """Return what is at a place."""
     records = _records(source, place, fqn)
     judged = pickles.read(records)
     with attach_safety(judged.safety):
@@ -126,7 +126,7 @@ class Items:
         self._templates: dict[Hashable, _ItemTemplate] = {}
 
     def open(self, source: Source, place: Extent, fqn: str, kind: Hashable) -> Item:
-        """Return what lies at a place; ``kind`` is what it should be."""
+        """Return what is at a place; ``kind`` is what it should be."""
         template = self._templates.get((kind, place.nbytes))
         if template is not None and template.matches(source, place):
             return template.item_at(source, place, fqn)
@@ -155,7 +155,7 @@ class _ItemTemplate(NamedTuple):
     others: tuple[int, ...]
 
     def matches(self, source: Source, place: Extent) -> bool:
-        """Tell whether what lies at a place is the same item but for values and checksums."""
+        """Return whether what is at a place is the same item but for values and checksums."""
         data = _read_except(source, place, self.skipped)
         if not all(data.startswith(constant, offset) for offset, constant in self.constants):
             return False

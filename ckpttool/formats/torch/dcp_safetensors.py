@@ -1,6 +1,6 @@
 """Distributed checkpoints in safetensors: each rank wrote its chunks of the tensors into files of its own.
 
-No ``.metadata`` lies there: the header of each file says where in its tensor each of its chunks begins.
+No ``.metadata`` is there: the header of each file says where in its tensor each of its chunks begins.
 Where the chunks were put together at the end, the whole tensors lie above as a set of shards with its index.
 
 Source: PyTorch ``torch/distributed/checkpoint/hf_storage.py``, ``_consolidate_hf_safetensors.py``.
@@ -25,9 +25,8 @@ from ckpttool.core.text import counted
 from ckpttool.core.training import training_state
 from ckpttool.core.values import tile
 from ckpttool.formats.interface import Format, Probe, scan
-from ckpttool.formats.parts import OpenedParts, file_entry, open_file
-from ckpttool.formats.shard_index import indexes, read_index
-from ckpttool.formats.sharded import open_set
+from ckpttool.formats.opening import OpenedParts, file_entry, open_file
+from ckpttool.formats.sharded import indexes, open_set, read_index
 from ckpttool.formats.torch.dcp_metadata import MetadataEntry, TensorChunk, check_chunks
 
 _RANK_FILE = re.compile(r"shard-(?P<rank>\d{5,9})-model-(?P<part>\d{5,9})-of-(?P<total>\d{5,9})\.safetensors")

@@ -1,4 +1,8 @@
-"""Writes distributed checkpoints as a single rank of ``torch.distributed.checkpoint`` does.
+"""Writes distributed checkpoints, as one rank of ``torch.distributed.checkpoint`` does or without entries.
+
+The pickle ``.metadata`` is written opcode by opcode. If entries are removed, items keep their bytes, and the
+metadata name the rest: data files that lose an item are written anew under unused names. Until the new
+``.metadata`` replaces the old one, the directory is the old checkpoint, and from then on the new one.
 
 Source: PyTorch ``torch/distributed/checkpoint/filesystem.py``, ``default_planner.py``, ``_traverse.py``,
 ``metadata.py``; CPython ``Lib/pickle.py``.
@@ -6,22 +10,343 @@ Source: PyTorch ``torch/distributed/checkpoint/filesystem.py``, ``default_planne
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterator
+import os
+import re
+import struct
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from ckpttool.containers.pickle.pickle_nodes import NDARRAY, REQUIRES_GRAD, Call
-from ckpttool.containers.zip.zip_writer import TorchZip
-from ckpttool.core.tensor import Path, Tensor
+from isal import isal_zlib
+
+from ckpttool.containers.pickle.pickle_nodes import NDARRAY, REQUIRES_GRAD, Call, Global
+from ckpttool.containers.zip_writer import TorchZip
+from ckpttool.core.errors import Unsupported
+from ckpttool.core.readable import reader_from
+from ckpttool.core.tensor import Extent, Path, Span, Tensor
 from ckpttool.formats.content.plain_data import describe
-from ckpttool.formats.sidecar import ENTRY
-from ckpttool.formats.sidecar_writer import sidecar_of
-from ckpttool.formats.torch.dcp_pickle import StoredItem, write_metadata
-from ckpttool.formats.torch.dcp_without import without_entries
+from ckpttool.formats.sidecar import ENTRY, sidecar_of
+from ckpttool.formats.torch.dcp import METADATA
+from ckpttool.formats.torch.dcp_metadata import Metadata
 from ckpttool.formats.torch.writer import ANONYMOUS, WHOLE, name_refusals, write_archive
-from ckpttool.formats.writer import Content, Target, Trim, WriteOptions, Writer
+from ckpttool.formats.writer import Content, Rewritten, Target, Trim, WriteOptions, Writer
+from ckpttool.storage import fs
+from ckpttool.storage.sink import Sink
+from ckpttool.storage.work import Advance
+
+_MODULE = "torch.distributed.checkpoint.metadata"
+_METADATA, _INDEX = Global(_MODULE, "Metadata"), Global(_MODULE, "MetadataIndex")
+_TENSOR, _BYTES = Global(_MODULE, "TensorStorageMetadata"), Global(_MODULE, "BytesStorageMetadata")
+_PROPERTIES, _CHUNK = Global(_MODULE, "TensorProperties"), Global(_MODULE, "ChunkStorageMetadata")
+_PLACE = Global("torch.distributed.checkpoint.filesystem", "_StorageInfo")
+_SIZE = Global("torch", "Size")
+_STRIDED = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
+_CONTIGUOUS = Call(Global(_MODULE, "_MEM_FORMAT_ENCODING"), (0,))
+_VERSION = "1.0.0"
+_SHARED = frozenset(
+    {_STRIDED, _CONTIGUOUS, "properties", "size", "chunks", "offsets", "sizes", "fqn", "index", "offset"}
+    | {"relative_path", "length"}
+)
+"""What is written once, next to the names of classes, and referred to where it is used again."""
+_BATCH = 1000
+"""How many pairs are set at once: a reader keeps them on its stack."""
+_WORDS = {None: b"N", True: b"\x88", False: b"\x89"}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredItem:
+    """What is saved under one name, and where.
+
+    Attributes:
+        fqn: The name: the keys of the path, joined by dots.
+        path: Where it is in the state dict; integers are indexes of lists.
+        tensor: What it is; None for anything but a tensor.
+        requires_grad: Whether it is a parameter that is trained.
+        file: The name of the file.
+        offset: Where it begins in the file, in bytes.
+        nbytes: How many bytes it takes there.
+    """
+
+    fqn: str
+    path: Path
+    tensor: Tensor | None
+    requires_grad: bool
+    file: str
+    offset: int
+    nbytes: int
+
+
+def write_metadata(write: Callable[[bytes], object], stored: Sequence[StoredItem]) -> None:
+    """Write the metadata of a checkpoint in which each tensor is one chunk."""
+
+    def size(lengths: tuple[int, ...]) -> Call:
+        return Call(_SIZE, (lengths,))
+
+    def state_dict_metadata() -> Iterator[tuple[str, object]]:
+        for item in stored:
+            if item.tensor is None:
+                yield item.fqn, _new(_BYTES, {})
+                continue
+            shape, dtype = item.tensor.shape, Global("torch", item.tensor.dtype.name)
+            properties = _new(_PROPERTIES, (dtype, _STRIDED, item.requires_grad, _CONTIGUOUS, False))
+            chunk = _new(_CHUNK, {"offsets": size((0,) * len(shape)), "sizes": size(shape)})
+            yield item.fqn, _new(_TENSOR, {"properties": properties, "size": size(shape), "chunks": [chunk]})
+
+    def storage_data() -> Iterator[tuple[object, object]]:
+        for item in stored:
+            index: dict[str, object] = {"fqn": item.fqn, "index": None}
+            if item.tensor is not None:
+                index |= {"offset": size((0,) * len(item.tensor.shape)), "index": 0}
+            place = {"relative_path": item.file, "offset": item.offset, "length": item.nbytes}
+            yield _new(_INDEX, index), _new(_PLACE, place)
+
+    fields = {
+        "state_dict_metadata": state_dict_metadata(),
+        "planner_data": ((item.fqn, item.path) for item in stored),
+        "storage_data": storage_data(),
+        "storage_meta": None,
+        "version": _VERSION,
+    }
+    write_fields(write, fields)
+
+
+def write_fields(write: Callable[[bytes], object], fields: Mapping[str, object]) -> None:
+    """Write a ``Metadata`` with these fields; an iterator gives the entries of a dictionary.
+
+    Raises:
+        TypeError: One holds what no metadata of PyTorch's holds.
+    """
+    pickle = _MetadataPickler(write)
+    write(b"\x80\x02")
+    pickle.put(_METADATA)
+    write(b")\x81}")
+    for field, value in fields.items():
+        pickle.put(field)
+        if isinstance(value, Iterator):
+            pickle.put_mapping(value)
+        else:
+            pickle.put(value)
+        write(b"s")
+    write(b"b.")
+
+
+def _new(kind: Global, state: object) -> Call:
+    """Return an object that is made without arguments, and then given its state."""
+    return Call(kind, (), state=state, is_new=True)
+
+
+class _MetadataPickler:
+    """Writes values opcode by opcode."""
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._write = write
+        self._memo: dict[object, int] = {}
+
+    def put(self, value: object) -> None:
+        """Write the opcodes that put a value on a reader's stack."""
+        is_shared = isinstance(value, Global) or (isinstance(value, str | Call) and value in _SHARED)
+        known = self._memo.get(value) if is_shared else None
+        if known is not None:
+            self._write(b"h" + bytes([known]))
+            return
+        self._write_opcodes(value)
+        if is_shared:
+            self._memo[value] = len(self._memo)
+            self._write(b"q" + bytes([self._memo[value]]))
+
+    def _write_opcodes(self, value: object) -> None:
+        if value is None or isinstance(value, bool):
+            self._write(_WORDS[value])
+        elif isinstance(value, int):
+            self._write_integer(value)
+        elif isinstance(value, float):
+            self._write(b"G" + struct.pack(">d", value))
+        elif isinstance(value, str):
+            text = value.encode("utf-8", "surrogatepass")
+            self._write(b"X" + struct.pack("<I", len(text)) + text)
+        elif isinstance(value, Global):
+            self._write(f"c{value.module}\n{value.name}\n".encode())
+        elif isinstance(value, dict):
+            self.put_mapping(value.items())
+        elif isinstance(value, tuple | list):
+            self._write(b"(" if isinstance(value, tuple) else b"](")
+            for item in value:
+                self.put(item)
+            self._write(b"t" if isinstance(value, tuple) else b"e")
+        elif isinstance(value, Call) and not (value.kwargs or value.items or value.pairs):
+            self.put(value.function)
+            self.put(value.args)
+            self._write(b"\x81" if value.is_new else b"R")
+            if value.state:
+                self.put(value.state)
+                self._write(b"b")
+        else:
+            raise TypeError(f"no metadata holds a {type(value).__name__}")
+
+    def _write_integer(self, value: int) -> None:
+        """Write a number, as short as it can be."""
+        if 0 <= value < 1 << 8:
+            self._write(b"K" + bytes([value]))
+        elif 0 <= value < 1 << 16:
+            self._write(b"M" + struct.pack("<H", value))
+        elif -(1 << 31) <= value < 1 << 31:
+            self._write(b"J" + struct.pack("<i", value))
+        else:
+            length = value.bit_length() // 8 + 1
+            self._write(b"\x8a" + bytes([length]) + value.to_bytes(length, "little", signed=True))
+
+    def put_mapping(self, pairs: Iterable[tuple[object, object]]) -> None:
+        self._write(b"}")
+        count = 0
+        for key, value in pairs:
+            if count % _BATCH == 0:
+                self._write(b"u(" if count else b"(")
+            self.put(key)
+            self.put(value)
+            count += 1
+        if count:
+            self._write(b"u")
+
+
+_BY_NAME = ("state_dict_metadata", "planner_data", "mcore_data")
+"""Fields of the metadata that are dictionaries by the names of entries; the last one is Megatron's."""
+_STORED = "storage_data"
+_FIELDS = frozenset({*_BY_NAME, _STORED, "storage_meta", "version"})
+"""Other fields are not written again: they may hold anything."""
+_NUMBERED = re.compile(r"(__\d{1,9}_)(\d{1,9})\.distcp")
+_BLOCK = 1 << 20
+_GROWTH = 8
+"""Limit on the size of new metadata, as a multiple of the old."""
+
+
+def without_entries(path: str, gone: Collection[Path]) -> Trim:
+    """Return how a directory loses the entries below some keys, which are paths in the state dict.
+
+    Raises:
+        CheckpointError: It can't be read, or has what can't be written again.
+    """
+    place = os.path.join(path, METADATA)
+    if not fs.exists(place):
+        raise Unsupported(path, "each rank wrote metadata of its own")
+    metadata = Metadata()
+    fields = metadata.add(place, METADATA)
+    if metadata.transformed or metadata.safety:
+        found = "items that were transformed" if metadata.transformed else "more than plain data"
+        raise Unsupported(path, found, where=METADATA)
+    if unknown := fields.keys() - _FIELDS:
+        raise Unsupported(path, f"a field that PyTorch doesn't write ({min(unknown):.60})", where=METADATA)
+    files = {place.file for places in metadata.places.values() for place in places}
+    if others := sorted(file for file in files if not file.endswith(".distcp")):
+        raise Unsupported(path, f"items in {others[0]}, which is no .distcp file", where=METADATA)
+    lost = frozenset(
+        name
+        for name, entry in metadata.entries.items()
+        if any(entry.path[:count] in gone for count in range(1, len(entry.path) + 1))
+    )
+    return Trim(lost, partial(_write, path, metadata, fields, lost))
+
+
+def _write(
+    path: str,
+    metadata: Metadata,
+    fields: Mapping[str, Any],
+    lost: Collection[str],
+    target: Target,
+    advance: Advance,
+) -> Rewritten:
+    kept: dict[str, set[Extent]] = defaultdict(set)
+    changed: set[str] = set()
+    for (name, _), places in metadata.places.items():
+        for place in places:
+            if name in lost:
+                changed.add(place.file)
+            else:
+                kept[place.file].add(place)
+    files: dict[str, str] = {}
+    moved: dict[Extent, Extent] = {}
+    spans: list[Span] = []
+    taken = set(os.listdir(path))
+    for file in sorted(changed & kept.keys()):
+        files[file] = _free_name(file, taken)
+        sink = target.create(files[file])
+        with fs.open_source(os.path.join(path, file)) as source:
+            for place in sorted(kept[file]):
+                moved[place] = Extent(files[file], sink.offset, place.nbytes)
+                crc = _copy(source.read, place, sink, advance)
+                extent = Extent(sink.path, moved[place].offset, place.nbytes)
+                spans.append(Span(extent, files[file], _read_staged(extent), crc))
+    stay = {
+        field: {key: value for key, value in fields[field].items() if key not in lost}
+        for field in _BY_NAME
+        if isinstance(fields.get(field), dict)
+    }
+    stored = _stored_entries(fields[_STORED], lost, moved)
+    most = _GROWTH * (fs.getsize(os.path.join(path, METADATA)) + _BLOCK)
+    try:
+        write_fields(_bounded(target.create(METADATA), most), {**fields, **stay, _STORED: stored})
+    except (TypeError, ValueError) as failure:
+        raise Unsupported(path, str(failure), where=METADATA) from failure
+    return Rewritten({**files, METADATA: METADATA}, frozenset({*changed, METADATA}), tuple(spans))
+
+
+def _bounded(sink: Sink, most: int) -> Callable[[bytes], object]:
+    """Return what writes to a file up to so many bytes: lists that share lists are written at length."""
+
+    def write(data: bytes) -> None:
+        if sink.offset + len(data) > most:
+            raise ValueError(f"it would have more than {most:,} bytes, as it shares what is in it")
+        sink.write(data)
+
+    return write
+
+
+def _free_name(file: str, taken: set[str]) -> str:
+    """Return a name for a data file of the same rank that no file of the directory has."""
+    numbered = _NUMBERED.fullmatch(file)
+    stem, number = (numbered[1], int(numbered[2])) if numbered else ("__0_", 0)
+    while (name := f"{stem}{number}.distcp") in taken:
+        number += 1
+    taken.add(name)
+    return name
+
+
+def _copy(read: Callable[[int, int], Any], place: Extent, sink: Sink, advance: Advance) -> int:
+    """Append an item to a file, and return the checksum of its bytes."""
+    crc = 0
+    for offset in range(0, place.nbytes, _BLOCK):
+        block = read(place.offset + offset, min(_BLOCK, place.nbytes - offset))
+        crc = isal_zlib.crc32(block, crc)
+        sink.write(block)
+        advance(len(block))
+    return crc
+
+
+def _read_staged(extent: Extent) -> Callable[[int, memoryview], None]:
+    """Return what reads bytes of a file that is complete by then."""
+
+    def read(offset: int, buffer: memoryview) -> None:
+        with fs.open_source(extent.file) as source:
+            reader_from(source, extent.offset)(offset, buffer)
+
+    return read
+
+
+def _stored_entries(
+    stored: Mapping[Call, Call], lost: Collection[str], moved: Mapping[Extent, Extent]
+) -> Iterator[tuple[Call, Call]]:
+    """Yield the entries of ``storage_data`` that stay, with the places that their items have now."""
+    for index, info in stored.items():
+        if index.state["fqn"] in lost:
+            continue
+        fields = info.state
+        place = Extent(fields["relative_path"], fields["offset"], fields["length"])
+        now = moved.get(place, place)
+        state = {**fields, "relative_path": now.file, "offset": now.offset}
+        yield index, Call(info.function, info.args, state=state, is_new=info.is_new)
+
 
 _DATA_FILE, _METADATA_FILE = "__0_0.distcp", ".metadata"
 _MOST_ENTRIES = 100_000

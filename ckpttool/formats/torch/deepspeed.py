@@ -19,18 +19,21 @@ from ckpttool.core.report import Finding, error, warning
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.core.training import training_state
 from ckpttool.formats.interface import Format, Probe
-from ckpttool.formats.parts import OpenedParts, file_entry, open_file
-from ckpttool.formats.torch.deepspeed_universal import VARIANT as UNIVERSAL
-from ckpttool.formats.torch.deepspeed_universal import ZERO, UniversalStates, has_parameters, is_universal
+from ckpttool.formats.opening import OpenedParts, file_entry, open_file
 from ckpttool.formats.torch.deepspeed_zero import (
     STATES,
+    ZERO,
     Ranks,
+    UniversalStates,
     apart_notes,
     check_partitions,
+    has_parameters,
+    is_universal,
     rebuild_parameters,
     shapes_of,
     stage_of,
 )
+from ckpttool.formats.torch.deepspeed_zero import VARIANT as UNIVERSAL
 
 MODEL_STATES = re.compile(r"(zero_pp_rank_(?P<dp>\d{1,9})_)?mp_rank_(?P<mp>\d{1,9})_model_states\.pt")
 OPTIMIZER_STATES = re.compile(

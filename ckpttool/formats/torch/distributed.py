@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckpttool.containers.pickle.pickle_nodes import Call, Global, references
 from ckpttool.core.tensor import Extent, Path, Range, Shard
 from ckpttool.core.values import in_memory
-from ckpttool.formats.content.flattening import Leaf, TensorParts
 from ckpttool.formats.content.plain_data import describe
+from ckpttool.formats.content.tree import Leaf, TensorParts
 from ckpttool.formats.torch.types import sizes, torch_dtype
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _STATE_LENGTH = 5  # what `ShardedTensor.__getstate__` gives
 
 
 def is_distributed(kind: object) -> bool:
-    """Tell whether a class is one of those that keep a process's part of a tensor."""
+    """Return whether a class is one of those that keep a process's part of a tensor."""
     if not isinstance(kind, Global) or kind.name not in (_DTENSOR, _SHARDED):
         return False
     return any(f"{kind.module}.".startswith(f"{module}.") for module in _MODULES)

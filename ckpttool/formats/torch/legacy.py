@@ -24,8 +24,8 @@ from ckpttool.core.readable import Readable, reader_from
 from ckpttool.core.report import Finding, error
 from ckpttool.core.tensor import Extent, Span
 from ckpttool.formats.content.assembly import assemble, tree_of
-from ckpttool.formats.content.flattening import Flat, Leaf, TensorParts, flatten
 from ckpttool.formats.content.plain_data import describe
+from ckpttool.formats.content.tree import Flat, Leaf, TensorParts, flatten
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.torch.objects import Storage, TorchObjects
 from ckpttool.formats.torch.tree_nodes import torch_node
@@ -70,7 +70,7 @@ def open_legacy(probe: Probe, name: str) -> Checkpoint:
 
 
 class ContainerInterpreter(Interpreter):
-    """Reads a pickle in which a class may stand as a persistent id, beside the source text it had.
+    """Reads a pickle in which a class may stand as a persistent id, next to the source text it had.
 
     ``sources`` says which classes were made into objects and came with their text.
     """
@@ -134,7 +134,7 @@ class Pickles:
 
 
 def read_legacy(pickles: Pickles, start: int, end: int) -> tuple[object, LegacyStorages, int]:
-    """Return the object and the storages between two offsets of a file, and the offset behind them."""
+    """Return the object and the storages between two offsets of a file, and the offset after them."""
     parts: list[Pickle] = []
     for where in PARTS:
         parts.append(pickles.read(parts[-1].end if parts else start, end, where))
@@ -180,7 +180,7 @@ class LegacyStorages:
         self.by_key: dict[str, Storage] = {}
 
     def locate(self, keys: object, offset: int, end: int) -> int:
-        """Walk the storages from an offset on, and return the offset behind the last, in bytes."""
+        """Walk the storages from an offset on, and return the offset after the last, in bytes."""
         if not isinstance(keys, list | tuple) or not all(isinstance(key, str) for key in keys):
             self._fail("no list of texts", PARTS[4], "tensor-damaged")
         if len(set(keys)) != len(keys):
@@ -269,7 +269,7 @@ def storage_spans(storages: dict[Any, Storage], flat: Flat[TensorParts]) -> Iter
 
 
 def note_embedded_sources(flat: Flat[TensorParts], sources: dict[str, str]) -> Flat[TensorParts]:
-    """Return the tree with word of the source texts that lie in the file; they are not shown."""
+    """Return the tree with word of the source texts that are in the file; they are not shown."""
     if not sources:
         return flat
     plain = flat.plain if isinstance(flat.plain, dict) else {} if flat.plain is None else {"": flat.plain}

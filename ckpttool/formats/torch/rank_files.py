@@ -35,7 +35,7 @@ LOADABLE = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".pkl")
 COMPANION = re.compile(
     r"(data|dataloader|rng_state|random_states|scheduler|scaler|training_args)([._-]?\d{1,9})?\.\w+"
 )
-"""What trainers write beside the files of the ranks; any other checkpoint there is another save."""
+"""What trainers write next to the files of the ranks; any other checkpoint there is another save."""
 _WORLD_SIZE = re.compile(rb"\bworld_size\b")
 _SEARCHED = 1 << 16
 """How many first and last bytes are searched: a file's pickle comes first, a count in it perhaps last."""
@@ -83,7 +83,7 @@ def rank_files(entries: Entries) -> Iterator[RankFile]:
 
 
 def files_at(probe: Probe) -> list[RankFile]:
-    """Return the files of ranks that a path stands for: a directory, or what their names begin with."""
+    """Return the files of ranks that a path represents: a directory, or what their names begin with."""
     if probe.is_directory:
         return _files_of_one_save(probe.entries)
     if fs.lexists(probe.path):

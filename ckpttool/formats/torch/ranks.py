@@ -1,8 +1,8 @@
 """The files of all ranks of one save as one checkpoint: each tensor put together from what they kept of it.
 
-What all ranks have alike stands once, under its own name. Where a rank has something else under the same name
+What all ranks have alike is once, under its own name. Where a rank has something else under the same name
 (the state of its random numbers, the statistics of a batch normalisation that nobody averaged), the first
-rank's has the name, and the others' lie below ``rank_<K>``. Whether two ranks have the same is known without
+rank's has the name, and the others' are below ``rank_<K>``. Whether two ranks have the same is known without
 reading it: by the checksums that their files state.
 """
 
@@ -27,7 +27,7 @@ from ckpttool.core.training import training_state
 from ckpttool.core.values import Strided, Tile, Tiled, as_strided
 from ckpttool.formats.content.assembly import training_of
 from ckpttool.formats.content.tree import replace_tensors, tensors_in, trees_equal
-from ckpttool.formats.parts import OpenedParts, file_entry, open_file
+from ckpttool.formats.opening import OpenedParts, file_entry, open_file
 from ckpttool.formats.torch.dcp_metadata import MetadataEntry, TensorChunk, check_chunks
 from ckpttool.formats.torch.distributed import ONE_OF_SEVERAL
 from ckpttool.formats.torch.rank_files import METADATA, RankFile
@@ -37,11 +37,11 @@ VARIANT = "ranks"
 MAX_RANKS = 100_000
 """The most ranks that are counted; no job has had more."""
 _MAX_DEPTH = 100
-"""How deep trees of several ranks are compared; what lies deeper is one value."""
+"""How deep trees of several ranks are compared; what is deeper is one value."""
 _MAX_NAMED = 10
 """How many missing files are told by name."""
 _MAX_PIECES = 1 << 22
-"""The most pieces that all tensors may lie in together."""
+"""The most pieces that all tensors may are in together."""
 _SAVED_AT = ("epoch", "step", "learning_rate")
 _ALONE = "rank-alone"
 """What a rank's own file says of itself: that there are others, which are here."""
@@ -53,7 +53,7 @@ def rank_key(rank: int) -> str:
 
 
 def is_rank_key(key: object) -> bool:
-    """Tell whether what a key leads to is a rank's own."""
+    """Return whether what a key leads to is a rank's own."""
     return isinstance(key, str) and key.startswith("rank_") and key[5:].isdigit()
 
 
@@ -88,7 +88,7 @@ def open_ranks(
     """Return the checkpoint that files of ranks make; one that is missing or of another save is a finding.
 
     ``files`` are those of one save or, by mistake, of several; ``metadata`` is what torch_checkpointing wrote
-    beside them, and ``others`` are the names of what else lies there, which is not read.
+    next to them, and ``others`` are the names of what else is there, which is not read.
     """
     with OpenedParts("part") as parts:
         world, job_files = _files_of_one_world(parts, files)
@@ -436,7 +436,7 @@ def _global_type(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
 
 
 def _are_same(one: _RankTensor, other: _RankTensor) -> bool | None:
-    """Tell whether two tensors are views of the same stored bytes; None where no checksum says it."""
+    """Return whether two tensors are views of the same stored bytes; None where no checksum says it."""
     a, b = one.tensor, other.tensor
     if (a.dtype, a.shape, a.byteorder) != (b.dtype, b.shape, b.byteorder):
         return False
@@ -545,7 +545,7 @@ def _put(tree: dict[Any, Any], path: Path, content: object) -> None:
 
 
 def _add_missing(first: object, other: object, depth: int = 0) -> object:
-    """Return a tree with what another has besides it; what stands in both is the first one's."""
+    """Return a tree with what another has besides it; what is in both is the first one's."""
     if not isinstance(first, dict) or not isinstance(other, dict) or depth == _MAX_DEPTH:
         return first
     pairs = {

@@ -1,6 +1,6 @@
 """Agents of stable-baselines3: a zip in which files of ``torch.save`` lie, and their settings as JSON.
 
-What JSON has no place for stands in ``data`` as pickles in base64, which loading the agent unpickles.
+What JSON has no place for is in ``data`` as pickles in base64, which loading the agent unpickles.
 
 Source: DLR-RM/stable-baselines3 ``stable_baselines3/common/save_util.py``, ``common/base_class.py``.
 """
@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ckpttool.containers.jsontext import parse_json
 from ckpttool.containers.pickle.pickle_detection import is_pickle
 from ckpttool.containers.pickle.pickle_safety import read_pickles
-from ckpttool.containers.zip.zip_headers import Member, with_version_errors
-from ckpttool.containers.zip.zip_reader import STORED
+from ckpttool.containers.zip_reader import STORED, Member, with_version_errors
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.errors import DamagedCheckpoint, Unsupported
 from ckpttool.core.readable import Buffer, Readable, reader_from
 from ckpttool.core.report import Finding, warning
 from ckpttool.core.tensor import Extent, Span, Tensor
-from ckpttool.formats.bystanders import add_part_name
 from ckpttool.formats.content.assembly import name_tensors, training_of
 from ckpttool.formats.interface import Format, Probe
+from ckpttool.formats.readings import add_part_name
 
 if TYPE_CHECKING:
     from ckpttool.formats.torch.dcp_items import Item
@@ -67,7 +66,7 @@ class StableBaselines(Format):
 
 
 class _Agent:
-    """What lies in the zip."""
+    """What is in the zip."""
 
     def __init__(self, probe: Probe) -> None:
         """Open every file of tensors, and read the settings."""
@@ -136,7 +135,7 @@ class _Agent:
             self.safety += (*failure.safety, warning("not-scanned", message, where))
 
     def spans(self) -> Iterator[Span]:
-        """Yield each record with its checksum; of files of tensors those that lie in them."""
+        """Yield each record with its checksum; of files of tensors those that are in them."""
         for member in sorted(self._archive.members, key=lambda member: member.payload):
             item = self.items.get(member.name.removesuffix(_TENSORS))
             if item is not None and member.name.endswith(_TENSORS):

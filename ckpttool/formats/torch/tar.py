@@ -1,7 +1,7 @@
 """PyTorch's first serialization: a tar of four members, before 0.1.10.
 
 ``storages`` holds the values, ``tensors`` the views of them, and ``pickle`` the object, in which whole
-numbers stand for tensors.
+numbers represent tensors.
 
 Source: PyTorch ``torch/serialization.py`` (``legacy_load``); POSIX.1-1988 for the headers.
 """
@@ -18,8 +18,8 @@ from ckpttool.core.errors import DamagedCheckpoint, Truncated
 from ckpttool.core.report import Finding, error
 from ckpttool.core.tensor import Extent
 from ckpttool.formats.content.assembly import assemble, tree_of
-from ckpttool.formats.content.flattening import Leaf, TensorParts, flatten
 from ckpttool.formats.content.plain_data import describe
+from ckpttool.formats.content.tree import Leaf, TensorParts, flatten
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.torch.legacy import (
     Pickles,
@@ -221,7 +221,7 @@ class _TarContents:
         self._read_tensors(self._reader("tensors"))
 
     def root(self) -> object:
-        """Return the object, in which persistent ids stand for tensors."""
+        """Return the object, in which persistent ids represent tensors."""
         reader = self._reader("pickle")
         root = reader.pickle()
         self._findings += reader.trailing_findings()
@@ -283,7 +283,7 @@ def _no_storage(persistent_id: Any) -> NoReturn:
 
 
 class _TarObjects(TorchObjects):
-    """Reads the object, in which the key of a tensor or storage stands for it."""
+    """Reads the object, in which the key of a tensor or storage represents it."""
 
     def __init__(self, path: str, contents: _TarContents) -> None:
         super().__init__(path, _no_storage)

@@ -1,11 +1,267 @@
-"""TorchScript archives: what ``torch.jit.save`` writes, a model with its code."""
+"""TorchScript archives: what ``torch.jit.save`` writes, a model with its attributes, constants and code.
+
+The code is TorchScript, which ``torch.jit.load`` compiles and runs without Python. Classes of the pickles
+are looked up in it and never imported.
+
+Source: PyTorch ``torch/csrc/jit/serialization/export_module.cpp``, ``import.cpp``, ``unpickler.cpp``,
+``torch/jit/_pickle.py``.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
+from zlib import crc32
 
-from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.containers.pickle.pickle_nodes import Call, Global, Pickle, children, nodes
+from ckpttool.containers.pickle.pickle_safety import PickleSequence, attach_safety, judge
+from ckpttool.containers.zip_reader import Member
+from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.core.report import Finding, error, warning
+from ckpttool.core.tensor import Role
+from ckpttool.formats.content.assembly import assemble
+from ckpttool.formats.content.plain_data import describe_content, under_free_key
+from ckpttool.formats.content.tree import Flat, Leaf, TensorParts, flatten
 from ckpttool.formats.interface import Format, Probe
+from ckpttool.formats.torch.objects import TorchObjects
+from ckpttool.formats.torch.torch_operators import CLASSES, judge_classes
+from ckpttool.formats.torch.torchscript_code import (
+    WRAPPERS,
+    classes_in,
+    code_tokens,
+    definitions_of,
+    describe_code,
+    judge_byte_code,
+    judge_loops,
+    judge_text,
+    judge_types,
+    without_mangles,
+)
+from ckpttool.formats.torch.zip import Records, StorageRecords
+
+_OWN_PREFIX = "__torch__"
+_PICKLES = frozenset({"data.pkl", "constants.pkl", "bytecode.pkl"})
+
+
+def open_torchscript(probe: Probe, format: str) -> Checkpoint:
+    """Return the checkpoint that an archive holds."""
+    records = Records(probe.archive, probe.path)
+    pickles = _ArchivePickles(records)
+    data, constants = StorageRecords(records, "data"), StorageRecords(records, "constants")
+    with attach_safety(pickles.safety):
+        flat = _attributes(pickles.root("data.pkl"), TorchObjects(probe.path, data), probe.path)
+        # The tensors that belong to the code.
+        leaf = TorchObjects(probe.path, constants).leaf
+        of_code = flatten(pickles.root("constants.pkl"), leaf, probe.path, _unwrap)
+        flat.tensors += [
+            (("constants", *keys), replace(parts, role=Role.OTHER)) for keys, parts in of_code.tensors
+        ]
+        pickles.judge_others(lambda name: data.holds(name) or constants.holds(name))
+        files = [(member.name, name, records.archive.read(member)) for name, member in _code(records)]
+        for place, _, text in files:
+            pickles.safety |= dict.fromkeys(judge_text(text, place))
+        tokens = [code_tokens(text)[0] for _, _, text in files]
+        places, names = [place for place, _, _ in files], [name for _, name, _ in files]
+        pickles.safety |= dict.fromkeys(judge_loops(zip(places, tokens, strict=True)))
+        classes = classes_in(zip(names, tokens, strict=True))
+        for name in ("data.pkl", "constants.pkl"):
+            pickles.safety |= dict.fromkeys(judge_types(pickles.root(name), classes, name))
+        if "bytecode.pkl" in records.by_name:
+            texts = _texts(pickles.root("bytecode.pkl"))
+            pickles.safety |= dict.fromkeys(judge_byte_code(texts, "bytecode.pkl"))
+    code = definitions_of((name, text) for _, name, text in files)
+    findings = (
+        *records.findings(),
+        *data.findings(flat.tensors),
+        *constants.findings(flat.tensors),
+        *pickles.findings,
+        *pickles.undefined_classes(code),
+    )
+    return assemble(
+        probe=probe,
+        format=format,
+        variant="lite" if "bytecode.pkl" in probe.members else None,
+        flat=Flat(flat.tensors, _metadata(records, pickles, code, (data, constants), flat.plain)),
+        files=(FileEntry(probe.path, probe.source.size),),
+        spans=lambda: records.spans(flat.tensors),
+        producer=Producer("pytorch"),
+        findings=findings,
+        safety=tuple(pickles.safety),
+    )
+
+
+# The pickles --------------------------------------------------------------------------------------
+
+
+class _ArchivePickles:
+    """Interprets the pickle records, and keeps what is wrong with them and what they name."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._read: set[str] = set()
+        self._roots: dict[str, object] = {}
+        self._defined: set[Global] = set()
+        """Classes of objects that the archive's own code should define."""
+        self.safety: dict[Finding, None] = {}
+        self.findings: list[Finding] = []
+
+    def root(self, name: str) -> object:
+        """Return what a pickle record holds."""
+        if name not in self._roots:
+            pickle = self._interpret(name).pickles[0]
+            self._roots[name] = pickle.root
+            self._defined |= set(filter(_is_own, pickle.names))
+        return self._roots[name]
+
+    def judge_others(self, is_storage: Callable[[str], bool]) -> None:
+        """Interpret all pickles that no tensor is in: inputs, byte code, debug records, and all others."""
+        for name, member in self._records.by_name.items():
+            if name.endswith("pkl") and name not in self._read:
+                try:
+                    self._interpret(name)
+                except CheckpointError as failure:
+                    if isinstance(failure, DamagedCheckpoint):
+                        message = f"a pickle that breaks off: {failure.reason}"
+                        rest = warning("not-scanned", message, member.name)
+                        self.safety |= dict.fromkeys((*failure.safety, rest))
+                    self.findings.append(error(failure.code, failure.reason, failure.where or member.name))
+        others = self._records.judged_but(lambda name: name in self._read or is_storage(name))
+        self.safety |= dict.fromkeys(others)
+
+    def undefined_classes(self, code: Mapping[bytes, bytes]) -> Iterator[Finding]:
+        """Yield an error for each class that objects have, and the archive's code does not define."""
+        for name in sorted(f"{name.module}.{name.name}" for name in self._defined):
+            if not name.startswith(CLASSES) and name.encode() not in code:
+                yield error("class-undefined", "the code lacks this class, which an object has", name)
+
+    def _interpret(self, name: str) -> PickleSequence:
+        self._read.add(name)
+        judged = self._records.judged_pickle(name)
+        member = self._records.by_name[name]
+        for pickle in judged.pickles:
+            self.safety |= dict.fromkeys(judge(_without_own_names(pickle), member.name))
+        names = (f"{name.module}.{name.name}" for pickle in judged.pickles for name in pickle.names)
+        classes = [name.removeprefix(CLASSES) for name in names if name.startswith(CLASSES)]
+        self.safety |= dict.fromkeys(judge_classes(classes, member.name))
+        more = len(judged.pickles) - 1
+        if more or judged.trailing:
+            message = f"{more} more pickles and {judged.trailing:,} bytes behind the first pickle"
+            self.findings.append(error("pickle-trailing", message, member.name))
+        return judged
+
+
+def _is_own(name: Global) -> bool:
+    """Return whether a name is that of a class which the archive's own code defines."""
+    return name.module.partition(".")[0] == _OWN_PREFIX
+
+
+def _without_own_names(pickle: Pickle) -> Pickle:
+    """Return a pickle without the archive's own classes, which the loader finds in the archive's code."""
+    names = {name: at for name, at in pickle.names.items() if not _is_own(name)}
+    return replace(pickle, names=names)
+
+
+# Tensors ------------------------------------------------------------------------------------------
+
+
+def _own_class(node: object) -> Global | None:
+    """Return the class of an object that the archive's own code defines, or None of any other node."""
+    function = node.function if isinstance(node, Call) else None
+    return function if isinstance(function, Global) and _is_own(function) else None
+
+
+def _unwrap(node: object) -> object:
+    """Return the value that a call only tags with its type, or the state of an object that isn't a module."""
+    while (
+        isinstance(node, Call)
+        and isinstance(node.function, Global)
+        and node.function in WRAPPERS
+        and node.args
+        and not node.kwargs
+    ):
+        node = node.args[0]
+    if isinstance(node, Call) and _own_class(node) and isinstance(node.state, list | tuple):
+        return node.state
+    return node
+
+
+def _attributes(root: object, objects: TorchObjects, path: str) -> Flat[TensorParts]:
+    """Return the attributes of the model, each tensor under its dotted name.
+
+    What a module holds itself are its weights: parameters and buffers. What is in its lists and
+    dictionaries is no part of the state dict.
+    """
+    weights: set[int] = set()
+    for node in nodes(root):
+        if isinstance(node, Call) and _own_class(node):
+            # An object whose state is no dictionary is packed parameters, as of a quantized layer.
+            held = node.state.values() if isinstance(node.state, dict) else nodes(node.state)
+            weights.update(map(id, held))
+
+    def leaf(node: object) -> Leaf[TensorParts] | None:
+        tensors = objects.leaf(node)
+        if tensors is None:
+            return None
+        role = Role.WEIGHTS if id(node) in weights else Role.OTHER
+        return replace(
+            tensors, tensors=tuple((keys, replace(parts, role=role)) for keys, parts in tensors.tensors)
+        )
+
+    flat = flatten(root, leaf, path, _unwrap)
+    return Flat([((".".join(map(str, keys)),), parts) for keys, parts in flat.tensors], flat.plain)
+
+
+# The code -----------------------------------------------------------------------------------------
+
+
+def _metadata(
+    records: Records,
+    pickles: _ArchivePickles,
+    code: Mapping[bytes, bytes],
+    storages: Sequence[StorageRecords],
+    attributes: object,
+) -> dict[str, object]:
+    root_class = _own_class(pickles.root("data.pkl"))
+    root_name = f"{root_class.module}.{root_class.name}" if root_class else ""
+    metadata: dict[str, object] = {
+        "attributes": attributes,
+        "code": describe_code(code, root_name),
+        "extra": records.describe_directory("extra/"),
+    }
+    if "bytecode.pkl" in records.by_name:
+        # Size and checksum of what it says, whatever a process added to the names of classes.
+        byte_code = pickles.root("bytecode.pkl")
+        plain = flatten(byte_code, lambda node: None, records.path, _unwrap).plain
+        text = without_mangles(json.dumps(plain, sort_keys=True).encode())
+        metadata["bytecode"] = describe_content(len(text), crc32(text))
+
+    def is_known(name: str) -> bool:
+        # Debug records say only where in a source the code comes from.
+        is_code = name.startswith("code/") and name.endswith((".py", ".debug_pkl"))
+        is_described = is_code or name in _PICKLES or name.startswith("extra/")
+        return is_described or any(storage.holds(name) for storage in storages)
+
+    return metadata | under_free_key(records.unknown(is_known), metadata)
+
+
+def _code(records: Records) -> Iterator[tuple[str, Member]]:
+    for name, member in records.by_name.items():
+        if name.startswith("code/") and name.endswith(".py"):
+            yield member.name.partition("/")[2], member
+
+
+def _texts(root: object) -> Iterator[str]:
+    """Yield the texts in a pickle, however old a pickle writes them."""
+    for node in nodes(root):
+        for part in children(node) or ():
+            if isinstance(part, str):
+                yield part
+            elif isinstance(part, bytes):
+                yield part.decode("utf-8", "replace")
+
 
 _FIRST_RECORDS = ("data/0", "extra/")
 
@@ -23,6 +279,5 @@ class TorchScript(Format):
         return len(probe.members) == 1 and min(probe.members).startswith(_FIRST_RECORDS)
 
     def open(self, probe: Probe) -> Checkpoint:
-        from ckpttool.formats.torch.torchscript_records import open_torchscript
 
         return open_torchscript(probe, self.name)

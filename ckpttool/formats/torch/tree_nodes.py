@@ -1,6 +1,6 @@
 """PyTorch's objects in a tree: how they come into it out of a pickle, and what a tree tells by them.
 
-A tree holds fewer of them than a pickle, with fewer arguments (``content/tree.py``): a tensor stands in it
+A tree holds fewer of them than a pickle, with fewer arguments (``content/tree.py``): a tensor is in it
 instead of what rebuilds it.
 """
 
@@ -25,14 +25,12 @@ from ckpttool.core.checkpoint import TrainingState
 from ckpttool.core.tensor import Path, Tensor
 from ckpttool.formats.arrays.objects import array_node
 from ckpttool.formats.content.assembly import name_tensors, training_of
-from ckpttool.formats.content.flattening import Leaf, TensorParts, flatten
 from ckpttool.formats.content.plain_data import describe
-from ckpttool.formats.content.tree import NodeParts
-from ckpttool.formats.torch.modules import is_module
-from ckpttool.formats.torch.objects import TorchObjects, with_attributes
+from ckpttool.formats.content.tree import Leaf, NodeParts, TensorParts, flatten
+from ckpttool.formats.torch.objects import TorchObjects, is_module, with_attributes
 
 if TYPE_CHECKING:
-    from ckpttool.formats.content.tree_builder import FrameworkNode, TreeBuilder
+    from ckpttool.formats.content.assembly import FrameworkNode, TreeBuilder
 
 _UNTRACKED = Global("torch._utils", "_rebuild_tensor")
 """What rebuilds a tensor without saying whether it has gradients."""

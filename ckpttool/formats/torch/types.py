@@ -1,4 +1,4 @@
-"""What PyTorch's names in a pickle stand for: element types, storages, shapes, layouts.
+"""What PyTorch's names in a pickle represent: element types, storages, shapes, layouts.
 
 Source: PyTorch ``torch/_utils.py``, ``torch/storage.py``.
 """

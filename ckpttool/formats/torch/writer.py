@@ -1,4 +1,4 @@
-"""Writes what ``torch.save`` writes: one file, or shards behind an index as Hugging Face cuts them.
+"""Writes what ``torch.save`` writes: one file, or shards of an index as Hugging Face cuts them.
 
 Source: PyTorch ``torch/serialization.py``, ``caffe2/serialize/inline_container.cc``; huggingface/transformers
 ``modeling_utils.py``.
@@ -13,16 +13,15 @@ from typing import ClassVar
 from isal import isal_zlib
 
 from ckpttool.containers.pickle.opcodes import PAYLOAD_BYTES
+from ckpttool.containers.pickle.pickle_nodes import globals_in
 from ckpttool.containers.pickle.pickler import Storages, imported_by, pickle_into
-from ckpttool.containers.pickle.trust import globals_in
-from ckpttool.containers.zip.zip_writer import ALIGNMENT, END_BYTES, RECORD_BYTES, Piece, TorchZip
+from ckpttool.containers.zip_writer import ALIGNMENT, END_BYTES, RECORD_BYTES, Piece, TorchZip
 from ckpttool.core.dtypes import BY_STORAGE
 from ckpttool.core.errors import Unsupported
 from ckpttool.core.tensor import Tensor
 from ckpttool.formats.content.tree import opaque_nodes
-from ckpttool.formats.shard_writer import Files, cut, index, refusals, shard_names
-from ckpttool.formats.sidecar import ENTRY
-from ckpttool.formats.sidecar_writer import sidecar_of
+from ckpttool.formats.sharded import Files, cut, index, refusals, shard_names
+from ckpttool.formats.sidecar import ENTRY, sidecar_of
 from ckpttool.formats.writer import Content, Target, WriteOptions, Writer
 from ckpttool.storage.sink import Sink
 
@@ -35,9 +34,9 @@ _UNSEALED = 16
 ANONYMOUS = "archive"
 """The directory of all records in what was not saved under a name of its own."""
 WHOLE = frozenset(dtype.name for dtype in BY_STORAGE.values() if dtype.kind != "quantized")
-"""The types of tensors that stand for themselves."""
+"""The types of tensors that represent themselves."""
 QUANTIZED = frozenset(dtype.name for dtype in BY_STORAGE.values() if dtype.kind == "quantized")
-"""The types whose tensors need scales beside them."""
+"""The types whose tensors need scales next to them."""
 _VERSION = b"3\n"
 _FORMAT_VERSION = b"1"
 """Says that the storages follow each other in the order in which the pickle first names them."""
@@ -46,7 +45,7 @@ _RECORDS_BESIDE = 5
 _LONGER_REFERENCES = 32
 """By how much an entry of a long pickle may exceed that of a short one: indexes of its memo, keys."""
 _RECORD_BYTES = RECORD_BYTES + 2 * len("pytorch_model-00001-of-00001/.storage_alignment") + len("1234567890")
-"""The most that the archive of a shard has beside the content of a record."""
+"""The most that the archive of a shard has next to the content of a record."""
 _KEPT = 1 << 24
 """Up to how many bytes a pickle is kept; a longer one, which has arrays in it, is made twice."""
 

@@ -14,8 +14,7 @@ from typing import Any, ClassVar, Literal
 from ckpttool.containers.npy import MAGIC as NPY_MAGIC
 from ckpttool.containers.pickle.pickle_detection import is_pickle
 from ckpttool.containers.pickle.pickle_safety import PickleSequence, attach_safety, read_pickles
-from ckpttool.containers.zip.zip_headers import Member
-from ckpttool.containers.zip.zip_reader import STORED, Archive
+from ckpttool.containers.zip_reader import STORED, Archive, Member
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.dtypes import DType
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, are_losses_allowed
@@ -24,8 +23,8 @@ from ckpttool.core.report import Finding, error, warning
 from ckpttool.core.tensor import Extent, Span, Tensor
 from ckpttool.core.text import counted
 from ckpttool.formats.content.assembly import assemble, tree_of
-from ckpttool.formats.content.flattening import TensorParts, flatten
 from ckpttool.formats.content.plain_data import describe_member
+from ckpttool.formats.content.tree import TensorParts, flatten
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.sidecar import ENTRY, apply_sidecar_record
 from ckpttool.formats.torch.objects import Storage, TorchObjects
@@ -81,7 +80,7 @@ class PytorchZip(Format):
 
 
 class Records:
-    """The records of a PyTorch archive, by their names behind the common root, in any case."""
+    """The records of a PyTorch archive, by their names after the common root, in any case."""
 
     def __init__(self, archive: Archive, path: str) -> None:
         """Index the records."""
@@ -124,7 +123,7 @@ class Records:
             self.by_name.setdefault(other.partition("/")[2].casefold(), member)
 
     def text(self, name: str) -> str | None:
-        """Return the text of a small record, or None where there is none."""
+        """Return the text of a small record, or None if there is none."""
         member = self.by_name.get(name)
         if member is None:
             return None
@@ -178,7 +177,7 @@ class Records:
         return describe_member(member, has_checksums=self.archive.has_checksums)
 
     def judged_others(self, known: str = "") -> Iterator[Finding]:
-        """Yield what loading any pickle but the known one could run, wherever it lies in the archive.
+        """Yield what loading any pickle but the known one could run, wherever it is in the archive.
 
         No framework loads the others by itself, nor arrays of objects, which ``np.load`` finds in any zip;
         whoever ships them has a use for them.
@@ -283,7 +282,7 @@ def element_types(tensors: Tensors) -> dict[tuple[int, int], DType]:
 
 
 def trailing_findings(judged: PickleSequence) -> Iterator[Finding]:
-    """Yield what lies behind the one pickle that a record should hold."""
+    """Yield what is after the one pickle that a record should hold."""
     if len(judged.pickles) > 1:
         yield error("pickle-trailing", f"{len(judged.pickles) - 1} more pickles behind the first", "data.pkl")
     if judged.trailing:
@@ -346,7 +345,7 @@ class StorageRecords:
         }
 
     def holds(self, name: str) -> bool:
-        """Tell whether a record, by its name in small letters, is a storage that is used."""
+        """Return whether a record, by its name in small letters, is a storage that is used."""
         return name in self._names
 
     def findings(self, tensors: Tensors) -> Iterator[Finding]:

@@ -120,7 +120,7 @@ def _joined_tensor(
 
 
 def _require_disjoint(path: str, shards: Sequence[_PartialTable]) -> None:
-    """Require that no row lies in two shards, however many there are: some of them are compared at a time."""
+    """Require that no row is in two shards, however many there are: some of them are compared at a time."""
     import numpy as np
 
     total = sum(shard.rows.size for shard in shards)

@@ -14,9 +14,9 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, UsageError
 from ckpttool.core.tensor import Span, Tensor
 from ckpttool.core.text import counted
-from ckpttool.formats.bystanders import add_part_name
 from ckpttool.formats.content.tree import trees_equal
 from ckpttool.formats.content.tree_json import encode_tree
+from ckpttool.formats.readings import add_part_name
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<part>\d{1,9})-of-(?P<total>\d{1,9})(?P<suffix>\.\w+)", re.DOTALL)
 _OF_A_TENSOR_PARALLEL_RANK = re.compile(r"consolidated\.\d+\.\w+|.*(mp|tp)_rank_\d+.*|.*-tp\d+.*", re.DOTALL)
@@ -246,7 +246,7 @@ def unite_trees(one: object, two: object, path: tuple[str, ...] = ()) -> object:
 
 
 def _are_equal(one: object, two: object) -> bool:
-    """Tell whether two trees are the same to the last bit: 0 is not -0.0, and 1 is not 1.0."""
+    """Return whether two trees are the same to the last bit: 0 is not -0.0, and 1 is not 1.0."""
     if one is two or trees_equal(one, two):
         return True
     return type(one) is type(two) and json.dumps(encode_tree(one)) == json.dumps(encode_tree(two))

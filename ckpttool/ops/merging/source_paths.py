@@ -18,7 +18,7 @@ from ckpttool.formats.interface import Probe, ranked_paths, scan
 from ckpttool.formats.paddle.fluid import Fluid
 from ckpttool.formats.paddle.fluid_parts import MODEL, TABLES
 from ckpttool.formats.paddle.fluid_serial import SERIAL
-from ckpttool.formats.shard_index import indexes, mapped_files
+from ckpttool.formats.sharded import indexes, mapped_files
 from ckpttool.formats.torch.dcp import METADATA, TorchDcp
 from ckpttool.formats.torch.dcp_safetensors import DcpSafetensors
 from ckpttool.formats.torch.deepspeed import DeepSpeed
@@ -36,14 +36,14 @@ _OF_A_DIRECTORY = re.compile(
 """How files are named of which a directory makes one checkpoint, and none is one for itself."""
 _READ_TOGETHER = (Fluid, DeepSpeed, TorchDcp, DcpSafetensors, RankFiles)
 _FIRST = (MODEL, METADATA, "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
-"""What lies in the directory of the first machine alone."""
+"""What is in the directory of the first machine alone."""
 _TEXT = (".json", ".md", ".py", ".txt")
-"""What may lie in each directory alike, and holds no tensor."""
+"""What may are in each directory alike, and holds no tensor."""
 _MAX_TEXT = 1 << 20
 
 
 def enclosing_checkpoint(paths: Sequence[str]) -> str | None:
-    """Return the path of the checkpoint that files are parts of; None if nothing beside them says so."""
+    """Return the path of the checkpoint that files are parts of; None if nothing next to them says so."""
     prefixes = {_BEHIND_A_PREFIX.sub("", path) for path in paths}  # of the files of a TensorFlow checkpoint
     if len(prefixes) == 1 and prefixes != set(paths):
         return prefixes.pop()
@@ -146,7 +146,7 @@ class Spread(Probe):
 
     @cached_property
     def entries(self) -> Mapping[str, os.DirEntry[str]]:
-        """Return what lies in all of them, by name."""
+        """Return what is in all of them, by name."""
         return self._found
 
 
@@ -156,7 +156,7 @@ def part_twice(path: str, first: str) -> CheckpointError:
 
 
 def _is_aside(first: os.DirEntry[str], other: os.DirEntry[str]) -> bool:
-    """Tell whether an entry is no part: a manifest of one directory, or a text that lies in both alike."""
+    """Return whether an entry is no part: a manifest of one directory, or a text that is in both alike."""
     if other.name.startswith(".") and not other.name.endswith(METADATA):
         return True
     if not other.name.endswith(_TEXT) and other.name != "latest":
@@ -185,7 +185,7 @@ def require_one_serial(paths: Sequence[str]) -> None:
 
 
 def open_spread(paths: Sequence[str]) -> Checkpoint | None:
-    """Return the checkpoint that lies in several directories together; None where they are no such parts."""
+    """Return the checkpoint that is in several directories together; None where they are no such parts."""
     first = sorted(paths, key=lambda path: not any(fs.lexists(os.path.join(path, name)) for name in _FIRST))
     kinds = set()
     for path in paths:

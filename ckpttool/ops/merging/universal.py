@@ -12,12 +12,10 @@ from ckpttool.core.errors import Unsupported
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.core.text import counted, first_names
 from ckpttool.formats.content.tree import replace_tensors, tensors_in
-from ckpttool.formats.parts import open_file
+from ckpttool.formats.opening import open_file
 from ckpttool.formats.torch.deepspeed import MODEL_STATES
-from ckpttool.formats.torch.deepspeed_universal import MODULE, ZERO, is_full_precision
-from ckpttool.formats.torch.deepspeed_zero import shapes_of
-from ckpttool.ops.merging.discarded_rank_state import OF_PARTITIONS
-from ckpttool.ops.merging.merged_checkpoint import MergedCheckpoint, with_contents
+from ckpttool.formats.torch.deepspeed_zero import MODULE, ZERO, is_full_precision, shapes_of
+from ckpttool.ops.merging.merged_checkpoint import OF_PARTITIONS, MergedCheckpoint, with_contents
 from ckpttool.ops.merging.zero_partitions import BASE
 
 OPTIMIZER = "optimizer"
@@ -95,7 +93,7 @@ def _require_whole(checkpoint: Checkpoint, module: Mapping[str, Tensor], rest: S
 
 
 def _shared_content(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return what the first model states hold beside the model."""
+    """Return what the first model states hold next to the model."""
     with open_file(_model_states(checkpoint)[0]) as part:
         tree = part.tree if isinstance(part.tree, dict) else {}
         kept = {key: value for key, value in tree.items() if key not in OF_PARTITIONS}

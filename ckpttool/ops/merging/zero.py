@@ -19,11 +19,16 @@ from ckpttool.core.errors import DamagedCheckpoint
 from ckpttool.core.tensor import Path, Role, Tensor
 from ckpttool.core.text import counted
 from ckpttool.formats.content.tree import replace_tensors, tensors_in
-from ckpttool.formats.parts import open_file
+from ckpttool.formats.opening import open_file
 from ckpttool.formats.torch.deepspeed_zero import STATES
 from ckpttool.ops.conversion import Dropped
-from ckpttool.ops.merging.discarded_rank_state import OF_OPTIMIZER, OF_PARTITIONS, discarded_rank_state
-from ckpttool.ops.merging.merged_checkpoint import MergedCheckpoint, with_contents
+from ckpttool.ops.merging.merged_checkpoint import (
+    OF_OPTIMIZER,
+    OF_PARTITIONS,
+    MergedCheckpoint,
+    discarded_rank_state,
+    with_contents,
+)
 from ckpttool.ops.merging.zero_partitions import (
     BASE,
     INNER,
@@ -193,7 +198,7 @@ def _param_groups(
 
 
 def _shared_content(checkpoint: Checkpoint, job: ZeroJob) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """Return what the first model states hold beside the model, and the first rank's optimizer states."""
+    """Return what the first model states hold next to the model, and the first rank's optimizer states."""
     stated = _tree(job.first) or {
         key: value for key, value in checkpoint.metadata.items() if key not in job.stems
     }

@@ -76,7 +76,7 @@ class ZeroJob:
         stages: Of a pipeline; a single one elsewhere.
         first: The file with the first model states.
         others: Files with other model states.
-        stems: Names of all files whose content lies below them, without suffixes.
+        stems: Names of all files whose content is below them, without suffixes.
     """
 
     zero: int
@@ -131,7 +131,7 @@ def stem(path: str) -> str:
 
 
 def rank_metadata(checkpoint: Checkpoint, path: str) -> Mapping[str, Any]:
-    """Return what a file says beside its tensors; the first model states say it at the root instead."""
+    """Return what a file says next to its tensors; the first model states say it at the root instead."""
     metadata = checkpoint.metadata.get(stem(path))
     return metadata if isinstance(metadata, Mapping) else {}
 
@@ -210,7 +210,7 @@ class ParameterCut(NamedTuple):
     runs: tuple[ParameterRun, ...]
 
     def weights(self, path: Path) -> Tensor | None:
-        """Return the parameter in full precision; None where its elements do not lie in one piece each."""
+        """Return the parameter in full precision; None where its elements do not are in one piece each."""
         return self._join(path, Role.WEIGHTS, [run.rank.masters for run in self.runs])
 
     def state(self, path: Path, key: str) -> Tensor | None:
@@ -267,7 +267,7 @@ def cuts_of(job: ZeroJob) -> Iterator[ParameterCut]:
 
 
 def _cuts_of_stage_3(job: ZeroJob, stage: PipelineStage) -> Iterator[ParameterCut]:
-    """Yield parameters of which each rank has an equal part, one behind the other."""
+    """Yield parameters of which each rank has an equal part, one after the other."""
     if len(job.stages) > 1:
         found = "ZeRO 3 of a tensor-parallel model, of which no file says how it was cut"
         raise DamagedCheckpoint(stage.ranks[0].path, found, code="tensor-twice")
@@ -323,7 +323,7 @@ def _mapped_runs(ranks: Sequence[Rank], group: int, name: str) -> list[Parameter
 def _counted_runs(
     ranks: Sequence[Rank], group: int, shapes: Mapping[str, tuple[int, ...]], name: str
 ) -> list[ParameterRun]:
-    """Return where a parameter lies when all of a group lie one behind the other, from rank to rank."""
+    """Return where a parameter lies when all of a group are one after the other, from rank to rank."""
     before = 0
     for other, shape in shapes.items():
         if other == name:

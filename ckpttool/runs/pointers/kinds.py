@@ -16,7 +16,7 @@ from functools import partial
 
 from ckpttool.core.errors import CheckpointError, from_os_error
 from ckpttool.formats import checkpoint_lists
-from ckpttool.formats.globs import Globs
+from ckpttool.formats.discovery import Globs
 from ckpttool.formats.pointer_kind import FilePlace, PointerKind, TextKind
 from ckpttool.runs.pointers.notes import DataNote, JsonNote, Note, Notes
 from ckpttool.runs.pointers.pin_lists import PinList
@@ -50,7 +50,7 @@ from ckpttool.runs.pointers.search import (
 from ckpttool.runs.reasons import Code, Reason
 from ckpttool.runs.series import Group
 from ckpttool.storage import fs
-from ckpttool.storage.snapshot import Names, Snapshot
+from ckpttool.storage.fs import Names, Snapshot
 from ckpttool.transaction.paths import shown
 
 KINDS: tuple[PointerKind, ...] = (

@@ -35,7 +35,7 @@ from ckpttool.runs.pointers.search import (
 )
 from ckpttool.runs.reasons import Code, Reason
 from ckpttool.storage import fs
-from ckpttool.storage.snapshot import Names, Snapshot
+from ckpttool.storage.fs import Names, Snapshot
 
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",

@@ -26,7 +26,7 @@ from ckpttool.runs.pointers.search import CheckpointIndex, PointerProtections, S
 from ckpttool.runs.series import Group
 from ckpttool.runs.survey import resolve_checkpoint
 from ckpttool.storage import fs
-from ckpttool.storage.snapshot import Snapshot
+from ckpttool.storage.fs import Snapshot
 from ckpttool.storage.source import NotRegular
 from ckpttool.transaction.paths import is_within, shown
 from ckpttool.transaction.state_dir import state_dir_of, user_name

@@ -15,7 +15,7 @@ from typing import Any
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, NotFound, from_os_error
 from ckpttool.core.naming import is_named_best
-from ckpttool.formats import shard_index
+from ckpttool.formats import sharded
 from ckpttool.formats.interface import SIDECARS, SetFormat
 from ckpttool.formats.keras import sharded as keras_sharded
 from ckpttool.formats.pointer_kind import (
@@ -50,7 +50,7 @@ from ckpttool.runs.reasons import Code, Reason, code_of
 from ckpttool.runs.series import Group
 from ckpttool.runs.trackers import TrackedModel, tracked_models
 from ckpttool.storage import fs
-from ckpttool.storage.snapshot import Snapshot
+from ckpttool.storage.fs import Snapshot
 from ckpttool.transaction.paths import shown
 
 TRAINER_BEST = "best_model_checkpoint"
@@ -148,7 +148,7 @@ class ShardIndex(TextKind):
     _STRING = re.compile(r'("(?:[^"\\]|\\.)*")(\s*:)?', re.DOTALL)
 
     def matches(self, name: str) -> bool:
-        return any(index.fullmatch(name) for index in (shard_index.INDEX, keras_sharded.INDEX))
+        return any(index.fullmatch(name) for index in (sharded.INDEX, keras_sharded.INDEX))
 
     def names(self, text: str) -> tuple[str, ...]:
         shards = _object_at(_load_object(text), "weight_map").values()

@@ -18,14 +18,13 @@ from typing import ClassVar, NamedTuple
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, NotFound, from_os_error
 from ckpttool.core.naming import parse_name
-from ckpttool.formats.discovery import OWN_PREFIX
-from ckpttool.formats.globs import Globs
+from ckpttool.formats.discovery import OWN_PREFIX, Globs
 from ckpttool.formats.pointer_kind import PointerKind, TextKind
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.runs.entry import Entry
 from ckpttool.runs.series import Group
 from ckpttool.storage import fs
-from ckpttool.storage.snapshot import Names, Snapshot
+from ckpttool.storage.fs import Names, Snapshot
 from ckpttool.storage.source import NotRegular
 from ckpttool.transaction.history import identities, read_record
 from ckpttool.transaction.journal import OperationList

@@ -20,8 +20,7 @@ from ckpttool.core.errors import CheckpointError, UsageError
 from ckpttool.core.naming import parse_name
 from ckpttool.core.result import document_of
 from ckpttool.core.text import counted
-from ckpttool.formats.discovery import OWN_PREFIX, Walk, discover, is_excluded
-from ckpttool.formats.globs import Globs
+from ckpttool.formats.discovery import OWN_PREFIX, Globs, Walk, discover, is_excluded
 from ckpttool.runs.entry import Entry
 from ckpttool.runs.look import FullReader, Progress, no_progress
 from ckpttool.runs.pointers.kinds import Pointers
@@ -55,7 +54,7 @@ from ckpttool.runs.scope import Scope
 from ckpttool.runs.series import Group, Kind, order_entries
 from ckpttool.runs.survey import Survey, survey_directory, upload_warnings
 from ckpttool.storage import fs
-from ckpttool.storage.snapshot import Snapshot
+from ckpttool.storage.fs import Snapshot
 from ckpttool.transaction.paths import Problem, require_directory, shown
 from ckpttool.transaction.state_dir import enclosing_serial
 

@@ -21,8 +21,7 @@ from ckpttool.core.checkpoint import Granularity
 from ckpttool.core.errors import CheckpointError, UsageError, from_os_error
 from ckpttool.core.naming import is_named_best
 from ckpttool.core.text import counted
-from ckpttool.formats.discovery import OWN_PREFIX, discover
-from ckpttool.formats.globs import Globs, last_name
+from ckpttool.formats.discovery import OWN_PREFIX, Globs, discover, last_name
 from ckpttool.formats.interface import Unit
 from ckpttool.formats.paddle.fluid_serial import SERIAL
 from ckpttool.formats.step_directory import StepDirectory, own_count_inside
@@ -43,7 +42,7 @@ from ckpttool.runs.scope import Scope
 from ckpttool.runs.series import CONTRADICTION_SECONDS, Group, has_order, may_be_newest
 from ckpttool.runs.survey import Survey
 from ckpttool.storage import fs
-from ckpttool.storage.atomic import is_scratch_name
+from ckpttool.storage.directories import is_scratch_name
 from ckpttool.storage.work import Advance
 from ckpttool.transaction.files import Fingerprint
 from ckpttool.transaction.journal_documents import is_name

@@ -32,8 +32,8 @@ from ckpttool.runs.retention.request import PruneKeywords, PruneRequest
 from ckpttool.runs.retention.rules import Policy
 from ckpttool.runs.survey import Survey
 from ckpttool.storage import fs
+from ckpttool.storage.fs import Snapshot
 from ckpttool.storage.held import holds
-from ckpttool.storage.snapshot import Snapshot
 from ckpttool.transaction.engine import UndoMethod
 from ckpttool.transaction.engines import engine_of
 from ckpttool.transaction.files import Contents

@@ -23,7 +23,7 @@ from datetime import datetime
 
 from ckpttool.core.naming import NameFields, is_named_best, is_step_name, parse_name
 from ckpttool.core.text import counted
-from ckpttool.formats import shard_index
+from ckpttool.formats import sharded
 from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.formats.hf_trainer import HfTrainer
 from ckpttool.formats.interface import SIDECARS
@@ -63,8 +63,8 @@ RESERVED = frozenset(
 """Names that pointers have."""
 
 _MEANINGS = (
-    (shard_index.SHARD, "a shard of a set"),
-    (shard_index.INDEX, "the index of a set"),
+    (sharded.SHARD, "a shard of a set"),
+    (sharded.INDEX, "the index of a set"),
     (keras_sharded.SHARD, "a shard of Keras's"),
     (keras_sharded.INDEX, "an index of Keras's"),
     (tf_prefix.DATA, "a part of TensorFlow's"),
@@ -215,7 +215,7 @@ def _require_save_name(name: str, template: Template, values: Mapping[str, objec
 def unit_stem(entry: Entry) -> str:
     """Return the common start of all members' names: the checkpoint's name without its suffix."""
     name = entry.name
-    for pattern in (shard_index.INDEX, keras_sharded.INDEX, tf_prefix.OLD_SHARD):
+    for pattern in (sharded.INDEX, keras_sharded.INDEX, tf_prefix.OLD_SHARD):
         match = pattern.fullmatch(name)
         if match is not None and len(entry.unit.parts) > 1:
             return match.groupdict().get("stem") or match.groupdict()["prefix"]

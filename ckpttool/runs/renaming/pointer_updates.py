@@ -31,7 +31,7 @@ from ckpttool.runs.pointers.notes import Mentions, decode_note, directories_belo
 from ckpttool.runs.pointers.programs import LINE, SYMLINK
 from ckpttool.runs.pointers.search import CheckpointIndex, exists, names_in, pass_over, read_small
 from ckpttool.storage import fs
-from ckpttool.storage.snapshot import Names, Snapshot
+from ckpttool.storage.fs import Names, Snapshot
 from ckpttool.transaction.files import StalePlan
 from ckpttool.transaction.journal import Rewrite
 from ckpttool.transaction.pointer_files import text_at

@@ -43,8 +43,8 @@ from ckpttool.runs.renaming.template import FIELDS, Template, TemplateField, par
 from ckpttool.runs.scope import Scope, ScopeKeywords
 from ckpttool.runs.survey import survey_directory
 from ckpttool.storage import fs
+from ckpttool.storage.fs import Snapshot
 from ckpttool.storage.held import holds
-from ckpttool.storage.snapshot import Snapshot
 from ckpttool.transaction.files import Contents
 from ckpttool.transaction.journal import (
     FILES,

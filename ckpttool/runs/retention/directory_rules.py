@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ckpttool.core.errors import UsageError
 from ckpttool.core.text import counted, size
-from ckpttool.formats.globs import MATCHED_NOTHING, Globs
+from ckpttool.formats.discovery import MATCHED_NOTHING, Globs
 from ckpttool.runs.entry import Entry
 from ckpttool.runs.reasons import Code, Reason, code_of
 from ckpttool.runs.retention.rules import (

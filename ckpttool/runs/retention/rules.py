@@ -377,7 +377,7 @@ def newest_whole(policy: Policy, history: History) -> list[Entry]:
 
 
 def _keep_named(policy: Policy, history: History) -> KeptWithReasons:
-    from ckpttool.formats.globs import Globs
+    from ckpttool.formats.discovery import Globs
 
     globs = Globs(policy.keep_names, history.root)
     for entry in (*history.intact, *history.others):

@@ -1,9 +1,10 @@
-"""Sorted tables of keys and values in blocks: the container of TensorFlow's checkpoints.
+"""Sorted tables of keys and values, in blocks that Snappy may compress; TensorFlow's checkpoints have them.
 
-All bytes of a table are accounted for: its blocks lie one behind the other, each with a checksum, and what
-the footer holds besides the places of two blocks must be zero.
+All bytes of a table are accounted for: its blocks follow each other without gaps, each with a checksum, and
+everything in the footer besides the positions of two blocks must be zero.
 
-Source: google/leveldb ``doc/table_format.md``; tensorflow/tensorflow ``core/lib/io/format.cc``.
+Source: google/leveldb ``doc/table_format.md``; tensorflow/tensorflow ``core/lib/io/format.cc``; google/snappy
+``format_description.txt``.
 """
 
 from __future__ import annotations
@@ -11,15 +12,83 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import NamedTuple
 
-from ckpttool.containers.budget import Budget
-from ckpttool.containers.protobuf import varint
-from ckpttool.containers.sstable.snappy import decompress, decompressed_size, first_bytes
+from ckpttool.containers.compressed import Budget
+from ckpttool.containers.protobuf import encoded_varint, varint
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated
 from ckpttool.core.readable import MAX_READ
-from ckpttool.storage.crc import crc32c, unmask_crc
+from ckpttool.storage.checksums import crc32c, mask_crc, unmask_crc
+from ckpttool.storage.sink import Sink
 from ckpttool.storage.source import Source
+
+_LITERAL = 0
+_LONG_LITERAL = 60
+"""From here on, the length of a literal is in one to four bytes of its own."""
+_OFFSET_BYTES = (0, 1, 2, 4)
+"""Of each kind of element; a literal has no offset."""
+
+
+def decompressed_size(data: bytes | memoryview) -> int:
+    """Return how many bytes compressed data says that it makes."""
+    return varint(data, 0)[0]
+
+
+def decompress(data: bytes | memoryview) -> bytes:
+    """Return what data holds: never more than it says, nor more than 22 bytes for each of its own.
+
+    Damage is a ValueError.
+    """
+    size, at = varint(data, 0)
+    data, made = bytes(data), bytearray()  # bytes are looked at twice as fast as a view of them
+    while at < len(data):
+        tag = data[at]
+        kind, length, at = tag & 3, tag >> 2, at + 1
+        if kind == _LITERAL:
+            if length >= _LONG_LITERAL:
+                behind = at + length - _LONG_LITERAL + 1
+                length, at = int.from_bytes(data[at:behind], "little"), behind
+            start, at = at, at + length + 1
+            made += data[start:at]
+        else:
+            start, at = at, at + _OFFSET_BYTES[kind]
+            offset = int.from_bytes(data[start:at], "little")
+            if kind == 1:  # eleven bits, three of which lie in the tag
+                offset, length = offset | tag >> 5 << 8, (length & 7) + 3
+            _copy(made, offset, length + 1)
+        if len(made) > size or at > len(data):
+            raise ValueError(f"an element at byte {start:,} that doesn't fit")
+    if len(made) != size:
+        raise ValueError(f"{len(made):,} bytes instead of {size:,}")
+    return bytes(made)
+
+
+def first_bytes(data: bytes | memoryview) -> bytes | memoryview:
+    """Return the bytes that compressed data begins with, as far as they are in ``data`` as they are."""
+    try:
+        _, at = varint(data, 0)
+    except ValueError:
+        return b""
+    if at >= len(data) or data[at] & 3 != _LITERAL:
+        return b""  # nothing was made that could be copied
+    length = data[at] >> 2
+    extra = max(0, length - _LONG_LITERAL + 1)
+    start = at + 1 + extra
+    return data[start : start + length + 1] if extra == 0 else data[start:]
+
+
+def _copy(made: bytearray, offset: int, length: int) -> None:
+    """Append bytes that lie ``offset`` before the end; they may reach into what is being appended."""
+    start = len(made) - offset
+    if start < 0 or not offset:
+        raise ValueError(f"a copy from {offset:,} bytes before byte {len(made):,}")
+    if length <= offset:
+        made += made[start : start + length]
+    else:
+        pattern = made[start:]
+        made += (pattern * (length // offset + 1))[:length]
+
 
 MAGIC = bytes.fromhex("57fb808b247547db")
 FOOTER_BYTES = 48
@@ -120,7 +189,7 @@ class Table:
         return self._entries(self.blocks[number][1], f"block {number}", None, self._budget())
 
     def find(self, key: bytes) -> tuple[int, memoryview] | None:
-        """Return the number of the block that holds a key, and its value; None where there is none."""
+        """Return the number of the block that holds a key, and its value; None if there is none."""
         number = self.block_of(key)
         if number is None:
             return None
@@ -211,7 +280,7 @@ class Table:
 
 
 def _shortest(data: bytes | memoryview, at: int) -> tuple[int, int]:
-    """Return a varint and the offset behind it; a longer spelling than needed is refused."""
+    """Return a varint and the offset after it; a longer spelling than needed is refused."""
     number, end = varint(data, at)
     if end - at > 1 and data[end - 1] == 0:
         raise ValueError(f"a varint at byte {at:,} that is longer than it has to be")
@@ -219,5 +288,93 @@ def _shortest(data: bytes | memoryview, at: int) -> tuple[int, int]:
 
 
 def begins_with_empty_key(head: bytes) -> bool:
-    """Tell whether a table with these first bytes may begin with the empty key, compressed or not."""
+    """Return whether a table with these first bytes may begin with the empty key, compressed or not."""
     return any(start[:2] == b"\0\0" for start in (head, first_bytes(head)))
+
+
+BLOCK_BYTES = 1 << 18
+"""How full a block is before the next one begins, as TensorFlow has it."""
+
+_RESTART_INTERVAL = 16
+_PLAIN_TYPE = b"\0"
+
+
+class TableWriter:
+    """A table that is written to a file, from its first key to its footer."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._block = _BlockBuilder(_RESTART_INTERVAL)
+        self._index = _BlockBuilder(1)
+        self._last: bytes | None = None
+
+    def add(self, key: bytes, value: bytes) -> None:
+        """Append a key with its value."""
+        if self._last is not None and key <= self._last:
+            raise ValueError(f"key {key!r} behind {self._last!r}")
+        if self._block.nbytes >= BLOCK_BYTES:
+            self._end_block()
+        self._block.add(key, value)
+        self._last = key
+
+    def finish(self) -> None:
+        """Write what a table ends with."""
+        if self._block.nbytes:
+            self._end_block()
+        metaindex, index = self._write_block(_BlockBuilder(1)), self._write_block(self._index)
+        handles = b"".join(map(encoded_varint, (*metaindex, *index)))
+        self._sink.write(handles.ljust(FOOTER_BYTES - len(MAGIC), b"\0") + MAGIC)
+
+    def _end_block(self) -> None:
+        handle = self._write_block(self._block)
+        self._index.add(self._block.last, b"".join(map(encoded_varint, handle)))
+        self._block = _BlockBuilder(_RESTART_INTERVAL)
+
+    def _write_block(self, block: _BlockBuilder) -> Handle:
+        contents = block.contents()
+        handle = Handle(self._sink.offset, len(contents))
+        self._sink.write(contents + _PLAIN_TYPE)
+        self._sink.write(_U32.pack(mask_crc(crc32c(contents + _PLAIN_TYPE))))
+        return handle
+
+
+class _BlockBuilder:
+    """Entries in the order of their keys; each tells only in what its key differs from the one before.
+
+    Every so many entries, at a restart point, a key stands whole.
+
+    Attributes:
+        last: The key of the last entry.
+    """
+
+    def __init__(self, interval: int) -> None:
+        self._interval = interval
+        self._entries = bytearray()
+        self._restarts = [0]
+        self._count = 0
+        self.last = b""
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the entries."""
+        return len(self._entries)
+
+    def add(self, key: bytes, value: bytes) -> None:
+        """Append an entry."""
+        shared = 0
+        if self._count % self._interval:
+            pairs = zip(self.last, key, strict=False)
+            shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        elif self._count:
+            self._restarts.append(len(self._entries))
+        for length in (shared, len(key) - shared, len(value)):
+            self._entries += encoded_varint(length)
+        self._entries += key[shared:]
+        self._entries += value
+        self._count += 1
+        self.last = key
+
+    def contents(self) -> bytes:
+        """Return the entries with the places of the restart points after them."""
+        restarts = b"".join(map(_U32.pack, (*self._restarts, len(self._restarts))))
+        return bytes(self._entries) + restarts

@@ -26,7 +26,7 @@ FETCH_SECONDS = 600.0
 """The same while bytes are fetched for it, which has limits of its own."""
 
 _FRAME, _RANGE = struct.Struct("<cI"), struct.Struct("<QI")
-_CHILD = Path(__file__).with_name("h5child") / "__main__.py"
+_CHILD = Path(__file__).with_name("hdf5_child.py")
 # No plug-in may be loaded, and no thread pool started.
 _ENVIRONMENT = {
     "HDF5_PLUGIN_PATH": "",

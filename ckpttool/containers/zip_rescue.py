@@ -1,7 +1,7 @@
 """The records of a damaged zip that can be proven, wherever they lie: for ``salvage``.
 
 A zip states each record up to three times: in the directory, in a local header before its bytes and, as
-PyTorch writes it, in a data descriptor behind them. Damage seldom hits all three, and bytes that came in
+PyTorch writes it, in a data descriptor after them. Damage seldom hits all three, and bytes that came in
 between or went move what follows. So every statement in the file is collected, and a record counts if bytes
 are found that have a stated checksum. Statements are put together only if that checksum, or their place,
 binds them: a record under another's name would be worse than a lost one.
@@ -22,29 +22,27 @@ from typing import NamedTuple
 
 from isal import isal_zlib
 
-from ckpttool.containers.inflate import MAX_EXPANSION, Inflated, Inflation
-from ckpttool.containers.zip.zip_headers import (
+from ckpttool.containers.compressed import MAX_EXPANSION, Inflated, Inflation
+from ckpttool.containers.zip_reader import (
+    DEFLATED,
     DESCRIPTOR,
     DESCRIPTOR64,
     DESCRIPTOR_LENGTHS,
     END,
     ENTRY,
     LOCAL,
+    MAX_MEMBERS,
     REFUSED_FLAGS,
     SATURATED32,
+    STORED,
     UTF8,
     ZIP64_EXTRA,
-    Member,
-    extra_fields,
-)
-from ckpttool.containers.zip.zip_reader import (
-    DEFLATED,
-    MAX_MEMBERS,
-    STORED,
     Archive,
     LostRecord,
+    Member,
     Rescue,
     directory_entry,
+    extra_fields,
 )
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated, Unsupported
 from ckpttool.core.readable import Readable, aligned_buffer
@@ -59,7 +57,7 @@ _GAPS = (0, *DESCRIPTOR_LENGTHS)
 _WINDOW, _SUMMED_AT_ONCE = 1 << 22, 1 << 20
 _LONGEST_NAME, _LONGEST_HEADER = 4096, LOCAL.size + 2 * 0xFFFF
 _NEARBY = 1200
-"""Bytes by which a record's end may lie elsewhere than its header's length says."""
+"""Bytes by which a record's end may are elsewhere than its header's length says."""
 MAX_SIGNATURES = 4 * MAX_MEMBERS
 _MIN_NAMES, _NAMES_A_BYTE = 1 << 22, 2
 """Limit in bytes on names and extra fields, at least and per byte of the file; honest ones don't overlap."""
@@ -349,7 +347,7 @@ class _Search:
         return None, first or "not checked: the zip states too many records that contradict each other"
 
     def _places(self, entry: Member, local: Member | None) -> Iterator[Member]:
-        """Yield where a record of a directory may lie: behind its header, or before what ends it."""
+        """Yield where a record of a directory may lie: after its header, or before what ends it."""
         claim = _claim(entry)
         header = entry.header if local is None else local.header
         if local is not None:
@@ -373,7 +371,7 @@ class _Search:
         return self._headers[at : at + 1]
 
     def _claims_of(self, local: Member) -> Iterator[_Claim]:
-        """Yield what the descriptor behind a local header's record states, and the header itself."""
+        """Yield what the descriptor after a local header's record states, and the header itself."""
         yield from self._claims_at.get(local.payload, ())[:_MAX_PLACES]
         yield _claim(local)
 
@@ -403,7 +401,7 @@ class _Search:
                 self._record_loss(local.name, local, self._absence(local))
 
     def _is_cut_off(self, local: Member) -> bool:
-        """Tell whether the file ends in a record of stated size: what lies in it may be whole."""
+        """Return whether the file ends in a record of stated size: what is in it may be whole."""
         return local.method == STORED and local.payload <= self._source.size < local.end
 
     def _accept(self, member: Member) -> None:
@@ -421,12 +419,12 @@ class _Search:
         self._taken[low:high] = [(start, end)]
 
     def _is_taken(self, at: int) -> bool:
-        """Tell whether an offset lies inside a record that was placed: what lies there is its content."""
+        """Return whether an offset is inside a record that was placed: what is there is its content."""
         index = bisect_right(self._taken, at, key=lambda one: one[0]) - 1
         return index >= 0 and at < self._taken[index][1]
 
     def _record_loss(self, name: str, member: Member, why: str) -> None:
-        """Note why a record is lost, and that what lies in it is none."""
+        """Note why a record is lost, and that what is in it is none."""
         is_inside = member.payload >= 0 and member.stored and member.end <= self._source.size
         if is_inside and self._has_mark(member.end):
             self._place(member)
@@ -439,7 +437,7 @@ class _Search:
         return "its bytes were not found" if member.stored else "nothing states its size and checksum"
 
     def _has_mark(self, end: int, gaps: Collection[int] = _GAPS) -> bool:
-        """Tell whether another statement follows a record, behind its descriptor if it has one."""
+        """Return whether another statement follows a record, after its descriptor if it has one."""
         at = bisect_left(self._marks, end)
         return at < len(self._marks) and self._marks[at] - end in gaps
 

@@ -16,17 +16,17 @@ from typing import ClassVar, NamedTuple
 
 from isal import isal_zlib
 
-from ckpttool.containers.zip.zip_headers import (
+from ckpttool.containers.zip_reader import (
     END,
     END64,
     ENTRY,
     HAS_DESCRIPTOR,
     LOCAL,
+    LOCAL_MAGIC,
     SATURATED32,
     UTF8,
     ZIP64_EXTRA,
 )
-from ckpttool.containers.zip.zip_reader import LOCAL_MAGIC
 from ckpttool.core.tensor import Tensor
 from ckpttool.storage.sink import Sink, Written
 
@@ -38,10 +38,10 @@ MAX_NAME = 0xFFFF
 _LOCATOR64 = struct.Struct("<4sIQI")
 _CHECKSUM = struct.Struct("<I")
 RECORD_BYTES = LOCAL.size + ENTRY.size + ALIGNMENT + 88
-"""The most bytes of a record of PyTorch's beside its content and twice its name: headers, the padding field,
+"""The most bytes of a record of PyTorch's next to its content and twice its name: headers, the padding field,
 24 bytes of a descriptor, and twice up to 28 of ZIP64 with 4 of the padding field's own header."""
 END_BYTES = END64.size + _LOCATOR64.size + END.size
-"""The most bytes behind a directory."""
+"""The most bytes after a directory."""
 _CHECKSUM_IN_LOCAL, _CHECKSUM_IN_DESCRIPTOR, _CHECKSUM_IN_CENTRAL = 14, 4, 16
 
 _SATURATED16 = 0xFFFF
@@ -134,7 +134,7 @@ class ZipWriter(ABC):
 
     @property
     def is_sealed(self) -> bool:
-        """Tell whether all checksums stand in it."""
+        """Return whether all checksums are in it."""
         return not self._late_sums
 
     @property
@@ -143,11 +143,11 @@ class ZipWriter(ABC):
 
     @abstractmethod
     def _local(self, name: bytes, header: int, size: int) -> bytes:
-        """Return what stands before the content of a record."""
+        """Return what is before the content of a record."""
 
     @abstractmethod
     def _end_record(self, record: _WrittenRecord) -> None:
-        """Write what stands behind the content of a record, and remember it."""
+        """Write what is after the content of a record, and remember it."""
 
     @abstractmethod
     def _entry(self, record: _WrittenRecord) -> bytes:
@@ -155,13 +155,13 @@ class ZipWriter(ABC):
 
     @abstractmethod
     def _end_of_zip(self, count: int, start: int, nbytes: int) -> bytes:
-        """Return what stands behind a directory of so many records."""
+        """Return what is after a directory of so many records."""
 
 
 class TorchZip(ZipWriter):
     """A zip that PyTorch could have written: it computes where tensors lie from sizes and names alone.
 
-    Contents are aligned by a padding field, sizes and checksums stand behind them.
+    Contents are aligned by a padding field, sizes and checksums stand after them.
     """
 
     def _local(self, name: bytes, header: int, size: int) -> bytes:
@@ -233,7 +233,7 @@ def _field(kind: int, content: bytes) -> bytes:
 def _directory_entry(
     record: _WrittenRecord, versions: tuple[int, int], flags: int, date: int, attributes: int, limit: int
 ) -> bytes:
-    """Return an entry of the directory; sizes and offsets from ``limit`` on stand in a ZIP64 field."""
+    """Return an entry of the directory; sizes and offsets from ``limit`` on are in a ZIP64 field."""
     size, header, wide = record.size, record.header, b""
     if size >= limit:
         wide, size = struct.pack("<2Q", size, size), SATURATED32

@@ -155,7 +155,7 @@ class Drawing:
         self.size = memory.size
 
     def pieces(self) -> Iterator[bytes | Tensor]:
-        """Yield what the file consists of, one behind the other."""
+        """Yield what the file consists of, one after the other."""
         at = 0
         for offset, tensor in self._elements:
             if offset > at:
@@ -187,7 +187,7 @@ class Drawing:
 
 
 class _WrittenPieces(Written):
-    """Pieces that lie one behind the other, each with its checksum and length where it is no tensor."""
+    """Pieces that are one after the other, each with its checksum and length where it is no tensor."""
 
     __slots__ = ("_nbytes", "_parts")
 

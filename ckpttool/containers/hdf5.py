@@ -1,6 +1,6 @@
 """HDF5 files as a child process tells of them: groups, datasets, links; values in blocks.
 
-What lies in one piece is read without libhdf5; what is chunked or compressed comes from the child.
+What is in one piece is read without libhdf5; what is chunked or compressed comes from the child.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from operator import add
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ckpttool.containers.budget import Budget
-from ckpttool.containers.hdf5.h5worker import WORKER, Crashed
+from ckpttool.containers.compressed import Budget
+from ckpttool.containers.hdf5_worker import WORKER, Crashed
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated
 from ckpttool.core.gather import copy
 from ckpttool.core.readable import swap_bytes
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 USER_BLOCKS = (0, 512, 1024, 2048)
-"""Where the signature is looked for: a user block may lie before it."""
+"""Where the signature is looked for: a user block may are before it."""
 MAX_CHUNK = 1 << 27
 """The most bytes of a chunk: all of it is in memory when any of it is read."""
 BLOCK_BYTES = 1 << 23
@@ -190,7 +190,7 @@ class Tree:
 
 
 def walk(location: Location) -> Tree:
-    """Return what lies in a file."""
+    """Return what is in a file."""
     tree, budget = Tree(), Budget(location.path, location.size, "names")
     for _, payload in location.ask("walk"):
         item = json.loads(payload)

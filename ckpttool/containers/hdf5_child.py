@@ -1,0 +1,704 @@
+"""A child process that reads HDF5 with libhdf5, so that a damaged file can't harm the parent.
+
+It is run by path and not imported by the parent: it needs the standard library and h5py alone. Requests come
+as lines of JSON on standard input; each answer is frames on standard output: a byte for the kind, the length
+in 4 bytes, the payload. Links are listed and never followed; external and virtual storage is described and
+never read.
+
+Source: the HDF5 file format specification and the h5py low-level API.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import os
+import struct
+import sys
+import time
+import zlib
+from typing import Any
+
+# Frames to the parent --------------------------------------------------------------------------------
+
+
+FLUSH_SECONDS = 0.5
+"""After how long what was told must be on its way: the parent takes silence for a hang."""
+
+_FRAME = struct.Struct("<cI")
+
+
+class _Clock:
+    flushed = 0.0
+
+
+def send(kind: bytes, payload: bytes) -> None:
+    """Write one frame."""
+    out = sys.stdout.buffer
+    out.write(_FRAME.pack(kind, len(payload)))
+    out.write(payload)
+
+
+def tell(**item: Any) -> None:
+    """Write one frame of JSON."""
+    send(b"J", json.dumps(item).encode())
+    if _is_late():
+        flush()
+
+
+def stay_alive() -> None:
+    """Let the parent know that there will be an answer, where it has heard nothing for long."""
+    if _is_late():
+        tell(k="alive")
+
+
+def _is_late() -> bool:
+    return time.monotonic() - _Clock.flushed > FLUSH_SECONDS
+
+
+def flush() -> None:
+    """Let the parent have all that was written."""
+    sys.stdout.buffer.flush()
+    _Clock.flushed = time.monotonic()
+
+
+def text(raw: bytes) -> str:
+    """Return any bytes as text of the same length, for the parent to decode."""
+    return raw.decode("latin-1")
+
+
+def reason(failure: BaseException) -> str:
+    """Return what went wrong, in a line; some errors have no text."""
+    said = failure.args[0] if isinstance(failure, KeyError) and failure.args else failure  # it adds quotes
+    return str(said)[:300] or type(failure).__name__
+
+
+# Open files and elements -----------------------------------------------------------------------------
+
+
+MAX_CHUNK = 1 << 27
+FLETCHER32 = 3
+READABLE = frozenset({1, 2, FLETCHER32, 4, 5, 6, 32000})  # what libhdf5 and h5py bring along
+
+
+REPLACED = "another file has come to the place of the one that was looked at"
+
+
+def is_meant(descriptor: int, request: dict[str, Any]) -> bool:
+    """Return whether an open file is the one that the parent sees at the path."""
+    status = os.fstat(descriptor)
+    identity: list[int] = request["file"]
+    return [status.st_dev, status.st_ino] == identity
+
+
+class FileRange(io.RawIOBase):
+    """A range of a file, or bytes in memory, as h5py reads it."""
+
+    def __init__(self, stream: Any, offset: int, size: int) -> None:
+        super().__init__()
+        self._stream, self._offset, self._size, self._at = stream, offset, size, 0
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)
+        self._stream.seek(self._offset + self._at)
+        inside = max(0, min(len(view), self._size - self._at))
+        count: int = self._stream.readinto(view[:inside])
+        # h5py doesn't tell libhdf5 of a short read. Behind the end libhdf5's own driver reads zeros, too.
+        view[inside:] = bytes(len(view) - inside)
+        # What was cut off is something that libhdf5 takes for nothing: of zeros, it reads some for ever.
+        view[count:inside] = b"\xff" * (inside - count)
+        self._at += inside
+        return inside
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+class RelayedFile:
+    """A file that the parent reads: it alone may speak with a store."""
+
+    def __init__(self) -> None:
+        self._at = 0
+
+    def seek(self, offset: int) -> None:
+        self._at = offset
+
+    def readinto(self, buffer: Any) -> int:
+        if not len(buffer):
+            return 0
+        send(b"R", struct.pack("<QI", self._at, len(buffer)))
+        flush()
+        data = sys.stdin.buffer.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        """Leave it to the parent."""
+
+
+class Library:
+    """What libhdf5 is asked."""
+
+    def __init__(self) -> None:
+        import h5py
+        import numpy
+
+        self.h5, self.np = h5py, numpy
+        self.errors = (
+            OSError,
+            RuntimeError,
+            KeyError,
+            ValueError,
+            TypeError,
+            MemoryError,
+            OverflowError,
+            NotImplementedError,
+            AttributeError,
+            IndexError,
+            SystemError,
+        )
+        self._open: dict[int, Any] = {}
+        self._read: tuple[tuple[int, str] | None, Any] = None, None
+
+    def file(self, request: dict[str, Any]) -> Any:
+        """Return the open file of a request; it stays open under its number."""
+        number = request["number"]
+        if number not in self._open:
+            access = self.h5.h5p.create(self.h5.h5p.FILE_ACCESS)
+            stream, name = self._stream(request), os.fsencode(request["path"])
+            if stream is not None:
+                access.set_fileobj_driver(self.h5.h5fd.fileobj_driver, stream)
+                name = repr(stream).encode("ascii", "replace")
+            handle = self.h5.h5f.open(name, self.h5.h5f.ACC_RDONLY, access)
+            self._open[number] = handle, stream
+            if stream is None and not is_meant(handle.get_vfd_handle(), request):
+                self.forget(number)
+                raise OSError(REPLACED)
+        return self._open[number][0]
+
+    def dataset(self, request: dict[str, Any]) -> Any:
+        """Return the dataset that values are asked of; it stays open until another one is.
+
+        What its chunks hold stays in memory with it: they are larger than what is asked for at once.
+        """
+        key = request["number"], request["dataset"]
+        if self._read[0] != key:
+            self._read = None, None
+            access = self.h5.h5p.create(self.h5.h5p.DATASET_ACCESS)
+            access.set_chunk_cache(521, MAX_CHUNK, 1.0)
+            name = request["dataset"].encode("latin-1")
+            self._read = key, self.h5.h5d.open(self.file(request), name, access)
+        return self._read[1]
+
+    def _stream(self, request: dict[str, Any]) -> FileRange | None:
+        """Return what a file is read through; None where libhdf5 reads it itself, which is faster."""
+        if request["inline"]:
+            stream: Any = io.BytesIO(sys.stdin.buffer.read(request["size"]))
+        elif request["relayed"]:
+            stream = RelayedFile()
+        elif request["offset"] == 0 and os.path.getsize(request["path"]) == request["size"]:
+            return None
+        else:
+            stream = open(request["path"], "rb", buffering=0)  # noqa: SIM115 - closed with the range
+            if not is_meant(stream.fileno(), request):
+                stream.close()
+                raise OSError(REPLACED)
+        return FileRange(stream, request["offset"], request["size"])
+
+    def forget(self, number: int) -> None:
+        """Close a file."""
+        self._read = None, None
+        handle, stream = self._open.pop(number, (None, None))
+        if handle is not None:
+            handle.close()
+        if stream is not None:
+            stream.close()
+
+    def describe_type(self, kind: Any) -> dict[str, Any]:
+        """Return what the elements of a dataset or an attribute are."""
+        h5t = self.h5.h5t
+        description: dict[str, Any] = {"class": "other", "size": kind.get_size(), "order": "little"}
+        if isinstance(kind, h5t.TypeEnumID):
+            names = {kind.get_member_name(at): kind.get_member_value(at) for at in range(kind.get_nmembers())}
+            description = self.describe_type(kind.get_super())
+            description["class"] = (
+                "bool" if description["size"] == 1 and names == {b"FALSE": 0, b"TRUE": 1} else "int"
+            )
+        elif isinstance(kind, h5t.TypeIntegerID):
+            plain = kind.get_precision() == 8 * description["size"] and kind.get_offset() == 0
+            description["class"] = "int" if plain else "other"
+            description["signed"] = kind.get_sign() != h5t.SGN_NONE
+            description["order"] = "big" if kind.get_order() == h5t.ORDER_BE else "little"
+        elif isinstance(kind, h5t.TypeFloatID):
+            description.update({"class": "float", "fields": [*kind.get_fields(), kind.get_ebias()]})
+            description["order"] = "big" if kind.get_order() == h5t.ORDER_BE else "little"
+        elif isinstance(kind, h5t.TypeStringID):
+            description["class"] = "string"
+        elif isinstance(kind, h5t.TypeOpaqueID):
+            description["class"] = "opaque"
+        elif isinstance(kind, h5t.TypeCompoundID):
+            description.update(self._describe_compound(kind))
+        if description["class"] in ("string", "other"):
+            description["variable"] = self.is_variable(kind)
+        description["what"] = type(kind).__name__.removeprefix("Type").removesuffix("ID").lower()
+        return description
+
+    def is_variable(self, kind: Any) -> bool:
+        """Return whether what elements say is elsewhere in the file: texts of any length, references."""
+        h5t = self.h5.h5t
+        if isinstance(kind, h5t.TypeVlenID | h5t.TypeReferenceID):
+            return True
+        if isinstance(kind, h5t.TypeStringID):
+            return bool(kind.is_variable_str())
+        if isinstance(kind, h5t.TypeCompoundID):
+            return any(self.is_variable(kind.get_member_type(at)) for at in range(kind.get_nmembers()))
+        return isinstance(kind, h5t.TypeArrayID) and self.is_variable(kind.get_super())
+
+    def _describe_compound(self, kind: Any) -> dict[str, Any]:
+        names = [kind.get_member_name(at) for at in range(kind.get_nmembers())]
+        if names == [b"r", b"i"]:
+            parts = [self.describe_type(kind.get_member_type(at)) for at in range(2)]
+            offsets = [kind.get_member_offset(at) for at in range(2)]
+            is_tight = offsets == [0, parts[0]["size"]] and kind.get_size() == 2 * parts[0]["size"]
+            if parts[0] == parts[1] and is_tight and parts[0]["class"] == "float":
+                return {**parts[0], "class": "complex", "size": kind.get_size()}
+        return {"members": [text(name) for name in names[:20]]}
+
+
+# Checksums of elements of any type -------------------------------------------------------------------
+
+
+SECONDS = 2.0
+"""How long all sums of one request may take: the name of what a reference leads to is searched for."""
+_ELEMENTS = 64  # of those whose length nobody knows, read at once
+
+
+class Sum:
+    """A CRC-32 of elements of a file, within limits.
+
+    Attributes:
+        crc: The checksum so far; ``nbytes`` were read for it.
+    """
+
+    def __init__(self, library: Library, handle: Any, limit: int, deadline: float) -> None:
+        self.crc = self.nbytes = 0
+        self._lib, self._h5 = library, library.h5
+        self._handle = handle
+        self._limit = limit
+        self._deadline = deadline
+
+    def add_dataset(self, dataset: Any) -> None:
+        """Add all elements of a dataset."""
+        kind, shape = dataset.get_type(), dataset.shape
+        count = _product(shape)
+        self._charge(count * kind.get_size())
+        if not self._lib.is_variable(kind):
+            buffer = self._lib.np.zeros(count * kind.get_size(), self._lib.np.uint8)
+            if count:
+                dataset.read(self._h5.h5s.ALL, self._h5.h5s.ALL, buffer, kind)
+            self._add_bytes(buffer.tobytes())
+            return
+        space = dataset.get_space()
+        for start, block in _blocks(shape):
+            values = self._lib.np.empty(block, dataset.dtype)
+            if block:
+                space.select_hyperslab(start, block)
+                dataset.read(self._h5.h5s.create_simple(block), space, values)
+            else:
+                dataset.read(self._h5.h5s.ALL, self._h5.h5s.ALL, values)
+            self._add_value(values)
+            stay_alive()
+
+    def add_attribute(self, attribute: Any) -> None:
+        """Add all elements of an attribute."""
+        values = self._lib.np.empty(attribute.shape, attribute.dtype)
+        self._charge(values.nbytes)
+        attribute.read(values)
+        self._add_value(values)
+
+    def _charge(self, nbytes: int) -> None:
+        self.nbytes += nbytes
+        if self.nbytes > self._limit or time.monotonic() > self._deadline:
+            raise ValueError("too much to be summed")
+
+    def _add_bytes(self, data: bytes) -> None:
+        self.crc = zlib.crc32(data, self.crc)
+
+    def _add_value(self, value: Any) -> None:
+        """Add a value: what kind of thing it is, how long, and what."""
+        np = self._lib.np
+        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            data = value.tobytes()
+            self._add_item(value.dtype.str, data)
+        elif isinstance(value, np.ndarray | list | tuple):
+            items = value.tolist() if isinstance(value, np.ndarray) else value
+            items = items if isinstance(items, list | tuple) else [items]
+            self._add_item("list", str(len(items)).encode())
+            for item in items:
+                self._add_value(item)
+        elif isinstance(value, self._h5.h5r.Reference):
+            self._add_item("reference", self._referent(value))
+        elif isinstance(value, bytes | str):
+            self._add_item(
+                "text", value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
+            )
+        else:
+            self._add_item(type(value).__name__, repr(value).encode())
+
+    def _add_item(self, kind: str, data: bytes) -> None:
+        self._charge(len(data))
+        self._add_bytes(f"{kind}:{len(data)}:".encode())
+        self._add_bytes(data)
+
+    def _referent(self, reference: Any) -> bytes:
+        """Return the name of what a reference leads to, and the region there."""
+        if not reference:
+            return b""
+        h5r = self._h5.h5r
+        name: bytes = h5r.get_name(reference, self._handle) or b"?"
+        if isinstance(reference, h5r.RegionReference):
+            space = h5r.get_region(reference, self._handle)
+            return b"%s %s" % (name, space.encode())
+        return name
+
+
+def total(library: Library, request: dict[str, Any]) -> None:
+    """Tell the CRC-32 of the elements of a dataset."""
+    handle = library.file(request)
+    dataset = library.h5.h5d.open(handle, request["dataset"].encode("latin-1"))
+    creation = dataset.get_create_plist()
+    if creation.get_external_count() or creation.get_layout() == library.h5.h5d.VIRTUAL:
+        raise ValueError("the values lie elsewhere")
+    for at in range(creation.get_nfilters()):
+        if creation.get_filter(at)[0] not in READABLE:
+            raise ValueError(f"filter {creation.get_filter(at)[0]} is not read")
+    elements = Sum(library, handle, request["limit"], time.monotonic() + SECONDS)
+    elements.add_dataset(dataset)
+    tell(k="sum", crc32=elements.crc, nbytes=elements.nbytes)
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    count = 1
+    for length in shape:
+        count *= length
+    return count
+
+
+def _blocks(shape: tuple[int, ...]) -> Any:
+    """Yield start and shape of blocks of few elements, in C order."""
+    if not shape:
+        yield (), ()
+        return
+    if 0 in shape:
+        return
+    below = _product(shape[1:])
+    step = max(1, _ELEMENTS // below)
+    for start in range(0, shape[0], step):
+        count = min(step, shape[0] - start)
+        if below <= _ELEMENTS:
+            yield (start, *(0 for _ in shape[1:])), (count, *shape[1:])
+        else:
+            for inner, block in _blocks(shape[1:]):
+                yield (start, *inner), (1, *block)
+
+
+# One pass over groups, datasets, attributes and links ------------------------------------------------
+
+
+MAX_OBJECTS = 200_000
+MAX_DEPTH = 64
+MAX_ATTRIBUTE = 1 << 26  # bytes of one attribute; Keras splits its own at 64 KiB
+MAX_ATTRIBUTES = 1 << 27  # bytes of all attributes of a file
+MAX_ELEMENTS = 1 << 16  # of one attribute; more are described
+ATTRIBUTE_COST = 256  # bytes that any attribute counts for
+MAX_PATHS = 1 << 26  # characters of all paths; deep groups with long names would multiply
+MAX_TEXTS = 1000
+SUM_SECONDS = 1.0  # for all attributes that are described and not told
+
+Link = tuple[bytes, int, int]
+Below = tuple[str, Any]
+
+
+class TreeWalk:
+    """One skip all hard links of a file, telling of each object."""
+
+    def __init__(self, library: Library, root: Any) -> None:
+        self._lib, self._h5 = library, library.h5
+        self._seen: dict[int, tuple[str, bool]] = {}
+        self._budget = MAX_ATTRIBUTES
+        self._paths = MAX_PATHS
+        self._root = root
+        self._deadline = time.monotonic() + SUM_SECONDS
+
+    def run(self) -> None:
+        """Tell of every object, iteratively: nesting may be as deep as it likes."""
+        pending = [("", self._root, 0)]
+        self._seen[self._h5.h5o.get_info(self._root).addr] = "", False
+        tell(k="group", path="", attrs=self._attributes("", self._root))
+        while pending:
+            path, group, depth = pending.pop()
+            found = []
+            for link in self._links(path, group):
+                self._paths -= len(path) + len(link[0]) + 1
+                if self._paths < 0:
+                    tell(
+                        k="fault",
+                        code="hdf5-limit",
+                        path="",
+                        message=f"paths of over {MAX_PATHS:,} characters",
+                    )
+                    return
+                below = self._visit(path, group, link, depth)
+                if below is not None:
+                    found.append((*below, depth + 1))
+            pending.extend(reversed(found))
+
+    def _links(self, path: str, group: Any) -> list[Link]:
+        """Return the name and kind of each link in a group, and the address that a hard one leads to."""
+        links: list[Link] = []
+
+        def add(name: bytes, info: Any) -> bool | None:
+            links.append((name, info.type, info.u))
+            return True if self._are_too_many(links) else None
+
+        try:
+            group.links.iterate(add, info=True)
+            if self._are_too_many(links):
+                tell(k="fault", code="hdf5-limit", path=path, message=f"over {MAX_OBJECTS:,} objects")
+        except self._lib.errors as failure:
+            tell(k="fault", code="hdf5-damaged", path=path, message=reason(failure))
+        return links
+
+    def _are_too_many(self, links: list[Link]) -> bool:
+        return len(links) + len(self._seen) > MAX_OBJECTS
+
+    def _visit(self, path: str, group: Any, link: Link, depth: int) -> Below | None:
+        """Tell of one link; return the group it leads to, where it is a new one."""
+        name, kind, address = link
+        here = f"{path}/{text(name)}"
+        try:
+            if kind != self._h5.h5l.TYPE_HARD:
+                self._tell_link(here, group, name, kind)
+                return None
+            if address in self._seen:
+                first, is_dataset = self._seen[address]
+                tell(k="again", path=here, first=first, kind="dataset" if is_dataset else "group")
+                return None
+            self._seen[address] = here, False
+            if depth > MAX_DEPTH:
+                tell(k="fault", code="hdf5-limit", path=here, message=f"groups nested over {MAX_DEPTH} deep")
+                return None
+            opened = self._h5.h5o.open(group, name)
+            self._seen[address] = here, isinstance(opened, self._h5.h5d.DatasetID)
+            return self._tell_object(here, opened)
+        except self._lib.errors as failure:
+            tell(k="fault", code="hdf5-damaged", path=here, message=reason(failure))
+            return None
+
+    def _tell_link(self, path: str, group: Any, name: bytes, kind: int) -> None:
+        """Tell of a link that is none to an object in this file."""
+        external, soft = kind == self._h5.h5l.TYPE_EXTERNAL, kind == self._h5.h5l.TYPE_SOFT
+        value: Any = group.links.get_val(name) if external or soft else b""
+        target = ":".join(map(text, value)) if external else text(value)
+        tell(k="link", path=path, kind="external" if external else "soft", target=target)
+
+    def _tell_object(self, path: str, opened: Any) -> Below | None:
+        if isinstance(opened, self._h5.h5g.GroupID):
+            tell(k="group", path=path, attrs=self._attributes(path, opened))
+            return path, opened
+        if isinstance(opened, self._h5.h5d.DatasetID):
+            tell(k="dataset", path=path, attrs=self._attributes(path, opened), **self._dataset(opened))
+        else:
+            tell(k="type", path=path)
+        return None
+
+    def _dataset(self, dataset: Any) -> dict[str, Any]:
+        creation, space, h5d = dataset.get_create_plist(), dataset.get_space(), self._h5.h5d
+        shape = (
+            space.get_simple_extent_dims() if space.get_simple_extent_type() != self._h5.h5s.NULL else None
+        )
+        item: dict[str, Any] = {"dtype": self._lib.describe_type(dataset.get_type()), "shape": shape}
+        if creation.get_external_count():
+            name = creation.get_external(0)[0]
+            return {**item, "layout": "external", "target": text(name)}
+        layout = creation.get_layout()
+        names = {h5d.COMPACT: "compact", h5d.CONTIGUOUS: "contiguous", h5d.CHUNKED: "chunked"}
+        item["layout"] = names.get(layout, "virtual")
+        if item["layout"] == "virtual":
+            return item
+        item["stored"] = dataset.get_storage_size()
+        if item["dtype"]["class"] == "string" and self._has_few_texts(dataset, item):
+            values = self._lib.np.empty(shape, dataset.dtype)
+            dataset.read(self._h5.h5s.ALL, self._h5.h5s.ALL, values)
+            item["values"] = _plain(values.tolist())
+        if layout == h5d.CONTIGUOUS:
+            item["offset"] = dataset.get_offset()
+        if layout == h5d.CHUNKED:
+            item["chunk"] = creation.get_chunk()
+            item["filters"] = [creation.get_filter(at)[0] for at in range(creation.get_nfilters())]
+        return item
+
+    def _has_few_texts(self, dataset: Any, item: dict[str, Any]) -> bool:
+        """Return whether the texts in a dataset are few."""
+        creation = dataset.get_create_plist()
+        filters = {creation.get_filter(at)[0] for at in range(creation.get_nfilters())}
+        count = 1
+        for length in item["shape"] or (0,):
+            count *= length
+        small = count <= MAX_TEXTS and count * item["dtype"]["size"] <= 1 << 16 and filters <= READABLE
+        return small and item["stored"] <= 1 << 16
+
+    def _attributes(self, path: str, opened: Any) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        try:
+            names: list[bytes] = []
+            self._h5.h5a.iterate(opened, names.append)  # opening them by number would take their square
+            for name in names:
+                values[text(name)] = self._attribute_value(self._h5.h5a.open(opened, name))
+                stay_alive()
+        except self._lib.errors as failure:
+            tell(k="fault", code="hdf5-attribute", path=path, message=f"an attribute: {reason(failure)}")
+        return values
+
+    def _attribute_value(self, attribute: Any) -> Any:
+        kind = self._lib.describe_type(attribute.get_type())
+        shape = attribute.shape
+        self._budget -= ATTRIBUTE_COST
+        if shape is None:
+            return {"<attribute>": "empty"}
+        if kind["class"] == "other":
+            return {"<attribute>": kind["what"], **self._checksum(attribute)}
+        count = 1
+        for length in shape:
+            count *= length
+        if count > MAX_ELEMENTS:
+            return {"<attribute>": kind["what"], "elements": count, **self._checksum(attribute)}
+        self._budget -= count * max(kind["size"], 16)
+        if count * kind["size"] > MAX_ATTRIBUTE or self._budget < 0:
+            raise ValueError(f"{count:,} elements in an attribute")
+        values = self._lib.np.empty(shape, attribute.dtype)
+        attribute.read(values)
+        return _plain(values.tolist())
+
+    def _checksum(self, attribute: Any) -> dict[str, str]:
+        """Return the checksum of an attribute, where there is time for it."""
+        elements = Sum(self._lib, self._root, min(self._budget, MAX_ATTRIBUTE), self._deadline)
+        try:
+            elements.add_attribute(attribute)
+        except self._lib.errors:
+            return {}
+        self._budget -= attribute.get_storage_size()
+        return {"CRC-32": f"{elements.crc:08x}"}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {"b": text(value)}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, bool | int | float | str) else str(value)
+
+
+# Requests --------------------------------------------------------------------------------------------
+
+
+MAX_CHUNKS = 1_000_000
+EXTRA_MEMORY = 7 << 26
+"""448 MiB beyond what Python and h5py take: a chunk, what it is inflated to, and a block."""
+
+
+def block(library: Library, request: dict[str, Any]) -> None:
+    """Send the elements of one block of a dataset, as they are stored, in C order."""
+    h5 = library.h5
+    dataset = library.dataset(request)
+    creation, kind = dataset.get_create_plist(), dataset.get_type()
+    if creation.get_external_count() or creation.get_layout() == h5.h5d.VIRTUAL:
+        raise ValueError("the values lie elsewhere")
+    for at in range(creation.get_nfilters()):
+        if creation.get_filter(at)[0] not in READABLE:
+            raise ValueError(f"filter {creation.get_filter(at)[0]} is not read")
+    start, count = tuple(request["start"]), tuple(request["count"])
+    nbytes = kind.get_size()
+    for length in count:
+        nbytes *= length
+    if nbytes > 2 * MAX_CHUNK or (isinstance(kind, h5.h5t.TypeStringID) and kind.is_variable_str()):
+        raise ValueError(f"a block of {nbytes:,} bytes")
+    buffer = library.np.zeros(nbytes, library.np.uint8)
+    if nbytes:
+        space = dataset.get_space()
+        if count:
+            space.select_hyperslab(start, count)
+            dataset.read(h5.h5s.create_simple(count), space, buffer, kind)
+        else:
+            dataset.read(h5.h5s.create(h5.h5s.SCALAR), space, buffer, kind)
+    send(b"D", b"" if request["silent"] else buffer.tobytes())
+
+
+def chunks(library: Library, request: dict[str, Any]) -> None:
+    """Tell where each stored chunk of a dataset lies."""
+    dataset = library.h5.h5d.open(library.file(request), request["dataset"].encode("latin-1"))
+    count = dataset.get_num_chunks()
+    if count > MAX_CHUNKS:
+        raise ValueError(f"{count:,} chunks")
+    rows: list[Any] = []
+    dataset.chunk_iter(
+        lambda chunk: rows.append((chunk.chunk_offset, chunk.byte_offset, chunk.size, chunk.filter_mask))
+    )
+    tell(k="chunks", chunks=[row for row in rows if row[1] is not None])
+
+
+def limit_memory() -> None:
+    """Let the process take so much more memory and no more, where the system can."""
+    try:
+        import resource
+
+        with open("/proc/self/statm", encoding="ascii") as status:
+            used = int(status.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (used + EXTRA_MEMORY, used + EXTRA_MEMORY))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    except (ImportError, OSError, ValueError):
+        return
+
+
+def answer(library: Library, request: dict[str, Any]) -> None:
+    """Answer one request, and end the answer."""
+    try:
+        if request["op"] == "forget":
+            library.forget(request["number"])
+        elif request["op"] == "walk":
+            TreeWalk(library, library.h5.h5g.open(library.file(request), b"/")).run()
+        elif request["op"] == "chunks":
+            chunks(library, request)
+        elif request["op"] == "sum":
+            total(library, request)
+        else:
+            block(library, request)
+    except library.errors as failure:
+        tell(k="failed", message=reason(failure))
+    send(b"E", b"")
+    flush()
+
+
+def main() -> None:
+    """Answer requests until there are no more."""
+    sys.path[:] = json.loads(sys.argv[1])
+    gc.disable()  # what imports make stays: collecting while they run costs a tenth of the start
+    library = Library()
+    gc.freeze()
+    gc.enable()
+    limit_memory()
+    for line in iter(sys.stdin.buffer.readline, b""):
+        answer(library, json.loads(line))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Sorted string tables of LevelDB, as TensorFlow keeps its indexes."""

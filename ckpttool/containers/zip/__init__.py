@@ -1,1 +1,0 @@
-"""Zips: read strictly, written, and rescued when damaged."""
