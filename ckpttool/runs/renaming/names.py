@@ -306,12 +306,6 @@ def fold_name(name: str) -> str:
 _UNNAMED = "value"
 """Name of a metric whose name isn't written next to it."""
 
-_LABELS_SHOWN = 1
-"""How many checkpoints a warning names; the others are counted."""
-
-_FILES_SHOWN = 3
-"""How many files a warning names; the others are counted."""
-
 _WORD_END = re.compile(r"[^0-9A-Za-z]|$")
 
 
@@ -331,7 +325,7 @@ def name_doubts(renamings: Sequence[Renaming], template: Template) -> list[str]:
 
 
 def _first(names: Sequence[str]) -> str:
-    more = f" (and {len(names) - _SHOWN:,} more)" if len(names) > _LABELS_SHOWN else ""
+    more = f" (and {len(names) - 1:,} more)" if len(names) > 1 else ""
     return names[0] + more
 
 
@@ -433,9 +427,9 @@ def namesake_warnings(
             and any(name[: end.start()] in stems for end in _WORD_END.finditer(name, 1))
         )
         if namesakes:
-            more = f" and {len(namesakes) - _FILES_SHOWN:,} more" if len(namesakes) > _FILES_SHOWN else ""
+            more = f" and {len(namesakes) - _SHOWN:,} more" if len(namesakes) > _SHOWN else ""
             begin, do = ("begins", "doesn't") if len(namesakes) == 1 else ("begin", "don't")
-            names = f"{', '.join(namesakes[:_FILES_SHOWN])}{more}"
+            names = f"{', '.join(namesakes[:_SHOWN])}{more}"
             count = counted(len(namesakes), "file")
             yield f"{shown(directory)}{os.sep}: {count} {begin} with an old name and {do} follow: {names}"
 
