@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Unsupported,
         UsageError,
     )
+    from ckpttool.core.layers import LayerKind
     from ckpttool.core.report import Finding, Severity
     from ckpttool.core.tensor import Role, Tensor
     from ckpttool.formats import open_checkpoint
@@ -71,6 +72,7 @@ __all__ = [
     "Finding",
     "Granularity",
     "Inspection",
+    "LayerKind",
     "LimitExceeded",
     "Logged",
     "MissingPackage",
@@ -116,6 +118,7 @@ __all__ = [
 
 _HOMES = {
     "core.checkpoint": ("Checkpoint", "Granularity", "TrainingState"),
+    "core.layers": ("LayerKind",),
     "formats": ("open_checkpoint",),
     "ops.average": ("average",),
     "ops.conversion": ("ConvertOptions", "Converted"),

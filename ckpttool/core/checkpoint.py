@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from typing_extensions import Required, Unpack
 
+    from ckpttool.core.layers import LayerKind
     from ckpttool.core.parameters import Elements
     from ckpttool.core.report import Finding
 
@@ -112,12 +113,7 @@ class CheckpointParts(TypedDict, total=False):
         spans: Iterates over all byte ranges to scan, in file order.
         metadata: All but the tensors, as plain data that JSON can hold.
         training: Epoch, step, loss and the like, with their origins.
-        layers: Type of the layer of each weight, in the framework's words, if the files have it. Keras's is
-            the name of the class, ``Dense``. It is ``Dense after Flatten (4, 3, 4)`` if the flattened shape
-            matters, with ``(*, 4)`` if only the channels are known, ``Dense of unknown wiring`` if the layer
-            before it is unknown, and ``Dense unlike PyTorch's:`` with the reason if the order of its weights
-            may have no equivalent in PyTorch. Paddle's is the operator or the parameter: ``linear``,
-            ``conv2d``.
+        layers: Type of the layer of each weight, as far as the files declare it, by the weight's name.
         own_names: Names of variables at their creation, by tensor, if the files have them. TensorFlow keeps
             them in addition to the path through the objects, which is the name of a tensor.
         tree: The content as nested objects; None: the tensors by name are all. It consists of plain Python
@@ -149,7 +145,7 @@ class CheckpointParts(TypedDict, total=False):
     spans: Required[Callable[[], Iterator[Span]]]
     metadata: Callable[[], Mapping[str, object]]
     training: Callable[[], TrainingState]
-    layers: Callable[[], Mapping[str, str]]
+    layers: Callable[[], Mapping[str, LayerKind]]
     own_names: Callable[[], Mapping[str, str]]
     tree: Callable[[], object]
     config: Callable[[], Mapping[str, object]]
@@ -280,7 +276,7 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         return self._parts.get("training", TrainingState)()
 
     @cached_property
-    def layers(self) -> Mapping[str, str]:
+    def layers(self) -> Mapping[str, LayerKind]:
         """Return the type of the layer of each weight, if the files have it."""
         return self._parts.get("layers", dict)()
 

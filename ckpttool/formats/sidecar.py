@@ -17,11 +17,13 @@ from ckpttool.containers.jsontext import MAX_VALUES, Doubled, parse_json
 from ckpttool.containers.zip_reader import Archive, Member
 from ckpttool.core.checkpoint import Checkpoint, TrainingState
 from ckpttool.core.errors import CheckpointError, LimitExceeded
+from ckpttool.core.layers import LayerKind
 from ckpttool.core.report import Finding, warning
 from ckpttool.core.tensor import Role, Tensor, role_of, role_of_module
 from ckpttool.formats.content.assembly import training_of
 from ckpttool.formats.content.tree import flatten, replace_tensors
 from ckpttool.formats.content.tree_json import decode_tree, encode_tree
+from ckpttool.formats.layer_documents import kind_document, kind_of_document
 from ckpttool.formats.torch.tree_nodes import metadata_of, read_out
 from ckpttool.formats.writer import Content
 from ckpttool.storage.source import Source
@@ -33,8 +35,6 @@ MAX_DOCUMENT = 1 << 26
 """The most bytes of a document."""
 _MAX_INTEGER_BITS = 4096
 """The longest integer of metadata, as ``plain_data`` has it; a tree may have longer ones."""
-_LONGEST_KIND = 1000
-"""The most characters of what is said of one layer."""
 _PLAIN = frozenset({dict, list, str, int, float, bool, type(None)})
 _COUNTS = ("epoch", "step")
 _NUMBERS = (*_COUNTS, "loss", "learning_rate", "best", "seed")
@@ -185,14 +185,12 @@ def _require_plain(node: object) -> None:
         raise ValueError("the metadata has a key that is no text")
 
 
-def _conventions(parsed: Mapping[str, object]) -> tuple[str, Mapping[str, str]]:
+def _conventions(parsed: Mapping[str, object]) -> tuple[str, Mapping[str, LayerKind]]:
     """Return the format whose names and layouts the tensors have, and the types of their layers."""
     format, layers = parsed["conventions"], parsed.get("layers", {})
     if not isinstance(format, str) or not isinstance(layers, dict):
         raise ValueError("the conventions or the layers are none")
-    if not all(isinstance(kind, str) and len(kind) <= _LONGEST_KIND for kind in layers.values()):
-        raise ValueError("the type of a layer is none")
-    return format, layers
+    return format, {name: kind_of_document(kind) for name, kind in layers.items()}
 
 
 # Tensors --------------------------------------------------------------------------------------------
@@ -365,7 +363,8 @@ def _make_sidecar(content: Content, tree: bool, names: bool) -> bytes | None:
     form, shared = encode_tree(parts)
     sidecar: dict[str, object] = {"schema": SCHEMA, "source": content.source_format}
     if content.conventions:
-        sidecar |= {"conventions": content.conventions, "layers": dict(content.layers)}
+        layers = {name: kind_document(kind) for name, kind in content.layers.items()}
+        sidecar |= {"conventions": content.conventions, "layers": layers}
     if has_tensors:
         sidecar["tensors"] = {tensor.name: _tensor_entry(tensor) for tensor in content.tensors}
     if roles:

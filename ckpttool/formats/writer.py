@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 from ckpttool.core.checkpoint import TrainingState
+from ckpttool.core.layers import LayerKind
 from ckpttool.core.tensor import Path, Span, Tensor
 from ckpttool.formats.traits import TRAITS
 from ckpttool.storage.sink import Sink
@@ -52,7 +53,7 @@ class Content:
     training: TrainingState = field(default_factory=TrainingState)
     mapped: Mapping[str, str] = field(default_factory=dict)
     conventions: str = ""
-    layers: Mapping[str, str] = field(default_factory=dict)
+    layers: Mapping[str, LayerKind] = field(default_factory=dict)
     _memo: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property

@@ -140,8 +140,8 @@ def _constant_matrices(
             continue
         if str(one.path[-1]).isdecimal():  # Keras has numbers for names: is it the kernel of its layer?
             is_first = one.path[-1] in (0, "0") and "activation" not in one.path  # a layer's own PReLU
-            kind = checkpoint.layers.get(one.name, "").partition(" ")[0]
-            if not is_first or kind not in _HAVE_KERNELS:
+            kind = checkpoint.layers.get(one.name)
+            if not is_first or kind is None or kind.cls not in _HAVE_KERNELS:
                 continue
         import numpy as np
 

@@ -6,10 +6,12 @@ from typing import Any
 
 from ckpttool import Role, Tensor
 from ckpttool.core.dtypes import BY_NAME
+from ckpttool.core.layers import DoubtReason, LayerKind, LayoutDoubt
 from ckpttool.formats.keras.kinds import kinds_by_group, kinds_by_name, kinds_in
 from ckpttool.formats.keras.layers import layer_of
+from tests.support.checkpoints import class_or_facts
 
-UNWIRED = "Dense of unknown wiring"
+UNWIRED = LayerKind("Dense", doubt=DoubtReason(LayoutDoubt.UNWIRED))
 
 
 def dense(name: str, units: int = 3, **more: Any) -> dict[str, Any]:
@@ -28,14 +30,14 @@ def chain(*nodes: dict[str, Any], name: str = "chain") -> dict[str, Any]:
     return {"class_name": "Sequential", "config": {"name": name, "layers": list(nodes)}}
 
 
-def kinds_in_model(config: dict[str, Any]) -> dict[str, str]:
+def kinds_in_model(config: dict[str, Any]) -> dict[str, LayerKind | str]:
     """Return what is told of the layers of a model by its configuration, by their names."""
     model = layer_of(config)
     assert model is not None
-    return {name: kind.text for name, kind in kinds_in(model).items()}
+    return {name: class_or_facts(kind) for name, kind in kinds_in(model).items()}
 
 
-def kinds_of(*nodes: dict[str, Any]) -> dict[str, str]:
+def kinds_of(*nodes: dict[str, Any]) -> dict[str, LayerKind | str]:
     """Return the same of a chain of layers."""
     return kinds_in_model(chain(*nodes))
 
@@ -48,18 +50,18 @@ def flatten(*lengths: int | None, **config: Any) -> dict[str, Any]:
 
 def test_a_flatten_counts_where_it_comes_right_before() -> None:
     cases = [
-        ([flatten(4, 3, 2)], "Dense after Flatten (4, 3, 2)"),
-        ([flatten(4, 3, 2), plain_layer("Dropout", "d")], "Dense after Flatten (4, 3, 2)"),
-        ([flatten(None, 3, 2)], "Dense after Flatten"),
-        ([plain_layer("Flatten", "f")], "Dense after Flatten"),
+        ([flatten(4, 3, 2)], LayerKind("Dense", flattened=(4, 3, 2))),
+        ([flatten(4, 3, 2), plain_layer("Dropout", "d")], LayerKind("Dense", flattened=(4, 3, 2))),
+        ([flatten(None, 3, 2)], LayerKind("Dense", flattened=())),
+        ([plain_layer("Flatten", "f")], LayerKind("Dense", flattened=())),
         ([flatten(4, 3)], "Dense"),
         (
             [flatten(4, 3, 2, data_format="channels_first")],
-            "Dense unlike PyTorch's: a Flatten of channels first stands before it",
+            LayerKind("Dense", doubt=DoubtReason(LayoutDoubt.INPUT_ORDER, "a Flatten of channels first")),
         ),
         ([flatten(4, 3, 2), dense("between")], "Dense"),
         ([dense("between")], "Dense"),
-        ([flatten(4, 3, 2), plain_layer("BatchNormalization", "b")], "Dense after Flatten (4, 3, 2)"),
+        ([flatten(4, 3, 2), plain_layer("BatchNormalization", "b")], LayerKind("Dense", flattened=(4, 3, 2))),
         ([], "Dense"),
     ]
     for before, kind in cases:
@@ -82,15 +84,15 @@ def conv(kind: str = "Conv2D", **config: Any) -> dict[str, Any]:
 
 def test_a_flatten_without_a_shape_has_the_channels_of_the_layer_before() -> None:
     cases = [
-        ([conv()], "Dense after Flatten (*, 6)"),
-        ([conv("Conv3D"), plain_layer("MaxPooling3D", "p")], "Dense after Flatten (*, 6)"),
+        ([conv()], LayerKind("Dense", flattened=(None, 6))),
+        ([conv("Conv3D"), plain_layer("MaxPooling3D", "p")], LayerKind("Dense", flattened=(None, 6))),
         (
             [conv(), plain_layer("BatchNormalization", "b"), plain_layer("ReLU", "r")],
-            "Dense after Flatten (*, 6)",
+            LayerKind("Dense", flattened=(None, 6)),
         ),
-        ([conv("Conv1D")], "Dense after Flatten (*, 6)"),
-        ([conv("Conv1D"), plain_layer("MaxPooling1D", "p")], "Dense after Flatten (*, 6)"),
-        ([conv(filters=None)], "Dense after Flatten"),
+        ([conv("Conv1D")], LayerKind("Dense", flattened=(None, 6))),
+        ([conv("Conv1D"), plain_layer("MaxPooling1D", "p")], LayerKind("Dense", flattened=(None, 6))),
+        ([conv(filters=None)], LayerKind("Dense", flattened=())),
     ]
     for before, kind in cases:
         assert kinds_of(*before, plain_layer("Flatten", "flatten"), dense("last"))["last"] == kind, before
@@ -113,27 +115,29 @@ def test_what_a_flatten_takes_is_not_guessed() -> None:
     ]
     for before, what in cases:
         kind = kinds_of(*before, plain_layer("Flatten", "flatten"), dense("last"))["last"]
-        assert kind.startswith(f"Dense unlike PyTorch's: {what}") and kind.endswith(" stands before it"), (
-            before
-        )
+        assert isinstance(kind, LayerKind) and kind.doubt is not None
+        assert kind.doubt.doubt is LayoutDoubt.INPUT_ORDER and kind.doubt.other.startswith(what), before
 
 
-GIVES = "unlike PyTorch's: a Reshape takes what it gives"
+GIVES = DoubtReason(LayoutDoubt.OUTPUT_ORDER, "a Reshape")
 
 
 def test_what_a_reshape_takes_is_not_guessed() -> None:
     image = kinds_of(dense("first"), NORM, reshape(4, 4, 5), conv())
-    assert image == {"first": f"Dense {GIVES}", "b": f"BatchNormalization {GIVES}"}
+    assert image == {
+        "first": LayerKind("Dense", doubt=GIVES),
+        "b": LayerKind("BatchNormalization", doubt=GIVES),
+    }
     assert kinds_of(dense("first"), reshape(1, 1, 5), dense("last")) == {"first": "Dense", "last": "Dense"}
-    assert kinds_of(dense("first"), reshape(7, 5), dense("last"))["first"] == f"Dense {GIVES}"
+    assert kinds_of(dense("first"), reshape(7, 5), dense("last"))["first"] == LayerKind("Dense", doubt=GIVES)
     pooled = plain_layer("GlobalAveragePooling2D", "g")
     assert kinds_of(conv(), pooled, reshape(1, 1, 6), dense("last"))["last"] == "Dense"
     assert kinds_of(conv(), reshape(6), dense("last"))["last"] == "Dense"
-    assert kinds_of(conv(), reshape(-1), dense("last"))["last"] == "Dense after Flatten (*, 6)"
+    assert kinds_of(conv(), reshape(-1), dense("last"))["last"] == LayerKind("Dense", flattened=(None, 6))
 
 
 def test_norms_behind_a_flatten_are_told_with_their_vectors() -> None:
-    unlike = "BatchNormalization unlike PyTorch's: a Flatten stands before it"
+    unlike = LayerKind("BatchNormalization", doubt=DoubtReason(LayoutDoubt.INPUT_ORDER, "a Flatten"))
     assert kinds_of(flatten(4, 3, 2), NORM)["b"] == unlike
     assert kinds_of(flatten(4, 3), NORM)["b"] == "BatchNormalization"
     found = kinds_by_name(chain(flatten(4, 3, 2), NORM), [tensor("b", "gamma", shape=(24,))])
@@ -142,7 +146,7 @@ def test_norms_behind_a_flatten_are_told_with_their_vectors() -> None:
 
 def test_a_gru_with_its_reset_before_the_product_is_not_pytorchs() -> None:
     config = {"units": 3, "use_bias": False}
-    for reset_after, kind in ((True, "GRU"), (False, "GRU unlike PyTorch's: reset_after is not set")):
+    for reset_after, kind in ((True, "GRU"), (False, LayerKind("GRU", reset_after=False))):
         node = plain_layer("GRU", "g")
         node["config"] |= config | {"reset_after": reset_after}
         assert kinds_of(node) == {"g": kind}
@@ -157,7 +161,7 @@ def behind(node: dict[str, Any], *names: str) -> dict[str, Any]:
     return {**node, "inbound_nodes": [[[name, 0, 0, {}] for name in names]]}
 
 
-def in_graph(*nodes: dict[str, Any], ends: list[str]) -> dict[str, str]:
+def in_graph(*nodes: dict[str, Any], ends: list[str]) -> dict[str, LayerKind | str]:
     return kinds_in_model(functional(*nodes, ends=ends))
 
 
@@ -172,12 +176,12 @@ def test_both_heads_behind_a_flatten_are_found() -> None:
         behind(dense("back"), "drawn"),
         ends=["back"],
     )
-    taken = "Dense unlike PyTorch's: a Sampling takes what it gives"
-    before = "Dense unlike PyTorch's: a Sampling stands before it"
+    taken = LayerKind("Dense", doubt=DoubtReason(LayoutDoubt.OUTPUT_ORDER, "a Sampling"))
+    before = LayerKind("Dense", doubt=DoubtReason(LayoutDoubt.INPUT_ORDER, "a Sampling"))
     assert found == {"mean": taken, "variance": taken, "back": before}
     image = plain_layer("InputLayer", "image")
     plain_ends = in_graph(image, behind(flatten(4, 3, 2), "image"), *heads, ends=["mean", "variance"])
-    assert plain_ends == dict.fromkeys(("mean", "variance"), "Dense after Flatten (4, 3, 2)")
+    assert plain_ends == dict.fromkeys(("mean", "variance"), LayerKind("Dense", flattened=(4, 3, 2)))
 
 
 def test_what_is_joined_with_a_flattened_image_is_not_guessed() -> None:
@@ -186,14 +190,14 @@ def test_what_is_joined_with_a_flattened_image_is_not_guessed() -> None:
     for kind in ("Concatenate", "Add"):
         both = behind(plain_layer(kind, "both"), "flatten", "other")
         found = in_graph(image, vector, flat, other, both, behind(dense("last"), "both"), ends=["last"])
-        assert found["last"] == "Dense unlike PyTorch's: a Flatten stands before it"
-        assert found["other"] == "Dense unlike PyTorch's: it is joined with what a Flatten gives"
+        assert found["last"] == LayerKind("Dense", doubt=DoubtReason(LayoutDoubt.INPUT_ORDER, "a Flatten"))
+        assert found["other"] == LayerKind("Dense", doubt=DoubtReason(LayoutDoubt.JOINED, "a Flatten"))
 
 
 def test_models_in_models_are_followed() -> None:
     inner = chain(dense("head"), name="inner")
     (found,) = [kinds_by_name(chain(flatten(4, 3, 2), inner), [tensor("inner", "head", "kernel")])]
-    assert found == {"inner.head.kernel": "Dense after Flatten (4, 3, 2)"}
+    assert found == {"inner.head.kernel": LayerKind("Dense", flattened=(4, 3, 2))}
     encoder = functional(
         {"class_name": "InputLayer", "config": {"name": "i", "batch_shape": [None, 8, 8, 3]}},
         behind(conv(), "i"),
@@ -202,7 +206,7 @@ def test_models_in_models_are_followed() -> None:
         name="inner",
     )
     found = kinds_by_name(chain(encoder, dense("last")), [tensor("last", "kernel")])
-    assert found == {"last.kernel": "Dense after Flatten (*, 6)"}
+    assert found == {"last.kernel": LayerKind("Dense", flattened=(None, 6))}
 
 
 def test_a_flatten_is_found_by_the_connections_of_both_versions() -> None:
@@ -214,8 +218,8 @@ def test_a_flatten_is_found_by_the_connections_of_both_versions() -> None:
     nodes += [dense(name, inbound_nodes=one) for name, one in inbound.items()]
     nodes += [dense("both", inbound_nodes=other), dense("none", inbound_nodes=[])]
     model = {"class_name": "Functional", "config": {"name": "m", "layers": nodes}}
-    after = "Dense after Flatten (4, 3, 2)"
-    unlike = "Dense unlike PyTorch's: what is not told stands before it"
+    after = LayerKind("Dense", flattened=(4, 3, 2))
+    unlike = LayerKind("Dense", doubt=DoubtReason(LayoutDoubt.INPUT_ORDER, "what is not told"))
     assert kinds_in_model(model) == {"three": after, "two": after, "both": unlike, "none": unlike}
 
 
@@ -235,7 +239,7 @@ def tensor(*path: str, key: str | None = None, shape: tuple[int, ...] = (2, 2)) 
 
 def test_models_in_models_are_found_by_the_names_of_both() -> None:
     config = chain(chain(flatten(4, 3, 2), dense("head"), name="inner"), dense("head"))
-    wanted = {"head.kernel": "Dense", "inner.head.kernel": "Dense after Flatten (4, 3, 2)"}
+    wanted = {"head.kernel": LayerKind("Dense"), "inner.head.kernel": LayerKind("Dense", flattened=(4, 3, 2))}
     found = [
         tensor("head", "kernel"),
         tensor("inner", "head", "kernel"),
@@ -254,7 +258,7 @@ def test_groups_are_counted_as_keras_counts_them() -> None:
         "foreign": ("layers", "dense_2"),
     }
     found = [tensor(name, key="/" + "/".join((*group, "vars", "0"))) for name, group in groups.items()]
-    assert kinds_by_group(config, groups.values(), found) == dict.fromkeys("abc", "Dense")
+    assert kinds_by_group(config, groups.values(), found) == dict.fromkeys("abc", LayerKind("Dense"))
     without = kinds_by_group(None, groups.values(), found)
     assert without == dict.fromkeys(groups, UNWIRED)
 
@@ -267,18 +271,18 @@ def test_a_group_is_believed_in_lists_of_layers_alone() -> None:
         "/layers/dense",
     ]
     assert kinds_by_group(None, (), [tensor(str(at), key=key) for at, key in enumerate(keys)]) == {
-        "3": "Dense of unknown wiring"
+        "3": LayerKind("Dense", doubt=DoubtReason(LayoutDoubt.UNWIRED))
     }
 
 
 def test_which_weights_a_norm_lacks() -> None:
     cases_scale = [
-        (True, True, ""),
-        (False, True, " without gamma"),
-        (True, False, " without beta"),
-        (False, False, " without gamma and beta"),
+        (True, True, ()),
+        (False, True, ("gamma",)),
+        (True, False, ("beta",)),
+        (False, False, ("gamma", "beta")),
     ]
-    for scale, center, told in cases_scale:
+    for scale, center, missing in cases_scale:
         for wrapped in [False, True]:
             for name in ["BatchNormalization", "LayerNormalization"]:
                 node = {
@@ -286,7 +290,8 @@ def test_which_weights_a_norm_lacks() -> None:
                     "config": {"name": "n", "axis": -1, "scale": scale, "center": center},
                 }
                 around = {"class_name": "TimeDistributed", "config": {"name": "t", "layer": node}}
-                assert [*kinds_of(around if wrapped else node).values()] == [name + told], (
+                wanted = class_or_facts(LayerKind(name, missing=missing))
+                assert [*kinds_of(around if wrapped else node).values()] == [wanted], (
                     name,
                     wrapped,
                     scale,

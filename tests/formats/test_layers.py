@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from ckpttool import CheckpointError, Role, open_checkpoint
+from ckpttool.core.layers import DoubtReason, LayerKind, LayoutDoubt
+from tests.support.checkpoints import class_or_facts
 from tests.support.twins import unpacked
 
 KERAS = {
@@ -47,9 +49,9 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return unpacked("others", tmp_path_factory.mktemp("twins"))
 
 
-def layers(path: Path) -> dict[str, str]:
+def layers(path: Path) -> dict[str, LayerKind | str]:
     with open_checkpoint(path) as checkpoint:
-        return dict(checkpoint.layers)
+        return {name: class_or_facts(kind) for name, kind in checkpoint.layers.items()}
 
 
 def weights(path: Path) -> list[str]:
@@ -60,14 +62,14 @@ def weights(path: Path) -> list[str]:
 # Keras ----------------------------------------------------------------------------------------------
 
 
-UNWIRED = "Dense of unknown wiring"
+UNWIRED = LayerKind("Dense", doubt=DoubtReason(LayoutDoubt.UNWIRED))
 
 
 @pytest.mark.parametrize(
     "name", ["twin.keras", "twin.weights.h5", "twin.h5", "twin-keras2.h5", "twin-keras2-savedmodel"]
 )
 def test_each_weight_of_keras_has_the_class_of_its_layer(twins: Path, name: str) -> None:
-    wanted = {one: KERAS[one.partition(".")[0]] for one in weights(twins / name)}
+    wanted: dict[str, LayerKind | str] = {one: KERAS[one.partition(".")[0]] for one in weights(twins / name)}
     if name == "twin.weights.h5":  # which doesn't say what stands before a kernel
         wanted |= {"fc1.0": UNWIRED, "fc2.0": UNWIRED}
     assert layers(twins / name) == wanted
@@ -75,7 +77,7 @@ def test_each_weight_of_keras_has_the_class_of_its_layer(twins: Path, name: str)
 
 def test_every_kind_of_layer_is_told_and_what_a_flatten_gives_with_its_shape(twins: Path) -> None:
     wanted = {one: ZOO[one.partition(".")[0]] for one in weights(twins / "zoo.keras")}
-    assert layers(twins / "zoo.keras") == {**wanted, "flat.0": "Dense after Flatten (4, 3, 4)"}
+    assert layers(twins / "zoo.keras") == {**wanted, "flat.0": LayerKind("Dense", flattened=(4, 3, 4))}
 
 
 @pytest.mark.parametrize("name", ["twin-tf", "twin-functional-tf", "twin-savedmodel"])

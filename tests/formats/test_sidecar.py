@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from ckpttool import Checkpoint, LimitExceeded, Role, Tensor
 from ckpttool.containers.pickle.pickle_nodes import NDARRAY, NOTHING, Call, Global, Mapped
+from ckpttool.core.layers import DoubtReason, LayerKind, LayoutDoubt
 from ckpttool.formats.content.tree import opaque_nodes
 from ckpttool.formats.content.tree_json import decode_tree, encode_tree
+from ckpttool.formats.layer_documents import kind_document
 from ckpttool.formats.sidecar import ENTRY, apply_sidecar
 from tests.support.checkpoints import numbers, of_tensors
 from tests.support.checkpoints import tensor as tensor_of
@@ -103,11 +105,50 @@ def test_metadata_and_native_parts_come_back() -> None:
 
 
 def test_conventions_and_layers_come_back() -> None:
-    layers = {"a": "Dense after Flatten (4, 4, 4)"}
+    kinds = {
+        "plain": LayerKind("Dense"),
+        "norm": LayerKind("BatchNormalization", missing=("gamma", "beta")),
+        "gru": LayerKind("GRU", reset_after=False),
+        "flat": LayerKind("Dense", flattened=(4, 4, 4)),
+        "channels": LayerKind("Dense", flattened=(None, 4)),
+        "doubted": LayerKind("Dense", doubt=DoubtReason(LayoutDoubt.INPUT_ORDER, "a Permute")),
+    }
+    layers = {name: kind_document(kind) for name, kind in kinds.items()}
     found = apply_sidecar(checkpoint("a", "b"), written({}, conventions="keras", layers=layers), "the header")
-    assert (found.format, found.conventions, found.layers) == ("safetensors", "keras", layers)
+    assert (found.format, found.conventions, found.layers) == ("safetensors", "keras", kinds)
     untold = apply_sidecar(checkpoint("a", "b"), written({}), "the header")
     assert (untold.conventions, untold.layers) == ("safetensors", {})
+
+
+RESET = " unlike PyTorch's: reset_after is not set"
+
+
+def test_layers_that_version_0_1_put_into_sentences_are_read() -> None:
+    sentences = {
+        "linear": LayerKind("linear"),
+        "Dense after Flatten": LayerKind("Dense", flattened=()),
+        "Dense after Flatten (4, 3, 4)": LayerKind("Dense", flattened=(4, 3, 4)),
+        "Dense after Flatten (*, 4)": LayerKind("Dense", flattened=(None, 4)),
+        "Dense of unknown wiring": LayerKind("Dense", doubt=DoubtReason(LayoutDoubt.UNWIRED)),
+        "LayerNormalization without beta": LayerKind("LayerNormalization", missing=("beta",)),
+        "BatchNormalization without gamma and beta": LayerKind("BatchNormalization", ("gamma", "beta")),
+        f"GRU{RESET}": LayerKind("GRU", reset_after=False),
+        f"GRU{RESET} unlike PyTorch's: a Permute stands before it": LayerKind(
+            "GRU", reset_after=False, doubt=DoubtReason(LayoutDoubt.INPUT_ORDER, "a Permute")
+        ),
+        "Dense unlike PyTorch's: a Reshape takes what it gives": LayerKind(
+            "Dense", doubt=DoubtReason(LayoutDoubt.OUTPUT_ORDER, "a Reshape")
+        ),
+        "Dense unlike PyTorch's: it is joined with what a Flatten gives": LayerKind(
+            "Dense", doubt=DoubtReason(LayoutDoubt.JOINED, "a Flatten")
+        ),
+        "BatchNormalization unlike PyTorch's: it has weights along several axes": LayerKind(
+            "BatchNormalization", doubt=DoubtReason(LayoutDoubt.SEVERAL_AXES)
+        ),
+    }
+    layers = {str(at): sentence for at, sentence in enumerate(sentences)}
+    found = apply_sidecar(checkpoint("a", "b"), written({}, conventions="keras", layers=layers), "the header")
+    assert [*found.layers.values()] == [*sentences.values()]
 
 
 def test_conventions_that_are_none_are_refused() -> None:
@@ -117,6 +158,16 @@ def test_conventions_that_are_none_are_refused() -> None:
         {"conventions": "keras", "layers": ["Dense"]},
         {"conventions": "keras", "layers": {"a": 1}},
         {"conventions": "keras", "layers": {"a": "D" * 1001}},
+        {"conventions": "keras", "layers": {"a": {}}},
+        *(
+            {"conventions": "keras", "layers": {"a": {"class": "Dense", "flattened": shape}}}
+            for shape in ([4, -1], [4, None], [None], [None, 4, 4], [1 << 63], ["4"], "4", 4)
+        ),
+        *(
+            {"conventions": "keras", "layers": {"a": f"Dense after Flatten ({shape})"}}
+            for shape in ("*", "4, *", "9" * 900)
+        ),
+        {"conventions": "keras", "layers": {"a": {"class": "Norm", "missing": ["alpha"]}}},
     ]
     for document in cases:
         assert refused(written({}, **document)).endswith((" is none", " are none"))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ckpttool import Checkpoint, Role, Tensor, Verification
+from ckpttool.core.layers import LayerKind
 from ckpttool.core.tensor import Path, Values
 from tests.support.tensors import Array, tensor_of
 
@@ -43,7 +44,10 @@ def tensor(name: str | Path, array: Array, role: Role = Role.WEIGHTS, **known: A
 
 
 def checkpoint(
-    weights: Mapping[Any, Array], family: str = "torch", layers: Mapping[str, str] | None = None, **more: Any
+    weights: Mapping[Any, Array],
+    family: str = "torch",
+    layers: Mapping[str, LayerKind | str] | None = None,
+    **more: Any,
 ) -> Checkpoint:
     """Return a checkpoint of weights by name or path; ``more`` are roles, by what other names start with."""
     roles = {start: Role(role) for start, role in more.items()}
@@ -57,7 +61,7 @@ def _role(name: str | Path, roles: Mapping[str, Role]) -> Role:
 
 
 def of_tensors(
-    tensors: list[Tensor], family: str = "torch", layers: Mapping[str, str] | None = None
+    tensors: list[Tensor], family: str = "torch", layers: Mapping[str, LayerKind | str] | None = None
 ) -> Checkpoint:
     """Return a checkpoint of tensors."""
     return Checkpoint(
@@ -67,10 +71,19 @@ def of_tensors(
         tensors=tuple(tensors),
         files=(),
         spans=lambda: iter(()),
-        layers=lambda: dict(layers or {}),
+        layers=lambda: {name: _layer_kind(kind) for name, kind in (layers or {}).items()},
     )
 
 
 def codes(checked: Checkpoint | Verification) -> set[str]:
     """Return the codes of the findings of opening or of verifying."""
     return {finding.code for finding in checked.findings}
+
+
+def _layer_kind(kind: LayerKind | str) -> LayerKind:
+    return kind if isinstance(kind, LayerKind) else LayerKind(kind)
+
+
+def class_or_facts(kind: LayerKind) -> LayerKind | str:
+    """Return the class of a layer if nothing else is known of it."""
+    return kind if kind.facts else kind.cls

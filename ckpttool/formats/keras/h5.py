@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ckpttool.containers.hdf5_worker import WORKER
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
+from ckpttool.core.layers import LayerKind
 from ckpttool.core.report import Finding, error, warning
 from ckpttool.core.tensor import Tensor
 from ckpttool.formats.hdf5.plain import Hdf5, apply_hdf5_sidecar, is_hdf5, opened_hdf5
@@ -79,7 +80,7 @@ class KerasH5(Format):
 
 def _layers(
     opened: OpenedHdf5, metadata: Mapping[str, Any], tensors: tuple[Tensor, ...]
-) -> Mapping[str, str]:
+) -> Mapping[str, LayerKind]:
     """Return what the layers of weights are: by the config of a whole model, or by the names of groups."""
     from ckpttool.formats.keras.kinds import kinds_by_group, kinds_by_name
 

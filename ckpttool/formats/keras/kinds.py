@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
-from typing import NamedTuple
 
+from ckpttool.core.layers import DoubtReason, LayerKind, LayoutDoubt
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.formats.keras.layers import (
     LAYERS,
@@ -35,72 +35,32 @@ _GROUPS = {
     for words in ("[a-z]+", "[a-z0-9]+")
 }
 _COUNT = re.compile(r"_[0-9]+$")
-UNLIKE = " unlike PyTorch's: "
-"""Stands between the class of a layer and why its weights may be in another order than PyTorch's."""
-UNWIRED = " of unknown wiring"
-"""Stands behind the class of a layer where nothing says what stands before it, and that would count."""
 _TO_BE_WIRED = ("Dense", "GRU")
 _OPTIONAL = {"scale": "gamma", "center": "beta"}
 """The weights that a norm may lack, by the settings that say so."""
-MISSING_WEIGHTS: Mapping[str, tuple[str, ...]] = {
-    "": (),
-    " without gamma": ("gamma",),
-    " without beta": ("beta",),
-    " without gamma and beta": ("gamma", "beta"),
-}
-"""What stands behind the class of a norm, and the weights that it says are missing."""
-_TEXT_OF_MISSING = {names: text for text, names in MISSING_WEIGHTS.items()}
-
 _NORMS = ("batch norm", "norm")
 
-Kinds = Mapping[str, str]
+Kinds = Mapping[str, LayerKind]
 Orders = Mapping[Place, KernelOrder]
 
 
-class LayerKind(NamedTuple):
-    """Of which class a layer is, and what else counts for how its weights lie.
+_UNWIRED = DoubtReason(LayoutDoubt.UNWIRED)
 
-    Attributes:
-        name: The class; of a wrapper, that of the layer inside.
-        missing: The weights of a norm that its configuration leaves out.
-        is_reset_early: Whether a GRU resets before it multiplies, as PyTorch's never does.
-        order: What is to be said of the order of its weights.
-        is_unwired: Whether nothing says what stands before it, and that would count.
+
+def kind_for_weight(kind: LayerKind, tensor: Tensor) -> LayerKind:
+    """Return the kind with only the facts that apply to one weight of the layer.
+
+    The layers before a Dense decide about its kernel alone, and not about its bias.
     """
-
-    name: str
-    missing: tuple[str, ...] = ()
-    is_reset_early: bool = False
-    order: KernelOrder = KernelOrder()
-    is_unwired: bool = False
-
-    def text_for(self, tensor: Tensor) -> str:
-        """Return the text that ``Checkpoint.layers`` has for one of its weights.
-
-        What stands before a Dense counts for its kernel alone, and not for its bias.
-        """
-        if len(tensor.shape) > 1:
-            return self.text
-        is_of_inputs = self.order.flattened is not None or (self.name == "Dense" and self.order.before)
-        order = KernelOrder() if is_of_inputs else self.order
-        return self._replace(order=order, is_unwired=False).text
-
-    @property
-    def text(self) -> str:
-        """Return all that is known of it; conversions store this text, and pairing reads it."""
-        text = self.name + _TEXT_OF_MISSING[self.missing]
-        if self.is_reset_early:
-            text += f"{UNLIKE}reset_after is not set"
-        if self.order.flattened is not None:
-            text += f" after Flatten {self.order.flattened}".rstrip()
-        elif self.order.before:
-            text += f"{UNLIKE}{self.order.before} stands before it"
-        elif self.order.doubt:
-            text += UNLIKE + self.order.doubt
-        return text + UNWIRED * self.is_unwired
+    if len(tensor.shape) > 1:
+        return kind
+    is_of_inputs = kind.doubt == _UNWIRED or (
+        kind.cls == "Dense" and kind.doubt is not None and kind.doubt.doubt is LayoutDoubt.INPUT_ORDER
+    )
+    return kind._replace(flattened=None, doubt=None if is_of_inputs else kind.doubt)
 
 
-Find = Callable[[tuple[str, ...]], "LayerKind | None"]
+Find = Callable[[tuple[str, ...]], LayerKind | None]
 
 
 def kind_of(layer: Layer) -> LayerKind | None:
@@ -118,7 +78,7 @@ def kind_of(layer: Layer) -> LayerKind | None:
     return LayerKind(
         inner.kind,
         missing=tuple(name for name, is_missing in is_off.items() if is_missing),
-        is_reset_early=kind == "gru" and not inner.config.get("reset_after"),
+        reset_after=kind != "gru" or bool(inner.config.get("reset_after")),
     )
 
 
@@ -132,9 +92,11 @@ def kinds_in(model: Layer, orders: Orders | None = None, place: Place = ()) -> d
     """
     orders = orders_in(model) if orders is None else orders
     kinds = {layer.name: kind for layer in layers_listed_by(model) if (kind := kind_of(layer)) is not None}
-    return {
-        name: kind._replace(order=orders.get((*place, name), KernelOrder())) for name, kind in kinds.items()
-    }
+    return {name: _with_order(kind, orders.get((*place, name))) for name, kind in kinds.items()}
+
+
+def _with_order(kind: LayerKind, order: KernelOrder | None) -> LayerKind:
+    return kind if order is None else kind._replace(flattened=order.flattened, doubt=order.doubt)
 
 
 def kinds_by_name(config: object, tensors: Iterable[Tensor]) -> Kinds:
@@ -199,7 +161,7 @@ def _kind_of_group(path: tuple[str, ...]) -> LayerKind | None:
     for part, group in pairwise(path):
         kind = _GROUPS.get(_COUNT.sub("", group)) if part == LAYERS_KEY else None
         if kind is not None:
-            return LayerKind(kind, is_unwired=kind in _TO_BE_WIRED)
+            return LayerKind(kind, doubt=_UNWIRED if kind in _TO_BE_WIRED else None)
     return None
 
 
@@ -211,11 +173,11 @@ def _stored_path(tensor: Tensor) -> tuple[str, ...]:
 def _kinds_of_weights(
     tensors: Iterable[Tensor], find: Find, place: Callable[[Tensor], tuple[str, ...]]
 ) -> Kinds:
-    kinds: dict[str, str] = {}
+    kinds: dict[str, LayerKind] = {}
     for tensor in tensors:
         kind = find(place(tensor)) if tensor.role is Role.WEIGHTS else None
         if kind is not None:
-            kinds.setdefault(tensor.name, kind.text_for(tensor))
+            kinds.setdefault(tensor.name, kind_for_weight(kind, tensor))
     return kinds
 
 
@@ -232,10 +194,10 @@ def outermost_kind(layers: Iterable[Layer], orders: dict[int, Orders]) -> LayerK
             models.append(layer)
         elif (kind := kind_of(layer)) is not None:
             if not models:
-                return kind._replace(is_unwired=kind.name == "Dense")
+                return kind._replace(doubt=_UNWIRED if kind.cls == "Dense" else None)
             outermost = models[0]
             if id(outermost) not in orders:
                 orders[id(outermost)] = orders_in(outermost)
             place = (*(model.name for model in models[1:]), layer.name)
-            return kind._replace(order=orders[id(outermost)].get(place, KernelOrder()))
+            return _with_order(kind, orders[id(outermost)].get(place))
     return None

@@ -13,6 +13,7 @@ from ckpttool.containers.pickle.pickle_detection import is_pickle
 from ckpttool.containers.pickle.pickle_safety import read_pickles
 from ckpttool.containers.zip_reader import STORED, Archive, Member, with_version_errors
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
+from ckpttool.core.layers import LayerKind
 from ckpttool.core.readable import Buffer, Readable, reader_from
 from ckpttool.core.report import error, warning
 from ckpttool.core.tensor import Extent, Span, Tensor
@@ -101,7 +102,7 @@ class Model(Opening):
         """Return the sidecar ``ckpttool.content``, None if there is none."""
         return self._text(ENTRY) if ENTRY in self._by_name else None
 
-    def layers(self, tensors: tuple[Tensor, ...]) -> Mapping[str, str]:
+    def layers(self, tensors: tuple[Tensor, ...]) -> Mapping[str, LayerKind]:
         """Return what the layers of weights are."""
         from ckpttool.formats.keras.kinds import kinds_by_group
 

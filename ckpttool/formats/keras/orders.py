@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from ckpttool.containers.jsontext import objects
+from ckpttool.core.layers import DoubtReason, LayoutDoubt
 from ckpttool.formats.keras.layers import Flow, Layer, layers_listed_by, type_of
 
 Place = tuple[str, ...]
@@ -24,18 +25,10 @@ _SEQUENTIAL = "Sequential"
 
 
 class KernelOrder(NamedTuple):
-    """Why the weights of a layer are in another order than PyTorch's, or may be.
+    """Facts about the order of a layer's weights, as ``LayerKind`` has them."""
 
-    Attributes:
-        flattened: The shape of the images that a Flatten before it takes, ``(4, 3, 4)``; ``(*, 4)`` if only
-            the channels are known, and "" if nothing is; None if there is no Flatten.
-        before: What stands before it, so that nobody can tell the order of its inputs.
-        doubt: Another reason why nobody can tell.
-    """
-
-    flattened: str | None = None
-    before: str = ""
-    doubt: str = ""
+    flattened: tuple[int | None, ...] | None = None
+    doubt: DoubtReason | None = None
 
 
 def orders_in(model: Layer) -> dict[Place, KernelOrder]:
@@ -93,32 +86,32 @@ class _ModelWalk:
         place = (*parent, layer.name)
         given = merge_orders(inputs, joined=layer.kind == "Concatenate")
         if not given.is_known and len(inputs) > 1:
-            self._doubt(given.makers, f"it is joined with what {given.said or 'a Flatten'} gives")
+            self._doubt(given.makers, LayoutDoubt.JOINED, given.cause or "a Flatten")
         if layer.is_model:
             return self.through(layer, place, given)
         rule = self._rules.get(type_of(layer.kind).flow) if layer.is_known else None
         if rule is not None:
             return rule(layer, place, given)
         self._doubt_inputs(place, given)
-        self._doubt(given.makers, f"a {layer.kind} takes what it gives")
+        self._doubt(given.makers, LayoutDoubt.OUTPUT_ORDER, f"a {layer.kind}")
         return unknown_order(f"a {layer.kind}", given.makers)
 
-    def _doubt(self, places: Iterable[Place], why: str = "", *, before: str = "") -> None:
+    def _doubt(self, places: Iterable[Place], doubt: LayoutDoubt, other: str = "") -> None:
         for place in places:
             if place not in self._doubted:  # the first reason counts
                 self._doubted.add(place)
-                self.orders[place] = KernelOrder(before=before, doubt=why)
+                self.orders[place] = KernelOrder(doubt=DoubtReason(doubt, other))
 
     def _doubt_inputs(self, place: Place, given: FeatureOrder) -> None:
         """Doubt a layer with weights if the order of the features that it takes is not known."""
         if not given.is_known:
-            self._doubt([place], before="a Flatten" if given.way == "flat" else given.said)
+            self._doubt([place], LayoutDoubt.INPUT_ORDER, "a Flatten" if given.way == "flat" else given.cause)
 
     # Layers with weights ------------------------------------------------------------------------------
 
     def _dense(self, layer: Layer, place: Place, given: FeatureOrder) -> FeatureOrder:
         if given.way == "flat":
-            self.orders.setdefault(place, KernelOrder(flattened=given.said))
+            self.orders.setdefault(place, KernelOrder(flattened=given.flattened))
         else:
             self._doubt_inputs(place, given)
         rank = _rank(layer, given)
@@ -130,7 +123,7 @@ class _ModelWalk:
         self._doubt_inputs(place, given)
         axis = layer.config.get("axis")
         if isinstance(axis, list) and len(axis) > 1:
-            self._doubt([place], "it has weights along several axes")
+            self._doubt([place], LayoutDoubt.SEVERAL_AXES)
         return given._replace(makers=given.makers | {place})
 
     def _convolution(self, layer: Layer, place: Place, given: FeatureOrder) -> FeatureOrder:
@@ -191,13 +184,13 @@ class _ModelWalk:
             return unknown_order("a Flatten of channels first", given.makers)
         made = flattened_order(given, _shape(layer))
         if made.way == "flat" and given.way != "image":
-            self._doubt(given.makers, "a Flatten takes what it gives")
+            self._doubt(given.makers, LayoutDoubt.OUTPUT_ORDER, "a Flatten")
         return made
 
     def _reshape(self, layer: Layer, place: Place, given: FeatureOrder) -> FeatureOrder:
         made, is_moved = reshaped_order(given, layer.config.get("target_shape"), _shape(layer))
         if is_moved:
-            self._doubt(given.makers, "a Reshape takes what it gives")
+            self._doubt(given.makers, LayoutDoubt.OUTPUT_ORDER, "a Reshape")
         return made
 
 
@@ -265,14 +258,16 @@ class FeatureOrder(NamedTuple):
             ``series``: the last axis has features, and what Flatten makes can't be told; ``image``: the last
             axis has channels, which PyTorch has first; ``flat``: what Flatten made of an image; ``unknown``.
         rank: The number of axes without the batch, where it is known.
-        said: Of ``flat``, the shape of the image as text; of ``unknown``, what makes it so.
+        flattened: Of ``flat``, the shape of the image, as ``LayerKind`` has it.
+        cause: Of ``unknown``, the layer that makes it so: "a Lambda".
         channels: How many features an image has, where that is known.
         makers: The layers whose outputs stand along the last axis.
     """
 
     way: Way
     rank: int | None = None
-    said: str = ""
+    flattened: tuple[int | None, ...] = ()
+    cause: str = ""
     channels: int | None = None
     makers: frozenset[Place] = frozenset()
 
@@ -285,9 +280,9 @@ class FeatureOrder(NamedTuple):
 _INPUT = FeatureOrder("input")
 
 
-def unknown_order(said: str, makers: frozenset[Place] = frozenset()) -> FeatureOrder:
-    """Return an order of which nothing is known, because of what."""
-    return FeatureOrder("unknown", said=said, makers=makers)
+def unknown_order(cause: str, makers: frozenset[Place] = frozenset()) -> FeatureOrder:
+    """Return an order of which nothing is known; ``cause`` is the layer that makes it so."""
+    return FeatureOrder("unknown", cause=cause, makers=makers)
 
 
 def merge_orders(orders: Sequence[FeatureOrder], *, joined: bool = False) -> FeatureOrder:
@@ -303,7 +298,7 @@ def merge_orders(orders: Sequence[FeatureOrder], *, joined: bool = False) -> Fea
     ranks = {order.rank for order in orders}
     rank = None if None in ranks else max(rank for rank in ranks if rank is not None)
     if "flat" in ways:
-        is_alike = not joined and len({(order.way, order.said) for order in orders}) == 1
+        is_alike = not joined and len({(order.way, order.flattened) for order in orders}) == 1
         return first._replace(makers=makers) if is_alike else unknown_order("a Flatten", makers)
     channels = {order.channels for order in orders if order.way == "image"}
     known = channels.pop() if len(channels) == 1 and not joined else None
@@ -329,9 +324,9 @@ def flattened_order(given: FeatureOrder, shape: Sequence[int | None] | None) -> 
     if given.way in ("features", "series") and rank is not None:
         return unknown_order("a Flatten", given.makers)
     if shape is not None and all(length is not None and length > 0 for length in shape):
-        return FeatureOrder("flat", 1, f"({', '.join(map(str, shape))})")
+        return FeatureOrder("flat", 1, tuple(shape))
     is_image = given.way == "image" or (rank is not None and rank > SEQUENCE)
-    return FeatureOrder("flat", 1, f"(*, {given.channels})" if is_image and given.channels else "")
+    return FeatureOrder("flat", 1, (None, given.channels) if is_image and given.channels else ())
 
 
 def reshaped_order(

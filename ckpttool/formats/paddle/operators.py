@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ckpttool.containers.protobuf import BYTES, VARINT, Field, fields
+from ckpttool.core.layers import LayerKind
 from ckpttool.core.readable import Readable
 from ckpttool.core.tensor import Role, Tensor
 
@@ -93,7 +94,9 @@ def kind_by_name(name: str) -> str | None:
     return None if match is None else _MADE_UP_KINDS.get(match["kind"], match["kind"])
 
 
-def layers_of(tensors: Iterable[Tensor], kinds: Kinds, names: Mapping[str, str] | None = None) -> Kinds:
+def layers_of(
+    tensors: Iterable[Tensor], kinds: Kinds, names: Mapping[str, str] | None = None
+) -> dict[str, LayerKind]:
     """Return the kinds of the layers of weights.
 
     Args:
@@ -101,12 +104,12 @@ def layers_of(tensors: Iterable[Tensor], kinds: Kinds, names: Mapping[str, str] 
         kinds: The kinds that operators tell, by the names of parameters.
         names: The names of parameters, by those of tensors, where these have others.
     """
-    layers: dict[str, str] = {}
+    layers: dict[str, LayerKind] = {}
     for tensor in tensors:
         parameter = (names or {}).get(tensor.name, tensor.name)
         kind = kinds.get(parameter) or kind_by_name(parameter)
         if kind is not None and tensor.role is Role.WEIGHTS:
-            layers.setdefault(tensor.name, kind)
+            layers.setdefault(tensor.name, LayerKind(kind))
     return layers
 
 

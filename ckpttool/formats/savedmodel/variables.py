@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.containers.farmhash import fingerprint64
 from ckpttool.containers.jsontext import parse_json
 from ckpttool.core.errors import CheckpointError
+from ckpttool.core.layers import LayerKind
 from ckpttool.core.report import Finding, error, note, warning
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.formats.savedmodel.graph import MetaGraph
@@ -163,12 +164,12 @@ def _stated_name(tensor: Tensor, objects: Sequence[SavedObject]) -> str | None:
 
 def layers_of_variables(
     directory: str, objects: Sequence[SavedObject], tensors: Sequence[Tensor]
-) -> Mapping[str, str]:
+) -> Mapping[str, LayerKind]:
     """Return the layers of weights, without those that are not described or can't be read.
 
     Keras 2 describes its objects in a file of their own; old releases do so in the graph.
     """
-    from ckpttool.formats.keras.kinds import outermost_kind
+    from ckpttool.formats.keras.kinds import kind_for_weight, outermost_kind
 
     described = {at: item.keras for at, item in enumerate(objects) if item.keras}
     path = os.path.join(directory, KERAS_METADATA)
@@ -184,7 +185,7 @@ def layers_of_variables(
             along = node_numbers_along(objects, raw_key(tensor))
             kind = outermost_kind((layers[at] for at in along if at in layers), orders)
             if kind is not None:
-                kinds[tensor.name] = kind.text_for(tensor)
+                kinds[tensor.name] = kind_for_weight(kind, tensor)
     return kinds
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.tensor import Tensor
 from ckpttool.formats.writer import Content
 from ckpttool.weights.pairing.map_file import TensorMap, TensorRule
+
+T = TypeVar("T")
 
 
 class ContentView(NamedTuple):
@@ -62,7 +64,7 @@ def view_of(content: Content, checkpoint: Checkpoint) -> ContentView:
         shown.append(origin)
         tensors[id(origin)] = tensor
 
-    def by_shown_name(stated: Mapping[str, str]) -> dict[str, str]:
+    def by_shown_name(stated: Mapping[str, T]) -> dict[str, T]:
         pairs = ((one.name, origins.get(tensors[id(one)].name)) for one in shown)
         return {name: stated[own.name] for name, own in pairs if own is not None and own.name in stated}
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import UsageError
+from ckpttool.core.layers import LayerKind
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.core.text import counted
 from ckpttool.formats.traits import Family, traits_of
@@ -93,7 +94,7 @@ def to_layout(content: Content, checkpoint: Checkpoint, layout: str) -> tuple[Co
         return content, [f"all tensors lie as --layout {layout} wants them"]
     changed = replace(content, tensors=tensors, tree=None, native={}, conventions="pytorch", layers={})
     if layout == "keras":
-        layers = {new.name: _CLASSES[rule] for _, new, rule in conversions if rule in _CLASSES}
+        layers = {new.name: LayerKind(_CLASSES[rule]) for _, new, rule in conversions if rule in _CLASSES}
         changed = replace(changed, conventions="keras", layers=layers)
     return changed, notes + loss_notes(content, checkpoint)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.layers import DoubtReason
 from ckpttool.core.tensor import Tensor
 from ckpttool.core.text import first_names
 from ckpttool.formats.traits import Family, traits_of
 from ckpttool.formats.writer import Content
-from ckpttool.weights.pairing.layers import UNWIRED, Doubt, DoubtReason, has_keras_word
+from ckpttool.weights.pairing.layers import UNWIRED, Doubt, has_keras_word
 from ckpttool.weights.pairing.layouts import RULES, LayoutItem
 
 _AS_TORCH = frozenset(
@@ -33,7 +34,8 @@ def is_layout_unknown(item: LayoutItem, checkpoint: Checkpoint) -> bool:
     source = item.sources[0]
     if traits_of(checkpoint.conventions).family is Family.TORCH:
         return has_keras_word(source)
-    return checkpoint.layers.get(source.name) not in _AS_TORCH
+    kind = checkpoint.layers.get(source.name)
+    return kind is None or kind.cls not in _AS_TORCH
 
 
 def refusal_text(doubts: Sequence[Doubt], other: str = "PyTorch") -> str:
@@ -42,7 +44,7 @@ def refusal_text(doubts: Sequence[Doubt], other: str = "PyTorch") -> str:
     for doubt in doubts:
         by_reason.setdefault(doubt.reason, []).append(doubt.tensor)
     reasons = "; ".join(f"{name_list(tensors)}: {reason.text}" for reason, tensors in by_reason.items())
-    if not any(reason.is_about_order for reason in by_reason):
+    if not any(reason.doubt.is_about_order for reason in by_reason):
         return f"{reasons}, and PyTorch's GRU has it set"
     hint = " (a whole model of Keras, .keras or .h5, says it)" if UNWIRED in by_reason else ""
     return f"{reasons}, and the order of its elements may be another in {other}{hint}: {_REMEDY}"

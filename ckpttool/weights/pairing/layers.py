@@ -15,9 +15,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.layers import DoubtReason, LayerKind, LayoutDoubt
 from ckpttool.core.tensor import Path, Role, Tensor
-from ckpttool.formats.keras.kinds import MISSING_WEIGHTS, UNLIKE
-from ckpttool.formats.keras.kinds import UNWIRED as UNWIRED_KIND
 from ckpttool.formats.keras.layers import type_of
 from ckpttool.formats.traits import Family, traits_of
 
@@ -28,10 +27,6 @@ _NUMBERED = re.compile(r"\d+")
 _KERAS_VARIABLE = re.compile(
     r"_?(kernel|bias|recurrent_kernel|depthwise_kernel|pointwise_kernel|embeddings|gamma|beta"
     r"|moving_mean|moving_variance|scale)"
-)
-_FLATTENED = re.compile(
-    r"Dense after Flatten"
-    r"(?: \((?:\*, (?P<channels>[0-9]{1,18})|(?P<shape>[0-9]{1,18}(?:, [0-9]{1,18})*),?)\))?"
 )
 CELL = re.compile(r"(basic_)?(lstm_|gru_|rnn_|simple_rnn_)?cell(_\d+)?")
 """What the cell inside a recurrent layer is called."""
@@ -78,9 +73,6 @@ _KIND_OF_VARIABLE = {
     "gamma": "norm",
     "beta": "norm",
 }
-_FLATTENED_UNKNOWN = "Dense after Flatten"
-_RESET_NOT_SET = "reset_after is not set"
-"""The one reason in the kind of a layer that is no matter of order: ``formats/keras/kinds.py`` gives it."""
 _LEAST_IMAGE = 4
 """Two places with two channels: the fewest elements that have two orders."""
 
@@ -103,19 +95,7 @@ class WeightLayer:
     sizes: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class DoubtReason:
-    """Why nobody knows whether a weight lies as PyTorch's does: in its order, or in how a GRU resets."""
-
-    text: str
-    is_about_order: bool = True
-
-
-UNWIRED = DoubtReason("it may stand behind a Flatten or before a Reshape, and nothing says whether it does")
-UNKNOWN_FLATTEN = DoubtReason("it stands behind a Flatten of a shape that is not told")
-UNKNOWN_RESET = DoubtReason(
-    "a GRU without a bias does not show whether reset_after is set", is_about_order=False
-)
+UNWIRED = DoubtReason(LayoutDoubt.UNWIRED)
 
 
 class Doubt(NamedTuple):
@@ -174,17 +154,18 @@ def layout_doubts(checkpoint: Checkpoint) -> list[Doubt]:
     for layer in layers_of(checkpoint):
         for name, tensor in layer.variables.items():
             kind = checkpoint.layers.get(tensor.name)
-            if kind is not None and UNLIKE in kind:
-                why = kind.partition(UNLIKE)[2]
-                doubts[id(tensor)] = Doubt(tensor, DoubtReason(why, is_about_order=why != _RESET_NOT_SET))
-            elif (name, kind) == ("kernel", _FLATTENED_UNKNOWN):
-                doubts[id(tensor)] = Doubt(tensor, UNKNOWN_FLATTEN)
-            elif name == "kernel" and (kind is None or UNWIRED_KIND in kind):
+            if kind is not None and kind.doubt not in (None, UNWIRED):
+                doubts[id(tensor)] = Doubt(tensor, kind.doubt)
+            elif kind is not None and not kind.reset_after:
+                doubts[id(tensor)] = Doubt(tensor, DoubtReason(LayoutDoubt.RESET))
+            elif name == "kernel" and kind is not None and kind.flattened == ():
+                doubts[id(tensor)] = Doubt(tensor, DoubtReason(LayoutDoubt.FLATTENED_SHAPE))
+            elif name == "kernel" and (kind is None or kind.doubt is not None):
                 # No configuration said how the layers are connected.
                 if layer.kind == "dense" and len(tensor.shape) == 2 and may_be_image(*tensor.shape):
                     doubts[id(tensor)] = Doubt(tensor, UNWIRED)
                 elif layer.kind == "gru" and "bias" not in layer.variables:
-                    doubts[id(tensor)] = Doubt(tensor, UNKNOWN_RESET)
+                    doubts[id(tensor)] = Doubt(tensor, DoubtReason(LayoutDoubt.RESET_UNKNOWN))
     return [doubts[id(tensor)] for tensor in checkpoint.tensors if id(tensor) in doubts]
 
 
@@ -208,31 +189,31 @@ def _keras_layer(
         "key_dense",
         "value_dense",
     } <= beside
-    if part is not None and is_attention and stated in (None, "EinsumDense", "MultiHeadAttention"):
+    cls = None if stated is None else stated.cls
+    if part is not None and is_attention and cls in (None, "EinsumDense", "MultiHeadAttention"):
         variables = _by_number(group, ("kernel", "bias")) if is_numbered else _by_variable_name(group)
         if "kernel" in variables and len(variables["kernel"].shape) == 3:  # Dense layers have such names, too
             return WeightLayer(place, "attention output" if part == "out_proj" else "attention", variables)
-    class_name, space, details = (stated or "").partition(" ")
     if traits_of(checkpoint.conventions).holds_layers and is_numbered:
         shapes = [group[str(at)].shape for at in range(len(group)) if str(at) in group]
-        kind = type_of(class_name).kind if stated is not None else kind_of_shapes(shapes)
-        missing = MISSING_WEIGHTS.get(space + details, ())
+        kind = type_of(cls).kind if cls is not None else kind_of_shapes(shapes)
+        missing = () if stated is None else stated.missing
         orders = [tuple(name for name in names if name not in missing) for names in _ORDERS.get(kind, ())]
         order = next((names for names in orders if len(names) == len(group)), None)
         if order is None or len(shapes) != len(group):
             return WeightLayer(place, None, group)
         return _checked_layer(place, kind, _by_number(group, order), stated)
     variables = _by_variable_name(group)
-    kind = type_of(class_name).kind if stated is not None else kind_of_names(variables)
+    kind = type_of(cls).kind if cls is not None else kind_of_names(variables)
     if kind == "dense" and any(CELL.fullmatch(step) for step in place):
         kind = None  # TensorFlow 1 has a cell's two kernels in one
     return _checked_layer(place, kind, variables, stated)
 
 
-def _stated_kind(checkpoint: Checkpoint, group: Mapping[str, Tensor]) -> str | None:
-    """Return the type that the files say outright; of a kernel it says most."""
+def _stated_kind(checkpoint: Checkpoint, group: Mapping[str, Tensor]) -> LayerKind | None:
+    """Return the type that the files declare; that of a kernel has most facts."""
     stated = (checkpoint.layers.get(tensor.name) for tensor in group.values())
-    return max((kind for kind in stated if kind is not None), key=len, default=None)
+    return max((kind for kind in stated if kind is not None), key=lambda kind: kind.facts, default=None)
 
 
 def _by_number(group: Mapping[str, Tensor], names: tuple[str, ...]) -> dict[str, Tensor]:
@@ -248,7 +229,7 @@ def _by_variable_name(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _checked_layer(
-    place: Steps, kind: str | None, variables: Mapping[str, Tensor], stated: str | None
+    place: Steps, kind: str | None, variables: Mapping[str, Tensor], stated: LayerKind | None
 ) -> WeightLayer:
     """Return a layer; its type must fit its recurrent kernel, and what it flattens must be known."""
     if kind == "depthwise" and "kernel" in variables:
@@ -257,21 +238,23 @@ def _checked_layer(
         names = [name for name in ("kernel", "recurrent_kernel", "bias") if name in variables]
         if len(names) < 2 or recurrent_kind([variables[name].shape for name in names]) != kind:
             return WeightLayer(place, None, variables)
-    flattened = _FLATTENED.match(stated) if stated is not None else None
+    flattened = None if stated is None else stated.flattened
     if flattened is None:
         return WeightLayer(place, kind, variables)
-    # The inputs of a Dense behind a Flatten are in another order than PyTorch flattens them.
-    if flattened["channels"]:
-        # Of the image the channels alone are known, which is enough: its places lie one behind the other.
-        channels = int(flattened["channels"])
-        inputs = variables["kernel"].shape[0] if "kernel" in variables and variables["kernel"].shape else 0
-        if not channels or inputs % channels:
-            return WeightLayer(place, "named", variables)
-        return WeightLayer(place, "flattened", variables, {"h": inputs // channels, "w": 1, "c": channels})
-    axes = tuple(map(int, flattened["shape"].split(", "))) if flattened["shape"] else ()
-    if sum(length != 1 for length in axes) <= 1:  # what is not told at all is in ``layout_doubts``
-        return WeightLayer(place, "dense", variables)
-    return WeightLayer(place, "flattened", variables, {"h": math.prod(axes[:-1]), "w": 1, "c": axes[-1]})
+    # The inputs of a Dense after a Flatten are in another order than PyTorch flattens them.
+    match flattened:
+        case (None, int(channels)):
+            # The channels are enough: the places of the image follow each other.
+            shape = variables["kernel"].shape if "kernel" in variables else ()
+            inputs = shape[0] if shape else 0
+            if not channels or inputs % channels:
+                return WeightLayer(place, "named", variables)
+            sizes = {"h": inputs // channels, "w": 1, "c": channels}
+        case (*axes, int(last)) if sum(length != 1 for length in flattened) > 1:
+            sizes = {"h": math.prod(length or 0 for length in axes), "w": 1, "c": last}
+        case _:  # of an unknown shape, ``layout_doubts`` has the kernel
+            return WeightLayer(place, "dense", variables)
+    return WeightLayer(place, "flattened", variables, sizes)
 
 
 # Paddle ---------------------------------------------------------------------------------------------
@@ -279,8 +262,9 @@ def _checked_layer(
 
 def _paddle_layer(checkpoint: Checkpoint, place: Steps, group: dict[str, Tensor]) -> WeightLayer:
     stated = _stated_kind(checkpoint, group)
+    cls = None if stated is None else stated.cls
     is_norm = {"w_0", "w_1", "w_2"} <= group.keys() and len(group["w_0"].shape) == 1
-    if stated in _CELLS:
+    if cls in _CELLS:
         names = _PADDLE_CELL
     else:
         names = _PADDLE_VARIABLE if is_norm or group.keys() <= {"w_0", "b_0"} else {}
@@ -288,8 +272,8 @@ def _paddle_layer(checkpoint: Checkpoint, place: Steps, group: dict[str, Tensor]
     if {"_mean", "_variance"} <= variables.keys():
         return WeightLayer(place, "paddle batch norm", variables)
     weight, bias = variables.get("weight"), variables.get("bias")
-    is_linear = stated in _LINEAR
-    if stated is None and weight is not None and bias is not None and len(variables) == 2:
+    is_linear = cls in _LINEAR
+    if cls is None and weight is not None and bias is not None and len(variables) == 2:
         # Of Paddle's layers, only a linear one has a matrix and a bias as long as its last axis.
         is_linear = len(weight.shape) == 2 and bias.shape == weight.shape[1:]
     return WeightLayer(place, "paddle linear" if is_linear else "named", variables)

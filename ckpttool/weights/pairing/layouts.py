@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.layers import DoubtReason
 from ckpttool.core.tensor import Path, Tensor
 from ckpttool.weights.pairing.layers import (
     ATTENTION,
     CELL,
-    DoubtReason,
     Steps,
     WeightLayer,
     layers_of,

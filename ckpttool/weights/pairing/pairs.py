@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ckpttool.weights.pairing.layers import DoubtReason
+from ckpttool.core.layers import DoubtReason
 from ckpttool.weights.pairing.layouts import LayoutItem
 
 How = Literal["name", "convention", "map", "content", "shape"]

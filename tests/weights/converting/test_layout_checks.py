@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ckpttool import Checkpoint
+from ckpttool.core.layers import DoubtReason, LayerKind, LayoutDoubt
 from ckpttool.weights.converting.layout_checks import refusal_text
 from ckpttool.weights.pairing.layers import UNWIRED, layout_doubts
 from tests.support.checkpoints import checkpoint, numbers
@@ -33,7 +34,9 @@ def test_pytorchs_own_and_paddles_are_in_one_order(family: str) -> None:
     assert doubted(checkpoint({"a.weight": numbers(36, 8), "a.bias": numbers(8)}, family)) == {}
 
 
-def wired(kind: str, weights: dict[str, Array], layers: dict[str, str]) -> dict[str, str]:
+def wired(
+    kind: LayerKind | str, weights: dict[str, Array], layers: dict[str, LayerKind | str]
+) -> dict[str, str]:
     return doubted(checkpoint(weights, "keras", layers | {"a.kernel": kind}))
 
 
@@ -43,12 +46,15 @@ DENSE = {"a.kernel": numbers(36, 8), "a.bias": numbers(8)}
 def test_a_configuration_says_how_layers_are_connected() -> None:
     cases = [
         ("Dense", None),
-        ("Dense of unknown wiring", UNWIRED.text),
-        ("Dense after Flatten (3, 3, 4)", None),
-        ("Dense after Flatten (*, 4)", None),
-        ("Dense after Flatten (1, 1, 36)", None),
-        ("Dense after Flatten", "it stands behind a Flatten of a shape that is not told"),
-        ("Dense unlike PyTorch's: a Permute stands before it", "a Permute stands before it"),
+        (LayerKind("Dense", doubt=DoubtReason(LayoutDoubt.UNWIRED)), UNWIRED.text),
+        (LayerKind("Dense", flattened=(3, 3, 4)), None),
+        (LayerKind("Dense", flattened=(None, 4)), None),
+        (LayerKind("Dense", flattened=(1, 1, 36)), None),
+        (LayerKind("Dense", flattened=()), "it stands behind a Flatten of a shape that is not told"),
+        (
+            LayerKind("Dense", doubt=DoubtReason(LayoutDoubt.INPUT_ORDER, "a Permute")),
+            "a Permute stands before it",
+        ),
     ]
     for kind, why in cases:
         assert wired(kind, DENSE, {}) == ({} if why is None else {"a.kernel": why}), kind
@@ -57,13 +63,13 @@ def test_a_configuration_says_how_layers_are_connected() -> None:
 
 
 def test_vectors_may_be_in_another_order() -> None:
-    unlike = "unlike PyTorch's: a Reshape takes what it gives"
+    unlike = DoubtReason(LayoutDoubt.OUTPUT_ORDER, "a Reshape")
     weights = {**DENSE, "b.gamma": numbers(8), "b.beta": numbers(8)}
     layers = {
-        "a.bias": f"Dense {unlike}",
-        **dict.fromkeys(("b.gamma", "b.beta"), f"BatchNormalization {unlike}"),
+        "a.bias": LayerKind("Dense", doubt=unlike),
+        **dict.fromkeys(("b.gamma", "b.beta"), LayerKind("BatchNormalization", doubt=unlike)),
     }
-    assert wired(f"Dense {unlike}", weights, layers) == dict.fromkeys(
+    assert wired(LayerKind("Dense", doubt=unlike), weights, layers) == dict.fromkeys(
         weights, "a Reshape takes what it gives"
     )
 
@@ -76,9 +82,7 @@ def test_a_gru_without_a_bias_is_not_known() -> None:
     opened = checkpoint(kernels, "keras", dict.fromkeys(kernels, "GRU"))
     opened.metadata = {"model_config": {"class_name": "Sequential"}}  # type: ignore[misc]
     assert doubted(opened) == {}
-    early = checkpoint(
-        kernels, "keras", dict.fromkeys(kernels, "GRU unlike PyTorch's: reset_after is not set")
-    )
+    early = checkpoint(kernels, "keras", dict.fromkeys(kernels, LayerKind("GRU", reset_after=False)))
     assert set(doubted(early).values()) == {"reset_after is not set"}
     assert refusal_text(layout_doubts(early)) == (
         "g.kernel, g.recurrent_kernel: reset_after is not set, and PyTorch's GRU has it set"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ckpttool import Checkpoint, open_checkpoint
+from ckpttool.core.layers import LayerKind
 from ckpttool.weights.pairing.layouts import RULES, LayoutItem, torch_layout_items
 from ckpttool.weights.pairing.rearrangement import Unfit
 from ckpttool.weights.pairing.split_parameters import fuse_split_parameters
@@ -107,14 +108,14 @@ def test_depthwise_and_separable() -> None:
 
 def test_a_batch_norm_without_some_of_its_weights() -> None:
     cases = [
-        ("gamma", ("bias", "running_mean", "running_var")),
-        ("beta", ("weight", "running_mean", "running_var")),
-        ("gamma and beta", ("running_mean", "running_var")),
+        (("gamma",), ("bias", "running_mean", "running_var")),
+        (("beta",), ("weight", "running_mean", "running_var")),
+        (("gamma", "beta"), ("running_mean", "running_var")),
     ]
     for lacking, names in cases:
         values = {f"b.{at}": numbers(7, start=at) for at in range(len(names))}
         expected = {f"b.{name}": numbers(7, start=at) for at, name in enumerate(names)}
-        require(values, expected, layers={"b.0": f"BatchNormalization without {lacking}"})
+        require(values, expected, layers={"b.0": LayerKind("BatchNormalization", lacking)})
 
 
 def test_norms_and_embedding() -> None:
@@ -205,8 +206,8 @@ def test_flattened_dense() -> None:
     weight = numbers(units, channels * height * width)
     kernel = weight.reshape(units, channels, height, width).transpose(2, 3, 1, 0).reshape(-1, units)
     for name in ("f.0", "f.kernel"):
-        require({name: kernel}, {"f.weight": weight}, layers={name: "Dense after Flatten (3, 4, 2)"})
-    plain = {"f.kernel": "Dense after Flatten (1, 1, 24)"}
+        require({name: kernel}, {"f.weight": weight}, layers={name: LayerKind("Dense", flattened=(3, 4, 2))})
+    plain = {"f.kernel": LayerKind("Dense", flattened=(1, 1, 24))}
     require({"f.kernel": kernel}, {"f.weight": kernel.T}, layers=plain)
 
 
@@ -214,22 +215,23 @@ def test_the_kernel_of_a_dense_behind_a_flattened_sequence() -> None:
     steps, channels, units = 4, 6, 5
     weight = numbers(units, channels * steps)
     kernel = weight.reshape(units, channels, steps).transpose(2, 1, 0).reshape(-1, units)
-    require({"f.0": kernel}, {"f.weight": weight}, layers={"f.0": "Dense after Flatten (4, 6)"})
+    require({"f.0": kernel}, {"f.weight": weight}, layers={"f.0": LayerKind("Dense", flattened=(4, 6))})
 
 
 def test_a_flattened_shape_that_does_not_fit_turns_nothing_wrong() -> None:
-    """An entry may say anything."""
-    cases = ["*", "*, 0", "*, 7", "0, 4", "5, 5", "9" * 5000, "\u0663, 8", "-3, 8", "3, 8) "]
+    cases = [(None, 0), (None, 7), (0, 4), (5, 5), (1 << 62, 1 << 62), (24, 24)]
     for shape in cases:
         kernel = numbers(24, 5)
         (item,) = torch_layout_items(
-            checkpoint({"f.0": kernel}, "keras", {"f.0": f"Dense after Flatten ({shape})"})
+            checkpoint({"f.0": kernel}, "keras", {"f.0": LayerKind("Dense", flattened=shape)})
         )
         assert sorted(item.tensor.array().ravel()) == sorted(kernel.ravel())
 
 
 def test_a_dense_behind_an_unknown_flatten_is_in_doubt() -> None:
-    (item,) = torch_layout_items(checkpoint({"f.0": numbers(24, 5)}, "keras", {"f.0": "Dense after Flatten"}))
+    (item,) = torch_layout_items(
+        checkpoint({"f.0": numbers(24, 5)}, "keras", {"f.0": LayerKind("Dense", flattened=())})
+    )
     assert (item.name, item.tensor.shape) == ("f.weight", (5, 24))
     assert item.doubt is not None
     assert item.doubt.text == "it stands behind a Flatten of a shape that is not told"
@@ -383,9 +385,9 @@ def test_what_a_rule_made_comes_back() -> None:
         ),
         ({"g.kernel": numbers(5, 6), "g.recurrent_kernel": numbers(2, 6), "g.bias": numbers(2, 6)}, None),
         ({f"m.{part}.kernel": numbers(6, 2, 3) for part in ("query", "key", "value")}, None),
-        ({"f.0": numbers(24, 5)}, {"f.0": "Dense after Flatten (3, 4, 2)"}),
-        ({"f.0": numbers(24, 5)}, {"f.0": "Dense after Flatten (*, 2)"}),
-        ({"f.0": numbers(24, 5)}, {"f.0": "Dense after Flatten (2, 3, 2, 2)"}),
+        ({"f.0": numbers(24, 5)}, {"f.0": LayerKind("Dense", flattened=(3, 4, 2))}),
+        ({"f.0": numbers(24, 5)}, {"f.0": LayerKind("Dense", flattened=(None, 2))}),
+        ({"f.0": numbers(24, 5)}, {"f.0": LayerKind("Dense", flattened=(2, 3, 2, 2))}),
     ]
     for stored, layers in cases:
         items = torch_layout_items(checkpoint(stored, "keras", layers))
@@ -418,8 +420,8 @@ def test_a_dense_behind_channels_alone() -> None:
     channels, places, units = 2, 12, 5
     weight = numbers(units, channels * places)
     kernel = weight.reshape(units, channels, places).transpose(2, 1, 0).reshape(-1, units)
-    require({"f.0": kernel}, {"f.weight": weight}, layers={"f.0": "Dense after Flatten (*, 2)"})
-    untouched_names = turned({"f.0": numbers(25, 5)}, {"f.0": "Dense after Flatten (*, 2)"})
+    require({"f.0": kernel}, {"f.weight": weight}, layers={"f.0": LayerKind("Dense", flattened=(None, 2))})
+    untouched_names = turned({"f.0": numbers(25, 5)}, {"f.0": LayerKind("Dense", flattened=(None, 2))})
     assert np.array_equal(untouched_names["f.kernel"][0], numbers(25, 5))
 
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import Checkpoint, Role, Truncated, open_checkpoint
+from ckpttool.core.layers import DoubtReason, LayerKind, LayoutDoubt
 from ckpttool.core.tensor import Extent, Path, Values
 from ckpttool.weights.pairing.map_file import TensorMap
 from ckpttool.weights.pairing.pair_up import Pairing, PairingOptions, pair_up
@@ -278,13 +279,13 @@ def test_what_is_flattened_does_not_count_within_a_family() -> None:
     cases = [
         None,
         "Dense",
-        "Dense after Flatten",
-        "Dense after Flatten (2, 4, 3)",
-        "Dense unlike PyTorch's: a",
+        LayerKind("Dense", flattened=()),
+        LayerKind("Dense", flattened=(2, 4, 3)),
+        LayerKind("Dense", doubt=DoubtReason(LayoutDoubt.INPUT_ORDER, "a")),
     ]
     for known in cases:
         kernel = numbers(24, 5)
-        one = checkpoint({"f.kernel": kernel}, "keras", {"f.kernel": "Dense after Flatten (3, 4, 2)"})
+        one = checkpoint({"f.kernel": kernel}, "keras", {"f.kernel": LayerKind("Dense", flattened=(3, 4, 2))})
         other = checkpoint({"f.0": kernel}, "keras", {} if known is None else {"f.0": known})
         for found in (paired(one, other), paired(other, one)):
             (pair,) = found.pairs
@@ -294,7 +295,7 @@ def test_what_is_flattened_does_not_count_within_a_family() -> None:
 
 def test_keras_s_own_words_in_a_plain_container_are_compared_as_stored() -> None:
     kernel = numbers(24, 5)
-    whole = checkpoint({"f.kernel": kernel}, "keras", {"f.kernel": "Dense after Flatten (3, 4, 2)"})
+    whole = checkpoint({"f.kernel": kernel}, "keras", {"f.kernel": LayerKind("Dense", flattened=(3, 4, 2))})
     found = paired(whole, {"model/f/kernel:0": kernel})
     (pair,) = found.pairs
     assert found.undecided == () and pair.a.tensor.shape == pair.b.tensor.shape == (24, 5)
@@ -303,9 +304,12 @@ def test_keras_s_own_words_in_a_plain_container_are_compared_as_stored() -> None
 def test_a_kernel_in_an_order_that_nothing_says_is_undecided() -> None:
     cases = [
         (None, "nothing says whether it does"),
-        ("Dense of unknown wiring", "nothing says whether it does"),
-        ("Dense after Flatten", "of a shape that is not told"),
-        ("Dense unlike PyTorch's: a Reshape takes what it gives", "a Reshape takes what it gives"),
+        (LayerKind("Dense", doubt=DoubtReason(LayoutDoubt.UNWIRED)), "nothing says whether it does"),
+        (LayerKind("Dense", flattened=()), "of a shape that is not told"),
+        (
+            LayerKind("Dense", doubt=DoubtReason(LayoutDoubt.OUTPUT_ORDER, "a Reshape")),
+            "a Reshape takes what it gives",
+        ),
     ]
     for kind, why in cases:
         kernel = numbers(24, 5)
