@@ -1,9 +1,15 @@
-"""Runs a checkpoint with its own framework, in a child process: the only room that imports frameworks.
+"""Runs a checkpoint with its own framework, in a child process: the only package that imports frameworks.
 
-The command's own process imports neither NumPy nor a framework: it chooses a model, starts the child, and
-tells it what to load. All else runs in the child, which leads a session of its own, ends with its parent,
-and answers on a pipe that the model's prints can't reach; whatever becomes of it is a finding. It starts
-while the file is still being checked, so that importing the framework costs little time of its own, and
-loads only if no finding forbids it. Without ``--trust`` no real unpickler runs: our own readers,
-``weights_only`` and ``safe_mode`` come first, and an audit hook refuses the rest.
+The way of a prediction, from ``verify --predict`` to the framework:
+
+- ``request``: the options, and the job for the child;
+- ``jobs``: the framework and the loader for a checkpoint, chosen in the command's process, which imports
+  neither NumPy nor a framework;
+- ``run``: the child process, started while the file is still being checked, so that importing the framework
+  takes no extra time; it gets its job only if no finding forbids it, and its crash or time-out is a finding;
+- ``child``: loads and runs the model in a session of its own, and answers on a pipe that prints can't reach;
+- ``guard``: refuses code from a checkpoint without ``--trust``, and imports the user's own;
+- an adapter (``torch_models``, ``keras_models``, …): ``load(job) -> Loaded``, as ``interface`` defines it;
+  without ``--trust`` no real unpickler runs: ``weights_only``, ``safe_mode`` and our own readers come first;
+- ``prediction``: runs the model on ``inputs``, and checks the outputs.
 """

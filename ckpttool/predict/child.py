@@ -1,7 +1,12 @@
-"""The child process itself: imports one framework, loads one checkpoint, runs it, and answers.
+"""The child process: imports one framework, loads one checkpoint, runs it, and answers.
 
-Orders arrive through what was its stdin, answers leave through what was its stdout, a line each; whatever the
-framework or the model prints goes to stderr.
+On Linux a supervisor stays between the command and the process that loads. Whatever loses its parent becomes
+the supervisor's child, even outside its session, and the kernel signals the supervisor when the command is
+gone: so it can end every process that the model started. It forks before anything starts a thread, so this
+module imports NumPy, which starts some, only afterwards.
+
+The job comes through the original stdin. Answers, one JSON object a line, leave through the original stdout;
+prints of the framework or the model are redirected to stderr.
 """
 
 from __future__ import annotations
@@ -12,30 +17,35 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from types import ModuleType
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 from ckpttool.core.report import Finding, error, has_errors
 from ckpttool.core.text import counted
 from ckpttool.predict.guard import plain_data_only
 from ckpttool.predict.interface import Loaded, LoadFailed, error_finding, error_text
-from ckpttool.predict.prediction import NoInputs, Reload, predict
 from ckpttool.predict.request import PredictionJob, from_json
+from ckpttool.predict.run import family
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PATIENCE, _LOOK = 3.0, 0.002
+"""Seconds to wait for killed processes, since one may wait for a broken disk, and between two looks."""
 
 
-def main(name: str) -> None:
-    """Import one of our modules, and a framework with it; read one job, answer it, and wait to be ended."""
+def main(adapter: str, package: str) -> None:
+    """Import an adapter and its framework, answer one job, and wait to be ended."""
+    _supervise()
     orders, answers = _private_pipes()
-    # When memory ends, the system is to take this process first.
+    # If memory runs out, the kernel is to kill this process first.
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")
     try:
-        module = _import_adapter(name)
+        module = _import_quickly(adapter, package)
     except BaseException as failure:  # noqa: BLE001 - a broken installation may raise anything
         _send(answers, {"broken": f"{type(failure).__name__}: {error_text(failure)}"})
         return
@@ -45,47 +55,48 @@ def main(name: str) -> None:
     job = from_json(json.loads(line))
     if job.request.model or job.request.optimizer or job.request.trust:
         with suppress(OSError):
-            # The user's own modules may lie there, but nothing there may stand in for what is installed.
+            # The user's own modules may be there, but must not replace installed ones.
             sys.path.append(os.getcwd())
     answer(module, job, answers)
-    # Whatever the model started is ended with this process, as long as this process is there.
+    # The parent ends the processes that the model started together with this one, so this one must not exit.
     threading.Event().wait()
 
 
-def _import_adapter(name: str) -> ModuleType:
-    """Import a module; imports leave no garbage, and looking for it among all that they make takes long."""
+def _import_quickly(adapter: str, package: str) -> ModuleType:
+    """Import an adapter and its framework without garbage collections: imports leave no garbage."""
     gc.disable()
     try:
-        return import_module(name)
+        module = import_module(adapter)
+        import_module(package)
+        import_module("ckpttool.predict.prediction")
+        return module
     finally:
         gc.freeze()
         gc.enable()
 
 
+# The two stages -------------------------------------------------------------------------------------
+
+
 def answer(module: ModuleType, job: PredictionJob, answers: BinaryIO) -> None:
-    """Load and run what a job says, and tell of both."""
+    """Load and run the checkpoint of a job, and send the result of both stages."""
     request = job.request
     with plain_data_only(is_trusted=request.trust) as refusals:
-        loaded = _load(module.LOADERS[job.loader], job, answers, refusals)
-    if loaded is not None:
-        # A model of the user's may read what it likes when it runs.
-        with plain_data_only(is_trusted=request.trust or request.model is not None) as refusals:
-            _predict(loaded, job, answers, refusals, partial(_load_again, module, job))
-
-
-def _load_again(module: ModuleType, job: PredictionJob) -> Loaded:
-    """Load it as it was loaded before; what it draws at random, it draws otherwise."""
-    with plain_data_only(is_trusted=job.request.trust):
-        again = replace(job, request=replace(job.request, seed=job.request.seed + 1))
-        loaded: Loaded = module.LOADERS[job.loader](again)
-        return loaded
+        loaded = _load(module, job, answers, refusals)
+    if loaded is None:
+        _send_stage(answers, "predict", "it was not loaded", is_skipped=True)
+        return
+    # The user's own model may read anything when it runs.
+    with plain_data_only(is_trusted=request.trust or request.model is not None) as refusals:
+        _predict(loaded, module, job, answers, refusals)
 
 
 def _load(
-    loader: Callable[[PredictionJob], Loaded], job: PredictionJob, answers: BinaryIO, refusals: Sequence[str]
+    module: ModuleType, job: PredictionJob, answers: BinaryIO, refusals: Sequence[str]
 ) -> Loaded | None:
+    """Load a checkpoint and send the result; return None if it has errors."""
     try:
-        loaded = loader(job)
+        loaded: Loaded = module.LOADERS[job.loader](job)
     except LoadFailed as failure:
         findings = _refusal_findings(refusals) or failure.findings
         place = f"{findings[0].where}: " if findings[0].where else ""
@@ -96,20 +107,23 @@ def _load(
         _send_stage(answers, "load", findings[0].message, findings)
     else:
         _send_stage(answers, "load", loaded.detail, loaded.findings)
-        if not has_errors(loaded.findings):
-            return loaded
-    _send_stage(answers, "predict", "it was not loaded", is_skipped=True)
+        return None if has_errors(loaded.findings) else loaded
     return None
 
 
-def _refusal_findings(refusals: Sequence[str]) -> list[Finding]:
-    """Return the first refusal of the guard, which says more than whatever the framework made of it."""
-    return [error("load-refused", refusals[0])] if refusals else []
-
-
 def _predict(
-    loaded: Loaded, job: PredictionJob, answers: BinaryIO, refusals: Sequence[str], load_again: Reload
+    loaded: Loaded, module: ModuleType, job: PredictionJob, answers: BinaryIO, refusals: Sequence[str]
 ) -> None:
+    """Run a model and send the result."""
+    from ckpttool.predict.prediction import NoInputs, predict
+
+    def load_again() -> Loaded:
+        """Load the checkpoint as before, but with another seed for random values."""
+        with plain_data_only(is_trusted=job.request.trust):
+            again = replace(job, request=replace(job.request, seed=job.request.seed + 1))
+            loaded: Loaded = module.LOADERS[job.loader](again)
+            return loaded
+
     try:
         detail, findings = predict(loaded, job, load_again)
     except NoInputs as failure:
@@ -121,8 +135,16 @@ def _predict(
         _send_stage(answers, "predict", detail, findings)
 
 
+def _refusal_findings(refusals: Sequence[str]) -> list[Finding]:
+    """Return the first refusal of the guard, which is more precise than the framework's error about it."""
+    return [error("load-refused", refusals[0])] if refusals else []
+
+
+# Pipes ----------------------------------------------------------------------------------------------
+
+
 def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Return what were stdin and stdout; from now on prints go to stderr, and nothing is to be read."""
+    """Return the original stdin and stdout; replace them by an empty file and by stderr."""
     orders, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -144,11 +166,77 @@ def _send_stage(
 
 
 def _watch_parent(orders: BinaryIO) -> None:
-    """End this process when its orders end: whoever started it is gone."""
+    """End this process and its group when the pipe from the command is closed."""
     try:
         orders.read()
     except (OSError, ValueError):  # the model's code closed it, and the parent may be there
         return
     if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
-        os.killpg(0, signal.SIGKILL)  # and what it started
+        os.killpg(0, signal.SIGKILL)
     os._exit(1)
+
+
+# The supervisor -------------------------------------------------------------------------------------
+
+
+def _supervise() -> None:
+    """Continue in a forked process; the caller's process becomes its supervisor, and exits as it does."""
+    if not sys.platform.startswith("linux"):
+        return
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    supervisor = os.getpid()
+    if worker := os.fork():
+        _wait_for_worker(worker)
+    os.setsid()  # a signal to its own group doesn't reach the supervisor
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != supervisor:
+        os._exit(1)
+
+
+def _prctl(option: int, value: int) -> None:
+    """Set a property of this process in the Linux kernel."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _wait_for_worker(worker: int) -> NoReturn:
+    signal.signal(signal.SIGTERM, lambda *_: _end_all(-signal.SIGTERM))
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for pipe in range(3):  # the worker's alone, so that they are closed when it ends
+        os.dup2(nothing, pipe)
+    while True:
+        with suppress(ChildProcessError):
+            pid, status = os.waitpid(-1, 0)
+            if pid == worker:
+                _end_all(os.waitstatus_to_exitcode(status))
+
+
+def _end_all(code: int) -> NoReturn:
+    """End all descendants, then this process: with a status, or by a signal if the code is negative."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    until = time.monotonic() + _PATIENCE
+    while _end_descendants() and time.monotonic() < until:
+        time.sleep(_LOOK)
+    if code < 0:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the worker's core dump is the useful one
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code & 0xFF)
+
+
+def _end_descendants() -> bool:
+    """Kill all descendants, reap the dead ones, and return whether any is left."""
+    for pid in list(family(os.getpid()))[1:]:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True

@@ -1,9 +1,9 @@
-"""Which code may run in the child: the user's own, and none that a checkpoint names without ``--trust``.
+"""Guard against code in checkpoints, and imports of the user's own code.
 
-Loaders are asked for plain data wherever they can be (``weights_only``, ``safe_mode``, our own readers). Some
-unpickle all the same when that fails, and the file may be another one by now than the one that was judged. So
-the interpreter itself refuses: a pickle can call nothing that it can't look up, and code that was marshalled
-is not made. Code that the user names, and all that it imports and reads, may do as it likes.
+Loaders read plain data wherever they can (``weights_only``, ``safe_mode``, our own readers). Some unpickle
+all the same when that fails, and the file may have been replaced since it was checked. So the interpreter
+itself refuses, without ``--trust``: a pickle can look up no name, and no marshalled code is read. Code that
+the user names, and all that it imports and reads, is not restricted.
 
 Only the child process imports this module.
 """
@@ -27,7 +27,7 @@ from ckpttool.core.text import did_you_mean
 from ckpttool.predict.interface import LoadFailed, error_message, place_in_user_code
 
 _FIND, _UNMARSHAL = "pickle.find_class", "marshal.loads"
-"""What CPython tells audit hooks before a pickle gets a name, and before ``marshal`` makes an object.
+"""Audit events of CPython before a pickle looks up a name, and before ``marshal`` creates an object.
 
 Source: https://docs.python.org/3/library/audit_events.html
 """
@@ -36,15 +36,15 @@ _IMPORTERS: Mapping[str, frozenset[str]] = {
     "tf_keras.src.saving.serialization_lib": frozenset({"keras", "tf_keras"}),
     "torch.utils._pytree": frozenset({"builtins", "collections", "torch"}),
 }
-"""The modules that import what a file names, and the packages that each of them may: its own classes."""
+"""Modules that import names from a file, and the packages that each of them may import from."""
 
 
 class Refused(ImportError):
-    """A checkpoint names code, and is not trusted."""
+    """Code of a checkpoint that is not trusted was refused."""
 
 
 class _Guard:
-    """What is forbidden now, and what was refused since it is, in the words of a finding."""
+    """The hooks of this process, and the refusals since they were switched on, as messages."""
 
     def __init__(self) -> None:
         self.is_on = False
@@ -52,7 +52,7 @@ class _Guard:
         self._is_hooked = False
 
     def install(self) -> None:
-        """Put the hooks in place, which stay as long as this process; they ask ``is_on``."""
+        """Install the hooks, which can't be removed; they do nothing unless ``is_on``."""
         if self._is_hooked:
             return
         self._is_hooked = True
@@ -64,17 +64,17 @@ class _Guard:
             return
         if event == _FIND:
             self._refuse(f"it unpickles {args[0]}.{args[1]}")
-        # A module's compiled code comes out of marshal, too.
+        # An import unmarshals the compiled code of a module, too.
         elif event == _UNMARSHAL and sys._getframe(1).f_globals is not vars(_importing):
             self._refuse("it loads bytecode")
 
     def _guarded(self, import_module: Callable[..., ModuleType]) -> Callable[..., ModuleType]:
-        """Return ``importlib.import_module`` as it is, but for those who import what a file names."""
+        """Return ``importlib.import_module``, restricted for the callers in ``_IMPORTERS``."""
 
         def guarded_import(name: str, package: str | None = None) -> ModuleType:
             importer = sys._getframe(1).f_globals.get("__name__", "")
             packages = _IMPORTERS.get(importer) if self.is_on else None
-            if packages is not None and name.partition(".")[0] not in packages and name not in _of_user:
+            if packages is not None and name.partition(".")[0] not in packages and name not in _user_modules:
                 self._refuse(f"it imports {name}")
             return import_module(name, package)
 
@@ -86,13 +86,13 @@ class _Guard:
 
 
 _guard = _Guard()
-_of_user: set[str] = set()
-"""The modules that the user named."""
+_user_modules: set[str] = set()
+"""Modules that the user named, whose classes a file may name."""
 
 
 @contextmanager
 def plain_data_only(*, is_trusted: bool) -> Iterator[list[str]]:
-    """Refuse all code that a file names while a block runs; the value is what was refused, in words."""
+    """Refuse code that a file names while a block runs; the value is the list of refusals."""
     _guard.install()
     before = _guard.is_on, _guard.refusals
     _guard.is_on, _guard.refusals = not is_trusted, []
@@ -104,7 +104,7 @@ def plain_data_only(*, is_trusted: bool) -> Iterator[list[str]]:
 
 @contextmanager
 def code_of_user() -> Iterator[None]:
-    """Refuse nothing while the code runs that the user named: what it reads is his."""
+    """Lift the restrictions while the user's own code runs."""
     before, _guard.is_on = _guard.is_on, False
     try:
         yield
@@ -112,24 +112,19 @@ def code_of_user() -> Iterator[None]:
         _guard.is_on = before
 
 
-def admit(module: str) -> None:
-    """Let a file name the classes of a module that the user named."""
-    _of_user.add(module)
-
-
 # The user's own classes and functions ---------------------------------------------------------------
 
 
-def build_from(reference: str, *args: Any, **kwargs: Any) -> Any:
-    """Return what the user's class or function makes."""
-    make = resolve(reference)
+def build_from(reference: str | None, *args: Any, **kwargs: Any) -> Any:
+    """Return the result of the user's class or function."""
+    make = resolve(reference or "")
     with _failures_of_user_code(f"{shown(reference)} can't be called"):
         return make(*args, **kwargs)
 
 
 @contextmanager
 def _failures_of_user_code(problem: str) -> Iterator[None]:
-    """Turn what code of the user raises, which has no part of a checkpoint yet, into a finding about it."""
+    """Turn an error of the user's code, which runs before the checkpoint is read, into a finding about it."""
     try:
         with code_of_user():
             yield
@@ -140,22 +135,27 @@ def _failures_of_user_code(problem: str) -> Iterator[None]:
         raise LoadFailed(error("no-such-model", message, place_in_user_code(failure))) from failure
 
 
+def wrong_kind(reference: str | None, made: object, expected: str) -> LoadFailed:
+    """Return the error for an object of the wrong kind from the user's class or function."""
+    problem = f"{shown(reference)} gave a {type(made).__name__}, {expected}"
+    return LoadFailed(error("no-such-model", problem))
+
+
 def shown(reference: str | None) -> str:
-    """Return a reference or its module as messages name it: a file without its directory."""
+    """Return a reference or its module for messages: a file without its directory."""
     return os.path.basename(reference or "")
 
 
 def resolve(reference: str) -> Callable[..., Any]:
-    """Return what a reference names; its module is imported."""
+    """Import the module of a reference, and return the class or function that it names."""
     place, _, name = reference.rpartition(":")
     if not place or not name:
         raise LoadFailed(error("no-such-model", f"{reference!r} is no package.module:Name or file.py:Name"))
     value: Any = import_user_module(place)
     for part in name.split("."):
         if not hasattr(value, part):
-            raise LoadFailed(
-                error("no-such-model", f"{shown(place)} has no {name!r}{_names_in(value, part)}")
-            )
+            problem = f"{shown(place)} has no {name!r}{_names_in(value, part)}"
+            raise LoadFailed(error("no-such-model", problem))
         value = getattr(value, part)
     if not callable(value):
         raise LoadFailed(error("no-such-model", f"{name} is {type(value).__name__}, not a class or function"))
@@ -163,18 +163,16 @@ def resolve(reference: str) -> Callable[..., Any]:
 
 
 def _names_in(module: Any, name: str) -> str:
-    """Return what a module defines instead, and which of that may have been meant."""
-    names = (
-        [
-            one
-            for one, value in vars(module).items()
-            if callable(value)
-            and not one.startswith("_")
-            and getattr(value, "__module__", None) == module.__name__
-        ]
-        if isinstance(module, ModuleType)
-        else []
-    )
+    """Return the public classes and functions of a module in words, with the one that may have been meant."""
+    if not isinstance(module, ModuleType):
+        return ""
+    names = [
+        one
+        for one, value in vars(module).items()
+        if callable(value)
+        and not one.startswith("_")
+        and getattr(value, "__module__", None) == module.__name__
+    ]
     if not names:
         return ""
     meant = f"; {question}" if (question := did_you_mean(name, names)) else ""
@@ -183,10 +181,10 @@ def _names_in(module: Any, name: str) -> str:
 
 @cache
 def import_user_module(place: str) -> ModuleType:
-    """Return a module, by its name or its file, which is run just once: its classes stay the same."""
+    """Return a module by its name or its file; it is run once only, so that its classes stay the same."""
     with _failures_of_user_code(f"{shown(place)} can't be imported"):
         module = _import_by_place(place)
-    admit(module.__name__)
+    _user_modules.add(module.__name__)
     return module
 
 
@@ -196,14 +194,14 @@ def _import_by_place(place: str) -> ModuleType:
             return import_module(place)
         except ModuleNotFoundError as failure:
             if failure.name is None or not (place == failure.name or place.startswith(f"{failure.name}.")):
-                raise  # the module is there; what it imports isn't
+                raise  # the module exists; one that it imports doesn't
             raise LoadFailed(error("no-such-model", f"there is no module {failure.name!r}")) from failure
     if not os.path.isfile(place):
         raise LoadFailed(error("no-such-model", "there is no such file", place))
     name = os.path.basename(place)[: -len(".py")]
     if name in sys.modules:
-        name = f"{name} (--model)"  # the other one, which may be anybody's, stays in its place
-    # What lies beside it may be imported, but nothing there may stand in for what is installed.
+        name = f"{name} (--model)"  # an installed module with this name is not replaced
+    # The user's file may import modules beside it, but these must not replace installed ones.
     sys.path.append(os.path.dirname(os.path.abspath(place)))
     spec = spec_from_file_location(name, place)
     assert spec is not None and spec.loader is not None  # the name ends in .py

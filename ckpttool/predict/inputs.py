@@ -1,8 +1,7 @@
-"""What a model is run on, read from a file or made up, and recordings of what it gave.
+"""Inputs of a model, from a file or generated, and recordings of its outputs.
 
-A recording is an ``.npz`` with inputs and outputs, and what made them, to compare with later.
-``input/<name>`` and ``output/<name>`` are arrays; ``ckpttool`` is a text, JSON that says which versions and
-which seed. Any ``.npz`` with ``output/<name>`` arrays can be compared with.
+A recording is an ``.npz`` with arrays ``input/<name>`` and ``output/<name>``, and a JSON text ``ckpttool``
+with the versions and the seed. Any ``.npz`` with ``output/<name>`` arrays can be compared with.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from ckpttool.predict.request import InputSpec
 from ckpttool.storage.directories import write_atomically
 
 _UNREADABLE = (ValueError, KeyError, EOFError, BadZipFile, zlib.error, NotImplementedError, RuntimeError)
-"""What NumPy and zipfile raise for a file that isn't what its name says."""
+"""Errors of NumPy and zipfile for a file that is no ``.npz`` or ``.npy``, or a damaged one."""
 _WORDS = ("a", "checkpoint", "is", "only", "as", "good", "its", "prediction")
 _ROWS, _LENGTHS = (3, 1), (16, 96, 3, 1)
-"""What unknown sizes become, the first that a model takes: weights that work from one step to the next do
-nothing on a single one; 16 and 96 can be halved often enough for images; some take few steps, or one row.
+"""Values to try for unknown sizes. A recurrent weight has no effect on a sequence of a single step; 16 and 96
+can be halved often enough for images; some models accept only few steps, or one row.
 """
 _INPUT, _OUTPUT, _ABOUT = "input/", "output/", "ckpttool"
 SCHEMA = "ckpttool.recording/1"
@@ -38,7 +37,8 @@ SCHEMA = "ckpttool.recording/1"
 def read_arrays(path: str, code: str) -> dict[str, np.ndarray[Any, Any]]:
     """Return the arrays of an ``.npz`` by name, or the one of an ``.npy`` as ``"0"``; nothing is unpickled.
 
-    A file that is neither is a finding of ``code``.
+    Raises:
+        LoadFailed: It can't be read; the finding has ``code``.
     """
     try:
         with open(path, "rb") as file:
@@ -56,7 +56,7 @@ def read_arrays(path: str, code: str) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _unreadable_reason(failure: Exception, path: str) -> str:
-    """Return why NumPy can't read a file, without its advice to unpickle whatever it is."""
+    """Return the reason why NumPy can't read a file, without its advice to unpickle it."""
     if "allow_pickle" not in str(failure):
         return f"it can't be read: {failure}"
     with open(path, "rb") as file:
@@ -74,7 +74,7 @@ def _members(archive: Any) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def sized_specs(specs: Sequence[InputSpec], batch_size: int | None) -> Iterator[tuple[InputSpec, ...]]:
-    """Yield inputs with sizes in the place of those that nothing says; the model may not take the first."""
+    """Yield inputs with values for unknown sizes, to be tried in this order."""
     tried = set()
     for rows, length in product((batch_size,) if batch_size else _ROWS, _LENGTHS):
         sized = []
@@ -89,7 +89,7 @@ def sized_specs(specs: Sequence[InputSpec], batch_size: int | None) -> Iterator[
 
 
 def make_inputs(specs: Sequence[InputSpec], seed: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Return values for some inputs of known sizes: the same ones for the same seed."""
+    """Return random values for inputs of known sizes; they depend only on the seed."""
     random = np.random.default_rng(seed)
     return {spec.name or str(at): _values(spec, random) for at, spec in enumerate(specs)}
 
@@ -101,7 +101,7 @@ def _values(spec: InputSpec, random: np.random.Generator) -> np.ndarray[Any, Any
     if spec.dtype == "bool":
         return random.integers(0, 2, shape).astype(bool)
     is_whole = spec.dtype.startswith(("int", "uint"))
-    # Bytes are pixels; the whole numbers 0 and 1 are in every vocabulary.
+    # Bytes are pixels; the integers 0 and 1 are in every vocabulary.
     least, most = (0.0, 256.0) if spec.dtype == "uint8" else (0.0, 2.0) if is_whole else (-1.0, 1.0)
     low = least if spec.low is None else spec.low
     high = most if spec.high is None else spec.high
@@ -114,7 +114,7 @@ def _values(spec: InputSpec, random: np.random.Generator) -> np.ndarray[Any, Any
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
-    """Return a NumPy dtype, ml_dtypes' ones too."""
+    """Return a dtype of NumPy, or ``bfloat16`` of ml_dtypes."""
     if name == "bfloat16":
         import ml_dtypes
 
@@ -124,7 +124,7 @@ def dtype_named(name: str) -> np.dtype[Any]:
 
 
 def other_values(inputs: Arrays, seed: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Return inputs like some others, of values that lie in the range of theirs."""
+    """Return other inputs of the same shapes and dtypes, with random values in the same range."""
     specs = [_spec_like(name, array) for name, array in inputs.items()]
     return {
         name: one.astype(inputs[name].dtype, copy=False) for name, one in make_inputs(specs, seed).items()
@@ -132,12 +132,12 @@ def other_values(inputs: Arrays, seed: int) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _spec_like(name: str, array: np.ndarray[Any, Any]) -> InputSpec:
-    """Return an input that could be an array; where all its values are one, whatever suits the dtype."""
+    """Return the specification of an array; the range is the dtype's default if all values are equal."""
     if array.dtype.kind in "USO":
         return InputSpec(name, array.shape, "string")
     if array.dtype.kind == "b" or not array.size:
         return InputSpec(name, array.shape, array.dtype.name)
-    if array.dtype.kind in "iu":  # a vocabulary has all the numbers below one that it has
+    if array.dtype.kind in "iu":  # a vocabulary has every index below its largest
         low, high = min(0, int(array.min())), int(array.max()) + 1
         return InputSpec(name, array.shape, array.dtype.name, low, high if high > low + 1 else low + 2)
     values = np.abs(array) if array.dtype.kind == "c" else array.astype(np.float64)
@@ -147,7 +147,11 @@ def _spec_like(name: str, array: np.ndarray[Any, Any]) -> InputSpec:
 
 
 def name_inputs(given: Arrays, specs: Sequence[InputSpec], origin: str) -> dict[str, np.ndarray[Any, Any]]:
-    """Return inputs under the names that the model has for them, those by position included."""
+    """Return inputs by the names of the model, including those by position.
+
+    Raises:
+        LoadFailed: An input is missing, unknown or given twice.
+    """
     names = [spec.name for spec in specs if spec.name is not None]
     if not names:
         return dict(given)
@@ -170,7 +174,7 @@ def name_inputs(given: Arrays, specs: Sequence[InputSpec], origin: str) -> dict[
 
 
 def positional(inputs: Arrays) -> tuple[list[Any], Mapping[str, Any]]:
-    """Return inputs by position, and those by name."""
+    """Return the inputs by position, and the inputs by name."""
     places = sorted((name for name in inputs if name.isdecimal()), key=int)
     return [inputs[name] for name in places], {n: a for n, a in inputs.items() if not n.isdecimal()}
 
@@ -180,7 +184,7 @@ def positional(inputs: Arrays) -> tuple[list[Any], Mapping[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Inputs and the outputs that belong to them; ``about`` says what made them."""
+    """Inputs and their outputs; ``about`` has the checkpoint, the versions and the seed."""
 
     inputs: Arrays
     outputs: Arrays
@@ -188,7 +192,7 @@ class Recording:
 
 
 def is_recording(arrays: Arrays) -> bool:
-    """Tell whether the arrays of a file are a recording's, with inputs, and not inputs alone."""
+    """Return whether the arrays of a file are a recording with inputs, and not inputs alone."""
     are_ours = all(name == _ABOUT or name.startswith((_INPUT, _OUTPUT)) for name in arrays)
     kinds = {name.partition("/")[0] for name in arrays}
     return are_ours and {"input", "output"} <= kinds
@@ -197,7 +201,7 @@ def is_recording(arrays: Arrays) -> bool:
 def read_recording(path: str) -> Recording:
     arrays = read_arrays(path, "recording-unreadable")
     about = _read_about(arrays.pop(_ABOUT, None))
-    dtypes = about.get("dtypes")  # those that an .npz can't hold
+    dtypes = about.get("dtypes")  # for arrays that an .npz can't hold
     for name, dtype in dtypes.items() if isinstance(dtypes, dict) else ():
         if dtype == "bfloat16" and name in arrays and arrays[name].dtype.kind == "f":
             arrays[name] = arrays[name].astype(dtype_named(dtype))
@@ -220,7 +224,11 @@ def _arrays_below(prefix: str, arrays: Arrays) -> dict[str, np.ndarray[Any, Any]
 
 
 def write_recording(path: str, recording: Recording) -> None:
-    """Write a recording, whole or not at all; raises ``OSError`` if it can't be written."""
+    """Write a recording atomically.
+
+    Raises:
+        OSError: It can't be written.
+    """
     arrays = {f"{_INPUT}{name}": array for name, array in recording.inputs.items()}
     arrays |= {f"{_OUTPUT}{name}": array for name, array in recording.outputs.items()}
     dtypes = {name: str(array.dtype) for name, array in arrays.items() if array.dtype.kind == "V"}
@@ -233,7 +241,7 @@ def write_recording(path: str, recording: Recording) -> None:
 
 
 def _storable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return an array that an ``.npz`` can hold: bfloat16 becomes float32 without loss, objects text."""
+    """Return an array for an ``.npz``: bfloat16 becomes float32 without loss, objects become text."""
     if array.dtype.kind == "O":
         return array.astype(str)
     return array.astype(np.float32) if array.dtype.kind == "V" else array

@@ -1,4 +1,7 @@
-"""What every framework's adapter shares: a loaded model, and the findings when it can't be loaded or run.
+"""Interface of a framework's adapter, and the findings that adapters have in common.
+
+An adapter is a module with a table ``LOADERS`` of functions ``load(job) -> Loaded``. A loader raises
+``LoadFailed`` with findings if the checkpoint and the model don't fit.
 
 Only the child process imports this module.
 """
@@ -10,9 +13,9 @@ import re
 import site
 import sys
 import traceback
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckpttool.core.report import Finding, error
@@ -23,8 +26,12 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+Arrays: TypeAlias = "Mapping[str, np.ndarray[Any, Any]]"
+"""Inputs or outputs by name; decimal names are positions of inputs."""
+
+
 class LoadFailed(Exception):
-    """A checkpoint could not be loaded; ``findings`` say why."""
+    """A checkpoint could not be loaded or run; ``findings`` have the reasons."""
 
     def __init__(self, *findings: Finding) -> None:
         super().__init__(*(finding.message for finding in findings))
@@ -32,68 +39,97 @@ class LoadFailed(Exception):
 
 
 class CannotTrain(Exception):
-    """There is nothing that could make a training step; the text says why."""
+    """A training step is impossible; the text is the reason."""
 
 
-class Loaded(ABC):
-    """A model in its framework's hands.
+def inference_only(reason: str) -> Callable[[Arrays], str]:
+    """Return the ``train`` of a model that can't be trained."""
+
+    def train(inputs: Arrays) -> str:
+        raise CannotTrain(reason)
+
+    return train
+
+
+_INFERENCE_ONLY = inference_only("this kind of model is for inference")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A model that its framework loaded.
 
     Attributes:
-        detail: What was loaded, in a few words.
-        findings: What was remarkable.
-        versions: Of the packages that loaded it.
+        detail: Description of the model, for the user.
+        versions: Versions of the packages that loaded it.
+        run: Returns the outputs for some inputs, without training anything.
+        inputs: Inputs that the model declares; empty if it declares none.
+        examples: Returns the example inputs of the checkpoint; empty if it has none. Raises ``LoadFailed`` if
+            the model can't be run at all.
+        train: Makes one training step (forward, backward, optimizer) and returns a summary of it; raises
+            ``CannotTrain`` if there is nothing to train.
+        findings: Remarks on what was loaded.
     """
 
     detail: str
     versions: Mapping[str, str]
-    findings: tuple[Finding, ...] = ()
-
-    def inputs(self) -> tuple[InputSpec, ...]:
-        """Return the inputs that the model itself knows, as far as it knows their sizes; none otherwise."""
-        return ()
-
-    def examples(self) -> Arrays:
-        """Return example inputs that the checkpoint carries; none where it doesn't."""
-        return {}
-
-    @abstractmethod
-    def run(self, inputs: Arrays) -> Arrays:
-        """Return the outputs for some inputs, without training anything."""
-
-    def train(self, inputs: Arrays) -> str:
-        """Make one step forward, backward and with the optimizer, and return what it did, in a few words.
-
-        Raises:
-            CannotTrain: There is nothing to train.
-        """
-        raise CannotTrain("this kind of model is for inference")
+    run: Callable[[Arrays], Arrays]
+    inputs: tuple[InputSpec, ...] = ()
+    examples: Callable[[], Arrays] = dict
+    train: Callable[[Arrays], str] = _INFERENCE_ONLY
+    findings: Sequence[Finding] = ()
 
 
-# What frameworks raise, in one short line -----------------------------------------------------------
+# Containers of tensors ------------------------------------------------------------------------------
+
+
+Members: TypeAlias = Iterable[tuple[object, object]] | None
+
+
+def members(value: object) -> Members:
+    """Return the items of a dictionary, list or tuple with their keys; None for anything else."""
+    if isinstance(value, Mapping):
+        return value.items()
+    return enumerate(value) if isinstance(value, (list, tuple)) else None
+
+
+def leaves(
+    value: object, name: str = "", members: Callable[[object], Members] = members
+) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of nested containers, each with the keys that lead to it, joined by dots."""
+    items = members(value)
+    if items is None:
+        yield name, value
+    else:
+        for key, inner in items:
+            yield from leaves(inner, f"{name}.{key}" if name else str(key), members)
+
+
+# Errors of frameworks and of the user's code, in one line --------------------------------------------
 
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _LONGEST = 1 << 16
-"""Characters of an error's text that are looked at."""
-_TEXT = 300
-"""Characters of a framework's error that are kept: what follows is the whole configuration."""
+"""Limit on the characters of an error's text that are searched."""
+_WHOLE_TEXT, _FIRST_LINE = 500, 300
+"""Limits on the characters of a message: an error's whole text, or its first line, which may be followed by
+the configuration of the model."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _OPENING = re.compile(
     r"^(Exception encountered when calling|A total of \d+ objects could not be loaded|Graph execution error)"
 )
-"""First lines of errors that only say where; what went wrong is the next line."""
+"""First lines of errors of Keras and TensorFlow that name only the place; the cause is in the next line."""
 _ADVICE = re.compile(
     r"\s+(Full object config|If you trust|If they are already|Target variable|Make sure custom)\b.*"
 )
-"""What Keras adds to an error that says it all already."""
+"""Text that Keras appends to the cause of an error."""
 
 
 @contextmanager
 def findings_on_error(code: str) -> Iterator[None]:
-    """Turn whatever a framework raises inside into one short finding.
+    """Turn any error that is raised inside into one finding, with the first line of its text.
 
     Raises:
-        LoadFailed: Something was raised, with ``code``.
+        LoadFailed: With a finding of ``code``.
     """
     try:
         yield
@@ -104,7 +140,7 @@ def findings_on_error(code: str) -> Iterator[None]:
 
 
 def error_finding(failure: BaseException, code: str) -> Finding:
-    """Return what other people's code raised, in one line, with the place in it."""
+    """Return a finding with the whole text of an error, and the last place outside this package."""
     if isinstance(failure, MemoryError):
         return error("child-out-of-memory", "there was no memory left")
     codes = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(failure.__traceback__)]
@@ -114,58 +150,64 @@ def error_finding(failure: BaseException, code: str) -> Finding:
 
 
 def error_message(failure: BaseException) -> str:
-    """Return what other people's code raised, in one line."""
-    if isinstance(failure, ModuleNotFoundError) and failure.name:
-        return missing_module_message(failure.name)
+    """Return the type and the whole text of an error, in one line."""
+    if missing := _missing_module(failure):
+        return missing
     text, name = error_text(failure), type(failure).__name__
     return f"{name}: {text}" if text else name
 
 
 def error_text(failure: BaseException) -> str:
+    """Return the text of an error, in one line."""
     try:
         text = str(failure.msg if isinstance(failure, SyntaxError) else failure)
-        return " ".join(text[:_LONGEST].split())[:500]
+        return " ".join(text[:_LONGEST].split())[:_WHOLE_TEXT]
     except BaseException as another:  # noqa: BLE001 - other people's code may raise anything
         return f"(its text raises {type(another).__name__})"
 
 
 def first_line(failure: BaseException) -> str:
-    """Return what went wrong, without what Keras and TensorFlow say around it, in one line."""
-    if isinstance(failure, ModuleNotFoundError) and failure.name:
-        return missing_module_message(failure.name)
+    """Return the type and the cause of an error, without the text that Keras and TensorFlow put around it."""
+    if missing := _missing_module(failure):
+        return missing
     lines = [line.strip() for line in _ESCAPES.sub("", str(failure)).splitlines() if line.strip()]
-    opening = lines[0] if lines and _OPENING.match(lines[0]) else ""
     named = [at for at, line in enumerate(lines) if line.startswith("[[{{node") and at]
     if named:
-        lines = lines[named[0] - 1 :]  # a graph's error stands below the whole call stack, before the node
-    elif opening and len(lines) > 1 and not lines[1].startswith("Arguments received"):
+        lines = lines[named[0] - 1 :]  # a graph's error follows the whole call stack, before the node
+    elif len(lines) > 1 and _OPENING.match(lines[0]) and not lines[1].startswith("Arguments received"):
         lines = lines[1:]
     if not lines:
         return type(failure).__name__
-    text = f"{type(failure).__name__}: {_ADVICE.sub('', lines[0])}"
-    return text if len(text) <= _TEXT else f"{text[: _TEXT - 1]}…"
+    return shortened(f"{type(failure).__name__}: {_ADVICE.sub('', lines[0])}")
 
 
-def missing_module_message(module: str) -> str:
-    """Return what to say of a module that other people's code imports, and that isn't there."""
-    package = module.partition(".")[0]
+def shortened(text: str) -> str:
+    """Return a line with an ellipsis if it is too long for a message."""
+    return text if len(text) <= _FIRST_LINE else f"{text[: _FIRST_LINE - 1]}…"
+
+
+def _missing_module(failure: BaseException) -> str | None:
+    """Return the message for a module that is not installed; None for any other error."""
+    if not isinstance(failure, ModuleNotFoundError) or not failure.name:
+        return None
+    package = failure.name.partition(".")[0]
     if package in sys.modules:
-        return f"it needs the module {module}, which the installed {package} lacks"
+        return f"it needs the module {failure.name}, which the installed {package} lacks"
     return f"it needs the package {package}, which is not installed"
 
 
 def place_of_syntax(failure: BaseException) -> str | None:
-    """Return the line that is no Python, or None where something else is wrong."""
+    """Return the file and line of a syntax error; None for any other error."""
     if not isinstance(failure, SyntaxError) or not failure.filename or failure.lineno is None:
         return None
     return f"{os.path.basename(failure.filename)}:{failure.lineno}"
 
 
 def place_in_user_code(failure: BaseException) -> str | None:
-    """Return the line of the user's own file where something was raised, or None."""
+    """Return the last line of the user's own files in a traceback, or None."""
     if place := place_of_syntax(failure):
         return place
-    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    ours = os.path.dirname(_HERE)
     foreign = (ours, sys.base_prefix, sys.prefix, *site.getsitepackages(), "<")
     frames = [
         one for one in traceback.extract_tb(failure.__traceback__) if not one.filename.startswith(foreign)
@@ -173,54 +215,65 @@ def place_in_user_code(failure: BaseException) -> str | None:
     return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else None
 
 
-# What a checkpoint and its model do not share -------------------------------------------------------
+# Differences between a checkpoint and a model ---------------------------------------------------------
 
 
-Arrays: TypeAlias = "Mapping[str, np.ndarray[Any, Any]]"
-"""Inputs or outputs by name; an input whose name is a number goes there by position."""
-NAMED = 20
-"""What is named one by one; a model of another kind differs in thousands."""
+_NAMED = 20
+"""Limit on findings with a name; a model of another kind differs in thousands of names."""
 
 
 def missing_finding(key: str) -> Finding:
-    """Return the finding for what only the model has."""
+    """Return the finding for a key that only the model has."""
     return error("missing-key", "the model has it, the checkpoint doesn't", key)
 
 
 def unexpected_finding(key: str) -> Finding:
-    """Return the finding for what only the checkpoint has."""
+    """Return the finding for a key that only the checkpoint has, if the framework refuses it."""
     return error("unexpected-key", "the checkpoint has it, the model doesn't", key)
 
 
 def not_consumed_finding(key: str) -> Finding:
-    """Return the finding for what the checkpoint has, where the framework just leaves it."""
+    """Return the finding for a key that only the checkpoint has, if the framework ignores it."""
     return error("not-consumed", "the checkpoint has it, nothing in the model takes it", key)
 
 
 def shape_finding(key: str, saved: Iterable[Any], own: Iterable[Any]) -> Finding:
-    """Return the finding for what both have, in shapes that differ."""
+    """Return the finding for a key with different shapes in the checkpoint and the model."""
     shapes = f"{shape_text(saved)} in the checkpoint, {shape_text(own)} in the model"
     return error("shape-mismatch", shapes, key)
 
 
-def state_dict_findings(
-    saved: Mapping[str, Sequence[int]], own: Mapping[str, Sequence[int]]
-) -> list[Finding]:
-    """Return what keeps a state dict from a model; both are shapes by key."""
-    findings = [missing_finding(key) for key in own if key not in saved]
-    findings += [unexpected_finding(key) for key in saved if key not in own]
-    shared = [key for key in saved if key in own and list(saved[key]) != list(own[key])]
-    return findings + [shape_finding(key, saved[key], own[key]) for key in shared]
+def misfit_findings(
+    saved: Mapping[str, Sequence[int]],
+    own: Mapping[str, Sequence[int]],
+    unused: Callable[[str], Finding] = unexpected_finding,
+) -> Iterator[Finding]:
+    """Yield the differences between the shapes in a checkpoint and in a model, by key."""
+    yield from (missing_finding(key) for key in own if key not in saved)
+    yield from (unused(key) for key in saved if key not in own)
+    for key, shape in own.items():
+        if key in saved and list(saved[key]) != list(shape):
+            yield shape_finding(key, saved[key], shape)
+
+
+def require_none(findings: Iterable[Finding]) -> None:
+    """Require that there is no finding.
+
+    Raises:
+        LoadFailed: With the first findings, and the number of the others.
+    """
+    if found := first_findings([*findings]):
+        raise LoadFailed(*found)
 
 
 def first_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return findings about names, the first of them where they are many."""
-    if len(findings) <= NAMED:
+    """Return the first findings about names, and one for the rest if there are many."""
+    if len(findings) <= _NAMED:
         return tuple(findings)
-    more = counted(len(findings) - NAMED, "more name")
-    return (*findings[:NAMED], error(findings[-1].code, f"… and {more} differ"))
+    more = counted(len(findings) - _NAMED, "more name")
+    return (*findings[:_NAMED], error(findings[-1].code, f"… and {more} differ"))
 
 
 def shape_text(shape: Iterable[Any]) -> str:
-    """Return a shape as people write it."""
+    """Return the sizes of a shape, joined by the multiplication sign."""
     return "×".join(map(str, shape)) or "scalar"

@@ -1,6 +1,6 @@
-"""Which framework loads which checkpoint, and how: one function a format makes the job for the child process.
+"""Choice of the framework and the loader for a checkpoint: one function a format returns the job.
 
-This runs in the command's own process, and imports neither NumPy nor a framework.
+It runs in the command's own process, and imports neither NumPy nor a framework.
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ from ckpttool.predict.request import PredictionJob, PredictionRequest, with_abso
 
 
 class NotPredictable(Exception):
-    """There is no way to run a checkpoint as asked; the text says what is missing."""
+    """A checkpoint can't be run as requested; the text is the reason."""
 
 
 def job_for(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob:
-    """Return what the child is to do with a checkpoint; ``NotPredictable`` says why it can't be run."""
+    """Return the child's job for a checkpoint.
+
+    Raises:
+        NotPredictable: No framework can run it as requested.
+    """
     choose = _CHOICES.get(checkpoint.format)
     if choose is None:
         raise NotPredictable(f"no framework runs {checkpoint.format}")
@@ -39,20 +43,13 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 
 
 def torch_job(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob:
-    """A state dict, alone or in a dict; whole modules run code and need trust."""
+    """Return the job for a state dict, alone or in a dict, or for a whole module, which runs code."""
     if checkpoint.variant == "deepspeed":
         return _deepspeed(checkpoint, request)
+    files = {**_files(checkpoint), **optimizer_path(checkpoint)}
     directory = _pretrained_directory(checkpoint)
     if request.model is None and directory is not None:
-        return job(
-            checkpoint,
-            request,
-            "transformers",
-            "pretrained",
-            directory=directory,
-            **_files(checkpoint),
-            **optimizer_path(checkpoint),
-        )
+        return job(checkpoint, request, "transformers", "pretrained", directory=directory, **files)
     place = state_path(checkpoint, request)
     content: Any = checkpoint.metadata
     for key in place:
@@ -60,15 +57,14 @@ def torch_job(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJ
     if isinstance(content, Mapping) and {"<class>", "modules"} <= content.keys():  # a whole module
         if not request.trust:
             raise NotPredictable("loading a whole-model pickle runs its code: --trust allows it")
-        more = optimizer_path(checkpoint)
-        return job(checkpoint, request, "torch", "module", state_path=place, **_files(checkpoint), **more)
+        return job(checkpoint, request, "torch", "module", state_path=place, **files)
     require_model("a state dict", request)
-    options = {"state_path": place, "reader": _reader(checkpoint, request), **_files(checkpoint)}
-    return job(checkpoint, request, "torch", "state", **options, **optimizer_path(checkpoint))
+    reader = _reader(checkpoint, request)
+    return job(checkpoint, request, "torch", "state", state_path=place, reader=reader, **files)
 
 
 def _reader(checkpoint: Checkpoint, request: PredictionRequest) -> str:
-    """Return which reader of ``torch_state`` is for a checkpoint: ours where PyTorch can't or unpickles."""
+    """Return the reader of ``torch_state`` for a checkpoint: ours if PyTorch can't read it, or unpickles."""
     if checkpoint.format == "torch-dcp":
         is_dcp = checkpoint.variant is None and os.path.isfile(os.path.join(checkpoint.path, ".metadata"))
         return "dcp" if is_dcp and request.trust else "ckpttool"
@@ -80,7 +76,7 @@ def _reader(checkpoint: Checkpoint, request: PredictionRequest) -> str:
 
 
 def _files(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """Return the files with the weights, and whether their values lie there as they are in memory."""
+    """Return the files with the weights, and whether they hold the values as in memory, to be mapped."""
     weights = [tensor for tensor in checkpoint.tensors if tensor.role is Role.WEIGHTS] or checkpoint.tensors
     places = [tensor.storage or tensor.extent for tensor in weights]
     files = list(dict.fromkeys(place.file for place in places if place is not None))
@@ -95,7 +91,7 @@ def _files(checkpoint: Checkpoint) -> Mapping[str, Any]:
 
 
 def _deepspeed(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob:
-    """What DeepSpeed wrote, where one file has the whole model."""
+    """Return the job for a DeepSpeed checkpoint with the whole model in one file."""
     names = {os.path.basename(file.path): file.path for file in checkpoint.files}
     if any(name.startswith("layer_") for name in names):
         raise NotPredictable(
@@ -118,7 +114,7 @@ def _deepspeed(checkpoint: Checkpoint, request: PredictionRequest) -> Prediction
 
 
 def _pretrained_directory(checkpoint: Checkpoint) -> str | None:
-    """Return the directory that transformers could load, or None."""
+    """Return the directory if transformers can load it, or None."""
     if checkpoint.format not in ("pytorch", "safetensors"):
         return None
     path = checkpoint.path
@@ -142,7 +138,7 @@ def export_job(checkpoint: Checkpoint, request: PredictionRequest) -> Prediction
 
 
 _REFERENCES = frozenset({"Variable", "VariableV2"})
-"""What makes variables that only a session of TensorFlow 1 has wherever they may be used."""
+"""Operations for reference variables, which work only in a session of TensorFlow 1."""
 
 
 def savedmodel_job(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob:
@@ -175,13 +171,13 @@ def keras_h5_job(checkpoint: Checkpoint, request: PredictionRequest) -> Predicti
 
 
 def _keras_counts(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """Return how many tensors are a model's, and how many an optimizer's."""
+    """Return the numbers of weights and of an optimizer's tensors."""
     roles = [tensor.role for tensor in checkpoint.tensors]
     return {"weights": roles.count(Role.WEIGHTS), "optimizer_tensors": roles.count(Role.OPTIMIZER)}
 
 
 def _keras_package(checkpoint: Checkpoint) -> str:
-    """Return which Keras wrote it: version 2 lives on as tf_keras."""
+    """Return the Keras package for a checkpoint: tf_keras for files of version 2."""
     version = checkpoint.producer.version or ""
     return "tf_keras" if version.startswith("2.") and find_spec("tf_keras") else "keras"
 
@@ -197,15 +193,8 @@ def fluid_job(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJ
     names = {tensor.path[0] for tensor in checkpoint.tensors}
     combined = os.path.basename(held[0]) if len(held) == 1 else None
     combined = None if combined in names else combined  # a variable's own file has its name
-    return job(
-        checkpoint,
-        request,
-        "paddle",
-        "inference",
-        program=program,
-        directory=checkpoint.path,
-        combined=combined,
-    )
+    options = {"program": program, "directory": checkpoint.path, "combined": combined}
+    return job(checkpoint, request, "paddle", "inference", **options)
 
 
 def paddle_job(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob:
@@ -215,16 +204,8 @@ def paddle_job(checkpoint: Checkpoint, request: PredictionRequest) -> Prediction
         held = [file.path for file in checkpoint.files if file.path.endswith(".pdiparams")]
         program = next(file.path for file in checkpoint.files if file.path not in held)
         combined = os.path.basename(held[0]) if held else None
-        directory = os.path.dirname(program) or os.curdir
-        return job(
-            checkpoint,
-            request,
-            "paddle",
-            "inference",
-            program=program,
-            directory=directory,
-            combined=combined,
-        )
+        options = {"program": program, "directory": os.path.dirname(program) or os.curdir}
+        return job(checkpoint, request, "paddle", "inference", combined=combined, **options)
     if checkpoint.variant == "training" and request.model is None:
         raise NotPredictable("a program that is trained doesn't say what it gives: save_inference_model does")
     require_model("a state dict", request)
@@ -233,13 +214,13 @@ def paddle_job(checkpoint: Checkpoint, request: PredictionRequest) -> Prediction
     ]
     if not pickles:
         raise NotPredictable("an optimizer's state can't be run; --predict goes with its .pdparams")
-    options = _paddle_optimizer(checkpoint, os.path.splitext(pickles[0])[0] + ".pdopt", request)
+    optimizer = _paddle_optimizer(checkpoint, os.path.splitext(pickles[0])[0] + ".pdopt", request)
     place = () if checkpoint.variant == "training" else state_path(checkpoint, request)
-    return job(checkpoint, request, "paddle", "parameters", file=pickles[0], state_path=place, **options)
+    return job(checkpoint, request, "paddle", "parameters", file=pickles[0], state_path=place, **optimizer)
 
 
 def _paddle_optimizer(checkpoint: Checkpoint, beside: str, request: PredictionRequest) -> Mapping[str, Any]:
-    """Return where the optimizer's state lies; a file beside was not checked yet."""
+    """Return the place of the optimizer's state; a separate file is checked first."""
     if request.optimizer is None or not os.path.isfile(beside):
         return optimizer_path(checkpoint)
     name = os.path.basename(beside)
@@ -254,13 +235,13 @@ def _paddle_optimizer(checkpoint: Checkpoint, beside: str, request: PredictionRe
     return {"optimizer_file": beside}
 
 
-# What all of them say -------------------------------------------------------------------------------
+# Shared by all frameworks ---------------------------------------------------------------------------
 
 
 def job(
     checkpoint: Checkpoint, request: PredictionRequest, framework: str, loader: str, **options: Any
 ) -> PredictionJob:
-    """Return a job; ``options`` are what its loader needs to know besides."""
+    """Return a job with ``options`` for its loader."""
     options |= {"format": checkpoint.format, "variant": checkpoint.variant}
     return PredictionJob(
         path=checkpoint.path, framework=framework, loader=loader, options=options, request=request
@@ -268,13 +249,13 @@ def job(
 
 
 def require_model(what: str, request: PredictionRequest) -> None:
-    """Require that the user named an architecture, since the checkpoint has none."""
+    """Require an architecture from the user, since the checkpoint has none."""
     if request.model is None:
         raise NotPredictable(f"{what} doesn't contain its model; name the class with --model file.py:Name")
 
 
 def state_path(checkpoint: Checkpoint, request: PredictionRequest) -> Path:
-    """Return the keys to the model's state dict, which must be the only one or the user's choice."""
+    """Return the keys of the model's state dict, which must be the only one or the user's choice."""
     if request.state_key is not None:
         return tuple(request.state_key.split(".")) if request.state_key else ()
     places = list(dict.fromkeys(_state_dict_of(t.path) for t in checkpoint.tensors if t.role is Role.WEIGHTS))
@@ -290,7 +271,7 @@ def state_path(checkpoint: Checkpoint, request: PredictionRequest) -> Path:
 
 
 def _state_dict_of(path: Path) -> Path:
-    """Return the keys to the state dict in which a tensor lies: modules may store more than tensors."""
+    """Return the keys of the state dict of a tensor, which may be nested deeper in a module's extra state."""
     for at, key in enumerate(path[:-1]):
         if str(key).endswith(("_extra_state", "_packed_params")):
             return path[:at]
@@ -298,7 +279,7 @@ def _state_dict_of(path: Path) -> Path:
 
 
 def optimizer_path(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """Return the key of the optimizer's state, where there is just one, and its file where it has its own."""
+    """Return the key of the optimizer's state if there is only one, and its file if it has its own."""
     if checkpoint.variant in ("trainer", "accelerate"):
         names = {os.path.basename(file.path): file.path for file in checkpoint.files}
         found = [names[name] for name in ("optimizer.pt", "optimizer.bin") if name in names]

@@ -1,7 +1,7 @@
 """Keras's adapter, for versions 2 and 3: whole models with ``safe_mode`` on, and files of weights.
 
-Only the child process imports this module, through ``keras3_models`` or ``tf_keras_models``: Keras 2 lives on
-as ``tf_keras``, and is used for the files that it wrote. This module itself imports neither.
+Only the child process imports this module, and one of the packages: Keras 2 lives on as ``tf_keras``, and is
+used for the files that it wrote.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -23,20 +24,26 @@ import numpy as np
 
 from ckpttool.core.report import Finding, error, note, warning
 from ckpttool.core.text import counted
-from ckpttool.predict.guard import build_from, code_of_user, import_user_module, shown
+from ckpttool.predict.guard import build_from, code_of_user, import_user_module, wrong_kind
 from ckpttool.predict.inputs import make_inputs, positional, read_arrays, read_recording
 from ckpttool.predict.interface import (
     Arrays,
     CannotTrain,
     Loaded,
     LoadFailed,
+    Members,
     findings_on_error,
     first_findings,
-    missing_finding,
+    leaves,
+    members,
+    misfit_findings,
     not_consumed_finding,
-    shape_finding,
+    require_none,
 )
 from ckpttool.predict.request import InputSpec, PredictionJob, PredictionRequest
+
+if "KERAS_BACKEND" not in os.environ and find_spec("tensorflow") is None and find_spec("torch") is not None:
+    os.environ["KERAS_BACKEND"] = "torch"  # the default is TensorFlow; Keras reads it when it is imported
 
 _SKIPPED = re.compile(
     r"Skipping variable loading for optimizer .* has (?P<own>\d+) var.* has (?P<saved>\d+) var"
@@ -47,35 +54,30 @@ _LOSSES = ("mse", "mae", "mape", "msle")
 _ShapesByName = Mapping[str, tuple[int, ...]]
 
 
-class KerasModel(Loaded):
-    """A Keras model, of version 2 or 3."""
+def _loaded(model: Any, findings: Iterable[Finding] = (), optimizer: Any = None) -> Loaded:
+    """Return a Keras model as a prediction runs it."""
+    keras = import_module(_package(model))
+    backend = sys.modules[keras.config.backend() if hasattr(keras, "config") else "tensorflow"]
+    parameters = counted(int(model.count_params()), "parameter") if model.built else "not built yet"
+    more = f"; {type(optimizer).__name__} with its state" if optimizer is not None else ""
+    return Loaded(
+        detail=f"Keras {keras.__version__}: {type(model).__name__} {model.name}, {parameters}{more}",
+        versions={keras.__name__: keras.__version__, backend.__name__: backend.__version__},
+        run=partial(run_keras, model),
+        inputs=keras_inputs(model),
+        train=partial(train_by_keras, model),
+        findings=tuple(findings),
+    )
 
-    def __init__(
-        self, job: PredictionJob, model: Any, findings: Iterable[Finding] = (), optimizer: Any = None
-    ) -> None:
-        self._job = job
-        self._model = model
-        keras = import_module(_package(model))
-        backend = sys.modules[keras.config.backend() if hasattr(keras, "config") else "tensorflow"]
-        self.versions = {keras.__name__: keras.__version__, backend.__name__: backend.__version__}
-        parameters = counted(int(model.count_params()), "parameter") if model.built else "not built yet"
-        more = f"; {type(optimizer).__name__} with its state" if optimizer is not None else ""
-        self.detail = f"Keras {keras.__version__}: {type(model).__name__} {model.name}, {parameters}{more}"
-        self.findings = tuple(findings)
 
-    def inputs(self) -> tuple[InputSpec, ...]:
-        return keras_inputs(self._model)
-
-    def run(self, inputs: Arrays) -> Arrays:
-        with findings_on_error("predict-failed"):
-            return plain_outputs(call(self._model, inputs))
-
-    def train(self, inputs: Arrays) -> str:
-        return train_by_keras(self._model, inputs)
+def run_keras(model: Any, inputs: Arrays) -> Arrays:
+    """Return the outputs of a Keras model."""
+    with findings_on_error("predict-failed"):
+        return plain_outputs(call(model, inputs))
 
 
 def _package(model: Any) -> str:
-    """Return which Keras a model is of; one of the user's classes is of the Keras that it derives from."""
+    """Return the Keras package of a model's class or of its base classes."""
     names = {one.__module__.partition(".")[0] for one in type(model).__mro__}
     return "tf_keras" if "tf_keras" in names else "keras"
 
@@ -84,9 +86,10 @@ def _package(model: Any) -> str:
 
 
 def _load_model(job: PredictionJob) -> Loaded:
-    keras = import_module("tf_keras" if job.framework == "tf_keras" else "keras")
+    """Load a whole model, with its optimizer and loss."""
+    keras = import_module(job.framework)
     request = job.request
-    # Keras 3 writes the short names of losses into HDF5 files, and doesn't find them again itself.
+    # Keras 3 writes the short names of losses into HDF5 files, but doesn't find them.
     own = {
         **({name: keras.losses.get(name) for name in _LOSSES} if keras.__name__ == "keras" else {}),
         **(_own_classes(request.model) if request.model else {}),
@@ -97,13 +100,13 @@ def _load_model(job: PredictionJob) -> Loaded:
     _require_all_used(job, model)
     optimizer = _checked_optimizer(job, model) if request.optimizer else None
     findings = [*findings, *_optimizer_warnings(caught), *_replace_empty_optimizer(job, model)]
-    return KerasModel(job, model, findings, optimizer)
+    return _loaded(model, findings, optimizer)
 
 
 def _replace_empty_optimizer(job: PredictionJob, model: Any) -> list[Finding]:
-    """Give a model a new optimizer where Keras made one for no variables, which can't make a step.
+    """Replace an optimizer that Keras made for no variables, and that can't make a step.
 
-    Keras 3 does so for each HDF5 file of its own, and leaves the saved state out.
+    Keras 3 makes one from each HDF5 file of its own, without the saved state.
     """
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or job.options["optimizer_tensors"] <= _UNUSED:
@@ -119,7 +122,7 @@ def _replace_empty_optimizer(job: PredictionJob, model: Any) -> list[Finding]:
 
 
 def _load_compiled(load: Callable[..., Any]) -> tuple[Any, list[Finding]]:
-    """Return a model as it was compiled; as it is if a loss or metric of the user's can't be found again."""
+    """Load a model as it was compiled, or without its optimizer if it needs an unknown loss or metric."""
     try:
         with findings_on_error("load-failed"):
             return load(), []
@@ -137,9 +140,9 @@ def _load_compiled(load: Callable[..., Any]) -> tuple[Any, list[Finding]]:
 
 
 def _own_classes(reference: str) -> dict[str, Any]:
-    """Import the user's module, which registers its classes with Keras, and return its classes and functions.
+    """Import the user's module, and return its classes and functions.
 
-    Those that are registered are found without; old files name theirs without a package.
+    The import registers classes with Keras; old files name classes that aren't registered.
     """
     place, _, name = reference.rpartition(":")
     module = import_user_module(place or name)
@@ -152,8 +155,8 @@ def _own_classes(reference: str) -> dict[str, Any]:
 
 
 def _checked_optimizer(job: PredictionJob, model: Any) -> Any:
-    """Return a model's own optimizer, which must be what the user says; one that has none gets the user's."""
-    new = build_from(job.request.optimizer or "", **job.request.optimizer_args)
+    """Return a model's own optimizer, which must be of the user's class; if it has none, set the user's."""
+    new = build_from(job.request.optimizer, **job.request.optimizer_args)
     own = getattr(model, "optimizer", None)
     if own is None:
         compile_with(model, new)
@@ -166,7 +169,7 @@ def _checked_optimizer(job: PredictionJob, model: Any) -> Any:
 
 @contextmanager
 def _collect_warnings() -> Iterator[list[warnings.WarningMessage]]:
-    """Collect warnings: Keras only warns of an optimizer whose state doesn't fit."""
+    """Collect warnings: Keras only warns if the state of an optimizer doesn't fit."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield caught
@@ -175,7 +178,7 @@ def _collect_warnings() -> Iterator[list[warnings.WarningMessage]]:
 def _optimizer_warnings(
     caught: Iterable[warnings.WarningMessage], make: Callable[..., Finding] = warning
 ) -> list[Finding]:
-    """Return what Keras says of an optimizer whose state it left out; one that never made a step had none."""
+    """Return a finding for each warning that Keras skipped an optimizer's state, if it was ever trained."""
     findings = []
     for text in dict.fromkeys(" ".join(str(one.message).split()) for one in caught):
         skipped = _SKIPPED.match(text)
@@ -190,15 +193,14 @@ def _optimizer_warnings(
 
 
 def _load_weights(job: PredictionJob) -> Loaded:
+    """Load a file of weights into the user's model."""
     request = job.request
-    model = build_from(request.model or "", **request.model_args)
+    model = build_from(request.model, **request.model_args)
     if not hasattr(model, "load_weights"):
-        raise LoadFailed(
-            error("no-such-model", f"{shown(request.model)} gave a {type(model).__name__}, no Keras model")
-        )
+        raise wrong_kind(request.model, model, "no Keras model")
     build(model, request)
     optimizer = None
-    if request.optimizer:  # in the model's hands, so that its state is loaded with the weights
+    if request.optimizer:  # set before loading, so that its state is loaded with the weights
         if not job.options["optimizer_tensors"]:
             raise LoadFailed(error("optimizer-mismatch", "the checkpoint holds no optimizer state"))
         optimizer = build_from(request.optimizer, **request.optimizer_args)
@@ -209,48 +211,38 @@ def _load_weights(job: PredictionJob) -> Loaded:
     except LoadFailed as failure:
         raise LoadFailed(*first_findings(_weight_differences(job, model)) or failure.findings) from failure
     _require_all_used(job, model)
-    if optimizer is not None and (findings := _optimizer_warnings(caught, error)):
-        raise LoadFailed(*findings)
-    return KerasModel(job, model, optimizer=optimizer)
+    if optimizer is not None:
+        require_none(_optimizer_warnings(caught, error))
+    return _loaded(model, optimizer=optimizer)
 
 
 def _require_all_used(job: PredictionJob, model: Any) -> None:
-    """Require that each weight in the file went into the model: Keras says nothing of the others.
+    """Require that the model took each weight in the file, since Keras ignores the others.
 
-    Only files with more weights than the model are compared by name, since that costs a file.
+    Only files with more weights than the model are compared by name, for which a file must be written.
     """
     if not model.built or job.options["weights"] <= len(model.weights):
         return
     saved, own = _saved_shapes(job.path), _own_shapes(model, job)
-    surplus = _surplus_weights(saved, own)
-    if surplus and own.keys() <= saved.keys():  # otherwise they are named as another version names them
-        raise LoadFailed(*first_findings(surplus))
-
-
-def _surplus_weights(saved: _ShapesByName, own: _ShapesByName) -> list[Finding]:
-    return [not_consumed_finding(name) for name in saved if name not in own]
+    if own.keys() <= saved.keys():  # otherwise they have the names of another version
+        require_none(not_consumed_finding(name) for name in saved if name not in own)
 
 
 def _weight_differences(job: PredictionJob, model: Any) -> list[Finding]:
-    """Return how a file and a model that it didn't load into differ, by name; none where names don't tell."""
+    """Return the differences by name of a file and a model that it didn't load into."""
     saved, own = _saved_shapes(job.path), _own_shapes(model, job)
     if saved.keys().isdisjoint(own) and sorted(saved.values()) == sorted(own.values()):
-        return []  # two ways to name the same
-    shared = [name for name in own if name in saved and saved[name] != own[name]]
-    return [
-        *(missing_finding(name) for name in own if name not in saved),
-        *_surplus_weights(saved, own),
-        *(shape_finding(name, saved[name], own[name]) for name in shared),
-    ]
+        return []  # the same weights, with the names of another version
+    return list(misfit_findings(saved, own, not_consumed_finding))
 
 
 def _own_shapes(model: Any, job: PredictionJob) -> _ShapesByName:
-    """Return the names and shapes that a model's own weights have in a file of the same kind.
+    """Return the names and shapes of a model's own weights in a file of the same kind.
 
-    Keras has no other way to say them than to write it.
+    They are only known from a file that Keras writes.
     """
     is_old = not job.path.endswith((".keras", ".weights.h5", ".json"))
-    if is_old and _package(model) == "keras":  # which reads the old layout, and writes it no more
+    if is_old and _package(model) == "keras":  # Keras 3 reads the old layout, but doesn't write it
         layers = [(layer.name, one) for layer in model.layers for one in layer.weights]
         return {f"{name}.{one.name}": tuple(one.shape) for name, one in layers}
     with TemporaryDirectory() as directory:
@@ -273,20 +265,20 @@ def _saved_shapes(path: str) -> _ShapesByName:
 
 
 def keras_inputs(model: Any) -> tuple[InputSpec, ...]:
-    """Return what a model takes, where it knows."""
-    leaves = list(_leaves(_input_structure(model)))
-    if not leaves:
+    """Return the inputs of a model, or the shapes that it was built on; empty if neither is known."""
+    symbols = _input_symbols(_input_structure(model))
+    if not symbols:
         return _specs_built_on(model)
-    if len(leaves) == 1 and not leaves[0][0]:
-        return (_spec(None, leaves[0][1].shape, leaves[0][1].dtype),)
+    if len(symbols) == 1 and not symbols[0][0]:
+        return (_spec(None, symbols[0][1].shape, symbols[0][1].dtype),)
     return tuple(
         _spec(name if not name.isdecimal() else _tensor_name(one), one.shape, one.dtype)
-        for name, one in leaves
+        for name, one in symbols
     )
 
 
 def _input_structure(model: Any) -> Any:
-    """Return a model's symbolic inputs as it was made with them, or None; Keras raises instead."""
+    """Return a model's symbolic inputs in their containers, or None if it has none."""
     for name in ("input", "inputs"):
         try:
             structure = getattr(model, name, None)
@@ -297,16 +289,9 @@ def _input_structure(model: Any) -> Any:
     return None
 
 
-def _leaves(structure: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the tensors of a structure with the keys that lead to them, joined by dots."""
-    if isinstance(structure, Mapping):
-        for key, one in structure.items():
-            yield from _leaves(one, _output_name(name, key))
-    elif isinstance(structure, (list, tuple)):
-        for at, one in enumerate(structure):
-            yield from _leaves(one, _output_name(name, at))
-    elif structure is not None:
-        yield name, structure
+def _input_symbols(structure: Any) -> list[tuple[str, Any]]:
+    """Return the symbolic tensors of a structure with their keys, joined by dots."""
+    return [(name, one) for name, one in leaves(structure) if one is not None]
 
 
 def _tensor_name(tensor: Any) -> str:
@@ -319,7 +304,7 @@ def _spec(name: str | None, shape: Iterable[Any], dtype: Any) -> InputSpec:
 
 
 def _specs_built_on(model: Any) -> tuple[InputSpec, ...]:
-    """Return the shapes that a model of a class of the user's was built on, as it recorded them."""
+    """Return the shapes that a model of the user's class recorded when it was built."""
     config: Mapping[str, Any] = (getattr(model, "get_build_config", None) or dict)() or {}
     dtype = getattr(model, "input_dtype", None) or "float32"
     shape = config.get("input_shape")
@@ -336,7 +321,7 @@ def _is_shape(value: Any) -> bool:
 
 
 def inputs_to_build(request: PredictionRequest) -> Arrays:
-    """Return what a model can be called on before its weights are loaded: the user's input, or made up."""
+    """Return inputs to call a model on before its weights are loaded: the user's, or generated ones."""
     if request.input_shapes:
         return make_inputs(request.input_shapes, request.seed)
     if request.input:
@@ -345,7 +330,7 @@ def inputs_to_build(request: PredictionRequest) -> Arrays:
 
 
 def build(model: Any, request: PredictionRequest) -> None:
-    """Run a model once that makes its weights only then, so that they can be loaded."""
+    """Run a model that creates its weights in the first run, so that they can be loaded."""
     if getattr(model, "built", True):
         return
     given = inputs_to_build(request)
@@ -357,35 +342,37 @@ def build(model: Any, request: PredictionRequest) -> None:
 
 
 def call(model: Any, inputs: Arrays, *, training: bool = False) -> Any:
-    """Return what a Keras model gives."""
+    """Return the raw output of a Keras model."""
     args, named = arguments(model, inputs)
     return model(*args, **named, training=training)
 
 
 def arguments(model: Any, inputs: Arrays) -> tuple[list[Any], dict[str, Any]]:
-    """Return inputs as a model takes them: in a structure like that of its own, or by its parameters."""
+    """Return the arguments of a model for some inputs: in containers like its own, or by its parameters."""
     given = {name: _text_tensor(array) for name, array in inputs.items()}
     structure = _input_structure(model)
     if structure is None:
         return _inputs_by_parameter(model, given)
-    leaves = list(_leaves(structure))
-    if len(leaves) != len(given):
-        takes = f"the model takes {counted(len(leaves), 'input')}, not {len(given)}"
+    symbols = _input_symbols(structure)
+    if len(symbols) != len(given):
+        takes = f"the model takes {counted(len(symbols), 'input')}, not {len(given)}"
         raise LoadFailed(error("input-mismatch", takes))
     ordered = list(given.values())
-    if len(leaves) > 1:
-        ordered = []
-        for at, (name, tensor) in enumerate(leaves):
-            known = [key for key in (name, _tensor_name(tensor), str(at)) if key in given]
-            if not known:
-                missing = f"no input {_tensor_name(tensor)!r} is given"
-                raise LoadFailed(error("input-missing", missing))
-            ordered.append(given[known[0]])
+    if len(symbols) > 1:
+        ordered = [_input_for(name, one, at, given) for at, (name, one) in enumerate(symbols)]
     return [_fill_structure(structure, iter(ordered))], {}
 
 
+def _input_for(name: str, symbol: Any, at: int, given: Mapping[str, Any]) -> Any:
+    """Return the input for a symbolic tensor, by its key, its own name or its position."""
+    for key in (name, _tensor_name(symbol), str(at)):
+        if key in given:
+            return given[key]
+    raise LoadFailed(error("input-missing", f"no input {_tensor_name(symbol)!r} is given"))
+
+
 def _fill_structure(structure: Any, values: Iterator[Any]) -> Any:
-    """Return a structure with other leaves."""
+    """Return containers like some others, with other leaves."""
     if isinstance(structure, Mapping):
         return {key: _fill_structure(one, values) for key, one in structure.items()}
     if isinstance(structure, (list, tuple)):
@@ -394,7 +381,7 @@ def _fill_structure(structure: Any, values: Iterator[Any]) -> Any:
 
 
 def _inputs_by_parameter(model: Any, given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Return inputs for a model whose class defines ``call``: by its parameters where the names fit."""
+    """Return the arguments of a model whose class defines ``call``, by its parameters if the names match."""
     by_place, by_name = positional(given)
     parameters = inspect.signature(model.call).parameters
     takes = [name for name in parameters if name not in ("training", "mask")]
@@ -406,7 +393,7 @@ def _inputs_by_parameter(model: Any, given: Mapping[str, Any]) -> tuple[list[Any
 
 
 def _text_tensor(array: np.ndarray[Any, Any]) -> Any:
-    """Return texts as TensorFlow's, which alone has them; what else there is, Keras takes as it is."""
+    """Return texts as a tensor of TensorFlow, the only backend with texts; other arrays unchanged."""
     if array.dtype.kind not in "USO":
         return array
     import tensorflow as tf
@@ -414,29 +401,19 @@ def _text_tensor(array: np.ndarray[Any, Any]) -> Any:
     return tf.constant(array)
 
 
-def plain_outputs(output: Any, name: str = "") -> dict[str, np.ndarray[Any, Any]]:
-    """Return the tensors in what a model gave, under the keys that lead to them."""
-    if output is None:
-        return {}
-    if isinstance(output, Mapping):
-        return {
-            k: v
-            for key, one in output.items()
-            for k, v in plain_outputs(one, _output_name(name, key)).items()
-        }
-    if hasattr(output, "row_splits"):  # ragged
-        return plain_outputs({"values": output.values, "row_splits": output.row_splits}, name)
-    if hasattr(output, "dense_shape"):  # sparse; a session gives it as a NamedTuple
-        return plain_outputs({"indices": output.indices, "values": output.values}, name)
-    if hasattr(output, "_fields"):  # a NamedTuple
-        return plain_outputs(output._asdict(), name)
-    if isinstance(output, (list, tuple)):
-        return {
-            k: v
-            for at, one in enumerate(output)
-            for k, v in plain_outputs(one, _output_name(name, at)).items()
-        }
-    return {name or "output": _plain(output)}
+def plain_outputs(output: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the tensors in a model's output as arrays, by their keys, joined by dots."""
+    found = leaves(output, members=_output_members)
+    return {name or "output": _plain(one) for name, one in found if one is not None}
+
+
+def _output_members(value: Any) -> Members:
+    """Return the items of a container, or the parts of a tensor that consists of several."""
+    if hasattr(value, "row_splits"):  # ragged
+        return [("values", value.values), ("row_splits", value.row_splits)]
+    if hasattr(value, "dense_shape"):  # sparse; a NamedTuple if it is from a session
+        return [("indices", value.indices), ("values", value.values)]
+    return value._asdict().items() if hasattr(value, "_asdict") else members(value)
 
 
 def _plain(output: Any) -> np.ndarray[Any, Any]:
@@ -448,15 +425,11 @@ def _plain(output: Any) -> np.ndarray[Any, Any]:
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
-def _output_name(name: str, key: object) -> str:
-    return f"{name}.{key}" if name else str(key)
-
-
 # Training -------------------------------------------------------------------------------------------
 
 
 def compile_with(model: Any, optimizer: Any) -> None:
-    """Give a model an optimizer with all its variables, and a loss where it has none."""
+    """Compile a model with an optimizer that has all its variables, and with a loss."""
     model.compile(optimizer=optimizer, loss=getattr(model, "loss", None) or "mse")
     make = getattr(optimizer, "build", None) or getattr(
         optimizer, "_create_all_weights", None
@@ -466,7 +439,7 @@ def compile_with(model: Any, optimizer: Any) -> None:
 
 
 def train_by_keras(model: Any, inputs: Arrays) -> str:
-    """Make one step with the model's own optimizer and loss, towards what it predicts, a little off."""
+    """Make one training step with the model's own optimizer and loss; targets are near its predictions."""
     if getattr(model, "optimizer", None) is None:
         raise CannotTrain(
             "the model was not compiled, so it has no optimizer: --optimizer keras.optimizers:Adam"
@@ -476,7 +449,7 @@ def train_by_keras(model: Any, inputs: Arrays) -> str:
         if not any("train_step" in vars(one) for one in own):
             raise CannotTrain("the model was compiled without a loss")
     with findings_on_error("training-step-failed"):
-        targets = _zero_targets(call(model, inputs), model.loss)
+        targets = _near_targets(call(model, inputs), model.loss)
         before = [_plain(one).copy() for one in model.trainable_weights]
         args, named = arguments(model, inputs)
         loss = model.train_on_batch(args[0] if args else named, targets)
@@ -487,7 +460,11 @@ def train_by_keras(model: Any, inputs: Arrays) -> str:
 
 
 def moved_weights_words(before: Sequence[Any], after: Sequence[Any], loss: float) -> str:
-    """Return how many weights a step moved, in words; that none did, or one is not finite, is a finding."""
+    """Return the number of changed weights in words.
+
+    Raises:
+        LoadFailed: None changed, or a value is not finite.
+    """
     if not math.isfinite(loss) or not all(np.isfinite(one).all() for one in after):
         problem = f"the loss is {loss:.4g}, or a weight is not finite, after a training step"
         raise LoadFailed(error("training-step-failed", problem))
@@ -497,12 +474,12 @@ def moved_weights_words(before: Sequence[Any], after: Sequence[Any], loss: float
     return f"{moved} of {counted(len(after), 'weight')}"
 
 
-def _zero_targets(output: Any, loss: Any, name: object = "", at: int = 0) -> Any:
-    """Return targets a little off an output, in its structure; numbers of classes where it wants those."""
+def _near_targets(output: Any, loss: Any, name: object = "", at: int = 0) -> Any:
+    """Return targets near an output, in the same containers; numbers of classes if the loss needs them."""
     if isinstance(output, Mapping):
-        return {key: _zero_targets(one, loss, key, at) for at, (key, one) in enumerate(output.items())}
+        return {key: _near_targets(one, loss, key, at) for at, (key, one) in enumerate(output.items())}
     if isinstance(output, (list, tuple)):
-        return [_zero_targets(one, loss, at, at) for at, one in enumerate(output)]
+        return [_near_targets(one, loss, at, at) for at, one in enumerate(output)]
     if isinstance(loss, Mapping):
         loss = loss.get(name, next(iter(loss.values()), None))
     elif isinstance(loss, (list, tuple)):

@@ -1,7 +1,7 @@
-"""A checkpoint as our own formats read it, in the Python objects that a framework is handed.
+"""Content of a checkpoint as Python objects for a framework, read by our own formats.
 
-Nothing is unpickled for it: ``Checkpoint.tree`` is plain data, tensors, and inert nodes for the rest. What
-only the checkpoint's own code could make stays inert here, too, and is refused where it would be loaded.
+Nothing is unpickled: ``Checkpoint.tree`` has plain data, tensors, and inert nodes. Objects that only the
+checkpoint's own code could create become ``NotPlain``, and are refused if they would be loaded.
 
 Only the child process imports this module.
 """
@@ -30,12 +30,12 @@ from ckpttool.formats.content.tree import NodeParts, fold, is_size, node_parts, 
 from ckpttool.predict.interface import LoadFailed
 
 _AROUND = frozenset({NDARRAY, REQUIRES_GRAD, Global("torch._utils", "_rebuild_parameter")})
-"""Calls whose first argument is a tensor, and that say no more of it than how training goes on."""
+"""Calls whose first argument is a tensor, with no other information than for training."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotPlain:
-    """Stands for what the checkpoint's own code would make; ``content`` is what of it is plain data."""
+    """An object of the checkpoint's own code, with the part of it that is plain data."""
 
     what: str
     content: object = None
@@ -49,14 +49,14 @@ def content_of(
     stand_in: Callable[[Tensor], Any] | None = None,
     named: Callable[[Global], Any] = lambda name: NotPlain(f"the name {name}, which is no plain data"),
 ) -> Any:
-    """Return what a checkpoint holds.
+    """Return the content of an open checkpoint as nested containers with the framework's tensors.
 
     Args:
-        checkpoint: An open one.
-        make: Reads a tensor into one of the framework's.
-        wanted: The keys to what is needed, all of it by default.
-        stand_in: Makes one without values of each tensor that is not needed, so that it is not read.
-        named: Says what a name is in the framework, such as ``torch.float32``."""
+        checkpoint: An open checkpoint.
+        make: Reads a tensor as one of the framework's.
+        wanted: Keys of the needed parts; everything by default.
+        stand_in: Makes a tensor without values for one that is not needed.
+        named: Resolves a global name, such as ``torch.float32``."""
     tree = checkpoint.tree
     if tree is None:  # the format has none: tensors by name, and plain data
         tree = _changeable(checkpoint.metadata)
@@ -71,7 +71,7 @@ def content_of(
 
     content = fold(tree, expand, lambda node: NotPlain("what holds itself"), checkpoint.path)
     for tensor in checkpoint.tensors:
-        if tensor.values is None:  # it has no place in a tree
+        if tensor.values is None:  # it is not in the tree
             put(content, tensor.path, make(tensor))
     return _plain_part(content)
 
@@ -83,7 +83,7 @@ def _changeable(value: Any) -> Any:
 
 
 def put(root: Any, path: Path, value: Any) -> None:
-    """Put something under some keys, where dictionaries lead there."""
+    """Set the value of a path of keys, if it leads through dictionaries."""
     here = root
     for key in path[:-1]:
         if not isinstance(here, dict):
@@ -96,7 +96,7 @@ def put(root: Any, path: Path, value: Any) -> None:
 
 
 def _expand_container(node: object, named: Callable[[Global], Any], path: str) -> object:
-    """Return what a node becomes that is no tensor, or its parts where these come first."""
+    """Return the value of a node that is no tensor, or its parts, which are converted first."""
     if isinstance(node, Mapped):
         count = len(node)
         parts = [*node.keys(), *node.values(), node.state]
@@ -109,7 +109,7 @@ def _expand_container(node: object, named: Callable[[Global], Any], path: str) -
 
 
 def _make_dict(kind: Global, keys: list[Any], values: list[Any], state: object) -> Any:
-    """Return a dictionary of another class; a module's state dict has the versions of its parts beside it."""
+    """Return a dictionary; an ordered one may have the versions of a module's parts in an attribute."""
     if kind.name != "OrderedDict":
         return dict(zip(keys, values, strict=True))
     made: Any = OrderedDict(zip(keys, values, strict=True))
@@ -119,7 +119,7 @@ def _make_dict(kind: Global, keys: list[Any], values: list[Any], state: object) 
 
 
 def _call_result(call: Call, path: str) -> object:
-    """Return what a call stands for, where it is plain data."""
+    """Return the value of a call if it is plain data, or ``NotPlain``."""
     if call.function in _AROUND and call.args:
         return NodeParts([call.args[0]], lambda done: done[0])
     if is_size(call):
@@ -132,11 +132,15 @@ def _call_result(call: Call, path: str) -> object:
     return NotPlain(f"an object of {call.function}, which is no plain data")
 
 
-# Ways into it ---------------------------------------------------------------------------------------
+# Access ---------------------------------------------------------------------------------------------
 
 
 def at_path(content: Any, path: Iterable[str | int]) -> Any:
-    """Return what lies under some keys."""
+    """Return the value at a path of keys.
+
+    Raises:
+        LoadFailed: There is none.
+    """
     content = _plain_part(content)
     for key in path:
         if isinstance(content, Mapping) and key not in content and str(key).isdecimal():
@@ -149,18 +153,21 @@ def at_path(content: Any, path: Iterable[str | int]) -> Any:
 
 
 def _plain_part(content: Any) -> Any:
-    """Return what of an object is plain data, where that leads on."""
+    """Return the plain data in an inert object, or any other value itself."""
     is_inert = isinstance(content, (NotPlain, Opaque)) and content.content is not None
     return content.content if is_inert else content
 
 
 def require_plain(content: Any, place: str, *, may_trust: bool) -> Any:
-    """Return what is to be loaded, if it is plain data.
+    """Return content that is to be loaded, if it is plain data.
 
     Args:
-        content: What lies there.
-        place: The keys that lead to it, in words.
-        may_trust: Whether the framework's own loader is asked where the user trusts the checkpoint."""
+        content: The content.
+        place: Its keys, joined by dots.
+        may_trust: Whether the framework's own loader reads it with ``--trust``.
+
+    Raises:
+        LoadFailed: It holds an object that is not plain data."""
     pending, seen = [(place, content)], set()
     while pending:
         path, node = pending.pop()

@@ -1,4 +1,4 @@
-"""Paddle's adapter: inference models, Fluid's and today's, and state dicts into a layer of the user's.
+"""Paddle's adapter: inference models of Fluid and Paddle, and state dicts into the user's layer.
 
 ``paddle.load`` unpickles, so our own reader reads state dicts and optimizers.
 
@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 import zlib  # noqa: F401 - before paddle, or its own copy of zlib answers Python's calls and crashes
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,27 +20,29 @@ import paddle
 from ckpttool.core.report import Finding, error
 from ckpttool.core.tensor import Tensor
 from ckpttool.core.text import counted
-from ckpttool.predict.guard import build_from, shown
+from ckpttool.predict.guard import build_from, wrong_kind
 from ckpttool.predict.inputs import positional
 from ckpttool.predict.interface import (
     Arrays,
     CannotTrain,
     Loaded,
     LoadFailed,
-    first_findings,
+    inference_only,
+    leaves,
+    misfit_findings,
+    require_none,
     shape_text,
-    state_dict_findings,
 )
 from ckpttool.predict.own_content import at_path, content_of, require_plain
 from ckpttool.predict.request import InputSpec, PredictionJob
 
 _JSON = ".json"
 _BFLOAT16 = "uint16"
-"""What Paddle calls it: NumPy has no such dtype."""
+"""Paddle's name for the bits of bfloat16, which NumPy lacks."""
 _UNNAMED = re.compile(r"save_infer_model/scale_(\d+)\.tmp_\d+")
-"""What saving calls an output; the last number counts what the process saved before."""
+"""Name of an output in a saved program; the last number counts saves of the process."""
 _NAMES = "StructuredToParameterName@@"
-"""Where ``paddle.save`` keeps the global name of each parameter, which an optimizer's state goes by."""
+"""Key in a state dict for the global names of the parameters, which an optimizer's state has."""
 _BESIDE = frozenset({"LR_Scheduler", "master_weights", "optimizer_type", _NAMES})
 """Keys of an optimizer's state that belong to no parameter."""
 
@@ -47,38 +50,36 @@ _BESIDE = frozenset({"LR_Scheduler", "master_weights", "optimizer_type", _NAMES}
 # Inference models -----------------------------------------------------------------------------------
 
 
-class PaddleProgram(Loaded):
-    """A program with its variables in a scope of its own."""
+def _loaded_program(program: Any, scope: Any) -> Loaded:
+    """Return a program, with its variables in a scope, as a prediction runs it."""
+    executor = paddle.static.Executor(paddle.CPUPlace())
+    block = program.global_block()
+    feeds = {name: block.var(name) for name in program.desc.get_feed_target_names()}
+    fetches = [block.var(name) for name in program.desc.get_fetch_target_names()]
 
-    def __init__(self, program: Any, scope: Any) -> None:
-        self._program = program
-        self._scope = scope
-        self._executor = paddle.static.Executor(paddle.CPUPlace())
-        block = program.global_block()
-        self._feeds = {name: block.var(name) for name in program.desc.get_feed_target_names()}
-        self._fetches = [block.var(name) for name in program.desc.get_fetch_target_names()]
-        self.versions = {"paddle": paddle.__version__}
-        held = counted(sum(map(_has_stored_value, program.list_vars())), "variable")
-        self.detail = f"Paddle {paddle.__version__}: inference program, {held}"
-
-    def inputs(self) -> tuple[InputSpec, ...]:
-        if not self._fetches:
+    def examples() -> Arrays:
+        if not fetches:
             raise LoadFailed(error("no-output", "the program gives nothing: it has no fetch"))
-        return tuple(
-            InputSpec(name, _variable_shape(one), _dtype(one), is_sequence=bool(one.lod_level))
-            for name, one in self._feeds.items()
-        )
+        return {}
 
-    def run(self, inputs: Arrays) -> Arrays:
-        feed = {name: _feed(array, self._feeds[name]) for name, array in inputs.items()}
-        outputs = self._executor.run(
-            self._program, feed=feed, fetch_list=self._fetches, scope=self._scope, return_numpy=False
-        )
-        pairs = zip(self._fetches, outputs, strict=True)
+    def run(inputs: Arrays) -> Arrays:
+        feed = {name: _feed(array, feeds[name]) for name, array in inputs.items()}
+        outputs = executor.run(program, feed=feed, fetch_list=fetches, scope=scope, return_numpy=False)
+        pairs = zip(fetches, outputs, strict=True)
         return {_UNNAMED.sub(r"output_\1", one.name): _array(tensor, _dtype(one)) for one, tensor in pairs}
 
-    def train(self, inputs: Arrays) -> str:
-        raise CannotTrain("an inference program has no backward part")
+    held = counted(sum(map(_has_stored_value, program.list_vars())), "variable")
+    return Loaded(
+        detail=f"Paddle {paddle.__version__}: inference program, {held}",
+        versions={"paddle": paddle.__version__},
+        run=run,
+        examples=examples,
+        inputs=tuple(
+            InputSpec(name, _variable_shape(one), _dtype(one), is_sequence=bool(one.lod_level))
+            for name, one in feeds.items()
+        ),
+        train=inference_only("an inference program has no backward part"),
+    )
 
 
 def _variable_shape(one: Any) -> tuple[int | None, ...]:
@@ -91,7 +92,7 @@ def _dtype(variable: Any) -> str:
 
 
 def _feed(array: np.ndarray[Any, Any], variable: Any) -> Any:
-    """Return an array as a program takes it; the rows of a ragged input are one sequence."""
+    """Return an array as an input of a program; the rows of a ragged one are one sequence."""
     dtype = _dtype(variable)
     plain = array.view(np.uint16) if array.dtype.kind == "V" else array
     fed = np.ascontiguousarray(plain if dtype == "bfloat16" else plain.astype(dtype, copy=False))
@@ -117,11 +118,11 @@ def _is_paddle_3() -> bool:
 
 
 def _load_inference(job: PredictionJob) -> Loaded:
-    """An inference model: the program, and its variables from one file or from one each."""
+    """Load an inference model: the program, and its variables from one file or from one each."""
     program_path = job.options["program"]
     if program_path.endswith(_JSON):
         return _load_json_program(job, program_path)
-    if _is_paddle_3():  # it takes the programs of before then, for as long as this process lives
+    if _is_paddle_3():  # lets it run older programs, until this process ends
         paddle.pir_utils.OldIrGuard().__enter__()
     paddle.enable_static()
     paddle.set_device("cpu")
@@ -129,77 +130,83 @@ def _load_inference(job: PredictionJob) -> Loaded:
     with open(program_path, "rb") as stream:
         program = paddle.static.deserialize_program(stream.read())
     with paddle.static.scope_guard(scope):
-        # load_inference_model has a way to read a file a variable, which 2.6 leads to load_combine.
+        # load_inference_model can't be used: 2.6 reads one file a variable as a combined one.
         stored = [one for one in program.list_vars() if _has_stored_value(one)]
         if stored:
             executor = paddle.static.Executor(paddle.CPUPlace())
             paddle.static.io.load_vars(
                 executor, job.options["directory"], program, vars=stored, filename=job.options["combined"]
             )
-    return PaddleProgram(program, scope)
-
-
-class TranslatedProgram(Loaded):
-    """A program of Paddle 3, which only its own loader reads."""
-
-    def __init__(self, layer: Any) -> None:
-        self._layer = layer
-        self.versions = {"paddle": paddle.__version__}
-        held = counted(len(layer.state_dict()), "variable")
-        self.detail = f"Paddle {paddle.__version__}: inference program, {held}"
-
-    def inputs(self) -> tuple[InputSpec, ...]:
-        return tuple(
-            InputSpec(None, _variable_shape(one), str(one.dtype).rpartition(".")[2])
-            for one in self._layer._input_spec()
-        )
-
-    def run(self, inputs: Arrays) -> Arrays:
-        return run_layer(self._layer, inputs)
+    return _loaded_program(program, scope)
 
 
 def _load_json_program(job: PredictionJob, program_path: str) -> Loaded:
+    """Load a program of Paddle 3, which only its own loader reads."""
     if not _is_paddle_3():
         message = f"a program in JSON needs PaddlePaddle 3; this is {paddle.__version__}"
         raise LoadFailed(error("framework-too-old", message, os.path.basename(program_path)))
     layer = paddle.jit.load(program_path.removesuffix(_JSON))
     layer.eval()
-    return TranslatedProgram(layer)
+    held = counted(len(layer.state_dict()), "variable")
+    return Loaded(
+        detail=f"Paddle {paddle.__version__}: inference program, {held}",
+        versions={"paddle": paddle.__version__},
+        run=partial(_run_layer, layer),
+        inputs=tuple(
+            InputSpec(None, _variable_shape(one), str(one.dtype).rpartition(".")[2])
+            for one in layer._input_spec()
+        ),
+    )
 
 
-# A layer of the user's ------------------------------------------------------------------------------
+# The user's layer -----------------------------------------------------------------------------------
 
 
-class PaddleLayer(Loaded):
-    """A layer, run in evaluation mode and without gradients."""
+def _load_parameters(job: PredictionJob) -> Loaded:
+    """Load a state dict into the user's layer."""
+    paddle.set_device("cpu")
+    request = job.request
+    content = _read_content(job.options["file"])
+    layer = build_from(request.model, **request.model_args)
+    if not isinstance(layer, paddle.nn.Layer):
+        raise wrong_kind(request.model, layer, "no nn.Layer")
+    place = tuple(job.options["state_path"])
+    state = at_path(content, place)
+    if not isinstance(state, Mapping):
+        raise LoadFailed(error("no-state-dict", f"a {type(state).__name__} lies there, no state dict"))
+    table = state.get(_NAMES)
+    state = {key: value for key, value in state.items() if key != _NAMES}
+    require_plain(state, ".".join(map(str, place)), may_trust=False)
+    own = {key: value.shape for key, value in layer.state_dict().items()}
+    require_none(misfit_findings({key: np.shape(value) for key, value in state.items()}, own))
+    layer.set_state_dict(state)
+    optimizer, more = _optimizer(job, layer, content, table)
+    layer.eval()
+    return Loaded(
+        detail=f"Paddle {paddle.__version__}: {type(layer).__name__}, {counted(len(state), 'key')}{more}",
+        versions={"paddle": paddle.__version__},
+        run=partial(_run_layer, layer),
+        train=partial(_train_one_step, layer, optimizer),
+    )
 
-    def __init__(self, layer: Any, detail: str, optimizer: Any = None) -> None:
-        self._layer = layer
-        self._optimizer = optimizer
-        self.versions = {"paddle": paddle.__version__}
-        self.detail = f"Paddle {paddle.__version__}: {detail}"
 
-    def run(self, inputs: Arrays) -> Arrays:
-        return run_layer(self._layer, inputs)
-
-    def train(self, inputs: Arrays) -> str:
-        return _train_one_step(self._layer, self._optimizer, inputs)
-
-
-def run_layer(layer: Any, inputs: Arrays) -> Arrays:
-    """Return what a layer gives, without gradients."""
-    by_place, by_name = _tensors(inputs)
+def _run_layer(layer: Any, inputs: Arrays) -> Arrays:
+    """Return the outputs of a layer, without gradients."""
     with paddle.no_grad():
-        outputs = _flatten_output(layer(*by_place, **by_name))
-        plain = {
-            name: one.astype("float32") if one.dtype == paddle.bfloat16 else one for name, one in outputs
-        }
-        return {name: np.array(one.numpy()) for name, one in plain.items()}
+        return {name: _layer_output(one) for name, one in _output_tensors(layer, inputs)}
 
 
-def _tensors(inputs: Arrays) -> tuple[list[Any], dict[str, Any]]:
-    by_place, by_name = positional(inputs)
-    return [_tensor(one) for one in by_place], {name: _tensor(one) for name, one in by_name.items()}
+def _layer_output(tensor: Any) -> np.ndarray[Any, Any]:
+    plain = tensor.astype("float32") if tensor.dtype == paddle.bfloat16 else tensor
+    return np.array(plain.numpy())
+
+
+def _output_tensors(layer: Any, inputs: Arrays) -> Iterator[tuple[str, Any]]:
+    """Call a layer, and yield the tensors in its output by their keys."""
+    by_place, by_name = positional({name: _tensor(array) for name, array in inputs.items()})
+    for name, one in leaves(layer(*by_place, **by_name)):
+        if isinstance(one, paddle.Tensor):
+            yield name or "output", one
 
 
 def _tensor(array: np.ndarray[Any, Any]) -> Any:
@@ -208,28 +215,15 @@ def _tensor(array: np.ndarray[Any, Any]) -> Any:
     return paddle.to_tensor(array)
 
 
-def _flatten_output(output: object, name: str = "") -> Iterable[tuple[str, Any]]:
-    """Yield the tensors in what a layer gave, under the keys that lead to them."""
-    if isinstance(output, paddle.Tensor):
-        yield name or "output", output
-    elif isinstance(output, Mapping):
-        for key, value in output.items():
-            yield from _flatten_output(value, f"{name}.{key}" if name else str(key))
-    elif isinstance(output, (list, tuple)):
-        for at, value in enumerate(output):
-            yield from _flatten_output(value, f"{name}.{at}" if name else str(at))
-
-
 def _train_one_step(layer: Any, optimizer: Any, inputs: Arrays) -> str:
-    """Make a step towards smaller outputs: the loss is the mean square of all that have a gradient."""
+    """Make one training step; the loss is the mean square of all outputs with a gradient."""
     trained = [one for one in layer.parameters() if not one.stop_gradient]
     if not trained:
         raise CannotTrain("no parameter wants a gradient")
     optimizer = optimizer or paddle.optimizer.SGD(1e-3, parameters=trained)
     before = [one.numpy() for one in trained]
     layer.train()
-    by_place, by_name = _tensors(inputs)
-    outputs = [one for _, one in _flatten_output(layer(*by_place, **by_name)) if not one.stop_gradient]
+    outputs = [one for _, one in _output_tensors(layer, inputs) if not one.stop_gradient]
     if not outputs:
         raise CannotTrain("no output has a gradient")
     sum(one.astype("float32").square().mean() for one in outputs).backward()
@@ -249,34 +243,8 @@ def _are_finite(tensors: Iterable[Any]) -> bool:
     return all(bool(paddle.isfinite(one).all()) for one in tensors)
 
 
-def _load_parameters(job: PredictionJob) -> Loaded:
-    """A state dict in a layer of the user's."""
-    paddle.set_device("cpu")
-    request = job.request
-    content = _read_content(job.options["file"])
-    layer = build_from(request.model or "", **request.model_args)
-    if not isinstance(layer, paddle.nn.Layer):
-        gave = f"{shown(request.model)} gave a {type(layer).__name__}, no nn.Layer"
-        raise LoadFailed(error("no-such-model", gave))
-    place = tuple(job.options["state_path"])
-    state = at_path(content, place)
-    if not isinstance(state, Mapping):
-        raise LoadFailed(error("no-state-dict", f"a {type(state).__name__} lies there, no state dict"))
-    table = state.get(_NAMES)
-    state = {key: value for key, value in state.items() if key != _NAMES}
-    require_plain(state, ".".join(map(str, place)), may_trust=False)
-    own = {key: value.shape for key, value in layer.state_dict().items()}
-    findings = state_dict_findings({key: np.shape(value) for key, value in state.items()}, own)
-    if findings:
-        raise LoadFailed(*first_findings(findings))
-    layer.set_state_dict(state)
-    optimizer, detail = _optimizer(job, layer, content, table)
-    layer.eval()
-    return PaddleLayer(layer, f"{type(layer).__name__}, {counted(len(state), 'key')}{detail}", optimizer)
-
-
 def _read_content(path: str) -> Any:
-    """Return what ``paddle.save`` wrote, with Paddle's tensors."""
+    """Return the content of a file of ``paddle.save``, with Paddle's tensors."""
     from ckpttool.formats.paddle.files import open_pickle
 
     with open_pickle(path) as checkpoint:
@@ -284,7 +252,7 @@ def _read_content(path: str) -> Any:
 
 
 def _read_tensor(tensor: Tensor) -> Any:
-    """Return one of our tensors as one of Paddle's, bit by bit: it knows bfloat16 by the bits of uint16."""
+    """Return a tensor of Paddle with the same bits; bfloat16 becomes uint16."""
     name = "uint16" if tensor.dtype.name == "bfloat16" else tensor.dtype.name
     try:
         elements = np.frombuffer(bytearray(tensor.tobytes()), name)
@@ -297,9 +265,9 @@ def _read_tensor(tensor: Tensor) -> Any:
 def _optimizer(
     job: PredictionJob, layer: Any, content: Any, table: Mapping[str, str] | None
 ) -> tuple[Any, str]:
-    """Return the optimizer with its state, and what was loaded in words; None where none was asked for.
+    """Return the user's optimizer with its state, and a summary; None if none was requested.
 
-    A state dict in a dict has no ``table`` of names: its tensors have theirs themselves.
+    A state dict in a dict has no ``table`` of names; its tensors have them.
     """
     request = job.request
     if request.optimizer is None:
@@ -312,15 +280,13 @@ def _optimizer(
         place = tuple(job.options["state_path"])
         paths = names_in(job.options["file"]).items()
         table = {str(path[-1]): name for path, name in paths if path[:-1] == place}
-    # Paddle counts layers as they are made, so that the parameters may have other names here.
+    # Paddle numbers layers as they are created, so the parameters may have other names here.
     names = {table[key]: name for key, name in own.items() if key in table}
     renamed = {}
     for key, value in state.items():
         owner = _owner(key, names)
         renamed[key if owner is None else names[owner] + key[len(owner) :]] = value
-    findings = list(_parameter_findings(renamed, layer))
-    if findings:
-        raise LoadFailed(*first_findings(findings))
+    require_none(_optimizer_findings(renamed, layer))
     optimizer = build_from(request.optimizer, parameters=layer.parameters(), **request.optimizer_args)
     optimizer.set_state_dict(renamed)
     slots = counted(len(renamed.keys() - _BESIDE), "slot")
@@ -343,11 +309,11 @@ def _optimizer_state(job: PredictionJob, content: Any) -> Mapping[str, Any]:
 
 
 def _owner(key: str, names: Iterable[str]) -> str | None:
-    """Return the parameter that a slot belongs to: ``linear_0.w_0`` for ``linear_0.w_0_moment1_0``."""
+    """Return the parameter of a slot: ``linear_0.w_0`` for ``linear_0.w_0_moment1_0``; None without one."""
     return max((name for name in names if key.startswith(f"{name}_")), key=len, default=None)
 
 
-def _parameter_findings(state: Mapping[str, Any], layer: Any) -> Iterable[Finding]:
+def _optimizer_findings(state: Mapping[str, Any], layer: Any) -> Iterable[Finding]:
     shapes = {one.name: list(one.shape) for one in layer.parameters()}
     keys = {one.name: key for key, one in layer.state_dict().items()}
     owners = {_owner(slot, shapes) for slot in state.keys() - _BESIDE}

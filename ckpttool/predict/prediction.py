@@ -1,6 +1,6 @@
-"""One prediction: its inputs, two runs of the model, and the verdict on the outputs.
+"""One prediction: its inputs, two runs of the model, and the checks of the outputs.
 
-Outputs are judged by whether they are finite, the same twice, as recorded, and right by the user's labels.
+Outputs must be finite, equal in both runs, as recorded, and correct by the user's labels.
 
 Only the child process imports this module.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -33,7 +32,7 @@ from ckpttool.predict.interface import Arrays, CannotTrain, Loaded, LoadFailed, 
 from ckpttool.predict.request import InputSpec, PredictionJob, PredictionRequest
 
 Reload: TypeAlias = Callable[[], Loaded]
-"""Loads the model once more, as it was loaded first; only what it draws at random is drawn otherwise."""
+"""Loads the model again, with another seed for random values."""
 _KEEPS_STATE = "it keeps state: a second run on the same input differs, one of a fresh instance doesn't"
 _TOLERANCES = {
     "bfloat16": (1e-2, 1e-3),
@@ -41,16 +40,18 @@ _TOLERANCES = {
     "float32": (1e-5, 1e-6),
     "float64": (1e-8, 1e-10),
 }
-"""By dtype, what other processors and versions do to a sum, and not more: relative to each value, and to the
-largest that was recorded, where that is less than 1 and not 0."""
+"""Relative and absolute tolerance by dtype: the differences between processors and versions in a sum. The
+absolute one is multiplied by the largest recorded magnitude, if that is below 1 and not 0."""
 
 
 class NoInputs(Exception):
-    """Nothing says what the model is to be run on; the text says what would."""
+    """The shape of the inputs is unknown; the text names the options for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
+    """Inputs of a run, and their origin in words; the user's own or recorded ones may be another model's."""
+
     arrays: Arrays
     origin: str
     is_recorded: bool = False
@@ -61,7 +62,7 @@ class _Inputs:
 
 
 def predict(loaded: Loaded, job: PredictionJob, load_again: Reload) -> tuple[str, Sequence[Finding]]:
-    """Run a model twice and return what was seen, in words, with what is wrong."""
+    """Run a model twice, and return a summary with the findings."""
     request = job.request
     try:
         recording = read_recording(request.expect) if request.expect else None
@@ -102,7 +103,7 @@ def predict(loaded: Loaded, job: PredictionJob, load_again: Reload) -> tuple[str
 def _first_run(
     loaded: Loaded, request: PredictionRequest, recording: Recording | None
 ) -> tuple[_Inputs, Arrays]:
-    """Return the first inputs that a model takes, and what it gives for them."""
+    """Return the first inputs that a model accepts, and its outputs for them."""
     first: Exception | None = None
     for inputs in _inputs(loaded, request, recording):
         try:
@@ -117,16 +118,16 @@ def _first_run(
 
 
 def _run(loaded: Loaded, inputs: _Inputs) -> Arrays:
-    blamed: AbstractContextManager[None]
-    if inputs.is_recorded:
-        blamed = _input_blamed("recording-mismatch", "the recorded input doesn't run on this model")
-    elif inputs.is_given:
-        shapes = ", ".join(f"{shape_text(one.shape)} {one.dtype}" for one in inputs.arrays.values())
-        blamed = _input_blamed("input-rejected", f"the model rejects the input {shapes}", _OF_SHAPES.search)
-    else:
-        blamed = nullcontext()
-    with blamed:
+    """Return the outputs of a model, of which one must have values."""
+    try:
         given = loaded.run(inputs.arrays)
+    except MemoryError:
+        raise
+    except Exception as failure:  # a framework runs other people's code, which may raise anything
+        blame = _input_finding(inputs, failure)
+        if blame is None:
+            raise
+        raise LoadFailed(blame) from failure
     outputs = {name: np.asarray(array) for name, array in given.items()}
     if not outputs:
         raise LoadFailed(error("no-output", "the model gives no tensor"))
@@ -136,48 +137,47 @@ def _run(loaded: Loaded, inputs: _Inputs) -> Arrays:
 
 
 _OF_SHAPES = re.compile(r"shape|size|dimension|channels|mat1|broadcast", re.IGNORECASE)
-"""What frameworks speak of if an input has the wrong shape."""
+"""Words in the errors of frameworks if an input has the wrong shape."""
 
 
-@contextmanager
-def _input_blamed(
-    code: str, problem: str, is_blamed: Callable[[str], object] = lambda message: True
-) -> Iterator[None]:
-    """Say of what is raised inside that the input may be another model's, if the message says so."""
-    try:
-        yield
-    except MemoryError:
-        raise
-    except LoadFailed as failure:
+def _input_finding(inputs: _Inputs, failure: Exception) -> Finding | None:
+    """Return the finding for an error that the input explains: it may be another model's. None otherwise."""
+    if not inputs.is_recorded and not inputs.is_given:
+        return None
+    if isinstance(failure, LoadFailed):
         first = failure.findings[0]
         if first.code == "no-output" or first.code.startswith("input-"):
-            raise
-        if not is_blamed(first.message):
-            raise
-        raise LoadFailed(error(code, f"{problem}: {first.message}", first.where)) from failure
-    except Exception as failure:  # a framework runs other people's code, which may raise anything
-        if not is_blamed(str(failure)):
-            raise
-        raise LoadFailed(error(code, f"{problem}: {first_line(failure)}")) from failure
+            return None
+        text = message = first.message
+        where = first.where
+    else:
+        text, message, where = str(failure), first_line(failure), None
+    if inputs.is_recorded:
+        problem = f"the recorded input doesn't run on this model: {message}"
+        return error("recording-mismatch", problem, where)
+    if not _OF_SHAPES.search(text):
+        return None
+    shapes = ", ".join(f"{shape_text(one.shape)} {one.dtype}" for one in inputs.arrays.values())
+    return error("input-rejected", f"the model rejects the input {shapes}: {message}", where)
 
 
 def _repeats_when_reloaded(
     load_again: Reload, inputs: _Inputs, outputs: Arrays, request: PredictionRequest
 ) -> bool:
-    """Tell whether a model that was just loaded gives what it gave at first: it only keeps state."""
+    """Return whether a fresh instance gives the outputs of the first run: the model only keeps state."""
     try:
         return not any(rerun_findings(outputs, _run(load_again(), inputs), request))
-    except Exception:  # noqa: BLE001 - other people's code may raise anything; that the runs differ is told
+    except Exception:  # noqa: BLE001 - other people's code may raise anything; the difference is reported
         return False
 
 
 def _run_on_other_values(load: Reload, inputs: _Inputs, request: PredictionRequest) -> Arrays:
-    """Return what a model gives on other inputs of the same kind; nothing where it takes none."""
+    """Return the outputs for other inputs of the same kind; none if the model takes no input."""
     if not inputs.arrays:
         return {}
     try:
         return _run(load(), _Inputs(other_values(inputs.arrays, request.seed + 1), "other values"))
-    except Exception:  # noqa: BLE001 - other people's code may raise anything at values that nobody chose
+    except Exception:  # noqa: BLE001 - other people's code may raise anything for random values
         return {}
 
 
@@ -219,16 +219,15 @@ def _write_recording(path: str, recording: Recording, findings: Sequence[Finding
     return []
 
 
-# What it runs on ------------------------------------------------------------------------------------
+# Inputs ---------------------------------------------------------------------------------------------
 
 
 def _inputs(loaded: Loaded, request: PredictionRequest, recording: Recording | None) -> Iterator[_Inputs]:
-    """Yield what to run on, the user's first, then what is recorded, then the model's own.
+    """Yield inputs to try: the user's, or recorded ones, or the checkpoint's examples, or generated ones.
 
-    There are several if sizes are unknown, and none if nothing says what to run on.
+    There are several if sizes are unknown, and none if the shapes are.
     """
-    specs = loaded.inputs()
-    examples = loaded.examples()
+    specs, examples = loaded.inputs, loaded.examples()
     candidates: Iterable[_Inputs] = ()
     if request.input:
         candidates = (_inputs_in_file(request.input),)
@@ -254,14 +253,14 @@ def _generated_inputs(specs: Sequence[InputSpec], seed: int, *, are_known: bool 
 
 
 def _inputs_in_file(path: str) -> _Inputs:
-    """Return the inputs in the user's file; a recording's, if it is one."""
+    """Return the inputs in the user's file, which may be a recording."""
     arrays, name = read_arrays(path, "input-unreadable"), os.path.basename(path)
     if not is_recording(arrays):
         return _Inputs(arrays, name, is_given=True)
     return _Inputs(read_recording(path).inputs, f"the input recorded in {name}", is_recorded=True)
 
 
-# Judging the outputs --------------------------------------------------------------------------------
+# Checks of the outputs ------------------------------------------------------------------------------
 
 
 def non_finite_findings(outputs: Arrays) -> Iterator[Finding]:
@@ -275,12 +274,12 @@ def non_finite_findings(outputs: Arrays) -> Iterator[Finding]:
 
 
 def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return an array that NumPy itself calculates with: ml_dtypes' floats become float32 without loss."""
+    """Return an array of a dtype of NumPy's own: ml_dtypes' floats become float32 without loss."""
     return array.astype(np.float32) if array.dtype.kind == "V" and array.dtype.names is None else array
 
 
 def rerun_findings(outputs: Arrays, again: Arrays, request: PredictionRequest) -> Iterator[Finding]:
-    """Yield a finding for each output that a second run on the same inputs gave otherwise."""
+    """Yield a finding for each output that differs in a second run on the same inputs."""
     for name, array in outputs.items():
         if name not in again or array.shape != again[name].shape:
             yield warning("runs-differ", "a second run gave other outputs", name)
@@ -289,7 +288,7 @@ def rerun_findings(outputs: Arrays, again: Arrays, request: PredictionRequest) -
 
 
 def recording_findings(outputs: Arrays, recorded: Arrays, request: PredictionRequest) -> Iterator[Finding]:
-    """Yield a finding for each output that is not as recorded."""
+    """Yield a finding for each output that differs from the recorded one."""
     for name in sorted(recorded.keys() | outputs.keys()):
         if name not in outputs or name not in recorded:
             side = "is recorded, and this model gives none" if name in recorded else "is not in the recording"
@@ -304,11 +303,11 @@ def recording_findings(outputs: Arrays, recorded: Arrays, request: PredictionReq
 def tolerances(
     now: np.ndarray[Any, Any], recorded: np.ndarray[Any, Any], request: PredictionRequest
 ) -> tuple[float, float]:
-    """Return the relative and absolute tolerance of two arrays' values; exact for what is not a float."""
+    """Return the relative and absolute tolerance for two arrays; 0 unless they hold floats."""
     coarser = now.dtype if now.dtype.itemsize <= recorded.dtype.itemsize else recorded.dtype
     name = {"complex64": "float32", "complex128": "float64"}.get(coarser.name, coarser.name)
     rtol, atol = _TOLERANCES.get(name, (0.0, 0.0))
-    # Not more than 1: what masks logits, like -1e9, would hide all that is beside it.
+    # At most 1: a mask of logits, like -1e9, would hide all other differences.
     if atol:
         atol *= min(1.0, _largest(recorded)) or 1.0
     return (rtol if request.rtol is None else request.rtol, atol if request.atol is None else request.atol)
@@ -327,7 +326,7 @@ def _largest(array: np.ndarray[Any, Any]) -> float:
 def _difference(
     now: np.ndarray[Any, Any], other: np.ndarray[Any, Any], request: PredictionRequest, when: str = "before"
 ) -> str:
-    """Return in words where two arrays of one shape differ; nothing where they don't."""
+    """Return the differences of two arrays of one shape in words; empty if there are none."""
     rtol, atol = tolerances(now, other, request)
     now, other = _plain(now), _plain(other)
     if now.dtype.kind not in "fciub" or other.dtype.kind not in "fciub":
@@ -352,14 +351,14 @@ def _difference(
 
 
 def insensitive_findings(outputs: Arrays, elsewhere: Arrays, request: PredictionRequest) -> Iterator[Finding]:
-    """Yield a finding for each output that could not show a change: it would be as recorded all the same.
+    """Yield a finding for each output that would stay as recorded if the weights changed.
 
-    Whole numbers and texts are looked at only where there is nothing else: classes need not change.
+    Integers and texts are checked only if there are no floats, since classes need not change.
 
     Args:
-        outputs: What is recorded.
-        elsewhere: What other inputs gave; nothing where that is not known.
-        request: Which tolerance there will be.
+        outputs: Recorded outputs.
+        elsewhere: Outputs for other inputs; empty if there are none.
+        request: Options with the tolerances.
     """
     judged = {name: one for name, one in outputs.items() if one.size}
     floats = {name: one for name, one in judged.items() if _plain(one).dtype.kind in "fc"}
@@ -378,7 +377,7 @@ def insensitive_findings(outputs: Arrays, elsewhere: Arrays, request: Prediction
 
 
 def _saturated_ends(array: np.ndarray[Any, Any], rtol: float, atol: float) -> str:
-    """Return the ends of a sigmoid's or a tanh's range, if all values lie there."""
+    """Return the ends of the range of a sigmoid or a tanh, if every value is one of them."""
     for low, high in ((0, 1), (-1, 1)):
         if (np.isclose(array, low, rtol, atol) | np.isclose(array, high, rtol, atol)).all():
             return f"{low} or {high}"
@@ -404,10 +403,10 @@ def largest_difference(outputs: Arrays, recorded: Arrays) -> float:
 def judge_by_labels(
     output: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], request: PredictionRequest
 ) -> tuple[str, list[Finding]]:
-    """Return how right an output is, in words, with what falls short.
+    """Return the accuracy and the error of an output in words, with findings for the required ones.
 
-    Classes are the largest of the last axis; where output and labels have one shape, whole-number labels are
-    compared with the output rounded, and one-hot ones by their classes.
+    A class is the index of the largest value on the last axis. If output and labels have the same shape,
+    integer labels are compared with the rounded output, and one-hot labels by their classes.
     """
     output = _plain(output)
     if not labels.size or labels.dtype.kind not in "fiub" or output.dtype.kind not in "fiub":
@@ -433,7 +432,7 @@ def judge_by_labels(
 
 
 def _right_answers(output: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """Return which answers are right, or None where output and labels don't fit."""
+    """Return an array of booleans, true for correct answers; None if output and labels don't fit."""
     if output.shape == labels.shape:
         # Each row has one 1 for its class: else nearly every 0 would count as a right answer.
         has_rows = labels.ndim >= 2 and labels.shape[-1] >= 2

@@ -1,4 +1,4 @@
-"""What is to be loaded and run: plain data that travels from the command's process to the child."""
+"""Options of a prediction, and the job for the child process: plain data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,31 +17,15 @@ from ckpttool.core.text import nbytes
 from ckpttool.storage import fs
 
 TIMEOUT = 300.0
-"""Seconds that loading and running may take, where nobody says."""
+"""Default limit on loading and running, in seconds."""
 
 _SHAPE = re.compile(
     r"(?:(?P<name>[^=]+)=)?(?P<shape>(?:\d{1,18}(?:,\d{1,18})*)?)(?::(?P<dtype>[a-z][a-z0-9]*))?"
     r"(?::(?P<low>-?\d+(?:\.\d+)?)\.\.(?P<high>-?\d+(?:\.\d+)?))?"
 )
 DTYPES = frozenset(
-    [
-        "float16",
-        "float32",
-        "float64",
-        "bfloat16",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "bool",
-        "complex64",
-        "complex128",
-        "string",
-    ]
+    {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
+    | {"float16", "float32", "float64", "bfloat16", "complex64", "complex128", "bool", "string"}
 )
 
 
@@ -49,12 +33,12 @@ class InputSpec(NamedTuple):
     """One input of a model.
 
     Attributes:
-        name: As the model calls it; None for the next one by position.
-        shape: Outermost axis first; None for a size that nothing says.
-        dtype: NumPy's name, ``bfloat16`` or ``string``.
-        low: The least value to make up, or None for what suits the dtype.
-        high: The value that is greater than all that are made up.
-        is_sequence: Whether an unknown first size is a length, and not how many rows there are.
+        name: Name in the model; None for an input by position.
+        shape: Sizes, outermost axis first; None for an unknown size.
+        dtype: Name of a NumPy dtype, ``bfloat16`` or ``string``.
+        low: Lower bound of generated values, inclusive; None for the default of the dtype.
+        high: Upper bound of generated values, exclusive; None for the default of the dtype.
+        is_sequence: Whether an unknown first size is the length of a sequence, not the batch size.
     """
 
     name: str | None
@@ -66,10 +50,10 @@ class InputSpec(NamedTuple):
 
 
 def parse_input(text: str) -> InputSpec:
-    """Return an input as the command line has it: ``[NAME=]1,3,224,224[:float32][:0..1]``.
+    """Parse an input of the command line: ``[NAME=]1,3,224,224[:float32][:0..1]``.
 
     Raises:
-        UsageError: It is none.
+        UsageError: It is invalid.
     """
     found = _SHAPE.fullmatch(text.strip())
     if found is None:
@@ -118,7 +102,7 @@ def _memory(text: str) -> int:
 
 
 def _absolute_reference(reference: str, directory: str) -> str:
-    """Return ``file.py:Name`` with the file's absolute path; a module's name stays."""
+    """Return ``file.py:Name`` with the file's absolute path; a module's name is unchanged."""
     place, separator, name = reference.rpartition(":")
     return f"{_absolute_path(place, directory)}{separator}{name}" if place.endswith(".py") else reference
 
@@ -144,9 +128,9 @@ _arguments = partial(_prediction, reach=Reach.CODE, metavar="JSON", parse=_json_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionRequest:
-    """How a checkpoint is to be loaded and run, and what is expected of it: each attribute is an option.
+    """Options of a prediction, one an attribute: the model, its inputs, and the expected outputs.
 
-    The memory is in bytes, the tolerances are by default what suits each output's dtype.
+    ``memory`` is in bytes. The default tolerances depend on the dtype of each output.
     """
 
     model: str | None = _reference(
@@ -253,10 +237,10 @@ class PredictionRequest:
     )
 
     def __post_init__(self) -> None:
-        """Require that the options go together.
+        """Require that the options are consistent.
 
         Raises:
-            UsageError: They don't.
+            UsageError: They are not.
         """
         given = [name for name, value in (("input", self.input), ("input-shape", self.input_shapes)) if value]
         if len(given) > 1:
@@ -283,14 +267,14 @@ class PredictionRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionJob:
-    """What the child does: which loader of which framework, on which path.
+    """Order to the child: a path, and the loader of a framework.
 
     Attributes:
-        path: The file, directory or prefix that the framework is given.
-        framework: A key of ``frameworks.FRAMEWORKS``.
-        loader: A key of the ``LOADERS`` of that framework's module.
-        options: What this loader needs to know besides, from our own reading of the checkpoint.
-        request: What the user asked for.
+        path: File, directory or prefix to load.
+        framework: Key of ``run.FRAMEWORKS``.
+        loader: Key of the ``LOADERS`` of that framework's adapter.
+        request: Options of the user.
+        options: Arguments of the loader, from our own reading of the checkpoint.
     """
 
     path: str
@@ -301,11 +285,11 @@ class PredictionJob:
 
 
 _PATH_OPTIONS = ("directory", "file", "files", "optimizer_file", "program")
-"""Options of a job that are paths, or lists of them."""
+"""Options of a job that are paths or lists of paths."""
 
 
 def with_absolute_paths(job: PredictionJob) -> PredictionJob:
-    """Return a job whose paths mean the same wherever the model's code changes the directory to."""
+    """Return a job with absolute paths, since the model's code may change the working directory."""
     request, options = job.request, dict(job.options)
     changed: dict[str, Any] = {
         name: row.resolve(path, os.curdir)
@@ -320,13 +304,12 @@ def with_absolute_paths(job: PredictionJob) -> PredictionJob:
 
 
 def to_json(job: PredictionJob) -> dict[str, Any]:
-    """Return a job as data that JSON can hold."""
-    request = {one.name: getattr(job.request, one.name) for one in fields(PredictionRequest)}
-    return {**{one.name: getattr(job, one.name) for one in fields(PredictionJob)}, "request": request}
+    """Return a job as a JSON object."""
+    return asdict(job)
 
 
 def from_json(data: Mapping[str, Any]) -> PredictionJob:
-    """Return the job that ``to_json`` wrote."""
+    """Return the job of a JSON object of ``to_json``."""
     request = dict(data["request"])
     request["input_shapes"] = tuple(
         InputSpec(name, tuple(shape), *rest) for name, shape, *rest in request["input_shapes"]

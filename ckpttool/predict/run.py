@@ -1,7 +1,8 @@
-"""The child process that loads and runs a model, seen from the command: started early, and never left behind.
+"""The command's side of a prediction: frameworks, the child process, its answers, limits and end.
 
-It is started while the checkpoint is still being checked, so that the framework's import costs no time of its
-own, and told what to load only when the checks have passed.
+The child starts while the checkpoint is still being checked, so that importing the framework takes no extra
+time, and gets its job only when the checks have passed. Whatever happens to it becomes a finding, and no
+process that it started outlives it.
 """
 
 from __future__ import annotations
@@ -10,17 +11,19 @@ import json
 import os
 import queue
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from pathlib import Path
+from subprocess import Popen
 from typing import IO, Any
 
 from ckpttool.core.errors import MissingPackage
 from ckpttool.core.report import Finding, Severity, error, has_errors
-from ckpttool.predict.processes import end_family, has_exited, resident
 from ckpttool.predict.request import PredictionJob, PredictionRequest, to_json
 from ckpttool.storage.children import close_pipes, start_child
 
@@ -30,17 +33,16 @@ _QUIET_TRANSFORMERS = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOS
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "USE_HUB_KERNELS": "NO"}
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from ckpttool.predict.processes import supervise; supervise(); "
-    "from ckpttool.predict.child import main; main(sys.argv[2])"
+    "from ckpttool.predict.child import main; main(*sys.argv[2:])"
 )
-_LOOK = 0.05
-"""Seconds between two looks at the child."""
-_GRACE = 5.0
-"""Seconds for a child to end that has closed its pipe."""
+_LOOK, _QUICK_LOOK = 0.05, 0.002
+"""Seconds between two looks at the child, and at one that is about to end."""
+_GRACE, _SUPERVISOR_PATIENCE = 5.0, 2.0
+"""Seconds for a child to end that has closed its pipe, and for a supervisor to end its processes."""
 _TAIL, _TAIL_BYTES = 40, 1 << 14
-"""Lines of the child's own output that are kept, and bytes of them."""
+"""Limits on the kept output of the child, in lines and bytes."""
 _ANSWERS, _ANSWER_BYTES = 4, 1 << 24
-"""Answers that are read, and bytes of one; a child runs other people's code and may say anything."""
+"""Limits on the number of answers and the bytes of one: a child runs other people's code."""
 _BLOCK = 1 << 16
 
 
@@ -52,11 +54,11 @@ class Framework:
     """A framework that the child can import.
 
     Attributes:
-        package: What must be installed.
-        extra: The extra of ckpttool that brings it; empty if none does.
-        module: Our module that loads with it; its ``LOADERS`` is a table of functions.
-        environment: Variables that keep it quiet; the user's own win.
-        forced: Variables that keep it from downloading, whatever the user's own are.
+        package: Name of the package.
+        extra: Extra of ckpttool that installs it; empty if there is none.
+        module: Adapter, a module of this package with a table ``LOADERS``.
+        environment: Variables that make it quiet, unless the user set them.
+        forced: Variables that prevent downloads.
     """
 
     package: str
@@ -69,7 +71,7 @@ class Framework:
         """Require that the framework is installed.
 
         Raises:
-            MissingPackage: It isn't.
+            MissingPackage: It is not installed.
         """
         if find_spec(self.package) is None:
             from ckpttool.core.plugins import install_command
@@ -90,8 +92,8 @@ FRAMEWORKS = {
     "tensorflow": Framework(
         "tensorflow", "tensorflow", "ckpttool.predict.tensorflow_models", _QUIET_TENSORFLOW
     ),
-    "keras": Framework("keras", "keras", "ckpttool.predict.keras3_models", _QUIET_TENSORFLOW),
-    "tf_keras": Framework("tf_keras", "", "ckpttool.predict.tf_keras_models", _QUIET_TENSORFLOW),
+    "keras": Framework("keras", "keras", "ckpttool.predict.keras_models", _QUIET_TENSORFLOW),
+    "tf_keras": Framework("tf_keras", "", "ckpttool.predict.keras_models", _QUIET_TENSORFLOW),
     "paddle": Framework("paddle", "paddle", "ckpttool.predict.paddle_models", _QUIET_PADDLE),
 }
 
@@ -101,7 +103,7 @@ FRAMEWORKS = {
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """How loading or predicting went: ``detail`` says what was done, or why nothing was."""
+    """Result of one stage, ``load`` or ``predict``: ``detail`` describes it, or why it was skipped."""
 
     name: str
     detail: str
@@ -111,14 +113,14 @@ class StageResult:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a job; ``said`` is the end of what the child printed."""
+    """Results of a job; ``said`` has the last lines that the child printed."""
 
     load: StageResult
     predict: StageResult
     said: tuple[str, ...] = ()
 
     def owed(self) -> Iterator[Finding]:
-        """Yield a finding where a prediction was asked for and not made, though nothing is wrong."""
+        """Yield a finding if the prediction was skipped, though no stage has errors."""
         for stage in (self.load, self.predict):
             if has_errors(stage.findings):
                 return
@@ -130,8 +132,8 @@ class Answer:
 class PredictionChild:
     """A process that imports a framework, then waits for a job.
 
-    Use it as a context manager: leaving it ends the process and all that it started. Linux ends it as well
-    when the thread ends that made it.
+    Leaving its context ends the process and all that it started. Linux ends it as well when the thread ends
+    that created it.
 
     Raises:
         MissingPackage: The framework is not installed.
@@ -144,7 +146,7 @@ class PredictionChild:
         self._process = start_child(
             "-c",
             _BOOT,
-            arguments=(self._framework.module,),
+            arguments=(self._framework.module, self._framework.package),
             environment={**self._framework.environment, **os.environ, **self._framework.forced},
             runs_models=True,
         )
@@ -162,14 +164,14 @@ class PredictionChild:
         self.stop()
 
     def ask(self, job: PredictionJob) -> Answer:
-        """Return what came of a job; whatever becomes of the child, there is an answer.
+        """Return the results of a job, even if the child crashes.
 
         Raises:
             MissingPackage: The framework could not be imported.
         """
         deadline = time.monotonic() + job.request.timeout
         assert self._process.stdin is not None  # a pipe
-        # It may be longer than a pipe holds, and the child may never come to read it.
+        # It may be longer than a pipe's buffer, and the child may never read it.
         _start_thread(_write, self._process.stdin, json.dumps(to_json(job)).encode() + b"\n")
         stages: dict[str, StageResult] = {}
         while len(stages) < 2:
@@ -194,7 +196,7 @@ class PredictionChild:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise _ChildEnded("timeout", f"{request.timeout:g} s")
-            ended = has_exited(self._process)  # looked at before the queue: what it said last is there
+            ended = has_exited(self._process)  # before looking at the queue, which then has its last answer
             with suppress(queue.Empty):
                 line = self._lines.get(timeout=min(left, _LOOK))
                 if line is None:
@@ -206,7 +208,7 @@ class PredictionChild:
                 if not isinstance(message, dict):
                     raise _ChildEnded("nonsense")
                 return message
-            if ended:  # and a process that it left behind keeps the pipe open
+            if ended:  # a process that it started keeps the pipe open
                 raise _ChildEnded("exit")
             if request.memory and resident(self._process.pid) > request.memory:
                 raise _ChildEnded("memory", f"{request.memory / (1 << 20):,.0f} MiB")
@@ -224,10 +226,8 @@ class PredictionChild:
         return error("child-crashed", f"the process {how} while {doing}{''.join(last)}")
 
     def _exit_code(self) -> int | None:
-        """Return how the child ended by itself, or None; what it left behind is ended."""
-        until = time.monotonic() + _GRACE
-        while not (ended := has_exited(self._process)) and time.monotonic() < until:
-            time.sleep(_LOOK / 5)
+        """Return the exit code of a child that ended by itself, or None, and end the processes it started."""
+        ended = _wait_for_exit(self._process, _GRACE)
         end_family(self._process)
         code = self._process.wait()
         self._drainer.join(1)
@@ -247,7 +247,7 @@ class PredictionChild:
 
 
 class _ChildEnded(Exception):
-    """The child will say nothing more; ``why`` is timeout, memory, exit or nonsense, beyond a ``limit``."""
+    """No more answers will come; ``why`` is timeout, memory, exit or nonsense, and ``limit`` was exceeded."""
 
     def __init__(self, why: str, limit: str = "") -> None:
         super().__init__(why)
@@ -263,13 +263,13 @@ def _start_thread(target: Callable[..., None], *arguments: object) -> threading.
 
 def _write(stream: IO[bytes], line: bytes) -> None:
     rest = memoryview(line)
-    with suppress(OSError, ValueError):  # the child is gone, which is told of elsewhere
+    with suppress(OSError, ValueError):  # the child is gone, which its answer shows
         while rest:
             rest = rest[stream.write(rest) :]
 
 
 def _read_answers(stream: IO[bytes], lines: queue.Queue[bytes | None]) -> None:
-    """Put each line of a child in a queue, and None at the end."""
+    """Put each line from a child into a queue, and None at the end."""
     held, count = bytearray(), 0
     with suppress(OSError, ValueError):  # the pipe is closed when the child is ended
         while count < _ANSWERS and len(held) < _ANSWER_BYTES and (block := stream.read(_BLOCK)):
@@ -279,11 +279,11 @@ def _read_answers(stream: IO[bytes], lines: queue.Queue[bytes | None]) -> None:
                 held.clear()
             held += rest
             count += len(whole)
-    lines.put(bytes(held) or None)  # what no line ends is nonsense
+    lines.put(bytes(held) or None)  # an unfinished line is nonsense
 
 
 def _drain(stream: IO[bytes], said: list[bytes]) -> None:
-    """Keep the end of what a child prints, as the one item of a list."""
+    """Keep the last bytes that a child prints, as the only item of a list."""
     with suppress(OSError, ValueError):
         while block := stream.read(_BLOCK):
             said[0] = (said[0] + block)[-_TAIL_BYTES:]
@@ -305,12 +305,12 @@ def _parse_stage(message: dict[str, Any], name: str) -> StageResult:
 
 
 def _clean(text: object) -> str:
-    """Return a text that can be printed: half of a surrogate pair can't be encoded."""
+    """Return a printable text: half of a surrogate pair can't be encoded."""
     return str(text).encode("utf-8", "replace").decode()
 
 
 def _exit_text(code: int | None) -> str:
-    """Return how a process ended, in words."""
+    """Return the end of a process in words."""
     if code is None:
         return "closed its answer"
     if code >= 0:
@@ -321,3 +321,63 @@ def _exit_text(code: int | None) -> str:
         name = f"signal {-code}"
     out_of_memory = " (the system kills so when memory runs out)" if name == "SIGKILL" else ""
     return f"was killed by {name}{out_of_memory}"
+
+
+# Process trees --------------------------------------------------------------------------------------
+
+
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+_KEEPS_NUMBERS = hasattr(os, "waitid")
+"""Whether an ended process can be seen before its number is free for another one."""
+
+
+def has_exited(process: Popen[bytes]) -> bool:
+    """Return whether a process has ended; its number stays reserved if the system allows it."""
+    if process.returncode is None and _KEEPS_NUMBERS:
+        with suppress(ChildProcessError):
+            return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    return process.poll() is not None
+
+
+def _wait_for_exit(process: Popen[bytes], seconds: float) -> bool:
+    """Wait for the end of a process, and return whether it came in time."""
+    until = time.monotonic() + seconds
+    while not (ended := has_exited(process)) and time.monotonic() < until:
+        time.sleep(_QUICK_LOOK)
+    return ended
+
+
+def end_family(process: Popen[bytes]) -> None:
+    """End a process that leads its own session, and all that it started."""
+    if process.returncode is not None and _KEEPS_NUMBERS:
+        return  # another process may have its number by now
+    if sys.platform.startswith("linux"):
+        # The supervisor ends all: it alone sees processes that are started meanwhile.
+        process.send_signal(signal.SIGTERM)
+        _wait_for_exit(process, _SUPERVISOR_PATIENCE)
+    started = list(family(process.pid))[1:]
+    if hasattr(os, "killpg"):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        for pid in started:  # those that left the session
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+    process.kill()
+
+
+def resident(pid: int) -> int:
+    """Return the bytes of memory of a process and its descendants; 0 if the system doesn't tell."""
+    pages = 0
+    for one in family(pid):
+        with suppress(OSError, IndexError, ValueError):
+            pages += int(Path(f"/proc/{one}/statm").read_text().split()[1])
+    return pages * _PAGE
+
+
+def family(pid: int) -> Iterator[int]:
+    """Yield a process and its descendants, as far as the system lists them."""
+    yield pid
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError, ValueError):
+            for child in map(int, children.read_text().split()):
+                yield from family(child)

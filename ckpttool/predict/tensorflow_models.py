@@ -1,7 +1,7 @@
-"""TensorFlow's adapter: SavedModels through their signatures, and checkpoints into a model of the user's.
+"""TensorFlow's adapter: SavedModels through their signatures, and checkpoints into the user's model.
 
-TensorFlow matches a checkpoint to objects by the graph of their attributes, and ignores what has no match;
-the same walk is done here first, to name those. Keras is not imported here: a user's model brings its own.
+TensorFlow matches a checkpoint to objects by the graph of their attributes, and ignores values and objects
+without a match. The same walk is done here first, to name them. The user's model imports Keras.
 
 Only the child process imports this module.
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,101 +22,108 @@ from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectG
 
 from ckpttool.core.report import Finding, error
 from ckpttool.core.text import counted
-from ckpttool.predict.guard import build_from, shown
+from ckpttool.predict.guard import build_from, wrong_kind
+from ckpttool.predict.inputs import positional
 from ckpttool.predict.interface import (
     Arrays,
     CannotTrain,
     Loaded,
     LoadFailed,
     findings_on_error,
-    first_findings,
+    inference_only,
+    misfit_findings,
     missing_finding,
     not_consumed_finding,
+    require_none,
     shape_finding,
 )
 from ckpttool.predict.keras_models import (
     build,
-    call,
     compile_with,
     keras_inputs,
     moved_weights_words,
     plain_outputs,
+    run_keras,
     train_by_keras,
 )
 from ckpttool.predict.request import InputSpec, PredictionJob
 
 _RATE = 1e-3
-"""Of the gradient that a module without an optimizer moves by."""
+"""Learning rate of a module without an optimizer."""
 _SPARSE = ("indices", "values", "dense_shape")
 _NO_SIGNATURES = ("__saved_model_init_op", "__saved_model_train_op")
-"""What lies among the signatures, and names an operation."""
+"""Keys of signatures that name an operation instead."""
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 _CONFIGURATION = "OBJECT_CONFIG_JSON"
-"""An attribute that holds how a Keras layer was made; nothing restores it."""
+"""Attribute with the configuration of a Keras layer; it is not restored."""
 _COUNTER = "save_counter"
 _ITERATIONS = frozenset(("_iterations", "iterations", "iter"))
-"""What each optimizer of Keras has, old or new, whatever it hangs by."""
+"""Names of the counter in each optimizer of Keras, old or new."""
 
 
 # SavedModels ----------------------------------------------------------------------------------------
 
 
-class Signature(Loaded):
-    """One signature of a SavedModel."""
+def _load_savedmodel(job: PredictionJob) -> Loaded:
+    """Load a SavedModel, to call one of its signatures."""
+    with findings_on_error("load-failed"):
+        model = _served_graph(job.path)
+    name = _signature(model.signatures, job)
+    signature = model.signatures[name]
+    specs: Mapping[str, Any] = signature.structured_input_signature[1]
 
-    def __init__(self, model: Any, name: str) -> None:
-        self._model = model  # a signature doesn't keep its model alive
-        self._signature = model.signatures[name]
-        self._specs: Mapping[str, Any] = self._signature.structured_input_signature[1]
-        self.versions = {"tensorflow": tf.__version__}
-        takes = counted(len(self._specs), "input")
-        gives = counted(len(self._signature.structured_outputs), "output")
-        self.detail = f"TensorFlow {tf.__version__}: signature {name}, {takes}, {gives}"
-
-    def inputs(self) -> tuple[InputSpec, ...]:
-        return tuple(_input_spec(name, spec) for name, spec in sorted(self._specs.items()))
-
-    def run(self, inputs: Arrays) -> Arrays:
+    def run(inputs: Arrays) -> Arrays:
         with findings_on_error("predict-failed"):
-            given = {
-                name: tf.convert_to_tensor(inputs[name], spec.dtype) for name, spec in self._specs.items()
-            }
-            return plain_outputs(self._signature(**given))
+            given = {name: tf.convert_to_tensor(inputs[name], spec.dtype) for name, spec in specs.items()}
+            return plain_outputs(model.signatures[name](**given))  # a signature doesn't keep its model alive
 
-    def train(self, inputs: Arrays) -> str:
-        raise CannotTrain("a signature is for inference")
+    return _loaded_signature(f": signature {name}", specs, signature.structured_outputs, run)
 
 
-class SessionSignature(Loaded):
-    """One signature of a graph of TensorFlow 1, in a session."""
+def _loaded_signature(
+    title: str, specs: Mapping[str, Any], outputs: Mapping[str, Any], run: Callable[[Arrays], Arrays]
+) -> Loaded:
+    """Return a signature as a prediction runs it; ``specs`` has shape and dtype of each input."""
+    takes, gives = counted(len(specs), "input"), counted(len(outputs), "output")
+    return Loaded(
+        detail=f"TensorFlow {tf.__version__}{title}, {takes}, {gives}",
+        versions={"tensorflow": tf.__version__},
+        run=run,
+        inputs=tuple(_input_spec(name, spec) for name, spec in sorted(specs.items())),
+        train=inference_only("a signature is for inference"),
+    )
 
-    def __init__(self, session: Any, name: str, signature: Any) -> None:
-        self._session = session
-        self._feeds = dict(_feeds(signature.inputs, session.graph))
-        find = tf.compat.v1.saved_model.get_tensor_from_tensor_info
-        self._fetches = {key: find(info, session.graph) for key, info in sorted(signature.outputs.items())}
-        self.versions = {"tensorflow": tf.__version__}
-        takes, gives = counted(len(self._feeds), "input"), counted(len(self._fetches), "output")
-        self.detail = f"TensorFlow {tf.__version__}, a session: signature {name}, {takes}, {gives}"
 
-    def inputs(self) -> tuple[InputSpec, ...]:
-        return tuple(_input_spec(name, tensor) for name, tensor in sorted(self._feeds.items()))
+def _load_session(job: PredictionJob) -> Loaded:
+    """Load a graph of TensorFlow 1 with reference variables, which functions can't have, into a session."""
+    v1 = tf.compat.v1
+    graph = tf.Graph()
+    session = v1.Session(graph=graph, config=v1.ConfigProto(allow_soft_placement=True))
+    with findings_on_error("load-failed"), graph.as_default():
+        meta_graph = v1.saved_model.load(session, job.options["tags"], job.path)
+        signatures = meta_graph.signature_def
+        if not job.options["has_init"]:
+            initializers = [v1.local_variables_initializer(), v1.tables_initializer()]
+            session.run(initializers, _assets(meta_graph, job.path))
+    name = _signature([name for name in signatures if name not in _NO_SIGNATURES], job)
+    feeds = dict(_feeds(signatures[name].inputs, graph))
+    find = v1.saved_model.get_tensor_from_tensor_info
+    fetches = {key: find(info, graph) for key, info in sorted(signatures[name].outputs.items())}
 
-    def run(self, inputs: Arrays) -> Arrays:
+    def run(inputs: Arrays) -> Arrays:
         with findings_on_error("predict-failed"):
             given = {
                 tensor: np.asarray(inputs[name], tensor.dtype.base_dtype.as_numpy_dtype)
-                for name, tensor in self._feeds.items()
+                for name, tensor in feeds.items()
             }
-            return plain_outputs(self._session.run(self._fetches, given))
+            return plain_outputs(session.run(fetches, given))
 
-    def train(self, inputs: Arrays) -> str:
-        raise CannotTrain("a signature is for inference")
+    return _loaded_signature(f", a session: signature {name}", feeds, fetches, run)
 
 
 def _feeds(infos: Mapping[str, Any], graph: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors that a signature takes, by name; those of a sparse one as TensorFlow 2 calls them."""
+    """Yield the input tensors of a signature by name; parts of a sparse one as TensorFlow 2 names them."""
     for name, info in infos.items():
         tensor = tf.compat.v1.saved_model.get_tensor_from_tensor_info(info, graph)
         if hasattr(tensor, "dense_shape"):
@@ -125,19 +133,13 @@ def _feeds(infos: Mapping[str, Any], graph: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _input_spec(name: str | None, spec: Any) -> InputSpec:
-    """Return an input; of one whose rank is unknown, a number for each row."""
+    """Return the specification of an input; one of unknown rank gets a number for each row."""
     shape = (None,) if spec.shape.rank is None else tuple(spec.shape)
     return InputSpec(name, shape, spec.dtype.base_dtype.name)
 
 
-def _load_savedmodel(job: PredictionJob) -> Loaded:
-    with findings_on_error("load-failed"):
-        model = _served_graph(job.path)
-    return Signature(model, _signature(model.signatures, job))
-
-
 def _signature(signatures: Iterable[str], job: PredictionJob) -> str:
-    """Return the signature that is called: the user's, the one to serve, or the only one."""
+    """Return the name of the signature to call: the user's, the one to serve, or the only one."""
     names = sorted(signatures)
     name = job.request.signature or "serving_default"
     if name not in names and job.request.signature is None and len(names) == 1:
@@ -148,26 +150,10 @@ def _signature(signatures: Iterable[str], job: PredictionJob) -> str:
     raise LoadFailed(error("no-such-signature", f"no signature {name!r}; {others}"))
 
 
-def _load_session(job: PredictionJob) -> Loaded:
-    """A graph with reference variables, which functions can't take or give."""
-    v1 = tf.compat.v1
-    graph = tf.Graph()
-    session = v1.Session(graph=graph, config=v1.ConfigProto(allow_soft_placement=True))
-    with findings_on_error("load-failed"), graph.as_default():
-        meta_graph = v1.saved_model.load(session, job.options["tags"], job.path)
-        signatures = meta_graph.signature_def
-        if not job.options["has_init"]:
-            initializers = [v1.local_variables_initializer(), v1.tables_initializer()]
-            session.run(initializers, _assets(meta_graph, job.path))
-    names = [name for name in signatures if name not in _NO_SIGNATURES]
-    name = _signature(names, job)
-    return SessionSignature(session, name, signatures[name])
-
-
 def _assets(meta_graph: Any, path: str) -> dict[str, str]:
-    """Return the model's own assets, by the tensors that they are fed to.
+    """Return the paths of the model's assets by the names of the tensors for them.
 
-    The graph has the paths of the files that the assets were copied from, somewhere on another machine.
+    The graph itself has the paths on the machine where it was made.
     """
     assets = list(meta_graph.asset_file_def)
     for packed in meta_graph.collection_def[tf.saved_model.ASSETS_KEY].any_list.value:
@@ -180,7 +166,7 @@ def _assets(meta_graph: Any, path: str) -> dict[str, str]:
 
 
 def _served_graph(path: str) -> Any:
-    """Return a SavedModel; where TensorFlow 1 wrote several graphs, the one to serve."""
+    """Return a SavedModel; of several graphs of TensorFlow 1, the one to serve."""
     try:
         return tf.saved_model.load(path)
     except ValueError as failure:
@@ -192,51 +178,55 @@ def _served_graph(path: str) -> Any:
 # Checkpoints into the user's model ------------------------------------------------------------------
 
 
-class RestoredModel(Loaded):
-    """A model of the user's, with a checkpoint's values in its variables."""
-
-    def __init__(self, job: PredictionJob, model: Any, optimizer: Any, detail: str) -> None:
-        self._model = model
-        self._optimizer = optimizer
-        self.versions = {"tensorflow": tf.__version__}
-        self.detail = f"TensorFlow {tf.__version__}: {type(model).__name__}, {detail}"
-
-    def inputs(self) -> tuple[InputSpec, ...]:
-        if _is_keras(self._model):
-            return keras_inputs(self._model)
-        specs = getattr(type(self._model).__call__, "input_signature", None) or ()
-        return tuple(_input_spec(None, spec) for spec in specs)
-
-    def run(self, inputs: Arrays) -> Arrays:
-        with findings_on_error("predict-failed"):
-            return plain_outputs(_call_model(self._model, inputs))
-
-    def train(self, inputs: Arrays) -> str:
-        if _is_keras(self._model):
-            return train_by_keras(self._model, inputs)
-        return _train_model(self._model, self._optimizer, inputs)
-
-
-def _is_keras(model: Any) -> bool:
-    return hasattr(model, "train_on_batch")
+def _load_variables(job: PredictionJob) -> Loaded:
+    """Restore a checkpoint into the user's model."""
+    request = job.request
+    whole = build_from(request.model, **request.model_args)
+    if not hasattr(tf.train.TrackableView, "children") or not hasattr(whole, "_trackable_children"):
+        raise wrong_kind(request.model, whole, "nothing to restore")
+    model = _runnable_model(whole)
+    is_keras = hasattr(model, "train_on_batch")
+    if is_keras:
+        build(model, request)
+    optimizer = build_from(request.optimizer, **request.optimizer_args) if request.optimizer else None
+    if optimizer is not None and is_keras:
+        compile_with(model, optimizer)
+    elif optimizer is not None and hasattr(optimizer, "build"):
+        optimizer.build(list(model.trainable_variables))
+    detail = restore(job, whole, model, optimizer)
+    return Loaded(
+        detail=f"TensorFlow {tf.__version__}: {type(model).__name__}, {detail}",
+        versions={"tensorflow": tf.__version__},
+        run=partial(run_keras if is_keras else _run_module, model),
+        inputs=keras_inputs(model) if is_keras else _module_inputs(model),
+        train=partial(train_by_keras, model) if is_keras else partial(_train_module, model, optimizer),
+    )
 
 
-def _call_model(model: Any, inputs: Arrays) -> Any:
-    """Return what a Keras model or a ``tf.Module`` gives."""
-    if _is_keras(model):
-        return call(model, inputs)
-    by_place = [tf.convert_to_tensor(inputs[name]) for name in sorted(filter(str.isdecimal, inputs), key=int)]
-    by_name = {name: tf.convert_to_tensor(one) for name, one in inputs.items() if not name.isdecimal()}
+def _module_inputs(model: Any) -> tuple[InputSpec, ...]:
+    """Return the inputs in the signature of a ``tf.Module``; empty if it has none."""
+    specs = getattr(type(model).__call__, "input_signature", None) or ()
+    return tuple(_input_spec(None, spec) for spec in specs)
+
+
+def _run_module(model: Any, inputs: Arrays) -> Arrays:
+    """Return the outputs of a ``tf.Module``."""
+    with findings_on_error("predict-failed"):
+        return plain_outputs(_call_module(model, inputs))
+
+
+def _call_module(model: Any, inputs: Arrays) -> Any:
+    by_place, by_name = positional({name: tf.convert_to_tensor(one) for name, one in inputs.items()})
     return model(*by_place, **by_name)
 
 
-def _train_model(model: Any, optimizer: Any, inputs: Arrays) -> str:
-    """Make one step of a ``tf.Module`` with the mean square of its floating outputs as the loss."""
+def _train_module(model: Any, optimizer: Any, inputs: Arrays) -> str:
+    """Make one training step of a ``tf.Module``; the loss is the mean square of floating-point outputs."""
     variables = list(getattr(model, "trainable_variables", ()))
     if not variables:
         raise CannotTrain("the model has no trainable variables")
     with findings_on_error("training-step-failed"), tf.GradientTape() as tape:
-        outputs = [one for one in tf.nest.flatten(_call_model(model, inputs)) if one.dtype.is_floating]
+        outputs = [one for one in tf.nest.flatten(_call_module(model, inputs)) if one.dtype.is_floating]
         loss = tf.add_n([tf.reduce_mean(tf.square(tf.cast(one, tf.float32))) for one in outputs] or [0.0])
     gradients = tape.gradient(loss, variables)
     pairs = [
@@ -256,30 +246,8 @@ def _train_model(model: Any, optimizer: Any, inputs: Arrays) -> str:
     return f"one step of {type(optimizer).__name__ if optimizer else 'SGD'} moved {moved}, loss {value:.4g}"
 
 
-def _load_variables(job: PredictionJob) -> Loaded:
-    request = job.request
-    whole = build_from(request.model or "", **request.model_args)
-    if not hasattr(tf.train.TrackableView, "children") or not hasattr(whole, "_trackable_children"):
-        raise LoadFailed(
-            error(
-                "no-such-model",
-                f"{shown(request.model)} gave a {type(whole).__name__}, nothing to restore",
-            )
-        )
-    model = _runnable_model(whole)
-    if _is_keras(model):
-        build(model, request)
-    optimizer = build_from(request.optimizer, **request.optimizer_args) if request.optimizer else None
-    if optimizer is not None and _is_keras(model):
-        compile_with(model, optimizer)
-    elif optimizer is not None and hasattr(optimizer, "build"):
-        optimizer.build(list(model.trainable_variables))
-    detail = restore(job, whole, model, optimizer)
-    return RestoredModel(job, model, optimizer, detail)
-
-
 def _runnable_model(made: Any) -> Any:
-    """Return what is run of what a factory made: of a ``tf.train.Checkpoint``, the model in it."""
+    """Return the model to run: the factory's object itself, or the model in a ``tf.train.Checkpoint``."""
     if not isinstance(made, tf.train.Checkpoint):
         models = {"": made} if callable(made) else {}
     else:
@@ -301,7 +269,7 @@ def _runnable_model(made: Any) -> Any:
 
 
 def restore(job: PredictionJob, made: Any, model: Any, optimizer: Any) -> str:
-    """Restore a checkpoint into what a factory made, and return what was restored, in words."""
+    """Restore a checkpoint into the object of the user's factory, and return a summary."""
     names, roles = job.options["names"]
     with findings_on_error("load-failed"):
         reader = tf.train.load_checkpoint(job.path)
@@ -323,8 +291,7 @@ def restore(job: PredictionJob, made: Any, model: Any, optimizer: Any) -> str:
     if optimizer is not None and not any(one.is_optimizer and one.live is not None for one in keys):
         problem = f"the checkpoint holds no state that {type(optimizer).__name__} takes"
         findings.append(error("optimizer-mismatch", problem))
-    if findings:
-        raise LoadFailed(*first_findings(findings))
+    require_none(findings)
     with findings_on_error("load-failed"):
         target.read(job.path).expect_partial()
     state = f"; {type(optimizer).__name__} with its state" if optimizer is not None else ""
@@ -334,9 +301,9 @@ def restore(job: PredictionJob, made: Any, model: Any, optimizer: Any) -> str:
 def _target(
     job: PredictionJob, graph: _ObjectGraph, made: Any, model: Any, optimizer: Any
 ) -> tuple[Any, list[_VariableKey]]:
-    """Return the ``tf.train.Checkpoint`` that stands where the saved one stood, with what is stored.
+    """Return a ``tf.train.Checkpoint`` like the saved one, with the stored keys.
 
-    Saved was either the model itself, or a Checkpoint that has it under some name: the one that matches most.
+    The root was either the model itself, or a Checkpoint with the model under the name that matches most.
     """
     view = tf.train.CheckpointView(job.path)
     children = view.children(0)
@@ -357,7 +324,7 @@ def _target(
     if name is not None and match_count(model) < counts[name]:
         target = tf.train.Checkpoint(**{name: model}, **more)
         return target, graph.keys(view.match(target))
-    # The model itself was saved. The view of a Checkpoint doesn't look through one that stands for it.
+    # The model itself was saved. The view of a Checkpoint doesn't see the children of its ``root``.
     own = tf.train.TrackableView(model).children(model)
     more = {name: one for name, one in more.items() if name not in own}
     matches = {**view.match(tf.train.Checkpoint(**more)), **view.match(model)} if more else view.match(model)
@@ -365,7 +332,7 @@ def _target(
 
 
 def _model_parts(made: Any, model: Any) -> Mapping[str, Any]:
-    """Return what must be restored whole, by name: all models of a Checkpoint, or the one model."""
+    """Return the models that must be restored whole, by name: all in a Checkpoint, or the one model."""
     if not isinstance(made, tf.train.Checkpoint):
         return {"": model}
     children = tf.train.TrackableView(made).children(made)
@@ -377,7 +344,7 @@ def _model_parts(made: Any, model: Any) -> Mapping[str, Any]:
 
 
 def _missing_findings(models: Mapping[str, Any], keys: Iterable[_VariableKey]) -> list[Finding]:
-    """Return what the models have and the checkpoint has not, as ``assert_existing_objects_matched`` asks."""
+    """Return a finding for each variable that is not stored, as ``assert_existing_objects_matched`` does."""
     values = {
         id(one) for key in keys if key.live is not None for one in (key.live, _variable_value(key.live))
     }
@@ -390,13 +357,13 @@ def _missing_findings(models: Mapping[str, Any], keys: Iterable[_VariableKey]) -
 
 
 def _variable_value(variable: Any) -> Any:
-    """Return TensorFlow's variable in one of Keras 3."""
+    """Return TensorFlow's variable in a variable of Keras 3."""
     inner = getattr(variable, "value", None)
     return variable if inner is None or callable(inner) else inner
 
 
 def _named_variables(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a model's variables by the attributes that lead to them; those of Keras 3 know a better name."""
+    """Yield a model's variables by their attributes, or by the path that Keras 3 gives them."""
     paths = {id(model): ""}
     to_visit = [model]
     for visited in to_visit:
@@ -410,7 +377,7 @@ def _named_variables(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _own_variables(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a model's variables by name: of Keras its weights, since metrics and seeds need not be saved."""
+    """Yield a model's variables by name; of Keras only weights, since metrics and seeds need not be saved."""
     weights: Any = getattr(model, "weights", None)
     for one in getattr(model, "variables", ()) if weights is None else weights:
         yield getattr(one, "path", None) or str(one.name).partition(":")[0], one
@@ -419,9 +386,9 @@ def _own_variables(model: Any) -> Iterator[tuple[str, Any]]:
 def _unused_findings(
     keys: Iterable[_VariableKey], names: Mapping[str, str], roles: Mapping[str, str], *, with_optimizer: bool
 ) -> list[Finding]:
-    """Return a finding for each stored key that nothing took, as ``assert_consumed`` does.
+    """Return a finding for each stored key that no object took, as ``assert_consumed`` does.
 
-    An optimizer's state counts only if the user gave an optimizer. ``names`` and ``roles`` are by key.
+    An optimizer's state is ignored unless the user gave an optimizer. ``names`` and ``roles`` are by key.
     """
     unused = (one for one in keys if one.live is None and (with_optimizer or not one.is_optimizer))
     return [
@@ -440,22 +407,18 @@ def _readable(key: str, names: Mapping[str, str]) -> str:
 def _restore_by_name(
     reader: Any, shapes: Mapping[str, Any], roles: Mapping[str, str], model: Any, optimizer: Any
 ) -> str:
-    """Restore what TensorFlow 1 saved, without objects: by the names of the variables."""
+    """Restore a checkpoint of TensorFlow 1 by the names of its variables; it has no objects."""
     if optimizer is not None:
         raise LoadFailed(
             error("optimizer-mismatch", "a checkpoint of TensorFlow 1 tells its optimizer by name alone")
         )
     own = dict(_own_variables(model))
-    findings = [missing_finding(name) for name in own if name not in shapes]
-    findings += [
-        not_consumed_finding(key)
+    saved = {
+        key: shapes[key]
         for key in sorted(shapes)
-        if key not in own and roles.get(key) not in ("optimizer", "training")
-    ]
-    shared = [name for name, one in own.items() if name in shapes and list(one.shape) != list(shapes[name])]
-    findings += [shape_finding(name, shapes[name], own[name].shape) for name in shared]
-    if findings:
-        raise LoadFailed(*first_findings(findings))
+        if key in own or roles.get(key) not in ("optimizer", "training")
+    }
+    require_none(misfit_findings(saved, {name: one.shape for name, one in own.items()}, not_consumed_finding))
     with findings_on_error("load-failed"):
         for name, one in own.items():
             one.assign(reader.get_tensor(name))
@@ -466,7 +429,7 @@ def _restore_by_name(
 
 
 class _VariableKey(NamedTuple):
-    """A stored key, whether it is an optimizer's, and the object that takes it, or None."""
+    """A stored key, whether it is an optimizer's, and the object for it, or None."""
 
     text: str
     is_optimizer: bool
@@ -474,14 +437,14 @@ class _VariableKey(NamedTuple):
 
 
 class _ObjectGraph(NamedTuple):
-    """A checkpoint's objects, by number; 0 is the root."""
+    """The objects of a checkpoint by number; 0 is the root."""
 
     nodes: Any
     of_model: frozenset[int]
 
     @classmethod
     def parse(cls, content: bytes) -> _ObjectGraph:
-        """Return the objects; the model's are those that are reached without passing an optimizer."""
+        """Parse the objects; the model's are reached without passing an optimizer."""
         nodes = TrackableObjectGraph.FromString(content).nodes
         reached, to_visit = {0}, [0]
         while to_visit:
@@ -495,7 +458,7 @@ class _ObjectGraph(NamedTuple):
         return _is_optimizer(self.nodes[at])
 
     def keys(self, matches: Mapping[int, Any]) -> list[_VariableKey]:
-        """Return what is stored, with what takes it by number."""
+        """Return the stored keys; ``matches`` has the objects by number."""
         matches = {**self._slots(matches), **matches}
         return [
             _VariableKey(attribute.checkpoint_key, at not in self.of_model, matches.get(at))
@@ -505,7 +468,7 @@ class _ObjectGraph(NamedTuple):
         ]
 
     def _slots(self, matches: Mapping[int, Any]) -> Mapping[int, Any]:
-        """Return the slots of old optimizers, which hang between a variable and the optimizer."""
+        """Return the slots of old optimizers, which belong to a variable and an optimizer."""
         slots = {}
         for at, node in enumerate(self.nodes):
             optimizer: Any = matches.get(at)

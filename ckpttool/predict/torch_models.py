@@ -1,7 +1,7 @@
 """PyTorch's adapter: state dicts into the user's module, whole modules, TorchScript, exported programs.
 
-Inputs and outputs are NumPy arrays by name; one inside a container is named by the keys that lead to it:
-``0.mask`` is ``mask`` in the first argument.
+Inputs and outputs are NumPy arrays by name. The name of one in a container has its keys: ``0.mask`` is
+``mask`` in the first argument.
 
 Only the child process imports this module.
 """
@@ -11,9 +11,10 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,9 +22,19 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ckpttool.core.report import Finding, error
 from ckpttool.core.text import counted
-from ckpttool.predict.guard import build_from, resolve, shown
+from ckpttool.predict.guard import build_from, resolve, wrong_kind
 from ckpttool.predict.inputs import dtype_named, positional
-from ckpttool.predict.interface import Arrays, CannotTrain, Loaded, LoadFailed
+from ckpttool.predict.interface import (
+    Arrays,
+    CannotTrain,
+    Loaded,
+    LoadFailed,
+    Members,
+    inference_only,
+    leaves,
+    members,
+    shortened,
+)
 from ckpttool.predict.own_content import at_path
 from ckpttool.predict.request import InputSpec, PredictionJob
 from ckpttool.predict.torch_state import (
@@ -37,80 +48,78 @@ from ckpttool.predict.torch_state import (
 )
 
 _IN_TORCHSCRIPT = "failed in the TorchScript interpreter"
-"""How a long story begins that says what happened only below the lines of code."""
+"""Beginning of an error whose cause is in the last lines."""
 _RAISED = re.compile(r"^[\w.]*(?:Error|Exception)\b.*", re.MULTILINE)
 _DEVICE_ATTRIBUTE = re.compile(r': Device = prim::GetAttr\[name="([^"]+)"\]')
 _DEVICE = re.compile(r': Device = prim::Constant\[value="([^"]+)"\]')
 
+Arguments: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
+"""Arguments of a call, by position and by keyword."""
 
-class TorchModel(Loaded):
-    """A module, run in evaluation mode and without gradients.
+
+def loaded_module(
+    module: Any,
+    detail: str,
+    seed: int,
+    *,
+    optimizer: Any = None,
+    template: Arguments | None = None,
+    train: Callable[[Arrays], str] | None = None,
+    findings: Sequence[Finding] = (),
+) -> Loaded:
+    """Return a module as a prediction runs it, in evaluation mode and without gradients.
 
     Args:
-        module: What is called.
-        detail: What it is, in words.
-        seed: What a model that draws numbers begins from, at the first run.
-        optimizer: What makes a training step, or None for plain gradient descent.
-        template: Arguments of the kind that it takes, where the checkpoint has any.
+        module: The module, or another callable.
+        detail: Description.
+        seed: Seed of random numbers in the first run.
+        optimizer: Optimizer of a training step; plain gradient descent by default.
+        template: Example arguments of the checkpoint.
+        train: Replaces the training step.
+        findings: Remarks.
     """
+    torch.manual_seed(seed)
+    tensors = dict(_tensors_of(template)) if template is not None else {}
+    has_values = not any(isinstance(one, FakeTensor) for one in tensors.values())
+    return Loaded(
+        detail=f"PyTorch {torch.__version__}: {detail}",
+        versions={"torch": torch.__version__},
+        run=partial(_run, module, template),
+        inputs=tuple(_spec(name, one) for name, one in tensors.items()),
+        examples=partial(arrays_in, tensors if has_values else {}),
+        train=train or partial(_train, module, template, optimizer),
+        findings=findings,
+    )
 
-    def __init__(
-        self, module: Any, detail: str, seed: int, *, optimizer: Any = None, template: Arguments | None = None
-    ) -> None:
-        self.detail = f"PyTorch {torch.__version__}: {detail}"
-        self.versions: Mapping[str, str] = {"torch": torch.__version__}
-        self._module = module
-        self._optimizer = optimizer
-        self._template = template
-        torch.manual_seed(seed)
 
-    def inputs(self) -> tuple[InputSpec, ...]:
-        specs = []
-        for name, one in tensors_of(self._template) if self._template else ():
-            shape = tuple(size if isinstance(size, int) else None for size in one.shape)
-            specs.append(InputSpec(name, shape, str(one.dtype).removeprefix("torch.")))
-        return tuple(specs)
+def _spec(name: str, tensor: torch.Tensor) -> InputSpec:
+    """Return the specification of an example input; a symbolic size is unknown."""
+    shape = tuple(size if isinstance(size, int) else None for size in tensor.shape)
+    return InputSpec(name, shape, str(tensor.dtype).removeprefix("torch."))
 
-    def examples(self) -> Arrays:
-        tensors = {} if self._template is None else dict(tensors_of(self._template))
-        return {} if any(isinstance(one, FakeTensor) for one in tensors.values()) else arrays_in(tensors)
 
-    def run(self, inputs: Arrays) -> Arrays:
-        given = self._arguments(inputs)
-        try:
-            with torch.no_grad():  # not inference_mode: models that differentiate inside would break
-                output = self._module(*given.by_place, **given.by_name)
-        except (RuntimeError, torch.jit.Error) as failure:
-            if device := next(filter(_is_absent_device, _devices(self._module)), None):
-                problem = f"the program asks for the device {device}, which PyTorch doesn't have here"
-                raise LoadFailed(error("device-missing", problem)) from failure
-            if _IN_TORCHSCRIPT not in str(failure):
-                raise
-            raise LoadFailed(error("predict-failed", _script_error(str(failure)))) from failure
-        outputs = arrays_in(output)
-        if not outputs:
-            problem = f"the model gives {type(output).__name__}, and no tensor in it"
-            raise LoadFailed(error("no-output", problem))
-        return outputs
-
-    def train(self, inputs: Arrays) -> str:
-        given = self._arguments(inputs)
-        try:
-            return train_one_step(self._module, self._optimizer, given)
-        except (RuntimeError, ValueError, TypeError, NotImplementedError) as failure:
-            text = " ".join(str(failure).split())
-            raise CannotTrain(f"{type(failure).__name__}: {text:.500}") from failure
-
-    def _arguments(self, inputs: Arrays) -> Arguments:
-        if self._template is not None:
-            return fill_template(self._template, inputs)
-        given = arguments(inputs)
-        require_callable_with(getattr(self._module, "forward", self._module), given)
-        return given
+def _run(module: Any, template: Arguments | None, inputs: Arrays) -> Arrays:
+    """Return the outputs of a module."""
+    args, kwargs = _arguments(module, template, inputs)
+    try:
+        with torch.no_grad():  # not inference_mode, which breaks models that differentiate inside
+            output = module(*args, **kwargs)
+    except (RuntimeError, torch.jit.Error) as failure:
+        if device := next(filter(_is_absent_device, _devices(module)), None):
+            problem = f"the program asks for the device {device}, which PyTorch doesn't have here"
+            raise LoadFailed(error("device-missing", problem)) from failure
+        if _IN_TORCHSCRIPT not in str(failure):
+            raise
+        raise LoadFailed(error("predict-failed", _script_error(str(failure)))) from failure
+    outputs = arrays_in(output)
+    if not outputs:
+        problem = f"the model gives {type(output).__name__}, and no tensor in it"
+        raise LoadFailed(error("no-output", problem))
+    return outputs
 
 
 def _devices(module: Any) -> Iterator[str]:
-    """Yield the devices that a program names: what was traced on one makes its tensors there."""
+    """Yield the devices in a program: a traced one creates tensors on the device where it was traced."""
     if isinstance(module, torch.jit.ScriptModule):
         text = str(module.inlined_graph)
         yield from _DEVICE.findall(text)
@@ -132,27 +141,37 @@ def _is_absent_device(device: str) -> bool:
 
 
 def _script_error(text: str) -> str:
-    """Return what was raised in a TorchScript, without the lists that C++ adds to it."""
+    """Return the last error in the text of a TorchScript error, without the traces that C++ adds."""
     raised = _RAISED.findall(text)
-    last = raised[-1] if raised else text.strip().splitlines()[-1]
-    return last if len(last) <= 300 else f"{last[:299]}…"
+    return shortened(raised[-1] if raised else text.strip().splitlines()[-1])
 
 
 # Training -------------------------------------------------------------------------------------------
 
 
-def train_one_step(module: Any, optimizer: Any, given: Arguments) -> str:
-    """Make a step forward, backward and with the optimizer; the child ends afterwards.
+def _train(module: Any, template: Arguments | None, optimizer: Any, inputs: Arrays) -> str:
+    """Make one training step; an error of PyTorch's means that the module can't be trained."""
+    arguments = _arguments(module, template, inputs)
+    try:
+        return _train_one_step(module, optimizer, arguments)
+    except (RuntimeError, ValueError, TypeError, NotImplementedError) as failure:
+        text = " ".join(str(failure).split())
+        raise CannotTrain(f"{type(failure).__name__}: {text:.500}") from failure
 
-    The loss is the mean square of all floating outputs, which any model has a gradient of."""
+
+def _train_one_step(module: Any, optimizer: Any, arguments: Arguments) -> str:
+    """Make a step forward, backward and with the optimizer.
+
+    The loss is the mean square of all floating-point outputs, which has a gradient for any model."""
     trained = [one for one in module.parameters() if one.requires_grad]
     if not trained:
         raise CannotTrain("no parameter wants a gradient")
     optimizer = optimizer or torch.optim.SGD(trained, lr=1e-3)
     before = [one.detach().clone() for one in trained]
     module.train()
-    output = module(*given.by_place, **given.by_name)
-    tensors = [one for _, one in leaves(output) if isinstance(one, torch.Tensor)]
+    args, kwargs = arguments
+    output = module(*args, **kwargs)
+    tensors = [one for _, one in leaves(output, members=_members) if isinstance(one, torch.Tensor)]
     differentiable = [one for one in tensors if one.requires_grad and one.is_floating_point()]
     losses: list[Any] = [one.float().square().mean() for one in differentiable]
     if not losses:
@@ -166,7 +185,7 @@ def train_one_step(module: Any, optimizer: Any, given: Arguments) -> str:
     _require_finite(trained, "a parameter is not finite after the training step")
     moved = sum(not torch.equal(old, new) for old, new in zip(before, trained, strict=True))
     is_moving = any(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
-    if not moved and not is_moving:  # where a schedule ends
+    if not moved and not is_moving:  # the end of a schedule
         return f"one step of {type(optimizer).__name__}, whose learning rate is 0"
     if not moved:
         raise LoadFailed(error("training-step-failed", "the training step moved no parameter"))
@@ -184,46 +203,41 @@ def _require_finite(tensors: list[torch.Tensor], message: str) -> None:
 
 
 def _load_state(job: PredictionJob) -> Loaded:
-    """A state dict in a model of the user's."""
+    """Load a state dict into the user's module."""
     request = job.request
-    module = build_from(request.model or "", **request.model_args)
+    module = build_from(request.model, **request.model_args)
     if not isinstance(module, torch.nn.Module):
-        raise LoadFailed(
-            error("no-such-model", f"{shown(request.model)} gave a {type(module).__name__}, no nn.Module")
-        )
+        raise wrong_kind(request.model, module, "no nn.Module")
     whole = content(job)
     state = state_dict(job, whole)
     notes = load_strictly(module, state)
     detail = f"{type(module).__name__}, {counted(len(state), 'key')}{_state_dict_hint(whole, job)}"
-    return _model_with_optimizer(job, module, whole, detail, notes)
+    return module_with_optimizer(job, module, whole, detail, notes)
 
 
 def _state_dict_hint(whole: Any, job: PredictionJob) -> str:
-    """Return in words where a state dict lay, if another one lies beside it."""
+    """Return the key of a state dict in words, if there are several."""
     place = job.options["state_path"]
     beside = at_path(whole, place[:-1]) if place else None
-    dicts = (
-        [one for one in beside.values() if isinstance(one, Mapping)] if isinstance(beside, Mapping) else []
-    )
+    values = beside.values() if isinstance(beside, Mapping) else ()
+    dicts = (one for one in values if isinstance(one, Mapping))
     states = [one for one in dicts if any(isinstance(value, torch.Tensor) for value in one.values())]
     return f" of {'.'.join(map(str, place))!r}" if len(states) > 1 else ""
 
 
-def _model_with_optimizer(
+def module_with_optimizer(
     job: PredictionJob, module: Any, whole: Any, detail: str, notes: tuple[Finding, ...] = ()
-) -> TorchModel:
-    """Return a module with the optimizer that was asked for, and its state."""
-    optimizer, more = make_optimizer(job, module, whole)
-    notes += more
+) -> Loaded:
+    """Return a module with the user's optimizer, if any, and its state from the checkpoint."""
+    optimizer, more = _make_optimizer(job, module, whole)
     if optimizer is not None:
         detail += f"; {type(optimizer).__name__}, state of {counted(len(optimizer.state), 'parameter')}"
-    loaded = TorchModel(module.eval(), detail, job.request.seed, optimizer=optimizer)
-    loaded.findings = notes
-    return loaded
+    findings = (*notes, *more)
+    return loaded_module(module.eval(), detail, job.request.seed, optimizer=optimizer, findings=findings)
 
 
-def make_optimizer(job: PredictionJob, module: Any, whole: Any) -> tuple[Any, tuple[Finding, ...]]:
-    """Return the user's optimizer with the checkpoint's state, if one was asked for, and notes on it."""
+def _make_optimizer(job: PredictionJob, module: Any, whole: Any) -> tuple[Any, tuple[Finding, ...]]:
+    """Return the user's optimizer with the checkpoint's state, and remarks; None if none was requested."""
     request = job.request
     if request.optimizer is None:
         return None, ()
@@ -231,15 +245,14 @@ def make_optimizer(job: PredictionJob, module: Any, whole: Any) -> tuple[Any, tu
     given = trainer_groups(module) if job.options["variant"] == "trainer" else module.parameters()
     optimizer = build_from(request.optimizer, given, **request.optimizer_args)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        problem = f"{shown(request.optimizer)} gave a {type(optimizer).__name__}, no optimizer"
-        raise LoadFailed(error("no-such-model", problem))
+        raise wrong_kind(request.optimizer, optimizer, "no optimizer")
     return optimizer, load_optimizer(optimizer, module, state, job.options["optimizer_key"])
 
 
 def _load_module(job: PredictionJob) -> Loaded:
-    """A whole module, which the user trusts."""
+    """Load a whole module, which the user trusts."""
     if job.request.model is not None:
-        # The pickle may name classes in ``__main__`` that its script defined: the user's module has them.
+        # The pickle may name classes in ``__main__`` of the script that wrote it: the user's module has them.
         import __main__
 
         make = resolve(job.request.model)
@@ -254,61 +267,57 @@ def _load_module(job: PredictionJob) -> Loaded:
     module = at_path(whole, job.options["state_path"])
     if not isinstance(module, torch.nn.Module):
         raise LoadFailed(error("no-state-dict", f"a {type(module).__name__} lies there, no nn.Module"))
-    return _model_with_optimizer(job, module, whole, type(module).__name__)
+    return module_with_optimizer(job, module, whole, type(module).__name__)
 
 
 def _load_torchscript(job: PredictionJob) -> Loaded:
     load: Any = torch.jit.load
     module = load(job.path, map_location="cpu").eval()
-    template = None
-    if hasattr(module, "get_all_bundled_inputs") and (bundled := module.get_all_bundled_inputs()):
-        template = Arguments(tuple(bundled[0]), {})
+    bundled = module.get_all_bundled_inputs() if hasattr(module, "get_all_bundled_inputs") else ()
+    template: Arguments | None = (bundled[0], {}) if bundled else None
     detail = f"TorchScript, {getattr(module, 'original_name', 'a module')}"
-    return TorchModel(module, detail, job.request.seed, template=template)
+    return loaded_module(module, detail, job.request.seed, template=template)
 
 
 def _load_export(job: PredictionJob) -> Loaded:
+    """Load an exported program, whose graph is the one for evaluation."""
     program = torch.export.load(job.path)
-    template = _template(program)
-    return EvaluationModel(program.module(), "exported program", job.request.seed, template=template)
+    return loaded_module(
+        program.module(),
+        "exported program",
+        job.request.seed,
+        template=_example_arguments(program),
+        train=inference_only("an exported program is for inference"),
+    )
 
 
-class EvaluationModel(TorchModel):
-    """A program whose graph is the one for evaluation."""
-
-    def train(self, inputs: Arrays) -> str:
-        raise CannotTrain("an exported program is for inference")
-
-
-def _template(program: Any) -> Arguments:
-    """Return arguments of the kind that a program takes: its own examples, or tensors without values."""
+def _example_arguments(program: Any) -> Arguments:
+    """Return the example arguments of an exported program, or the same with tensors without values."""
     if program.example_inputs is not None:
-        by_place, by_name = program.example_inputs
-        return Arguments(tuple(by_place), by_name)
+        args, kwargs = program.example_inputs
+        return args, kwargs
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
     flat = [values.get(name, name) for name in program.graph_signature.user_inputs]
-    by_place, by_name = torch.utils._pytree.tree_unflatten(flat, program.call_spec.in_spec)
-    return Arguments(tuple(by_place), by_name)
+    args, kwargs = torch.utils._pytree.tree_unflatten(flat, program.call_spec.in_spec)
+    return args, kwargs
 
 
 # Inputs and outputs ---------------------------------------------------------------------------------
 
 
-class Arguments(NamedTuple):
-    """What a model is called with: by position, and by keyword."""
-
-    by_place: tuple[Any, ...]
-    by_name: Mapping[str, Any]
-
-
-def arguments(inputs: Arrays) -> Arguments:
-    """Return inputs as tensors of their own: a model may change what it is given."""
-    tensors: Any = {name: tensor_of(array, name) for name, array in inputs.items()}
-    by_place, by_name = positional(tensors)
-    return Arguments(tuple(by_place), by_name)
+def _arguments(module: Any, template: Arguments | None, inputs: Arrays) -> Arguments:
+    """Return the arguments of a module for some inputs, in copies: a model may change them."""
+    if template is not None:
+        args, kwargs = template
+        filled = [_fill_value(one, str(at), inputs) for at, one in enumerate(args)]
+        return filled, {name: _fill_value(one, name, inputs) for name, one in kwargs.items()}
+    tensors: Any = {name: _tensor_of(array, name) for name, array in inputs.items()}
+    arguments = positional(tensors)
+    _require_callable_with(getattr(module, "forward", module), arguments)
+    return arguments
 
 
-def tensor_of(array: np.ndarray[Any, Any], name: str) -> torch.Tensor:
+def _tensor_of(array: np.ndarray[Any, Any], name: str) -> torch.Tensor:
     """Return a copy of an array as a tensor."""
     if array.dtype == dtype_named("bfloat16"):
         return torch.from_numpy(array.astype(np.float32)).bfloat16()
@@ -319,14 +328,15 @@ def tensor_of(array: np.ndarray[Any, Any], name: str) -> torch.Tensor:
         raise LoadFailed(error("input-unfit", f"there are no tensors of {dtype}", name)) from failure
 
 
-def require_callable_with(forward: Callable[..., Any], given: Arguments) -> None:
-    """Require that a function takes some arguments, as far as its signature tells."""
+def _require_callable_with(forward: Callable[..., Any], arguments: Arguments) -> None:
+    """Require that a function accepts some arguments, as far as its signature is known."""
+    args, kwargs = arguments
     signature = _call_signature(forward)
     if signature is None:
         return
     takes = f"the model takes {', '.join(signature.parameters) or 'nothing'}"
     try:
-        bound = signature.bind_partial(*given.by_place, **given.by_name)
+        bound = signature.bind_partial(*args, **kwargs)
     except TypeError as failure:
         raise LoadFailed(error("input-unknown", f"{failure} ({takes})")) from failure
     for name, one in signature.parameters.items():
@@ -336,7 +346,7 @@ def require_callable_with(forward: Callable[..., Any], given: Arguments) -> None
 
 
 def _call_signature(forward: Callable[..., Any]) -> inspect.Signature | None:
-    """Return what a function takes, TorchScript's included; None where nobody knows."""
+    """Return the signature of a function or a method of TorchScript; None if it is unknown."""
     if isinstance(forward, torch.ScriptMethod):
         empty, kind = inspect.Parameter.empty, inspect.Parameter.POSITIONAL_OR_KEYWORD
         given = [
@@ -349,31 +359,17 @@ def _call_signature(forward: Callable[..., Any]) -> inspect.Signature | None:
         return None  # written in another language
 
 
-def leaves(value: object, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield what is no container, with the keys that lead to it."""
-    members = _container_members(value)
-    if members is None:
-        yield name, value
-    else:
-        for key, inner in members:
-            yield from leaves(inner, f"{name}.{key}" if name else str(key))
-
-
-def _container_members(value: object) -> Iterable[tuple[object, object]] | None:
-    """Return what lies in a container, with its keys; None for what is none."""
-    if isinstance(value, Mapping):
-        return value.items()
+def _members(value: object) -> Members:
+    """Return the items of a container with their keys, also of a named tuple or a dataclass."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return zip(value._fields, value, strict=True)
-    if isinstance(value, (list, tuple)):
-        return enumerate(value)
-    if is_dataclass(value) and not isinstance(value, type):
+    if is_dataclass(value) and not isinstance(value, (type, Mapping)):
         return [(one.name, getattr(value, one.name)) for one in fields(value)]
-    return None
+    return members(value)
 
 
 def _number(value: object) -> torch.Tensor | None:
-    """Return a leaf as a tensor, or None where it holds no numbers."""
+    """Return a leaf as a tensor, or None if it holds no numbers."""
     if isinstance(value, torch.Tensor):
         return value
     if isinstance(value, np.ndarray) and value.dtype.kind in "fciub":
@@ -384,8 +380,8 @@ def _number(value: object) -> torch.Tensor | None:
 
 
 def arrays_in(output: object) -> Arrays:
-    """Return what a model gave, as arrays."""
-    numbers = ((name, _number(value)) for name, value in leaves(output))
+    """Return the tensors and numbers in a model's output as arrays, by their keys."""
+    numbers = ((name, _number(value)) for name, value in leaves(output, members=_members))
     return {name or "output": _tensor_array(one.detach().cpu()) for name, one in numbers if one is not None}
 
 
@@ -401,17 +397,10 @@ def _tensor_array(tensor: Any) -> Any:
     return tensor.resolve_conj().resolve_neg().numpy().copy()
 
 
-def fill_template(template: Arguments, inputs: Arrays) -> Arguments:
-    """Return arguments like those of a template, with other tensors in it."""
-    by_place = tuple(_fill_value(one, str(at), inputs) for at, one in enumerate(template.by_place))
-    return Arguments(
-        by_place, {name: _fill_value(one, name, inputs) for name, one in template.by_name.items()}
-    )
-
-
 def _fill_value(value: Any, name: str, inputs: Arrays) -> Any:
+    """Return an argument like an example, with the tensors of the inputs."""
     if isinstance(value, torch.Tensor):
-        return tensor_of(inputs[name], name)
+        return _tensor_of(inputs[name], name)
     if isinstance(value, Mapping):
         return type(value)((key, _fill_value(one, f"{name}.{key}", inputs)) for key, one in value.items())  # type: ignore[call-arg]  # as dicts are made
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -422,10 +411,12 @@ def _fill_value(value: Any, name: str, inputs: Arrays) -> Any:
     return value
 
 
-def tensors_of(template: Arguments) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors in arguments, under the names that inputs have."""
-    given = {**{str(at): one for at, one in enumerate(template.by_place)}, **template.by_name}
-    yield from ((name, one) for name, one in leaves(given) if isinstance(one, torch.Tensor))
+def _tensors_of(template: Arguments) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors in arguments, under the names of inputs."""
+    args, kwargs = template
+    given = {**{str(at): one for at, one in enumerate(args)}, **kwargs}
+    found = leaves(given, members=_members)
+    yield from ((name, one) for name, one in found if isinstance(one, torch.Tensor))
 
 
 LOADERS: Mapping[str, Callable[[PredictionJob], Loaded]] = {

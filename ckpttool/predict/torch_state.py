@@ -1,7 +1,7 @@
-"""PyTorch's state dicts: read without unpickling wherever PyTorch can, and loaded strictly.
+"""PyTorch's state dicts: read without unpickling where PyTorch can, and loaded strictly.
 
-What PyTorch can't read, or only by running it, is read by our own formats: plain pickles, tar files,
-distributed checkpoints. What doesn't fit the module or the optimizer is a finding.
+Our own formats read files that PyTorch can't read, or only by running their code: plain pickles, tar files,
+distributed checkpoints. Each difference to the module or the optimizer is a finding.
 
 Only the child process imports this module.
 """
@@ -23,8 +23,8 @@ from ckpttool.core.tensor import Path, Tensor
 from ckpttool.core.text import counted
 from ckpttool.predict.interface import (
     LoadFailed,
-    first_findings,
     missing_finding,
+    require_none,
     shape_finding,
     shape_text,
     unexpected_finding,
@@ -34,23 +34,23 @@ from ckpttool.predict.request import PredictionJob
 
 Content = Mapping[str, Any]
 _WRAPPERS = ("module.", "_orig_mod.")
-"""What DataParallel and torch.compile put before the names of what they wrap."""
+"""Prefixes of DataParallel and torch.compile."""
 _MISFIT = "optimizer-mismatch"
 _ZIP = b"PK\x03\x04"
 _REFUSED = re.compile(r"(?:GLOBAL|[Cc]lass|function) ([\w.]+\.[\w.]+)")
-"""How ``torch.load`` names what it will not call."""
+"""The name in an error of ``torch.load`` that refuses it."""
 
 
 # Reading --------------------------------------------------------------------------------------------
 
 
 def content(job: PredictionJob) -> Any:
-    """Return what a checkpoint holds: nested containers with tensors."""
+    """Return the content of a checkpoint: nested containers with tensors."""
     return _READERS[job.options["reader"]](job)
 
 
 def state_dict(job: PredictionJob, whole: Any) -> Any:
-    """Return the model's state dict in what was read."""
+    """Return the model's state dict in the content of a checkpoint."""
     place = job.options["state_path"]
     return _require_plain_at(job, at_path(whole, place), place)
 
@@ -60,7 +60,7 @@ def _require_plain_at(job: PredictionJob, value: Any, place: Iterable[str | int]
 
 
 def optimizer_state(job: PredictionJob, whole: Any) -> Any:
-    """Return the state of an optimizer in what was read, or in a file of its own."""
+    """Return the state of an optimizer, from the content of a checkpoint or a file of its own."""
     if path := job.options.get("optimizer_file"):
         return _load_file(job, path)
     key = job.options.get("optimizer_key")
@@ -71,12 +71,12 @@ def optimizer_state(job: PredictionJob, whole: Any) -> Any:
 
 
 def load_pickle(path: str, *, is_trusted: bool, in_place: bool) -> Any:
-    """Return what ``torch.load`` reads; only plain data unless it is trusted.
+    """Return the content of a file, read by ``torch.load``.
 
     Args:
         path: The file.
-        is_trusted: Whether what it names may be imported and called.
-        in_place: Whether the values can be mapped: where they lie compressed, PyTorch maps what they are not.
+        is_trusted: Whether it may import and call the names in it; otherwise it must be plain data.
+        in_place: Whether the values can be mapped; PyTorch maps compressed values as if they weren't.
     """
     with open(path, "rb") as file:
         in_place = in_place and file.read(len(_ZIP)) == _ZIP
@@ -90,7 +90,7 @@ def load_pickle(path: str, *, is_trusted: bool, in_place: bool) -> Any:
 
 
 def load_trusted(job: PredictionJob) -> Any:
-    """Return what a pickle holds that the user trusts, whatever it runs."""
+    """Return the content of a pickle that the user trusts, and whose code runs."""
     if not job.request.trust:
         raise LoadFailed(error("load-refused", "loading a whole-model pickle runs its code"))
     (path,) = job.options["files"]
@@ -130,7 +130,7 @@ def _read_by_ckpttool(job: PredictionJob) -> Any:
 
 
 def _read_own(path: str, wanted: Iterable[Path] = ((),)) -> Any:
-    """Return what our own formats read; tensors that are not wanted are without values."""
+    """Return the content of a checkpoint, read by our own formats; unwanted tensors have no values."""
     from ckpttool.formats import open_checkpoint
 
     with open_checkpoint(path) as checkpoint:
@@ -140,14 +140,14 @@ def _read_own(path: str, wanted: Iterable[Path] = ((),)) -> Any:
 
 
 def _resolve_global(name: Global) -> Any:
-    """Return an element type or a layout of PyTorch's by its name."""
+    """Return an element type or a layout of PyTorch by its name."""
     value = getattr(torch, name.name, None) if name.module == "torch" else None
     is_data = isinstance(value, (torch.dtype, torch.layout, torch.memory_format))
     return value if is_data else NotPlain(f"the name {name}, which is no plain data")
 
 
 def _unread_tensor(tensor: Tensor) -> Any:
-    """Return what stands for a tensor that nobody needs."""
+    """Return a tensor without values for one that is not needed."""
     dtype = _torch_dtype(tensor)
     if dtype is None:
         return NotPlain(f"a tensor of {tensor.dtype.name}")
@@ -160,7 +160,7 @@ def _torch_dtype(tensor: Tensor) -> torch.dtype | None:
 
 
 def _torch_tensor(tensor: Tensor) -> torch.Tensor:
-    """Return one of our tensors as one of PyTorch's, bit by bit."""
+    """Return a tensor of PyTorch with the same bits."""
     dtype = _torch_dtype(tensor)
     if dtype is None:
         raise LoadFailed(error("unsupported", f"no tensor of {tensor.dtype.name} can be made", tensor.name))
@@ -172,9 +172,9 @@ def _torch_tensor(tensor: Tensor) -> torch.Tensor:
 
 
 def _read_by_dcp(job: PredictionJob) -> Content:
-    """Return what a distributed checkpoint holds that the user trusts, loaded in this one process.
+    """Return the content of a distributed checkpoint that the user trusts, loaded in one process.
 
-    What is asked for is loaded, and nothing else: all other items would be unpickled for nothing.
+    Only needed items are loaded: all others would be unpickled for nothing.
     """
     import torch.distributed.checkpoint
 
@@ -209,39 +209,33 @@ _READERS: Mapping[str, Callable[[PredictionJob], Any]] = {
 
 
 def load_strictly(module: Any, state: object) -> tuple[Finding, ...]:
-    """Load a state dict into a module and return what is remarkable."""
+    """Load a state dict into a module, and return remarks."""
     if not isinstance(state, Mapping):
         raise LoadFailed(error("no-state-dict", f"a {type(state).__name__} lies there, no state dict"))
     own = module.state_dict()
     ties = _tied_keys(state, own)
-    state, notes = _match_wrappers(
-        {**state, **{key: state[other] for key, other in ties.items()}} if ties else state, own
-    )
-    notes += tuple(
-        note("tied-key", f"it is tied to {other!r}, and stored there", k) for k, other in ties.items()
-    )
-    findings = list(_misfit_findings(state, own))
-    valueless = "the checkpoint has no values for it: it was saved from the meta device"
-    tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
-    findings += [error("no-values", valueless, key) for key, value in tensors.items() if value.is_meta]
-    if findings:
-        raise LoadFailed(*first_findings(findings))
-    # A module that was built without values takes those of the checkpoint as they are; all others keep their
-    # own type, and tensors that are tied stay so.
+    if ties:
+        state = {**state, **{key: state[other] for key, other in ties.items()}}
+    state, notes = _match_wrappers(state, own)
+    for key, other in ties.items():
+        notes += (note("tied-key", f"it is tied to {other!r}, and stored there", key),)
+    require_none([*_misfit_findings(state, own), *_valueless_findings(state)])
+    # A module without values gets the tensors of the checkpoint themselves; all others keep their own dtype,
+    # and tied tensors stay tied.
     is_meta = any(isinstance(one, torch.Tensor) and one.is_meta for one in own.values())
     module.load_state_dict(state, strict=True, assign=is_meta)
     return (*notes, *_dtype_findings(state, own))
 
 
 def _tied_keys(state: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return which key of the model has its values under which other: safetensors stores one of each."""
+    """Return the other key for each key whose tensor is stored there: safetensors stores tied ones once."""
     known = {_memory(value): key for key, value in own.items() if key in state}
     tied = {key: known.get(_memory(value)) for key, value in own.items() if key not in state}
     return {key: other for key, other in tied.items() if other is not None}
 
 
 def _memory(value: object) -> object:
-    """Return what tells one tensor's memory from any other's."""
+    """Return the identity of a tensor's memory."""
     if not isinstance(value, torch.Tensor) or value.is_meta or not _has_shape(value) or not value.numel():
         return object()
     return value.untyped_storage().data_ptr(), value.storage_offset(), value.shape, value.stride()
@@ -260,8 +254,15 @@ def _misfit_findings(state: Mapping[str, Any], own: Mapping[str, Any]) -> Iterat
             yield error("shape-mismatch", f"a {type(value).__name__} in the checkpoint, no tensor", key)
 
 
+def _valueless_findings(state: Mapping[str, Any]) -> Iterator[Finding]:
+    problem = "the checkpoint has no values for it: it was saved from the meta device"
+    for key, value in state.items():
+        if isinstance(value, torch.Tensor) and value.is_meta:
+            yield error("no-values", problem, key)
+
+
 def _has_shape(value: object) -> bool:
-    """Tell whether a value has a shape: lazy modules get theirs from the checkpoint."""
+    """Return whether a value is a tensor with a shape; a lazy module gets it from the checkpoint."""
     return isinstance(value, torch.Tensor) and not torch.nn.parameter.is_lazy(value)
 
 
@@ -284,7 +285,7 @@ def _dtype_text(dtype: torch.dtype) -> str:
 def _match_wrappers(
     state: Mapping[str, Any], own: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], tuple[Finding, ...]]:
-    """Return a state dict under the model's own names, where just a prefix stands between the two."""
+    """Return a state dict with the model's own names, if all names differ by one prefix, and remarks."""
     if not state or state.keys() == own.keys():
         return state, ()
     for prefix in _prefixes(state):
@@ -299,17 +300,17 @@ def _match_wrappers(
 
 
 def _prefixes(keys: Iterable[str]) -> Iterator[str]:
-    """Yield the prefixes, up to a dot, that all keys have, the shortest first."""
+    """Yield the common prefixes of all keys that end in a dot, the shortest first."""
     names = [str(key) for key in keys]
-    at = 0
-    while (
-        names and (at := names[0].find(".", at) + 1) and all(name.startswith(names[0][:at]) for name in names)
-    ):
-        yield names[0][:at]
+    for dot in re.finditer(r"\.", names[0] if names else ""):
+        prefix = names[0][: dot.end()]
+        if not all(name.startswith(prefix) for name in names):
+            return
+        yield prefix
 
 
 def _strip_prefix(state: Mapping[str, Any], prefix: str) -> Any:
-    """Return a state dict without a prefix; the versions of its modules, which lie beside, go with it."""
+    """Return a state dict without a prefix, and the versions of its modules without it, too."""
     bare: Any = type(state)() if isinstance(state, dict) else {}
     bare.update(state)
     if hasattr(state, "_metadata"):
@@ -324,7 +325,7 @@ def _strip_prefix(state: Mapping[str, Any], prefix: str) -> Any:
 def trainer_groups(module: Any) -> list[dict[str, Any]]:
     """Return the parameters in the two groups of the Hugging Face Trainer: with weight decay, and without.
 
-    Biases and what normalises have none.
+    Biases and normalisation layers have none.
     """
     norms = {f"{name}." for name, one in module.named_modules() if "norm" in type(one).__name__.lower()}
     groups: tuple[list[Any], list[Any]] = ([], [])
@@ -336,7 +337,7 @@ def trainer_groups(module: Any) -> list[dict[str, Any]]:
 
 
 def load_optimizer(optimizer: Any, module: Any, state: object, key: str) -> tuple[Finding, ...]:
-    """Load an optimizer's state and return what is remarkable."""
+    """Load an optimizer's state, and return remarks."""
     if isinstance(state, (list, tuple)) and len(state) == 1:  # Lightning's optimizer_states
         state = state[0]
     if not isinstance(state, Mapping) or not {"state", "param_groups"} <= state.keys():
@@ -357,16 +358,14 @@ def load_optimizer(optimizer: Any, module: Any, state: object, key: str) -> tupl
     if lacking:
         problem = f"it was saved by another optimizer: {type(optimizer).__name__} needs {', '.join(lacking)}"
         raise LoadFailed(error(_MISFIT, problem, key))
-    findings = list(_slot_findings(optimizer, module))
-    if findings:
-        raise LoadFailed(*first_findings(findings))
+    require_none(_slot_findings(optimizer, module))
     return tuple(_missing_state_findings(optimizer, key))
 
 
 def _state_by_number(state: Mapping[str, Any], module: Any) -> Mapping[str, Any]:
     """Return an optimizer's state with parameters by number, or by name in the module's order.
 
-    A distributed checkpoint turns numbers into text, or has names in their place.
+    A distributed checkpoint has text instead of numbers, or names.
     """
     groups = state["param_groups"]
     groups = [dict(one) for one in (groups.values() if isinstance(groups, Mapping) else groups)]
@@ -382,7 +381,7 @@ def _state_by_number(state: Mapping[str, Any], module: Any) -> Mapping[str, Any]
 
 
 def _slot_findings(optimizer: Any, module: Any) -> Iterator[Finding]:
-    """Yield the slots that don't fit their parameter, or that other parameters don't have."""
+    """Yield a finding for each slot that doesn't fit its parameter, or that other parameters don't have."""
     names = {parameter: name for name, parameter in module.named_parameters()}
     usual = next((slots.keys() for slots in optimizer.state.values()), ())
     for parameter, slots in optimizer.state.items():

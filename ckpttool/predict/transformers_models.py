@@ -1,6 +1,6 @@
-"""What transformers loads: a directory with ``config.json``, by the class that the configuration names.
+"""Adapter of transformers: a directory with ``config.json``, loaded by the class that it names.
 
-Only the child process imports this module. Nothing is downloaded, and no code beside the weights runs.
+Only the child process imports this module. Nothing is downloaded, and no code in the directory runs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,55 +29,23 @@ from ckpttool.predict.interface import (
     unexpected_finding,
 )
 from ckpttool.predict.request import PredictionJob
-from ckpttool.predict.torch_models import TorchModel, arrays_in, make_optimizer
+from ckpttool.predict.torch_models import arrays_in, module_with_optimizer
 
-# A configuration may name a repository of compiled code, which transformers fetches and runs by this package;
-# it looks for it with the first model's class, and finds none.
+# A configuration may name a repository of compiled code, which transformers downloads and runs with this
+# package. It looks for the package with the first model's class.
 sys.modules["kernels"] = None  # type: ignore[assignment]  # which makes its import fail
 
 
-class Pretrained(TorchModel):
-    """A model of transformers, with the inputs that it makes up for itself."""
-
-    def __init__(self, model: Any, seed: int, optimizer: Any) -> None:
-        detail = f"{type(model).__name__}, {counted(model.num_parameters(), 'parameter')}"
-        if optimizer is not None:
-            detail += f"; {type(optimizer).__name__}, state of {counted(len(optimizer.state), 'parameter')}"
-        super().__init__(model.eval(), detail, seed, optimizer=optimizer)
-        self.detail = f"transformers {transformers.__version__}, {self.detail}"
-        self.versions = {"transformers": transformers.__version__, "torch": torch.__version__}
-
-    def examples(self) -> Arrays:
-        model = self._module
-        if model.main_input_name == "pixel_values":
-            size = getattr(model.config, "image_size", 224)
-            height, width = size if isinstance(size, (list, tuple)) else (size, size)
-            shape = (1, getattr(model.config, "num_channels", 3), height, width)
-            generator = torch.Generator().manual_seed(0)
-            image = torch.rand(shape, generator=generator, dtype=torch.float32)
-            return arrays_in({"pixel_values": image.to(model.dtype)})
-        kinds = getattr(model, "input_modalities", "text")
-        if model.main_input_name != "input_ids" or kinds not in ("text", ("text",), ["text"]):
-            return {}
-        words = getattr(model.config.get_text_config(), "vocab_size", None)
-        parameters = inspect.signature(model.forward).parameters
-        inputs = {name: one for name, one in model.dummy_inputs.items() if name in parameters}
-        for name, one in inputs.items():
-            if words and not one.is_floating_point():
-                inputs[name] = one % words
-        return arrays_in(inputs)
-
-
 def _load_pretrained(job: PredictionJob) -> Loaded:
-    """The model that a directory's configuration names, with the directory's weights."""
+    """Load the model of a directory's configuration with the directory's weights."""
     directory = job.options["directory"]
     model, loading_info = _class_of(directory).from_pretrained(
         directory,
         local_files_only=True,
         trust_remote_code=False,
         output_loading_info=True,
-        ignore_mismatched_sizes=True,  # they come out as findings, all at once
-        # Whatever the configuration names: the usual ones, by PyTorch alone.
+        ignore_mismatched_sizes=True,  # all of them become findings
+        # The default implementations, in PyTorch alone, instead of those of the configuration.
         attn_implementation=None,
         experts_implementation=None,
         use_safetensors=job.options["files"][0].endswith(".safetensors"),
@@ -83,14 +53,39 @@ def _load_pretrained(job: PredictionJob) -> Loaded:
     findings = list(_misfit_findings(loading_info))
     if any(finding.code != "unexpected-key" for finding in findings):
         raise LoadFailed(*first_findings(findings))
-    optimizer, notes = make_optimizer(job, model, {})
-    loaded = Pretrained(model, job.request.seed, optimizer)
-    loaded.findings = (*findings, *notes)
-    return loaded
+    detail = f"{type(model).__name__}, {counted(model.num_parameters(), 'parameter')}"
+    loaded = module_with_optimizer(job, model, {}, detail, tuple(findings))
+    return replace(
+        loaded,
+        detail=f"transformers {transformers.__version__}, {loaded.detail}",
+        versions={"transformers": transformers.__version__, **loaded.versions},
+        examples=partial(_dummy_inputs, model),
+    )
+
+
+def _dummy_inputs(model: Any) -> Arrays:
+    """Return the dummy inputs of a model for images or texts; empty for other models."""
+    if model.main_input_name == "pixel_values":
+        size = getattr(model.config, "image_size", 224)
+        height, width = size if isinstance(size, (list, tuple)) else (size, size)
+        shape = (1, getattr(model.config, "num_channels", 3), height, width)
+        generator = torch.Generator().manual_seed(0)
+        image = torch.rand(shape, generator=generator, dtype=torch.float32)
+        return arrays_in({"pixel_values": image.to(model.dtype)})
+    kinds = getattr(model, "input_modalities", "text")
+    if model.main_input_name != "input_ids" or kinds not in ("text", ("text",), ["text"]):
+        return {}
+    words = getattr(model.config.get_text_config(), "vocab_size", None)
+    parameters = inspect.signature(model.forward).parameters
+    inputs = {name: one for name, one in model.dummy_inputs.items() if name in parameters}
+    for name, one in inputs.items():
+        if words and not one.is_floating_point():
+            inputs[name] = one % words
+    return arrays_in(inputs)
 
 
 def _class_of(directory: str) -> Any:
-    """Return the class that a configuration names."""
+    """Return the model class in a directory's configuration."""
     path = os.path.join(directory, "config.json")
     try:
         with open(path, encoding="utf-8") as file:
@@ -108,7 +103,7 @@ def _class_of(directory: str) -> Any:
 
 
 def _misfit_findings(loading_info: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield what transformers left as it was made up, or left out."""
+    """Yield a finding for each weight that transformers initialised at random, or ignored."""
     for key in sorted(loading_info["missing_keys"]):
         yield missing_finding(key)
     for key, theirs, own in sorted(loading_info["mismatched_keys"]):

@@ -31,21 +31,14 @@ class Last(BaseException):
     """What ``except Exception`` doesn't catch."""
 
 
-class Fake(Loaded):
-    """A model that doubles, after it did what its job says."""
+def _loaded(act: Callable[[], None]) -> Loaded:
+    """Return a model that doubles, after an action."""
 
-    detail = "Fake 1.0"
-    versions: Mapping[str, str] = {}
-
-    def __init__(self, act: Callable[[], None]) -> None:
-        self._act = act
-
-    def inputs(self) -> tuple[InputSpec, ...]:
-        return (InputSpec("x", (2, 3)),)
-
-    def run(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        self._act()
+    def run(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        act()
         return {"output": np.asarray(inputs["x"]) * 2}
+
+    return Loaded(detail="Fake 1.0", versions={}, run=run, inputs=(InputSpec("x", (2, 3)),))
 
 
 def _raises(failure: BaseException) -> Callable[[], None]:
@@ -212,7 +205,7 @@ def _load(job: PredictionJob) -> Loaded:
     when, act = job.options["when"], ACTS[job.options["act"]]
     if when == "load":
         act()
-    return Fake(act if when == "predict" else ACTS["nothing"])
+    return _loaded(act if when == "predict" else ACTS["nothing"])
 
 
 LOADERS: Mapping[str, Callable[[PredictionJob], Loaded]] = {"fake": _load}

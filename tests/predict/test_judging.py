@@ -18,20 +18,9 @@ from ckpttool.predict.request import InputSpec, PredictionJob, PredictionRequest
 Run = Callable[[Arrays], Arrays]
 
 
-class Model(Loaded):
-    """A function with one input."""
-
-    detail, versions = "a function", {}
-
-    def __init__(self, run: Run, shape: tuple[int | None, ...] = (2,)) -> None:
-        self._run = run
-        self._shape = shape
-
-    def inputs(self) -> tuple[InputSpec, ...]:
-        return (InputSpec("x", self._shape),)
-
-    def run(self, inputs: Arrays) -> Arrays:
-        return self._run(inputs)
+def loaded(run: Run, shape: tuple[int | None, ...]) -> Loaded:
+    """Return a function with one input as a model."""
+    return Loaded(detail="a function", versions={}, run=run, inputs=(InputSpec("x", shape),))
 
 
 def judged(
@@ -42,7 +31,7 @@ def judged(
 ) -> tuple[str, list[tuple[str, str]]]:
     """Return what is told of a model, and the findings: codes and messages."""
     job = PredictionJob(path="m", framework="none", loader="none", request=PredictionRequest(**options))
-    detail, findings = predict(Model(run, shape), job, lambda: Model(load() if load else run, shape))
+    detail, findings = predict(loaded(run, shape), job, lambda: loaded(load() if load else run, shape))
     return detail, [(one.code, one.message) for one in findings]
 
 

@@ -18,9 +18,8 @@ import pytest
 
 from ckpttool import Finding, MissingPackage
 from ckpttool.core.report import note
-from ckpttool.predict.processes import family
 from ckpttool.predict.request import PredictionJob, PredictionRequest
-from ckpttool.predict.run import FRAMEWORKS, Answer, Framework, PredictionChild, StageResult
+from ckpttool.predict.run import FRAMEWORKS, Answer, Framework, PredictionChild, StageResult, family
 from tests.support.predictions import done_here
 from tests.support.thorough import sampled
 

@@ -80,6 +80,7 @@ def done(order):
     """Do one job, and return what a child would tell, with what was asked for."""
     job = from_json(order)
     module = import_module(FRAMEWORKS[job.framework].module)
+    import_module(FRAMEWORKS[job.framework].package)
     if job.framework == "paddle":
         module.paddle.disable_static()
     asked.clear()

@@ -90,6 +90,7 @@ def done_here(job: PredictionJob) -> Told:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a child's go to its stderr
         module = import_module(FRAMEWORKS[job.framework].module)
+        import_module(FRAMEWORKS[job.framework].package)
         child.answer(module, job, answers)
     return _read(map(json.loads, answers.getvalue().splitlines()))
 
