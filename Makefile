@@ -36,7 +36,7 @@ check: $(VENV)/.test     ## formatting, lint, types, layers
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m tests.whole_programs 198
+	$(BIN)/python -m tests.whole_programs 199
 
 bench: $(VENV)/.test     ## speed and memory against the peers; AGAINST=REV: against an earlier commit; ARGS=quick
 	$(BIN)/python -m compileall -q ckpttool tests/benchmarks

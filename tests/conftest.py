@@ -20,7 +20,6 @@ from tests.support.schemas import require_valid
 from tests.support.stores import S3Bucket, WebServer, client_of, environment, serve_apart, web_server
 
 pytest_plugins = ["tests.support.golden", "tests.support.slowest"]
-pytest.register_assert_rewrite("ckpttool.testing")
 # How long an example takes says something of the machine, and nothing of the code.
 _ALWAYS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", _ALWAYS, max_examples=40)

@@ -1,27 +1,29 @@
-"""The contract suite: what every format promises, as tests that a format earns by one subclass.
+"""The contract suite: tests that a format passes by one subclass of ``FormatContract``.
 
 ::
-
-    import pytest
-
-    pytest.register_assert_rewrite("ckpttool.testing")  # in conftest.py, for readable failures
 
     class TestMyFormat(FormatContract):
         format = "my-format"
         fixtures = sorted(Path("fixtures").glob("*.mine"))
 
-Beside each fixture, which is a file or a directory, lies ``<fixture>.expected.json``: what the framework
-that wrote it says it holds. Its keys are ``format``, ``variant``, ``tensors`` (``path``, ``dtype``,
-``shape``, ``sha256`` of the elements in C order, little-endian), and if known ``values``, ``training``,
-``parameters``, ``granularity`` and ``ties``.
+A fixture is a file or a directory, with ``<fixture>.expected.json`` beside it: the values that the framework
+which wrote it reports. ``write_truth`` writes it from arrays. Its keys are ``format``, ``variant``,
+``tensors`` (``path``, ``dtype``, ``shape``, ``sha256`` of the elements in C order, little-endian), and if
+known ``values``, ``training``, ``parameters``, ``granularity`` and ``ties``.
 
-Importing this module needs pytest; nothing else in ckpttool imports it.
+This package needs pytest; no other package of ckpttool imports it.
 """
 
 from __future__ import annotations
 
-from ckpttool.testing.contract import FormatContract
-from ckpttool.testing.damage import (
+import pytest
+
+pytest.register_assert_rewrite(
+    "ckpttool.testing.contract", "ckpttool.testing.damage", "ckpttool.testing.reads"
+)
+
+from ckpttool.testing.contract import FormatContract  # noqa: E402 - its assertions are rewritten
+from ckpttool.testing.damage import (  # noqa: E402
     Outcome,
     copied,
     files_of,
@@ -32,8 +34,16 @@ from ckpttool.testing.damage import (
     overwritten,
     places,
 )
-from ckpttool.testing.reads import no_file_left_open, open_files, recorded_reads
-from ckpttool.testing.truth import Description, Truth, described, digest, expected_digests, read_truth
+from ckpttool.testing.reads import no_file_left_open, open_files, recorded_reads  # noqa: E402
+from ckpttool.testing.truth import (  # noqa: E402
+    Description,
+    Truth,
+    described,
+    digest,
+    expected_digests,
+    read_truth,
+    write_truth,
+)
 
 __all__ = [
     "Description",
@@ -55,4 +65,5 @@ __all__ = [
     "places",
     "read_truth",
     "recorded_reads",
+    "write_truth",
 ]

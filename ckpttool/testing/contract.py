@@ -1,4 +1,4 @@
-"""The suite itself: one class, of which a format's tests are a subclass."""
+"""The contract suite: a class of tests, with a subclass for each format."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from typing import ClassVar
 import pytest
 
 from ckpttool.core.checkpoint import Checkpoint, TrainingState
-from ckpttool.core.errors import CheckpointError
+from ckpttool.core.errors import CheckpointError, UsageError
 from ckpttool.core.result import dumps, finite
 from ckpttool.core.tensor import Extent, Tensor
 from ckpttool.formats import detect, open_checkpoint
 from ckpttool.formats.interface import Probe
+from ckpttool.formats.writer import WRITABLE
+from ckpttool.ops.convert import convert
 from ckpttool.ops.verdict import Safety
 from ckpttool.ops.verify import verify
 from ckpttool.runs.inspecting import inspect
@@ -57,26 +59,25 @@ from ckpttool.testing.truth import (
 BLOCK_LIMITS = (1, 16, 100, 1 << 12)
 SMALLEST_BLOCK = 16
 SMALL = 2400
-"""Tensors of up to so many bytes are read in blocks of each size."""
+"""Limit on tensors that are read in blocks of each size, in bytes."""
 FOOTER_BYTES = 48
-"""How many last bytes of any file recognising it looks at: where some formats have their magic number."""
+"""Last bytes of a file that detection may read: some formats have their magic number there."""
 
 NAN_SAMPLES = 12
-"""In how many tensors of a fixture, about, a NaN is put; fewer if fewer places are damaged."""
+"""Approximate number of tensors of a fixture that get a NaN; fewer if fewer places are damaged."""
 
 
 class FormatContract:
-    """What every format promises.
+    """The promises of every format, as tests.
 
-    Everything is read from where ``place`` says, so that a suite can run over a store: it overrides ``place``
-    and ``content``.
+    To run the suite over a store, override ``place`` and ``content``.
 
     Attributes:
-        format: Name of the format, as ``Checkpoint.format`` has it.
+        format: Name of the format, as in ``Checkpoint.format``.
         fixtures: Checkpoints that a framework wrote.
         invalid: Fixtures that ``verify`` must refuse, by file name, with the code of one finding.
-        suspected: File names of fixtures whose safety nobody can know: they name a user's own classes.
-        damages: At how many places each fixture is damaged; fewer do where opening it takes long.
+        suspected: File names of fixtures of unknown safety, which name a user's own classes.
+        damages: Number of places to damage in each fixture; reduce it if opening one takes long.
     """
 
     format: ClassVar[str]
@@ -92,35 +93,32 @@ class FormatContract:
             metafunc.parametrize("path", fixtures, ids=[path.name for path in fixtures])
 
     def place(self, path: Path) -> str:
-        """Return where a fixture, or a copy of one as it is now, is read from: a path, or a store's URL.
-
-        A suite over a store uploads it.
-        """
+        """Return the path or URL to read a fixture or a copy of one from; a suite over a store uploads it."""
         return str(path)
 
     def content(self, file: str) -> bytes:
-        """Return the bytes of a file, by its path in a checkpoint, read with nothing of ckpttool."""
+        """Return the bytes of a file of a checkpoint by its path, read without ckpttool."""
         return Path(file).read_bytes()
 
     @staticmethod
     def covered(checkpoint: Checkpoint) -> Iterable[Extent]:
-        """Yield the bytes of which none may change unnoticed: those that a checksum stands for."""
+        """Yield the byte ranges with a checksum, of which no byte may change unnoticed."""
         return (span.extent for span in checkpoint.spans() if span.crc32 is not None)
 
     @staticmethod
     def expected(truth: Truth) -> Description:
-        """Return dtype and shape of each tensor, by path, from what the framework tells."""
+        """Return the expected dtype and shape of each tensor by path."""
         return {
             tuple(tensor["path"]): (tensor["dtype"], tuple(tensor["shape"])) for tensor in truth["tensors"]
         }
 
     @staticmethod
     def expected_nbytes(tensor: Tensor) -> int:
-        """Return how many bytes the elements of a tensor take, by its dtype and shape."""
+        """Return the number of bytes of a tensor's elements, from its dtype and shape."""
         return (math.prod(tensor.shape) * tensor.dtype.bits + 7) // 8
 
     def test_contract(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """All promises about an intact checkpoint."""
+        """Check all promises about an intact checkpoint."""
         place, truth = self.place(path), read_truth(path)
         with no_file_left_open():
             self._check_opening(place, monkeypatch)
@@ -137,15 +135,15 @@ class FormatContract:
             self._check_json(place)
 
     def _check_opening(self, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """One format recognises it, and opening it reads no value.
+        """Check that exactly one format recognises it, and that opening reads no value.
 
-        Recognising may look at the first and last bytes of any file.
+        Detection may read the first and last bytes of any file.
         """
         probe = Probe(place)
         found = detect(probe)
         assert found is not None, "no format recognises it"
         with recorded_reads(monkeypatch) as reads, found.open(probe) as checkpoint:
-            # The parts of a set are recognised while it is opened, by their last bytes among others.
+            # The parts of a set are detected while it is opened, some by their last bytes.
             sizes = {file: len(self.content(file)) for file in {read.file for read in reads}}
             at_open = [read for read in reads if read.offset < sizes[read.file] - FOOTER_BYTES]
             for extent in filter(None, (tensor.storage or tensor.extent for tensor in checkpoint.tensors)):
@@ -181,16 +179,16 @@ class FormatContract:
         state = {key: value for key, value in truth.get("training", {}).items() if key in known}
         assert {key: getattr(training, key) for key in state} == state
         metrics = truth.get("training", {}).get("metrics", {})
-        # A metric that is stored in 32 bits is told with the digits that those have.
+        # A metric in 32 bits has fewer digits.
         assert {key: training.metrics.get(key) for key in metrics} == pytest.approx(metrics, rel=1e-6)
         if truth.get("parameters") is not None:
-            # Keras counts buffers among its parameters, and so do the expected values of all formats.
+            # Keras counts buffers as parameters, and so do the expected values of all formats.
             assert checkpoint.parameters + checkpoint.buffers == truth["parameters"]
         if truth.get("granularity") is not None:
             assert checkpoint.granularity.value == truth["granularity"]
 
     def _check_tensors(self, checkpoint: Checkpoint, truth: Truth) -> None:
-        """Dtypes, shapes and values are the framework's, in whatever way they are read."""
+        """Check dtypes, shapes and values, read whole, as arrays and in blocks."""
         assert described(checkpoint) == self.expected(truth)
         digests: dict[tuple[str | int, ...], str] = {}
         contents: dict[str, bytes] = {}
@@ -205,7 +203,7 @@ class FormatContract:
                     assert array.shape == tensor.shape, tensor.name
                     assert array.tobytes() == elements, tensor.name
             if tensor.extent is not None:
-                # The bytes where it says that it lies are read past the code under test.
+                # The bytes of the extent are read without the code under test.
                 extent = tensor.extent
                 if extent.file not in contents:
                     contents[extent.file] = self.content(extent.file)
@@ -255,17 +253,40 @@ class FormatContract:
         assert verification.safety is expected, verification.findings
 
     def _check_json(self, place: str) -> None:
-        """What is written of it as JSON says the same when it is read again."""
+        """Check that the document of ``inspect`` is valid JSON."""
         document = inspect(place).document()
         text = dumps(document)
         assert next(iter(document)) == "schema"
         assert json.loads(text, parse_constant=refuse) == finite(document)
         text.encode()
 
+    def test_conversion(self, path: Path, tmp_path: Path) -> None:
+        """Check that conversions keep all values or are refused: to safetensors, and back if there is a writer."""
+        expected = expected_digests(read_truth(path))
+        converted = self._converted(
+            self.place(path), tmp_path / "converted.safetensors", "safetensors", expected
+        )
+        if converted is not None and self.format in WRITABLE:
+            self._converted(converted, tmp_path / "back", self.format, expected)
+
+    def _converted(
+        self, place: str, target: Path, format: str, expected: Mapping[tuple[str | int, ...], str]
+    ) -> str | None:
+        """Return the path of a converted checkpoint with the expected values; None if it is refused."""
+        try:
+            made = convert(place, target, to=format).target
+        except (CheckpointError, UsageError):
+            assert not target.exists()
+            return None
+        with open_checkpoint(made) as checkpoint:
+            digests = {tensor.path: digest(tensor) for tensor in checkpoint.tensors}
+        assert digests.items() >= expected.items()
+        return made
+
     # Damage -----------------------------------------------------------------------------------------
 
     def test_damage(self, path: Path, tmp_path: Path) -> None:
-        """A copy is damaged at one place at a time."""
+        """Check a copy with damage at one place at a time."""
         copy, truth = copied(path, tmp_path), read_truth(path)
         with open_checkpoint(copy) as checkpoint:
             tensors = [(tensor, tensor.extent) for tensor in checkpoint.tensors if tensor.extent is not None]
@@ -280,7 +301,7 @@ class FormatContract:
                 )
 
     def _check_nans(self, copy: Path, tensors: Sequence[tuple[Tensor, Extent]]) -> None:
-        """The last element of each tensor that lies in one piece becomes a NaN, one tensor at a time."""
+        """Check that a NaN in the last element of a contiguous tensor is found, one tensor at a time."""
         for tensor, extent in tensors[:: max(1, len(tensors) // min(NAN_SAMPLES, self.damages))]:
             nan = nan_of(tensor)
             if nan is None or not tensor.size:
@@ -291,7 +312,7 @@ class FormatContract:
             assert tensor.name in names or tensor.shares_with in names, (tensor.name, found)
 
     def _check_truncation(self, copy: Path, truth: Truth, file: Path, offsets: list[int]) -> None:
-        """A cut file is an error, is invalid, or lacks nothing that matters."""
+        """Check that a truncated file is an error, is invalid, or still has all tensors."""
         whole = file.read_bytes()
         for nbytes in reversed(offsets):
             os.truncate(file, nbytes)
@@ -301,7 +322,7 @@ class FormatContract:
         file.write_bytes(whole)
 
     def _check_flipped_bits(self, copy: Path, file: Path, offsets: list[int], covered: list[Extent]) -> None:
-        """Where a checksum stands for a byte, no flipped bit stays unseen; elsewhere nothing breaks."""
+        """Check that a flipped bit is found if a checksum covers it, and breaks no reader anywhere."""
         chance = random.Random(file.name)
         for offset in offsets:
             bit = chance.randrange(8)
@@ -315,14 +336,14 @@ class FormatContract:
         return outcome_of(self.place(path), damage)
 
     def _holds(self, path: Path, truth: Truth) -> bool:
-        """Tell whether a checkpoint holds exactly the tensors that the framework tells of."""
+        """Return whether a checkpoint holds exactly the expected tensors."""
         expected = expected_digests(truth)
         with open_checkpoint(self.place(path)) as checkpoint:
             digests = {tensor.path: digest(tensor) for tensor in checkpoint.tensors}
             return digests.items() >= expected.items() and described(checkpoint) == self.expected(truth)
 
     def _places(self, path: Path, extents: Sequence[Extent]) -> list[tuple[Path, list[int]]]:
-        """Return each file of a checkpoint with the offsets at which it is damaged."""
+        """Return each file of a checkpoint with the offsets to damage."""
         offsets, files = [], files_of(path)
         for file in files:
             edges = {

@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged, one place at a time, and what comes of it."""
+"""Damage to copies of checkpoints, one place at a time, and its outcome."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ckpttool.ops.verdict import Verification
 from ckpttool.ops.verify import verify
 
 DAMAGES = 120
-"""At how many places a file is damaged, or all files of a directory together: half of them where ranges that
-are scanned begin and end, and at the file's ends. The others are drawn by the file's name and size, so that
-fixtures of one format are damaged at different ones."""
+"""Number of places to damage in a file, or in all files of a directory together: half of them at the edges of
+scanned ranges and at the ends of the file, the others at random. The file's name and size are the seed, to
+damage fixtures of one format at different places."""
 EVERY_BYTE = 4
-"""A file of up to so many bytes for each of its places is damaged at every byte."""
+"""A file is damaged at every byte if it has at most this many bytes for each place."""
 EDGE = 32
 SECONDS = 20.0
-"""The most that one damaged file may take; what is bounded takes milliseconds."""
+"""Time limit for one damaged file; a bounded reader takes milliseconds."""
 
 Outcome = Verification | CheckpointError
 
@@ -38,12 +38,12 @@ def copied(path: Path, into: Path) -> Path:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return a checkpoint's files: itself, or all in its directory."""
+    """Return the files of a checkpoint: itself, or all in its directory."""
     return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
 
 
 def places(file: Path, edges: set[int], damages: int = DAMAGES) -> list[int]:
-    """Return the offsets at which a file is damaged: all of a small one; edges and others of a larger."""
+    """Return the offsets to damage in a file: all of a small one, edges and others of a larger one."""
     size = file.stat().st_size
     if size <= EVERY_BYTE * damages:
         return list(range(size))
@@ -56,7 +56,7 @@ def places(file: Path, edges: set[int], damages: int = DAMAGES) -> list[int]:
 
 @contextmanager
 def flipped(file: Path, offset: int, bit: int) -> Iterator[None]:
-    """Flip one bit of a file, and flip it back."""
+    """Flip one bit of a file, and restore it."""
     with open(file, "r+b", buffering=0) as stream:
         stream.seek(offset)
         (byte,) = stream.read(1)
@@ -69,7 +69,7 @@ def flipped(file: Path, offset: int, bit: int) -> Iterator[None]:
 
 @contextmanager
 def overwritten(file: Path, offset: int, data: bytes) -> Iterator[None]:
-    """Write bytes over those of a file, and put these back."""
+    """Overwrite bytes of a file, and restore them."""
     with open(file, "r+b", buffering=0) as stream:
         stream.seek(offset)
         before = stream.read(len(data))
@@ -81,7 +81,7 @@ def overwritten(file: Path, offset: int, data: bytes) -> Iterator[None]:
 
 
 def nan_of(tensor: Tensor) -> bytes | None:
-    """Return the bytes of a NaN of a tensor's type as its file holds it; None where there is none."""
+    """Return the stored bytes of a NaN of a tensor's dtype; None if it has none."""
     code = tensor.dtype.float_code
     if code is None or tensor.dtype.bits < 8:
         return None
@@ -89,10 +89,10 @@ def nan_of(tensor: Tensor) -> bytes | None:
 
 
 def outcome_of(path: Path | str, damage: str) -> Outcome:
-    """Return the verdict on a damaged checkpoint, or the error that says why there is none.
+    """Return the verdict on a damaged checkpoint, or the ``CheckpointError`` instead of one.
 
     Raises:
-        AssertionError: Anything else came out of it, or it took too long.
+        AssertionError: Another exception was raised, or it took too long.
     """
     started = time.monotonic()
     try:
@@ -107,5 +107,5 @@ def outcome_of(path: Path | str, damage: str) -> Outcome:
 
 
 def is_valid(outcome: Outcome) -> bool:
-    """Tell whether a verdict is that nothing is wrong."""
+    """Return whether the outcome is a verdict without errors."""
     return isinstance(outcome, Verification) and outcome.is_valid

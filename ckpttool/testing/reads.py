@@ -1,4 +1,4 @@
-"""Bytes of files, read with nothing of ckpttool, and what ckpttool reads and leaves open."""
+"""Records of the reads of ckpttool and of its open files, and independent reads to compare with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DESCRIPTORS = Path("/proc/self/fd")
 
 
 def in_little_endian(raw: bytes, tensor: Tensor) -> bytes:
-    """Return elements as they lie in a file as little-endian ones."""
+    """Return the stored bytes of a tensor in little-endian order."""
     word = tensor.dtype.word_bytes
     if tensor.byteorder == "little" or word == 1:
         return raw
@@ -28,7 +28,7 @@ def in_little_endian(raw: bytes, tensor: Tensor) -> bytes:
 
 @contextmanager
 def recorded_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Extent]]:
-    """Record every read of a file or an object, as ``Source`` is asked for it."""
+    """Record every read of a file or an object by ``Source``."""
     reads: list[Extent] = []
 
     def record_reads_by(source: type[Source]) -> None:
@@ -47,40 +47,41 @@ def recorded_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Extent]]:
 
 
 def lies_inside(read: Extent, extent: Extent) -> bool:
-    """Tell whether a read touched nothing but an extent: no structure around it explains it."""
+    """Return whether a read covers only bytes of an extent, so that no structure around it explains it."""
     is_below = extent.offset <= read.offset and read.end <= extent.end
     return read.nbytes > 0 and read.file == extent.file and is_below
 
 
 def is_inside(offset: int, extents: list[Extent]) -> bool:
-    """Tell whether an offset lies in one of the extents, which are sorted and apart."""
+    """Return whether an offset is in one of the extents, which are sorted and disjoint."""
     index = bisect_right([extent.offset for extent in extents], offset) - 1
     return index >= 0 and offset < extents[index].end
 
 
 def is_same(file: str, other: Path) -> bool:
-    """Tell whether two paths are one file."""
+    """Return whether two paths are the same file."""
     return Path(file).resolve() == other.resolve()
 
 
 @contextmanager
 def no_file_left_open() -> Iterator[None]:
-    """Require that no file is open afterwards that was not before, where the system tells."""
+    """Require that no more files are open afterwards than before, if the system lists them."""
     before = open_files()
     yield
     assert not open_files() - before
 
 
 def open_files() -> frozenset[tuple[int, int, int]]:
-    """Return the regular files that this process has open: descriptor, device, inode, where the system tells.
+    """Return descriptor, device and inode of each regular file that this process has open.
 
-    Pipes don't count: the process that reads HDF5 stays for the next file.
+    Pipes don't count, since the process that reads HDF5 is kept for the next file. If the system doesn't list
+    open files, it is empty.
     """
     files = set()
     for name in os.listdir(_DESCRIPTORS) if _DESCRIPTORS.exists() else ():
         try:
             status = os.fstat(int(name))
-        except OSError:  # that of the listing itself, closed again
+        except OSError:  # the descriptor of the listing itself, closed by now
             continue
         if stat.S_ISREG(status.st_mode):
             files.add((int(name), status.st_dev, status.st_ino))

@@ -1,4 +1,4 @@
-"""What the framework that wrote a fixture says about it."""
+"""Expected values of a fixture, from the framework that wrote it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,48 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.tensor import Tensor
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Truth = Mapping[str, Any]
 Description = dict[tuple[str | int, ...], tuple[str, tuple[int, ...]]]
 
 
 def read_truth(path: Path) -> Truth:
-    """Return what the framework says about a fixture."""
-    text = path.with_name(f"{path.name}.expected.json").read_text(encoding="utf-8")
-    truth: Truth = json.loads(text)
+    """Return the expected values of a fixture."""
+    truth: Truth = json.loads(_truth_of(path).read_text(encoding="utf-8"))
     return truth
+
+
+def write_truth(path: Path, format: str, tensors: Mapping[str, np.ndarray[Any, Any]], **more: object) -> None:
+    """Write the expected values of a fixture.
+
+    Args:
+        path: The fixture.
+        format: Name of the format.
+        tensors: Arrays by name, in the order of the file, as the framework reads them.
+        more: Other keys, such as ``variant`` or ``training``.
+    """
+    rows = [
+        {
+            "path": [name],
+            "dtype": array.dtype.name,
+            "shape": array.shape,
+            "sha256": hashlib.sha256(array.astype(array.dtype.newbyteorder("<")).tobytes()).hexdigest(),
+        }
+        for name, array in tensors.items()
+    ]
+    document = json.dumps({"format": format, **more, "tensors": rows}, indent=2)
+    _truth_of(path).write_text(f"{document}\n", encoding="utf-8")
+
+
+def _truth_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.expected.json")
 
 
 def described(checkpoint: Checkpoint) -> Description:
@@ -28,7 +56,7 @@ def described(checkpoint: Checkpoint) -> Description:
 
 
 def expected_digests(truth: Truth) -> dict[tuple[str | int, ...], str]:
-    """Return the SHA-256 of each tensor's elements, by path, where the framework could tell it."""
+    """Return the SHA-256 of each tensor's elements by path; without tensors that the framework can't read."""
     return {tuple(tensor["path"]): tensor["sha256"] for tensor in truth["tensors"] if tensor["sha256"]}
 
 
@@ -38,5 +66,5 @@ def digest(tensor: Tensor) -> str:
 
 
 def refuse(constant: str) -> NoReturn:
-    """Refuse what is no JSON: NaN and the infinities."""
+    """Fail for NaN and the infinities, which JSON doesn't have."""
     raise AssertionError(f"{constant} is no JSON")
