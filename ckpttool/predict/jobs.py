@@ -1,4 +1,4 @@
-"""Choice of the framework and the loader for a checkpoint: one function a format returns the job.
+"""Choice of the framework and the loader for a checkpoint: one function a format.
 
 It runs in the command's own process, and imports neither NumPy nor a framework.
 """
@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeAlias
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError
@@ -17,6 +17,9 @@ from ckpttool.core.report import has_errors, is_safe
 from ckpttool.core.tensor import Path, Role
 from ckpttool.formats import open_checkpoint
 from ckpttool.predict.request import PredictionJob, PredictionRequest, with_absolute_paths
+
+Choice: TypeAlias = "tuple[str, str, Mapping[str, Any]]"
+"""Name of the framework, name of the loader in its adapter, and arguments for it."""
 
 
 class NotPredictable(Exception):
@@ -32,7 +35,12 @@ def job_for(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob
     choose = _CHOICES.get(checkpoint.format)
     if choose is None:
         raise NotPredictable(f"no framework runs {checkpoint.format}")
-    return with_absolute_paths(choose(checkpoint, request))
+    framework, loader, options = choose(checkpoint, request)
+    options = {**options, "format": checkpoint.format, "variant": checkpoint.variant}
+    job = PredictionJob(
+        path=checkpoint.path, framework=framework, loader=loader, options=options, request=request
+    )
+    return with_absolute_paths(job)
 
 
 # PyTorch and transformers ---------------------------------------------------------------------------
@@ -42,14 +50,14 @@ _MODEL_STATES = "_model_states.pt"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 
 
-def torch_job(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob:
-    """Return the job for a state dict, alone or in a dict, or for a whole module, which runs code."""
+def _torch_choice(checkpoint: Checkpoint, request: PredictionRequest) -> Choice:
+    """Return the loader for a state dict, alone or in a dict, or for a whole module, which runs code."""
     if checkpoint.variant == "deepspeed":
         return _deepspeed(checkpoint, request)
     files = {**_files(checkpoint), **optimizer_path(checkpoint)}
     directory = _pretrained_directory(checkpoint)
     if request.model is None and directory is not None:
-        return job(checkpoint, request, "transformers", "pretrained", directory=directory, **files)
+        return "transformers", "pretrained", {**files, "directory": directory}
     place = state_path(checkpoint, request)
     content: Any = checkpoint.metadata
     for key in place:
@@ -57,10 +65,9 @@ def torch_job(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJ
     if isinstance(content, Mapping) and {"<class>", "modules"} <= content.keys():  # a whole module
         if not request.trust:
             raise NotPredictable("loading a whole-model pickle runs its code: --trust allows it")
-        return job(checkpoint, request, "torch", "module", state_path=place, **files)
+        return "torch", "module", {**files, "state_path": place}
     require_model("a state dict", request)
-    reader = _reader(checkpoint, request)
-    return job(checkpoint, request, "torch", "state", state_path=place, reader=reader, **files)
+    return "torch", "state", {**files, "state_path": place, "reader": _reader(checkpoint, request)}
 
 
 def _reader(checkpoint: Checkpoint, request: PredictionRequest) -> str:
@@ -90,8 +97,8 @@ def _files(checkpoint: Checkpoint) -> Mapping[str, Any]:
     return {"files": files, "in_place": in_place}
 
 
-def _deepspeed(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob:
-    """Return the job for a DeepSpeed checkpoint with the whole model in one file."""
+def _deepspeed(checkpoint: Checkpoint, request: PredictionRequest) -> Choice:
+    """Return the loader for a DeepSpeed checkpoint with the whole model in one file."""
     names = {os.path.basename(file.path): file.path for file in checkpoint.files}
     if any(name.startswith("layer_") for name in names):
         raise NotPredictable(
@@ -105,12 +112,13 @@ def _deepspeed(checkpoint: Checkpoint, request: PredictionRequest) -> Prediction
             "several ranks have parts of the model: zero_to_fp32.py of DeepSpeed makes one file of them"
         )
     require_model("a state dict", request)
-    options = {"files": states, "in_place": _files(checkpoint)["in_place"], "reader": "torch"}
+    in_place = _files(checkpoint)["in_place"]
+    options = {"files": states, "in_place": in_place, "reader": "torch", "state_path": ("module",)}
     if checkpoint.metadata.get("optimizer") is not None:
         options["optimizer_key"] = "optimizer"
     else:
         options["optimizer_lacking"] = "DeepSpeed divided the optimizer's state among its ranks"
-    return job(checkpoint, request, "torch", "state", state_path=("module",), **options)
+    return "torch", "state", options
 
 
 def _pretrained_directory(checkpoint: Checkpoint) -> str | None:
@@ -124,14 +132,14 @@ def _pretrained_directory(checkpoint: Checkpoint) -> str | None:
     return directory if is_named and os.path.isfile(os.path.join(directory, "config.json")) else None
 
 
-def torchscript_job(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob:
+def _torchscript_choice(checkpoint: Checkpoint, request: PredictionRequest) -> Choice:
     if checkpoint.variant == "lite":
         raise NotPredictable("a lite interpreter's file runs on mobile runtimes alone")
-    return job(checkpoint, request, "torch", "torchscript")
+    return "torch", "torchscript", {}
 
 
-def export_job(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob:
-    return job(checkpoint, request, "torch", "export")
+def _export_choice(checkpoint: Checkpoint, request: PredictionRequest) -> Choice:
+    return "torch", "export", {}
 
 
 # TensorFlow and Keras -------------------------------------------------------------------------------
@@ -141,33 +149,32 @@ _REFERENCES = frozenset({"Variable", "VariableV2"})
 """Operations for reference variables, which work only in a session of TensorFlow 1."""
 
 
-def savedmodel_job(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob:
+def _savedmodel_choice(checkpoint: Checkpoint, request: PredictionRequest) -> Choice:
     graphs: Any = checkpoint.metadata["meta_graphs"]
     to_serve = [one for one in graphs if len(graphs) == 1 or one["tags"] == ["serve"]]
     served: Mapping[str, Any] = to_serve[0] if to_serve else {}
     if _REFERENCES.isdisjoint(served.get("ops", ())):
-        return job(checkpoint, request, "tensorflow", "savedmodel")
-    options = {"tags": served["tags"], "has_init": served["init_op"]}
-    return job(checkpoint, request, "tensorflow", "session", **options)
+        return "tensorflow", "savedmodel", {}
+    return "tensorflow", "session", {"tags": served["tags"], "has_init": served["init_op"]}
 
 
-def tensorflow_job(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob:
+def _tensorflow_choice(checkpoint: Checkpoint, request: PredictionRequest) -> Choice:
     require_model("a checkpoint of variables", request)
     keys = {tensor.key or "/".join(map(str, tensor.path)): tensor for tensor in checkpoint.tensors}
     names = {key: tensor.name for key, tensor in keys.items()}
     roles = {key: tensor.role.value for key, tensor in keys.items()}
-    return job(checkpoint, request, "tensorflow", "variables", names=(names, roles))
+    return "tensorflow", "variables", {"names": (names, roles)}
 
 
-def keras_job(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob:
-    return job(checkpoint, request, _keras_package(checkpoint), "model", **_keras_counts(checkpoint))
+def _keras_choice(checkpoint: Checkpoint, request: PredictionRequest) -> Choice:
+    return _keras_package(checkpoint), "model", _keras_counts(checkpoint)
 
 
-def keras_h5_job(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob:
+def _keras_h5_choice(checkpoint: Checkpoint, request: PredictionRequest) -> Choice:
     if checkpoint.variant == "model":
-        return keras_job(checkpoint, request)
+        return _keras_choice(checkpoint, request)
     require_model("a file of weights", request)
-    return job(checkpoint, request, _keras_package(checkpoint), "weights", **_keras_counts(checkpoint))
+    return _keras_package(checkpoint), "weights", _keras_counts(checkpoint)
 
 
 def _keras_counts(checkpoint: Checkpoint) -> Mapping[str, Any]:
@@ -185,7 +192,7 @@ def _keras_package(checkpoint: Checkpoint) -> str:
 # Paddle ---------------------------------------------------------------------------------------------
 
 
-def fluid_job(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob:
+def _fluid_choice(checkpoint: Checkpoint, request: PredictionRequest) -> Choice:
     if checkpoint.variant != "inference":
         raise NotPredictable("these are variables without a program; only a saved inference model can be run")
     program = os.path.join(checkpoint.path, "__model__")
@@ -194,18 +201,18 @@ def fluid_job(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJ
     combined = os.path.basename(held[0]) if len(held) == 1 else None
     combined = None if combined in names else combined  # a variable's own file has its name
     options = {"program": program, "directory": checkpoint.path, "combined": combined}
-    return job(checkpoint, request, "paddle", "inference", **options)
+    return "paddle", "inference", options
 
 
-def paddle_job(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob:
+def _paddle_choice(checkpoint: Checkpoint, request: PredictionRequest) -> Choice:
     if checkpoint.variant == "tensors":
         raise NotPredictable("there is no program that says what the tensors are for")
     if checkpoint.variant == "inference":
         held = [file.path for file in checkpoint.files if file.path.endswith(".pdiparams")]
         program = next(file.path for file in checkpoint.files if file.path not in held)
         combined = os.path.basename(held[0]) if held else None
-        options = {"program": program, "directory": os.path.dirname(program) or os.curdir}
-        return job(checkpoint, request, "paddle", "inference", combined=combined, **options)
+        directory = os.path.dirname(program) or os.curdir
+        return "paddle", "inference", {"program": program, "directory": directory, "combined": combined}
     if checkpoint.variant == "training" and request.model is None:
         raise NotPredictable("a program that is trained doesn't say what it gives: save_inference_model does")
     require_model("a state dict", request)
@@ -216,7 +223,7 @@ def paddle_job(checkpoint: Checkpoint, request: PredictionRequest) -> Prediction
         raise NotPredictable("an optimizer's state can't be run; --predict goes with its .pdparams")
     optimizer = _paddle_optimizer(checkpoint, os.path.splitext(pickles[0])[0] + ".pdopt", request)
     place = () if checkpoint.variant == "training" else state_path(checkpoint, request)
-    return job(checkpoint, request, "paddle", "parameters", file=pickles[0], state_path=place, **optimizer)
+    return "paddle", "parameters", {**optimizer, "file": pickles[0], "state_path": place}
 
 
 def _paddle_optimizer(checkpoint: Checkpoint, beside: str, request: PredictionRequest) -> Mapping[str, Any]:
@@ -236,16 +243,6 @@ def _paddle_optimizer(checkpoint: Checkpoint, beside: str, request: PredictionRe
 
 
 # Shared by all frameworks ---------------------------------------------------------------------------
-
-
-def job(
-    checkpoint: Checkpoint, request: PredictionRequest, framework: str, loader: str, **options: Any
-) -> PredictionJob:
-    """Return a job with ``options`` for its loader."""
-    options |= {"format": checkpoint.format, "variant": checkpoint.variant}
-    return PredictionJob(
-        path=checkpoint.path, framework=framework, loader=loader, options=options, request=request
-    )
 
 
 def require_model(what: str, request: PredictionRequest) -> None:
@@ -293,17 +290,17 @@ def optimizer_path(checkpoint: Checkpoint) -> Mapping[str, Any]:
 # The table ------------------------------------------------------------------------------------------
 
 
-_CHOICES: Mapping[str, Callable[[Checkpoint, PredictionRequest], PredictionJob]] = {
-    "pytorch": torch_job,
-    "pickle": torch_job,
-    "torch-dcp": torch_job,
-    "safetensors": torch_job,
-    "torchscript": torchscript_job,
-    "torch-export": export_job,
-    "savedmodel": savedmodel_job,
-    "tensorflow": tensorflow_job,
-    "keras": keras_job,
-    "keras-h5": keras_h5_job,
-    "fluid": fluid_job,
-    "paddle": paddle_job,
+_CHOICES: Mapping[str, Callable[[Checkpoint, PredictionRequest], Choice]] = {
+    "pytorch": _torch_choice,
+    "pickle": _torch_choice,
+    "torch-dcp": _torch_choice,
+    "safetensors": _torch_choice,
+    "torchscript": _torchscript_choice,
+    "torch-export": _export_choice,
+    "savedmodel": _savedmodel_choice,
+    "tensorflow": _tensorflow_choice,
+    "keras": _keras_choice,
+    "keras-h5": _keras_h5_choice,
+    "fluid": _fluid_choice,
+    "paddle": _paddle_choice,
 }

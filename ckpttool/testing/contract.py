@@ -261,7 +261,7 @@ class FormatContract:
         text.encode()
 
     def test_conversion(self, path: Path, tmp_path: Path) -> None:
-        """Check that conversions keep all values or are refused: to safetensors, and back if there is a writer."""
+        """Check that a conversion to safetensors, and back with a writer, keeps all values or is refused."""
         expected = expected_digests(read_truth(path))
         converted = self._converted(
             self.place(path), tmp_path / "converted.safetensors", "safetensors", expected

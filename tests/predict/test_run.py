@@ -161,12 +161,14 @@ def test_what_a_prediction_dies_of_is_told() -> None:
 @pytest.mark.parametrize(("act", "when"), [("hang", "load"), ("hang-in-c", "predict")])
 def test_time_runs_out(act: str, when: str) -> None:
     started = time.monotonic()
-    answer = ask(act, when, timeout=1)
+    timeout = 1 if when == "load" else 3  # a busy machine takes a second to load
+    answer = ask(act, when, timeout=timeout)
 
     stage = answer.load if when == "load" else answer.predict
     doing = "loading" if when == "load" else "running"
-    assert [one.message for one in stage.findings] == [f"{doing} it took longer than the 1 s of --timeout"]
-    assert time.monotonic() - started < 4
+    told = f"{doing} it took longer than the {timeout} s of --timeout"
+    assert [one.message for one in stage.findings] == [told]
+    assert time.monotonic() - started < timeout + 3
 
 
 @LINUX
