@@ -152,7 +152,6 @@ class PredictionChild:
         )
         self._lines: queue.Queue[bytes | None] = queue.Queue()
         self._said = [b""]
-        self._phase = "load"
         assert self._process.stdout is not None and self._process.stderr is not None  # both are pipes
         self._reader = _start_thread(_read_answers, self._process.stdout, self._lines)
         self._drainer = _start_thread(_drain, self._process.stderr, self._said)
@@ -173,25 +172,28 @@ class PredictionChild:
         assert self._process.stdin is not None  # a pipe
         # It may be longer than a pipe's buffer, and the child may never read it.
         _start_thread(_write, self._process.stdin, json.dumps(to_json(job)).encode() + b"\n")
-        stages: dict[str, StageResult] = {}
-        while len(stages) < 2:
+        stages: list[StageResult] = []
+        for name in ("load", "predict"):
             try:
                 message = self._next(deadline, job.request)
-                if self._phase == "load" and "broken" in message:
+                if name == "load" and "broken" in message:
                     why = f"importing {self._framework.package} failed: {_clean(message['broken'])}"
                     raise MissingPackage(self._path, why)
-                stages[self._phase] = _parse_stage(message, self._phase)
+                stages.append(_parse_stage(message, name))
             except _ChildEnded as end:
-                finding = self._end_finding(end)
-                stages[self._phase] = StageResult(self._phase, finding.message, (finding,))
-                if self._phase == "load":
-                    stages["predict"] = StageResult("predict", "it was not loaded", is_skipped=True)
+                finding = self._end_finding(end, "loading it" if name == "load" else "running it")
+                stages.append(StageResult(name, finding.message, (finding,)))
                 break
-            self._phase = "predict"
-        return Answer(stages["load"], stages["predict"], self._lines_said())
+        if len(stages) < 2:
+            stages.append(StageResult("predict", "it was not loaded", is_skipped=True))
+        return Answer(stages[0], stages[1], self._lines_said())
 
     def _next(self, deadline: float, request: PredictionRequest) -> dict[str, Any]:
-        """Return the child's next message; raises ``_ChildEnded`` if there will be none."""
+        """Return the child's next message.
+
+        Raises:
+            _ChildEnded: There will be none.
+        """
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -213,8 +215,7 @@ class PredictionChild:
             if request.memory and resident(self._process.pid) > request.memory:
                 raise _ChildEnded("memory", f"{request.memory / (1 << 20):,.0f} MiB")
 
-    def _end_finding(self, end: _ChildEnded) -> Finding:
-        doing = "loading it" if self._phase == "load" else "running it"
+    def _end_finding(self, end: _ChildEnded, doing: str) -> Finding:
         if end.why == "timeout":
             return error("child-timeout", f"{doing} took longer than the {end.limit} of --timeout")
         if end.why == "memory":
