@@ -6,4 +6,5 @@ A ``Checkpoint`` is a mapping of lazy tensors (``tensor``, with their roles), wh
 ``name_patterns``; ``training`` reads the training state from metadata. ``report`` has findings, ``result``
 results and their JSON documents, ``errors`` the tree of errors, ``text`` numbers, sizes and names as users
 read them. ``options`` declares each option of a command once, as a field of a record.
+``name_lists`` reads the lists of names that packages carry.
 """

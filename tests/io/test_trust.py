@@ -21,7 +21,7 @@ from ckpttool.core.report import has_errors
 from tests.security import assembler
 from tests.support.containers import pickles_in
 
-NAMES = Path(under_test.__file__).with_name("names")
+NAMES = Path(under_test.__file__).with_name("lists")
 NOT_PLAIN = {Trust.DANGEROUS, Trust.KNOWN}
 
 

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from ckpttool.formats.content.operator_lists import lines_of
+from ckpttool.core.name_lists import lines_of
 from ckpttool.formats.torch import torch_operators
 from ckpttool.formats.torch.torch_operators import OPERATORS
 
@@ -75,7 +75,7 @@ KEPT = frozenset(
     }
 )
 """Operators that ordinary layers call: what is wrong with them is PyTorch's to mend."""
-LIST = Path(torch_operators.__file__).with_name("names") / "torch_unchecked_ops.txt"
+LIST = Path(torch_operators.__file__).with_name("lists") / "torch_unchecked_ops.txt"
 HEADER = """\
 # Operators of PyTorch that crash, or read or write memory that isn't their tensors', if sizes or indices are
 # wrong, with what was seen, or that took none of the arguments tried: written by

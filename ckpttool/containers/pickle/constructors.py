@@ -1,6 +1,6 @@
 """Evaluates the calls of a pickle in a closed type system: which of them make plain data.
 
-Each constructor that a safe pickle may call is a row of ``names/constructors.txt``, with the kinds of its
+Each constructor that a safe pickle may call is a row of ``lists/constructors.txt``, with the kinds of its
 arguments and the kind of its result. There is no kind for a function, a class instance or a stored name, so
 that no row can be made to call anything. A pickle that makes one of these is not safe, whatever it does with
 it; hence a row looks at its own arguments alone, and never into what they hold.
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from ckpttool.containers.pickle import numpy_types
 from ckpttool.containers.pickle.pickle_nodes import (
+    LISTS,
     Call,
     Global,
     Mapped,
@@ -28,11 +29,11 @@ from ckpttool.containers.pickle.pickle_nodes import (
     Trust,
     is_dunder,
     is_object,
-    lines,
     stranger,
     value_kind,
     words_in,
 )
+from ckpttool.core.name_lists import lines_of
 from ckpttool.core.tensor import Tensor
 
 OPAQUE = "opaque"
@@ -271,7 +272,7 @@ def _parameter(word: str) -> Parameter:
 def constructors() -> dict[tuple[str, str], tuple[Row, ...]]:
     """Return the rows of each constructor, by module and name."""
     table: dict[tuple[str, str], tuple[Row, ...]] = {}
-    for line in lines("constructors.txt"):
+    for line in lines_of(LISTS / "constructors.txt"):
         head, _, parameters = line.partition(":")
         result, module, *names = head.split()
         row = _row(result, parameters.split())

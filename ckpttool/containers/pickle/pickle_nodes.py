@@ -3,7 +3,7 @@
 ``children`` and ``rebuild`` are the algebra of all trees of such nodes: code that walks, folds, compares,
 encodes or edits one uses them to read a node's parts, and to make the same node with other parts.
 
-The lists of names are in ``names/``, with ``#`` before a comment. Only ``values.txt`` and
+The lists of names are in ``lists/``, with ``#`` before a comment. Only ``values.txt`` and
 ``constructors.txt`` make anything safe; the others separate known dangers from unknown names.
 """
 
@@ -18,6 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ckpttool.core.name_lists import lines_of
 from ckpttool.core.readable import Readable
 
 ENTRY = 64
@@ -274,7 +275,7 @@ class Trust(enum.Enum):
     """Another name of the standard library, or one that is shaped to reach behind what it names."""
 
 
-_NAMES = Path(__file__).with_name("names")
+LISTS = Path(__file__).with_name("lists")
 _SCRIPTS = frozenset({"__main__", "__mp_main__"})
 _OWN_ROOTS = _SCRIPTS | {"__torch__"}
 """Modules of the user's whose names have underscores: scripts, and what TorchScript makes of classes."""
@@ -337,24 +338,18 @@ def is_dunder(name: str) -> bool:
 
 @cache
 def _values() -> dict[Name, str]:
-    rows = (line.split() for line in lines("values.txt"))
+    rows = (line.split() for line in lines_of(LISTS / "values.txt"))
     return {(module, name): kind for kind, module, *names in rows for name in names}
 
 
 @cache
 def globals_in(file: str) -> frozenset[Name]:
     """Return the globals of a list: in each line a module, and names in it."""
-    rows = (line.split() for line in lines(file))
+    rows = (line.split() for line in lines_of(LISTS / file))
     return frozenset((module, name) for module, *names in rows for name in names)
 
 
 @cache
 def words_in(file: str) -> frozenset[str]:
     """Return the words of a list, of which a line may hold several."""
-    return frozenset(word for line in lines(file) for word in line.split())
-
-
-def lines(file: str) -> list[str]:
-    """Return a list's entries, without comments and empty lines."""
-    text = (_NAMES / file).read_text(encoding="utf-8")
-    return [line for line in text.splitlines() if line and not line.startswith("#")]
+    return frozenset(word for line in lines_of(LISTS / file) for word in line.split())

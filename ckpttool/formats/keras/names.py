@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ckpttool.core.name_lists import lines_of
+
 _LISTS = Path(__file__).with_name("lists")
 _ROOTS = ("keras", "tf_keras", "tensorflow.keras", "tensorflow.python.keras")
 
 
 def _names(file: str) -> frozenset[str]:
-    lines = (_LISTS / file).read_text(encoding="utf-8").splitlines()
-    return frozenset(line for line in lines if not line.startswith("#"))
+    return frozenset(lines_of(_LISTS / file))
 
 
 CLASSES = _names("classes.txt")

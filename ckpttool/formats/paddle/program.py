@@ -15,9 +15,9 @@ from ckpttool.containers.lodtensor import ELEMENTS, parse_description
 from ckpttool.containers.protobuf import BYTES, VARINT, Field, fields
 from ckpttool.core.dtypes import DType
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
+from ckpttool.core.name_lists import OperatorLists
 from ckpttool.core.readable import Readable
 from ckpttool.core.report import Finding, error
-from ckpttool.formats.content.operator_lists import OperatorLists
 from ckpttool.formats.paddle.computation import describe_program, program_steps
 from ckpttool.formats.paddle.operators import kinds_by_operator, operators_in
 
@@ -33,7 +33,7 @@ LOD_TENSOR, _SELECTED_ROWS = 7, 8
 
 FILE_SETTINGS = frozenset({"file_path", "filename", "output_dir"})
 """Which attributes of operators name a file."""
-OPERATORS = OperatorLists(Path(__file__).with_name("names"), "paddle")
+OPERATORS = OperatorLists(Path(__file__).with_name("lists"), "paddle")
 
 
 class ProgramVariable(NamedTuple):

@@ -18,10 +18,11 @@ from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
+from ckpttool.core.name_lists import lines_of
 from ckpttool.core.report import Severity
 from ckpttool.formats.savedmodel.walk import MAX_NAME, Message
 
-_NAMES = Path(__file__).with_name("names")
+_LISTS = Path(__file__).with_name("lists")
 _TEXT, _TENSOR = 2, 8  # fields of AttrValue
 _STRING = 7  # the number of the type of strings
 _IN_GRAPH, _IN_FUNCTION = 1, 3  # the fields of GraphDef and FunctionDef that hold nodes
@@ -30,16 +31,10 @@ _TERMINALS = frozenset({b"", b"stderr", b"stdout", b"log(info)", b"log(warning)"
 _IN_MEMORY = re.compile(rb"$|local://$|bytes://", re.DOTALL)
 
 
-def lines_of(file: str) -> list[str]:
-    """Return a list's entries, without comments and empty lines."""
-    text = (_NAMES / file).read_text(encoding="utf-8")
-    return [line for line in text.splitlines() if line and not line.startswith("#")]
-
-
 @cache
 def known_ops() -> dict[str, frozenset[str]]:
     """Return the names of the outputs of each op of TensorFlow; none of an op that only old ones have."""
-    lines = (line.split() for line in lines_of("tf_ops.txt"))
+    lines = (line.split() for line in lines_of(_LISTS / "tf_ops.txt"))
     return {op: frozenset(outputs) for op, *outputs in lines}
 
 
@@ -50,7 +45,7 @@ def severity_of(op: str) -> Severity | None:
 
 @cache
 def _unsafe() -> tuple[tuple[Severity, str], ...]:
-    pairs = (line.split() for line in lines_of("tf_unsafe_ops.txt"))
+    pairs = (line.split() for line in lines_of(_LISTS / "tf_unsafe_ops.txt"))
     return tuple((Severity(severity), glob) for severity, glob in pairs)
 
 
@@ -60,7 +55,7 @@ def stateful_ops() -> frozenset[str]:
 
     Source: tensorflow/tensorflow ``core/common_runtime/eval_const_tensor.cc``.
     """
-    return frozenset(lines_of("tf_stateful_ops.txt"))
+    return frozenset(lines_of(_LISTS / "tf_stateful_ops.txt"))
 
 
 # References between nodes ---------------------------------------------------------------------------

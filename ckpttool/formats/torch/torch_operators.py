@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+from ckpttool.core.name_lists import OperatorLists, lines_of
 from ckpttool.core.report import Finding, warning
-from ckpttool.formats.content.operator_lists import OperatorLists, lines_of
 
-_NAMES = Path(__file__).with_name("names")
+_LISTS = Path(__file__).with_name("lists")
 _SHOWN = 8
 
-OPERATORS = OperatorLists(_NAMES, "torch")
+OPERATORS = OperatorLists(_LISTS, "torch")
 CLASSES = "__torch__.torch.classes."
 """What the names of classes in C++ begin with in pickles, before namespace and name."""
 
@@ -37,5 +37,5 @@ def judge_classes(names: Iterable[str], where: str) -> Iterator[Finding]:
 @cache
 def _known_classes() -> dict[str, bool]:
     """Return the known classes, and of each whether it takes settings that it doesn't check."""
-    rows = (line.partition(" ") for line in lines_of(_NAMES / "torch_classes.txt"))
+    rows = (line.partition(" ") for line in lines_of(_LISTS / "torch_classes.txt"))
     return {name: bool(mark) for name, _, mark in rows}

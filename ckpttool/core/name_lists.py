@@ -1,6 +1,6 @@
-"""Lists of a framework's operators: what graphs may call, and what some of them do besides computing.
+"""Lists of names, in the folder ``lists/`` of the package that reads them, and operators judged by them.
 
-An operator that no list knows is a library's own, or a later release's: nobody here knows what it does.
+An operator that no list knows is a library's own, or a later release's, with unknown effects.
 """
 
 from __future__ import annotations
@@ -16,6 +16,12 @@ from ckpttool.core.report import Finding, Severity, warning
 
 _SHOWN = 8
 _LONGEST = 200
+
+
+def lines_of(file: Path) -> list[str]:
+    """Return a list's entries, without comments and empty lines."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
 
 
 @dataclass(frozen=True)
@@ -90,9 +96,3 @@ class OperatorLists:
 def _shown(names: list[str]) -> str:
     more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
-
-
-def lines_of(file: Path) -> list[str]:
-    """Return a list's entries, without comments and empty lines."""
-    lines = file.read_text(encoding="utf-8").splitlines()
-    return [line for line in lines if line and not line.startswith("#")]
