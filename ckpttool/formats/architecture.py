@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint, FileEntry
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.result import document_of
+
+if TYPE_CHECKING:
+    from ckpttool.formats.keras.layer_tree import Layer
 
 _HUB_CONFIG = "config.json"
 _HUB_WEIGHTS = (
@@ -81,23 +84,20 @@ def architecture_of(checkpoint: Checkpoint) -> Architecture:
 
 
 def _from_keras_config(config: object, checkpoint: Checkpoint) -> Architecture:
-    from ckpttool.formats.keras.layers import layer_of
-    from ckpttool.formats.keras.variable_order import weight_names
+    from ckpttool.formats.keras.layer_tree import layer_of
+    from ckpttool.formats.keras.model import weight_names
 
     model = layer_of(config)
     if model is None:
         return UNKNOWN
     paths = {one.name: tuple(one.key.split("/")[1:]) for one in checkpoint.tensors if one.key}
-    return Architecture(model.kind, layers=dict(_keras_layers(model, ())), weights=weight_names(model, paths))
+    return Architecture(model.cls, layers=dict(_keras_layers(model)), weights=weight_names(model, paths))
 
 
-def _keras_layers(model: Any, above: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    from ckpttool.formats.keras.layers import layers_listed_by
-
-    for layer in layers_listed_by(model):
-        name = (*above, layer.name)
-        yield ".".join(name), layer.kind
-        yield from _keras_layers(layer, name)
+def _keras_layers(model: Layer) -> Iterator[tuple[str, str]]:
+    for layer in model.layers:
+        yield ".".join(layer.path), layer.cls
+        yield from _keras_layers(layer)
 
 
 # Graphs ---------------------------------------------------------------------------------------------

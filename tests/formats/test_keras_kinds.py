@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from ckpttool import Role, Tensor
 from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.layers import DoubtReason, LayerKind, LayoutDoubt
-from ckpttool.formats.keras.kinds import kinds_by_group, kinds_by_name, kinds_in
-from ckpttool.formats.keras.layers import layer_of
+from ckpttool.formats.keras.layer_tree import KerasRefusal, layer_of
+from ckpttool.formats.keras.model import KerasModel, Kinds, kinds_of_groups, weight_names
 from tests.support.checkpoints import class_or_facts
 
 UNWIRED = LayerKind("Dense", doubt=DoubtReason(LayoutDoubt.UNWIRED))
@@ -32,9 +34,17 @@ def chain(*nodes: dict[str, Any], name: str = "chain") -> dict[str, Any]:
 
 def kinds_in_model(config: dict[str, Any]) -> dict[str, LayerKind | str]:
     """Return what is told of the layers of a model by its configuration, by their names."""
-    model = layer_of(config)
+    model = KerasModel.of_config(config)
     assert model is not None
-    return {name: class_or_facts(kind) for name, kind in kinds_in(model).items()}
+    kinds = {layer.name: model.kind_of(layer) for layer in model.layer.layers}
+    return {name: class_or_facts(kind) for name, kind in kinds.items() if kind is not None}
+
+
+def kinds_by_name(config: dict[str, Any], tensors: list[Tensor]) -> Kinds:
+    """Return the kinds of weights that are listed by the names of layers."""
+    model = KerasModel.of_config(config)
+    assert model is not None
+    return model.kinds_by_name(tensors)
 
 
 def kinds_of(*nodes: dict[str, Any]) -> dict[str, LayerKind | str]:
@@ -230,6 +240,7 @@ def test_wrappers_are_looked_into_and_strangers_are_not() -> None:
     assert kinds_of({**dense("mine"), "module": "own.layers"}) == {}
     assert kinds_of(plain_layer("Dense", "without_units")) == {}
     assert kinds_of(dense("quantized", config={"dtype": {"class_name": "QuantizedDTypePolicy"}})) == {}
+    assert kinds_of(dense("hostile", config={"dtype": {"class_name": []}})) == {}
     assert kinds_of(dense("adapted", config={"lora_rank": 4})) == {}
 
 
@@ -258,8 +269,10 @@ def test_groups_are_counted_as_keras_counts_them() -> None:
         "foreign": ("layers", "dense_2"),
     }
     found = [tensor(name, key="/" + "/".join((*group, "vars", "0"))) for name, group in groups.items()]
-    assert kinds_by_group(config, groups.values(), found) == dict.fromkeys("abc", LayerKind("Dense"))
-    without = kinds_by_group(None, groups.values(), found)
+    model = KerasModel.of_config(config)
+    assert model is not None
+    assert model.kinds_by_group(groups.values(), found) == dict.fromkeys("abc", LayerKind("Dense"))
+    without = kinds_of_groups(found)
     assert without == dict.fromkeys(groups, UNWIRED)
 
 
@@ -270,7 +283,7 @@ def test_a_group_is_believed_in_lists_of_layers_alone() -> None:
         "/layers/time_distributed/layer/vars/0",
         "/layers/dense",
     ]
-    assert kinds_by_group(None, (), [tensor(str(at), key=key) for at, key in enumerate(keys)]) == {
+    assert kinds_of_groups([tensor(str(at), key=key) for at, key in enumerate(keys)]) == {
         "3": LayerKind("Dense", doubt=DoubtReason(LayoutDoubt.UNWIRED))
     }
 
@@ -297,3 +310,41 @@ def test_which_weights_a_norm_lacks() -> None:
                     scale,
                     center,
                 )
+
+
+def wrapped(kind: str, depth: int, **config: Any) -> dict[str, Any]:
+    """Return an LSTM in wrappers around wrappers."""
+    node: dict[str, Any] = {"class_name": "LSTM", "config": {"name": "lstm", "units": 3, "use_bias": True}}
+    for at in range(depth):
+        node = {"class_name": kind, "config": {"name": f"w{at}", "layer": node, **config}}
+    return node
+
+
+def test_nested_directions_are_not_counted_without_end() -> None:
+    for depth, count in ((1, 6), (2, 12), (40, None)):
+        layer = layer_of(wrapped("Bidirectional", depth))
+        assert layer is not None
+        shapes = layer.weight_shapes()
+        assert (None if shapes is None else len(shapes)) == count
+        model = layer_of(chain(wrapped("Bidirectional", depth)))
+        assert model is not None and weight_names(model, {}) == {}
+        if depth > 1:
+            with pytest.raises(KerasRefusal, match="bidirectional inside another"):
+                layer.weights(("layers", "w"), lambda group, layer: 0)
+    deep = layer_of(wrapped("TimeDistributed", 40))
+    assert deep is not None and deep.weight_shapes() == [(None, 12), (3, 12), (12,)]
+
+
+def test_cells_that_are_no_list_have_no_order() -> None:
+    for cells in (None, 5, "cells", {}):
+        layer = layer_of({"class_name": "StackedRNNCells", "config": {"name": "s", "cells": cells}})
+        assert layer is not None and layer.weight_shapes() is None
+        with pytest.raises(KerasRefusal, match="not described"):
+            layer.weights(("layers", "s"), lambda group, layer: 1)
+
+
+def test_any_number_of_norms_may_follow_each_other() -> None:
+    norms = [{**NORM, "config": {**NORM["config"], "name": f"b{at}"}} for at in range(30_000)]
+    found = kinds_of(dense("first"), *norms, reshape(4, 4, 5))
+    assert found.pop("first") == LayerKind("Dense", doubt=GIVES)
+    assert set(found.values()) == {LayerKind("BatchNormalization", doubt=GIVES)} and len(found) == 30_000

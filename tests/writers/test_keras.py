@@ -296,7 +296,7 @@ def test_keras_2_is_not_given_the_order_of_keras_3(files: Path, tmp_path: Path) 
 def test_lists_of_names_are_cut_where_an_object_header_ends(tmp_path: Path) -> None:
     from ckpttool.containers.hdf5_writer import Plan, draw
     from ckpttool.formats.keras.layout import names_in
-    from ckpttool.formats.keras.variable_places import chunked_attribute
+    from ckpttool.formats.keras.places import chunked_attribute
 
     names = [f"layer_{at:04}_{'x' * 60}" for at in range(3000)]
     attributes = chunked_attribute("layer_names", names)

@@ -10,7 +10,7 @@ import pytest
 
 from ckpttool import ConvertOptions, UsageError, convert, open_checkpoint
 from ckpttool.formats.keras.config_writer import as_keras_3
-from ckpttool.formats.keras.variable_order import KerasRefusal
+from ckpttool.formats.keras.layer_tree import KerasRefusal
 from tests.support.frameworks import python_with_frameworks
 
 

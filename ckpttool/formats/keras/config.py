@@ -1,4 +1,4 @@
-"""Safety findings for a Keras configuration: classes, functions and code at any depth.
+"""Findings for a Keras configuration: classes, functions and code at any depth, and unknown arguments.
 
 Code is recognised by the field that a loader decodes, never by how it looks: the decoders are lenient. Texts
 that are configurations are looked into. Nothing is imported or unmarshalled.
@@ -6,8 +6,11 @@ that are configurations are looked into. Nothing is imported or unmarshalled.
 Keras resolves ``module`` and ``class_name``; where Keras 2 finds nothing there, ``registered_name`` in the
 same module. A function has its name in ``config``. A name is harmless if an exact list has it.
 
-Source: Keras ``src/saving/serialization_lib.py``, ``src/layers/core/lambda_layer.py``,
-``src/legacy/saving/serialization.py``; tf_keras the same.
+A configuration has no checksum in HDF5, and its keys are names of arguments: Keras refuses to build a model
+with one that it doesn't know. Only classes of Keras itself are looked at; one's own may take anything.
+
+Source: Keras ``src/saving/serialization_lib.py``, ``src/layers/layer.py``,
+``src/layers/core/lambda_layer.py``, ``src/legacy/saving/serialization.py``; tf_keras the same.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import codecs
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 
 from ckpttool.containers.jsontext import Doubled, parse_json
@@ -24,6 +28,7 @@ from ckpttool.containers.pickle.pickle_nodes import Trust, trust
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.report import Finding, error, warning
 from ckpttool.formats.keras.names import (
+    ARGUMENTS,
     ATTRIBUTES,
     BY_NAME,
     CLASSES,
@@ -94,6 +99,11 @@ def read_config(path: str, text: bytes, what: str = "config") -> Any:
         found = f"the {what} has type {type(config).__name__}"
         raise DamagedCheckpoint(path, found, expected="an object", code=f"{what}-not-object")
     return config
+
+
+def not_scanned(where: str) -> Finding:
+    """Return the warning for a configuration that can't be read."""
+    return warning("not-scanned", "it could not be read, so what loading it would run is not known", where)
 
 
 class Place(NamedTuple):
@@ -401,3 +411,84 @@ def _judge_typespec(node: Node) -> Iterator[Finding]:
 def is_own_asset(name: str) -> bool:
     """Return whether an archive member is a vocabulary saved by a Keras layer."""
     return name.startswith(ASSETS) and name.endswith(_VOCABULARY)
+
+
+# Unknown arguments ----------------------------------------------------------------------------------
+
+
+_WRAPPER = frozenset({"class_name", "config", "module", "registered_name"})
+_BESIDE = _WRAPPER | {"build_config", "compile_config", "shared_object_id"}
+"""What Keras 3 writes of an object."""
+_OF_KERAS_2 = frozenset({"name", "inbound_nodes", "keras_version", "backend", "dtype", "batch_input_shape"})
+_TYPES = frozenset({f"{kind}{bits}" for kind in ("int", "uint") for bits in (4, 8, 16, 32, 64)}) | {
+    *("bool", "string", "float16", "float32", "float64", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
+    *("complex64", "complex128", "mixed_float16", "mixed_bfloat16", "infer", "_infer"),
+}
+_OF_COMPILE = frozenset(
+    {"optimizer", "loss", "loss_weights", "metrics", "weighted_metrics", "run_eagerly", "jit_compile"}
+    | {"steps_per_execution", "auto_scale_loss", "sample_weight_mode", "is_compiled", "cloning"}
+)
+"""What ``compile`` of Keras's own models takes."""
+_POLICIES = frozenset({"DTypePolicy", "Policy"})
+_QUANTIZED = "_from_"
+"""Separator before the original type of a quantized layer: ``int8_from_float32``."""
+_PARTS = frozenset(
+    {"", "constraints", "dtype_policies", "initializers", "layers", "losses", "metrics", "models"}
+    | {"optimizers", "quantizers", "regularizers"}
+)
+"""The parts of Keras whose classes have their arguments in the list."""
+
+
+def unknown_arguments(config: object, where: str) -> Iterator[Finding]:
+    """Yield a warning for each key that Keras wouldn't know, at most 100."""
+    yield from islice(
+        (warning("keras-argument", message, where) for message in _unknown_parts(config)), MAX_ALIKE
+    )
+
+
+def _unknown_parts(config: object) -> Iterator[str]:
+    pending = [config]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, list):
+            pending += node
+        elif isinstance(node, dict) and (not isinstance(node.get("class_name"), str) or _is_of_keras(node)):
+            pending += node.values()
+            yield from _unknown_parts_of(node)
+
+
+def _unknown_parts_of(node: Node) -> Iterator[str]:
+    kind = node.get("class_name")
+    if kind is None and len(_WRAPPER & node.keys()) == len(_WRAPPER) - 1:
+        yield f"an object with {', '.join(map(repr, list(node)[:6]))}, and no class_name"
+    if not isinstance(kind, str):
+        return
+    for key in sorted(node.keys() - _BESIDE - _OF_KERAS_2):
+        yield f"{kind} has {key!r:.100} beside its config, which Keras doesn't know"
+    if "config" not in node:
+        yield f"{kind} has no config"
+    config, compiled = node.get("config"), node.get("compile_config")
+    if isinstance(compiled, dict):
+        for key in sorted(compiled.keys() - _OF_COMPILE):
+            yield f"{kind} is compiled with {key!r:.100}, which Keras doesn't know"
+    if isinstance(config, dict):
+        layers = config.get("layers")
+        for layer in layers if isinstance(layers, list) else ():
+            if isinstance(layer, dict) and "class_name" not in layer:
+                yield f"{kind} has a layer without class_name"
+        for key in sorted(config.keys() - ARGUMENTS):
+            yield f"{kind}: unknown argument {key!r:.100}"
+        dtype = config.get("name" if kind in _POLICIES else "dtype")
+        if isinstance(dtype, str) and dtype.rpartition(_QUANTIZED)[2] not in _TYPES:
+            yield f"{kind} has the type {dtype!r:.100}, which Keras doesn't know"
+
+
+def _is_of_keras(node: Node) -> bool:
+    """Return whether an object is of a class of Keras itself; Keras 2 doesn't name the module."""
+    kind = node["class_name"]
+    if kind not in CLASSES or node.get("registered_name", kind) not in (None, kind):
+        return False
+    if "module" not in node:
+        return kind not in OPERATIONS
+    module = node["module"]
+    return isinstance(module, str) and part_of_keras(module) in _PARTS

@@ -1,4 +1,4 @@
-"""A model's configuration as the other of Keras's two kinds of files has it, or as Keras 3 reads Keras 2's.
+"""Converts a model's configuration to the other of Keras's two kinds of files, and from Keras 2 to Keras 3.
 
 ``.keras`` has one text, in which each object says its module. ``.h5`` has the model in ``model_config``, and
 the losses, metrics and the optimizer in ``training_config``, in which only some do. What a file of the same
@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckpttool.containers.hdf5_writer import attribute_fault
-from ckpttool.formats.keras.layers import ANY, Layer, layer_of, type_of
+from ckpttool.formats.keras.layer_tree import KerasRefusal, Layer, layer_of
+from ckpttool.formats.keras.layers import ANY, LAYERS, UNKNOWN
 from ckpttool.formats.keras.native import CONFIG, METADATA, TRAINING_CONFIG, object_of
-from ckpttool.formats.keras.variable_order import KerasRefusal
 
 _MODELS = {"Functional": "keras.src.models.functional", "Sequential": "keras", "Model": "keras"}
 _MODULES = {"loss": "keras.losses", "metrics": "keras.metrics", "weighted_metrics": "keras.metrics"}
@@ -151,14 +151,15 @@ def attribute_metadata(native: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def as_keras_3(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model's configuration as Keras 3 reads it out of an ``.h5``; refuses what it would misread."""
+    """Return a model's configuration for Keras 3 in an ``.h5``; refuse one that it would misread."""
     config = model.get("config")
     layers = config.get("layers") if isinstance(config, Mapping) else None
     kind = _KERAS_3_MODELS.get(str(model.get("class_name")))
     if kind is None or not isinstance(config, Mapping) or not isinstance(layers, list):
         raise KerasRefusal("its layers are not listed as Keras 3 lists them")
     translated = {**config, "layers": [_keras_3_layer(node) for node in layers]}
-    inner = {_layer_name(node) for node in translated["layers"] if node["class_name"] == "Sequential"}
+    chains = [node for node in translated["layers"] if node["class_name"] == "Sequential"]
+    inner = {name for node in chains if isinstance(name := _layer_name(node), str)}
     for side in ("input_layers", "output_layers"):
         if isinstance(calls := config.get(side), list):
             is_one = bool(calls) and isinstance(calls[0], str)
@@ -190,7 +191,7 @@ def _keras_3_layer(node: Any) -> dict[str, Any]:
 
 def _keras_3_settings(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
     layer = f"layer {config.get('name')!r} ({kind})"
-    removed = type_of(kind).removed_settings
+    removed = LAYERS.get(kind, UNKNOWN).removed_settings
     if removed is None:
         raise KerasRefusal(f"{layer} is none that Keras 3 is known to read as Keras 2 wrote it")
     for key, value in config.items():
@@ -208,13 +209,13 @@ def _keras_3_settings(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
         settings["axis"] = axis[0]
     for key in _INNER:
         if isinstance(inner := settings.get(key), Mapping):
-            if inner.get("class_name") in _KERAS_3_MODELS:
+            if str(inner.get("class_name")) in _KERAS_3_MODELS:
                 raise KerasRefusal(f"{layer} wraps a model")
             settings[key] = {"module": "keras.layers", **_keras_3_layer(inner), "registered_name": None}
     return settings
 
 
-def _renumber(calls: list[Any], inner: set[object]) -> list[Any]:
+def _renumber(calls: list[Any], inner: set[str]) -> list[Any]:
     """Return references to calls of layers; Keras 2 counts those of a Sequential from 1."""
     renumbered = []
     for call in calls:

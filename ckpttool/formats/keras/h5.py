@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ckpttool.containers.hdf5_worker import WORKER
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
-from ckpttool.core.layers import LayerKind
-from ckpttool.core.report import Finding, error, warning
+from ckpttool.core.report import Finding, error
 from ckpttool.core.tensor import Tensor
 from ckpttool.formats.hdf5.plain import Hdf5, apply_hdf5_sidecar, is_hdf5, opened_hdf5
 from ckpttool.formats.interface import Format, Probe
@@ -21,6 +20,7 @@ from ckpttool.storage import fs
 
 if TYPE_CHECKING:
     from ckpttool.formats.hdf5.tensors import OpenedHdf5
+    from ckpttool.formats.keras.model import KerasModel, Kinds
 
 _CONFIGS = ("model_config", "training_config")
 _IN_DIRECTORY, _CONFIG = "model.weights.h5", "config.json"
@@ -53,10 +53,11 @@ class KerasH5(Format):
         opened = opened_hdf5(probe)
         tensors = tensors_with_names(opened)
         metadata, findings, safety = _metadata_of(opened, probe.path, probe.source.size)
-        if opened.complete and "model_config" in metadata:
+        model = _model_of(metadata)
+        if opened.complete and model is not None:
             from ckpttool.formats.keras.compare import compare_listed_weights
 
-            findings += compare_listed_weights(metadata["model_config"], layers_of(opened))
+            findings += compare_listed_weights(model, layers_of(opened))
         version = metadata.get("keras_version")
         checkpoint = Checkpoint(
             path=probe.path,
@@ -67,7 +68,7 @@ class KerasH5(Format):
             spans=opened.spans,
             metadata=lambda: metadata,
             training=lambda: training_of(metadata, tensors, probe.name),
-            layers=lambda: _layers(opened, metadata, tensors),
+            layers=lambda: _kinds(metadata, model, tensors),
             native=lambda: h5_native(opened.tree.groups, tensors),
             producer=Producer("keras", version if isinstance(version, str) else None),
             findings=(*dict.fromkeys(opened.findings), *findings),
@@ -78,23 +79,29 @@ class KerasH5(Format):
         return apply_hdf5_sidecar(checkpoint, opened)
 
 
-def _layers(
-    opened: OpenedHdf5, metadata: Mapping[str, Any], tensors: tuple[Tensor, ...]
-) -> Mapping[str, LayerKind]:
-    """Return what the layers of weights are: by the config of a whole model, or by the names of groups."""
-    from ckpttool.formats.keras.kinds import kinds_by_group, kinds_by_name
+def _model_of(metadata: Mapping[str, Any]) -> KerasModel | None:
+    if "model_config" not in metadata:
+        return None
+    from ckpttool.formats.keras.model import KerasModel
 
-    if "model_config" in metadata:
-        return kinds_by_name(metadata["model_config"], tensors)
-    return kinds_by_group(None, opened.tree.groups, tensors)
+    return KerasModel.of_config(metadata["model_config"])
+
+
+def _kinds(metadata: Mapping[str, Any], model: KerasModel | None, tensors: tuple[Tensor, ...]) -> Kinds:
+    """Return the kinds of weights: by the config of a whole model, or by the names of groups."""
+    from ckpttool.formats.keras.model import kinds_of_groups
+
+    if "model_config" not in metadata:
+        return kinds_of_groups(tensors)
+    return {} if model is None else model.kinds_by_name(tensors)
 
 
 def _safety_of_config_beside(probe: Probe) -> Iterator[Finding]:
-    """Yield what the configuration beside weights could run: Keras loads such a directory as a model."""
+    """Yield the safety of ``config.json`` beside weights: Keras loads such a directory as a model."""
     path = os.path.join(os.path.dirname(probe.path), _CONFIG)
     if probe.name != _IN_DIRECTORY or not fs.lexists(path):
         return
-    from ckpttool.formats.keras.config import MAX_CONFIG, judge, read_config
+    from ckpttool.formats.keras.config import MAX_CONFIG, judge, not_scanned, read_config
 
     try:
         with fs.open_source(path) as source:
@@ -102,14 +109,13 @@ def _safety_of_config_beside(probe: Probe) -> Iterator[Finding]:
                 raise LimitExceeded(path, f"{source.size:,} bytes", expected=f"at most {MAX_CONFIG:,}")
             yield from judge(read_config(path, source.read(0, source.size)), _CONFIG, probe.source.size)
     except CheckpointError:
-        message = "it could not be read, so what loading it would run is not known"
-        yield warning("not-scanned", message, _CONFIG)
+        yield not_scanned(_CONFIG)
 
 
 def _metadata_of(
     opened: OpenedHdf5, path: str, nbytes: int
 ) -> tuple[dict[str, Any], list[Finding], list[Finding]]:
-    """Return what is no tensor, what is wrong with it, and what it could run."""
+    """Return the metadata, its findings, and its safety findings."""
     groups = opened.tree.groups
     root = groups.get((), {})
     metadata: dict[str, Any] = {
@@ -123,16 +129,14 @@ def _metadata_of(
     for key in _CONFIGS:
         if key not in root:
             continue
-        from ckpttool.formats.keras.arguments import unknown_arguments
-        from ckpttool.formats.keras.config import judge, read_config
+        from ckpttool.formats.keras.config import judge, not_scanned, read_config, unknown_arguments
 
         text = root[key] if isinstance(root[key], str) else ""
         try:
             metadata[key] = read_config(path, text.encode("utf-8", "surrogatepass"))
         except CheckpointError as failure:
             findings.append(error(failure.code, failure.reason, key))
-            message = "it could not be read, so what loading it would run is not known"
-            safety.append(warning("not-scanned", message, key))
+            safety.append(not_scanned(key))
         else:
             safety += judge(metadata[key], key, nbytes)
             findings += unknown_arguments(metadata[key], key)

@@ -1,159 +1,27 @@
-"""Layers as configurations of Keras have them, and ``LAYERS``: what is known of each class, a row each.
+"""``LAYERS``: facts about each class of Keras's layers, a row each.
 
-Nothing is told of a layer that is someone else's, that was quantized, adapted or built from data, or whose
-configuration lacks what decides: its weights are listed, and not judged.
+A rule yields the shapes of a layer's weights from its settings, and raises if these lack what decides.
 
 Source: Keras ``src/layers``; tf_keras ``src/layers``.
 """
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
-from ckpttool.formats.keras.names import part_of_keras
-
 Shape = tuple[int | None, ...] | None
 """The shape of a weight; None for an axis of any length, and for any shape at all."""
 Config = Mapping[str, Any]
-MODELS = frozenset({"Functional", "Sequential", "Model"})
-_PLAIN_POLICIES = frozenset({"DTypePolicy", "FloatDTypePolicy", "Policy"})
-_CHANGED_BY = (
-    "lora_rank",
-    "lora_enabled",
-    "quantization_config",
-    "use_gate",
-    "rms_scaling",
-    "renorm",
-    "stateful",
-)
-"""Settings that change which weights a layer has, or how they are stored."""
-_UNKNOWN_SHAPE: Shape = (-1,)
-"""Stands among the weights of what has an inner layer that nobody can tell of."""
-_MANY = 1000
-"""How many weights no recurrent layer has; nested ones would double them at each level."""
-_MANY_AXES = 10 * _MANY
-"""How many axes the weights of no recurrent layer have, together."""
-Group = tuple[str, ...]
-LAYERS_KEY = "layers"
-_SOURCE_CLASSES = {"GroupQueryAttention": "GroupedQueryAttention"}
-"""What Keras calls a class in its source, where a configuration calls it differently."""
-
-
-class Layer(NamedTuple):
-    """One layer of a model's configuration."""
-
-    name: str
-    kind: str
-    config: Config
-    node: Config
-
-    @property
-    def is_known(self) -> bool:
-        """Return whether its class is one of Keras's own."""
-        module, registered = self.node.get("module"), self.node.get("registered_name")
-        is_of_keras = module is None or (isinstance(module, str) and part_of_keras(module) is not None)
-        return is_of_keras and registered in (None, self.kind)
-
-    @property
-    def is_model(self) -> bool:
-        """Return whether it is made of layers that its configuration lists."""
-        return self.is_known and self.kind in MODELS and bool(layers_listed_by(self))
-
-
-def layer_of(node: object) -> Layer | None:
-    """Return the layer that a configuration describes."""
-    if not isinstance(node, Mapping):
-        return None
-    kind, config = node.get("class_name"), node.get("config")
-    if not isinstance(kind, str):
-        return None
-    if kind == "Sequential" and isinstance(config, list):  # the first releases of Keras 2
-        config = {"layers": config, "name": node.get("name")}
-    if not isinstance(config, Mapping):
-        return None
-    name = config.get("name") or node.get("name")
-    return Layer(name if isinstance(name, str) else "", kind, config, node)
-
-
-def layers_listed_by(model: Layer) -> list[Layer]:
-    """Return the layers that a model is made of."""
-    layers = model.config.get("layers")
-    nodes = layers if isinstance(layers, list) else []
-    return [layer for node in nodes if (layer := layer_of(node)) is not None]
-
-
-def layers_with_groups(model: Layer) -> Iterator[tuple[Layer, tuple[str, str]]]:
-    """Yield each layer with the names that Keras 3 and Keras 2 give to its group."""
-    used: tuple[Counter[str], Counter[str]] = Counter(), Counter()
-    for layer in layers_listed_by(model):
-        names = []
-        for counter, words in zip(used, ("[a-z]+", "[a-z0-9]+"), strict=True):
-            name = snake_case(_SOURCE_CLASSES.get(layer.kind, layer.kind.rpartition(">")[2]), words)
-            names.append(f"{name}_{counter[name]}" if counter[name] else name)
-            counter[name] += 1
-        yield layer, (names[0], names[1])
-
-
-def snake_case(name: str, words: str) -> str:
-    """Return what Keras names a group after a class; ``words`` is a pattern, in which Keras 2 has digits."""
-    name = re.sub(rf"(.)([A-Z]{words})", r"\1_\2", re.sub(r"\W+", "", name))
-    return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
-
-
-# The weights of a layer -----------------------------------------------------------------------------
-
-
-def weights_of(layer: Layer) -> list[Shape] | None:
-    """Return the shapes of the weights that a layer has once it is built, or None if nobody can tell."""
-    if layer.is_model:
-        return _weights_of_model(layer)
-    config, rule = layer.config, type_of(layer.kind).shapes
-    if rule is None or not layer.is_known or any(config.get(key) for key in _CHANGED_BY):
-        return None
-    dtype = config.get("dtype")
-    if isinstance(dtype, Mapping) and dtype.get("class_name") not in _PLAIN_POLICIES:
-        return None
-    if isinstance(dtype, str) and "_from_" in dtype:  # quantized
-        return None
-    if any(isinstance(config.get(key), Mapping) for key in ("activation", "recurrent_activation")):
-        return None  # a layer of its own, maybe, with weights
-    built = layer.node.get("build_config")
-    shape = built.get("input_shape") if isinstance(built, Mapping) else None
-    if not isinstance(shape, list) or not all(length is None or type(length) is int for length in shape):
-        shape = None
-    try:
-        shapes = list(rule(config, BuildShape(shape or None)))
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-        return None  # the configuration lacks what decides, or has something else there
-    lengths = [length for shape in shapes for length in shape or ()]
-    is_possible = all(one is None or (type(one) is int and 0 <= one < 1 << 63) for one in lengths)
-    return shapes if is_possible else None
-
-
-def _weights_of_model(model: Layer) -> list[Shape] | None:
-    layers = layers_listed_by(model)
-    if len({layer.name for layer in layers}) < len(layers):
-        return None
-    shapes: list[Shape] = []
-    for layer in layers:
-        of_layer = [] if type_of(layer.kind).is_weightless else weights_of(layer)
-        if of_layer is None:
-            return None
-        shapes += of_layer
-    return shapes
-
 
 # Rules ----------------------------------------------------------------------------------------------
 
 
 class BuildShape(NamedTuple):
-    """The shape of what a layer was built for, where that is known; with the batch."""
+    """The input shape that a layer was built for, with the batch; None if it is not known."""
 
-    shape: list[int | None] | None
+    shape: list[Any] | None
 
     def along(self, axis: int) -> int | None:
         """Return the length along an axis."""
@@ -288,32 +156,6 @@ def _attention_scales(config: Config, given: BuildShape) -> Iterator[Shape]:
         yield None
 
 
-def _inner_weights(node: object) -> Iterator[Shape]:
-    layer = layer_of(node)
-    shapes = None if layer is None else [] if type_of(layer.kind).is_weightless else weights_of(layer)
-    yield from [_UNKNOWN_SHAPE] if shapes is None else shapes
-
-
-def _wrapper_of(key: str) -> Rule:
-    """Return the rule of what has the weights of a layer that its configuration holds."""
-    return lambda config, given: _inner_weights(config[key])
-
-
-def _both_directions(config: Config, given: BuildShape) -> Iterator[Shape]:
-    forward = list(_inner_weights(config["layer"]))
-    yield from forward
-    if config.get("backward_layer"):
-        yield from _inner_weights(config["backward_layer"])
-    else:
-        axes = sum(len(shape or ()) for shape in forward)
-        yield from forward if len(forward) < _MANY and axes < _MANY_AXES else [_UNKNOWN_SHAPE]
-
-
-def _cells(config: Config, given: BuildShape) -> Iterator[Shape]:
-    for cell in config["cells"]:
-        yield from _inner_weights(cell)
-
-
 def _any_weight(config: Config, given: BuildShape) -> Iterator[Shape]:
     yield None
 
@@ -322,7 +164,7 @@ def _any_weight(config: Config, given: BuildShape) -> Iterator[Shape]:
 
 
 class Flow(Enum):
-    """What a layer does to the order in which features lie; ``orders`` follows it through a model."""
+    """Effect of a layer on the order of features; ``orders`` follows it through a model."""
 
     SAME = "each element is where it was"
     NORM = "the same, with weights for each feature"
@@ -341,23 +183,23 @@ class Flow(Enum):
 
 
 class LayerType(NamedTuple):
-    """What is known of a class of layer.
+    """Facts about a class of layers.
 
     Attributes:
-        flow: What it does to the order of features; None where nobody follows it.
-        kind: How its weights correspond to PyTorch's: a key of ``RULES`` in ``weights/pairing/layouts.py``.
-        shapes: Yields the shapes of the weights that it has once it is built; None where nobody can tell.
-        is_weightless: Whether it never has weights, wherever it stands.
-        names: What Keras 3 calls its weights, in the order in which it numbers them.
-        untrained: How many of them, the last ones, are never trained.
-        wraps: What its configuration calls the layer that it is wrapped around.
-        cell: The class of the cell inside it, which has its weights.
-        removed_settings: What Keras 3 lacks of its settings in Keras 2, with the values that it always has;
-            None where it is not known to read it.
+        flow: Effect on the order of features; None if it is not followed.
+        layout: Layout of its weights: a key of ``RULES`` in ``weights/pairing/layouts.py``.
+        shapes: Yields the shapes of its weights once it is built; None if they are not known.
+        is_weightless: Whether it never has weights.
+        names: Names of its weights in Keras 3, in the order of their numbers.
+        untrained: Number of weights at the end that are never trained.
+        wraps: Setting that holds the layer or the cells whose weights are all that it has.
+        cell: Class of the cell that has its weights.
+        removed_settings: Settings of Keras 2 that Keras 3 lacks, with the values that it implies; None if
+            Keras 3 is not known to read the layer of Keras 2.
     """
 
     flow: Flow | None = None
-    kind: str | None = None
+    layout: str | None = None
     shapes: Rule | None = None
     is_weightless: bool = False
     names: tuple[str, ...] = ()
@@ -365,6 +207,11 @@ class LayerType(NamedTuple):
     wraps: str = ""
     cell: str = ""
     removed_settings: Mapping[str, object] | None = None
+
+    @property
+    def has_known_weights(self) -> bool:
+        """Whether its configuration says which weights it has, if nothing changed them."""
+        return self.shapes is not None or bool(self.wraps)
 
 
 ANY = object()
@@ -416,22 +263,22 @@ LAYERS: Mapping[str, LayerType] = {
     **dict.fromkeys(("RandomCrop", "RandomFlip", "RandomRotation", "RandomZoom"), _AUGMENTATION),
     **dict.fromkeys(("CenterCrop", "Resizing"), _AUGMENTATION._replace(removed_settings=_UNCHANGED)),
     **{f"Conv{n}D": _CONVOLUTION for n in (1, 2, 3)},
-    **{f"Convolution{n}D": LayerType(kind="conv") for n in (1, 2, 3)},
+    **{f"Convolution{n}D": LayerType(layout="conv") for n in (1, 2, 3)},
     **{
         f"Conv{n}DTranspose": _CONVOLUTION._replace(
-            kind="transposed conv", shapes=_transposed_convolution, removed_settings=_NO_GROUPS
+            layout="transposed conv", shapes=_transposed_convolution, removed_settings=_NO_GROUPS
         )
         for n in (1, 2, 3)
     },
     **{
         f"DepthwiseConv{n}D": _CONVOLUTION._replace(
-            kind="depthwise", shapes=_depthwise, removed_settings=_SEPARATE
+            layout="depthwise", shapes=_depthwise, removed_settings=_SEPARATE
         )
         for n in (1, 2)
     },
     **{
         f"SeparableConv{n}D": _CONVOLUTION._replace(
-            kind="separable", shapes=_separable, names=_SEPARATE_KERNELS, removed_settings=_SEPARATE
+            layout="separable", shapes=_separable, names=_SEPARATE_KERNELS, removed_settings=_SEPARATE
         )
         for n in (1, 2)
     },
@@ -469,29 +316,21 @@ LAYERS: Mapping[str, LayerType] = {
     # Sequences
     **{
         name: LayerType(
-            Flow.RECURRENT, kind, _recurrent(gates), cell=f"{name}Cell", removed_settings=_NO_TIME
+            Flow.RECURRENT, layout, _recurrent(gates), cell=f"{name}Cell", removed_settings=_NO_TIME
         )
-        for name, kind, gates in _GATES
+        for name, layout, gates in _GATES
     },
     **{
-        f"{name}Cell": LayerType(None, kind, _recurrent(gates), names=_RECURRENT)
-        for name, kind, gates in _GATES
+        f"{name}Cell": LayerType(None, layout, _recurrent(gates), names=_RECURRENT)
+        for name, layout, gates in _GATES
     },
     **{f"ConvLSTM{n}D": LayerType(shapes=_recurrent_convolution, cell="ConvLSTMCell") for n in (1, 2, 3)},
-    "RNN": LayerType(Flow.RECURRENT, shapes=_wrapper_of("cell"), wraps="cell"),
-    "StackedRNNCells": LayerType(shapes=_cells),
-    "Bidirectional": LayerType(
-        Flow.RECURRENT, shapes=_both_directions, wraps="layer", removed_settings=_UNCHANGED
-    ),
-    "TimeDistributed": LayerType(
-        Flow.DISTRIBUTE, shapes=_wrapper_of("layer"), wraps="layer", removed_settings=_UNCHANGED
-    ),
+    "RNN": LayerType(Flow.RECURRENT, wraps="cell"),
+    "StackedRNNCells": LayerType(wraps="cells"),
+    "Bidirectional": LayerType(Flow.RECURRENT, wraps="layer", removed_settings=_UNCHANGED),
+    "TimeDistributed": LayerType(Flow.DISTRIBUTE, wraps="layer", removed_settings=_UNCHANGED),
 }
-"""By the name of the class; nothing is known of others."""
+"""By the name of the class."""
 
-_UNKNOWN = LayerType()
-
-
-def type_of(kind: str) -> LayerType:
-    """Return what is known of a class of layer."""
-    return LAYERS.get(kind, _UNKNOWN)
+UNKNOWN = LayerType()
+"""Facts about any other class."""

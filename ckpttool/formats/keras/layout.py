@@ -1,4 +1,4 @@
-"""Names, roles and training state of what Keras stores in HDF5, in its three layouts.
+"""Names, roles and training state of Keras's variables in HDF5, in its three layouts.
 
 Whole models and old weights list layers and weights in attributes; ``.weights.h5`` has groups of numbered
 variables, in the order in which the layer made them.
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.containers.hdf5 import Attributes
 from ckpttool.core.checkpoint import TrainingState
@@ -24,21 +24,25 @@ from ckpttool.formats.content.plain_data import lazy_scalar, shortest
 from ckpttool.formats.hdf5.tensors import OpenedHdf5
 from ckpttool.formats.interface import natural
 
+if TYPE_CHECKING:
+    from ckpttool.formats.keras.layer_tree import Steps
+
 MODEL, WEIGHTS = "model", "weights"
 TOP_LEVEL = "top_level_model_weights"
 
 Groups = Mapping[tuple[str, ...], Attributes]
 Called = Mapping[tuple[str, ...], str]
-"""What layers are called, by their groups, where the file says it elsewhere than in the group."""
+"""Names of layers by their groups, from outside of the groups."""
 
 _ITERATION = ("iteration", "iter", "iterations")
 _RATE = ("learning_rate", "lr", "current_learning_rate")
 _LAYERS, _VARIABLES = "layers", "vars"
 _SCALER = "loss_scale_optimizer"
-_SEEDS = "seed_generator"
+SEEDS = "seed_generator"
+"""In the names of variables that hold the state of random numbers."""
 _MAX_NAME = 255
 _WRAPPED = ("layer", "forward_layer", "backward_layer")
-"""Where Keras's wrappers have the layers that they are around."""
+"""Groups of the layers inside Keras's wrappers."""
 _TOP = ("layers", "optimizer", "vars", "_layer_checkpoint_dependencies", "metrics")
 
 
@@ -68,9 +72,9 @@ def names_in(attributes: Attributes, key: str) -> list[str] | None:
     return [name for part in parts if isinstance(part, list) for name in part if isinstance(name, str)]
 
 
-def top_of(groups: Groups) -> tuple[str, ...] | None:
+def top_of(groups: Groups) -> Steps | None:
     """Return the group that lists layers, or None if there is none."""
-    tops: tuple[tuple[str, ...], ...] = ("model_weights",), ()
+    tops: tuple[Steps, ...] = ("model_weights",), ()
     return next((top for top in tops if names_in(groups.get(top, {}), "layer_names") is not None), None)
 
 
@@ -84,7 +88,7 @@ def layers_of(opened: OpenedHdf5) -> dict[str, list[tuple[int, ...] | None]]:
     for layer in names_in(groups.get(top, {}), "layer_names") or ():
         group = (*top, *layer.split("/"))
         names = names_in(groups.get(group, {}), "weight_names") or ()
-        paths = [(*group, *name.split("/")) for name in names if _SEEDS not in name]
+        paths = [(*group, *name.split("/")) for name in names if SEEDS not in name]
         datasets = [opened.tree.datasets.get(path) for path in paths]
         shapes[layer] = [None if dataset is None else dataset.shape for dataset in datasets]
     return shapes
@@ -107,14 +111,14 @@ def tensors_with_names(opened: OpenedHdf5, called: Called = MappingProxyType({})
 
 
 def name_tensors(
-    groups: Groups, stored: Mapping[tuple[str, ...], Tensor], called: Called = MappingProxyType({})
+    groups: Groups, stored: Mapping[Steps, Tensor], called: Called = MappingProxyType({})
 ) -> tuple[tuple[Tensor, ...], list[Finding]]:
-    """Return tensors with the names that Keras gives them, and what its lists say of them that is wrong.
+    """Return tensors with the names that Keras gives them, and findings for its lists.
 
     Args:
         groups: The attributes of all groups.
         stored: The datasets by their path in the file, which becomes the ``key`` of what is named otherwise.
-        called: What a configuration calls layers; where a group says it, that holds.
+        called: Names of layers in a configuration; a name in the group itself comes first.
     """
     top = top_of(groups)
     tensors, findings, taken, used = [], [], set(), set()
@@ -141,7 +145,7 @@ def name_tensors(
     return _rename_ties(stored, tensors), findings
 
 
-def _key(raw: tuple[str, ...], name: Path) -> str | None:
+def _key(raw: Steps, name: Path) -> str | None:
     return "/" + "/".join(raw) if name != raw else None
 
 
@@ -163,8 +167,8 @@ def _known_path(groups: Groups, path: Path, called: Called) -> Path:
     return (*names, parts[-1])
 
 
-def called_in(groups: Groups, group: tuple[str, ...]) -> str | None:
-    """Return what a group says that its layer is called, None where it says nothing that could be a name."""
+def called_in(groups: Groups, group: Steps) -> str | None:
+    """Return the name of its layer that a group states, None without a plausible one."""
     name = groups.get((*group, _VARIABLES), {}).get("name")
     return name if isinstance(name, str) and 0 < len(name) <= _MAX_NAME else None
 
@@ -178,7 +182,7 @@ def _unambiguous(known: Mapping[Path, Path], used: set[Path]) -> dict[Path, Path
     }
 
 
-def _rename_ties(stored: Mapping[tuple[str, ...], Tensor], tensors: list[Tensor]) -> tuple[Tensor, ...]:
+def _rename_ties(stored: Mapping[Steps, Tensor], tensors: list[Tensor]) -> tuple[Tensor, ...]:
     names = {tensor.key: tensor.name for tensor in tensors if tensor.key}
     keys = {tensor.name: "/" + "/".join(path) for path, tensor in stored.items()}
     return tuple(
@@ -189,7 +193,7 @@ def _rename_ties(stored: Mapping[tuple[str, ...], Tensor], tensors: list[Tensor]
     )
 
 
-def _listed_variables(groups: Groups, top: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Path, Role]]:
+def _listed_variables(groups: Groups, top: Steps) -> Iterator[tuple[Steps, Path, Role]]:
     """Yield the dataset of each variable that a layer or the optimizer lists, with its name and role."""
     for layer in [*(names_in(groups.get(top, {}), "layer_names") or ()), TOP_LEVEL]:
         group = (*top, *layer.split("/"))
@@ -199,7 +203,7 @@ def _listed_variables(groups: Groups, top: tuple[str, ...]) -> Iterator[tuple[tu
             if layer in name:
                 name = name[name.index(layer) + 1 :]
             prefix = () if layer == TOP_LEVEL else (layer,)
-            role = Role.OTHER if _SEEDS in weight else Role.WEIGHTS
+            role = Role.OTHER if SEEDS in weight else Role.WEIGHTS
             yield (*group, *parts), (*prefix, *name), role
     if top:  # a whole model, which may have an optimizer
         group = ("optimizer_weights",)
@@ -210,12 +214,12 @@ def _listed_variables(groups: Groups, top: tuple[str, ...]) -> Iterator[tuple[tu
 
 
 def role_of(path: Path) -> Role:
-    """Return what a variable serves, from the groups that it lies in."""
+    """Return the role of a variable, by the groups in its path."""
     if path[0] in ("optimizer", "optimizer_weights") or "optimizer" in path[:-2]:
         return Role.OPTIMIZER
     if path[0] == "metrics" or any("metric" in str(part) for part in path[:2]):
         return Role.TRAINING
-    return Role.OTHER if any(_SEEDS in str(part) for part in path) else Role.WEIGHTS
+    return Role.OTHER if any(SEEDS in str(part) for part in path) else Role.WEIGHTS
 
 
 def training_of(metadata: Mapping[str, Any], tensors: tuple[Tensor, ...], name: str) -> TrainingState:
@@ -235,7 +239,7 @@ def training_of(metadata: Mapping[str, Any], tensors: tuple[Tensor, ...], name: 
 
 
 def _optimizer_scalars(tensors: tuple[Tensor, ...]) -> list[Tensor]:
-    """Return the scalars of the optimizer; of the one that trains before what scales its loss.
+    """Return the scalars of the optimizer; those of the one that trains come first.
 
     An optimizer around another one, which scales the loss, never counts its own steps.
     """

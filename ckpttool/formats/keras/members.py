@@ -1,4 +1,4 @@
-"""The records of a ``.keras`` zip, each looked at for what it holds and for what it could run.
+"""The records of a ``.keras`` zip: their content, and what loading them could run.
 
 Source: Keras ``src/saving/saving_lib.py``.
 """
@@ -6,6 +6,7 @@ Source: Keras ``src/saving/saving_lib.py``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 from ckpttool.containers.hdf5 import Location
@@ -21,10 +22,18 @@ from ckpttool.formats.arrays.files import safety_of
 from ckpttool.formats.content.plain_data import describe_members, under_free_key
 from ckpttool.formats.hdf5.tensors import OpenedHdf5, open_h5
 from ckpttool.formats.interface import Probe
-from ckpttool.formats.keras.arguments import unknown_arguments
-from ckpttool.formats.keras.compare import compare_grouped_weights, compare_layer_names, layer_names_by_group
-from ckpttool.formats.keras.config import ASSETS, MAX_CONFIG, is_own_asset, judge, read_config
+from ckpttool.formats.keras.compare import compare_grouped_weights, compare_layer_names
+from ckpttool.formats.keras.config import (
+    ASSETS,
+    MAX_CONFIG,
+    is_own_asset,
+    judge,
+    not_scanned,
+    read_config,
+    unknown_arguments,
+)
 from ckpttool.formats.keras.layout import tensors_with_names
+from ckpttool.formats.keras.model import KerasModel, kinds_of_groups
 from ckpttool.formats.opening import Opening
 from ckpttool.formats.readings import add_part_name
 from ckpttool.formats.sidecar import ENTRY
@@ -34,15 +43,15 @@ CONFIG, METADATA, WEIGHTS, ARRAYS = "config.json", "metadata.json", "model.weigh
 
 MIN_INLINE = 1 << 26
 INLINE_A_BYTE = 16
-"""How large weights may be that lie compressed and are read into memory whole: in any case, and for each byte
-of the file."""
+"""Limits on compressed weights, which are read into memory: bytes in any case, and bytes for each byte of the
+file."""
 
 _EXPECTED = frozenset({CONFIG, METADATA, WEIGHTS, ARRAYS, ENTRY})
 _ARRAYS = ".npz"
 
 
 def spans_of(archive: Archive, path: str) -> Iterator[Span]:
-    """Yield each record; its checksum stands for all that is in it."""
+    """Yield each record; its checksum covers all its content."""
     for member in archive.members:
         content, start = archive.content(member), archive.offset(member)
         extent = Extent(path, member.payload, member.stored)
@@ -86,7 +95,7 @@ class Model(Opening):
         return self._read_weights()
 
     def native(self, tensors: tuple[Tensor, ...]) -> dict[str, bytes]:
-        """Return what is needed to write the model again; see ``native``."""
+        """Return the native parts; see ``native``."""
         from ckpttool.formats.keras.native import ASSET, STORED, stored_native
         from ckpttool.formats.keras.native import CONFIG as KEPT_CONFIG
         from ckpttool.formats.keras.native import METADATA as KEPT_METADATA
@@ -103,11 +112,15 @@ class Model(Opening):
         return self._text(ENTRY) if ENTRY in self._by_name else None
 
     def layers(self, tensors: tuple[Tensor, ...]) -> Mapping[str, LayerKind]:
-        """Return what the layers of weights are."""
-        from ckpttool.formats.keras.kinds import kinds_by_group
-
+        """Return the kinds of weights."""
         groups = () if self.weights is None else self.weights.tree.groups
-        return kinds_by_group(self.metadata.get("model_config"), groups, tensors)
+        return (
+            kinds_of_groups(tensors) if self._model is None else self._model.kinds_by_group(groups, tensors)
+        )
+
+    @cached_property
+    def _model(self) -> KerasModel | None:
+        return KerasModel.of_config(self.metadata.get("model_config"))
 
     def _text(self, name: str) -> bytes:
         member = self.archive.require(self._by_name.get(name), name)
@@ -127,15 +140,14 @@ class Model(Opening):
             config = read_config(self._probe.path, self._text(CONFIG))
         except CheckpointError as failure:
             self.fault(failure.code, failure.reason, CONFIG)
-            message = "it could not be read, so what loading it would run is not known"
-            self.safety.append(warning("not-scanned", message, CONFIG))
+            self.safety.append(not_scanned(CONFIG))
             return
         self.metadata["model_config"] = config
         self.findings += unknown_arguments(config, CONFIG)
         self.safety += judge(config, CONFIG, self._probe.source.size)
 
     def _judge_member(self, member: Member) -> None:
-        """Note a name that leads out of where it is unpacked, and what nobody expects."""
+        """Add findings for a name that leads out of the target directory, and for unexpected content."""
         name = member.name
         parts = name.replace("\\", "/").split("/")
         if ".." in parts or parts[0] == "" or ":" in parts[0] or "\0" in name:
@@ -157,8 +169,7 @@ class Model(Opening):
         try:
             self.safety += (add_part_name(finding, member.name) for finding in safety_of(Archive(part)))
         except CheckpointError as failure:
-            message = "it could not be read, so what loading it would run is not known"
-            self.safety.append(warning("not-scanned", message, member.name))
+            self.safety.append(not_scanned(member.name))
             self.fault(failure.code, failure.reason, member.name)
 
     def _judge_content(self, member: Member) -> None:
@@ -185,13 +196,13 @@ class Model(Opening):
             return ()
         groups = self.weights.tree.groups
         paths = (*groups, *self.weights.tree.datasets)
-        names = layer_names_by_group(self.metadata.get("model_config"), paths)
+        names = {} if self._model is None else self._model.layer_names(paths)
         tensors = tensors_with_names(self.weights, names)
         self.findings += (add_part_name(finding, WEIGHTS) for finding in self.weights.findings)
         self.safety += (add_part_name(finding, WEIGHTS) for finding in self.weights.safety)
         self.complete &= self.weights.complete
-        if self.weights.complete and "model_config" in self.metadata:
-            self.findings += compare_grouped_weights(self.metadata["model_config"], self.weights)
+        if self.weights.complete and self._model is not None:
+            self.findings += compare_grouped_weights(self._model, self.weights)
             self.findings += compare_layer_names(names, groups)
         return tensors
 

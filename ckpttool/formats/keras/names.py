@@ -1,4 +1,4 @@
-"""What Keras 2 and 3 ship and a configuration may name; the lists lie in ``lists/``, one name a line.
+"""Names in Keras 2 and 3 that a configuration may use; the lists are in ``lists/``, one name a line.
 
 ``fixtures/make_keras_names.py`` writes them from the real Keras and TensorFlow, and says what each holds.
 """
@@ -18,22 +18,22 @@ def _names(file: str) -> frozenset[str]:
 
 
 CLASSES = _names("classes.txt")
-"""Classes that do nothing but compute when a config makes them."""
+"""Classes that only compute when a configuration builds them."""
 
 ARGUMENTS = _names("arguments.txt")
-"""What these classes take when they are built, whichever of them."""
+"""Arguments of these classes, taken together."""
 
 OPERATIONS = _names("operations.txt")
-"""What ``keras.ops`` does to a symbolic tensor, as a model names it; what takes a function is left out."""
+"""Classes of ``keras.ops`` for symbolic tensors, without those that take a function."""
 
 FUNCTIONS = _names("functions.txt")
 """Activations, losses, metrics, initializers … that are functions."""
 
 OPS = _names("ops.txt")
-"""Functions of ``keras.ops``; what takes a function is left out."""
+"""Functions of ``keras.ops``, without those that take a function."""
 
 LOOKUPS = _names("lookups.txt")
-"""What a look-up by name finds in Keras's modules besides what it is for: functions that load, for one."""
+"""Other names that a look-up in Keras's modules finds by accident, such as functions that load."""
 
 TENSORFLOW = _names("tensorflow.txt")
 """TensorFlow's functions that only compute, under the names that a layer of Keras 2 calls them by."""
@@ -42,49 +42,22 @@ TYPESPECS = _names("typespecs.txt")
 """Modules and names of TensorFlow's type specifications, and the names under which they are registered."""
 
 BY_NAME = CLASSES | FUNCTIONS | {name.lower() for name in CLASSES}
-"""What a bare name stands for where Keras looks up an activation, a loss, an optimizer …"""
+"""Bare names that Keras resolves as an activation, a loss, an optimizer …"""
 
 DATA = frozenset(
-    [
-        "__bytes__",
-        "__complex__",
-        "__dtype__",
-        "__ellipsis__",
-        "__keras_tensor__",
-        "__numpy__",
-        "__set__",
-        "__slice__",
-        "__tensor__",
-        "__tuple__",
-        "CompositeTensor",
-        "Tensor",
-        "TensorShape",
-    ]
+    (
+        *("__bytes__", "__complex__", "__dtype__", "__ellipsis__", "__keras_tensor__", "__numpy__"),
+        *("__set__", "__slice__", "__tensor__", "__tuple__", "CompositeTensor", "Tensor", "TensorShape"),
+    )
 )
-"""What stands for plain data in a config, as if it were a class."""
+"""Classes in a configuration that are plain data."""
 
 PARTS = frozenset(
-    [
-        "_legacy",
-        "activations",
-        "constraints",
-        "distillation",
-        "dtype_policies",
-        "engine",
-        "initializers",
-        "layers",
-        "legacy",
-        "losses",
-        "metrics",
-        "mixed_precision",
-        "models",
-        "ops",
-        "optimizer",
-        "optimizers",
-        "quantizers",
-        "random",
-        "regularizers",
-    ]
+    (
+        *("_legacy", "activations", "constraints", "distillation", "dtype_policies", "engine"),
+        *("initializers", "layers", "legacy", "losses", "metrics", "mixed_precision", "models", "ops"),
+        *("optimizer", "optimizers", "quantizers", "random", "regularizers"),
+    )
 )
 """The parts of Keras whose classes a config may name; others hold functions that read files and load code."""
 
@@ -92,7 +65,7 @@ TORCH_OPTIMIZERS = frozenset(
     f"keras.src.backend.torch.optimizers.torch_{name.lower()}.{name}"
     for name in ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Lion", "Nadam", "RMSprop", "SGD")
 )
-"""What Keras makes of its optimizers where PyTorch is its backend, as a config names them."""
+"""Names of Keras's optimizers if PyTorch is its backend."""
 
 FUNCTION_PARTS = frozenset(
     ["activations", "constraints", "initializers", "losses", "metrics", "regularizers"]
@@ -105,7 +78,7 @@ LOOKED_UP = frozenset(
 """Keys of a config below which a text is looked up as the name of a function or class of Keras."""
 
 LOOKED_UP_ENDS = ("_activation", "_constraint", "_initializer", "_regularizer")
-"""How other such keys end."""
+"""Suffixes of other such keys."""
 
 RUNNING = {
     "TorchModuleWrapper": "unpickles a PyTorch module",
@@ -116,49 +89,22 @@ RUNNING = {
 """Layers of Keras that run more than Keras."""
 
 RAGGED_MAKERS = frozenset(
-    [
-        "from_nested_row_lengths",
-        "from_nested_row_splits",
-        "from_nested_value_rowids",
-        "from_row_lengths",
-        "from_row_limits",
-        "from_row_splits",
-        "from_row_starts",
-        "from_sparse",
-        "from_tensor",
-        "from_uniform_row_length",
-        "from_value_rowids",
-    ]
+    (
+        *("from_nested_row_lengths", "from_nested_row_splits", "from_nested_value_rowids"),
+        *("from_row_lengths", "from_row_limits", "from_row_splits", "from_row_starts", "from_sparse"),
+        *("from_tensor", "from_uniform_row_length", "from_value_rowids"),
+    )
 )
 """Methods of the class ``RaggedTensor`` that a layer of Keras 2 may call; of other classes, none."""
 
 ATTRIBUTES = frozenset(
-    [
-        "bounding_shape",
-        "consumers",
-        "dense_shape",
-        "flat_values",
-        "indices",
-        "merge_dims",
-        "nested_row_lengths",
-        "nested_row_splits",
-        "nested_value_rowids",
-        "nrows",
-        "nvals",
-        "ragged_rank",
-        "row_lengths",
-        "row_limits",
-        "row_splits",
-        "row_starts",
-        "to_sparse",
-        "to_tensor",
-        "uniform_row_length",
-        "value_rowids",
-        "values",
-        "with_flat_values",
-        "with_row_splits_dtype",
-        "with_values",
-    ]
+    (
+        *("bounding_shape", "consumers", "dense_shape", "flat_values", "indices", "merge_dims"),
+        *("nested_row_lengths", "nested_row_splits", "nested_value_rowids", "nrows", "nvals"),
+        *("ragged_rank", "row_lengths", "row_limits", "row_splits", "row_starts", "to_sparse", "to_tensor"),
+        *("uniform_row_length", "value_rowids", "values", "with_flat_values", "with_row_splits_dtype"),
+        *("with_values",),
+    )
 )
 """Attributes and methods of tensors that layers of Keras 2 may read and call."""
 
@@ -166,28 +112,22 @@ VOCABULARIES = frozenset({"StringLookup", "IntegerLookup", "IndexLookup", "TextV
 """Layers whose ``vocabulary`` may be the name of a file that is read."""
 
 FILES = frozenset({"ckpt_to_load_from", "vocabulary_file"})
-"""Where feature columns have names of files that are read."""
+"""Keys of feature columns that name files to read."""
 
 
 SIZES = {
-    "units": 1,
-    "filters": 1,
-    "input_dim": 1,
-    "output_dim": 1,
-    "num_heads": 1,
-    "key_dim": 1,
-    "value_dim": 1,
-    "num_thresholds": 1,
+    **dict.fromkeys(("units", "filters", "input_dim", "output_dim"), 1),
+    **dict.fromkeys(("num_heads", "key_dim", "value_dim", "num_thresholds"), 1),
     "num_classes": 2,
 }
-"""Keys whose number is how many values an object makes room for, and to which power."""
+"""Keys with a number of values that an object allocates, with the power that it is raised to."""
 
 PATTERNS = frozenset(["exclude_layers", "policy_map", "optimizer_map"])
 """Keys with regular expressions that are matched with the paths of variables: in a list, or as keys."""
 
 
 _INITIALIZERS = "tensorflow.python.ops.init_ops_v2"
-"""Where Keras 2 has initializers from."""
+"""Module of the initializers of Keras 2."""
 
 
 def part_of_keras(module: str) -> str | None:

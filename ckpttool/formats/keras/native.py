@@ -1,4 +1,4 @@
-"""What a Keras file says that no tensor does and that is needed to write it again: ``Checkpoint.native``.
+"""Parts of a Keras file besides tensors that are needed to write it again: ``Checkpoint.native``.
 
 ``keras.config``
     The architecture as its file has it: ``config.json`` of a ``.keras``, or ``model_config`` of an ``.h5``.
@@ -16,17 +16,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.containers.jsontext import parse_json
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.tensor import Tensor
 from ckpttool.formats.keras.layout import Groups, top_of
 
+if TYPE_CHECKING:
+    from ckpttool.formats.keras.layer_tree import Steps
+
 CONFIG, TRAINING_CONFIG, METADATA = "keras.config", "keras.training_config", "keras.metadata"
 STORED, ASSET = "keras.stored", "keras.asset:"
-
-Parts = tuple[str, ...]
 
 CONFIGS = ("model_config", "training_config")
 """The attributes of an ``.h5`` that have a configuration."""
@@ -34,7 +35,7 @@ _METADATA_KEYS = ("keras_version", "backend")
 
 
 class Stored(NamedTuple):
-    """Where a file has what.
+    """The groups and datasets of a file.
 
     Attributes:
         groups: The attributes of all groups by path, without the configs.
@@ -42,7 +43,7 @@ class Stored(NamedTuple):
     """
 
     groups: Groups
-    paths: Mapping[str, Parts]
+    paths: Mapping[str, Steps]
 
     @property
     def lists(self) -> bool:
@@ -60,8 +61,8 @@ def stored_native(groups: Groups, tensors: tuple[Tensor, ...]) -> bytes:
 
 def merged_native(parts: Iterable[Mapping[str, bytes]]) -> dict[str, bytes]:
     """Return the native content of a set of files: each has the groups of all, and some of the datasets."""
-    groups: dict[Parts, Mapping[str, Any]] = {}
-    paths: dict[str, Parts] = {}
+    groups: dict[Steps, Mapping[str, Any]] = {}
+    paths: dict[str, Steps] = {}
     for native in parts:
         stored = stored_of(native)
         if stored is not None:
@@ -70,7 +71,7 @@ def merged_native(parts: Iterable[Mapping[str, bytes]]) -> dict[str, bytes]:
     return {STORED: _stored_text(groups, paths)} if paths else {}
 
 
-def _stored_text(groups: Groups, paths: Mapping[str, Parts]) -> bytes:
+def _stored_text(groups: Groups, paths: Mapping[str, Steps]) -> bytes:
     stored = {
         "groups": [[list(path), _plain(attributes)] for path, attributes in groups.items()],
         "datasets": {name: list(path) for name, path in paths.items()},
@@ -94,7 +95,7 @@ def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stored_of(native: Mapping[str, bytes]) -> Stored | None:
-    """Return where the file had what that the content comes from, or None if nothing (valid) says so."""
+    """Return the groups and datasets of the source, or None without a valid record of them."""
     stored = object_of(native.get(STORED, b""))
     groups, paths = stored.get("groups"), stored.get("datasets")
     if not isinstance(groups, list) or not isinstance(paths, dict):
@@ -116,7 +117,7 @@ def _is_path(path: object) -> bool:
 
 
 def object_of(text: bytes) -> dict[str, Any]:
-    """Return the object that JSON holds, an empty one where it is no JSON or no object."""
+    """Return the object that JSON holds, an empty one if it is no JSON or no object."""
     try:
         tree = parse_json("", text, "native part", constants=True)
     except CheckpointError:

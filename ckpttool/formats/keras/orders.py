@@ -1,27 +1,28 @@
 """Which layers of a Keras model have weights in another order than PyTorch's, as something was flattened.
 
-The configuration is followed from layer to layer. If something is not plainly the same in PyTorch, a layer's
-order is in doubt: what stands behind a Permute, a Reshape or a layer that is not Keras's, and what a Reshape
-takes.
+PyTorch flattens channels first, Keras last: the rows of a Dense after a Flatten are in another order. The
+configuration is followed from layer to layer. If something is not plainly the same in PyTorch, a layer's
+order is in doubt: that of a layer after a Permute, a Reshape or a layer that is not Keras's, and of those
+whose output a Reshape takes. ``weights/pairing/layouts.py`` turns the weights (``FLATTEN``).
 
 Source: Keras ``src/layers``, ``src/models/functional.py``; tf_keras ``src/engine/functional.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ckpttool.containers.jsontext import objects
 from ckpttool.core.layers import DoubtReason, LayoutDoubt
-from ckpttool.formats.keras.layers import Flow, Layer, layers_listed_by, type_of
+from ckpttool.formats.keras.layers import Flow
 
-Place = tuple[str, ...]
-"""The names of the models inside of which a layer lies, and its own."""
+if TYPE_CHECKING:
+    from ckpttool.formats.keras.layer_tree import Layer, Steps
+
 Way = Literal["input", "features", "series", "image", "flat", "unknown"]
-SEQUENCE = 2
-"""The axes of a sequence, without the batch; more are an image."""
-_SEQUENTIAL = "Sequential"
+_SEQUENCE = 2
+"""Number of axes of a sequence, without the batch; more are an image."""
 
 
 class KernelOrder(NamedTuple):
@@ -31,21 +32,22 @@ class KernelOrder(NamedTuple):
     doubt: DoubtReason | None = None
 
 
-def orders_in(model: Layer) -> dict[Place, KernelOrder]:
-    """Return what is to be said of the layers whose weights are in another order, or may be."""
+def orders_in(model: Layer) -> dict[Steps, KernelOrder]:
+    """Return the layers of a model whose weights are in another order, or may be."""
     walk = _ModelWalk()
-    walk.through(model, (), _INPUT)
+    walk.through(model, _INPUT)
     return walk.orders
 
 
 class _ModelWalk:
-    """The way through a model, from what it takes to what it gives."""
+    """Follows the features through a model, from its input to its output."""
 
     def __init__(self) -> None:
-        self.orders: dict[Place, KernelOrder] = {}
-        self._doubted: set[Place] = set()
-        self._rules: dict[Flow | None, Callable[[Layer, Place, FeatureOrder], FeatureOrder]] = {
-            Flow.SAME: lambda layer, place, given: given,
+        self.orders: dict[Steps, KernelOrder] = {}
+        self._doubted: set[Steps] = set()
+        self._doubted_makers: dict[int, Makers] = {}
+        self._rules: dict[Flow | None, Callable[[Layer, FeatureOrder], FeatureOrder]] = {
+            Flow.SAME: lambda layer, given: given,
             Flow.NORM: self._norm,
             Flow.SPATIAL: self._over_image,
             Flow.CONVOLUTION: self._convolution,
@@ -56,108 +58,122 @@ class _ModelWalk:
             Flow.EMBEDDING: self._embedding,
             Flow.FLATTEN: self._flatten,
             Flow.INPUT: self._input,
-            Flow.REPEAT: lambda layer, place, given: given._replace(rank=SEQUENCE),
+            Flow.REPEAT: lambda layer, given: given._replace(rank=_SEQUENCE),
             Flow.RESHAPE: self._reshape,
             Flow.DISTRIBUTE: self._distributed,
         }
 
-    def through(self, model: Layer, place: Place, given: FeatureOrder) -> FeatureOrder:
-        """Return what a model gives for what it takes."""
-        layers = layers_listed_by(model)
-        if model.kind == _SEQUENTIAL:
-            for layer in layers:
-                given = self._layer(layer, place, [given])
+    def through(self, model: Layer, given: FeatureOrder) -> FeatureOrder:
+        """Return the order of a model's output for that of its input."""
+        if model.cls == "Sequential":
+            for layer in model.layers:
+                given = self._layer(layer, [given])
             return given
-        by_name = {layer.name: layer for layer in layers}
+        layers = {layer.name: layer for layer in model.layers}
         origins = {
             name: [*dict.fromkeys(_input_layers(layer.node.get("inbound_nodes")))]
-            for name, layer in by_name.items()
+            for name, layer in layers.items()
         }
         orders: dict[str, FeatureOrder] = {}
-        for name in _layers_in_order(origins):
-            inputs = [orders.get(origin, unknown_order("what is not told")) for origin in origins[name]]
-            if not inputs and by_name[name].kind == "InputLayer":
+        for name in _sorted_by_origin(origins):
+            inputs = [orders.get(origin, _unknown("what is not told")) for origin in origins[name]]
+            if not inputs and layers[name].cls == "InputLayer":
                 inputs = [given]
-            orders[name] = self._layer(by_name[name], place, inputs)
+            orders[name] = self._layer(layers[name], inputs)
         outputs = _input_layers(model.config.get("output_layers"))
-        return merge_orders([orders[name] for name in outputs if name in orders])
+        return _merged([orders[name] for name in outputs if name in orders])
 
-    def _layer(self, layer: Layer, parent: Place, inputs: Sequence[FeatureOrder]) -> FeatureOrder:
-        place = (*parent, layer.name)
-        given = merge_orders(inputs, joined=layer.kind == "Concatenate")
+    def _layer(self, layer: Layer, inputs: Sequence[FeatureOrder]) -> FeatureOrder:
+        given = _merged(inputs, joined=layer.cls == "Concatenate")
         if not given.is_known and len(inputs) > 1:
-            self._doubt(given.makers, LayoutDoubt.JOINED, given.cause or "a Flatten")
+            self._doubt_makers(given, LayoutDoubt.JOINED, given.cause or "a Flatten")
         if layer.is_model:
-            return self.through(layer, place, given)
-        rule = self._rules.get(type_of(layer.kind).flow) if layer.is_known else None
+            return self.through(layer, given)
+        rule = self._rules.get(layer.type.flow) if layer.is_known else None
         if rule is not None:
-            return rule(layer, place, given)
-        self._doubt_inputs(place, given)
-        self._doubt(given.makers, LayoutDoubt.OUTPUT_ORDER, f"a {layer.kind}")
-        return unknown_order(f"a {layer.kind}", given.makers)
+            return rule(layer, given)
+        self._doubt_inputs(layer, given)
+        self._doubt_makers(given, LayoutDoubt.OUTPUT_ORDER, f"a {layer.cls}")
+        return _unknown(f"a {layer.cls}", given.makers)
 
-    def _doubt(self, places: Iterable[Place], doubt: LayoutDoubt, other: str = "") -> None:
-        for place in places:
-            if place not in self._doubted:  # the first reason counts
-                self._doubted.add(place)
-                self.orders[place] = KernelOrder(doubt=DoubtReason(doubt, other))
+    def _doubt(self, path: Steps, doubt: LayoutDoubt, other: str = "") -> None:
+        if path not in self._doubted:  # the first reason counts
+            self._doubted.add(path)
+            self.orders[path] = KernelOrder(doubt=DoubtReason(doubt, other))
 
-    def _doubt_inputs(self, place: Place, given: FeatureOrder) -> None:
+    def _doubt_makers(self, given: FeatureOrder, doubt: LayoutDoubt, other: str) -> None:
+        pending = [given.makers]
+        while pending:
+            makers = pending.pop()
+            if id(makers) not in self._doubted_makers:  # those before them were doubted, too
+                self._doubted_makers[id(makers)] = makers
+                pending += makers.before
+                if makers.path is not None:
+                    self._doubt(makers.path, doubt, other)
+
+    def _doubt_inputs(self, layer: Layer, given: FeatureOrder) -> None:
         """Doubt a layer with weights if the order of the features that it takes is not known."""
         if not given.is_known:
-            self._doubt([place], LayoutDoubt.INPUT_ORDER, "a Flatten" if given.way == "flat" else given.cause)
+            cause = "a Flatten" if given.way == "flat" else given.cause
+            self._doubt(layer.path, LayoutDoubt.INPUT_ORDER, cause)
 
     # Layers with weights ------------------------------------------------------------------------------
 
-    def _dense(self, layer: Layer, place: Place, given: FeatureOrder) -> FeatureOrder:
+    def _dense(self, layer: Layer, given: FeatureOrder) -> FeatureOrder:
         if given.way == "flat":
-            self.orders.setdefault(place, KernelOrder(flattened=given.flattened))
+            self.orders.setdefault(layer.path, KernelOrder(flattened=given.flattened))
         else:
-            self._doubt_inputs(place, given)
+            self._doubt_inputs(layer, given)
         rank = _rank(layer, given)
-        is_open = given.way in ("image", "series") or (given.way == "input" and (rank or 0) > SEQUENCE)
-        is_series = is_open and rank != 1
-        return FeatureOrder("series" if is_series else "features", rank, makers=frozenset({place}))
+        is_open = given.way in ("image", "series") or (given.way == "input" and (rank or 0) > _SEQUENCE)
+        return _made_by(layer, "series" if is_open and rank != 1 else "features", rank)
 
-    def _norm(self, layer: Layer, place: Place, given: FeatureOrder) -> FeatureOrder:
-        self._doubt_inputs(place, given)
+    def _norm(self, layer: Layer, given: FeatureOrder) -> FeatureOrder:
+        self._doubt_inputs(layer, given)
         axis = layer.config.get("axis")
         if isinstance(axis, list) and len(axis) > 1:
-            self._doubt([place], LayoutDoubt.SEVERAL_AXES)
-        return given._replace(makers=given.makers | {place})
+            self._doubt(layer.path, LayoutDoubt.SEVERAL_AXES)
+        return given._replace(makers=Makers(layer.path, (given.makers,)))
 
-    def _convolution(self, layer: Layer, place: Place, given: FeatureOrder) -> FeatureOrder:
-        self._doubt_inputs(place, given)
-        return convolved_order(given, layer.kind, layer.config)
+    def _convolution(self, layer: Layer, given: FeatureOrder) -> FeatureOrder:
+        self._doubt_inputs(layer, given)
+        if _is_channels_first(layer):
+            return _unknown(f"a {layer.cls} of channels first")
+        count = layer.config.get("filters")
+        if layer.cls.startswith("Depthwise"):
+            factor = layer.config.get("depth_multiplier")
+            count = given.channels * factor if given.channels and type(factor) is int else None
+        axes = next(int(digit) for digit in "123" if f"{digit}D" in layer.cls)
+        return FeatureOrder("image", axes + 1, channels=count if type(count) is int and count > 0 else None)
 
-    def _recurrent(self, layer: Layer, place: Place, given: FeatureOrder) -> FeatureOrder:
-        self._doubt_inputs(place, given)
+    def _recurrent(self, layer: Layer, given: FeatureOrder) -> FeatureOrder:
+        self._doubt_inputs(layer, given)
         inner = layer.config.get("layer")
         config = inner.get("config") if isinstance(inner, Mapping) else layer.config
         returned = config.get("return_sequences") if isinstance(config, Mapping) else None
-        return FeatureOrder("features", SEQUENCE if returned else 1, makers=frozenset({place}))
+        return _made_by(layer, "features", _SEQUENCE if returned else 1)
 
-    def _attention(self, layer: Layer, place: Place, given: FeatureOrder) -> FeatureOrder:
-        self._doubt_inputs(place, given)
-        is_plain = given.way in ("input", "features") and given.rank == SEQUENCE
-        return FeatureOrder("features" if is_plain else "series", given.rank, makers=frozenset({place}))
+    def _attention(self, layer: Layer, given: FeatureOrder) -> FeatureOrder:
+        self._doubt_inputs(layer, given)
+        is_plain = given.way in ("input", "features") and given.rank == _SEQUENCE
+        return _made_by(layer, "features" if is_plain else "series", given.rank)
 
-    def _embedding(self, layer: Layer, place: Place, given: FeatureOrder) -> FeatureOrder:
+    def _embedding(self, layer: Layer, given: FeatureOrder) -> FeatureOrder:
         rank = _rank(layer, given)
-        return FeatureOrder("features", None if rank is None else rank + 1, makers=frozenset({place}))
+        return _made_by(layer, "features", None if rank is None else rank + 1)
 
-    def _distributed(self, layer: Layer, place: Place, given: FeatureOrder) -> FeatureOrder:
+    def _distributed(self, layer: Layer, given: FeatureOrder) -> FeatureOrder:
         inner = layer.config.get("layer")
-        kind = inner.get("class_name") if isinstance(inner, Mapping) else None
-        if kind == "Dense" and given.way != "flat":
-            return self._dense(layer, place, given)
-        self._doubt_inputs(place, given)
-        return unknown_order("a TimeDistributed", given.makers | {place})
+        cls = inner.get("class_name") if isinstance(inner, Mapping) else None
+        if cls == "Dense" and given.way != "flat":
+            return self._dense(layer, given)
+        self._doubt_inputs(layer, given)
+        return _unknown("a TimeDistributed", Makers(layer.path, (given.makers,)))
 
     # Layers without weights ---------------------------------------------------------------------------
 
-    def _input(self, layer: Layer, place: Place, given: FeatureOrder) -> FeatureOrder:
-        if len(place) > 1 and given != _INPUT:
+    def _input(self, layer: Layer, given: FeatureOrder) -> FeatureOrder:
+        if len(layer.path) > 1 and given != _INPUT:
             return given
         shape = layer.config.get("batch_shape", layer.config.get("batch_input_shape"))
         if not isinstance(shape, list) or not shape:
@@ -165,54 +181,65 @@ class _ModelWalk:
         last = shape[-1] if type(shape[-1]) is int and len(shape) > 1 else None
         return FeatureOrder("input", len(shape) - 1, channels=last)
 
-    def _over_image(self, layer: Layer, place: Place, given: FeatureOrder) -> FeatureOrder:
-        if layer.config.get("data_format") not in (None, "channels_last"):
-            return unknown_order(f"a {layer.kind} of channels first", given.makers)
+    def _over_image(self, layer: Layer, given: FeatureOrder) -> FeatureOrder:
+        if _is_channels_first(layer):
+            return _unknown(f"a {layer.cls} of channels first", given.makers)
         if not given.is_known or given.way == "image":
             return given
-        is_series = layer.kind.endswith("1D")
-        return given._replace(way="series" if is_series else "image")
+        return given._replace(way="series" if layer.cls.endswith("1D") else "image")
 
-    def _global_pool(self, layer: Layer, place: Place, given: FeatureOrder) -> FeatureOrder:
-        if layer.config.get("data_format") not in (None, "channels_last"):
-            return unknown_order(f"a {layer.kind} of channels first", given.makers)
+    def _global_pool(self, layer: Layer, given: FeatureOrder) -> FeatureOrder:
+        if _is_channels_first(layer):
+            return _unknown(f"a {layer.cls} of channels first", given.makers)
         rank = given.rank if layer.config.get("keepdims") else 1
-        return given if not given.is_known else FeatureOrder("features", rank, makers=given.makers)
+        return FeatureOrder("features", rank, makers=given.makers) if given.is_known else given
 
-    def _flatten(self, layer: Layer, place: Place, given: FeatureOrder) -> FeatureOrder:
+    def _flatten(self, layer: Layer, given: FeatureOrder) -> FeatureOrder:
         if layer.config.get("data_format") == "channels_first":
-            return unknown_order("a Flatten of channels first", given.makers)
-        made = flattened_order(given, _shape(layer))
+            return _unknown("a Flatten of channels first", given.makers)
+        made = _flattened(given, _lengths(layer))
         if made.way == "flat" and given.way != "image":
-            self._doubt(given.makers, LayoutDoubt.OUTPUT_ORDER, "a Flatten")
+            self._doubt_makers(given, LayoutDoubt.OUTPUT_ORDER, "a Flatten")
         return made
 
-    def _reshape(self, layer: Layer, place: Place, given: FeatureOrder) -> FeatureOrder:
-        made, is_moved = reshaped_order(given, layer.config.get("target_shape"), _shape(layer))
-        if is_moved:
-            self._doubt(given.makers, LayoutDoubt.OUTPUT_ORDER, "a Reshape")
-        return made
+    def _reshape(self, layer: Layer, given: FeatureOrder) -> FeatureOrder:
+        target = layer.config.get("target_shape")
+        lengths = target if isinstance(target, list) and all(type(one) is int for one in target) else []
+        if len(lengths) == 1:
+            if given.way == "image" and given.channels == lengths[0]:  # one place for each channel
+                return FeatureOrder("features", 1, makers=given.makers)
+            return _flattened(given, _lengths(layer))
+        is_vector = given.way in ("features", "input") and _rank(layer, given) in (1, None)
+        if lengths and is_vector and all(length == 1 for length in lengths[:-1]):
+            return given._replace(rank=len(lengths))
+        self._doubt_makers(given, LayoutDoubt.OUTPUT_ORDER, "a Reshape")
+        if not lengths or not is_vector:
+            return _unknown("a Reshape", given.makers)
+        if len(lengths) == _SEQUENCE:
+            return FeatureOrder("series", _SEQUENCE)
+        return FeatureOrder("image", len(lengths), channels=lengths[-1] if lengths[-1] > 0 else None)
 
 
-def _shape(layer: Layer) -> list[int | None] | None:
-    """Return the shape that a layer was built for, without the batch."""
-    built = layer.node.get("build_config")
-    shape = built.get("input_shape") if isinstance(built, Mapping) else None
-    if not isinstance(shape, list) or not shape:
-        return None
-    return [length if type(length) is int else None for length in shape[1:]]
+def _is_channels_first(layer: Layer) -> bool:
+    return layer.config.get("data_format") not in (None, "channels_last")
+
+
+def _lengths(layer: Layer) -> list[int | None] | None:
+    """Return the shape that a layer was built for, without the batch; None if it is not known."""
+    shape = layer.built_for
+    return None if shape is None else [length if type(length) is int else None for length in shape[1:]]
 
 
 def _rank(layer: Layer, given: FeatureOrder) -> int | None:
-    shape = _shape(layer)
-    return given.rank if shape is None else len(shape)
+    shape = layer.built_for
+    return given.rank if shape is None else len(shape) - 1
 
 
 # Connections ----------------------------------------------------------------------------------------
 
 
-def _layers_in_order(origins: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Yield layers behind those that they take something from; what is in a cycle, in any order."""
+def _sorted_by_origin(origins: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield layers after those that they take something from; those in a cycle, in any order."""
     done: set[str] = set()
     for start in origins:
         pending = [(start, False)]
@@ -250,8 +277,21 @@ def _input_layers(inbound: object) -> Iterator[str]:
 # The order of features between two layers -----------------------------------------------------------
 
 
+class Makers(NamedTuple):
+    """Layers whose outputs are along one axis: one, and those before it.
+
+    They are linked, not joined: each norm in a chain adds itself, and there may be any number.
+    """
+
+    path: Steps | None = None
+    before: tuple[Makers, ...] = ()
+
+
+NO_MAKERS = Makers()
+
+
 class FeatureOrder(NamedTuple):
-    """What is known of a tensor between two layers.
+    """Order of the features of a tensor between two layers.
 
     Attributes:
         way: ``features``: the last axis has features, and Flatten makes the same of it in both frameworks;
@@ -261,7 +301,7 @@ class FeatureOrder(NamedTuple):
         flattened: Of ``flat``, the shape of the image, as ``LayerKind`` has it.
         cause: Of ``unknown``, the layer that makes it so: "a Lambda".
         channels: How many features an image has, where that is known.
-        makers: The layers whose outputs stand along the last axis.
+        makers: The layers whose outputs are along the last axis.
     """
 
     way: Way
@@ -269,7 +309,7 @@ class FeatureOrder(NamedTuple):
     flattened: tuple[int | None, ...] = ()
     cause: str = ""
     channels: int | None = None
-    makers: frozenset[Place] = frozenset()
+    makers: Makers = NO_MAKERS
 
     @property
     def is_known(self) -> bool:
@@ -280,17 +320,23 @@ class FeatureOrder(NamedTuple):
 _INPUT = FeatureOrder("input")
 
 
-def unknown_order(cause: str, makers: frozenset[Place] = frozenset()) -> FeatureOrder:
+def _unknown(cause: str, makers: Makers = NO_MAKERS) -> FeatureOrder:
     """Return an order of which nothing is known; ``cause`` is the layer that makes it so."""
     return FeatureOrder("unknown", cause=cause, makers=makers)
 
 
-def merge_orders(orders: Sequence[FeatureOrder], *, joined: bool = False) -> FeatureOrder:
-    """Return the order of what is made of several tensors, element by element or joined along an axis."""
-    makers = frozenset(maker for order in orders for maker in order.makers)
-    first = orders[0] if orders else unknown_order("what is not told")
+def _made_by(layer: Layer, way: Way, rank: int | None) -> FeatureOrder:
+    """Return the order of features that a layer makes."""
+    return FeatureOrder(way, rank, makers=Makers(layer.path))
+
+
+def _merged(orders: Sequence[FeatureOrder], *, joined: bool = False) -> FeatureOrder:
+    """Return the order of several tensors combined, element by element or joined along an axis."""
+    first = orders[0] if orders else _unknown("what is not told")
     if len(orders) < 2:
-        return first._replace(makers=makers)
+        return first
+    known_makers = tuple(order.makers for order in orders if order.makers is not NO_MAKERS)
+    makers = Makers(before=known_makers) if known_makers else NO_MAKERS
     unknown = next((order for order in orders if order.way == "unknown"), None)
     if unknown is not None:
         return unknown._replace(makers=makers)
@@ -299,7 +345,7 @@ def merge_orders(orders: Sequence[FeatureOrder], *, joined: bool = False) -> Fea
     rank = None if None in ranks else max(rank for rank in ranks if rank is not None)
     if "flat" in ways:
         is_alike = not joined and len({(order.way, order.flattened) for order in orders}) == 1
-        return first._replace(makers=makers) if is_alike else unknown_order("a Flatten", makers)
+        return first._replace(makers=makers) if is_alike else _unknown("a Flatten", makers)
     channels = {order.channels for order in orders if order.way == "image"}
     known = channels.pop() if len(channels) == 1 and not joined else None
     strongest: tuple[Way, ...] = ("image", "series", "features", "input")
@@ -307,66 +353,18 @@ def merge_orders(orders: Sequence[FeatureOrder], *, joined: bool = False) -> Fea
     return FeatureOrder(way, rank, channels=known, makers=makers)
 
 
-def flattened_order(given: FeatureOrder, shape: Sequence[int | None] | None) -> FeatureOrder:
-    """Return the order behind a Flatten.
-
-    Args:
-        given: What it takes.
-        shape: The shape of that without the batch, where it is known.
-    """
+def _flattened(given: FeatureOrder, shape: Sequence[int | None] | None) -> FeatureOrder:
+    """Return the order after a Flatten of features in a shape, without the batch; None if it is not known."""
     rank = given.rank if shape is None else len(shape)
     if given.way in ("flat", "unknown"):
         return given
-    if rank is not None and rank < SEQUENCE:
+    if rank is not None and rank < _SEQUENCE:
         return given._replace(rank=1)
-    if given.way != "image" and rank == SEQUENCE:
-        return unknown_order("a Flatten", given.makers) if given.way == "series" else given._replace(rank=1)
+    if given.way != "image" and rank == _SEQUENCE:
+        return _unknown("a Flatten", given.makers) if given.way == "series" else given._replace(rank=1)
     if given.way in ("features", "series") and rank is not None:
-        return unknown_order("a Flatten", given.makers)
+        return _unknown("a Flatten", given.makers)
     if shape is not None and all(length is not None and length > 0 for length in shape):
         return FeatureOrder("flat", 1, tuple(shape))
-    is_image = given.way == "image" or (rank is not None and rank > SEQUENCE)
+    is_image = given.way == "image" or (rank is not None and rank > _SEQUENCE)
     return FeatureOrder("flat", 1, (None, given.channels) if is_image and given.channels else ())
-
-
-def reshaped_order(
-    given: FeatureOrder, target: object, shape: Sequence[int | None] | None
-) -> tuple[FeatureOrder, bool]:
-    """Return the order behind a Reshape, and whether what made the features counts in another order.
-
-    Args:
-        given: What it takes.
-        target: The shape that it makes, as a configuration says it.
-        shape: The shape of what it takes without the batch, where it is known.
-    """
-    lengths = target if isinstance(target, list) else []
-    if not all(type(length) is int for length in lengths):
-        lengths = []
-    rank = given.rank if shape is None else len(shape)
-    if not lengths:
-        return unknown_order("a Reshape", given.makers), True
-    if len(lengths) == 1:
-        if given.way == "image" and given.channels == lengths[0]:  # one place for each channel
-            return FeatureOrder("features", 1, makers=given.makers), False
-        return flattened_order(given, shape), False
-    is_vector = given.way in ("features", "input") and rank in (1, None)
-    if is_vector and all(length == 1 for length in lengths[:-1]):
-        return given._replace(rank=len(lengths)), False
-    if not is_vector:
-        return unknown_order("a Reshape", given.makers), True
-    if len(lengths) == SEQUENCE:
-        return FeatureOrder("series", SEQUENCE), True
-    return FeatureOrder("image", len(lengths), channels=lengths[-1] if lengths[-1] > 0 else None), True
-
-
-def convolved_order(given: FeatureOrder, kind: str, config: Mapping[str, object]) -> FeatureOrder:
-    """Return the order behind a convolution."""
-    count = config.get("filters")
-    if kind.startswith("Depthwise"):
-        factor = config.get("depth_multiplier")
-        count = given.channels * factor if given.channels and type(factor) is int else None
-    channels = count if type(count) is int and count > 0 else None
-    if config.get("data_format") not in (None, "channels_last"):
-        return unknown_order(f"a {kind} of channels first")
-    axes = next(int(digit) for digit in "123" if f"{digit}D" in kind)
-    return FeatureOrder("image", axes + 1, channels=channels)

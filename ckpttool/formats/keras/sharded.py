@@ -1,4 +1,4 @@
-"""Keras weights in several files: ``x.weights.json`` says what ``x_0000N.weights.h5`` hold.
+"""Keras weights in several files: ``x.weights.json`` is the index of ``x_0000N.weights.h5``.
 
 Every shard has the groups of all layers, and variables only in those that it is to hold. A shard that is
 missing, one too many, of another save, or damaged is told apart, and all others stay readable.
@@ -33,7 +33,7 @@ Entries = Mapping[str, os.DirEntry[str]]
 
 
 class KerasIndex(NamedTuple):
-    """What an index says: the shards of each group of variables, and their names without the refused."""
+    """Content of an index: the shards of each group of variables, and their names without the refused."""
 
     path: str
     groups: Mapping[str, tuple[str, ...]]
@@ -62,7 +62,7 @@ def read_index(path: str) -> KerasIndex:
 
 
 class KerasSharded(SetFormat):
-    """A set of ``.weights.h5`` files behind an index."""
+    """A set of ``.weights.h5`` files with an index."""
 
     name: ClassVar[str] = "keras-h5"
     suffixes = (".weights.json",)
@@ -177,7 +177,7 @@ def open_set(path: str, index: KerasIndex) -> Checkpoint:
 
 
 def _group(tensor: Tensor) -> str:
-    """Return the group in the file that a tensor lies in."""
+    """Return the group of a tensor in the file."""
     return (tensor.key or "/" + "/".join(map(str, tensor.path))).rpartition("/")[0]
 
 

@@ -37,7 +37,7 @@ from ckpttool.formats.keras.native import (
     h5_native,
     object_of,
 )
-from ckpttool.formats.keras.variable_places import Attributes, Places, listed_places, numbered_places
+from ckpttool.formats.keras.places import Attributes, Places, listed_places, numbered_places
 from ckpttool.formats.sidecar import ENTRY, sidecar_of
 from ckpttool.formats.writer import Content, Target, WriteOptions, Writer, fold_name
 
@@ -59,7 +59,7 @@ KERAS_TYPES = frozenset(
         *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
     )
 )
-"""Names of the types that Keras reads: what else h5py stores comes back to it as bytes without a type."""
+"""Names of the types that Keras reads: it gets others back from h5py as bytes without a type."""
 
 
 class _KerasFileWriter(Writer):
@@ -128,7 +128,7 @@ def _assets(native: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def _faulty_assets(native: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
-    """Yield the files that can't lie beside a model, and why: what unpacks them trusts their names."""
+    """Yield the assets that can't be stored, and why: Keras unpacks them by their names."""
     taken: dict[str, str] = {}
     for name in _assets(native):
         if why := _asset_name_refusal(name):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +26,8 @@ from ckpttool.formats.savedmodel.walk import message_in
 from ckpttool.storage import fs
 
 if TYPE_CHECKING:
-    from ckpttool.formats.keras.kinds import Orders
-    from ckpttool.formats.keras.layers import Layer
-
+    from ckpttool.formats.keras.layer_tree import Layer
+    from ckpttool.formats.keras.model import KerasModel
 
 FINGERPRINT, KERAS_METADATA = "fingerprint.pb", "keras_metadata.pb"
 INDEX = os.path.join("variables", "variables.index")
@@ -169,7 +168,7 @@ def layers_of_variables(
 
     Keras 2 describes its objects in a file of their own; old releases do so in the graph.
     """
-    from ckpttool.formats.keras.kinds import kind_for_weight, outermost_kind
+    from ckpttool.formats.keras.model import kind_for_weight
 
     described = {at: item.keras for at, item in enumerate(objects) if item.keras}
     path = os.path.join(directory, KERAS_METADATA)
@@ -179,14 +178,35 @@ def layers_of_variables(
         at: layer for at, text in described.items() if (layer := _layer_of_text(path, text)) is not None
     }
     kinds = {}
-    orders: dict[int, Orders] = {}
+    models: dict[int, KerasModel] = {}
     for tensor in tensors if layers else ():
         if tensor.role is Role.WEIGHTS:
             along = node_numbers_along(objects, raw_key(tensor))
-            kind = outermost_kind((layers[at] for at in along if at in layers), orders)
+            kind = _outermost_kind((layers[at] for at in along if at in layers), models)
             if kind is not None:
                 kinds[tensor.name] = kind_for_weight(kind, tensor)
     return kinds
+
+
+def _outermost_kind(layers: Iterable[Layer], known: dict[int, KerasModel]) -> LayerKind | None:
+    """Return the kind of the outermost known layer, among those that lead to a weight from outside in.
+
+    Args:
+        layers: The layers, each parsed alone.
+        known: The outermost models by the ``id`` of their layers; new ones are added.
+    """
+    from ckpttool.formats.keras.model import UNWIRED, KerasModel
+
+    models: list[Layer] = []
+    for layer in layers:
+        if layer.is_model:
+            models.append(layer)
+        elif (kind := layer.kind) is not None:
+            if not models:
+                return kind._replace(doubt=UNWIRED if kind.cls == "Dense" else None)
+            outermost = known.setdefault(id(models[0]), KerasModel(models[0]))
+            return outermost.kind_of(layer, (*(model.name for model in models[1:]), layer.name))
+    return None
 
 
 def _read_descriptions(path: str, directory: str) -> dict[int, bytes]:
@@ -205,7 +225,7 @@ def _read_descriptions(path: str, directory: str) -> dict[int, bytes]:
 
 
 def _layer_of_text(path: str, text: bytes) -> Layer | None:
-    from ckpttool.formats.keras.layers import layer_of
+    from ckpttool.formats.keras.layer_tree import layer_of
 
     try:
         node = _unwrap_tuples(parse_json(path, text, "keras-metadata", constants=True))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.layers import DoubtReason, LayerKind, LayoutDoubt
 from ckpttool.core.tensor import Path, Role, Tensor
-from ckpttool.formats.keras.layers import type_of
+from ckpttool.formats.keras.layers import LAYERS, UNKNOWN
 from ckpttool.formats.traits import Family, traits_of
 
 Steps = tuple[str, ...]
@@ -196,7 +196,7 @@ def _keras_layer(
             return WeightLayer(place, "attention output" if part == "out_proj" else "attention", variables)
     if traits_of(checkpoint.conventions).holds_layers and is_numbered:
         shapes = [group[str(at)].shape for at in range(len(group)) if str(at) in group]
-        kind = type_of(cls).kind if cls is not None else kind_of_shapes(shapes)
+        kind = LAYERS.get(cls, UNKNOWN).layout if cls is not None else kind_of_shapes(shapes)
         missing = () if stated is None else stated.missing
         orders = [tuple(name for name in names if name not in missing) for names in _ORDERS.get(kind, ())]
         order = next((names for names in orders if len(names) == len(group)), None)
@@ -204,7 +204,7 @@ def _keras_layer(
             return WeightLayer(place, None, group)
         return _checked_layer(place, kind, _by_number(group, order), stated)
     variables = _by_variable_name(group)
-    kind = type_of(cls).kind if cls is not None else kind_of_names(variables)
+    kind = LAYERS.get(cls, UNKNOWN).layout if cls is not None else kind_of_names(variables)
     if kind == "dense" and any(CELL.fullmatch(step) for step in place):
         kind = None  # TensorFlow 1 has a cell's two kernels in one
     return _checked_layer(place, kind, variables, stated)

@@ -1,4 +1,4 @@
-"""Where each tensor goes in a Keras file: among the numbered variables of its layer, or listed by it.
+"""Places of tensors in a Keras file: among the numbered variables of a layer, or in its list.
 
 ``.weights.h5`` and ``.keras`` number the variables of each layer; whole models in ``.h5`` list layers and
 weights. A file of the same kind gets back the places that it had.
@@ -15,25 +15,23 @@ from typing import Any
 from ckpttool.containers.hdf5_writer import MAX_ATTRIBUTE, MAX_ATTRIBUTES, attribute_fault
 from ckpttool.core.tensor import Path, Tensor
 from ckpttool.formats.hdf5.writer import name_refusals
-from ckpttool.formats.keras.compare import layer_names_by_group
 from ckpttool.formats.keras.config_writer import as_keras_3, is_keras2, model_of
-from ckpttool.formats.keras.layers import Layer, layers_with_groups, type_of, weights_of
-from ckpttool.formats.keras.layout import TOP_LEVEL, name_tensors, names_in, top_of
-from ckpttool.formats.keras.native import CONFIG, Stored, object_of, stored_of
-from ckpttool.formats.keras.variable_order import (
+from ckpttool.formats.keras.layer_tree import (
     LAYERS_GROUP,
-    VARS_GROUP,
+    VARIABLES_GROUP,
     KerasRefusal,
-    WeightSlot,
-    own_weight_count,
-    parts_of_layer,
-    require_own_layer,
-    weight_slots,
+    Layer,
+    Steps,
+    Weight,
+    paths_below,
 )
+from ckpttool.formats.keras.layout import TOP_LEVEL, name_tensors, names_in, top_of
+from ckpttool.formats.keras.model import KerasModel
+from ckpttool.formats.keras.names import CLASSES
+from ckpttool.formats.keras.native import CONFIG, Stored, object_of, stored_of
 from ckpttool.formats.sidecar import ENTRY
 from ckpttool.formats.writer import Content
 
-Parts = tuple[str, ...]
 Attributes = dict[str, Any]
 _OPTIMIZER_GROUP, _OPTIMIZER_LIST = "optimizer", "optimizer_weights"
 _HINT = "(--model FILE gives the names of another checkpoint, --map renames)"
@@ -41,27 +39,31 @@ _KERAS_2 = "Keras 2 wrote it, and its variables have another order (Keras 3 load
 _KERAS_2_OPTIMIZER = (
     "Keras 2 wrote it, and its optimizer's state has another order (--only weights leaves it out)"
 )
-_TOPS = (LAYERS_GROUP, _OPTIMIZER_GROUP, VARS_GROUP, "_layer_checkpoint_dependencies", "metrics")
+_TOPS = (LAYERS_GROUP, _OPTIMIZER_GROUP, VARIABLES_GROUP, "_layer_checkpoint_dependencies", "metrics")
 _NOT_KERAS = "its name is not that of a Keras variable (layers/<name>/vars/<n>)"
 _BY_LAYER = "variables are numbered layer by layer"
 _MODEL_WEIGHTS = "model_weights"
-_INNER = (_OPTIMIZER_GROUP, "inner_optimizer", VARS_GROUP)
+_OPTIMIZER = (_OPTIMIZER_GROUP, VARIABLES_GROUP)
+_INNER = (_OPTIMIZER_GROUP, "inner_optimizer", VARIABLES_GROUP)
 _COUNTED = ("iteration", "learning_rate")
+_CONV_CELL = "ConvLSTMCell"
+_OWN_STORE = frozenset({"TextVectorization", "StringLookup", "IntegerLookup", "Hashing", "FeatureSpace"})
+"""Layers with a state of their own beside their weights."""
 
 
 @dataclass(slots=True)
 class Places:
-    """Where tensors go.
+    """Places of tensors, and the groups around them.
 
     Attributes:
         groups: The attributes of each group.
         paths: The datasets, by the names of their tensors.
-        problems: Why others have no place: a sentence each.
-        config: That of the model, where the file has it beside the variables.
+        problems: Reasons why others have no place, a sentence each.
+        config: Configuration of the model, if the file has one.
     """
 
-    groups: dict[Parts, Attributes] = field(default_factory=dict)
-    paths: dict[str, Parts] = field(default_factory=dict)
+    groups: dict[Steps, Attributes] = field(default_factory=dict)
+    paths: dict[str, Steps] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     config: object = None
 
@@ -72,15 +74,16 @@ class Places:
             for tensor in tensors
             if tensor.name in self.paths
         }
-        layer_names = layer_names_by_group(self.config, (*self.groups, *stored))
+        model = KerasModel.of_config(self.config)
+        layer_names = {} if model is None else model.layer_names((*self.groups, *stored))
         given: dict[Path, Path] = {}
         for tensor in name_tensors(self.groups, stored, layer_names)[0]:
             given[tuple(tensor.key.split("/")[1:]) if tensor.key else tensor.path] = tensor.path
         return {name: given[path] for name, path in self.paths.items()}
 
     def note_shared_paths(self) -> None:
-        """Add a problem for each tensor that would lie where another lies."""
-        taken: dict[Parts, str] = {}
+        """Add a problem for each tensor that has the place of another."""
+        taken: dict[Steps, str] = {}
         for name, path in self.paths.items():
             if path in taken:
                 self.problems.append(f"{name}: it would lie where {taken[path]!r} lies, in /{'/'.join(path)}")
@@ -96,7 +99,7 @@ class Places:
                 return
 
 
-def _group_faults(path: Parts, attributes: Attributes, datasets: set[Parts]) -> Iterator[str]:
+def _group_faults(path: Steps, attributes: Attributes, datasets: set[Steps]) -> Iterator[str]:
     if path:
         yield from name_refusals(path)
     if any(path[:at] in datasets for at in range(1, len(path) + 1)):
@@ -122,7 +125,7 @@ def chunked_attribute(key: str, names: list[str]) -> Attributes:
 
 
 def numbered_places(content: Content) -> Places:
-    """Return where tensors go in a ``.weights.h5``."""
+    """Return the places of tensors in a ``.weights.h5``."""
     places = Places()
     stored = stored_of(content.native)
     if stored is not None and not stored.lists:
@@ -148,103 +151,128 @@ def numbered_places(content: Content) -> Places:
     return places
 
 
-def is_variable(path: Parts) -> bool:
+def is_variable(path: Steps) -> bool:
     """Return whether a path is that of a numbered variable."""
-    return path[-2:-1] == (VARS_GROUP,) and path[0] in _TOPS and path[-1].isdecimal() and all(path)
+    return path[-2:-1] == (VARIABLES_GROUP,) and path[0] in _TOPS and path[-1].isdecimal() and all(path)
 
 
 class _NumberedPlaces:
     """Gives numbers to the weights of a file that listed them."""
 
     def __init__(self, places: Places, content: Content, stored: Stored) -> None:
-        self._places, self._stored = places, stored
+        self._places, self._stored, self._native = places, stored, content.native
         self._names = {path: name for name, path in stored.paths.items()}
         self._present = {tensor.name for tensor in content.tensors}
-        self._model = model_of(content.native)
-        self._content = content
 
     def run(self) -> None:
-        top = top_of(self._stored.groups) or ()
-        if self._model is None or not self._model.is_model:
+        model = model_of(self._native)
+        if model is None or not model.is_model:
             message = f"the layers are not known, only the order of their weights, and {_BY_LAYER} {_HINT}"
             self._places.problems.append(message)
             return
+        top = top_of(self._stored.groups) or ()
         try:
-            if is_keras2(self._content.native):
-                try:
-                    as_keras_3(object_of(self._content.native[CONFIG]))
-                except KerasRefusal as failure:
-                    raise KerasRefusal(f"Keras 2 wrote it: {failure}") from failure
-                if self._weights((_OPTIMIZER_LIST,)):
-                    raise KerasRefusal(_KERAS_2_OPTIMIZER)
-            for layer, (name, _) in layers_with_groups(self._model):
-                group = (LAYERS_GROUP, name)
-                self._add_group(layer, group)
-                self._add_layer(layer, group, self._weights((*top, *layer.name.split("/"))))
+            self._require_order_of_keras_3()
+            for layer in model.layers:
+                self._add_groups(layer)
+                self._add_layer(layer, self._weights((*top, *layer.name.split("/"))))
             if weights := self._weights((*top, TOP_LEVEL)):
                 raise KerasRefusal(f"{weights[0][1]}: a weight of no layer")
         except KerasRefusal as failure:
             self._places.problems.append(str(failure))
             return
-        self._places.groups.setdefault((VARS_GROUP,), {"name": self._model.name})
+        self._places.groups.setdefault((VARIABLES_GROUP,), {"name": model.name})
         self._add_optimizer()
 
-    def _weights(self, group: Parts) -> list[tuple[Parts, str]]:
+    def _require_order_of_keras_3(self) -> None:
+        if not is_keras2(self._native):
+            return
+        try:
+            as_keras_3(object_of(self._native[CONFIG]))
+        except KerasRefusal as failure:
+            raise KerasRefusal(f"Keras 2 wrote it: {failure}") from failure
+        if self._weights((_OPTIMIZER_LIST,)):
+            raise KerasRefusal(_KERAS_2_OPTIMIZER)
+
+    def _weights(self, group: Steps) -> list[tuple[Steps, str]]:
         """Return the datasets that a group lists, with the names of their tensors."""
         names = names_in(self._stored.groups.get(group, {}), "weight_names") or ()
         paths = [(*group, *name.split("/")) for name in names]
         return [(path, self._names[path]) for path in paths if self._names.get(path) in self._present]
 
-    def _add_group(self, layer: Layer, group: Parts) -> None:
-        own = (*group, VARS_GROUP)
-        self._places.groups[own] = {"name": layer.name}
-        if layer.is_model:
-            for part, (name, _) in layers_with_groups(layer):
-                self._add_group(part, (*group, LAYERS_GROUP, name))
+    def _add_groups(self, layer: Layer) -> None:
+        group = (LAYERS_GROUP, layer.groups[0])
+        inside = layer.layers_with_groups(group, ()) if layer.is_model else ()
+        for path, one in [(group, layer), *inside]:
+            own = (*path, VARIABLES_GROUP)
+            self._places.groups[own] = {"name": one.name}
 
-    def _add_layer(self, layer: Layer, group: Parts, weights: list[tuple[Parts, str]]) -> None:
-        if not weights:
+    def _add_layer(self, layer: Layer, listed: list[tuple[Steps, str]]) -> None:
+        if not listed:
             return
-        if not type_of(layer.kind).is_weightless and not parts_of_layer(layer):
-            require_own_layer(layer)
-            for path, _ in weights if type_of(layer.kind).shapes is None else ():
+        group = (LAYERS_GROUP, layer.groups[0])
+        if layer.type.is_weightless or layer.parts:
+            weights = layer.weights(group, _own_weight_count)
+        else:
+            _require_own_layer(layer)
+            for path, _ in listed if not layer.type.has_known_weights else ():
                 # A weight that is named after a layer inside shows that there is one.
                 behind = path[::-1][: path[::-1].index(layer.name)] if layer.name in path else path[-1:]
                 if len(behind) > 1:
                     raise KerasRefusal(_made_in_an_unknown_way(layer))
-            slots = [WeightSlot((*group, VARS_GROUP, str(at)), (), True) for at in range(len(weights))]
-        else:
-            slots = weight_slots(layer, group, own_weight_count)
-        if len(slots) != len(weights):
+            weights = [Weight((*group, VARIABLES_GROUP, str(at)), (), True) for at in range(len(listed))]
+        if len(weights) != len(listed):
             raise KerasRefusal(
-                f"layer {layer.name!r} has {len(weights)} weights, and its config makes {len(slots)}"
+                f"layer {layer.name!r} has {len(listed)} weights, and its config makes {len(weights)}"
             )
-        for slot, (path, name) in zip(slots, weights, strict=True):
-            if layer.is_model and slot.name[0] not in path:
+        for weight, (path, name) in zip(weights, listed, strict=True):
+            if layer.is_model and weight.name[0] not in path:
                 raise KerasRefusal(
                     f"{name}: layer {layer.name!r} has its weights in an order that is not known"
                 )
-            self._places.paths[name] = slot.path
-            if len(path) > 1 and slot.path[:-1] not in self._places.groups:
-                self._places.groups[slot.path[:-1]] = {"name": path[-2]}
+            self._places.paths[name] = weight.path
+            if len(path) > 1:
+                self._places.groups.setdefault(weight.path[:-1], {"name": path[-2]})
 
     def _add_optimizer(self) -> None:
-        weights = self._weights((_OPTIMIZER_LIST,))
-        for at, (path, name) in enumerate(weights):
-            self._places.paths[name] = (_OPTIMIZER_GROUP, VARS_GROUP, str(at))
+        for at, (path, name) in enumerate(self._weights((_OPTIMIZER_LIST,))):
+            self._places.paths[name] = (*_OPTIMIZER, str(at))
             if not at and len(path) > 2:
-                self._places.groups[(_OPTIMIZER_GROUP, VARS_GROUP)] = {"name": path[1]}
+                self._places.groups[_OPTIMIZER] = {"name": path[1]}
+
+
+def _own_weight_count(group: Steps, layer: Layer) -> int:
+    """Return how many weights of its own a layer makes, by its config; a ``WeightCount``."""
+    if layer.type.is_weightless or layer.parts:
+        return 0
+    if layer.cls == _CONV_CELL:
+        return 3 if layer.config.get("use_bias", True) else 2
+    _require_own_layer(layer)
+    shapes = layer.weight_shapes()
+    if shapes is None:
+        raise KerasRefusal(f"how many weights layer {layer.name!r} ({layer.cls}) has is not known")
+    return len(shapes)
+
+
+def _require_own_layer(layer: Layer) -> None:
+    """Require that a layer stores its weights as Keras's own layers do, and not in an order of its own."""
+    if not layer.is_known or layer.cls not in CLASSES:
+        raise KerasRefusal(f"layer {layer.name!r} ({layer.cls}) is not one of Keras's own")
+    if layer.cls in _OWN_STORE or (layer.type.has_known_weights and layer.weight_shapes() is None):
+        raise KerasRefusal(
+            f"layer {layer.name!r} ({layer.cls}) was quantized, adapted or stores its own state"
+        )
 
 
 def _made_in_an_unknown_way(layer: Layer) -> str:
-    return f"layer {layer.name!r} ({layer.kind}) is made of layers in a way that is not known"
+    return f"layer {layer.name!r} ({layer.cls}) is made of layers in a way that is not known"
 
 
 # Listed weights, as .h5 has them --------------------------------------------------------------------
 
 
 def listed_places(content: Content) -> Places:
-    """Return where tensors go in an ``.h5`` with lists of layers and weights."""
+    """Return the places of tensors in an ``.h5`` with lists of layers and weights."""
     places = Places()
     stored = stored_of(content.native)
     if stored is not None and stored.lists:
@@ -266,7 +294,7 @@ def listed_places(content: Content) -> Places:
 
 
 def _restore_lists(places: Places, stored: Stored) -> None:
-    """Keep the lists of the source, without what is gone."""
+    """Keep the lists of the source, without tensors that are gone."""
     present = set(places.paths.values())
     for group, attributes in stored.groups.items():
         kept = dict(attributes)
@@ -286,36 +314,27 @@ class _ListedPlaces:
     """Lists the variables of a file that numbered them."""
 
     def __init__(self, places: Places, content: Content, stored: Stored) -> None:
-        self._places, self._content = places, content
-        self._groups = stored.groups
+        self._places, self._native, self._groups = places, content.native, stored.groups
         self._names = {path: name for name, path in stored.paths.items()}
-        self._unlisted = set(self._names)
+        self._paths, self._unlisted = sorted(self._names), set(self._names)
         self._is_built = any(path[0] == LAYERS_GROUP for path in self._names)
-        self._model = model_of(content.native)
 
     def run(self) -> None:
-        model, problems = self._model, self._places.problems
+        model, problems = model_of(self._native), self._places.problems
         if model is None or not model.is_model:
             what = "its layers make themselves" if model is not None else "the architecture is not known"
             problems.append(
                 f"an .h5 lists the weights of each layer in order, and {what} (.keras has no lists)"
             )
             return
-        if is_keras2(self._content.native):
+        if is_keras2(self._native):
             problems.append(_KERAS_2)
             return
-        layers = list(layers_with_groups(model))
-        self._places.groups[(_MODEL_WEIGHTS,)] = chunked_attribute(
-            "layer_names", [layer.name for layer, _ in layers]
-        )
+        names = [layer.name for layer in model.layers]
+        self._places.groups[(_MODEL_WEIGHTS,)] = chunked_attribute("layer_names", names)
         try:
-            for layer, (group, _) in layers:
-                slots = weight_slots(layer, (LAYERS_GROUP, group), self._count)
-                names = [(layer.name, *slot.name) for slot in slots]
-                if len(set(names)) < len(names):
-                    names = [(*name[:-1], f"{name[-1]}_{at}") for at, name in enumerate(names)]
-                top = (_MODEL_WEIGHTS, *layer.name.split("/"))
-                self._list(top, [slot.path for slot in slots], names)
+            for layer in model.layers:
+                self._list_layer(layer, layer.weights((LAYERS_GROUP, layer.groups[0]), self._count))
         except KerasRefusal as failure:
             problems.append(
                 f"{failure}: the order of its weights in an .h5 can't be told (.keras has no lists)"
@@ -327,37 +346,43 @@ class _ListedPlaces:
             first = self._names[min(self._unlisted)]
             problems.append(f"{first}: an .h5 lists the weights of layers, and this is none of them")
 
-    def _list(self, group: Parts, paths: list[Parts], names: list[Parts]) -> None:
+    def _list_layer(self, layer: Layer, weights: list[Weight]) -> None:
+        names = [(layer.name, *weight.name) for weight in weights]
+        if len(set(names)) < len(names):
+            names = [(*name[:-1], f"{name[-1]}_{at}") for at, name in enumerate(names)]
+        self._list((_MODEL_WEIGHTS, *layer.name.split("/")), [weight.path for weight in weights], names)
+
+    def _list(self, group: Steps, paths: list[Steps], names: list[Steps]) -> None:
         self._places.groups[group] = chunked_attribute("weight_names", ["/".join(name) for name in names])
         for path, name in zip(paths, names, strict=True):
             self._unlisted.discard(path)
             self._places.paths[self._names[path]] = (*group, *"/".join(name).split("/"))
 
-    def _count(self, group: Parts, layer: Layer) -> int:
+    def _count(self, group: Steps, layer: Layer) -> int:
         """Return how many variables are there, of a layer that stores them as Keras's own do."""
-        below = [path for path in self._unlisted if path[: len(group)] == group]
-        own = [path for path in below if path[len(group) : -1] == (VARS_GROUP,)]
+        below = [path for path in paths_below(self._paths, group) if path in self._unlisted]
+        own = [path for path in below if path[len(group) : -1] == (VARIABLES_GROUP,)]
         if not below:
-            is_made = type_of(layer.kind).is_weightless or layer.is_model or parts_of_layer(layer)
-            if self._is_built and not is_made and weights_of(layer):  # they lie elsewhere
+            is_made = layer.type.is_weightless or layer.parts
+            if self._is_built and not is_made and layer.weight_shapes():  # they lie elsewhere
                 raise KerasRefusal(
-                    f"layer {layer.name!r} ({layer.kind}) shares its weights with another place"
+                    f"layer {layer.name!r} ({layer.cls}) shares its weights with another place"
                 )
             return 0
-        require_own_layer(layer)
-        if len(own) < len(below) and not parts_of_layer(layer):
+        _require_own_layer(layer)
+        if len(own) < len(below) and not layer.parts:
             raise KerasRefusal(_made_in_an_unknown_way(layer))
         if {path[-1] for path in own} != {str(at) for at in range(len(own))}:
             raise KerasRefusal(f"layer {layer.name!r} lacks a variable")
         return len(own)
 
     def _add_optimizer(self) -> None:
-        own = self._numbered((_OPTIMIZER_GROUP, VARS_GROUP))
+        own = self._numbered(_OPTIMIZER)
         if not own:
             return
-        stored = self._groups.get((_OPTIMIZER_GROUP, VARS_GROUP), {}).get("name")
+        stored = self._groups.get(_OPTIMIZER, {}).get("name")
         name = stored if isinstance(stored, str) and stored and "/" not in stored else _OPTIMIZER_GROUP
-        names: list[Parts] = [
+        names: list[Steps] = [
             (name, _COUNTED[at] if at < len(_COUNTED) else f"variable_{at}") for at in range(len(own))
         ]
         self._list((_OPTIMIZER_LIST,), own, names)
@@ -368,7 +393,7 @@ class _ListedPlaces:
                 self._unlisted.discard(path)
                 self._places.paths[self._names[path]] = self._places.paths[self._names[same]]
 
-    def _numbered(self, group: Parts) -> list[Parts]:
+    def _numbered(self, group: Steps) -> list[Steps]:
         """Return the variables of a group that are not listed yet, in their order."""
         paths = [path for path in self._unlisted if path[:-1] == group]
         return sorted(paths, key=lambda path: int(path[-1]) if path[-1].isdecimal() else -1)
