@@ -25,7 +25,16 @@ from ckpttool.weights.converting.layout_checks import (
 )
 from ckpttool.weights.converting.ties import carry_ties
 from ckpttool.weights.pairing.layers import ATTENTION, UNWIRED, Doubt, layout_doubts, may_be_image
-from ckpttool.weights.pairing.layouts import RULES, LayoutItem, LayoutRule, Turn, torch_layout_items
+from ckpttool.weights.pairing.layouts import (
+    JOINED,
+    RULES,
+    SUMMED,
+    LayoutItem,
+    LayoutRule,
+    Turn,
+    fuse_attention_inputs,
+    torch_layout_items,
+)
 from ckpttool.weights.pairing.rearrangement import (
     Pattern,
     Unfit,
@@ -36,7 +45,6 @@ from ckpttool.weights.pairing.rearrangement import (
     rearrange,
     zeros,
 )
-from ckpttool.weights.pairing.split_parameters import JOINED, SUMMED, fuse_attention_inputs
 
 _HOW = "--map with a [[tensor]] says how it lies, and --model takes the layout of another file"
 _ONE_BIAS = ("bias_l0", "bias_l0_reverse")

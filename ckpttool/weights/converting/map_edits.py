@@ -10,8 +10,7 @@ from ckpttool.core.text import counted
 from ckpttool.formats.writer import Content
 from ckpttool.weights.converting.ties import carry_ties, lost_ties
 from ckpttool.weights.converting.tree_edits import edit_tree
-from ckpttool.weights.pairing.map_file import TensorMap, TensorRule
-from ckpttool.weights.pairing.map_rules import SideNames, apply_rule, fill_stars
+from ckpttool.weights.pairing.map_file import SideNames, TensorMap, TensorRule, apply_rule, fill_stars
 from ckpttool.weights.pairing.rearrangement import Unfit
 
 

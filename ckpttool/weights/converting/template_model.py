@@ -20,13 +20,13 @@ from ckpttool.weights.converting.layout_checks import (
     refusal_text,
 )
 from ckpttool.weights.converting.weight_selection import only_weights
-from ckpttool.weights.pairing.contents import same_content
 from ckpttool.weights.pairing.layers import Doubt
 from ckpttool.weights.pairing.layouts import LayoutItem
 from ckpttool.weights.pairing.notes import display_name
 from ckpttool.weights.pairing.pair_up import Pairing, PairingOptions, pair_up
 from ckpttool.weights.pairing.pairs import Pair
 from ckpttool.weights.pairing.rearrangement import Unfit, concatenate
+from ckpttool.weights.pairing.renames import same_content
 from ckpttool.weights.pairing.second_names import may_be_copy
 from ckpttool.weights.pairing.variable_names import leaf_name
 

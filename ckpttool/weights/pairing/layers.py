@@ -1,15 +1,15 @@
-"""The layers that a checkpoint's tensors belong to, and of which type each is, where something says it.
+"""The layers that a checkpoint's tensors belong to, and the layout of each, if it is known.
 
-What says it: the configuration, program or groups in the files (``Checkpoint.layers``), the names of a
-layer's variables, and the set of their shapes where no other layer of the framework has it. Nothing else
-does: a rank fits many layers.
+It is known by the configuration, program or groups in the files (``Checkpoint.layers``), the names of a
+layer's variables, or the set of their shapes, if no other layer of the framework has it. A rank alone fits
+many layers.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -29,7 +29,7 @@ _KERAS_VARIABLE = re.compile(
     r"|moving_mean|moving_variance|scale)"
 )
 CELL = re.compile(r"(basic_)?(lstm_|gru_|rnn_|simple_rnn_)?cell(_\d+)?")
-"""What the cell inside a recurrent layer is called."""
+"""Name of the cell inside a recurrent layer."""
 _PADDLE_VARIABLE = {"w_0": "weight", "b_0": "bias", "w_1": "_mean", "w_2": "_variance"}
 _PADDLE_CELL = {"w_0": "weight_ih_l0", "w_1": "weight_hh_l0", "b_0": "bias_ih_l0", "b_1": "bias_hh_l0"}
 _CELLS = {"lstm_cell", "gru_cell", "simple_rnn_cell"}
@@ -45,27 +45,12 @@ ATTENTION = {
     "value_dense": "v_proj",
     "output_dense": "out_proj",
 }
-"""What Keras calls the four layers inside a MultiHeadAttention, as attributes and as names."""
-_ORDERS: Mapping[str | None, tuple[tuple[str, ...], ...]] = {
-    "dense": (("kernel",), ("kernel", "bias")),
-    "conv": (("kernel",), ("kernel", "bias")),
-    "transposed conv": (("kernel",), ("kernel", "bias")),
-    "depthwise": (("depthwise_kernel",), ("depthwise_kernel", "bias")),
-    "separable": (
-        ("depthwise_kernel", "pointwise_kernel"),
-        ("depthwise_kernel", "pointwise_kernel", "bias"),
-    ),
-    "embedding": (("embeddings",),),
-    "batch norm": (("moving_mean", "moving_variance"), ("gamma", "beta", "moving_mean", "moving_variance")),
-    "norm": (("gamma", "beta"),),
-    "rms norm": (("scale",),),
-    **{
-        kind: (("kernel", "recurrent_kernel"), ("kernel", "recurrent_kernel", "bias"))
-        for kind in ("lstm", "gru", "rnn")
-    },
-}
-"""In which order Keras numbers a layer's variables; which one a batch norm with three lacks must be told."""
-_KIND_OF_VARIABLE = {
+"""The four layers inside a MultiHeadAttention: names in Keras, as attributes too, and in PyTorch."""
+_VARIABLES = {one.layout: one.names for one in LAYERS.values() if one.layout and one.names}
+"""Names of a layer's variables, in the order in which Keras numbers them."""
+_MAY_LACK = ((), ("bias",), ("gamma", "beta"))
+"""Variables that a layer may lack; of a batch norm with three, its kind must say which."""
+_LAYOUT_OF_VARIABLE = {
     "depthwise_kernel": "depthwise",
     "embeddings": "embedding",
     "moving_mean": "batch norm",
@@ -79,18 +64,18 @@ _LEAST_IMAGE = 4
 
 @dataclass(frozen=True, slots=True)
 class WeightLayer:
-    """Tensors that lie together.
+    """The tensors of one layer.
 
     Attributes:
         place: The steps of the path to them.
-        kind: Which layouts they have: a key of ``layouts.RULES``; ``named`` where only what the variables are
-            called is known, None where nothing is.
-        variables: The tensors by what the framework calls them: ``kernel``, ``gamma``, ``_mean``.
+        layout: Key of ``layouts.RULES``; ``named`` if only the names of the variables are known, None if
+            nothing is.
+        variables: The tensors by their names in the framework: ``kernel``, ``gamma``, ``_mean``.
         sizes: Lengths of axes that are known from the layer before.
     """
 
     place: Steps
-    kind: str | None
+    layout: str | None
     variables: Mapping[str, Tensor]
     sizes: Mapping[str, int] = field(default_factory=dict)
 
@@ -113,7 +98,7 @@ def steps_of(path: Path) -> Steps:
 
 
 def layers_of(checkpoint: Checkpoint) -> list[WeightLayer]:
-    """Return the layers that the weights lie in."""
+    """Return the layers of the weights."""
     groups: dict[Steps, dict[str, Tensor]] = {}
     traits = traits_of(checkpoint.conventions)
     for tensor in checkpoint.tensors:
@@ -137,40 +122,49 @@ def _has_keras_word(names: Iterable[str]) -> bool:
 
 
 def has_keras_word(tensor: Tensor) -> bool:
-    """Tell whether a variable has a name that PyTorch's layers don't give."""
+    """Return whether a variable has a name that PyTorch's layers don't give."""
     return _has_keras_word(steps_of(tensor.path)[-1:])
 
 
 def layout_doubts(checkpoint: Checkpoint) -> list[Doubt]:
     """Return the weights whose elements may be in another order than PyTorch's, for all that is known.
 
-    What stands behind a Flatten or before a Reshape is in another order. The configuration of a model says
-    where they are. Files of weights alone don't, and of a Dense in them only what is too small for an image
-    is certain.
+    The weights of a layer after a Flatten or before a Reshape are in another order. The configuration of a
+    model says where they are. Files of weights alone don't, and of a Dense in them only a kernel that is too
+    small for an image is certain.
     """
     if traits_of(checkpoint.conventions).family is Family.PADDLE:
         return []
-    doubts = {}
-    for layer in layers_of(checkpoint):
-        for name, tensor in layer.variables.items():
-            kind = checkpoint.layers.get(tensor.name)
-            if kind is not None and kind.doubt not in (None, UNWIRED):
-                doubts[id(tensor)] = Doubt(tensor, kind.doubt)
-            elif kind is not None and not kind.reset_after:
-                doubts[id(tensor)] = Doubt(tensor, DoubtReason(LayoutDoubt.RESET))
-            elif name == "kernel" and kind is not None and kind.flattened == ():
-                doubts[id(tensor)] = Doubt(tensor, DoubtReason(LayoutDoubt.FLATTENED_SHAPE))
-            elif name == "kernel" and (kind is None or kind.doubt is not None):
-                # No configuration said how the layers are connected.
-                if layer.kind == "dense" and len(tensor.shape) == 2 and may_be_image(*tensor.shape):
-                    doubts[id(tensor)] = Doubt(tensor, UNWIRED)
-                elif layer.kind == "gru" and "bias" not in layer.variables:
-                    doubts[id(tensor)] = Doubt(tensor, DoubtReason(LayoutDoubt.RESET_UNKNOWN))
-    return [doubts[id(tensor)] for tensor in checkpoint.tensors if id(tensor) in doubts]
+    reasons = {
+        id(tensor): reason
+        for layer in layers_of(checkpoint)
+        for name, tensor in layer.variables.items()
+        if (reason := _doubt(layer, name, checkpoint.layers.get(tensor.name))) is not None
+    }
+    return [Doubt(tensor, reasons[id(tensor)]) for tensor in checkpoint.tensors if id(tensor) in reasons]
+
+
+def _doubt(layer: WeightLayer, name: str, kind: LayerKind | None) -> DoubtReason | None:
+    """Return why a variable may be in another order, if so."""
+    if kind is not None and kind.doubt not in (None, UNWIRED):
+        return kind.doubt
+    if kind is not None and not kind.reset_after:
+        return DoubtReason(LayoutDoubt.RESET)
+    if name != "kernel":
+        return None
+    if kind is not None and kind.flattened == ():
+        return DoubtReason(LayoutDoubt.FLATTENED_SHAPE)
+    if kind is None or kind.doubt is not None:  # no configuration said how the layers are connected
+        shape = layer.variables[name].shape
+        if layer.layout == "dense" and len(shape) == 2 and may_be_image(*shape):
+            return UNWIRED
+        if layer.layout == "gru" and "bias" not in layer.variables:
+            return DoubtReason(LayoutDoubt.RESET_UNKNOWN)
+    return None
 
 
 def may_be_image(*lengths: int) -> bool:
-    """Tell whether features as many as one of these may be an image: places, each with channels."""
+    """Return whether one of these numbers of features may be an image: places, each with channels."""
     return max(lengths) >= _LEAST_IMAGE
 
 
@@ -181,39 +175,53 @@ def _keras_layer(
     checkpoint: Checkpoint, place: Steps, group: dict[str, Tensor], siblings: set[str]
 ) -> WeightLayer:
     stated = _stated_kind(checkpoint, group)
-    is_numbered = all(_NUMBERED.fullmatch(name) for name in group)
-    beside = {name.lstrip("_") for name in siblings}
-    part = ATTENTION.get(place[-1].lstrip("_")) if place else None
-    is_attention = {"query", "key", "value"} <= beside or {
-        "query_dense",
-        "key_dense",
-        "value_dense",
-    } <= beside
     cls = None if stated is None else stated.cls
-    if part is not None and is_attention and cls in (None, "EinsumDense", "MultiHeadAttention"):
+    layout = None if cls is None else LAYERS.get(cls, UNKNOWN).layout
+    is_numbered = all(_NUMBERED.fullmatch(name) for name in group)
+    part = ATTENTION.get(place[-1].lstrip("_")) if place else None
+    if (
+        part is not None
+        and _are_of_attention(siblings)
+        and cls in (None, "EinsumDense", "MultiHeadAttention")
+    ):
         variables = _by_number(group, ("kernel", "bias")) if is_numbered else _by_variable_name(group)
         if "kernel" in variables and len(variables["kernel"].shape) == 3:  # Dense layers have such names, too
             return WeightLayer(place, "attention output" if part == "out_proj" else "attention", variables)
     if traits_of(checkpoint.conventions).holds_layers and is_numbered:
         shapes = [group[str(at)].shape for at in range(len(group)) if str(at) in group]
-        kind = LAYERS.get(cls, UNKNOWN).layout if cls is not None else kind_of_shapes(shapes)
-        missing = () if stated is None else stated.missing
-        orders = [tuple(name for name in names if name not in missing) for names in _ORDERS.get(kind, ())]
-        order = next((names for names in orders if len(names) == len(group)), None)
-        if order is None or len(shapes) != len(group):
+        layout = layout if cls is not None else layout_of_shapes(shapes)
+        names = _numbered_names(layout, () if stated is None else stated.missing, len(group))
+        if not names or len(shapes) != len(group):
             return WeightLayer(place, None, group)
-        return _checked_layer(place, kind, _by_number(group, order), stated)
+        return _checked_layer(place, layout, _by_number(group, names), stated)
     variables = _by_variable_name(group)
-    kind = LAYERS.get(cls, UNKNOWN).layout if cls is not None else kind_of_names(variables)
-    if kind == "dense" and any(CELL.fullmatch(step) for step in place):
-        kind = None  # TensorFlow 1 has a cell's two kernels in one
-    return _checked_layer(place, kind, variables, stated)
+    layout = layout if cls is not None else layout_of_names(variables)
+    if layout == "dense" and any(CELL.fullmatch(step) for step in place):
+        layout = None  # TensorFlow 1 has a cell's two kernels in one
+    return _checked_layer(place, layout, variables, stated)
+
+
+def _are_of_attention(siblings: set[str]) -> bool:
+    """Return whether there are layers for query, key and value among those of a place."""
+    names = {name.lstrip("_") for name in siblings}
+    return any({f"{part}{end}" for part in ("query", "key", "value")} <= names for end in ("", "_dense"))
 
 
 def _stated_kind(checkpoint: Checkpoint, group: Mapping[str, Tensor]) -> LayerKind | None:
     """Return the type that the files declare; that of a kernel has most facts."""
     stated = (checkpoint.layers.get(tensor.name) for tensor in group.values())
     return max((kind for kind in stated if kind is not None), key=lambda kind: kind.facts, default=None)
+
+
+def _numbered_names(layout: str | None, missing: Collection[str], count: int) -> tuple[str, ...]:
+    """Return the names of as many numbered variables; empty if there is no such layer."""
+    for lacking in _MAY_LACK:
+        names = (
+            name for name in _VARIABLES.get(layout or "", ()) if name not in missing and name not in lacking
+        )
+        if len(found := tuple(names)) == count:
+            return found
+    return ()
 
 
 def _by_number(group: Mapping[str, Tensor], names: tuple[str, ...]) -> dict[str, Tensor]:
@@ -229,20 +237,25 @@ def _by_variable_name(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _checked_layer(
-    place: Steps, kind: str | None, variables: Mapping[str, Tensor], stated: LayerKind | None
+    place: Steps, layout: str | None, variables: Mapping[str, Tensor], stated: LayerKind | None
 ) -> WeightLayer:
-    """Return a layer; its type must fit its recurrent kernel, and what it flattens must be known."""
-    if kind == "depthwise" and "kernel" in variables:
+    """Return a layer; its layout must fit its recurrent kernel, and the image that it flattens."""
+    if layout == "depthwise":
         variables = {"depthwise_kernel" if name == "kernel" else name: one for name, one in variables.items()}
-    if kind in ("lstm", "gru", "rnn"):
+    if layout in ("lstm", "gru", "rnn"):
         names = [name for name in ("kernel", "recurrent_kernel", "bias") if name in variables]
-        if len(names) < 2 or recurrent_kind([variables[name].shape for name in names]) != kind:
+        if len(names) < 2 or recurrent_layout([variables[name].shape for name in names]) != layout:
             return WeightLayer(place, None, variables)
-    flattened = None if stated is None else stated.flattened
-    if flattened is None:
-        return WeightLayer(place, kind, variables)
-    # The inputs of a Dense after a Flatten are in another order than PyTorch flattens them.
-    match flattened:
+    if stated is None or stated.flattened is None:
+        return WeightLayer(place, layout, variables)
+    return _flattening_layer(place, variables, stated.flattened)
+
+
+def _flattening_layer(
+    place: Steps, variables: Mapping[str, Tensor], image: tuple[int | None, ...]
+) -> WeightLayer:
+    """Return a Dense after a Flatten, whose inputs are in another order than PyTorch flattens them."""
+    match image:
         case (None, int(channels)):
             # The channels are enough: the places of the image follow each other.
             shape = variables["kernel"].shape if "kernel" in variables else ()
@@ -250,7 +263,7 @@ def _checked_layer(
             if not channels or inputs % channels:
                 return WeightLayer(place, "named", variables)
             sizes = {"h": inputs // channels, "w": 1, "c": channels}
-        case (*axes, int(last)) if sum(length != 1 for length in flattened) > 1:
+        case (*axes, int(last)) if sum(length != 1 for length in image) > 1:
             sizes = {"h": math.prod(length or 0 for length in axes), "w": 1, "c": last}
         case _:  # of an unknown shape, ``layout_doubts`` has the kernel
             return WeightLayer(place, "dense", variables)
@@ -279,12 +292,12 @@ def _paddle_layer(checkpoint: Checkpoint, place: Steps, group: dict[str, Tensor]
     return WeightLayer(place, "paddle linear" if is_linear else "named", variables)
 
 
-# What shapes and names say --------------------------------------------------------------------------
+# Layouts by shapes and names ------------------------------------------------------------------------
 
 
-def kind_of_shapes(shapes: list[Shape]) -> str | None:
-    """Return the only type of layer whose variables, numbered, have these shapes."""
-    if len(shapes) in (2, 3) and (found := recurrent_kind(shapes)) is not None:
+def layout_of_shapes(shapes: list[Shape]) -> str | None:
+    """Return the layout of the only layer whose variables, numbered, have these shapes."""
+    if len(shapes) in (2, 3) and (found := recurrent_layout(shapes)) is not None:
         return found
     if len(shapes) == 4 and len(shapes[0]) == 1 and len(set(shapes)) == 1:
         return "batch norm"
@@ -297,8 +310,8 @@ def kind_of_shapes(shapes: list[Shape]) -> str | None:
     return _convolution(kernel, bias) if len(kernel) in (4, 5) else None
 
 
-def recurrent_kind(shapes: list[Shape]) -> str | None:
-    """Return the type of a recurrent layer from its kernels, and its bias where it has one."""
+def recurrent_layout(shapes: list[Shape]) -> str | None:
+    """Return the layout of a recurrent layer from its kernels, and its bias where it has one."""
     kernel, recurrent = shapes[:2]
     if len(kernel) != 2 or len(recurrent) != 2 or kernel[1] != recurrent[1] or not recurrent[0]:
         return None
@@ -310,7 +323,7 @@ def recurrent_kind(shapes: list[Shape]) -> str | None:
 
 
 def _convolution(kernel: Shape, bias: Shape | None) -> str | None:
-    """Tell a convolution by its bias; Keras 3 calls a depthwise one's kernel so as well."""
+    """Return the layout of a convolution by its bias; Keras 3 names a depthwise kernel alike."""
     *_, inner, outer = kernel
     if bias is None:
         return "conv" if outer != 1 or inner == 1 else None
@@ -324,21 +337,21 @@ def _convolution(kernel: Shape, bias: Shape | None) -> str | None:
     if fits["conv"]:
         # As a transposed one its elements lie alike; as a depthwise one, of a single channel, too.
         return "conv"
-    kinds = [kind for kind, is_so in fits.items() if is_so]
-    return kinds[0] if len(kinds) == 1 else None
+    layouts = [layout for layout, is_so in fits.items() if is_so]
+    return layouts[0] if len(layouts) == 1 else None
 
 
-def kind_of_names(variables: Mapping[str, Tensor]) -> str | None:
-    """Return the type of a layer from what its variables are called."""
+def layout_of_names(variables: Mapping[str, Tensor]) -> str | None:
+    """Return the layout of a layer from the names of its variables."""
     shapes = {name: tensor.shape for name, tensor in variables.items()}
     if {"kernel", "recurrent_kernel"} <= shapes.keys():
         known = [shapes[name] for name in ("kernel", "recurrent_kernel", "bias") if name in shapes]
-        return recurrent_kind(known)
+        return recurrent_layout(known)
     if "pointwise_kernel" in shapes:
         return "separable"
-    for name, kind in _KIND_OF_VARIABLE.items():
+    for name, layout in _LAYOUT_OF_VARIABLE.items():
         if name in shapes:
-            return kind
+            return layout
     kernel, bias = shapes.get("kernel", ()), shapes.get("bias")
     if len(kernel) == 2:
         return "dense"

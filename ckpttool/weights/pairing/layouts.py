@@ -11,7 +11,7 @@ Source: AlexanderLutsenko/nobuco ``node_converters/``, huggingface/transformers
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ckpttool.core.checkpoint import Checkpoint
@@ -26,7 +26,17 @@ from ckpttool.weights.pairing.layers import (
     layout_doubts,
     steps_of,
 )
-from ckpttool.weights.pairing.rearrangement import Pattern, Unfit, lengths_of, pattern, rearrange
+from ckpttool.weights.pairing.rearrangement import (
+    Pattern,
+    Unfit,
+    add_tensors,
+    concatenate,
+    cut,
+    lengths_of,
+    pattern,
+    rearrange,
+    zeros,
+)
 
 Back = Callable[[Tensor, int], Tensor]
 
@@ -36,13 +46,13 @@ class LayoutItem:
     """One tensor as it is compared.
 
     Attributes:
-        name: What it is compared under: PyTorch's convention where a rule applies.
-        tensor: Lazy; transposed, sliced or joined where a rule applies.
-        sources: The stored tensors that it is made of: itself alone where it is as stored.
-        rule: The layout rule that was used, in people's words, or None.
-        row: Which row of the source it is, where each is an item of its own.
-        doubt: Why its elements may be in another order than PyTorch's all the same, or None.
-        back: What makes the source of a number out of such a tensor; None where it is held alike.
+        name: Name for the comparison: PyTorch's if a rule applies.
+        tensor: Lazy; transposed, sliced or joined if a rule applies.
+        sources: The stored tensors that it is made of; itself alone if it is as stored.
+        rule: Text of the layout rule that was used, or None.
+        row: Index of the row of the source, if each is an item of its own.
+        doubt: Reason why its elements may still be in another order than PyTorch's, or None.
+        back: Makes the source of a number from such a tensor; None if it is stored alike.
     """
 
     name: str
@@ -68,13 +78,13 @@ class LayoutItem:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What becomes of one variable.
+    """Conversion of one variable to PyTorch.
 
     Attributes:
-        leaf: What PyTorch calls it, below the layer.
+        leaf: Its name in PyTorch, below the layer.
         ways: The pattern for each number of axes; no entry keeps the layout.
-        sizes: Lengths of named axes that no shape tells.
-        row: Which row of the stored tensor is meant, where each is a tensor of its own.
+        sizes: Lengths of named axes that don't follow from the shape.
+        row: Index of the row of the stored tensor, if each is a tensor of its own.
     """
 
     leaf: str
@@ -211,12 +221,12 @@ def torch_layout_items(checkpoint: Checkpoint) -> list[LayoutItem]:
     """
     converted: dict[int, list[LayoutItem]] = {}
     for layer in layers_of(checkpoint):
-        rule = RULES.get(layer.kind or "")
+        rule = RULES.get(layer.layout or "")
         for name, tensor in layer.variables.items():
             if rule is not None and (turns := rule.turns.get(name)) is not None:
                 items = [_turned_item(tensor, layer, rule, turn) for turn in turns]
                 converted[id(tensor)] = [one for one in items if one is not None] or [stored_item(tensor)]
-            elif layer.kind is not None and steps_of(tensor.path) != (path := _torch_path(layer, name)):
+            elif layer.layout is not None and steps_of(tensor.path) != (path := _torch_path(layer, name)):
                 # What is called alike in both: a numbered bias.
                 converted[id(tensor)] = [_named_item(tensor, path, None)]
     for doubt in layout_doubts(checkpoint):
@@ -233,7 +243,7 @@ def torch_name_items(checkpoint: Checkpoint) -> list[LayoutItem]:
 
 
 def _turned_item(tensor: Tensor, layer: WeightLayer, rule: LayoutRule, turn: Turn) -> LayoutItem | None:
-    """Return what a variable becomes, or None where its shape isn't the rule's."""
+    """Return the converted variable, or None if its shape isn't the rule's."""
     path = _torch_path(layer, turn.leaf)
     if not turn.ways:
         return _named_item(tensor, path, None if path == steps_of(tensor.path) else rule.text)
@@ -259,14 +269,107 @@ def _named_item(tensor: Tensor, path: Path, rule: str | None, name: str | None =
 
 
 def _torch_path(layer: WeightLayer, leaf: str) -> Steps:
-    """Return the path that PyTorch has, which knows no step for a cell or its direction."""
+    """Return the path in PyTorch, which has no step for a cell or its direction."""
     place, last = layer.place, tuple(leaf.split("."))
-    if layer.kind in ("lstm", "gru", "rnn"):
+    if layer.layout in ("lstm", "gru", "rnn"):
         if place and CELL.fullmatch(place[-1]):
             place = place[:-1]
         if len(place) > 1 and (direction := _DIRECTION.fullmatch(place[-1])):
             place = place[:-1]
             last = (f"{last[0]}_reverse",) if direction["forward"] == "backward" else last
-    if layer.kind in ("attention", "attention output"):
+    if layer.layout in ("attention", "attention output"):
         place = (*place[:-1], ATTENTION[place[-1].lstrip("_")])
     return (*place, *last)
+
+
+# Parameters that one side holds in one tensor and the other in several ------------------------------
+
+
+SUMMED = "LSTM bias = bias_ih + bias_hh"
+JOINED = "query, key and value = in_proj"
+
+_PROJECTED = re.compile(r"(?P<place>(?:.+\.)?)(?P<part>[qkv])_proj\.(?P<leaf>weight|bias)")
+_BIAS = re.compile(r"(?P<place>(?:.+\.)?)bias_(?P<part>ih|hh)(?P<layer>_l\d+(?:_reverse)?)")
+
+
+def fuse_split_parameters(items: Iterable[LayoutItem], others: Iterable[LayoutItem]) -> list[LayoutItem]:
+    """Return one side's items, of which those are put together that the other side has in one.
+
+    An attention's query, key and value become ``in_proj``; two biases of an LSTM become their sum.
+    """
+    fused, leaves = list(items), {item.name.rpartition(".")[2] for item in others}
+    if {"in_proj_weight", "in_proj_bias"} & leaves:
+        fused = fuse_attention_inputs(fused)
+    if any(leaf.startswith("bias_l0") for leaf in leaves):
+        fused = sum_lstm_biases(fused)
+    return fused
+
+
+def fuse_attention_inputs(items: list[LayoutItem], wanted: Collection[int] | None = None) -> list[LayoutItem]:
+    """Return items of which each query, key and value are one ``in_proj``, where their shapes allow it.
+
+    Args:
+        items: All of them.
+        wanted: The ``id`` of those that are asked for; None: all.
+    """
+    parts: dict[tuple[str, str], dict[str, LayoutItem]] = {}
+    for item in items:
+        match = _PROJECTED.fullmatch(item.name)
+        if match and (wanted is None or id(item) in wanted):
+            parts.setdefault((match["place"], match["leaf"]), {})[match["part"]] = item
+    fused = {}
+    for (place, leaf), members in parts.items():
+        if members.keys() == {"q", "k", "v"}:
+            path = steps_of((f"{place}in_proj_{leaf}",))
+            fused.update(_fuse_members([members[part] for part in "qkv"], path, JOINED))
+    return _replace_members(items, fused)
+
+
+def sum_lstm_biases(items: list[LayoutItem]) -> list[LayoutItem]:
+    """Return items of which both biases of an LSTM are their sum."""
+    parts: dict[tuple[str, str], dict[str, LayoutItem]] = {}
+    recurrent = {item.name: item.tensor.shape for item in items if ".weight_hh" in f".{item.name}"}
+    for item in items:
+        if match := _BIAS.fullmatch(item.name):
+            parts.setdefault((match["place"], match["layer"]), {})[match["part"]] = item
+    fused = {}
+    for (place, layer), members in parts.items():
+        shape = recurrent.get(f"{place}weight_hh{layer}", ())
+        is_gru = len(shape) == 2 and shape[0] == 3 * shape[1]  # which keeps its biases apart
+        if members.keys() == {"ih", "hh"} and not is_gru:
+            path = steps_of((f"{place}bias{layer}",))
+            fused.update(_fuse_members([members["ih"], members["hh"]], path, SUMMED))
+    return _replace_members(items, fused)
+
+
+def _fuse_members(members: list[LayoutItem], path: Steps, rule: str) -> dict[int, LayoutItem | None]:
+    """Return the replacement of each member: the whole for the first, None for the others."""
+    tensors = [item.tensor for item in members]
+    try:
+        tensor = concatenate(tensors, path) if rule is JOINED else add_tensors(tensors[0], tensors[1], path)
+    except Unfit:
+        return {}
+    rows = [item.tensor.shape[0] for item in members] if rule is JOINED else []
+    places = [(number, at) for number, item in enumerate(members) for at in range(len(item.sources))]
+
+    def back(given: Tensor, at: int) -> Tensor:
+        if rule is not JOINED:  # all of a sum is the first one, and nothing the second
+            return given if at == 0 else zeros(given, given.path)
+        number, inner = places[at]
+        member = members[number]  # its rows, in its own layout
+        return member.to_source(cut(given, sum(rows[:number]), rows[number], member.tensor.path), inner)
+
+    whole = LayoutItem(
+        ".".join(path),
+        tensor,
+        tuple(source for item in members for source in item.sources),
+        rule if members[0].rule is None else f"{members[0].rule}; {rule}",
+        doubt=next((item.doubt for item in members if item.doubt), None),
+        back=back,
+    )
+    return {id(members[0]): whole} | {id(item): None for item in members[1:]}
+
+
+def _replace_members(items: list[LayoutItem], fused: Mapping[int, LayoutItem | None]) -> list[LayoutItem]:
+    replaced = (fused.get(id(item), item) for item in items)
+    return [item for item in replaced if item is not None]

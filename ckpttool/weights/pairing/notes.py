@@ -1,4 +1,4 @@
-"""What a pairing has to say of how it came about, in people's words; names are as the files have them."""
+"""Notes on how a pairing came about, as sentences; names are those in the files."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ckpttool.weights.pairing.variable_names import INSIDE
 
 _SHOWN = 3
 _TURNS = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
-"""How a kernel of so many axes is turned from one framework's layout into another's."""
+"""Axes of a kernel in another framework's layout, by its rank."""
 
 
 def display_name(item: LayoutItem) -> str:
-    """Return what a tensor is called in its file; what a rule joins, what it is compared under."""
+    """Return the name of a tensor in its file; of tensors that a rule joins, the name of the whole."""
     return item.sources[0].name if len(item.sources) == 1 else item.name
 
 
 def notes_of(
     pairs: Sequence[Pair], clashes: Iterable[Clash], unpaired: Unpaired, crossed: Sequence[Pair] = ()
 ) -> list[str]:
-    """Return what names were read as, what was left out of them, and which couldn't be told apart."""
+    """Return how names were read, which parts of them were ignored, and which are ambiguous."""
     by_map = [pair for pair in pairs if pair.how == "map"]
     by_convention = [pair for pair in pairs if pair.how == "convention"]
     named = [pair for pair in by_convention if not _is_by_number(pair)]
@@ -49,7 +49,7 @@ def _pair_list(pairs: Sequence[Pair], between: str) -> str:
 
 
 def _is_by_number(pair: Pair) -> bool:
-    """Tell whether a pair is of an optimizer's variables of which one has a number in Keras's list alone."""
+    """Return whether a pair is of an optimizer's variables of which one has only a number in Keras's list."""
     paths = [steps_of(item.sources[0].path) for item in (pair.a, pair.b)]
     a, b = (steps[-2:-1] == ("vars",) and steps[-1].isdecimal() for steps in paths)
     return pair.a.tensor.role is Role.OPTIMIZER and a != b
@@ -71,7 +71,7 @@ def _prefix_notes(pairs: Iterable[Pair]) -> list[str]:
 
 
 def _differing_prefixes(pair: Pair) -> tuple[str, str]:
-    """Return what stands in front of either name and not of the other."""
+    """Return the prefix of either name that the other lacks."""
     modules = [steps_of(item.tensor.path)[:-1] for item in (pair.a, pair.b)]
     ours, theirs = ([step for step in steps if step not in INSIDE] for steps in modules)
     shared = 0
@@ -102,7 +102,7 @@ def _last_step(item: LayoutItem) -> str:
 
 
 def _clash_notes(clashes: Iterable[Clash], unpaired: Unpaired) -> list[str]:
-    """Return which names couldn't be told apart, of tensors that nothing else paired since."""
+    """Return the ambiguous names of tensors that are still unpaired."""
     alone = {id(item) for item in (*unpaired.a, *unpaired.b)}
     notes = []
     for clash in clashes:
@@ -130,11 +130,11 @@ def training_tensors(tensors: Iterable[Tensor]) -> str:
     return " and ".join(parts)
 
 
-# Layouts that nothing tells ---------------------------------------------------------------------------
+# Unknown layouts --------------------------------------------------------------------------------------
 
 
 def unknown_layouts(pairs: Iterable[Pair], a: Checkpoint, b: Checkpoint) -> list[str]:
-    """Return which matrices were compared as stored because nothing says what layer they are of."""
+    """Return the matrices that were compared as stored because their layers are not known."""
     names = [name for pair in pairs if pair.how != "content" for name in _unknown_matrices(pair, a, b)]
     if not names:
         return []
@@ -142,7 +142,7 @@ def unknown_layouts(pairs: Iterable[Pair], a: Checkpoint, b: Checkpoint) -> list
 
 
 def split_undecided(pairs: Iterable[Pair], a: Checkpoint, b: Checkpoint) -> tuple[list[Pair], list[Pair]]:
-    """Return the pairs that can be compared, and those that may lie otherwise without showing it."""
+    """Return the pairs that can be compared, and those whose layouts may differ unnoticed."""
     decided: list[Pair] = []
     undecided: list[Pair] = []
     for pair in pairs:
@@ -157,7 +157,7 @@ def split_undecided(pairs: Iterable[Pair], a: Checkpoint, b: Checkpoint) -> tupl
 
 
 def _unknown_matrices(pair: Pair, a: Checkpoint, b: Checkpoint) -> list[str]:
-    """Return what a pair's matrix is called by frameworks that may hold it transposed, if nothing says it."""
+    """Return the names of a pair's matrix where it may be transposed, if its layer is not known."""
     is_one_family = traits_of(a.conventions).family == traits_of(b.conventions).family
     if is_one_family or pair.how == "map" or pair.a.rule is not None or pair.b.rule is not None:
         return []

@@ -21,12 +21,12 @@ from ckpttool.weights.pairing.layouts import (
     DENSE,
     FLATTENED,
     LayoutItem,
+    fuse_split_parameters,
     stored_item,
     torch_layout_items,
     torch_name_items,
 )
-from ckpttool.weights.pairing.map_file import TensorMap
-from ckpttool.weights.pairing.map_rules import Becomes, apply_map
+from ckpttool.weights.pairing.map_file import Becomes, TensorMap, apply_map
 from ckpttool.weights.pairing.notes import (
     display_name,
     non_weight_notes,
@@ -35,10 +35,14 @@ from ckpttool.weights.pairing.notes import (
     unknown_layouts,
 )
 from ckpttool.weights.pairing.pairs import Clash, How, Pair, Unpaired
-from ckpttool.weights.pairing.renames import find_renames, in_file_order, pair_by_optimizer_order
+from ckpttool.weights.pairing.renames import (
+    find_renames,
+    in_file_order,
+    layer_order,
+    pair_by_optimizer_order,
+    pair_twin_layers,
+)
 from ckpttool.weights.pairing.second_names import copies_among, pair_copies, take_second_names
-from ckpttool.weights.pairing.split_parameters import fuse_split_parameters
-from ckpttool.weights.pairing.twin_layers import layer_order, pair_twin_layers
 from ckpttool.weights.pairing.variable_names import (
     bare_name,
     crossed_pairs,
@@ -53,18 +57,18 @@ __all__ = ["How", "Layout", "Pair", "Pairing", "PairingOptions", "pair_up"]
 Layout = Literal["auto", "as-is"]
 
 _MAX_WRAPPED = 16
-"""Modules around a model; nobody wraps it in more."""
+"""Maximum number of modules around a model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairingOptions:
-    """What is asked of a pairing.
+    """Options of a pairing.
 
     Attributes:
         layout: Whether tensors are brought to one layout by rules, or compared as stored.
-        mapping: What the user's map file says.
+        mapping: The user's map file.
         rename: Whether renames are looked for, by content and by shape.
-        content: Whether equal content tells a rename; otherwise what a layer holds does.
+        content: Whether renames are found by equal content; otherwise by the variables of layers.
         only: Whether all tensors are paired, or the model's alone.
         ignore: Globs of names; what they match is left out on both sides.
     """
@@ -79,14 +83,14 @@ class PairingOptions:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """What is compared with what.
+    """The tensors that are compared with each other.
 
     Attributes:
         pairs: In the order of the first checkpoint.
-        removed: What only the first checkpoint has.
-        added: What only the second one has.
-        bookkeeping: What only one of them has, and only its framework needs.
-        notes: What was done to pair them, in people's words, with names as the files have them.
+        removed: Tensors of the first checkpoint alone.
+        added: Tensors of the second one alone.
+        bookkeeping: Tensors of one of them alone that only its framework needs.
+        notes: Sentences on how they were paired, with names as in the files.
         crossed: The names, as the files have them, of those pairs that only content made, and that stand in
             another order on either side.
         undecided: Pairs of which nobody knows whether both sides are in one order: by a rule that may be the
@@ -221,7 +225,7 @@ def _bookkeeping_items(
     checkpoint: Checkpoint,
     across: bool,
 ) -> Iterator[tuple[Literal["a", "b"], LayoutItem]]:
-    """Yield what no pair has because only its framework needs it, or because it is a copy of what one has."""
+    """Yield unpaired tensors that only their framework needs, or that are copies of paired ones."""
     copies = copies_among(items, compared, checkpoint.conventions)
     for item in items:
         if id(item) in copies or is_bookkeeping(item.sources[0], checkpoint.conventions, across=across):
@@ -247,7 +251,7 @@ class _Layouts:
         self._items = torch_name_items if names_only else torch_layout_items
 
     def of(self, item: LayoutItem) -> list[LayoutItem]:
-        """Return what a stored tensor becomes."""
+        """Return the items that a stored tensor becomes."""
         items = self._by_source.get(id(item.tensor), [item]) if self._follows_rules else [item]
         return [item] if len(items) == 1 and items[0].tensor is item.tensor else items
 
@@ -260,7 +264,7 @@ class _Layouts:
 
 
 def _convert_layouts(unpaired: Unpaired, of_a: Becomes, of_b: Becomes) -> None:
-    """Bring what is left on both sides to one layout, and put together what either side has in one."""
+    """Bring the rest of both sides to one layout, and fuse parameters that either side has in one."""
     a = [made for item in unpaired.a for made in of_a(item)]
     b = [made for item in unpaired.b for made in of_b(item)]
     unpaired.a, unpaired.b = fuse_split_parameters(a, b), fuse_split_parameters(b, a)
@@ -283,7 +287,7 @@ def _as_stored_if_alike(pair: Pair, *, names_only: bool) -> Pair:
 
 
 def _pair_equal_names(unpaired: Unpaired) -> None:
-    """Pair equal names, two tensors of one name by their keys; what serves nobody knows what, with any."""
+    """Pair equal names, two tensors of one name by their keys; a tensor of unknown role, with any."""
 
     def serve_others(a: LayoutItem, b: LayoutItem) -> bool:
         return a.tensor.role is not b.tensor.role and Role.OTHER not in (a.tensor.role, b.tensor.role)
@@ -298,7 +302,7 @@ def _pair_equal_names(unpaired: Unpaired) -> None:
 
 
 def _pair_by_convention(unpaired: Unpaired) -> list[Clash]:
-    """Pair names that are equal in PyTorch's words, then without what wraps a model; return what clashes."""
+    """Pair names that are equal in PyTorch's words, then without wrappers; return the clashes."""
     unpaired.match(lambda item: _role_key(item, torch_name(item.tensor)), "convention")
     clashes = unpaired.match(lambda item: _role_key(item, bare_name(item.tensor)), "convention")
     pair_by_optimizer_order(unpaired)

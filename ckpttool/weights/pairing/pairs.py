@@ -1,4 +1,4 @@
-"""What is not paired yet, and how a key pairs it: only where it is one tensor's on each side."""
+"""Tensors that are not paired yet, and pairing by a key: only if it is one tensor's on each side."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ckpttool.weights.pairing.layouts import LayoutItem
 How = Literal["name", "convention", "map", "content", "shape"]
 Keyed = Callable[[LayoutItem], "Hashable | None"]
 Clash = tuple[Sequence[LayoutItem], Sequence[LayoutItem]]
-"""Tensors of both sides that a key can't tell apart."""
+"""Tensors of both sides that share a key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One tensor on both sides, and what told that it is one."""
+    """One tensor on both sides, and how that was found."""
 
     a: LayoutItem
     b: LayoutItem
@@ -72,14 +72,14 @@ class Unpaired:
         return clashes
 
     def take(self, pairs: Iterable[Pair]) -> None:
-        """Take pairs out of what is not paired."""
+        """Add pairs, and drop their tensors from the unpaired."""
         new = list(pairs)
         if new:
             self.pairs += new
             self.drop([pair.a for pair in new], [pair.b for pair in new])
 
     def drop(self, a: Iterable[LayoutItem], b: Iterable[LayoutItem]) -> None:
-        """Take tensors out that are to be paired with none."""
+        """Drop tensors that are to be paired with none."""
         ours, theirs = {id(item) for item in a}, {id(item) for item in b}
         self.a = [item for item in self.a if id(item) not in ours]
         self.b = [item for item in self.b if id(item) not in theirs]

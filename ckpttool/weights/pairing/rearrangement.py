@@ -34,14 +34,14 @@ class Pattern:
     gates: tuple[int, ...] = ()
 
     def inverse(self) -> Pattern:
-        """Return the way back; what was taken from one ``row`` becomes one row."""
+        """Return the inverse; a tensor that was taken from one ``row`` becomes one row."""
         back = tuple(self.gates.index(at) for at in range(len(self.gates)))
         stored = tuple(tuple(name for name in group if name != "row") for group in self.stored)
         return Pattern(self.result, stored, back)
 
 
 def pattern(text: str, gates: tuple[int, ...] = ()) -> Pattern:
-    """Return the pattern that a text like ``i (g u) -> (g u) i`` stands for."""
+    """Return the pattern of a text like ``i (g u) -> (g u) i``."""
     stored, _, result = text.partition("->")
     return Pattern(_axes(stored), _axes(result), gates)
 

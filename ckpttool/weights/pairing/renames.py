@@ -1,18 +1,24 @@
-"""Renamed tensors: told by equal content, by the layer that they are in, by equal shape and position.
+"""Pairs renamed tensors: by equal content, by the layer that they are in, by equal shape and position.
 
-Content is told by a few elements spread over a tensor; where these are several tensors' own, by all of them.
+Content is compared by a few elements spread over a tensor; if several tensors share these, by the checksum of
+all. Without content, layers are compared by their variables.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
-from ckpttool.core.tensor import Role
-from ckpttool.weights.pairing.contents import checksum, sample
+from isal import isal_zlib
+
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CheckpointError
+from ckpttool.core.tensor import Role, Tensor
+from ckpttool.formats.keras.layer_tree import layer_of
 from ckpttool.weights.pairing.layers import Steps
 from ckpttool.weights.pairing.layouts import LayoutItem
 from ckpttool.weights.pairing.pairs import Pair, Unpaired
+from ckpttool.weights.pairing.rearrangement import elements
 from ckpttool.weights.pairing.variable_names import LayerWords, bare_name, leaf_name
 
 Kind = tuple[Role, str, tuple[int, ...]]
@@ -20,14 +26,23 @@ Kind = tuple[Role, str, tuple[int, ...]]
 _DIGITS = re.compile(r"(\d+)")
 _NUMBER = re.compile(r"\d+")
 _OPTIMIZER_NUMBER = re.compile(r"optimizer\.vars\.\d+")
-"""What ``.keras`` and ``.weights.h5`` have; ``.h5`` has names, in the same order."""
+"""Names in ``.keras`` and ``.weights.h5``; ``.h5`` has other ones, in the same order."""
 
 _OPTIMIZER_LIST = re.compile(r"(?:^|/)_variables/(\d+)/\.ATTRIBUTES/")
 """The same list in a checkpoint of TensorFlow, whose tensors people know by their kind and number."""
+_Layers = dict[Steps, dict[str, LayoutItem]]
+"""The weights by layer and variable."""
+_Order = Mapping[str, int]
+_BOOKKEEPING = "num_batches_tracked"
+_GROUPS = ("/layers/", "layers.")
+"""How keys, and names without a key, begin in a file of Keras that has groups for layers."""
+_SAMPLES = 16
+_SMALL = 1 << 12
+"""Bytes that are read faster as a whole than element by element."""
 
 
 def find_renames(unpaired: Unpaired, *, across: bool) -> list[Pair]:
-    """Pair what has another name on either side; return the pairs that nothing but content tells.
+    """Pair tensors with different names on the two sides; return the pairs that only content shows.
 
     Args:
         unpaired: Both sides.
@@ -45,7 +60,7 @@ def find_renames(unpaired: Unpaired, *, across: bool) -> list[Pair]:
 
 
 class _ContentMatcher:
-    """What tensors hold: of each a sample, and the checksum of those whose samples are equal."""
+    """Contents of tensors: a sample of each, and the checksum of those whose samples are equal."""
 
     def __init__(self, unpaired: Unpaired, words: LayerWords | None) -> None:
         # Content tells something if both sides have tensors of the kind, and not of a counter.
@@ -139,10 +154,10 @@ def _kind(item: LayoutItem) -> Kind:
 
 
 def pair_by_optimizer_order(unpaired: Unpaired) -> None:
-    """Pair what optimizers hold in order, where one side has Keras's numbers, and both have the same."""
+    """Pair the variables of optimizers in order, if one side has Keras's numbers and both have the same."""
 
     def list_index(item: LayoutItem) -> tuple[bool, int, str]:
-        """Return what puts variables in the order of the list; what has no number in it, first."""
+        """Return the sort key of a variable in the list; those without a number come first."""
         match = _OPTIMIZER_LIST.search(item.sources[0].key or "")
         return _number_rank(match[1]) if match else (False, 0, "")
 
@@ -170,8 +185,139 @@ def in_file_order(items: list[LayoutItem]) -> list[LayoutItem]:
 
 
 def _number_rank(part: str) -> tuple[bool, int, str]:
-    """Return what puts numbers in their order; they may be longer than Python makes integers of."""
+    """Return the sort key of a number, which may be too long for Python's integers."""
     if not part.isdecimal():
         return False, 0, part
     number = part.lstrip("0")
     return True, len(number), number
+
+
+# Contents -----------------------------------------------------------------------------------------------
+
+
+def sample(tensor: Tensor) -> bytes | None:
+    """Return some elements, or a checksum of few or packed ones; None where they can't be read."""
+    if tensor.dtype.bits < 8 or tensor.nbytes <= _SMALL:
+        total = checksum(tensor)
+        return None if total is None else total.to_bytes(4, "little")
+    last = tensor.size - 1
+    positions = sorted({at * last // (_SAMPLES - 1) for at in range(_SAMPLES)})
+    try:
+        return elements(tensor, positions)
+    except CheckpointError:  # whoever compares it says what is wrong
+        return None
+
+
+def checksum(tensor: Tensor) -> int | None:
+    """Return the CRC-32 of all elements; None where they can't be read."""
+    total = 0
+    try:
+        for block in tensor.blocks():
+            total = isal_zlib.crc32(block, total)
+    except CheckpointError:
+        return None
+    return total
+
+
+def same_content(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors of one side are readable and have equal content."""
+    if (a.dtype, a.shape) != (b.dtype, b.shape) or a.values is None or b.values is None:
+        return False
+    total = checksum(a)
+    return total is not None and total == checksum(b)
+
+
+def same_samples(items: Iterable[LayoutItem]) -> list[list[LayoutItem]]:
+    """Return those of one type and shape that have the same sample, where there are several."""
+    groups: dict[Hashable, list[LayoutItem]] = {}
+    for item in items:
+        tensor = item.tensor
+        held = sample(tensor) if tensor.values is not None and tensor.size else None
+        if held is not None:
+            groups.setdefault((tensor.dtype.name, tensor.shape, held), []).append(item)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def same_checksums(items: Iterable[LayoutItem]) -> list[list[LayoutItem]]:
+    """Return those of one sample that are equal in all elements, where there are several."""
+    groups: dict[Hashable, list[LayoutItem]] = {}
+    for item in items:
+        total = checksum(item.tensor)
+        if total is not None:
+            groups.setdefault(total, []).append(item)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+# Layers -------------------------------------------------------------------------------------------------
+
+
+def pair_twin_layers(unpaired: Unpaired, orders: tuple[_Order, _Order]) -> list[Pair]:
+    """Pair the layers that are unique on both sides; return those pairs that only order shows.
+
+    Several layers that are alike are paired in order, and only where all layers that are left follow each
+    other in the same order on both sides.
+
+    Args:
+        unpaired: Both sides.
+        orders: Of either side, where layers stand, by their names, if the files say it.
+    """
+    words = LayerWords(unpaired)
+    for known_words in (words, None):  # what layers are called tells more of them apart
+        ours, theirs = (_layers_in_order(unpaired.a, orders[0]), _layers_in_order(unpaired.b, orders[1]))
+        singles = [_single_layers(side, known_words) for side in (ours, theirs)]
+        shared = [(place, singles[1][key]) for key, place in singles[0].items() if key in singles[1]]
+        unpaired.take(_pairs_of_layers((ours[a], theirs[b]) for a, b in shared))
+    ours, theirs = (_layers_in_order(unpaired.a, orders[0]), _layers_in_order(unpaired.b, orders[1]))
+    if [_layer_key(one, None) for one in ours.values()] != [_layer_key(one, None) for one in theirs.values()]:
+        return []
+    by_order = _pairs_of_layers(zip(ours.values(), theirs.values(), strict=True))
+    unpaired.take(by_order)
+    return by_order
+
+
+def _layers_in_order(items: Sequence[LayoutItem], order: _Order) -> _Layers:
+    """Return the weights by layer and variable, in the order that the files say, or of the tensors."""
+    layers: _Layers = {}
+    for item in in_file_order([*items]):
+        if item.tensor.role is Role.WEIGHTS and (place := bare_name(item.tensor)[:-1]):
+            layers.setdefault(place, {})[leaf_name(item)] = item
+    if not order:
+        return layers
+    position = {place: next((order[step] for step in place if step in order), len(order)) for place in layers}
+    return {place: layers[place] for place in sorted(layers, key=position.__getitem__)}
+
+
+def _layer_key(layer: Mapping[str, LayoutItem], words: LayerWords | None) -> Hashable:
+    """Return the key of a layer: the shapes of its variables, and a word."""
+    kinds = frozenset((name, one.tensor.shape) for name, one in layer.items() if name != _BOOKKEEPING)
+    return kinds if words is None else (kinds, frozenset(words.of(one) for one in layer.values()))
+
+
+def _single_layers(layers: _Layers, words: LayerWords | None) -> dict[Hashable, Steps]:
+    """Return the layers with a unique key on their side, by that key."""
+    places: dict[Hashable, list[Steps]] = {}
+    for place, layer in layers.items():
+        places.setdefault(_layer_key(layer, words), []).append(place)
+    return {key: alike[0] for key, alike in places.items() if len(alike) == 1}
+
+
+def _pairs_of_layers(
+    layers: Iterable[tuple[Mapping[str, LayoutItem], Mapping[str, LayoutItem]]],
+) -> list[Pair]:
+    return [Pair(item, b[name], "shape") for a, b in layers for name, item in a.items() if name in b]
+
+
+def layer_order(checkpoint: Checkpoint) -> dict[str, int]:
+    """Return the position of each layer in a model of Keras, by its name.
+
+    A configuration says it; without one, the groups do, which are in the model's order class by class.
+    """
+    stored = [one for one in checkpoint.tensors if (one.key or one.name).startswith(_GROUPS)]
+    if any(one.key is None for one in stored):
+        return {}  # groups with the names of other layers
+    model = layer_of(checkpoint.metadata.get("model_config"))
+    if model is not None and model.layers:
+        names = [layer.name for layer in model.layers]
+    else:
+        names = [str(one.path[0]) for one in stored]
+    return {name: at for at, name in enumerate(dict.fromkeys(names)) if name}

@@ -7,14 +7,14 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.formats.traits import traits_of
-from ckpttool.weights.pairing.contents import same_checksums, same_content, same_samples
 from ckpttool.weights.pairing.layers import steps_of
 from ckpttool.weights.pairing.layouts import LayoutItem, stored_item
 from ckpttool.weights.pairing.pairs import Unpaired
+from ckpttool.weights.pairing.renames import same_checksums, same_content, same_samples
 from ckpttool.weights.pairing.variable_names import bare_name
 
 _LISTS = (("_all_variables",), ("keras_api",))
-"""Where TensorFlow's exports list variables once more."""
+"""Second lists of variables in TensorFlow's exports."""
 _CELL = re.compile(r"(?P<of>.+)\.(?P<at>\d+)\.cell(_(?P<way>fw|bw))?\.(?P<what>(weight|bias)_(ih|hh))")
 _SHOWN = 3
 
@@ -30,7 +30,7 @@ def pair_copies(unpaired: Unpaired, formats: tuple[str, str]) -> None:
 
 
 def may_be_copy(tensor: Tensor, format: str) -> bool:
-    """Tell whether a tensor may be held once more under another name."""
+    """Return whether a tensor may be a copy of another one."""
     return traits_of(format).has_object_graph and _is_in_list(tensor)
 
 
@@ -43,7 +43,7 @@ def _is_listed(item: LayoutItem) -> bool:
 
 
 def _originals_of_copies(items: Sequence[LayoutItem]) -> dict[int, Hashable]:
-    """Return for each copy what it is a copy of; where several are equal, one each in the order of names."""
+    """Return the original of each copy; of several equal ones, one each in the order of names."""
     originals: dict[int, Hashable] = {}
     for group in same_samples(_copies_and_candidates(items)):
         for same in [group] if len(group) == 2 else same_checksums(group):
@@ -57,7 +57,7 @@ def _originals_of_copies(items: Sequence[LayoutItem]) -> dict[int, Hashable]:
 
 
 def copies_among(items: Iterable[LayoutItem], compared: Iterable[LayoutItem], format: str) -> set[int]:
-    """Return which items hold what a compared one of their side does, to the last byte."""
+    """Return the items that are equal, to the last byte, to a compared one of their side."""
     listed = [item for item in items if may_be_copy(item.tensor, format)]
     if not listed:
         return set()
@@ -93,7 +93,7 @@ def _copies_and_candidates(items: Sequence[LayoutItem]) -> list[LayoutItem]:
 def take_second_names(
     unpaired: Unpaired, ours: Iterable[LayoutItem], theirs: Iterable[LayoutItem]
 ) -> tuple[list[str], Seconds]:
-    """Take out what is paired under another name of the same tensor; return what there is to say of it."""
+    """Drop tensors that are paired under another name; return notes on them."""
     if not unpaired.a and not unpaired.b:
         return [], []
     paired = {id(source) for pair in unpaired.pairs for item in (pair.a, pair.b) for source in item.sources}
@@ -115,7 +115,7 @@ def take_second_names(
 def _paired_twins(
     items: Iterable[LayoutItem], participants: Iterable[LayoutItem], paired: set[int]
 ) -> dict[int, str]:
-    """Return for each tensor that is paired under another name that name."""
+    """Return the other name under which a tensor is paired, if so."""
     by_name: dict[str, list[Tensor]] = {}
     for item in participants:
         by_name.setdefault(item.sources[0].name, []).append(item.sources[0])
@@ -139,7 +139,7 @@ def _paired_twins(
 
 
 def _owner(tensor: Tensor, by_name: Mapping[str, list[Tensor]]) -> Hashable:
-    """Return what stands for the bytes that a tensor shows; a name may be several tensors'."""
+    """Return a key for the bytes of a tensor; a name may be several tensors'."""
     if tensor.shares_with is None:
         return id(tensor)
     named = [one for one in by_name.get(tensor.shares_with, ()) if one.shares_with is None]

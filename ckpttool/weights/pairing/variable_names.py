@@ -1,4 +1,4 @@
-"""Reads names of tensors: in PyTorch's words, without wrappers, and what a layer is called or is for."""
+"""Reads names of tensors: in PyTorch's words, without wrappers, with the word for a layer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _IN_FRONT = re.compile(
     r"_?(module|model|net|network)|(model_|module_|net_)?state(_dict)?|params|weights|variables|model_weights"
     r"|(sequential|functional|model)(_\d+)?"
 )
-"""Steps that stand in front of all that a model has."""
+"""Steps in front of all names of a model."""
 _OPTIMIZER = re.compile(r"(\w*_)?(optim|optimizer|opt)(izer)?s?(_states?|_state_dict|_weights)?")
 
 LEAVES = {
@@ -44,15 +44,15 @@ LEAVES = {
     "_kernel": "weight",
     "_embeddings": "weight",
 }
-"""What PyTorch calls a variable, by what others do."""
+"""Names of variables in PyTorch, by those in other frameworks."""
 _RECURRENT = re.compile(r"((?:weight|bias)(?:_ih|_hh)?)_l0((?:_reverse)?)")
 _SEED = re.compile(r"_?seed_generator(_\d+)?")
 _SEEDED = {"seed_generator_state", "_state", "state", "0"}
-"""What Keras calls the state of a layer's random numbers."""
+"""Names of the state of a layer's random numbers in Keras."""
 _SEED_SIZE = 2
 _COUNT = re.compile(r"^_?(iter|iterations?|step)$|beta_?[12]_pow")
 VariableClass = tuple[Role, str, tuple[int, ...]]
-"""What variables that may be each other have in common."""
+"""Key of variables that may be paired."""
 _RECURRENT_LAYER = re.compile(r"_l\d+")
 _PART = re.compile(
     r"(?:(?:w|to|fc|linear|lin|dense)_?)?(?:(?P<q>q|query)|(?P<k>k|key)|(?P<v>v|value)"
@@ -65,13 +65,13 @@ _LAYER = re.compile(r"layer(_with_weights)?-\d+")
 
 @lru_cache(maxsize=1 << 12)
 def leaf_of(name: str) -> str:
-    """Return what PyTorch calls the variable that a name ends with."""
+    """Return the name in PyTorch of the variable at the end of a name."""
     match = _RECURRENT.fullmatch(name)
     return match[1] + match[2] if match else LEAVES.get(name, name)
 
 
 def torch_name(tensor: Tensor) -> Steps:
-    """Return a tensor's name in PyTorch's words, with all that stands in front of it."""
+    """Return a tensor's name in PyTorch's words, with all wrappers."""
     return _torch_name(tensor.path)
 
 
@@ -82,7 +82,7 @@ def _torch_name(path: Path) -> Steps:
 
 
 def bare_name(tensor: Tensor) -> Steps:
-    """Return a tensor's name in PyTorch's words, without what wraps the model or the optimizer."""
+    """Return a tensor's name in PyTorch's words, without wrappers of the model or the optimizer."""
     return _bare_name(tensor.path, tensor.role is Role.OPTIMIZER)
 
 
@@ -98,7 +98,7 @@ def _bare_name(path: Path, is_optimizer: bool) -> Steps:
 
 
 def is_bookkeeping(tensor: Tensor, format: str, *, across: bool) -> bool:
-    """Tell whether only the framework that wrote a tensor needs it: by its name, and by what it can hold.
+    """Return whether only the framework that wrote a tensor needs it, by its name, size and type.
 
     Args:
         tensor: One that the other side hasn't got.
@@ -124,13 +124,13 @@ def is_bookkeeping(tensor: Tensor, format: str, *, across: bool) -> bool:
 
 
 def leaf_name(item: LayoutItem) -> str:
-    """Return what PyTorch calls the variable, whichever layer of a stack it is of."""
+    """Return the name of the variable in PyTorch, without the number of a layer in a stack."""
     steps = bare_name(item.tensor)
     return _RECURRENT_LAYER.sub("", steps[-1]) if steps else ""
 
 
 def layer_word(item: LayoutItem) -> str | None:
-    """Return what the layer of a tensor is called, where that is a word and no number."""
+    """Return the name of a tensor's layer, if that is a word and no number."""
     steps = bare_name(item.tensor)
     name = steps[-2].lstrip("_").lower() if len(steps) > 1 else ""
     if match := _PART.fullmatch(name):
@@ -139,19 +139,19 @@ def layer_word(item: LayoutItem) -> str | None:
 
 
 class LayerWords:
-    """The words that both sides have for layers, of what no pair has yet."""
+    """The words for layers that both sides have, among the unpaired."""
 
     def __init__(self, unpaired: Unpaired) -> None:
         ours, theirs = ({_class_and_word(item) for item in side} for side in (unpaired.a, unpaired.b))
         self._shared = ours & theirs
 
     def of(self, item: LayoutItem) -> str | None:
-        """Return what a tensor's layer is called, if the other side has a layer like it that is called so."""
+        """Return the word for a tensor's layer, if the other side has a layer like it of that name."""
         key = _class_and_word(item)
         return key[1] if key in self._shared else None
 
     def contradict(self, a: LayoutItem, b: LayoutItem) -> bool:
-        """Tell whether both layers have names that the other side has for another one."""
+        """Return whether both layers have words that the other side has for another one."""
         ours, theirs = self.of(a), self.of(b)
         return ours is not None and theirs is not None and ours != theirs
 
@@ -165,7 +165,7 @@ def _class_of(item: LayoutItem) -> VariableClass:
 
 
 def crossed_pairs(pairs: Iterable[Pair], positions: tuple[dict[int, int], dict[int, int]]) -> list[Pair]:
-    """Return the pairs that stand in another order on either side than others of their class.
+    """Return the pairs whose order among those of their class differs between the sides.
 
     Args:
         pairs: Those that content alone made.
@@ -188,7 +188,7 @@ def crossed_pairs(pairs: Iterable[Pair], positions: tuple[dict[int, int], dict[i
 
 
 def own_layer_names(checkpoint: Checkpoint) -> dict[Steps, Steps]:
-    """Return for each place that is a number what the layer there is called, where that is one name."""
+    """Return the name of the layer at each numbered place, if it has one name."""
     own_names = checkpoint.own_names
     candidates: dict[Steps, set[Steps]] = {}
     for tensor in checkpoint.tensors if own_names else ():
@@ -203,7 +203,7 @@ def own_layer_names(checkpoint: Checkpoint) -> dict[Steps, Steps]:
 
 
 def _numbered_depth(steps: Steps) -> int:
-    """Return how many steps lead to the innermost layer that is called by a number; 0 where none is."""
+    """Return the number of steps to the innermost layer with a numbered name; 0 without one."""
     for depth in range(len(steps) - 1, 0, -1):
         is_item = depth > 1 and steps[depth - 1].isdecimal() and steps[depth - 2] in _LISTS
         if is_item or _LAYER.fullmatch(steps[depth - 1]):

@@ -10,9 +10,8 @@ import pytest
 
 from ckpttool import Checkpoint, open_checkpoint
 from ckpttool.core.layers import LayerKind
-from ckpttool.weights.pairing.layouts import RULES, LayoutItem, torch_layout_items
+from ckpttool.weights.pairing.layouts import RULES, LayoutItem, fuse_split_parameters, torch_layout_items
 from ckpttool.weights.pairing.rearrangement import Unfit
-from ckpttool.weights.pairing.split_parameters import fuse_split_parameters
 from tests.support.checkpoints import checkpoint, numbers
 from tests.support.frameworks import python_with_frameworks
 from tests.support.tensors import Array
@@ -469,7 +468,7 @@ import os, sys
 import keras, numpy as np, torch
 
 from ckpttool.weights.pairing.layouts import torch_layout_items
-from ckpttool.weights.pairing.split_parameters import fuse_split_parameters
+from ckpttool.weights.pairing.layouts import fuse_split_parameters
 from ckpttool.formats import open_checkpoint
 
 keras.utils.set_random_seed(5)
