@@ -20,7 +20,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from ckpttool.cli.output import COMPLETE_VARIABLE
-from ckpttool.core.errors import CheckpointError, UsageError
+from ckpttool.core.errors import CheckpointError, UsageError, from_os_error
 
 _WORK_SECONDS, _WAIT_SECONDS = 1.0, 5.0
 """Limits on computing and on waiting for a busy machine or a remote disk; later values are not shown."""
@@ -172,7 +172,6 @@ def completion_script(command: click.Command) -> str:
 
 def install_completion(command: click.Command) -> str:
     """Install the completion script of the shell that started this process; return a message."""
-    from ckpttool.core.errors import from_os_error
     from ckpttool.storage.directories import write_atomically
 
     shell = _shell()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.options import json_option, quiet_option
 from ckpttool.cli.output import has_colour, print_json, say_error, say_warning
-from ckpttool.cli.progress import progress
+from ckpttool.cli.progress import ProgressLines, progress
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.options import argument
 from ckpttool.ops.conversion import ConvertOptions
@@ -98,7 +98,6 @@ def _local_path(target: str) -> Iterator[str]:
 
 def _upload(path: str, target: str, options: ConvertOptions) -> None:
     """Copy the converted and compared checkpoint to its store, and verify the copy."""
-    from ckpttool.cli.progress import ProgressLines
     from ckpttool.runs.copying import copy
 
     destination = fs.dirname(target.rstrip("/"))

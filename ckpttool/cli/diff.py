@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ckpttool.cli.options import in_output, json_option, quiet_option
 from ckpttool.cli.output import COULD_NOT, has_colour, print_json, say, say_error, width
-from ckpttool.cli.paths import single_checkpoint
+from ckpttool.cli.paths import say_journals, single_checkpoint
 from ckpttool.cli.progress import progress
 from ckpttool.cli.reports import check_plot, write_report
 from ckpttool.core.options import argument
@@ -181,7 +181,6 @@ def compare_series(paths: Sequence[str], options: DiffCommand) -> int:
 
 def _paths_in_series(directory: str) -> list[str]:
     """Return the checkpoints of the one series in a directory, the oldest first."""
-    from ckpttool.cli.paths import say_journals
     from ckpttool.core.errors import UsageError
     from ckpttool.formats.discovery import unit_at
     from ckpttool.runs.survey import survey_directory

@@ -10,11 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.options import in_output, json_option, quiet_option
-from ckpttool.cli.output import has_colour, say, width
+from ckpttool.cli.output import has_colour, print_json, say, width
 from ckpttool.cli.progress import progress
 from ckpttool.core.name_patterns import PIN_LISTS
 from ckpttool.core.options import argument
-from ckpttool.core.text import printable
+from ckpttool.core.text import did_you_mean, printable
 from ckpttool.storage import fs
 
 if TYPE_CHECKING:
@@ -85,8 +85,6 @@ def _no_match(inspection: Inspection, filter: str) -> str:
     """Say that a filter fits no tensor, and which one would."""
     from fnmatch import filter as matching
 
-    from ckpttool.core.text import did_you_mean
-
     names = [tensor.name for tensor in inspection.checkpoint.tensors]
     wider = f"*{filter.strip('*')}*"
     hint = f"try {wider!r}" if matching(names, wider) else did_you_mean(filter, names)
@@ -98,7 +96,6 @@ def _print(inspections: list[Inspection], command: InspectCommand) -> None:
     if field is not None:
         print("\n".join(_field(inspection, field) for inspection in inspections))
     elif command.json:
-        from ckpttool.cli.output import print_json
         from ckpttool.ops.inspect import SCHEMA
 
         print_json({"schema": SCHEMA, "checkpoints": [*map(_row, inspections)]})
@@ -149,7 +146,6 @@ def _field(inspection: Inspection, key: str) -> str:
     """
     from ckpttool.core.errors import UsageError
     from ckpttool.core.result import dumps
-    from ckpttool.core.text import did_you_mean
 
     value = document = _row(inspection)
     for part in key.split("."):

@@ -49,7 +49,7 @@ from ckpttool.core.options import (
     option,
     same_option,
 )
-from ckpttool.core.text import printable
+from ckpttool.core.text import printable, seconds
 from ckpttool.integrations.dask import executor_at
 from ckpttool.ops.workload import Part, Workload
 from ckpttool.runs.retention.rules import Policy
@@ -218,8 +218,6 @@ def list_(command: ListCommand) -> int:
 
 def _span(text: str | None, flag: str) -> float | None:
     """Return a duration in seconds; zero is none."""
-    from ckpttool.core.text import seconds
-
     if text is None:
         return None
     if not (value := seconds(text)):

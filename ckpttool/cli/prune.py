@@ -37,7 +37,7 @@ from ckpttool.core.errors import CheckpointError, UsageError
 from ckpttool.core.options import EXECUTION_PANEL, SELECTION_PANEL, group, jobs_option, option
 from ckpttool.core.text import printable
 from ckpttool.runs.reasons import Code, code_of, true_of_all
-from ckpttool.runs.retention.request import PruneRequest
+from ckpttool.runs.retention.request import Policies, PruneRequest
 from ckpttool.runs.retention.rules import Policy
 from ckpttool.storage import fs
 
@@ -202,7 +202,6 @@ def _report_wrong_rules(retention: Retention, problems: Sequence[Problem], comma
     """Print the problems of the rules and return the exit status; nothing is removed."""
     from ckpttool.runs.pruning.prune import Pruned
     from ckpttool.runs.retention.plan import RetentionPlan
-    from ckpttool.runs.retention.request import Policies
 
     plan = RetentionPlan(retention.policies or Policies(), ())
     outcome = Pruned(plan, 0, dry_run=command.is_dry, problems=tuple(problems))
@@ -334,13 +333,12 @@ def _print_plan(planned: PrunePlan, command: PruneCommand, consent: Consent) -> 
 
 def _say(outcome: Pruned, *, quiet: bool) -> None:
     """Print warnings and problems on stderr; a problem that many paths share is one line."""
+    from ckpttool.transaction.journal import Recovery
+
     if not quiet:
         say_journals(outcome.journals)
-        for path in outcome.finished:
-            say_warning(f"{path}: an interrupted prune had begun to remove it; that is finished now")
-        for path in outcome.put_back:
-            say_warning(f"{path}: an interrupted prune had begun to remove it; it is restored now")
-        for warning in outcome.warnings:
+        recovered = Recovery([*outcome.finished], [*outcome.put_back])
+        for warning in (*recovered.results, *outcome.warnings):
             say_warning(warning)
     for path, message in grouped_messages(outcome.problems):
         say_error(f"{path}: {message}")

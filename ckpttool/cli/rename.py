@@ -151,10 +151,8 @@ def _say_outcome(renamed: RenameResult, *, quiet: bool, was_warned: bool) -> Non
     if not quiet:
         say_journals(renamed.planned.journals)
         for recovery in renamed.recoveries:
-            for path in recovery.finished:
-                say_warning(f"{path}: an interrupted command had begun to change it; that is finished now")
-            for path in recovery.put_back:
-                say_warning(f"{path}: an interrupted command had begun to change it; that is undone now")
+            for sentence in recovery.results:
+                say_warning(sentence)
         if not was_warned:
             _warn(renamed.planned)
     known = renamed.planned.problems if was_warned else ()

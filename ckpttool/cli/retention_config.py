@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.cli.config import ConfigDocument
+from ckpttool.cli.config import ConfigDocument, find_config, read_document
 from ckpttool.cli.config_keys import beside, paths_key, read
 from ckpttool.cli.options import trash_option, yes_option
 from ckpttool.core.errors import CheckpointError, UsageError
@@ -197,8 +197,6 @@ def _flag(name: str) -> str:
 
 def _configured(config: str | ConfigDocument | None, given: Collection[str]) -> Retention | None:
     """Return ``[retention]`` of a configuration, or of the one that is found."""
-    from ckpttool.cli.config import find_config, read_document
-
     if config is None:
         found = find_config()
         return None if found is None else read_retention(read_document(found), given=given)
@@ -211,8 +209,6 @@ def _configured(config: str | ConfigDocument | None, given: Collection[str]) -> 
 
 def _unread_config() -> str | None:
     """Return the configuration with ``[retention]`` that isn't read, or None; also if it can't be read."""
-    from ckpttool.cli.config import find_config, read_document
-
     try:
         path = find_config()
         tables = {} if path is None else read_document(path).tables

@@ -14,12 +14,12 @@ from ckpttool.cli.progress import ProgressLines
 from ckpttool.cli.verify_options import flag_of
 from ckpttool.core.errors import CheckpointError, MissingPackage, NotFound, UsageError
 from ckpttool.core.result import messages
-from ckpttool.formats.interface import SIDECARS, Unit
+from ckpttool.formats.interface import SIDECARS, Unit, natural_path
 from ckpttool.ops.verdict import OPTIONAL, Verification, verify_document
 from ckpttool.ops.verify import unreadable
 from ckpttool.ops.verify_all import TaskResult, VerifyTask, require_any, size_of, verify_tasks
 from ckpttool.storage import fs
-from ckpttool.transaction.recovery import current_unit
+from ckpttool.transaction.recovery import current_unit, unaffected_units
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -333,7 +333,6 @@ def _find_targets(
     path: str, command: VerifyCommand, outcome: VerifyOutcome, searched: list[Globs], progress: Progress
 ) -> Iterator[_VerifyTarget]:
     from ckpttool.formats.discovery import Globs, Walk, discover
-    from ckpttool.formats.interface import natural_path
     from ckpttool.transaction.paths import shown
 
     errors: list[CheckpointError] = []
@@ -378,7 +377,6 @@ def _copy_of(unit: str, path: str, copy: str | None) -> str | None:
 def _drop_interrupted(path: str, units: list[Unit]) -> list[Unit]:
     """Return the units at a path without those that an interrupted command has half moved; warn of these."""
     from ckpttool.cli.paths import say_journals
-    from ckpttool.transaction.recovery import unaffected_units
 
     inside = unaffected_units((), [path] if fs.isdir(path) else ()).journals
     if [unit.path for unit in units] == [path]:  # the user asks for this one, whatever becomes of it

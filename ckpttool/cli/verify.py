@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, TextIO
 
-from ckpttool.cli.output import COULD_NOT, has_colour, say, say_error, say_warning
-from ckpttool.cli.reports import Reports, write_reports
+from ckpttool.cli.output import COULD_NOT, has_colour, print_json, say, say_error, say_warning, width
+from ckpttool.cli.reports import Reports, check_targets, files_read, write_reports
 from ckpttool.cli.verify_options import VerifyCommand, flag_of, implies_prediction
 from ckpttool.ops.workload import Workload
 from ckpttool.storage import fs
@@ -37,7 +37,6 @@ def verify(command: VerifyCommand) -> int:
     The checks cover structure, every checksum, NaN and infinities, code that loading would run, and the
     manifest, if there is one. A directory means all checkpoints in it.
     """
-    from ckpttool.cli.reports import check_targets, files_read
     from ckpttool.cli.verdicts import verify_all_with
     from ckpttool.core.errors import UsageError
 
@@ -136,7 +135,6 @@ def _report(outcome: VerifyOutcome, wanted: Reports, shown: VerifyCommand) -> in
 def _show_merged(shown: VerifyCommand, wanted: Reports) -> int:
     """Print the combined result of the documents of all parts, which know whether warnings fail."""
     from ckpttool.cli.part_documents import merge_verdicts, read_parts
-    from ckpttool.cli.reports import check_targets
     from ckpttool.runs.listing import LIST_SCHEMA
 
     check_targets(_report_files(wanted), shown.paths)
@@ -150,7 +148,6 @@ def _show_merged(shown: VerifyCommand, wanted: Reports) -> int:
 
 
 def _show_merged_list(documents: Sequence[PartDocument], shown: VerifyCommand, *, has_reports: bool) -> int:
-    from ckpttool.cli.output import print_json
     from ckpttool.cli.part_documents import merge_lists
     from ckpttool.cli.paths import say_unread
     from ckpttool.core.errors import UsageError
@@ -256,11 +253,8 @@ def _warn_unused_rules(config: VerifyConfig, outcome: VerifyOutcome) -> None:
 
 def _print_verdicts(outcome: VerifyOutcome, shown: VerifyCommand) -> None:
     if shown.json:
-        from ckpttool.cli.output import print_json
-
         print_json(outcome.document())
         return
-    from ckpttool.cli.output import width
     from ckpttool.cli.render.verdicts import VerifyStyle, verify_text
 
     style = VerifyStyle(

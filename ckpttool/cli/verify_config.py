@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from typing import Any, NamedTuple
 
-from ckpttool.cli.config import ConfigDocument
+from ckpttool.cli.config import ConfigDocument, code_ownership_doubt
 from ckpttool.cli.config_keys import paths_key, read
 from ckpttool.cli.options import strict_option
 from ckpttool.core.errors import UsageError
@@ -171,8 +171,6 @@ def _require_own_code(
     config: VerifyConfig, rules: Sequence[VerifyRule], given: Mapping[str, Any], options: Mapping[str, Any]
 ) -> None:
     """Require that code which the rules name is as much the user's own as their file has to be."""
-    from ckpttool.cli.config import code_ownership_doubt
-
     for name in ("model", "optimizer"):
         if name in given or options.get(name) is None:
             continue

@@ -18,7 +18,7 @@ from ckpttool.cli.config import ConfigDocument, nearest_document
 from ckpttool.cli.config_keys import beside, naming_template, paths_key, read
 from ckpttool.cli.options import config_option, interval_option, json_option, quiet_option
 from ckpttool.cli.output import print_json, say, say_error, say_warning
-from ckpttool.cli.verify_config import VerifyConfig, read_config
+from ckpttool.cli.verify_config import VerifyConfig, read_config, settings_for
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import (
     EXECUTION_PANEL,
@@ -129,7 +129,6 @@ def _request(
 
 def _verify(entry: Entry, progress: Progress, settings: WatchSettings, jobs: int | None) -> Judgement:
     """Verify a checkpoint as ``verify`` does; return the verdict, and the reason if it fails."""
-    from ckpttool.cli.verify_config import settings_for
     from ckpttool.core.report import Severity
     from ckpttool.ops.ignored_findings import apply_ignores
     from ckpttool.ops.verify import verify

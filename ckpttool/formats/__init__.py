@@ -14,7 +14,7 @@ says what it becomes in ``Checkpoint.tree``.
 - Whoever opens a file closes it, unless a checkpoint takes it over: ``open_with`` does that for a probe,
   ``Opening`` for further files; it gathers what is found in them, too.
 - All readings of a file count for its safety. ``readings`` knows where other loaders look (first bytes,
-  last bytes, doubling offsets), ``bystanders`` judges files of a directory that its format has no use for.
+  last bytes, doubling offsets), ``readings`` also judges files of a directory that its format has no use for.
 - A directory is listed once, however many sets of files are in it.
 - A checkpoint is a mapping of tensors, so ``values()`` is the mapping's own; what isn't a tensor is
   ``metadata``.

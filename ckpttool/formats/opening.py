@@ -30,7 +30,13 @@ from ckpttool.core.report import Finding, error, warning
 from ckpttool.core.tensor import Span
 from ckpttool.formats.architecture import hub_config
 from ckpttool.formats.interface import Format, Probe, SetFormat, Unit
-from ckpttool.formats.readings import add_part_name, add_readings, further_readings
+from ckpttool.formats.readings import (
+    add_bystanders,
+    add_part_name,
+    add_readings,
+    bystander_findings,
+    further_readings,
+)
 from ckpttool.storage import fs
 from ckpttool.storage.fs import open_source
 
@@ -104,8 +110,6 @@ def _open_and_judge(format: Format, probe: Probe) -> Checkpoint:
                 findings = further_readings(probe, format, damaged=True)
                 failure.safety = tuple(dict.fromkeys((*failure.safety, *findings)))
             elif probe.is_directory:
-                from ckpttool.formats.readings import bystander_findings
-
                 failure.safety += bystander_findings(probe.path)
         raise
     if is_file:
@@ -113,8 +117,6 @@ def _open_and_judge(format: Format, probe: Probe) -> Checkpoint:
         return checkpoint
     root = probe.path if probe.is_directory else checkpoint.path
     if fs.isdir(root):
-        from ckpttool.formats.readings import add_bystanders
-
         add_bystanders(checkpoint, root)
     return checkpoint
 

@@ -25,7 +25,7 @@ from ckpttool.formats.content.assembly import assemble, tree_of
 from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.content.tree import Flat, Leaf, TensorParts, flatten
 from ckpttool.formats.interface import Format, Probe
-from ckpttool.formats.torch.legacy import Pickles, read_legacy
+from ckpttool.formats.torch.legacy import Pickles, open_legacy, read_legacy
 from ckpttool.formats.torch.objects import Storage, TorchObjects
 from ckpttool.formats.torch.tree_nodes import torch_node
 
@@ -52,8 +52,6 @@ class PytorchLegacy(Format):
         return has_torch_magic(probe.head)
 
     def open(self, probe: Probe) -> Checkpoint:
-        from ckpttool.formats.torch.legacy import open_legacy
-
         return open_legacy(probe, self.name)
 
 

@@ -60,7 +60,7 @@ class SummedTensor(NamedTuple):
 
 
 _BRACKETED = re.compile(r"(?<![^.])\[+([^\[\]]*)\]+(?![^.])")
-"""A key with the brackets that tell it from others: see ``content.flattening``."""
+"""A key with the brackets that tell it from others: see ``content.tree``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.formats.traits import traits_of
 from ckpttool.runs.entry import Entry
 from ckpttool.runs.look_workers import Discovered, LookResult, look_at_all
-from ckpttool.runs.metrics import disagreements
+from ckpttool.runs.metrics import add_log_metrics, disagreements
 from ckpttool.runs.reasons import Code, Reason
 from ckpttool.runs.run_directories import apply_series_globs
 from ckpttool.runs.saves import mark_saves
@@ -63,7 +63,7 @@ class Survey(NamedTuple):
         root: The directory that was looked at.
         groups: All series, by their keys.
         snapshot: Snapshot of the files around the checkpoints, from which plans are made.
-        journals: Pending journals of interrupted commands; only ``prune`` recovers them.
+        journals: Pending journals of interrupted commands; commands that change the directory recover them.
         errors: Errors of paths that could not be looked at.
         remarks: Doubts about metrics, and globs without a match.
         vanished: Paths that were listed, but missing at the look.
@@ -120,8 +120,6 @@ def survey_directory(
     doubts = list(disagreements(entries))
     remarks: list[str] = []
     if scope.metrics:
-        from ckpttool.runs.metrics import add_log_metrics
-
         entries, remarks = add_log_metrics(entries, scope.metrics, path)
     for place in (place for entry in entries for place in entry.places):
         excluded.of(place)  # a part of a save that is kept whole is matched, too

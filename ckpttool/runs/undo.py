@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from ckpttool.transaction.history import (
     read_record,
     write_record,
 )
-from ckpttool.transaction.lock import lock_directory
+from ckpttool.transaction.lock import HeldLocks
 from ckpttool.transaction.paths import NotUndone, Problem, require_directory, shown
 from ckpttool.transaction.record_undo import RecordUndo, undo_record
 from ckpttool.transaction.recovery import recover_directory
@@ -119,8 +119,8 @@ def undo(directory: str | os.PathLike[str], *, recursive: bool = True, dry_run: 
     """
     root = require_directory(directory)
     places = list(dict.fromkeys([root, *directories_with_trash(root)])) if recursive else [root]
-    with ExitStack() as stack:
-        progress = _UndoProgress(stack, dry_run)
+    with HeldLocks() as locks:
+        progress = _UndoProgress(locks, dry_run)
         for place in places:
             progress.hold(place)
         for place in places:
@@ -155,16 +155,15 @@ def undo(directory: str | os.PathLike[str], *, recursive: bool = True, dry_run: 
 class _UndoProgress:
     """State of an undo: locked directories, and results so far."""
 
-    def __init__(self, stack: ExitStack, dry_run: bool) -> None:
+    def __init__(self, locks: HeldLocks, dry_run: bool) -> None:
         self.identity: str | None = None
         self.kind: RecordKind | None = None
         self.restored: list[RestoredCheckpoint] = []
         self.pointers: list[str] = []
         self.problems: list[Problem] = []
         self.warnings: list[str] = []
-        self._stack = stack
+        self._locks = locks
         self._dry_run = dry_run
-        self._held: set[str] = set()
 
     def result(self, below: int = 0) -> Undone:
         """Return the result."""
@@ -181,13 +180,11 @@ class _UndoProgress:
 
     def hold(self, directory: str) -> bool:
         """Lock a directory, and recover from interrupted commands in it; return whether it was locked now."""
-        if self._dry_run or directory in self._held:
+        if self._dry_run or not self._locks.hold(directory):
             return False
-        self._stack.enter_context(lock_directory(directory))
-        self._held.add(directory)
         recovery = recover_directory(directory)
         self.problems += [Problem(path, why) for path, why in recovery.failed.items()]
-        self.warnings += recovery.moved
+        self.warnings += recovery.results
         return True
 
     def adopt(self, directory: str) -> None:

@@ -13,7 +13,7 @@ on any directory asks ``engines.engine_of``.
 
 A target that is written (``staged_output``) appears whole, or not at all: it is written in a locked directory
 beside the target, under its final names, made durable, then renamed. A kill leaves that directory without its
-lock, and whoever stages next clears it, as it does small files that were being written (``storage.atomic``).
+lock, which the next command that stages there clears, with half-written files (``storage.directories``).
 
 Everything happens below open directories, never through a symlink. A checkpoint's fingerprint (device, inode,
 size, time; ``files``) is compared before it is moved, after, and before each unlink. What another user could

@@ -427,6 +427,16 @@ class Recovery:
     moved: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def results(self) -> list[str]:
+        """Sentences on all that was completed or reverted."""
+        begun = "an interrupted prune had begun to remove it"
+        return [
+            *(f"{path}: {begun}; that is finished now" for path in self.finished),
+            *(f"{path}: {begun}; it is restored now" for path in self.put_back),
+            *self.moved,
+        ]
+
     def add(self, other: Recovery) -> None:
         """Add the result of another recovery."""
         self.finished += other.finished

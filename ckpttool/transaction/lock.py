@@ -7,12 +7,16 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
 from ckpttool.storage import fs
 from ckpttool.storage.directories import FOLLOWS_NOTHING, OpenDirectory, try_lock
 from ckpttool.transaction.state_dir import state_dir_beside, state_dir_of, user_name
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 LOCK = ".ckpttool.lock"
 WATCH_LOCK = ".ckpttool-watch.lock"
@@ -71,6 +75,32 @@ def lock_directory(directory: str, lock: str = LOCK, holder: str | None = None) 
                         place.unlink(name)
             finally:
                 os.close(descriptor)
+
+
+class HeldLocks:
+    """Locks of directories, each held once whatever its path, until the context ends."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._held: set[str] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def hold(self, directory: str) -> bool:
+        """Lock a directory; return False if it was held already."""
+        if self.is_held(directory):
+            return False
+        self._stack.enter_context(lock_directory(directory))
+        self._held.add(fs.realpath(directory))
+        return True
+
+    def is_held(self, directory: str) -> bool:
+        """Return whether a directory is locked, by whatever path."""
+        return fs.realpath(directory) in self._held
 
 
 def clear_stale(directories: Iterable[str]) -> None:

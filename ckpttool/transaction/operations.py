@@ -422,8 +422,8 @@ class Stage:
 
     def _revert_move(self, one: Move) -> None:
         """Move an entry back to its old name, unless it was restored and modified since."""
-        is_kept = self.listed.kind in ("restore", "output") and one.source.is_private
-        if is_kept and not self.roots.is_as_noted(one, one.target):
+        is_restored = one.source.root == "trash" or (self.listed.kind == "output" and one.source.is_private)
+        if is_restored and not self.roots.is_as_noted(one, one.target):
             self.roots.unlink(one.source)
         elif self.roots.status(one.source) is None:
             self.roots.move_back(one)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Literal
 
+from ckpttool.core.errors import CheckpointError
 from ckpttool.storage import fs
 from ckpttool.transaction.files import StalePlan
 from ckpttool.transaction.journal import FILES, Group, Location, Move, OperationList, Rewrite, Root
@@ -62,6 +63,9 @@ def remove(directory: str, removals: Sequence[Group]) -> Outcome:
             _remove_with_journal(directory, left, once)
         except NoRoom as failure:
             refusal = failure
+        except CheckpointError as failure:
+            outcome.add(once)
+            return _interrupted(left, outcome, failure)
         crowded = [one for one in left if _lacks_room(directory, one, once, is_refused=refusal is not None)]
         for one in crowded:
             once.failures.pop(one.path, None)
@@ -81,6 +85,16 @@ def remove(directory: str, removals: Sequence[Group]) -> Outcome:
     return outcome
 
 
+def _interrupted(removals: Sequence[Group], outcome: Outcome, failure: CheckpointError) -> Outcome:
+    """Return an outcome in which the other removals failed, too; raise the error if nothing was removed."""
+    if not outcome.done:
+        raise failure
+    known = {*outcome.done, *outcome.failures}
+    others = (one.path for one in removals if one.path not in known)
+    outcome.failures |= dict.fromkeys(others, Failure(failure.reason))
+    return outcome
+
+
 def _lacks_room(directory: str, removal: Group, outcome: Outcome, *, is_refused: bool) -> bool:
     """Tell whether a removal is to be tried again once there is room."""
     if removal.path in outcome.failures:
@@ -96,7 +110,10 @@ def _names(removals: Iterable[Group]) -> set[str]:
 def put_aside(directory: str, removals: Sequence[Group], identity: str) -> Outcome:
     """Move checkpoints of one directory into its trash; ``freed`` says how many bytes lie there then."""
     outcome = Outcome()
-    _remove_with_journal(directory, removals, outcome, identity)
+    try:
+        _remove_with_journal(directory, removals, outcome, identity)
+    except CheckpointError as failure:
+        return _interrupted(removals, outcome, failure)
     return outcome
 
 
@@ -107,10 +124,13 @@ def _remove_with_journal(
     while removals:
         rewrites = list_rewrites(directory, _names(removals))
         listed = removal_operations(removals, rewrites, "remove" if identity is None else "trash", identity)
-        with Transaction(directory, listed) as removal:
-            removal.commit()
+        removal = Transaction(directory, listed)
+        try:
+            with removal:
+                removal.commit()
+        finally:
+            outcome.add(removal.outcome)
         once = removal.outcome
-        outcome.add(once)
         removals = [one for one in removals if one.path not in once.failures and one.path not in once.done]
         if once.stranded:  # until its journal is recovered, nothing else is begun
             why = Failure("another one could not be put back; the next command recovers")

@@ -137,7 +137,10 @@ class _Settlement:
         if settled.failures and not is_removal and listed.is_indivisible:
             why = next(iter(settled.failures.values()))
             return Settled(listed, failures={**dict.fromkeys(numbers, why), **settled.failures})
-        self._keep_blocked()
+        try:
+            self._keep_blocked()
+        except (OSError, CheckpointError) as error:
+            return Settled.failed(listed, system_text(error) if isinstance(error, OSError) else error.reason)
         self._back([*back, *settled.put_back])
         self._complete()
         return settled

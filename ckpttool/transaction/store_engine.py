@@ -193,6 +193,7 @@ def _remove(operations: StoreOperations, outcome: Outcome) -> None:
         if is_settled(left):
             kept = [number for number, error in left.items() if not isinstance(error, StrandedCheckpoint)]
             operations.drop_copies(kept)
+            operations.restore_pointers(kept)
             operations.close([number for number in standing if number not in kept])
     else:
         operations.abandon()

@@ -397,10 +397,10 @@ def purge_groups(stage: Stage, numbers: Sequence[int], outcome: Outcome) -> Mapp
         return {}
     try:
         stage.withdraw(stuck)
+        return stage.back(stuck)
     except OSError as error:
         left_there = StrandedCheckpoint(f"{system_text(error)}; the next command recovers")
         return dict.fromkeys(stuck, left_there)
-    return stage.back(stuck)
 
 
 def _purge_part(stage: Stage, numbers: Sequence[int], check: Callable[[], None]) -> tuple[Outcome, list[int]]:

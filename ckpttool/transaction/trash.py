@@ -76,7 +76,7 @@ def empty(directory: str, older_than: int | None = None, dry_run: bool = False) 
         if not dry_run:
             recovery = recover_directory(directory)
             emptied.problems += [Problem(path, why) for path, why in recovery.failed.items()]
-            emptied.warnings += recovery.moved
+            emptied.warnings += recovery.results
             adopt(directory, records_under_other_names(directory))
         for state_dir, identity in trash_places(directory):
             if older_than is None or engine_of(directory).age(identity) >= older_than:

@@ -180,7 +180,7 @@ def test_a_configuration_that_is_not_read_is_not_parsed(
     def parse(text: str) -> dict[str, object]:
         raise AssertionError("it was parsed")
 
-    monkeypatch.setattr("ckpttool.cli.config.parse_toml", parse)
+    monkeypatch.setattr("ckpttool.containers.toml.parse_toml", parse)
     (project / "models" / "pyproject.toml").write_text("[tool.ckpttool.verify]\nstrict = true\n")
     status, out, err = run("verify", "models")
     assert (status, err) == (0, UNREAD.format("ckpttool.toml"))

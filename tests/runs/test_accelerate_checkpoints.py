@@ -20,6 +20,7 @@ from tests.support.changes import (
     state_place,
 )
 from tests.support.mounts import list_mounts
+from tests.support.transactions import kill_before
 
 CHANGES = ("rename", "replace", "unlink", "rmdir", "mkdir", "link", "fsync", "write")
 SAVED = [f"checkpoint_{number}" for number in range(3, 8)]
@@ -152,3 +153,15 @@ def test_other_directories_keep_their_own(checkpoints: Path) -> None:
     plain = checkpoints.parent / "plain" / "checkpoints"
     (plain / "checkpoint_1").mkdir(parents=True)
     assert state_place(plain) == (str(plain), "")
+
+
+def test_what_was_interrupted_below_is_recovered_by_a_relative_path(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its journal lies beside, and leads to an absolute path."""
+    monkeypatch.chdir(checkpoints.parents[1])
+    before = names(checkpoints)
+    kill_before("commit", lambda: prune("project", keep_last=3, depth="quick"))
+    done = prune("project", keep_last=4, depth="quick")
+    assert len(done.put_back) == 2
+    assert names(checkpoints) == before[1:]

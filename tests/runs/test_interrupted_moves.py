@@ -14,13 +14,22 @@ from typing import Any
 import pytest
 
 from ckpttool import AccessDenied, DamagedCheckpoint
-from ckpttool.transaction.journal import Location, OperationList
+from ckpttool.transaction.journal import Location, Move, OperationList
 from ckpttool.transaction.open_roots import OpenRoots
 from ckpttool.transaction.operations import Stage
 from tests.runs.interrupted_moves import Play, ours, tree
 from tests.support.changes import recover
 from tests.support.faults import DiskStep, disk_steps, hit_call, is_hit_at
-from tests.support.transactions import kill_before, make_moves, put_in_trash, removal_of, renaming, stages_of
+from tests.support.transactions import (
+    IDENTITY,
+    kill_before,
+    make_moves,
+    move,
+    put_in_trash,
+    removal_of,
+    renaming,
+    stages_of,
+)
 
 FAILURES = ("ENOSPC", "EACCES", "EBUSY", "interrupt")
 STEP = 13
@@ -355,3 +364,24 @@ def test_a_trash_that_is_a_symlink_is_not_followed(run_of: Path, tmp_path_factor
     assert not stages_of(run_of)
     assert (run_of / "a.pt").read_text() == "a.pt"
     assert not list(elsewhere.rglob("*"))
+
+
+def test_a_trainer_that_writes_into_a_directory_while_its_exchange_is_undone(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for name in ("a", "b"):
+        (run / name).mkdir(parents=True)
+        (run / name / "weights").write_text(name)
+    ends = [Location("directory", name) for name in ("a", "b")]
+    asides = [Location("stage", f"{number}/{name}") for number, name in enumerate("ab")]
+    groups = tuple(move(run, {old: new}).group for old, new in (("a", "b"), ("b", "a")))
+    away = (Move(number, ends[number], asides[number]) for number in range(2))
+    come = (Move(number, asides[number], ends[1 - number]) for number in range(2))
+    exchange = OperationList("rename", groups, (*away, *come), IDENTITY)
+    assert make_moves(run, exchange).failed == {}
+    halfway(run, "commit", exchange.inverse())
+    (run / "a" / "weights").write_text("trained on")
+    assert recover(run).failed == {}
+    found = {
+        path.name: (path / "weights").read_text() for path in run.iterdir() if (path / "weights").exists()
+    }
+    assert found == {"a": "b", "b": "trained on"}

@@ -330,6 +330,27 @@ def test_a_stage_that_can_not_be_removed_takes_nothing_from_what_was_done(
     assert not stages_of(run)
 
 
+def test_what_was_removed_before_the_disk_failed_is_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = unlinking._unlink_file
+
+    def unlink(name: str, *arguments: Any) -> int:
+        if name == "model_2.pt":
+            refuse()
+        return real(name, *arguments)
+
+    def back(*arguments: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(unlinking, "_unlink_file", unlink)
+        patch.setattr(operations.Stage, "back", back)
+        done = remove(run, removal_of(run, "model_1.pt"), removal_of(run, "model_2.pt"))
+    assert (done.done, done.freed) == ([str(run / "model_1.pt")], len("model_1.pt"))
+    assert "recovers" in done.failed[str(run / "model_2.pt")]
+    assert recover(run).put_back == [str(run / "model_2.pt")]
+    assert (run / "model_2.pt").read_text() == "model_2.pt"
+
+
 def test_a_file_system_that_was_mounted_anew(run: Path) -> None:
     """Its number is another one then."""
     removal = removal_of(run, "ckpt")

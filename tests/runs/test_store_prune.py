@@ -16,6 +16,7 @@ from ckpttool import CheckpointError, UsageError, prune, undo
 from ckpttool.storage import remote
 from ckpttool.storage.stores import Replaced
 from ckpttool.transaction.store_directory import journals_in
+from ckpttool.transaction.store_operations import StoreOperations
 from tests.support.commands import Run
 from tests.support.limits import lower_limits
 from tests.support.memory import Killed, MemoryBucket
@@ -252,6 +253,26 @@ def test_what_has_changed_since_the_plan_stays(in_store: MemoryBucket) -> None:
     assert dict(done.failed) == {f"{url}/model_epoch_1.pth": "it has changed since the plan was made"}
     assert in_store.get("runs/model_epoch_1.pth") == b"new"
     assert len(in_store.keys("runs/model")) == 4
+
+
+def test_what_changes_after_the_commit_stays_in_the_state_file(
+    bucket: MemoryBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make("TensorFlow", tmp_path)
+    bucket.upload(tmp_path, "")
+    real = StoreOperations.finish
+    (first, *_) = sorted(key for key in bucket.keys("team") if key.endswith(".index"))
+
+    def finish(operations: StoreOperations, numbers: Sequence[int]) -> object:
+        bucket.put(first, "saved again")
+        return real(operations, numbers)
+
+    monkeypatch.setattr(StoreOperations, "finish", finish)
+    done = prune(bucket.url("team/runs"), keep_last=2, series=("*",), depth="quick")
+    name = first.removesuffix(".index").rpartition("/")[2]
+    assert [path.rpartition("/")[2] for path in done.failed] == [name]
+    assert f'"{name}"' in bucket.get("team/runs/checkpoint").decode()
+    assert journals_in(bucket.url("team/runs")) == []
 
 
 def test_nothing_goes_if_a_survivor_has_changed(in_store: MemoryBucket) -> None:

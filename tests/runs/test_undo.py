@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool import AccessDenied, undo
-from tests.support.changes import file_bytes, held_by_another, prune_to_trash
+from tests.support.changes import begin_removal, empty_trash, file_bytes, held_by_another, prune_to_trash
 from tests.support.state_files import read_state
 
 
@@ -31,6 +31,17 @@ def test_all_is_as_it_was(kind: str, request: pytest.FixtureRequest) -> None:
     assert (planned.restored, planned.pointers) == (done.restored, done.pointers)
     assert file_bytes(directory) == before
     assert undo(str(directory)).identity is None
+
+
+def test_an_interrupted_removal_is_told_of(short: Path) -> None:
+    prune_to_trash(short, 3)
+    kept = sorted(path.name for path in short.iterdir() if path.suffix == ".pth")
+    for command in (undo, empty_trash):
+        prune_to_trash(short, 2)
+        begin_removal(short, kept[-1])
+        done = command(str(short))
+        begun = "an interrupted prune had begun to remove it; it is restored now"
+        assert f"{short / kept[-1]}: {begun}" in done.warnings
 
 
 def test_the_last_one_is_taken_back_first(short: Path) -> None:

@@ -62,7 +62,7 @@ class TreeBuilder:
     """Builds the tree of what one pickle holds.
 
     Args:
-        leaf: As for ``flattening.flatten``, which has asked it before.
+        leaf: As for ``tree.flatten``, which has asked it before.
         tensors: The tensors that came out of that, with their names.
         path: The file, for errors.
         framework_node: Says what the objects become that hold tensors.

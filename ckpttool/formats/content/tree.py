@@ -40,7 +40,13 @@ from ckpttool.containers.pickle.pickle_nodes import (
 from ckpttool.core.dtypes import DType
 from ckpttool.core.errors import LimitExceeded
 from ckpttool.core.tensor import Extent, Path, Role, Shard, Tensor, Values
-from ckpttool.formats.content.plain_data import KeyText, PlainDataRenderer, small_call_nodes, stable_order
+from ckpttool.formats.content.plain_data import (
+    KeyText,
+    PlainDataRenderer,
+    describe,
+    small_call_nodes,
+    stable_order,
+)
 
 _MAX_KEY_BITS = 64
 MAX_OPEN = 2000
@@ -225,8 +231,6 @@ def _path_part(key: object) -> str | int:
         return key
     if isinstance(key, Opaque) and isinstance(key.content, str):
         return key.content
-    from ckpttool.formats.content.plain_data import describe
-
     return str(describe(key))
 
 

@@ -16,7 +16,7 @@ from ckpttool.core.checkpoint import Checkpoint, FileEntry
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.tensor import Role, Tensor, role_of
 from ckpttool.formats.interface import Format, Probe
-from ckpttool.formats.sidecar import ENTRY
+from ckpttool.formats.sidecar import ENTRY, apply_sidecar
 
 if TYPE_CHECKING:
     from ckpttool.formats.hdf5.tensors import OpenedHdf5
@@ -96,7 +96,6 @@ def apply_hdf5_sidecar(checkpoint: Checkpoint, opened: OpenedHdf5, where: str = 
     if opened.entry is None:
         return checkpoint
     from ckpttool.formats.hdf5.tensors import restore_slashes
-    from ckpttool.formats.sidecar import apply_sidecar
 
     document = opened.entry()
     tensors = restore_slashes(checkpoint.tensors, document)

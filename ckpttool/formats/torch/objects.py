@@ -177,7 +177,7 @@ Resolve = Callable[[Any], Storage]
 
 
 class TorchObjects:
-    """Reads the nodes of one pickle; ``leaf`` is what ``flattening.flatten`` asks."""
+    """Reads the nodes of one pickle; ``leaf`` is what ``tree.flatten`` asks."""
 
     def __init__(self, path: str, resolve: Resolve) -> None:
         self.path = self._path = path

@@ -19,7 +19,7 @@ from ckpttool.containers.toml import as_toml, change_strings, parse_toml, quote
 from ckpttool.core.errors import AccessDenied, CheckpointError, DamagedCheckpoint, UsageError, from_os_error
 from ckpttool.core.name_patterns import PIN_LISTS, PINS
 from ckpttool.core.result import document_of
-from ckpttool.core.text import closest
+from ckpttool.core.text import closest, seconds
 from ckpttool.formats.pointer_kind import MAX_STATE, NO_CHANGES, Changes, Renamer, TextKind
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.runs.pointers.search import CheckpointIndex, PointerProtections, Search, SearchedKind
@@ -117,8 +117,6 @@ def parse_until(text: str) -> date:
     Raises:
         UsageError: It isn't a day, or is in the past.
     """
-    from ckpttool.core.text import seconds
-
     today = date.fromtimestamp(time.time())
     try:
         until = date.fromisoformat(text)

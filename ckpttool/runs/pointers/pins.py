@@ -303,10 +303,6 @@ def pins_below(
     return tuple(pins)
 
 
-def _pins_in_list(file: str) -> list[Pin]:
-    return list(pins_in(file, read_list(file)))
-
-
 def _lock_all(file: str, places: Iterable[CheckpointPlace]) -> ExitStack:
     """Return a stack that holds the locks of all directories that a list of pins covers."""
     directories = {os.path.dirname(file) or os.curdir, *(one.directory for one in places)}
@@ -325,15 +321,7 @@ def _recover(paths: Iterable[str]) -> Iterator[str]:
         with ExitStack() as stack:
             _lock(stack, directory)
             recovery = recover_directory(directory)
-        yield from (
-            f"{path}: an interrupted prune had begun to remove it; that is finished"
-            for path in recovery.finished
-        )
-        yield from (
-            f"{path}: an interrupted prune had begun to remove it; it is restored now"
-            for path in recovery.put_back
-        )
-        yield from recovery.moved
+        yield from recovery.results
         yield from (f"{path}: {why}" for path, why in recovery.failed.items())
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,7 +37,7 @@ from ckpttool.transaction.engine import UndoMethod
 from ckpttool.transaction.engines import engine_of
 from ckpttool.transaction.files import Contents
 from ckpttool.transaction.journal import Group, Recovery, new_identity
-from ckpttool.transaction.lock import BUSY, clear_stale, lock_directory
+from ckpttool.transaction.lock import BUSY, HeldLocks, clear_stale
 from ckpttool.transaction.paths import Problem, require_directory
 from ckpttool.transaction.recovery import directory_of_journal, recover_directory
 from ckpttool.transaction.staged_output import clear_areas, has_leftovers, is_leftover_name
@@ -184,7 +183,7 @@ def prune(
             result = replace(_result(planned), declined=is_declined)
         else:
             result = _apply(planner, planned, root, trash, method, locks)
-        clear_stale(locks.not_held(_directories_of(survey)))
+        clear_stale(path for path in _directories_of(survey) if not locks.is_held(path))
     return replace(
         result,
         problems=(*(Problem(path, why) for path, why in recovered.failed.items()), *result.problems),
@@ -197,22 +196,12 @@ def prune(
 # Survey ---------------------------------------------------------------------------------------------
 
 
-class _Locks(AbstractContextManager["_Locks"]):
-    """Locks of directories, all held until the context ends."""
+class _Locks(HeldLocks):
+    """Locks of directories, and the reasons why some can't be locked."""
 
     def __init__(self) -> None:
-        self._stack = ExitStack()
-        self._held: set[str] = set()
+        super().__init__()
         self._refusals: dict[str, AccessDenied] = {}
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
-    def hold(self, directory: str) -> None:
-        """Lock a directory, unless it is held already."""
-        if directory not in self._held:
-            self._stack.enter_context(lock_directory(directory))
-            self._held.add(directory)
 
     def try_hold(self, directory: str) -> bool:
         """Lock a directory; return False if it can't be changed. Another command at work is an error."""
@@ -229,11 +218,6 @@ class _Locks(AbstractContextManager["_Locks"]):
         """Raise an error if ``try_hold`` failed; its reason replaces ``{}`` in the message."""
         if (refusal := self._refusals.get(directory)) is not None:
             raise AccessDenied(directory, message.format(refusal.reason)) from refusal
-
-    def not_held(self, directories: Iterable[str]) -> list[str]:
-        """Return those of some directories that are not held."""
-        held = {fs.realpath(directory) for directory in self._held}
-        return [directory for directory in directories if fs.realpath(directory) not in held]
 
 
 def _recovered_survey(
@@ -377,7 +361,7 @@ def _remove(
         except CheckpointError as failure:
             if len(going) == 1:
                 raise
-            paths = (entry.path for _, entries in parts for entry in entries)
+            paths = (one.path for _, entries in parts for one in entries if one.path not in total.failures)
             outcome = Outcome(failures=dict.fromkeys(paths, Failure(failure.reason)))
         total.add(outcome)
     lacking = "not removed" if identity is None else "not moved to the trash"

@@ -56,7 +56,7 @@ from ckpttool.transaction.journal import (
     Rewrite,
     new_identity,
 )
-from ckpttool.transaction.lock import lock_directory
+from ckpttool.transaction.lock import HeldLocks
 from ckpttool.transaction.paths import Problem, require_directory, shown
 from ckpttool.transaction.recovery import recover_directory
 from ckpttool.transaction.state_dir import enclosing_serial
@@ -396,19 +396,18 @@ def rename(
         return RenameResult(planned, tuple(pairs), dry_run=True)
     root = require_directory(request.directory)
     parse_template(request.template)
-    with ExitStack() as stack:
-        locks = _RenameLocks(stack)
+    with _RenameLocks() as locks:
         if os.access(root, os.W_OK):
             locks.acquire(root)
         planned = plan_rename(request)
         directories = _changed_directories(planned)
         for directory in directories:
             locks.acquire(directory)
-        recoveries = locks.recoveries
+        recoveries = tuple(locks.recoveries.values())
         if any(one.finished or one.put_back or one.moved for one in recoveries) or len(recoveries) > 1:
             # Directories that were recovered, or locked after the plan, may have changed since the survey.
             planned = plan_rename(request)
-            locked = {*directories, *map(fs.realpath, locks.directories)}
+            locked = {*directories, *map(fs.realpath, locks.recoveries)}
             if not locked.issuperset(_changed_directories(planned)):
                 raise AccessDenied(root, "it changed while it was looked at; nothing was renamed")
         result = RenameResult(planned, recoveries=recoveries)
@@ -438,28 +437,17 @@ def _changed_directories(planned: PlannedNames) -> list[str]:
     return list(dict.fromkeys((*names, *updates.directories)))
 
 
-class _RenameLocks:
-    """Locks of directories, each held once whatever its path, and the recoveries in them."""
+class _RenameLocks(HeldLocks):
+    """Locks of directories, and the results of recovery in them."""
 
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack = stack
-        self._recoveries: dict[tuple[int, int], tuple[str, Recovery]] = {}
+    def __init__(self) -> None:
+        super().__init__()
+        self.recoveries: dict[str, Recovery] = {}
 
     def acquire(self, directory: str) -> None:
         """Lock a directory, and recover from interrupted commands in it."""
-        status = fs.stat(directory)
-        identity = status.st_dev, status.st_ino
-        if identity not in self._recoveries:
-            self._stack.enter_context(lock_directory(directory))
-            self._recoveries[identity] = directory, recover_directory(directory)
-
-    @property
-    def recoveries(self) -> tuple[Recovery, ...]:
-        return tuple(recovery for _, recovery in self._recoveries.values())
-
-    @property
-    def directories(self) -> list[str]:
-        return [directory for directory, _ in self._recoveries.values()]
+        if self.hold(directory):
+            self.recoveries[directory] = recover_directory(directory)
 
 
 def _carry_out(planned: PlannedNames, result: RenameResult) -> RenameResult:
