@@ -149,6 +149,7 @@ class OperationList:
             after it. None of what isn't recorded.
         done: Numbers of the committed groups; None before the commit.
         leader: Relative path of the directory whose commit counts for this one, too; None without one.
+        followers: Relative paths of the directories that this one is the leader of.
         is_copy: Whether the stage was copied since, with the directory; None if the journal doesn't tell.
     """
 
@@ -158,6 +159,7 @@ class OperationList:
     identity: str | None = None
     done: frozenset[int] | None = None
     leader: str | None = None
+    followers: tuple[str, ...] = ()
     is_copy: bool | None = None
 
     @property

@@ -37,6 +37,7 @@ def operations_document(listed: OperationList) -> dict[str, Any]:
         "kind": listed.kind,
         "identity": listed.identity,
         "leader": listed.leader,
+        "followers": listed.followers,
         "groups": [
             {
                 "path": one.path,
@@ -96,11 +97,13 @@ def operations_of(document: Mapping[str, Any], done: object = None) -> Operation
         survivors, new_name = tuple(map(name_of, group["survivors"])), optional(name_of, group["new_name"])
         contents = contents_of(group, members)
         groups.append(Group(text_of(group["path"]), members, contents, survivors, new_name))
-    numbers, leader = (
-        optional(partial(_group_numbers, count=count), done),
-        optional(text_of, document["leader"]),
+    listed = replace(
+        listed,
+        groups=tuple(groups),
+        done=optional(partial(_group_numbers, count=count), done),
+        leader=optional(text_of, document["leader"]),
+        followers=tuple(map(text_of, document.get("followers", ()))),
     )
-    listed = replace(listed, groups=tuple(groups), done=numbers, leader=leader)
     for one in moves:
         if one.replaces and not (one.file or listed.files_at(one.group, one.source.path)):
             raise ValueError("a file without its fingerprint")

@@ -128,6 +128,7 @@ def _remove_with_journal(
         try:
             with removal:
                 removal.commit()
+                removal.close()
         finally:
             outcome.add(removal.outcome)
         once = removal.outcome

@@ -15,7 +15,7 @@ from ckpttool.transaction.operations import Stage, open_stage
 from ckpttool.transaction.paths import shown
 from ckpttool.transaction.stages import remove_places, remove_stage
 from ckpttool.transaction.state_dir import open_own
-from ckpttool.transaction.stored_journals import read_journal
+from ckpttool.transaction.stored_journals import commit_followers, read_journal
 from ckpttool.transaction.unlinking import purge
 
 
@@ -80,6 +80,8 @@ def settle_stage(directory: str, path: str) -> Settled | None:
     else:
         settled = _settle_open(directory, path, listed)
     if settled is None or settled.is_complete:
+        if listed is not None and settled is not None and (listed.is_committed or settled.finished):
+            commit_followers(directory, listed)
         is_empty = remove_stage(path)
         if not (is_empty or (settled is not None and settled.notes)):
             expected = "move them where they belong"

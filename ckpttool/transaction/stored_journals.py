@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from ckpttool.core.errors import AccessDenied, from_os_error
 from ckpttool.storage import fs
-from ckpttool.storage.directories import OpenDirectory
+from ckpttool.storage.directories import OpenDirectory, write_in
 from ckpttool.transaction.history import read_record
 from ckpttool.transaction.journal import OperationList
 from ckpttool.transaction.journal_documents import SCHEMA, count_of, operations_of
@@ -22,7 +24,7 @@ from ckpttool.transaction.old_journals import (
     with_recorded,
 )
 from ckpttool.transaction.stages import DONE, JOURNAL, stages
-from ckpttool.transaction.state_dir import read_own, state_dir_of_stage, state_dirs
+from ckpttool.transaction.state_dir import open_own, read_own, state_dir_of_stage, state_dirs
 
 
 def read_journal(stage: str, directory: str) -> OperationList | None:
@@ -59,16 +61,29 @@ def read_journal(stage: str, directory: str) -> OperationList | None:
 
 
 def _has_committed(directory: str, identity: str | None) -> bool:
-    """Tell whether a command is committed in a directory, or completed there."""
-    assert identity is not None  # of all that have a leader
-    is_recorded = False
-    for state_dir in state_dirs(directory):
-        for stage in stages(state_dir):
-            listed = read_journal(stage, directory)
-            if listed is not None and listed.identity == identity:
-                return listed.is_committed
-        is_recorded |= read_record(directory, state_dir, identity) is not None
-    return is_recorded
+    """Tell whether a command is committed in a directory.
+
+    The journal of a leader is removed last: once it is gone, its followers have a commit of their own, or
+    none of them has one.
+    """
+    return any(listed.is_committed for _, listed in _journals_of(directory, identity))
+
+
+def _journals_of(directory: str, identity: str | None) -> Iterator[tuple[str, OperationList]]:
+    """Yield the stages of one command in a directory, with their journals."""
+    for stage in (stage for state_dir in state_dirs(directory) for stage in stages(state_dir)):
+        listed = read_journal(stage, directory)
+        if listed is not None and listed.identity == identity:
+            yield stage, listed
+
+
+def commit_followers(directory: str, leader: OperationList) -> None:
+    """Commit the lists that a committed list is the leader of, before its own journal is removed."""
+    for path in (os.path.join(directory, relative) for relative in leader.followers):
+        for stage, listed in _journals_of(path, leader.identity) if fs.isdir(path) else ():
+            with suppress(FileNotFoundError), open_own(path, *os.path.split(stage)) as inner:
+                if not inner.has(DONE):  # else another command is completing it
+                    write_in(inner, DONE, json.dumps([*range(len(listed.groups))]).encode())
 
 
 def read_output(directory: OpenDirectory, area: OpenDirectory) -> OperationList:

@@ -140,6 +140,7 @@ def apply(directory: str, listed: OperationList, state_dir: StateDir | None = No
     """
     with Transaction(directory, listed, state_dir) as transaction:
         transaction.commit()
+        transaction.close()
     return transaction.outcome
 
 
@@ -161,6 +162,7 @@ class Transaction:
         self._stack = ExitStack()
         self._stage: Stage | None = None
         self._standing: list[int] = []
+        self._is_finished = False
 
     def __enter__(self) -> Transaction:
         listed = self._listed = self._feasible()
@@ -221,7 +223,7 @@ class Transaction:
             self._revert(stage)
 
     def commit(self) -> None:
-        """Commit all that was done, unlink old names or removed files, and close the journal.
+        """Commit all that was done, and unlink old names or removed files; ``close`` removes the journal.
 
         Raises:
             AccessDenied: It is committed, but can't be completed; the next command does that.
@@ -242,11 +244,20 @@ class Transaction:
                 return
             self._finish(stage)
 
+    def close(self) -> None:
+        """Remove the journal of a list that is committed and finished.
+
+        Raises:
+            AccessDenied: It can't be removed; the next command does that.
+        """
+        if self._stage is not None and self._is_finished:
+            self._close(self._stage)
+
     def _finish(self, stage: Stage) -> None:
         if stage.listed.kind == "remove":
             with self._left_to_recovery():
                 self._fail(purge_groups(stage, self._standing, self.outcome))
-            self._close(stage)
+            self._is_finished = True
             return
         try:
             both = stage.finish(self._standing)
@@ -259,7 +270,7 @@ class Transaction:
         self.outcome.failures |= {groups[number].path: Failure(why) for number, why in both.items()}
         if stage.listed.kind == "trash":
             self.outcome.freed += sum(groups[number].contents.nbytes for number in self._standing)
-        self._close(stage)
+        self._is_finished = True
 
     # Back ---------------------------------------------------------------------------------------------
 
@@ -280,8 +291,9 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
+            self.close()
             if self._stage is not None and self._listed.leader is not None:
-                # Ctrl-C may have come once that was committed.
+                # The leader may be committed, which only its journal tells.
                 path, self._stage = self._stage.path, None
                 settle_now(self._directory, path)
             self.revert()

@@ -15,7 +15,7 @@ import pytest
 
 from ckpttool import CheckpointError, RenameRequest, UsageError, open_checkpoint, rename, undo
 from tests.runs.renamings import TEMPLATE, content, names, renamed
-from tests.support.changes import observed, recover
+from tests.support.changes import empty_trash, observed, recover
 from tests.support.faults import Fault, hit_call
 from tests.support.runs import make_run
 from tests.support.transactions import kill_before
@@ -339,6 +339,23 @@ def test_a_pointer_elsewhere_that_changed_keeps_all_names(
     assert all("latest has changed since the plan was made" in why for why in done.failed.values())
     assert sorted(os.listdir(runs / "a")) == before
     assert (runs / "latest").read_text() == "a/model_epoch_9.pth\n"
+
+
+@pytest.mark.parametrize(("step", "number"), [("commit", 2), ("finish", 1), ("finish", 2), ("close", 1)])
+def test_directories_follow_the_first_whichever_is_recovered_first(
+    files: Path, tmp_path: Path, step: str, number: int
+) -> None:
+    """The first is committed alone, recovered alone, and the record of its rename goes with its trash."""
+    runs = tmp_path / "runs"
+    for run in ("a", "b", "c"):
+        shutil.copytree(files / "series", runs / run)
+    kill_before(step, lambda: renamed(runs, recursive=True), number)
+    first = next(run for run in runs.iterdir() if list(run.glob(".ckpttool-*/done.json")))
+    assert recover(first).failed == {}
+    empty_trash(first)
+    for run in runs.iterdir():
+        assert recover(run).failed == {}
+        assert names(run) == [f"model-e{epoch:04d}.pth" for epoch in range(1, 11)], run
 
 
 def test_who_looks_for_the_old_name_is_told(files: Path, tmp_path: Path) -> None:

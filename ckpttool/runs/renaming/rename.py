@@ -480,6 +480,14 @@ def _carry_out(planned: PlannedNames, result: RenameResult) -> RenameResult:
                     for other in begun.values():
                         other.leave()
                 return _nothing_renamed(planned, result, failed, begun)
+        # The journal of the first is removed last: until then it says that the others are committed.
+        for directory, moves in reversed(begun.items()):
+            try:
+                moves.close()
+            except CheckpointError as failure:
+                failed |= dict.fromkeys(
+                    [one.path for one in lists[directory].groups] or [directory], failure.reason
+                )
     renames = ((one.entry.path, one.to) for one in planned.plan.renamings if one.entry.path not in failed)
     return replace(result, renames=tuple(renames), failed=failed)
 
@@ -499,10 +507,12 @@ def _operation_lists(planned: PlannedNames) -> dict[str, OperationList]:
         )
         for directory in directories
     }
-    first = fs.realpath(directories[0])
+    first, *others = map(fs.realpath, directories)
+    followers = tuple(os.path.relpath(other, first) for other in others)
+    leaders = [None, *(os.path.relpath(first, other) for other in others)]
     return {
-        directory: replace(listed, leader=os.path.relpath(first, fs.realpath(directory)) if number else None)
-        for number, (directory, listed) in enumerate(lists.items())
+        directory: replace(listed, leader=leader, followers=() if leader else followers)
+        for (directory, listed), leader in zip(lists.items(), leaders, strict=True)
     }
 
 
