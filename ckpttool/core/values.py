@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.dtypes import DType, numpy_dtype
 from ckpttool.core.errors import DamagedCheckpoint
@@ -192,35 +192,6 @@ class Tiled(NamedTuple):
                 overlap: Any = (*(slice(a - s, b - s) for a, b, s in zip(low, high, start, strict=True)), ...)
                 start_in_tile = tuple(a - first for a, first in zip(low, tile.start, strict=True))
                 tile.stored.fill(start_in_tile, into[overlap])
-
-
-class Part(Protocol):
-    """A part of a tensor: a tensor or the description of a future one."""
-
-    @property
-    def dtype(self) -> DType: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def values(self) -> Values | None: ...
-    @property
-    def storage(self) -> Extent | None: ...
-
-
-def tile(shape: tuple[int, ...], starts: Sequence[tuple[int, ...]], parts: Sequence[Part]) -> Tiled | None:
-    """Return the values of a tensor that is tiled by parts at some starts; None if one isn't stored."""
-    tiles = []
-    for start, part in zip(starts, parts, strict=True):
-        stored = as_strided(part.values, part.shape, part.dtype.itemsize)
-        if stored is None or part.dtype.bits < 8:
-            return None
-        tiles.append(Tile(start, stored))
-    if not tiles:
-        return None
-    storages = tuple(part.storage for part in parts if part.storage is not None)
-    return Tiled(
-        shape, parts[0].dtype.itemsize, tuple(tiles), storages if len(storages) == len(parts) else ()
-    )
 
 
 def storages_of(tensor: Tensor) -> tuple[Extent, ...]:

@@ -16,6 +16,8 @@ says what it becomes in ``Checkpoint.tree``.
 - All readings of a file count for its safety. ``readings`` knows where other loaders look (first bytes,
   last bytes, doubling offsets), ``readings`` also judges files of a directory that its format has no use for.
 - A directory is listed once, however many sets of files are in it.
+- A tensor of which several files have parts is put together by ``content/boxes``: a reader names the box of
+  each part in the whole, or lets the parts follow each other; overlaps and gaps are found there.
 - A checkpoint is a mapping of tensors, so ``values()`` is the mapping's own; what isn't a tensor is
   ``metadata``.
 """

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from ckpttool.containers.jsontext import parse_json
@@ -168,6 +169,12 @@ def interrupted_copy(path: str) -> Truncated:
     )
 
 
+MAX_RANKS = 100_000
+"""Limit on the ranks of a job, and on the experts of a layer, that are counted; no job has had more."""
+_MAX_NAMED = 10
+"""Limit on the missing files with a finding of their own."""
+
+
 class OpenedParts(Opening):
     """The files of a checkpoint of several, as far as they open, and their findings."""
 
@@ -197,6 +204,28 @@ class OpenedParts(Opening):
         self.safety += (add_part_name(finding, name) for finding in part.safety)
         self.complete &= part.complete
         return part
+
+    def is_in_place(self, name: str, path: str, bases: Collection[str]) -> bool:
+        """Return whether a file exists in one of some directories, and add an error if not.
+
+        Without directories it may be anywhere.
+        """
+        if not fs.exists(path):
+            self.fault(f"{self._kind}-missing", "there is no such file", name)
+            return False
+        target = fs.realpath(path)
+        if bases and not any(target.startswith(base.rstrip(os.sep) + os.sep) for base in bases):
+            message = "a link that leads out of the checkpoint; it was not opened"
+            self.fault(f"{self._kind}-path", message, name)
+            return False
+        return True
+
+    def note_missing(self, names: Collection[str], what: str = "files") -> None:
+        """Add an error for each file that is missing, and one for all of them beyond the first few."""
+        for name in islice(names, _MAX_NAMED):
+            self.fault("part-missing", "there is no such file", name)
+        if len(names) > _MAX_NAMED:
+            self.fault("part-missing", f"{len(names) - _MAX_NAMED:,} more {what} are not there", None)
 
     def spans(self) -> Iterator[Span]:
         """Iterate over every byte range worth scanning, file after file."""

@@ -21,7 +21,7 @@ from ckpttool.core.readable import Buffer, Readable, reader_from
 from ckpttool.core.report import Finding, error, warning
 from ckpttool.core.tensor import Extent, Span
 from ckpttool.formats.arrays.objects import array_as_tensor
-from ckpttool.formats.content.assembly import assemble, tree_of
+from ckpttool.formats.content.assembly import checkpoint_of_tree, tree_of
 from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.content.tree import Flat, Leaf, TensorParts, flatten
 from ckpttool.formats.interface import Format, Probe
@@ -133,7 +133,7 @@ def open_plain(probe: Probe, name: str) -> Checkpoint:
     if count := sum(1 for _ in references(root)):  # a library's own saver wrote the pickle
         message = f"{count:,} references to what is not in the file"
         findings.append(warning("outside-reference", message))
-    return assemble(
+    return checkpoint_of_tree(
         probe=probe,
         format=name,
         variant=_variant(compression) if is_joblib else None,

@@ -359,13 +359,12 @@ def _add_shards(shards: OpenedParts, index: ShardIndex, format: str) -> None:
     for tensor, name in (index.weight_map or {}).items():
         if isinstance(name, str):
             expected[name].add(tensor)
+    bases = () if index.weight_map is None else _bases(index.path)
     for name in index.files:
         path = os.path.join(os.path.dirname(index.path), name)
-        if not fs.exists(path):
-            shards.fault("shard-missing", "there is no such file", name)
-        elif index.weight_map is not None and not _is_inside(path, index.path):
-            shards.fault("shard-path", "a link that leads out of the checkpoint; it was not opened", name)
-        elif (part := shards.add(name, partial(open_file, path))) is not None:
+        if not shards.is_in_place(name, path, bases):
+            continue
+        if (part := shards.add(name, partial(open_file, path))) is not None:
             if part.format != format:
                 shards.findings.append(error("shard-format", f"a {part.format} file, not {format}", name))
             if index.weight_map is not None:
@@ -397,14 +396,13 @@ def _check_numbers(shards: OpenedParts, index: ShardIndex) -> None:
             shards.fault("shard-count", message, os.path.basename(index.path))
 
 
-def _is_inside(path: str, index_path: str) -> bool:
-    """Return whether a file is next to the index, or to the target of a link to the index.
+def _bases(index_path: str) -> tuple[str, str]:
+    """Return the directories of shards: next to the index, or next to the target of a link to the index.
 
     The second is how the cache of the Hugging Face hub looks: links from a snapshot to its blobs.
     """
     beside = fs.realpath(os.path.dirname(index_path) or os.curdir)
-    bases = (beside, os.path.dirname(fs.realpath(index_path)))
-    return any(fs.realpath(path).startswith(base.rstrip(os.sep) + os.sep) for base in bases)
+    return beside, os.path.dirname(fs.realpath(index_path))
 
 
 def _compare(shards: OpenedParts, name: str, part: Checkpoint, expected: set[str]) -> None:

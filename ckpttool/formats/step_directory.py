@@ -29,7 +29,7 @@ from ckpttool.core.report import warning
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.core.training import training_state
 from ckpttool.formats.interface import Format, Probe, Unit
-from ckpttool.formats.opening import OpenedParts, file_entry, open_unit
+from ckpttool.formats.opening import MAX_RANKS, OpenedParts, file_entry, open_unit
 from ckpttool.storage import fs
 
 _RANK = re.compile(r"(?<![a-z])(?<!lora[-_])rank[-_]?([0-9]{1,5}(?:_[0-9]{1,5})*)(?![0-9])", re.IGNORECASE)
@@ -49,10 +49,6 @@ _MAX_STEP_BYTES = 1 << 10
 STEP_VARIANTS = frozenset({"directory", RANKS})
 _MEGATRONS = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 """What the numbers in ``mp_rank_01_003`` go up to, as its settings have it."""
-_MAX_RANKS = 100_000
-"""The most ranks that are counted; no job has had more."""
-_MAX_NAMED = 10
-"""How many missing ranks are named."""
 
 
 class StepDirectory(Format):
@@ -265,9 +261,9 @@ def _note_missing_ranks(parts: OpenedParts, ranks: _Ranks) -> None:
             settings = parts.parts[next(iter(matches.values())).string].training.hyper_parameters
             for index, key in enumerate(_MEGATRONS[: len(spans)]):
                 size = settings.get(key)
-                if isinstance(size, int) and size <= _MAX_RANKS:
+                if isinstance(size, int) and size <= MAX_RANKS:
                     spans[index] = range(max(size, spans[index].stop))
-        if prod(map(len, spans)) > _MAX_RANKS:
+        if prod(map(len, spans)) > MAX_RANKS:
             continue
         texts = zip(*(match[1].split("_") for match in matches.values()), strict=True)
         widths = [min(map(len, column)) for column in texts]
@@ -276,10 +272,7 @@ def _note_missing_ranks(parts: OpenedParts, ranks: _Ranks) -> None:
             padded = (f"{number:0{width}}" for number, width in zip(numbers, widths, strict=True))
             if numbers not in matches and (name := f"{prefix}{'_'.join(padded)}{suffix}") not in faulty:
                 missing.append(name)
-        for name in missing[:_MAX_NAMED]:
-            parts.fault("part-missing", "there is no such file", name)
-        if len(missing) > _MAX_NAMED:
-            parts.fault("part-missing", f"{len(missing) - _MAX_NAMED:,} more ranks are not there", None)
+        parts.note_missing(missing, "ranks")
 
 
 def _keys(names: Sequence[str]) -> dict[str, tuple[str, ...]]:

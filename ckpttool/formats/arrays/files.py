@@ -23,7 +23,7 @@ from ckpttool.core.readable import Readable, reader_from, swap_width
 from ckpttool.core.report import Finding, Severity, error, note, warning
 from ckpttool.core.tensor import Extent, Path, Role, Span, Values, role_of
 from ckpttool.core.values import Contiguous, Strided, is_contiguous
-from ckpttool.formats.content.assembly import assemble, training_of
+from ckpttool.formats.content.assembly import checkpoint_of_tree, training_of
 from ckpttool.formats.content.plain_data import PayloadChecksums
 from ckpttool.formats.content.tree import Flat, TensorParts
 from ckpttool.formats.interface import Format, Probe
@@ -213,7 +213,7 @@ class Npy(Format):
                     read = reader_from(source, parts.storage.offset)
                     yield Span(parts.storage, str(path[0]), read, None, parts.dtype, parts.byteorder)
 
-        return assemble(
+        return checkpoint_of_tree(
             probe=probe,
             format=self.name,
             variant="npy",
@@ -290,7 +290,7 @@ class Npz(Format):
                 inflated = None if member.method == STORED else member.size
                 yield Span(extent, member.name, read, member.crc32, inflated=inflated)
 
-        checkpoint = assemble(
+        checkpoint = checkpoint_of_tree(
             probe=probe,
             format=self.name,
             variant="npz",

@@ -330,7 +330,7 @@ _OWN = ("weight", "bias")
 """What the tensors of a layer that is a model by itself are called."""
 
 
-def assemble(
+def checkpoint_of_tree(
     *,
     probe: Probe,
     format: str,

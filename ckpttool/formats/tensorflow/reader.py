@@ -52,6 +52,7 @@ from ckpttool.formats.tensorflow.values import (
     checksummed_bytes,
     decoded_strings,
     require_tiling,
+    slice_box,
     sliced_values,
 )
 from ckpttool.storage import fs
@@ -328,10 +329,7 @@ class Bundle(Opening):
                 raise DamagedCheckpoint(
                     self.path, "a slice that has no entry", where=tensor.name, code="slice-missing"
                 )
-            axes = list(zip(axes_of_part, entry.shape, strict=False))
-            starts = tuple(start for (start, _), _ in axes)
-            lengths = tuple(axis if length is None else length for (_, length), axis in axes)
-            parts.append(TensorSlice(starts, lengths, part))
+            parts.append(TensorSlice(slice_box(axes_of_part, entry.shape), part))
             sources.append(self.source_of(part, f"{tensor.name}[{len(parts) - 1}]"))
         require_tiling(self.path, entry, parts)
         opened = tuple(source for source in sources if source is not None)

@@ -41,7 +41,7 @@ from ckpttool.formats.tensorflow.native import native_of
 from ckpttool.formats.tensorflow.object_graph import role_of_key
 from ckpttool.formats.tensorflow.prefix import META, MOST_NAMED, OLD_SHARD
 from ckpttool.formats.tensorflow.reader import training_of
-from ckpttool.formats.tensorflow.values import TensorSlice, require_tiling, sliced_values
+from ckpttool.formats.tensorflow.values import TensorSlice, require_tiling, slice_box, sliced_values
 from ckpttool.storage import fs
 from ckpttool.storage.source import Source
 
@@ -186,14 +186,13 @@ def _slices_of(path: str, listed: _ListedTensor, *, is_complete: bool) -> tuple[
     """Return the slices of a tensor, which cover it; none where some lie in a shard that is missing."""
     parts = []
     for part in listed.slices:
-        axes = list(zip(part, listed.shape, strict=False))
-        lengths = tuple(axis if length is None else length for (_, length), axis in axes)
-        nbytes = listed.dtype.nbytes(math.prod(lengths)) if min(lengths, default=0) >= 0 else 0
-        entry = BundleEntry(listed.key, listed.dtype, lengths, 0, 0, nbytes, 0)
-        parts.append(TensorSlice(tuple(start for (start, _), _ in axes), lengths, entry))
+        box = slice_box(part, listed.shape)
+        nbytes = listed.dtype.nbytes(box.size) if min(box.lengths, default=0) >= 0 else 0
+        entry = BundleEntry(listed.key, listed.dtype, box.lengths, 0, 0, nbytes, 0)
+        parts.append(TensorSlice(box, entry))
     if not parts:
         raise bundle_damage(path, listed.name, "a tensor without slices")
-    if not is_complete and sum(math.prod(part.lengths) for part in parts) != math.prod(listed.shape):
+    if not is_complete and sum(part.box.size for part in parts) != math.prod(listed.shape):
         return ()
     require_tiling(path, _whole(listed), parts)
     return tuple(parts)

@@ -14,7 +14,7 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, combinations, pairwise
+from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple
 
 from ckpttool.containers.protobuf import varint
@@ -22,7 +22,8 @@ from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Readable
 from ckpttool.core.tensor import Values
 from ckpttool.core.values import Concatenated, Contiguous, Strided, Tile, Tiled, c_strides
-from ckpttool.formats.tensorflow.bundle import BundleEntry, bundle_damage
+from ckpttool.formats.content.boxes import Box, find_overlap
+from ckpttool.formats.tensorflow.bundle import BundleEntry, Slice, bundle_damage
 from ckpttool.storage.source import Source
 
 MAX_STRINGS = 20_000_000
@@ -31,72 +32,52 @@ _WINDOW = 1 << 16
 _MAX_VARINT = 10
 _MAX_U32 = (1 << 32) - 1
 ByteOrder = Literal["little", "big"]
-MAX_PAIRS = 2000
-"""Slices that are cut along several axes are compared with one another; more would take too long."""
 
 
 class TensorSlice(NamedTuple):
-    """A slice of a tensor, with where each axis starts and how long it is, and where its bytes are."""
+    """A slice of a tensor: its box, and the entry with the place of its bytes."""
 
-    starts: tuple[int, ...]
-    lengths: tuple[int, ...]
+    box: Box
     entry: BundleEntry
+
+
+def slice_box(axes: Slice, shape: Sequence[int]) -> Box:
+    """Return the box of a slice of a tensor; it may not fit."""
+    pairs = list(zip(axes, shape, strict=False))
+    lengths = tuple(whole if length is None else length for (_, length), whole in pairs)
+    return Box(tuple(start for (start, _), _ in pairs), lengths)
 
 
 def require_tiling(path: str, whole: BundleEntry, parts: Sequence[TensorSlice]) -> None:
     """Require that slices cover a tensor, each element once."""
     shape, name = whole.shape, whole.name
-    for starts, lengths, entry in parts:
-        is_inside = len(starts) == len(shape) and all(
-            start >= 0 and length >= 0 and start + length <= axis
-            for start, length, axis in zip(starts, lengths, shape, strict=False)
-        )
-        if not is_inside or entry.shape != lengths or entry.dtype is not whole.dtype:
-            raise bundle_damage(path, name, f"a slice {list(starts)} + {list(lengths)} that doesn't fit")
-    total = sum(math.prod(part.lengths) for part in parts)
-    if total != math.prod(shape) or _overlap(path, name, parts):
+    for box, entry in parts:
+        is_box = len(box.offsets) == len(shape) and min((*box.offsets, *box.lengths), default=0) >= 0
+        is_fitting = is_box and box.is_inside(shape)
+        if not is_fitting or entry.shape != box.lengths or entry.dtype is not whole.dtype:
+            found = f"a slice {list(box.offsets)} + {list(box.lengths)} that doesn't fit"
+            raise bundle_damage(path, name, found)
+    boxes = [part.box for part in parts]
+    total = sum(box.size for box in boxes)
+    if total != math.prod(shape) or find_overlap(path, name, boxes):
         raise bundle_damage(path, name, f"slices of {total:,} elements", f"each of {math.prod(shape):,} once")
-
-
-def _overlap(path: str, name: str, parts: Sequence[TensorSlice]) -> bool:
-    """Return whether two slices share elements; cut along one axis, neighbours alone are compared."""
-    cut = {
-        axis
-        for axis in range(len(parts[0].starts))
-        if len({(part.starts[axis], part.lengths[axis]) for part in parts}) > 1
-    }
-    if len(cut) <= 1:
-        axis = next(iter(cut), 0)
-        ordered = sorted((p.starts[axis], p.lengths[axis]) for p in parts if p.starts and all(p.lengths))
-        return any(a + n > b for (a, n), (b, _) in pairwise(ordered))
-    if len(parts) > MAX_PAIRS:
-        found = f"{len(parts):,} slices along several axes"
-        raise LimitExceeded(path, found, expected=f"at most {MAX_PAIRS:,}", where=name)
-    return any(
-        all(
-            a.starts[axis] < b.starts[axis] + b.lengths[axis]
-            and b.starts[axis] < a.starts[axis] + a.lengths[axis]
-            for axis in range(len(a.starts))
-        )
-        for a, b in combinations(parts, 2)
-    )
 
 
 def sliced_values(
     whole: BundleEntry, parts: Sequence[TensorSlice], sources: Sequence[Readable], swap: int = 1
 ) -> Values:
     """Return the elements of a tensor that lie in slices, each in one piece in a source of its own."""
-    size = whole.dtype.itemsize
+    size, boxes = whole.dtype.itemsize, [part.box for part in parts]
     stored = [
-        Contiguous(source, part.entry.offset, math.prod(part.lengths) * size, swap)
+        Contiguous(source, part.entry.offset, part.box.size * size, swap)
         for part, source in zip(parts, sources, strict=True)
     ]
-    if all(part.lengths[1:] == whole.shape[1:] for part in parts):  # one behind the other
-        order = sorted(range(len(parts)), key=lambda at: parts[at].starts[:1])
+    if all(box.lengths[1:] == whole.shape[1:] for box in boxes):  # one behind the other
+        order = sorted(range(len(parts)), key=lambda at: boxes[at].offsets[:1])
         return Concatenated(tuple(stored[at] for at in order))
     tiles = (
-        Tile(part.starts, Strided(one.source, one.offset, size, part.lengths, c_strides(part.lengths), swap))
-        for part, one in zip(parts, stored, strict=True)
+        Tile(box.offsets, Strided(one.source, one.offset, size, box.lengths, c_strides(box.lengths), swap))
+        for box, one in zip(boxes, stored, strict=True)
     )
     return Tiled(whole.shape, size, tuple(tiles))
 

@@ -23,8 +23,8 @@ from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, Unsupported
 from ckpttool.core.report import error, warning
 from ckpttool.core.tensor import FLAT_OPTIMIZER, Extent, Path, Role, Span, Tensor
 from ckpttool.core.text import counted
-from ckpttool.core.values import tile
 from ckpttool.formats.content.assembly import name_tensors, training_of
+from ckpttool.formats.content.boxes import Box, Piece, assemble
 from ckpttool.formats.content.tree import NodeParts, TensorParts, fold, replace_tensors
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.opening import OpenedParts, file_entry, open_file
@@ -36,8 +36,6 @@ from ckpttool.formats.torch.dcp_metadata import (
     Key,
     Metadata,
     MetadataEntry,
-    TensorChunk,
-    check_chunks,
     tree_of,
 )
 from ckpttool.storage import fs
@@ -241,15 +239,11 @@ class _DcpDirectory:
         path = os.path.join(self._probe.path, name) if entry is None else entry.path
         if why:
             self._parts.fault("part-path", f"{why}; it was not opened", name)
-        elif not fs.exists(path):
-            self._parts.fault("part-missing", "there is no such file", name)
-        elif not fs.realpath(path).startswith(fs.realpath(os.path.dirname(path)).rstrip(os.sep) + os.sep):
-            self._parts.fault("part-path", "a link that leads out of the checkpoint; it was not opened", name)
-        elif not fs.isfile(path):
+        elif self._parts.is_in_place(name, path, (fs.realpath(os.path.dirname(path)),)):
+            if fs.isfile(path):
+                source = self._files[name] = self._parts.opened.enter_context(fs.open_source(path))
+                return source
             self._parts.fault("part-damaged", "not a regular file", name)
-        else:
-            source = self._files[name] = self._parts.opened.enter_context(fs.open_source(path))
-            return source
         self._parts.safety.append(warning("not-scanned", "it was not looked into", name))
         return None
 
@@ -301,32 +295,26 @@ class _DcpDirectory:
 
     def _add_tensor(self, fqn: str, entry: MetadataEntry, dtype: DType) -> None:
         """Add the tensor that chunks make; one that they don't tile has no values."""
-        findings = list(check_chunks(self._probe.path, fqn, entry))
-        self._parts.findings += findings
-        self._parts.complete &= not findings
-        chunks = [self._chunk_tensor(fqn, entry, chunk) for chunk in entry.chunks]
-        intact = [parts for parts in chunks if parts is not None]
-        tensor = TensorParts(dtype, entry.shape)
-        if not findings and len(intact) == len(chunks) == 1:
-            tensor = intact[0]
-        elif not findings and len(intact) == len(chunks):
-            starts = [chunk.offsets for chunk in entry.chunks]
-            tensor = replace(tensor, values=tile(entry.shape, starts, intact))
-        self.tensors.append((entry.path, tensor))
+        pieces = [Piece(chunk, self._chunk_tensor(fqn, entry, chunk)) for chunk in entry.chunks]
+        whole, fault = assemble(self._probe.path, fqn, TensorParts(dtype, entry.shape), pieces)
+        if fault is not None:
+            self._parts.findings.append(fault)
+            self._parts.complete = False
+        self.tensors.append((entry.path, whole))
 
-    def _chunk_tensor(self, fqn: str, entry: MetadataEntry, chunk: TensorChunk) -> TensorParts | None:
+    def _chunk_tensor(self, fqn: str, entry: MetadataEntry, chunk: Box) -> TensorParts | None:
         """Return a chunk as its item holds it; None if the item is lost or holds something else."""
         item = self._find_item(fqn, chunk.offsets)
         if item is None:
             return None
         if len(item.tensors) == 1 and item.tensors[0][0] == ():
             parts = item.tensors[0][1]
-            if (parts.dtype, parts.shape) == (entry.dtype, chunk.sizes):
+            if (parts.dtype, parts.shape) == (entry.dtype, chunk.lengths):
                 return parts
             content = f"{parts.dtype} {list(parts.shape)}"
         else:
             content = f"{len(item.tensors)} tensors"
-        message = f"its item holds {content}, and .metadata says {entry.dtype} {list(chunk.sizes)}"
+        message = f"its item holds {content}, and .metadata says {entry.dtype} {list(chunk.lengths)}"
         self._parts.findings.append(error("item-mismatch", message, fqn))
         return None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckpttool.containers.pickle.pickle_nodes import Call
 from ckpttool.containers.pickle.pickle_safety import attach_safety, read_pickles
@@ -18,6 +18,7 @@ from ckpttool.core.dtypes import DType
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.report import Finding, error
 from ckpttool.core.tensor import Extent, Path
+from ckpttool.formats.content.boxes import Box
 from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.torch.objects import MAX_AXES
 from ckpttool.formats.torch.types import COMPONENTS, sizes, torch_dtype
@@ -25,8 +26,6 @@ from ckpttool.storage import fs
 
 MAX_ITEMS = 1_000_000
 """The most chunks and values that one checkpoint may consist of."""
-MAX_COMPARED = 5_000_000
-"""The most pairs of chunks of one tensor that are compared."""
 
 _MODULE = "torch.distributed.checkpoint.metadata"
 _OLD_MODULE = "torch.distributed._shard.sharded_tensor.metadata"  # of properties, until PyTorch 2.2
@@ -47,17 +46,6 @@ _MAX_KEYS = 100  # of a path that planner_data gives
 Key = tuple[str, tuple[int, ...] | None]
 
 
-class TensorChunk(NamedTuple):
-    """A box of a tensor; both in elements, one number an axis."""
-
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-
-    @property
-    def ends(self) -> tuple[int, ...]:
-        return tuple(start + length for start, length in zip(self.offsets, self.sizes, strict=True))
-
-
 @dataclass(slots=True)
 class MetadataEntry:
     """What is saved under one name: a tensor in chunks, or with ``dtype`` None any other object."""
@@ -65,7 +53,7 @@ class MetadataEntry:
     path: Path
     dtype: DType | None = None
     shape: tuple[int, ...] = ()
-    chunks: list[TensorChunk] = field(default_factory=list)
+    chunks: list[Box] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -150,9 +138,9 @@ class _MetadataReader:
             raise self._damage(f"a tensor of shape {list(shape)}", "shape-overflow", fqn=fqn)
         known = set(entry.chunks)
         for chunk_node in fields["chunks"]:
-            box = _fields(chunk_node, (_MODULE, "ChunkStorageMetadata"))
-            chunk = TensorChunk(self._numbers(box["offsets"]), self._numbers(box["sizes"]))
-            if len(chunk.offsets) != len(shape) or len(chunk.sizes) != len(shape):
+            sides = _fields(chunk_node, (_MODULE, "ChunkStorageMetadata"))
+            chunk = Box(self._numbers(sides["offsets"]), self._numbers(sides["sizes"]))
+            if len(chunk.offsets) != len(shape) or len(chunk.lengths) != len(shape):
                 raise self._damage("a chunk with another number of axes", "chunks-wrong", fqn=fqn)
             if chunk not in known:
                 known.add(chunk)
@@ -284,57 +272,3 @@ def _with_lists(tree: object) -> object:
     if values and list(values) == list(range(len(values))):
         return list(values.values())
     return {str(key): value for key, value in values.items()}
-
-
-# Chunks and the tensor that they make ---------------------------------------------------------------
-
-
-def check_chunks(path: str, fqn: str, entry: MetadataEntry) -> Iterator[Finding]:
-    """Yield why the chunks do not make the tensor: one outside, two that overlap, a hole."""
-    outside = [
-        chunk
-        for chunk in entry.chunks
-        if any(end > length for end, length in zip(chunk.ends, entry.shape, strict=True))
-    ]
-    if outside:
-        message = f"a chunk {_box(outside[0])} lies outside shape {list(entry.shape)}"
-        yield error("chunks-wrong", message, fqn)
-        return
-    filled = [chunk for chunk in entry.chunks if math.prod(chunk.sizes)]
-    pair = _find_overlap(path, fqn, filled)
-    if pair:
-        yield error("chunks-wrong", f"chunks {_box(pair[0])} and {_box(pair[1])} overlap", fqn)
-        return
-    total, expected = sum(math.prod(chunk.sizes) for chunk in filled), math.prod(entry.shape)
-    if total != expected:
-        yield error("chunks-wrong", f"the chunks have {total:,} of {expected:,} elements", fqn)
-
-
-def _box(chunk: TensorChunk) -> str:
-    ranges = zip(chunk.offsets, chunk.ends, strict=True)
-    return "[" + ", ".join(f"{start}:{end}" for start, end in ranges) + "]"
-
-
-def _find_overlap(path: str, fqn: str, chunks: list[TensorChunk]) -> tuple[TensorChunk, TensorChunk] | None:
-    """Return two chunks that share an element, or None; swept along the axis that is cut most."""
-    if len(chunks) < 2:
-        return None
-    axes = range(len(chunks[0].sizes))
-    if not axes:
-        return chunks[0], chunks[1]
-    axis = max(axes, key=lambda axis: len({chunk.offsets[axis] for chunk in chunks}))
-    active: list[TensorChunk] = []
-    compared = 0
-    for chunk in sorted(chunks, key=lambda chunk: chunk.offsets[axis]):
-        active = [other for other in active if other.ends[axis] > chunk.offsets[axis]]
-        compared += len(active)
-        if compared > MAX_COMPARED:
-            raise LimitExceeded(path, f"{len(chunks):,} chunks that can't be compared", where=fqn)
-        for other in active:
-            if all(
-                a < d and c < b
-                for a, b, c, d in zip(chunk.offsets, chunk.ends, other.offsets, other.ends, strict=True)
-            ):
-                return other, chunk
-        active.append(chunk)
-    return None

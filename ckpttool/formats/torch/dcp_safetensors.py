@@ -23,11 +23,10 @@ from ckpttool.core.report import note, warning
 from ckpttool.core.tensor import Tensor
 from ckpttool.core.text import counted
 from ckpttool.core.training import training_state
-from ckpttool.core.values import tile
+from ckpttool.formats.content.boxes import Box, Piece, assemble
 from ckpttool.formats.interface import Format, Probe, scan
 from ckpttool.formats.opening import OpenedParts, file_entry, open_file
 from ckpttool.formats.sharded import indexes, open_set, read_index
-from ckpttool.formats.torch.dcp_metadata import MetadataEntry, TensorChunk, check_chunks
 
 _RANK_FILE = re.compile(r"shard-(?P<rank>\d{5,9})-model-(?P<part>\d{5,9})-of-(?P<total>\d{5,9})\.safetensors")
 _SHARDING, _VERSION = "DCP_SHARDING_INFO", "DCP_VERSION"
@@ -178,20 +177,19 @@ class _ChunkMerger:
 
     def _merge(self, name: str, chunks: Sequence[tuple[tuple[int, ...], Tensor]]) -> Tensor:
         _, first = chunks[0]
-        boxes = [TensorChunk(start, part.shape) for start, part in chunks]
+        boxes = [Box(start, part.shape) for start, part in chunks]
         # The shape of the whole is not stated: it reaches as far as its chunks do.
         shape = tuple(map(max, zip(*(box.ends for box in boxes), strict=True))) if first.shape else ()
         empty = replace(first, shape=shape, values=None, extent=None, storage=None)
         if math.prod(shape) > _MAX_INT64:
             self._parts.fault("chunks-wrong", f"the chunks make a tensor of shape {list(shape)}", name)
             return replace(empty, shape=first.shape)
-        findings = list(check_chunks(self._path, name, MetadataEntry(first.path, first.dtype, shape, boxes)))
-        for finding in findings:
-            self._parts.fault(finding.code, finding.message, name)
-        if findings:
-            return empty
-        starts, parts = zip(*([chunk for chunk in chunks if chunk[1].size] or chunks[:1]), strict=True)
-        return parts[0] if parts[0].shape == shape else replace(empty, values=tile(shape, starts, parts))
+        pieces = [Piece(box, part) for box, (_, part) in zip(boxes, chunks, strict=True)]
+        pieces = [piece for piece in pieces if piece.box.size] or pieces[:1]
+        tensor, fault = assemble(self._path, name, empty, pieces)
+        if fault is not None:
+            self._parts.fault(fault.code, fault.message, name)
+        return tensor
 
 
 def _starts(part: Checkpoint) -> Iterator[tuple[str, tuple[int, ...]]]:

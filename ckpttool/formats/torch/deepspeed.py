@@ -19,7 +19,7 @@ from ckpttool.core.report import Finding, error, warning
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.core.training import training_state
 from ckpttool.formats.interface import Format, Probe
-from ckpttool.formats.opening import OpenedParts, file_entry, open_file
+from ckpttool.formats.opening import MAX_RANKS, OpenedParts, file_entry, open_file
 from ckpttool.formats.torch.deepspeed_zero import (
     STATES,
     ZERO,
@@ -48,10 +48,6 @@ _OF_A_RANK = re.compile(r"(-model_\d+)?-model_states")
 KINDS = {"model": MODEL_STATES, "optimizer": OPTIMIZER_STATES, "layer": _LAYER, "expert": _EXPERT}
 _OTHER = re.compile(r"(expp_rank_\d+_)?mp_rank_\d+_optim_states\.pt")
 _LOADABLE = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".safetensors")
-MAX_RANKS = 100_000
-"""The most ranks, and experts of a layer, that are counted; no job has had more."""
-_MAX_NAMED = 10
-"""How many missing files are told by name."""
 _OF_A_JOB = ("dp_world_size", "mp_world_size")
 _INNER = ("base_optimizer_state", "optimizer_state_dict")
 """Where the optimizer's own state lies: in stages 1 and 2, and in stage 3."""
@@ -169,7 +165,8 @@ def _ranks(
         expected = [*_expected_rank_files(files, stage, world, models)]
         if not is_universal:  # ds_to_universal copies the files of the ranks alone
             expected += _expected_layer_and_expert_files(files)
-        _note_missing(parts, files, expected)
+        present = {_parse_name(file.name) for file in files}
+        parts.note_missing([name for name in expected if _parse_name(name) not in present])
         _note_other_ranks(parts, files, stage, world, models)
     parts.findings += _check_model_states({file.name: file.part for file in files if file.kind == "model"})
     by_kind = {
@@ -177,16 +174,6 @@ def _ranks(
         for kind in ("model", "optimizer")
     }
     return Ranks(stage, world or 0, models, by_kind["model"], by_kind["optimizer"], metadata, tuple(names))
-
-
-def _note_missing(parts: OpenedParts, files: list[_StateFile], expected: list[str]) -> None:
-    """Note which of the files that such a job writes are missing."""
-    present = {_parse_name(file.name) for file in files}
-    missing = [name for name in expected if _parse_name(name) not in present]
-    for name in missing[:_MAX_NAMED]:
-        parts.fault("part-missing", "there is no such file", name)
-    if len(missing) > _MAX_NAMED:
-        parts.fault("part-missing", f"{len(missing) - _MAX_NAMED:,} more files are not there", None)
 
 
 def _note_other_ranks(

@@ -22,7 +22,8 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.report import Finding, error, note, warning
 from ckpttool.core.tensor import Role, Tensor
-from ckpttool.core.values import Concatenated, Contiguous, storages_of
+from ckpttool.core.values import storages_of
+from ckpttool.formats.content.boxes import Run, join_runs
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.opening import OpenedParts, open_file
 from ckpttool.formats.torch.objects import MAX_AXES
@@ -218,7 +219,9 @@ def _parameters(ranks: Ranks) -> Iterator[tuple[str, Tensor]]:
         for group in ranks.shapes:
             for name, shape in group.items():
                 part = -(-math.prod(shape) // ranks.world)
-                yield from _parameter_of_ranks(name, shape, flat, offset, part)
+                runs = [Run(tensors, offset, part) for tensors in flat]
+                if (parameter := join_runs((MODULE, name), shape, Role.WEIGHTS, runs)) is not None:
+                    yield name, parameter
                 offset += part
     for name, shape in _frozen_shapes(ranks).items():
         path = ("frozen_param_fragments", name)
@@ -228,49 +231,13 @@ def _parameters(ranks: Ranks) -> Iterator[tuple[str, Tensor]]:
             if rank in ranks.model
         ]
         if len(parts) == ranks.world and all(parts):
-            yield from _parameter_of_ranks(name, shape, parts, 0, parts[0][0].size)
+            runs = [Run(tensors, 0, parts[0][0].size) for tensors in parts]
+            if (parameter := join_runs((MODULE, name), shape, Role.WEIGHTS, runs)) is not None:
+                yield name, parameter
 
 
 def _frozen_shapes(ranks: Ranks) -> dict[str, tuple[int, ...]]:
     return next(iter(shapes_of(ranks.metadata.get("frozen_param_shapes"))), {})
-
-
-def run_of(tensors: list[Tensor], offset: int, count: int) -> list[Contiguous] | None:
-    """Return a range of the elements of several tensors, joined; None where they have no such range."""
-    runs = []
-    for tensor in tensors:
-        values, width = tensor.values, tensor.dtype.itemsize
-        take = min(count, tensor.size - offset)
-        if take > 0:
-            if not isinstance(values, Contiguous):
-                return None
-            runs.append(values._replace(offset=values.offset + offset * width, nbytes=take * width))
-            count -= take
-        offset = max(0, offset - tensor.size)
-    return runs if count == 0 else None
-
-
-def _parameter_of_ranks(
-    name: str, shape: tuple[int, ...], ranks: list[list[Tensor]], offset: int, count: int
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield a parameter by its name, where all ranks have their part of it; padding at the end is cut off."""
-    if not ranks[0]:
-        return
-    dtype, joined = ranks[0][0].dtype, []
-    missing = dtype.nbytes(math.prod(shape))
-    for tensors in ranks:
-        runs = run_of(tensors, offset, count)
-        if runs is None:
-            return
-        for run in runs:
-            joined.append(run._replace(nbytes=min(missing, run.nbytes)))
-            missing -= joined[-1].nbytes
-    if missing == 0:
-        storages = tuple(tensor.storage for tensors in ranks for tensor in tensors if tensor.storage)
-        yield (
-            name,
-            Tensor(("module", name), dtype, shape, Role.WEIGHTS, Concatenated(tuple(joined), storages)),
-        )
 
 
 def apart_notes(ranks: Ranks) -> Iterator[Finding]:
@@ -387,19 +354,12 @@ class UniversalStates:
             for name in dict.fromkeys((*expected, *self._states))
             if FP32 not in self._states.get(name, ())
         ]
-        self._note_missing(f"{ZERO}/{name}/{FP32}{_SUFFIX}" for name in missing)
+        self._parts.note_missing([f"{ZERO}/{name}/{FP32}{_SUFFIX}" for name in missing])
         known = model.slices.keys() | model.names.keys()
         for name in [one for one in self._states if known and one not in known][:_MAX_NAMED]:
             message = "the model states have no such parameter"
             self._parts.findings.append(error("part-extra", message, f"{ZERO}/{name}"))
         return expected
-
-    def _note_missing(self, places: Iterable[str]) -> None:
-        missing = list(places)
-        for place in missing[:_MAX_NAMED]:
-            self._parts.fault("part-missing", "there is no such file", place)
-        if len(missing) > _MAX_NAMED:
-            self._parts.fault("part-missing", f"{len(missing) - _MAX_NAMED:,} more files are not there", None)
 
     def _check_states(self) -> None:
         """Note states of the optimizer that are lost; whether a parameter has a step, is its own affair."""
@@ -409,11 +369,12 @@ class UniversalStates:
                 message = "no parameter has a state of the optimizer: there are weights alone"
                 self._parts.findings.append(warning("part-missing", message, ZERO))
             return
-        self._note_missing(
+        missing = [
             f"{ZERO}/{name}/{state}{_SUFFIX}"
             for name, held in self._states.items()
             for state in sorted(_ALWAYS - held.keys())
-        )
+        ]
+        self._parts.note_missing(missing)
         for name, held in self._states.items():
             for state in sorted(states - held.keys() - _ALWAYS):
                 message = "missing optimizer state; other parameters have it"

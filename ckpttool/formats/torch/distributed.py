@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckpttool.containers.pickle.pickle_nodes import Call, Global, references
 from ckpttool.core.tensor import Extent, Path, Range, Shard
 from ckpttool.core.values import in_memory
+from ckpttool.formats.content.boxes import Box
 from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.content.tree import Leaf, TensorParts
 from ckpttool.formats.torch.types import sizes, torch_dtype
@@ -297,12 +298,11 @@ def _sharded_tensor(objects: TorchObjects, args: Any, state: Any) -> Leaf[Tensor
             raise TypeError("a shard that is no tensor")
         (_, parts) = leaf.tensors[0]
         metadata = _attributes(fields["metadata"].state)
-        starts, lengths = _shape(metadata["shard_offsets"]), _shape(metadata["shard_sizes"])
-        ends = tuple(start + length for start, length in zip(starts, lengths, strict=True))
-        if lengths != parts.shape or any(end > length for end, length in zip(ends, shape, strict=True)):
-            raise ValueError(f"a shard of shape {list(parts.shape)} at {list(starts)} of {list(shape)}")
+        box = Box(_shape(metadata["shard_offsets"]), _shape(metadata["shard_sizes"]))
+        if box.lengths != parts.shape or not box.is_inside(shape):
+            raise ValueError(f"a shard of shape {list(parts.shape)} at {list(box.offsets)} of {list(shape)}")
         ranges = tuple(
-            ((start, end),) if start < end else () for start, end in zip(starts, ends, strict=True)
+            ((start, end),) if start < end else () for start, end in zip(box.offsets, box.ends, strict=True)
         )
         path: Path = () if len(shards) == 1 else (f"{ONE_OF_SEVERAL}{index}>",)
         tensors.append((path, replace(parts, shard=common._replace(ranges=ranges))))

@@ -26,7 +26,7 @@ from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, LimitExceed
 from ckpttool.core.readable import Readable, reader_from
 from ckpttool.core.report import Finding, error, note, warning
 from ckpttool.core.tensor import Extent, Path, Role, Span
-from ckpttool.formats.content.assembly import assemble
+from ckpttool.formats.content.assembly import checkpoint_of_tree
 from ckpttool.formats.content.plain_data import (
     describe_content,
     describe_members,
@@ -236,7 +236,7 @@ def open_program(probe: Probe, format: str, old_program: str | None) -> Checkpoi
     if old_program is not None:
         program = _OldProgramArchive(probe.archive, probe.path, old_program)
     program.read()
-    return assemble(
+    return checkpoint_of_tree(
         probe=probe,
         format=format,
         variant=program.variant,

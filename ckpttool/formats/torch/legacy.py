@@ -23,7 +23,7 @@ from ckpttool.core.errors import DamagedCheckpoint, Truncated
 from ckpttool.core.readable import Readable, reader_from
 from ckpttool.core.report import Finding, error
 from ckpttool.core.tensor import Extent, Span
-from ckpttool.formats.content.assembly import assemble, tree_of
+from ckpttool.formats.content.assembly import checkpoint_of_tree, tree_of
 from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.content.tree import Flat, Leaf, TensorParts, flatten
 from ckpttool.formats.interface import Probe
@@ -49,7 +49,7 @@ def open_legacy(probe: Probe, name: str) -> Checkpoint:
         flat = flatten(root, leaf, probe.path)
     trailing = source.size - end
     findings = [error("trailing-bytes", f"{trailing:,} bytes lie behind the last storage")]
-    return assemble(
+    return checkpoint_of_tree(
         probe=probe,
         format=name,
         variant="legacy",

@@ -21,25 +21,21 @@ from ckpttool.containers.pickle.pickle_nodes import Mapped
 from ckpttool.core.checkpoint import Checkpoint, Producer
 from ckpttool.core.errors import LimitExceeded
 from ckpttool.core.report import Finding, error, note, warning
-from ckpttool.core.tensor import Path, Role, Shard, Tensor, Values
+from ckpttool.core.tensor import Path, Role, Shard, Tensor
 from ckpttool.core.text import counted
 from ckpttool.core.training import training_state
-from ckpttool.core.values import Strided, Tile, Tiled, as_strided
+from ckpttool.core.values import as_strided
 from ckpttool.formats.content.assembly import training_of
+from ckpttool.formats.content.boxes import Box, Piece, assemble
 from ckpttool.formats.content.tree import replace_tensors, tensors_in, trees_equal
-from ckpttool.formats.opening import OpenedParts, file_entry, open_file
-from ckpttool.formats.torch.dcp_metadata import MetadataEntry, TensorChunk, check_chunks
+from ckpttool.formats.opening import MAX_RANKS, OpenedParts, file_entry, open_file
 from ckpttool.formats.torch.distributed import ONE_OF_SEVERAL
 from ckpttool.formats.torch.rank_files import METADATA, RankFile
 from ckpttool.storage import fs
 
 VARIANT = "ranks"
-MAX_RANKS = 100_000
-"""The most ranks that are counted; no job has had more."""
 _MAX_DEPTH = 100
 """How deep trees of several ranks are compared; what is deeper is one value."""
-_MAX_NAMED = 10
-"""How many missing files are told by name."""
 _MAX_PIECES = 1 << 22
 """The most pieces that all tensors may are in together."""
 _SAVED_AT = ("epoch", "step", "learning_rate")
@@ -185,10 +181,7 @@ def _note_missing(parts: OpenedParts, files: Sequence[RankFile], world: int) -> 
         name, suffix = os.path.splitext(example.name)
         prefix = name.rstrip("0123456789")
         missing += [f"{prefix}{rank}{suffix}" for rank in range(world) if (stem, rank) not in present]
-    for name in missing[:_MAX_NAMED]:
-        parts.fault("part-missing", "there is no such file", name)
-    if len(missing) > _MAX_NAMED:
-        parts.fault("part-missing", f"{len(missing) - _MAX_NAMED:,} more files are not there", None)
+    parts.note_missing(missing)
     for file in files:
         if file.rank >= world:
             message = f"a rank that a job of {world:,} ranks does not have"
@@ -397,19 +390,16 @@ class _Assembly:
         self._pieces += sum(math.prod(len(runs) for runs in shard.ranges or ()) for shard in shards)
         if self._pieces > _MAX_PIECES:
             raise LimitExceeded(self._path, f"tensors in more than {_MAX_PIECES:,} pieces", where=name)
-        boxes = [(part.tensor, *box) for part in parts for box in _boxes(part.tensor)]
-        chunks = [box for _, box, _ in boxes]
-        faults = list(check_chunks(self._path, name, MetadataEntry(path, first.dtype, shape, chunks)))
-        if faults:
+        pieces = [piece for part in parts for piece in _pieces(part.tensor)]
+        whole, fault = assemble(self._path, name, empty, pieces)
+        if fault is not None:
             # Where a file is missing, that was told, and stands for all tensors.
             self.is_whole = False
-            self.findings += faults if self._has_all_ranks else ()
-            return empty
-        values = _tile(shape, first, boxes)
-        if values is None:
+            self.findings += [fault] if self._has_all_ranks else []
+        elif whole.values is None:
             message = "its elements don't lie in the files as they are: it can't be put together"
             self._fault(error("part-not-read", message, name))
-        return replace(empty, values=values)
+        return whole
 
     def _fault(self, finding: Finding) -> None:
         self.is_whole = False
@@ -456,8 +446,8 @@ def _view(tensor: Tensor) -> object:
     return None if view is None else (view.offset - base, view.strides, nbytes)
 
 
-def _boxes(tensor: Tensor) -> Iterator[tuple[TensorChunk, tuple[int, ...]]]:
-    """Yield the boxes of the whole tensor that a rank has, and the start of each in the rank's part."""
+def _pieces(tensor: Tensor) -> Iterator[Piece[Tensor]]:
+    """Yield the boxes of the whole tensor that a rank has."""
     assert tensor.shard is not None  # the caller chose those
     assert tensor.shard.ranges is not None
     axes = []
@@ -467,28 +457,9 @@ def _boxes(tensor: Tensor) -> Iterator[tuple[TensorChunk, tuple[int, ...]]]:
             axis.append((start, length, end - start))
             length += end - start
         axes.append(axis)
-    for box in product(*axes):
-        offsets, start_in_part, sizes = (tuple(axis[field] for axis in box) for field in range(3))
-        yield TensorChunk(offsets, sizes), start_in_part
-
-
-def _tile(
-    shape: tuple[int, ...], example: Tensor, boxes: Sequence[tuple[Tensor, TensorChunk, tuple[int, ...]]]
-) -> Values | None:
-    """Return the elements of pieces as one tensor's; None if they can't be read in place."""
-    width, tiles, storages = example.dtype.itemsize, [], []
-    for tensor, box, start_in_part in boxes:
-        view = None if tensor.values is None else as_strided(tensor.values, tensor.shape, width)
-        if view is None or tensor.dtype.bits < 8:
-            return None
-        skipped = sum(index * stride for index, stride in zip(start_in_part, view.strides, strict=True))
-        offset = view.offset + skipped * width
-        values = Strided(view.source, offset, width, box.sizes, view.strides, view.swap)
-        tiles.append(Tile(box.offsets, values))
-        storages += [tensor.storage] if tensor.storage is not None else []
-    # Which storages they lie in is known of all pieces or not at all.
-    known = tuple(dict.fromkeys(storages)) if len(storages) == len(boxes) else ()
-    return Tiled(shape, width, tuple(tiles), known)
+    for sides in product(*axes):
+        offsets, start_in_part, lengths = (tuple(side[field] for side in sides) for field in range(3))
+        yield Piece(Box(offsets, lengths), tensor, start_in_part)
 
 
 # What is no tensor ------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.errors import DamagedCheckpoint, Truncated
 from ckpttool.core.report import Finding, error
 from ckpttool.core.tensor import Extent
-from ckpttool.formats.content.assembly import assemble, tree_of
+from ckpttool.formats.content.assembly import checkpoint_of_tree, tree_of
 from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.content.tree import Leaf, TensorParts, flatten
 from ckpttool.formats.interface import Format, Probe
@@ -62,7 +62,7 @@ class PytorchTar(Format):
             contents = _TarContents(pickles, members, findings)
             root, leaf = contents.root(), _TarObjects(probe.path, contents).leaf
             flat = flatten(root, leaf, probe.path)
-        return assemble(
+        return checkpoint_of_tree(
             probe=probe,
             format=self.name,
             variant="tar",

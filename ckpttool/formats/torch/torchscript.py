@@ -22,7 +22,7 @@ from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.core.report import Finding, error, warning
 from ckpttool.core.tensor import Role
-from ckpttool.formats.content.assembly import assemble
+from ckpttool.formats.content.assembly import checkpoint_of_tree
 from ckpttool.formats.content.plain_data import describe_content, under_free_key
 from ckpttool.formats.content.tree import Flat, Leaf, TensorParts, flatten
 from ckpttool.formats.interface import Format, Probe
@@ -80,7 +80,7 @@ def open_torchscript(probe: Probe, format: str) -> Checkpoint:
         *pickles.findings,
         *pickles.undefined_classes(code),
     )
-    return assemble(
+    return checkpoint_of_tree(
         probe=probe,
         format=format,
         variant="lite" if "bytecode.pkl" in probe.members else None,

@@ -22,7 +22,7 @@ from ckpttool.core.readable import Buffer, reader_from
 from ckpttool.core.report import Finding, error, warning
 from ckpttool.core.tensor import Extent, Span, Tensor
 from ckpttool.core.text import counted
-from ckpttool.formats.content.assembly import assemble, tree_of
+from ckpttool.formats.content.assembly import checkpoint_of_tree, tree_of
 from ckpttool.formats.content.plain_data import describe_member
 from ckpttool.formats.content.tree import TensorParts, flatten
 from ckpttool.formats.interface import Format, Probe
@@ -62,7 +62,7 @@ class PytorchZip(Format):
             root = judged.pickles[0].root
             flat = flatten(root, objects.leaf, probe.path)
         findings = (*records.findings(), *storages.findings(flat.tensors), *trailing_findings(judged))
-        checkpoint = assemble(
+        checkpoint = checkpoint_of_tree(
             probe=probe,
             format=self.name,
             variant="zip",

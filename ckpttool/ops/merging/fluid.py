@@ -13,7 +13,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import DamagedCheckpoint
 from ckpttool.core.tensor import Tensor
 from ckpttool.core.text import counted
-from ckpttool.core.values import Concatenated, Contiguous
+from ckpttool.formats.content.boxes import Run, join_runs
 from ckpttool.formats.paddle.fluid_parts import HEIGHTS, TABLES, heights_of
 from ckpttool.formats.paddle.fluid_serial import SHARD
 from ckpttool.ops.merging.merged_checkpoint import MergedCheckpoint, with_contents
@@ -107,13 +107,9 @@ def _tables(checkpoint: Checkpoint) -> dict[str, list[_PartialTable]]:
 def _joined_tensor(
     path: tuple[str, ...], like: Tensor, shape: tuple[int, ...], parts: Sequence[Tensor]
 ) -> Tensor:
-    runs = tuple(
-        part.values._replace(nbytes=part.dtype.nbytes(math.prod(part.shape)))
-        for part in parts
-        if isinstance(part.values, Contiguous)
-    )
-    storages = tuple(part.storage for part in parts if part.storage is not None)
-    return Tensor(path, like.dtype, shape, like.role, Concatenated(runs, storages))
+    whole = join_runs(path, shape, like.role, [Run(parts, 0, math.prod(shape))])
+    assert whole is not None  # the reader compared the types, and found the values in one piece each
+    return whole
 
 
 # Rows ---------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -16,8 +16,9 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import DamagedCheckpoint
 from ckpttool.core.tensor import Path, Role, Tensor
 from ckpttool.core.values import Concatenated
+from ckpttool.formats.content.boxes import Run, join_runs
 from ckpttool.formats.torch.deepspeed import MODEL_STATES, OPTIMIZER_STATES
-from ckpttool.formats.torch.deepspeed_zero import STATES, run_of, shapes_of, stage_in_states
+from ckpttool.formats.torch.deepspeed_zero import STATES, shapes_of, stage_in_states
 
 BASE, INNER = "base_optimizer_state", "optimizer_state_dict"
 """Where the optimizer's own state lies: in stages 1 and 2, and in stage 3."""
@@ -230,19 +231,14 @@ class ParameterCut(NamedTuple):
         return self._join(path, Role.OPTIMIZER, by_run)
 
     def _join(self, path: Path, role: Role, by_run: Sequence[Mapping[int, Any]]) -> Tensor | None:
-        pieces, storages, dtypes = [], [], set()
-        for run, by_group in zip(self.runs, by_run, strict=True):
-            tensors = [by_group[at] for at in run.groups if at in by_group]
-            values = run_of(tensors, run.start, run.size)
-            if values is None:
-                return None
-            pieces += values
-            storages += [one.storage for one in tensors if one.storage is not None]
-            dtypes |= {one.dtype for one in tensors}
-        if len(dtypes) != 1:
-            return None
-        joined = pieces[0] if len(pieces) == 1 else Concatenated(tuple(pieces), tuple(storages))
-        return Tensor(path, dtypes.pop(), self.shape, role, joined)
+        runs = [
+            Run([by_group[at] for at in run.groups if at in by_group], run.start, run.size)
+            for run, by_group in zip(self.runs, by_run, strict=True)
+        ]
+        joined = join_runs(path, self.shape, role, runs)
+        if joined is not None and isinstance(joined.values, Concatenated) and len(joined.values.parts) == 1:
+            return replace(joined, values=joined.values.parts[0])
+        return joined
 
 
 def cuts_of(job: ZeroJob) -> Iterator[ParameterCut]:
