@@ -118,7 +118,7 @@ class HfTrainer(Format):
                 parts.findings.append(warning("step-disagrees", message, STATE))
             tensors += _add_directories(parts, entries)
             version = metadata.get("config", {}).get("transformers_version")
-            return Checkpoint(
+            return parts.checkpoint(
                 path=directory,
                 format=_weights_format(parts, weights),
                 variant="accelerate" if is_accelerate else "trainer",
@@ -131,11 +131,6 @@ class HfTrainer(Format):
                     "accelerate" if is_accelerate else "transformers",
                     version if isinstance(version, str) else None,
                 ),
-                findings=tuple(parts.findings),
-                safety=tuple(parts.safety),
-                judged=frozenset(parts.judged),
-                complete=parts.complete,
-                close=parts.keep(),
             )
 
     def state_files(self, names: Iterable[str], proven: Collection[str]) -> Iterable[str]:

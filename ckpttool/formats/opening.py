@@ -14,10 +14,10 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.containers.jsontext import parse_json
-from ckpttool.core.checkpoint import Checkpoint, FileEntry
+from ckpttool.core.checkpoint import Checkpoint, CheckpointParts, FileEntry
 from ckpttool.core.errors import (
     CheckpointError,
     DamagedCheckpoint,
@@ -42,7 +42,7 @@ from ckpttool.storage import fs
 from ckpttool.storage.fs import open_source
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
 
 @dataclass(kw_only=True, eq=False)
@@ -52,12 +52,14 @@ class Opening:
     Attributes:
         findings: What is wrong with it.
         safety: What loading it could run.
+        judged: Absolute paths of the files that ``safety`` covers.
         complete: Whether all that belongs to it is there and could be read.
         opened: Closes its files.
     """
 
     findings: list[Finding] = field(default_factory=list)
     safety: list[Finding] = field(default_factory=list)
+    judged: set[str] = field(default_factory=set)
     complete: bool = True
     opened: ExitStack = field(default_factory=ExitStack)
 
@@ -71,6 +73,17 @@ class Opening:
         """Add an error, and mark the checkpoint as incomplete."""
         self.findings.append(error(code, message, where))
         self.complete = False
+
+    def checkpoint(self, **parts: Unpack[CheckpointParts]) -> Checkpoint:
+        """Return a checkpoint of some parts, with the findings and the open files, which it closes."""
+        found: dict[str, Any] = {
+            "findings": tuple(self.findings),
+            "safety": tuple(self.safety),
+            "judged": frozenset(self.judged),
+            "complete": self.complete,
+            "close": self.keep(),
+        }
+        return Checkpoint(**{**found, **parts})
 
     def keep(self) -> Callable[[], None]:
         """Return a function that closes the files, which leaving the context no longer does."""
@@ -182,7 +195,6 @@ class OpenedParts(Opening):
         """Begin without files; ``kind`` is the word for one in finding codes: ``shard``, ``part``."""
         super().__init__()
         self.parts: dict[str, Checkpoint] = {}
-        self.judged: set[str] = set()
         self._kind = kind
 
     def add(self, name: str, open: Callable[[], Checkpoint]) -> Checkpoint | None:

@@ -327,7 +327,7 @@ def open_set(format: str, asked: Probe | Unit, index: ShardIndex) -> Checkpoint:
             del metadata[ENTRY]
         paths = [index.path, *(os.path.join(directory, name) for name in index.files)]
         name = os.path.basename(fs.normpath(asked.path))
-        checkpoint = Checkpoint(
+        checkpoint = shards.checkpoint(
             path=asked.path,
             format=format,
             variant="sharded",
@@ -337,13 +337,8 @@ def open_set(format: str, asked: Probe | Unit, index: ShardIndex) -> Checkpoint:
             metadata=lambda: metadata,
             training=lambda: training_state(metadata, {}, name),
             producer=next((part.producer for part in shards.parts.values()), Producer()),
-            findings=tuple(shards.findings),
-            safety=tuple(shards.safety),
-            judged=frozenset(shards.judged),
-            complete=shards.complete,
             names_all=shards.complete or index.weight_map is not None,
             missing=_missing_tensors(index, shards),
-            close=shards.keep(),
         )
     where = f"{os.path.basename(index.path)}: {ENTRY}"
     return apply_sidecar(checkpoint, entry, where) if isinstance(entry, str) else checkpoint

@@ -197,7 +197,7 @@ def _checkpoint_of(probe: Probe, parts: FluidParts, program: Program | None) -> 
         # The name of a single tensor is a variable's: the 0 of ``w_0_beta1_pow_acc_0`` is no accuracy.
         return training_state({}, {}, "" if is_single else probe.name)
 
-    return Checkpoint(
+    return parts.checkpoint(
         path=probe.path,
         format=PaddleFiles.name,
         variant=variant,
@@ -208,10 +208,6 @@ def _checkpoint_of(probe: Probe, parts: FluidParts, program: Program | None) -> 
         training=training,
         layers=lambda: layers_of(tensors, {} if program is None else program.kinds()),
         producer=Producer("paddle", program.release if program is not None else None),
-        findings=tuple(parts.findings),
-        safety=tuple(parts.safety),
-        complete=parts.complete,
-        close=parts.keep(),
     )
 
 

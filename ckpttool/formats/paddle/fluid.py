@@ -216,7 +216,7 @@ def _checkpoint(probe: Probe, kind: str | None, parts: FluidParts, producer: Pro
         }
         return {key: value for key, value in known.items() if value is not None}
 
-    checkpoint = Checkpoint(
+    checkpoint = parts.checkpoint(
         path=probe.path,
         format=Fluid.name,
         variant=kind,
@@ -228,10 +228,6 @@ def _checkpoint(probe: Probe, kind: str | None, parts: FluidParts, producer: Pro
         layers=lambda: layers_of(tensors, parts.kinds()),
         native=lambda: native_of(parts),
         producer=producer,
-        findings=tuple(parts.findings),
-        safety=tuple(parts.safety),
-        complete=parts.complete,
-        close=parts.keep(),
     )
     return checkpoint if parts.sidecar is None else apply_sidecar(checkpoint, parts.sidecar, ENTRY)
 

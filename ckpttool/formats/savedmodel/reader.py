@@ -101,7 +101,7 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
             return {one.name: name for one in tensors if (name := known.get(one.key)) is not None}
 
         files = tuple(_files(directory))
-        checkpoint = Checkpoint(
+        checkpoint = parts.checkpoint(
             path=directory,
             format=_FORMAT,
             variant="v1" if graph is None else "v2",
@@ -116,11 +116,8 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
             training=lambda: training_of(tensors, os.path.basename(directory.rstrip(os.sep))),
             native=lambda: _native_parts(bundle, tensors),
             producer=Producer("tensorflow", model.graphs[0].version),
-            findings=tuple(parts.findings),
             safety=tuple(safety_of(model, directory, entries, sum(file.nbytes for file in files))),
-            complete=parts.complete,
             derives_metadata=True,  # digests of all that a graph computes take their time
-            close=parts.keep(),
         )
         # What a converter has put beside it, if anything.
         sidecar = os.path.join(directory, CONTENT)

@@ -113,7 +113,7 @@ def open_prefix(prefix: str, shown: str | None = None) -> Checkpoint:
                 return {}
             return native_of(keys, bundle.read_string(source, objects), checkpoint.tensors)
 
-        checkpoint = Checkpoint(
+        checkpoint = bundle.checkpoint(
             path=path,
             format="tensorflow",
             variant=None,
@@ -124,9 +124,6 @@ def open_prefix(prefix: str, shown: str | None = None) -> Checkpoint:
             own_names=lambda: own_names(tensors, graph),
             native=native,
             producer=Producer("tensorflow"),
-            findings=tuple(bundle.findings),
-            complete=bundle.complete,
-            close=bundle.keep(),
         )
         if sidecar is not None:
             checkpoint = apply_sidecar(checkpoint, sidecar, ENTRY)

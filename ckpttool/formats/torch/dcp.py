@@ -82,7 +82,7 @@ class TorchDcp(Format):
             directory.read()
             tensors = name_tensors([*map(_with_flat_role, directory.tensors)], directory.values)
             metadata = tree_of(directory.values)
-            checkpoint = Checkpoint(
+            checkpoint = parts.checkpoint(
                 path=probe.path,
                 format=self.name,
                 variant=None,
@@ -93,11 +93,8 @@ class TorchDcp(Format):
                 training=lambda: training_of(metadata, tensors, probe.name),
                 tree=lambda: directory.tree(tensors),
                 producer=Producer("pytorch"),
-                findings=tuple(parts.findings),
                 safety=tuple(dict.fromkeys(parts.safety)),
                 judged=directory.scanned_paths(),
-                complete=parts.complete,
-                close=parts.keep(),
             )
             return apply_sidecar_file(checkpoint, directory.sources.get(ENTRY))
 

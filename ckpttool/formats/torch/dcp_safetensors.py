@@ -63,7 +63,7 @@ class DcpSafetensors(Format):
                     )
             pairs = (pair for part in parts.parts.values() for pair in part.metadata.items())
             metadata = {key: value for key, value in pairs if key not in (_SHARDING, _VERSION)}
-            return Checkpoint(
+            return parts.checkpoint(
                 path=probe.path,
                 format=self.name,
                 variant="safetensors",
@@ -73,11 +73,6 @@ class DcpSafetensors(Format):
                 metadata=lambda: metadata,
                 training=lambda: training_state(metadata, {}, probe.name),
                 producer=Producer("pytorch"),
-                findings=tuple(parts.findings),
-                safety=tuple(parts.safety),
-                judged=frozenset(parts.judged),
-                complete=parts.complete,
-                close=parts.keep(),
             )
 
 

@@ -84,7 +84,7 @@ class DeepSpeed(Format):
             paths = [entry.path for entry in probe.entries.values() if entry.is_file()]
             paths += () if universal is None else universal.paths
             version = metadata.get("ds_version")
-            return Checkpoint(
+            return parts.checkpoint(
                 path=probe.path,
                 format=self.name,
                 variant="deepspeed" if universal is None else UNIVERSAL,
@@ -94,11 +94,6 @@ class DeepSpeed(Format):
                 metadata=lambda: metadata,
                 training=lambda: _training_state(metadata, files, probe.name),
                 producer=Producer("deepspeed", version if isinstance(version, str) else None),
-                findings=tuple(parts.findings),
-                safety=tuple(parts.safety),
-                judged=frozenset(parts.judged),
-                complete=parts.complete,
-                close=parts.keep(),
             )
 
 

@@ -110,7 +110,7 @@ def open_ranks(
         firsts = [next(iter(group.parts.values()))[1] for group in groups if group.parts]
         first_metadata = {key: value for part in reversed(firsts) for key, value in part.metadata.items()}
         tensors = tuple(assembly.tensors)
-        return Checkpoint(
+        return parts.checkpoint(
             path=path,
             format="pytorch",
             variant=VARIANT,
@@ -121,11 +121,7 @@ def open_ranks(
             training=lambda: training_of(first_metadata, tensors, name),
             tree=assembly.tree,
             producer=Producer("pytorch"),
-            findings=tuple(parts.findings),
             safety=tuple(dict.fromkeys(parts.safety)),
-            judged=frozenset(parts.judged),
-            complete=parts.complete,
-            close=parts.keep(),
         )
 
 
