@@ -309,7 +309,8 @@ class Stage:
                 with suppress(FileNotFoundError):
                     self._inner.unlink(DONE)
                     self._inner.sync()
-                self._forget()
+                if self.listed.leader is None:  # else the leader has committed this list, too
+                    self._forget()
             except OSError as failure:  # it may be on the disk, or not: recovery will see
                 reason = f"{system_text(error)}; the next command recovers"
                 raise UnknownCommit(self.path, reason) from failure

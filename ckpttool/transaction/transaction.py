@@ -28,6 +28,7 @@ from ckpttool.transaction.pointer_files import require_pointers
 from ckpttool.transaction.settling import settle_now
 from ckpttool.transaction.stages import remove_stage, require_system
 from ckpttool.transaction.state_dir import StateDir, state_dir_of
+from ckpttool.transaction.stored_journals import commit_followers
 from ckpttool.transaction.unlinking import StrandedCheckpoint
 
 _MANY = 200
@@ -251,6 +252,8 @@ class Transaction:
             AccessDenied: It can't be removed; the next command does that.
         """
         if self._stage is not None and self._is_finished:
+            with self._left_to_recovery():
+                commit_followers(self._directory, self._listed)
             self._close(self._stage)
 
     def _finish(self, stage: Stage) -> None:
@@ -261,9 +264,13 @@ class Transaction:
             return
         try:
             both = stage.finish(self._standing)
-            stage.drop_record([number for number in self._standing if number not in both])
         except (CheckpointError, OSError) as failure:
             self._revert_or_leave(stage, failure, can_revert=stage.listed.is_revertible)
+            return
+        try:
+            stage.drop_record([number for number in self._standing if number not in both])
+        except (CheckpointError, OSError) as failure:  # the record may lack them already
+            self._revert_or_leave(stage, failure, can_revert=False)
             return
         groups = stage.listed.groups
         self.outcome.done += [groups[number].path for number in self._standing]

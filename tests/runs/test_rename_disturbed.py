@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool import CheckpointError, RenameRequest, UsageError, open_checkpoint, rename, undo
+from ckpttool.transaction.operations import Stage
 from tests.runs.renamings import TEMPLATE, content, names, renamed
 from tests.support.changes import empty_trash, observed, recover
 from tests.support.faults import Fault, hit_call
@@ -405,3 +406,30 @@ def test_all_are_renamed_or_none_whichever_fails(
         assert "permission denied" in str(done.problems)
         assert content(run) == before
     assert len(renamed(run, template).renames) == count
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_directory_that_can_not_be_committed_with_the_first_is_undone_with_it(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    runs = tmp_path / "runs"
+    for run in ("a", "b"):
+        shutil.copytree(files / "series", runs / run)
+    (runs / "best").symlink_to("a/model_epoch_1.pth")
+    before = {run: names(runs / run) for run in ("a", "b")}
+    real, written = Stage._write_done, count(1)
+
+    def write_done(stage: Stage, numbers: Collection[int]) -> None:
+        if next(written) == number:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(stage, numbers)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stage, "_write_done", write_done)
+        assert renamed(runs, recursive=True).failed
+    for place in (runs, runs / "a", runs / "b"):
+        assert recover(place).failed == {}
+    assert os.readlink(runs / "best") == "a/model-e0001.pth"
+    assert undo(str(runs), recursive=True).problems == ()
+    assert {run: names(runs / run) for run in ("a", "b")} == before
+    assert os.readlink(runs / "best") == "a/model_epoch_1.pth"

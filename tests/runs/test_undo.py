@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ckpttool import AccessDenied, undo
-from tests.support.changes import begin_removal, empty_trash, file_bytes, held_by_another, prune_to_trash
+from ckpttool.transaction import operations
+from tests.support.changes import (
+    begin_removal,
+    empty_trash,
+    file_bytes,
+    held_by_another,
+    prune_to_trash,
+    recover,
+)
 from tests.support.state_files import read_state
 
 
@@ -42,6 +52,24 @@ def test_an_interrupted_removal_is_told_of(short: Path) -> None:
         done = command(str(short))
         begun = "an interrupted prune had begun to remove it; it is restored now"
         assert f"{short / kept[-1]}: {begun}" in done.warnings
+
+
+def test_a_record_that_can_not_be_synced_takes_nothing_back_to_the_trash(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, real = file_bytes(short), operations.drop_groups
+    prune_to_trash(short, 2)
+
+    def drop_groups(*arguments: Any) -> None:
+        real(*arguments)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(operations, "drop_groups", drop_groups)
+        with pytest.raises(AccessDenied, match="the next command completes it"):
+            undo(str(short))
+    assert recover(short).failed == {}
+    assert file_bytes(short) == before
 
 
 def test_the_last_one_is_taken_back_first(short: Path) -> None:
