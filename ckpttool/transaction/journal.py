@@ -53,15 +53,15 @@ class StoredFile(NamedTuple):
 class Move(NamedTuple):
     """Operation that renames a file or a directory of a checkpoint.
 
-    A file that gets a name in the directory keeps the old one, too, until the commit; but if it replaces
-    another one, it keeps it only in the trash.
+    A file is linked to a new name in the directory, and its old name is unlinked after the commit. A file that
+    replaces another one is renamed over it; if it comes from the trash, a link of it stays there until then.
 
     Attributes:
         group: Number of the checkpoint in ``OperationList.groups``.
         source, target: Old and new path.
-        file: Fingerprint of a file that comes new to the checkpoint, or leaves it again; None if the group
-            lists it.
-        replaces: The file that has the new name until then; None if the name is free.
+        file: Fingerprint, if the file isn't in the contents of the group: a replacement that enters the
+            checkpoint, or leaves it by an undo.
+        replaces: The file that has the new name now, and where it is set aside; None if the name is free.
     """
 
     group: int
@@ -118,8 +118,8 @@ class Group(NamedTuple):
 
     Attributes:
         path: How the user knows it.
-        members: Its paths before the first operation, in the order in which they leave: an index first,
-            data last. In the directory, but those of what is restored in the trash.
+        members: Its top-level paths before the first operation, in the order in which they leave: an index
+            first, data last. Relative to the directory; of an undo from the trash, to its place there.
         contents: Its files as they were when the plan was made, relative to the same place.
         survivors: Names in the directory, without which a removal isn't wanted any more.
         new_name: What a renaming calls it.
@@ -168,7 +168,7 @@ class OperationList:
         return self.commits(self.done)
 
     def commits(self, done: frozenset[int] | None) -> bool:
-        """Tell whether these groups make a commit; an empty set of groups withdraws one."""
+        """Return whether these groups make a commit: None is before it, an empty set after it was withdrawn."""
         return bool(done) or (done is not None and not self.groups)
 
     @property

@@ -1,4 +1,4 @@
-"""Executes lists of operations: after a kill, recovery completes or reverts the whole list.
+"""Executes lists of operations: after a kill, recovery completes committed groups, and reverts the others.
 
 A journal lists all operations before the first is done. The operations of one checkpoint, its group, are all
 done or none; if pointers are written, all groups are done or none. Then ``done.json`` is written, with the

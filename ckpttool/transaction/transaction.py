@@ -1,8 +1,8 @@
 """Carries out one list of operations in one directory: journal, operations, commit, and what follows it.
 
-See ``operations``. A list is checked before its journal is written: what can't be done is left out of it.
-What fails later is reverted, with all of the list if that is indivisible; what can't be reverted is left to
-recovery, with the journal.
+See ``operations``. A list is checked before its journal is written, and groups that can't be moved are left
+out of it; removals are checked one by one, as they are done. Groups that fail later are reverted, with all of
+the list if it is indivisible. If that fails, the journal is kept for recovery.
 """
 
 from __future__ import annotations
