@@ -53,8 +53,8 @@ class StoredFile(NamedTuple):
 class Move(NamedTuple):
     """Operation that renames a file or a directory of a checkpoint.
 
-    A file is linked to a new name in the directory, and its old name is unlinked after the commit. A file that
-    replaces another one is renamed over it; if it comes from the trash, a link of it stays there until then.
+    A file is linked to a new name in the directory, and its old name is unlinked after the commit. If it
+    replaces another one, it is renamed over that; from the trash, where a link of it stays until then.
 
     Attributes:
         group: Number of the checkpoint in ``OperationList.groups``.
@@ -168,7 +168,7 @@ class OperationList:
         return self.commits(self.done)
 
     def commits(self, done: frozenset[int] | None) -> bool:
-        """Return whether these groups make a commit: None is before it, an empty set after it was withdrawn."""
+        """Return whether these groups make a commit: None is before it, an empty set is withdrawn."""
         return bool(done) or (done is not None and not self.groups)
 
     @property
