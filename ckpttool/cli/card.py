@@ -58,7 +58,7 @@ def card(command: CardCommand) -> int:
     place = single_checkpoint(command.path)
     as_json = command.json or (output is not None and output.lower().endswith(".json"))
     if output is not None:
-        _check_output(output, as_json=as_json, force=command.force)
+        _check_output(output, force=command.force)
     if note is not None or command.facts or command.sources:
         from ckpttool.runs.card import source_text
         from ckpttool.runs.pointers.pin_lists import parse_facts
@@ -85,7 +85,7 @@ def card(command: CardCommand) -> int:
     return 0
 
 
-def _check_output(output: str, *, as_json: bool, force: bool) -> None:
+def _check_output(output: str, *, force: bool) -> None:
     if not output.lower().endswith((".md", ".json")):
         raise UsageError(f"-o {output}: a card is Markdown (.md) or JSON (.json)")
     if fs.isfile(output) and not force:

@@ -79,7 +79,7 @@ def terminal_width(stream: TextIO) -> int | None:
 
 
 def paged() -> AbstractContextManager[None]:
-    """Return a context whose output goes through a pager, if stdin and stdout are terminals."""
+    """Page the output of a context, if stdin and stdout are terminals."""
     if sys.stdin is None or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return nullcontext()
     return _held_for_pager()
@@ -163,7 +163,7 @@ class Unwritable(Exception):
 _PLAIN = str.maketrans(
     {"…": "~", "–": "-", "→": ">", "×": "x", "Δ": "d", "±": "+", "·": ".", "⏎": " ", "✓": "+", "✗": "x"}
 )
-"""Replacements of the same width for characters that an encoding lacks, so that tables stay aligned."""
+"""ASCII replacements of the same width for characters that an encoding lacks."""
 
 
 class CheckedStdout:

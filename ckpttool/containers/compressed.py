@@ -241,18 +241,19 @@ class Decompressed(Readable):
 
 
 MAX_EXPANSION = 1032
-"""How many bytes may come of one: more than 258 for two bits is not in deflate's tables."""
+"""Largest ratio of inflated to stored bytes: deflate codes at most 258 bytes in two bits."""
 
 MIN_STRUCTURE = 6 << 20
 STRUCTURE_A_BYTE = 16
 FREE = 1 << 20
-"""Of a file's compressed records so many bytes may be read as structure (not streamed as values): in any
-case, and for each byte of the file after its first MiB. Honest text and pickles become a tenth."""
+"""Limit on the bytes of a file's compressed records that are read as structure, and not streamed as values:
+at least ``MIN_STRUCTURE``, or ``STRUCTURE_A_BYTE`` for each byte of the file after the first ``FREE``. Real
+text and pickles compress to a tenth."""
 
 MIN_SKIPPED = 1 << 31
 SKIPPED_A_BYTE = 64
-"""Views of one record can make its beginning be inflated again and again: so many bytes may be skipped,
-in any case, and for each byte of the file."""
+"""Limit on the bytes that are inflated only to be skipped: at least ``MIN_SKIPPED``, or ``SKIPPED_A_BYTE``
+for each byte of the file. Each of many views of one record could inflate its beginning again."""
 
 _SKIPPED_CHUNK = 1 << 16
 _RAW = -15  # deflate without zlib's header, and its largest window
@@ -260,7 +261,7 @@ _MAX_STREAMS = 32  # of one file, kept between reads; each takes some 60 kB
 
 
 class Inflation:
-    """What the compressed records of one file share: a budget, and memory for streams between two reads."""
+    """Budget of the compressed records of one file, and cache of their open streams."""
 
     def __init__(self, source: Readable) -> None:
         self.source = source
@@ -288,7 +289,7 @@ class Inflation:
             raise LimitExceeded(self.source.path, f"{found}; tensors are stored out of order", where=where)
 
     def keep(self, record: Inflated) -> None:
-        """Keep what a record has opened, and let go of what another has that was opened long ago."""
+        """Keep the open stream of a record in the cache, and close the oldest one if the cache is full."""
         with self._lock:
             self._kept.append(record)
             oldest = self._kept.popleft() if len(self._kept) > _MAX_STREAMS else None
@@ -297,7 +298,7 @@ class Inflation:
 
 
 class Inflated(Readable):
-    """What a deflated record holds; ``size`` in bytes as its zip states it.
+    """Content of a deflated record; ``size`` is the number of bytes that its zip declares.
 
     To read backwards starts again from the beginning. ``read`` is for structure, and has a budget;
     ``read_into`` streams, and has none.
@@ -349,7 +350,7 @@ class Inflated(Readable):
                 raise self._damage(f"inflates to more than {self.size:,} bytes")
 
     def release(self) -> bool:
-        """Let go of the stream, and tell whether that was possible: not while it is read."""
+        """Close the stream; return False if it is being read."""
         if not self._lock.acquire(blocking=False):
             return False
         self._inflater = None

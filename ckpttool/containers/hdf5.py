@@ -190,7 +190,7 @@ class Tree:
 
 
 def walk(location: Location) -> Tree:
-    """Return what is in a file."""
+    """Return the datasets, groups and links of a file."""
     tree, budget = Tree(), Budget(location.path, location.size, "names")
     for _, payload in location.ask("walk"):
         item = json.loads(payload)

@@ -58,6 +58,9 @@ class DoubtReason(NamedTuple):
         return self.doubt.text.format(self.other)
 
 
+UNWIRED = DoubtReason(LayoutDoubt.UNWIRED)
+
+
 class LayerKind(NamedTuple):
     """Type of the layer that a weight belongs to, as its framework calls it.
 
@@ -75,10 +78,3 @@ class LayerKind(NamedTuple):
     reset_after: bool = True
     flattened: tuple[int | None, ...] | None = None
     doubt: DoubtReason | None = None
-
-    @property
-    def facts(self) -> int:
-        """Number of facts known beside the class."""
-        return len(self.missing) + sum(
-            (not self.reset_after, self.flattened is not None, self.doubt is not None)
-        )

@@ -66,6 +66,11 @@ def note(code: str, message: str, where: str | None = None) -> Finding:
     return Finding(code, Severity.NOTE, message, where)
 
 
+def not_scanned(where: str) -> Finding:
+    """Return the warning of safety for a part that can't be read."""
+    return warning("not-scanned", "it could not be read, so what loading it would run is not known", where)
+
+
 def has_errors(findings: Iterable[Finding]) -> bool:
     """Return whether any finding is an error."""
     return any(finding.severity is Severity.ERROR for finding in findings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ckpttool.core.layers import DoubtReason, LayerKind, LayoutDoubt
+from ckpttool.core.layers import UNWIRED, DoubtReason, LayerKind, LayoutDoubt
 
 _LONGEST = 1000
 """Limit on the characters of a class or of another layer's name."""
@@ -15,7 +15,7 @@ _NORM_WEIGHTS = ("gamma", "beta")
 _OLD = re.compile(
     r"(?P<cls>.*?)(?: without (?P<missing>gamma and beta|gamma|beta))?"
     r"(?P<reset> unlike PyTorch's: reset_after is not set)?"
-    r"(?: after Flatten(?: \((?P<shape>[0-9*, ]+)\))?| unlike PyTorch's: (?P<why>.+))?"
+    r"(?:(?P<flat> after Flatten(?: \((?P<shape>[0-9*, ]+)\))?)| unlike PyTorch's: (?P<why>.+))?"
     r"(?P<unwired> of unknown wiring)?",
     re.DOTALL,
 )
@@ -71,7 +71,10 @@ def kind_of_document(value: object) -> LayerKind:
 def _doubt(value: Mapping[str, object]) -> DoubtReason | None:
     if "doubt" not in value:
         return None
-    return DoubtReason(LayoutDoubt(value["doubt"]), _text(value.get("other", "")))
+    reason = DoubtReason(LayoutDoubt(value["doubt"]), _text(value.get("other", "")))
+    if "{}" in reason.doubt.text and not reason.other:
+        raise ValueError(f"the doubt {reason.doubt.value} of a layer names no other")
+    return reason
 
 
 def _text(value: object) -> str:
@@ -91,15 +94,14 @@ def _shape(value: object) -> tuple[int | None, ...]:
 def _kind_of_sentence(text: str) -> LayerKind:
     """Return the layer type that version 0.1 put into a sentence: ``Dense after Flatten (4, 3, 4)``."""
     match = _OLD.fullmatch(text)
-    if match is None:
-        return LayerKind(text)
+    assert match is not None  # all parts but the class are optional, and that may be any text
     flattened: tuple[int | None, ...] | None = None
-    if " after Flatten" in text and match["why"] is None:
+    if match["flat"]:
         lengths = [one for one in re.split(r"[, ]+", match["shape"] or "") if one]
         flattened = _shape([None if one == "*" else int(one) for one in lengths])
     doubt = None
     if match["unwired"]:
-        doubt = DoubtReason(LayoutDoubt.UNWIRED)
+        doubt = UNWIRED
     elif match["why"] is not None:
         doubt = next(
             DoubtReason(kind, found[1] if found.re.groups else "")

@@ -27,7 +27,7 @@ from ckpttool.core.errors import (
     from_os_error,
     memory_checked,
 )
-from ckpttool.core.report import Finding, error, warning
+from ckpttool.core.report import Finding, error, not_scanned
 from ckpttool.core.tensor import Span
 from ckpttool.formats.architecture import hub_config
 from ckpttool.formats.interface import Format, Probe, SetFormat, Unit
@@ -75,15 +75,20 @@ class Opening:
         self.complete = False
 
     def checkpoint(self, **parts: Unpack[CheckpointParts]) -> Checkpoint:
-        """Return a checkpoint of some parts, with the findings and the open files, which it closes."""
+        """Return a checkpoint of some parts, with the findings and the open files, which it closes.
+
+        ``safety`` and ``judged`` among the parts are added to what was found of the files: no
+        file is judged without its findings.
+        """
         found: dict[str, Any] = {
             "findings": tuple(self.findings),
-            "safety": tuple(self.safety),
-            "judged": frozenset(self.judged),
             "complete": self.complete,
             "close": self.keep(),
+            **parts,
+            "safety": tuple(dict.fromkeys((*self.safety, *parts.get("safety", ())))),
+            "judged": self.judged.union(parts.get("judged", ())),
         }
-        return Checkpoint(**{**found, **parts})
+        return Checkpoint(**found)
 
     def keep(self) -> Callable[[], None]:
         """Return a function that closes the files, which leaving the context no longer does."""
@@ -207,8 +212,7 @@ class OpenedParts(Opening):
             self.fault(f"{self._kind}-damaged", f"{place}{failure.reason}", name)
             self.safety += (add_part_name(finding, name) for finding in getattr(failure, "safety", ()))
             if not name.endswith(".safetensors"):
-                message = "it could not be read, so what loading it would run is not known"
-                self.safety.append(warning("not-scanned", message, name))
+                self.safety.append(not_scanned(name))
             return None
         self.parts[name] = part
         self.judged |= part.judged
@@ -225,7 +229,7 @@ class OpenedParts(Opening):
         if not fs.exists(path):
             self.fault(f"{self._kind}-missing", "there is no such file", name)
             return False
-        target = fs.realpath(path)
+        target = fs.realpath(path) if bases else path
         if bases and not any(target.startswith(base.rstrip(os.sep) + os.sep) for base in bases):
             message = "a link that leads out of the checkpoint; it was not opened"
             self.fault(f"{self._kind}-path", message, name)

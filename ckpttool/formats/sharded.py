@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ckpttool.containers.jsontext import Doubled, parse_json
 from ckpttool.core.checkpoint import Checkpoint, Producer
@@ -36,10 +36,12 @@ from ckpttool.core.training import training_state
 from ckpttool.formats.interface import HEAD_BYTES, Probe, SetFormat, Unit, group_names, natural
 from ckpttool.formats.opening import OpenedParts, file_entry, open_file
 from ckpttool.formats.sidecar import ENTRY, apply_sidecar
-from ckpttool.formats.writer import Target
 from ckpttool.storage import fs
-from ckpttool.storage.sink import Sink
 from ckpttool.storage.work import in_order
+
+if TYPE_CHECKING:
+    from ckpttool.formats.writer import Target
+    from ckpttool.storage.sink import Sink
 
 SHARD = re.compile(r"(?P<stem>.+)-(?P<part>\d{1,9})-of-(?P<total>\d{1,9})\.(?P<suffix>safetensors|bin)")
 INDEX = re.compile(r"(?P<stem>.+?)(\.(?P<suffix>safetensors|bin))?\.index(?P<variant>\.[\w-]+)?\.json")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from isal import isal_zlib
 
@@ -18,15 +18,17 @@ from ckpttool.containers.zip_reader import Archive, Member
 from ckpttool.core.checkpoint import Checkpoint, TrainingState
 from ckpttool.core.errors import CheckpointError, LimitExceeded
 from ckpttool.core.layers import LayerKind
-from ckpttool.core.report import Finding, warning
+from ckpttool.core.report import Finding, not_scanned, warning
 from ckpttool.core.tensor import Role, Tensor, role_of, role_of_module
 from ckpttool.formats.content.assembly import training_of
 from ckpttool.formats.content.tree import flatten, replace_tensors
 from ckpttool.formats.content.tree_json import decode_tree, encode_tree
 from ckpttool.formats.layer_documents import kind_document, kind_of_document
 from ckpttool.formats.torch.tree_nodes import metadata_of, read_out
-from ckpttool.formats.writer import Content
 from ckpttool.storage.source import Source
+
+if TYPE_CHECKING:
+    from ckpttool.formats.writer import Content
 
 ENTRY = "ckpttool.content"
 """The name of the entry, wherever it lies."""
@@ -302,8 +304,7 @@ def native_safety(native: Mapping[str, bytes], where: str, nbytes: int) -> tuple
             elif key.startswith(_ASSET):
                 findings += _asset_findings(key, data, place)
         except CheckpointError:
-            message = "it could not be read, so what loading it would run is not known"
-            findings.append(warning("not-scanned", message, place))
+            findings.append(not_scanned(place))
     return tuple(
         finding._replace(message=f"of a model that is written from it: {finding.message}")
         for finding in findings

@@ -62,7 +62,7 @@ class Loaded:
         detail: Description of the model, for the user.
         versions: Versions of the packages that loaded it.
         run: Returns the outputs for some inputs, without training anything.
-        inputs: Inputs that the model declares; empty if it declares none.
+        inputs: Returns the inputs that the model declares; empty if it declares none.
         examples: Returns the example inputs of the checkpoint; empty if it has none. Raises ``LoadFailed`` if
             the model can't be run at all.
         train: Makes one training step (forward, backward, optimizer) and returns a summary of it; raises
@@ -73,7 +73,7 @@ class Loaded:
     detail: str
     versions: Mapping[str, str]
     run: Callable[[Arrays], Arrays]
-    inputs: tuple[InputSpec, ...] = ()
+    inputs: Callable[[], tuple[InputSpec, ...]] = tuple
     examples: Callable[[], Arrays] = dict
     train: Callable[[Arrays], str] = _INFERENCE_ONLY
     findings: Sequence[Finding] = ()

@@ -64,7 +64,7 @@ def _loaded(model: Any, findings: Iterable[Finding] = (), optimizer: Any = None)
         detail=f"Keras {keras.__version__}: {type(model).__name__} {model.name}, {parameters}{more}",
         versions={keras.__name__: keras.__version__, backend.__name__: backend.__version__},
         run=partial(run_keras, model),
-        inputs=keras_inputs(model),
+        inputs=partial(keras_inputs, model),
         train=partial(train_by_keras, model),
         findings=tuple(findings),
     )

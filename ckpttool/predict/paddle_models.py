@@ -74,7 +74,7 @@ def _loaded_program(program: Any, scope: Any) -> Loaded:
         versions={"paddle": paddle.__version__},
         run=run,
         examples=examples,
-        inputs=tuple(
+        inputs=lambda: tuple(
             InputSpec(name, _variable_shape(one), _dtype(one), is_sequence=bool(one.lod_level))
             for name, one in feeds.items()
         ),
@@ -121,7 +121,7 @@ def _load_inference(job: PredictionJob) -> Loaded:
     """Load an inference model: the program, and its variables from one file or from one each."""
     program_path = job.options["program"]
     if program_path.endswith(_JSON):
-        return _load_json_program(job, program_path)
+        return _load_json_program(program_path)
     if _is_paddle_3():  # lets it run older programs, until this process ends
         paddle.pir_utils.OldIrGuard().__enter__()
     paddle.enable_static()
@@ -140,7 +140,7 @@ def _load_inference(job: PredictionJob) -> Loaded:
     return _loaded_program(program, scope)
 
 
-def _load_json_program(job: PredictionJob, program_path: str) -> Loaded:
+def _load_json_program(program_path: str) -> Loaded:
     """Load a program of Paddle 3, which only its own loader reads."""
     if not _is_paddle_3():
         message = f"a program in JSON needs PaddlePaddle 3; this is {paddle.__version__}"
@@ -152,7 +152,7 @@ def _load_json_program(job: PredictionJob, program_path: str) -> Loaded:
         detail=f"Paddle {paddle.__version__}: inference program, {held}",
         versions={"paddle": paddle.__version__},
         run=partial(_run_layer, layer),
-        inputs=tuple(
+        inputs=lambda: tuple(
             InputSpec(None, _variable_shape(one), str(one.dtype).rpartition(".")[2])
             for one in layer._input_spec()
         ),

@@ -227,7 +227,7 @@ def _inputs(loaded: Loaded, request: PredictionRequest, recording: Recording | N
 
     There are several if sizes are unknown, and none if the shapes are.
     """
-    specs, examples = loaded.inputs, loaded.examples()
+    specs, examples = loaded.inputs(), loaded.examples()
     candidates: Iterable[_Inputs] = ()
     if request.input:
         candidates = (_inputs_in_file(request.input),)

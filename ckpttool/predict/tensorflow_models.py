@@ -90,7 +90,7 @@ def _loaded_signature(
         detail=f"TensorFlow {tf.__version__}{title}, {takes}, {gives}",
         versions={"tensorflow": tf.__version__},
         run=run,
-        inputs=tuple(_input_spec(name, spec) for name, spec in sorted(specs.items())),
+        inputs=lambda: tuple(_input_spec(name, spec) for name, spec in sorted(specs.items())),
         train=inference_only("a signature is for inference"),
     )
 
@@ -198,7 +198,7 @@ def _load_variables(job: PredictionJob) -> Loaded:
         detail=f"TensorFlow {tf.__version__}: {type(model).__name__}, {detail}",
         versions={"tensorflow": tf.__version__},
         run=partial(run_keras if is_keras else _run_module, model),
-        inputs=keras_inputs(model) if is_keras else _module_inputs(model),
+        inputs=partial(keras_inputs if is_keras else _module_inputs, model),
         train=partial(train_by_keras, model) if is_keras else partial(_train_module, model, optimizer),
     )
 

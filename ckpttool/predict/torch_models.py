@@ -85,7 +85,7 @@ def loaded_module(
         detail=f"PyTorch {torch.__version__}: {detail}",
         versions={"torch": torch.__version__},
         run=partial(_run, module, template),
-        inputs=tuple(_spec(name, one) for name, one in tensors.items()),
+        inputs=lambda: tuple(_spec(name, one) for name, one in tensors.items()),
         examples=partial(arrays_in, tensors if has_values else {}),
         train=train or partial(_train, module, template, optimizer),
         findings=findings,

@@ -58,7 +58,7 @@ class Fingerprint:
     version: str = field(default="", compare=False, kw_only=True)
 
     def is_of(self, status: os.stat_result) -> bool:
-        """Tell whether a file is this one, even if the file system was mounted anew since."""
+        """Return whether a file is this one, even if the file system was mounted anew since."""
         return (status.st_ino, status.st_size, status.st_mtime_ns) == (self.inode, self.size, self.mtime_ns)
 
 
@@ -88,11 +88,11 @@ class Contents:
         return Contents(files, tuple(map(new, self.directories)))
 
     def is_same_as(self, other: Contents) -> bool:
-        """Tell whether nothing was changed, added or taken away, in whatever order it is listed."""
+        """Return whether nothing was changed, added or taken away, in whatever order it is listed."""
         return set(self.files) == set(other.files) and set(self.directories) == set(other.directories)
 
     def has_sizes_of(self, other: Contents) -> bool:
-        """Tell whether the same files have the same sizes, but for manifests, which may come later."""
+        """Return whether the same files have the same sizes, but for manifests, which may come later."""
         ours, theirs = (
             {(file.path, file.size) for file in one.files if not file.path.endswith(SIDECARS)}
             for one in (self, other)

@@ -202,7 +202,7 @@ def identity_of(value: object) -> str:
 
 
 def is_name(name: str) -> bool:
-    """Tell whether a text names an entry of a directory, and nothing elsewhere."""
+    """Return whether a text names an entry of a directory, and nothing elsewhere."""
     return name not in ("", os.curdir, os.pardir) and os.sep not in name and "\0" not in name
 
 

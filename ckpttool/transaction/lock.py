@@ -82,7 +82,7 @@ class HeldLocks:
 
     def __init__(self) -> None:
         self._stack = ExitStack()
-        self._held: set[str] = set()
+        self._held: set[object] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -95,12 +95,21 @@ class HeldLocks:
         if self.is_held(directory):
             return False
         self._stack.enter_context(lock_directory(directory))
-        self._held.add(fs.realpath(directory))
+        self._held.add(_identity_of(directory))
         return True
 
     def is_held(self, directory: str) -> bool:
         """Return whether a directory is locked, by whatever path."""
-        return fs.realpath(directory) in self._held
+        return _identity_of(directory) in self._held
+
+
+def _identity_of(directory: str) -> object:
+    """Return device and inode of a directory on a disk; paths can't tell bind mounts, nor spellings."""
+    if fs.place_of(directory).can_rename:
+        with suppress(OSError):  # locking it reports that
+            status = fs.stat(directory)
+            return status.st_dev, status.st_ino
+    return directory
 
 
 def clear_stale(directories: Iterable[str]) -> None:

@@ -62,7 +62,7 @@ def _crosses(directory: str | int, name: str) -> bool:
 
 
 def is_mounted(directory: str | int, names: Iterable[str], points: Iterable[str]) -> bool:
-    """Tell whether one of some mount points is one of some names of a directory, or lies below it."""
+    """Return whether one of some mount points is one of some names of a directory, or lies below it."""
     points = list(points)
     if not points:
         return False

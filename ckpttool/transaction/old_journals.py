@@ -222,7 +222,7 @@ def removals_of(document: Mapping[str, Any], directory: str, stage: str) -> Oper
 
 
 def _has_left(group: Group, directory: int, stage: int, place: str) -> bool:
-    """Tell whether a removed checkpoint is only in the stage, or partly unlinked."""
+    """Return whether a removed checkpoint is only in the stage, or partly unlinked."""
 
     def staged(path: str) -> os.stat_result | None:
         return status_at(os.path.join(place, path), stage)

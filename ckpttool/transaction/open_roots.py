@@ -126,12 +126,12 @@ class OpenRoots:
             raise StalePlan("it has changed", since_plan=True)
 
     def is_same_file(self, one: Location, other: Location) -> bool:
-        """Tell whether one file has two names."""
+        """Return whether one file has two names."""
         first, second = self.status(one), self.status(other)
         return first is not None and second is not None and os.path.samestat(first, second)
 
     def has_moved(self, one: Move) -> bool:
-        """Tell whether a move is done: the new name has the moved file; in stage and trash it always has.
+        """Return whether a move is done: the new name has the moved file; in stage and trash it always has.
 
         One that replaces a file counts from the moment at which that is set aside.
         """
@@ -149,7 +149,7 @@ class OpenRoots:
         return any(file.inode in inodes for file in noted) or not (noted or here.files)
 
     def is_as_noted(self, one: Move, location: Location) -> bool:
-        """Tell whether the unmodified file or directory of a move is at a location."""
+        """Return whether the unmodified file or directory of a move is at a location."""
         status = self.status(location)
         if status is None or one.file is not None:
             return status is not None and one.file is not None and one.file.is_of(status)

@@ -274,7 +274,7 @@ class Stage:
                 self._move(one)
 
     def _is_waiting(self, one: Move, old: StoredFile) -> bool:
-        """Tell whether a file is still to be replaced: the name is free, or has the old file."""
+        """Return whether a file is still to be replaced: the name is free, or has the old file."""
         is_missing = self.roots.status(one.target) is None or self.roots.status(old.location) is None
         return is_missing or self.roots.is_same_file(one.target, old.location)
 
@@ -450,7 +450,7 @@ class Stage:
         retry_while_busy(partial(os.replace, name, other, src_dir_fd=here, dst_dir_fd=there))
 
     def is_in_trash(self, one: Move) -> bool:
-        """Tell whether the file to restore is still in the trash, and another file has its name."""
+        """Return whether the file to restore is still in the trash, and another file has its name."""
         is_there = one.source.root == "trash" and self.roots.status(one.source) is not None
         return is_there and not self.roots.is_same_file(one.source, one.target)
 
@@ -461,7 +461,7 @@ class Stage:
         restore_pointer(one, names, directory, stage, is_all=len(back) == len(groups))
 
     def _is_home(self, number: int) -> bool:
-        """Tell whether all members of a group exist at their original locations."""
+        """Return whether all members of a group exist at their original locations."""
         home = (Location(self.listed.home(number), member) for member in self.listed.groups[number].members)
         return all(map(self.roots.status, home))
 
@@ -502,7 +502,7 @@ class Stage:
         return both
 
     def _is_kept(self, one: Move) -> bool:
-        """Tell whether a file has only its old name, since another file has the new one."""
+        """Return whether a file has only its old name, since another file has the new one."""
         has_one_name = one.is_within and not self.roots.is_same_file(one.source, one.target)
         return has_one_name and self.roots.is_as_noted(one, one.source)
 
@@ -561,7 +561,7 @@ class Stage:
         return shown(os.path.join(roots[location.root], os.path.dirname(location.path)))
 
     def holds(self, number: int) -> bool:
-        """Tell whether a part of a group is at its final location."""
+        """Return whether a part of a group is at its final location."""
         return any(map(self.roots.has_moved, self.listed.of_groups[number]))
 
     def sync(self) -> None:

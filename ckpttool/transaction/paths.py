@@ -36,7 +36,7 @@ def require_directory(path: str | os.PathLike[str]) -> str:
 
 
 def is_within(path: str, directory: str) -> bool:
-    """Tell whether a path is that of a directory or lies below it; both are real paths."""
+    """Return whether a path is that of a directory or lies below it; both are real paths."""
     return path == directory or path.startswith(directory.rstrip(os.sep) + os.sep)
 
 

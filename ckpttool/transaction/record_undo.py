@@ -7,6 +7,7 @@ which, and nothing is done.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -130,26 +131,28 @@ def _merge_pointers(
     pointers: list[Rewrite] = []
     for one in undoing.pointers:
         path = os.path.join(directory, one.name)
-        if one.is_link:
-            try:
-                now = fs.readlink(path)
-            except OSError:  # it has gone, or is no symlink any more
-                now = None
-            if now == one.before:
-                pointers.append(one)
-            elif now != one.after:
-                left.append(Problem(shown(path), "it leads elsewhere; left unchanged"))
-            continue
         try:
-            merged = _merge_text(directory, undoing, one, fit)
+            merged = _merge_link(path, one) if one.is_link else _merge_text(directory, undoing, one, fit)
         except (OSError, ValueError, StalePlan) as failure:
             left.append(Problem(shown(path), f"left unchanged: {failure}"))
             continue
         if merged.before != merged.after:
             pointers.append(merged)
         elif merged.after != one.after:
-            left.append(Problem(shown(path), "modified since by another program; left unchanged"))
+            problem = "it leads elsewhere" if one.is_link else "modified since by another program"
+            left.append(Problem(shown(path), f"{problem}; left unchanged"))
     return undoing.only(fit).with_pointers(pointers), left
+
+
+def _merge_link(path: str, one: Rewrite) -> Rewrite:
+    """Return the rewrite that restores a symlink; it has equal targets if there is nothing to do."""
+    try:
+        now = fs.readlink(path)
+    except OSError as error:
+        if error.errno != errno.EINVAL and not fs.is_absence(error):
+            raise
+        now = None  # it isn't a symlink any more
+    return one if now == one.before else one._replace(before=now, after=now)
 
 
 def _merge_text(directory: str, undoing: OperationList, one: Rewrite, fit: Sequence[int]) -> Rewrite:

@@ -114,7 +114,7 @@ def unaffected_units(units: Sequence[Unit], directories: Iterable[str] = ()) -> 
 
 
 def _is_hidden(unit: Unit, hidden: Set[str]) -> bool:
-    """Tell whether a checkpoint has a part at or below one of some paths."""
+    """Return whether a checkpoint has a part at or below one of some paths."""
     if not hidden:
         return False
     directory = fs.normpath(_directory(unit))

@@ -96,7 +96,7 @@ def _interrupted(removals: Sequence[Group], outcome: Outcome, failure: Checkpoin
 
 
 def _lacks_room(directory: str, removal: Group, outcome: Outcome, *, is_refused: bool) -> bool:
-    """Tell whether a removal is to be tried again once there is room."""
+    """Return whether a removal is to be tried again once there is room."""
     if removal.path in outcome.failures:
         is_in_place = all(fs.lexists(os.path.join(directory, name)) for name in removal.members)
         return outcome.failures[removal.path].is_crowded and is_in_place

@@ -178,7 +178,7 @@ class _Settlement:
         settled.put_back = [number for number in settled.put_back if number not in kept]
 
     def _is_taken(self, one: Move) -> bool:
-        """Tell whether another file has the old name of a moved file."""
+        """Return whether another file has the old name of a moved file."""
         roots = self._stage.roots
         if not roots.has_moved(one):
             return False
@@ -236,7 +236,7 @@ class _Settlement:
             failures[number] = f"{system_text(error)}; what is left of it is in {where}"
 
     def _is_to_finish(self, number: int) -> bool:
-        """Tell whether a group is to be completed: it is committed, and a removal is still wanted.
+        """Return whether a group is to be completed: it is committed, and a removal is still wanted.
 
         What has changed in the stage, or has no survivors any more, is put back unless a part of it is gone.
         """
@@ -254,7 +254,7 @@ class _Settlement:
         return all(status(Location("directory", name)) for name in listed.groups[number].survivors)
 
     def _is_old_copy(self) -> bool:
-        """Tell whether the files of a 0.1 journal were copied since: none has a recorded inode."""
+        """Return whether the files of a 0.1 journal were copied since: none has a recorded inode."""
         if self._listed.kind == "output" or self._stage.is_committed:
             return False  # its area is known by its own inode, or all is done
         is_there = False

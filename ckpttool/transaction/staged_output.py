@@ -315,7 +315,7 @@ def clear_areas(directory: str) -> tuple[str, ...]:
 
 
 def has_leftovers(directory: str) -> bool:
-    """Tell whether a directory on a disk has interrupted outputs, or half-written files."""
+    """Return whether a directory on a disk has interrupted outputs, or half-written files."""
     if not fs.place_of(directory).can_rename:
         return False
     try:
@@ -372,7 +372,7 @@ def _keep_mode(content: OpenDirectory, name: str, directory: OpenDirectory, othe
 
 
 def is_leftover_name(name: str) -> bool:
-    """Tell whether a name is that of an area, or of a file that is being written."""
+    """Return whether a name is that of an area, or of a file that is being written."""
     return _NAME.fullmatch(name) is not None or is_scratch_name(name)
 
 
@@ -455,7 +455,7 @@ def _require_this_users(status: os.stat_result | None) -> None:
 
 
 def _has_no_owner_yet(area: OpenDirectory) -> bool:
-    """Tell whether an area is empty, since its command was killed before the owner was written."""
+    """Return whether an area is empty, since its command was killed before the owner was written."""
     names = area.names()
     if not names:
         return True

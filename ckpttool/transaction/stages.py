@@ -85,7 +85,7 @@ def remove_open_stage(place: OpenDirectory, stage: OpenDirectory) -> bool:
 
 
 def is_temporary(name: str) -> bool:
-    """Tell whether a name is that of a file of ours that was still being written."""
+    """Return whether a name is that of a file of ours that was still being written."""
     return name.startswith(STAGE_PREFIX) and name.endswith(TEMPORARY)
 
 

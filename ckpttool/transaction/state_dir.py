@@ -116,7 +116,7 @@ def enclosing_serial(directory: str) -> str | None:
 
 
 def _is_scanned_by_accelerate(directory: str) -> bool:
-    """Tell whether Accelerate scans a directory: it wrote one of its entries, which may be renamed since.
+    """Return whether Accelerate scans a directory: it wrote one of its entries, which may be renamed since.
 
     A directory of another name may be the target of a link with Accelerate's.
     """

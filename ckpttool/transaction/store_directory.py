@@ -118,7 +118,7 @@ def results_of(function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple
 
 
 def keeps_versions(urls: Sequence[str]) -> bool:
-    """Tell whether the store keeps a version of all these objects when they are removed."""
+    """Return whether the store keeps a version of all these objects when they are removed."""
 
     def keeps(url: str) -> bool:
         store, name = remote.store_at(url)

@@ -338,7 +338,7 @@ class StoreOperations:
             self._bucket.uncover(key, marker)
 
     def is_back(self, one: StoredObject) -> bool:
-        """Tell whether an object that is to be restored is in its place.
+        """Return whether an object that is to be restored is in its place.
 
         Raises:
             StalePlan: Another object is, or there is nothing to restore it from.
@@ -435,7 +435,7 @@ def _failures(results: Iterable[tuple[StoredObject, object]]) -> Failures:
 
 
 def is_settled(failures: Failures) -> bool:
-    """Tell whether a retry is pointless, since all failures are changes by others."""
+    """Return whether a retry is pointless, since all failures are changes by others."""
     return all(isinstance(one.__cause__ or one, StalePlan) for one in failures.values())
 
 

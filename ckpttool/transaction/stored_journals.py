@@ -12,7 +12,7 @@ from typing import Any
 from ckpttool.core.errors import AccessDenied, from_os_error
 from ckpttool.storage import fs
 from ckpttool.storage.directories import OpenDirectory, write_in
-from ckpttool.transaction.history import read_record
+from ckpttool.transaction.history import inode_of, read_record
 from ckpttool.transaction.journal import OperationList
 from ckpttool.transaction.journal_documents import SCHEMA, count_of, operations_of
 from ckpttool.transaction.old_journals import (
@@ -55,13 +55,13 @@ def read_journal(stage: str, directory: str) -> OperationList | None:
     listed = read_own(directory, *around, JOURNAL, what="a journal", parse=parse)
     if listed is not None and listed.leader is not None and listed.done is None:
         leader = os.path.join(directory, listed.leader)
-        if fs.isdir(leader) and _has_committed(leader, listed.identity):
+        if inode_of(leader) is not None and _has_committed(leader, listed.identity):
             return replace(listed, done=frozenset(range(len(listed.groups))))
     return listed
 
 
 def _has_committed(directory: str, identity: str | None) -> bool:
-    """Tell whether a command is committed in a directory.
+    """Return whether a command is committed in a directory.
 
     The journal of a leader is removed last: once it is gone, its followers have a commit of their own, or
     none of them has one.
@@ -80,7 +80,9 @@ def _journals_of(directory: str, identity: str | None) -> Iterator[tuple[str, Op
 def commit_followers(directory: str, leader: OperationList) -> None:
     """Commit the lists that a committed list is the leader of, before its own journal is removed."""
     for path in (os.path.join(directory, relative) for relative in leader.followers):
-        for stage, listed in _journals_of(path, leader.identity) if fs.isdir(path) else ():
+        if inode_of(path) is None:  # it was removed, with its journal
+            continue
+        for stage, listed in _journals_of(path, leader.identity):
             with suppress(FileNotFoundError), open_own(path, *os.path.split(stage)) as inner:
                 if not inner.has(DONE):  # else another command is completing it
                     write_in(inner, DONE, json.dumps([*range(len(listed.groups))]).encode())

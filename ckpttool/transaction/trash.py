@@ -197,7 +197,7 @@ def adopt(directory: str, records: Iterable[CommandRecord]) -> None:
 
 
 def is_of_other_directory(record: CommandRecord) -> bool:
-    """Tell whether a record was made for another directory of the same name, of which this is no copy."""
+    """Return whether a record was made for another directory of the same name, of which this is no copy."""
     if record.root is None or record.root == inode_of(record.directory):
         return False
     copies = (operations_in_copy(record.directory, one.undoing, record.state_dir) for one in record.steps)
@@ -245,11 +245,12 @@ def directories_of_trash(around: str, name: str) -> Iterator[str]:
 
 def _records_beside(directory: str, state_dir: StateDir) -> Iterator[CommandRecord]:
     """Yield the records in a trash that tell which directory they were made for."""
-    with suppress(CheckpointError):  # another's, or none that can be read: whoever has its name is told
+    with suppress(CheckpointError):  # the trash is another user's
         for identity in identities(state_dir):
-            record = read_record(directory, state_dir, identity)
-            if record is not None and record.root is not None:
-                yield record
+            with suppress(CheckpointError):  # it can't be read, which the directory of its name reports
+                record = read_record(directory, state_dir, identity)
+                if record is not None and record.root is not None:
+                    yield record
 
 
 def _directories_in(around: str) -> Iterator[tuple[str, int]]:

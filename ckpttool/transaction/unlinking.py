@@ -29,7 +29,7 @@ def require_removable(place: int, contents: Contents) -> None:
 
 
 def _may_unlink_in(directory: int) -> bool:
-    """Tell whether a directory lets this user unlink what it holds; a sticky one only what is his own."""
+    """Return whether a directory lets this user unlink what it holds; a sticky one only what is his own."""
     asks_effective = os.access in os.supports_effective_ids
     if not os.access(os.curdir, os.W_OK | os.X_OK, dir_fd=directory, effective_ids=asks_effective):
         return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,8 @@ from ckpttool import (
     NotFound,
     open_checkpoint,
 )
-from ckpttool.formats import formats
-from ckpttool.formats.interface import Format, Probe
+from ckpttool.formats import _READERS, _load, formats, set_formats
+from ckpttool.formats.interface import Format, Probe, SetFormat
 from ckpttool.testing import no_file_left_open
 from tests.support.faults import close_link
 from tests.support.opening import (
@@ -278,3 +279,26 @@ def test_every_format_looks_at_anything_calmly(files: Path, tmp_path: Path) -> N
         with Probe(path) as probe:
             for format in formats():
                 assert format.matches(probe) in (True, False)
+
+
+# The table of formats ---------------------------------------------------------------------------------
+
+
+def test_every_format_of_sets_is_asked_for_sets() -> None:
+    sets = {type(format) for format in formats() if isinstance(format, SetFormat)}
+    assert {type(format) for format in set_formats()} == sets
+
+
+def test_the_table_keeps_no_format_from_a_file_that_it_recognises(files: Path) -> None:
+    """What a row says of contents and records is cheaper than asking the format, and never stricter."""
+    asked = 0
+    for path in sorted(path for path in files.rglob("*") if path.is_file()):
+        with suppress(CheckpointError), Probe(path) as probe:
+            for reader in _READERS:
+                with suppress(CheckpointError):
+                    asked += reader.may_match(probe)
+                    assert reader.may_match(probe) or not _load(reader.place).matches(probe), (
+                        path,
+                        reader.place,
+                    )
+    assert asked > 500

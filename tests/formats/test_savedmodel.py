@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import pickle
 import shutil
 import time
 from pathlib import Path
@@ -751,3 +753,15 @@ def test_the_model_itself_leads_to_its_directory(models: Path) -> None:
     unit = checkpoint_at(models / "module" / "saved_model.pb")
     assert unit is not None
     assert (unit.path, unit.members) == (str(models / "module"), ("module",))
+
+
+class Payload:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("true",)
+
+
+def test_a_pickle_in_place_of_its_variables_is_unsafe(copy: Path) -> None:
+    (copy / "variables" / "variables.index").write_bytes(pickle.dumps(Payload()))
+    found = verify(copy)
+    assert found.safety is Safety.UNSAFE
+    assert {"variables-damaged", "unsafe-import", "not-scanned"} <= {one.code for one in found.findings}

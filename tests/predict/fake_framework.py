@@ -38,7 +38,7 @@ def _loaded(act: Callable[[], None]) -> Loaded:
         act()
         return {"output": np.asarray(inputs["x"]) * 2}
 
-    return Loaded(detail="Fake 1.0", versions={}, run=run, inputs=(InputSpec("x", (2, 3)),))
+    return Loaded(detail="Fake 1.0", versions={}, run=run, inputs=lambda: (InputSpec("x", (2, 3)),))
 
 
 def _raises(failure: BaseException) -> Callable[[], None]:

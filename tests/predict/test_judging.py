@@ -20,7 +20,7 @@ Run = Callable[[Arrays], Arrays]
 
 def loaded(run: Run, shape: tuple[int | None, ...]) -> Loaded:
     """Return a function with one input as a model."""
-    return Loaded(detail="a function", versions={}, run=run, inputs=(InputSpec("x", shape),))
+    return Loaded(detail="a function", versions={}, run=run, inputs=lambda: (InputSpec("x", shape),))
 
 
 def judged(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -433,3 +434,40 @@ def test_a_directory_that_can_not_be_committed_with_the_first_is_undone_with_it(
     assert undo(str(runs), recursive=True).problems == ()
     assert {run: names(runs / run) for run in ("a", "b")} == before
     assert os.readlink(runs / "best") == "a/model_epoch_1.pth"
+
+
+def test_a_directory_that_can_not_be_looked_at_follows_the_first_later(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = tmp_path / "runs"
+    for run in ("a", "b"):
+        shutil.copytree(files / "series", runs / run)
+    kill_before("commit", lambda: renamed(runs, recursive=True), 2)
+    first, other = sorted(runs.iterdir(), key=lambda run: not list(run.glob(".ckpttool-*/done.json")))
+    real = os.stat
+
+    def refuse(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if isinstance(path, str) and os.path.normpath(path) == str(other):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", refuse)
+        with pytest.raises(CheckpointError, match="permission denied"):
+            recover(first)
+    for run in (first, other):
+        assert recover(run).failed == {}
+        assert names(run) == [f"model-e{epoch:04d}.pth" for epoch in range(1, 11)]
+
+
+def test_a_journal_that_stays_takes_nothing_from_what_was_renamed(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def close(*arguments: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Stage, "close", close)
+    done = renamed(short)
+    assert (len(done.renames), done.failed) == (4, {})
+    assert [one.path for one in done.problems] == [str(short)]
+    assert "input/output error" in done.problems[0].message

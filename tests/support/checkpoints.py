@@ -86,4 +86,4 @@ def _layer_kind(kind: LayerKind | str) -> LayerKind:
 
 def class_or_facts(kind: LayerKind) -> LayerKind | str:
     """Return the class of a layer if nothing else is known of it."""
-    return kind if kind.facts else kind.cls
+    return kind.cls if kind == LayerKind(kind.cls) else kind

@@ -147,7 +147,7 @@ def aligned_pairs(pairs: Sequence[tuple[str, str]], between: str = "  ") -> list
 
 
 def aligned_numbers(cells: Sequence[str]) -> list[str]:
-    """Return numbers padded to one width with aligned decimal points; empty cells stay empty."""
+    """Return numbers padded to one width with aligned decimal points; empty cells are kept."""
     before = max(map(_decimal_point, cells), default=0)
     aligned = [" " * (before - _decimal_point(cell)) + cell if cell else "" for cell in cells]
     width = max(map(len, aligned), default=0)
@@ -228,7 +228,7 @@ def _decimals(known: Sequence[float]) -> int | None:
 
 
 def shorten_names(names: Sequence[str], room: int) -> list[str]:
-    """Return names shortened to a number of columns; different ones stay different if possible.
+    """Return names shortened to a number of columns; kept distinct if possible.
 
     First the directories that all paths share are dropped, then of each name a part without which it still
     differs from the others; if there is none, the parts that are shared at both ends.

@@ -189,7 +189,7 @@ def _about(group: GroupPlan, entry: Entry) -> str:
 
 
 def _foreign_words(entry: Entry) -> str:
-    """Return the other files that would be removed with a checkpoint, of which there may be no copy."""
+    """Return the files that would be removed with a checkpoint though they aren't part of it."""
     names = entry.foreign_files
     if not names:
         return ""

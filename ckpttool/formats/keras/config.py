@@ -101,11 +101,6 @@ def read_config(path: str, text: bytes, what: str = "config") -> Any:
     return config
 
 
-def not_scanned(where: str) -> Finding:
-    """Return the warning for a configuration that can't be read."""
-    return warning("not-scanned", "it could not be read, so what loading it would run is not known", where)
-
-
 class Place(NamedTuple):
     """Path of a node, linked to its parent; formatted only for findings.
 

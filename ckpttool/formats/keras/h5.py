@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ckpttool.containers.hdf5_worker import WORKER
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
-from ckpttool.core.report import Finding, error
+from ckpttool.core.report import Finding, error, not_scanned
 from ckpttool.core.tensor import Tensor
 from ckpttool.formats.hdf5.plain import Hdf5, apply_hdf5_sidecar, is_hdf5, opened_hdf5
 from ckpttool.formats.interface import Format, Probe
@@ -101,7 +101,7 @@ def _safety_of_config_beside(probe: Probe) -> Iterator[Finding]:
     path = os.path.join(os.path.dirname(probe.path), _CONFIG)
     if probe.name != _IN_DIRECTORY or not fs.lexists(path):
         return
-    from ckpttool.formats.keras.config import MAX_CONFIG, judge, not_scanned, read_config
+    from ckpttool.formats.keras.config import MAX_CONFIG, judge, read_config
 
     try:
         with fs.open_source(path) as source:
@@ -129,7 +129,7 @@ def _metadata_of(
     for key in _CONFIGS:
         if key not in root:
             continue
-        from ckpttool.formats.keras.config import judge, not_scanned, read_config, unknown_arguments
+        from ckpttool.formats.keras.config import judge, read_config, unknown_arguments
 
         text = root[key] if isinstance(root[key], str) else ""
         try:

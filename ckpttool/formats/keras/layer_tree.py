@@ -47,7 +47,7 @@ _MAX_AXES = 10 * _MAX_REPEATED
 _OPTIONAL = {"scale": "gamma", "center": "beta"}
 """The weights that a norm may lack, by the settings that say so."""
 _NORMS = ("batch norm", "norm")
-_CONV_CELL = "ConvLSTMCell"
+CONV_CELL = "ConvLSTMCell"
 
 
 class KerasRefusal(Exception):
@@ -244,7 +244,7 @@ class Layer:
         if len(set(names)) < len(names):
             names = [f"{word}_{at}" for at, word in enumerate(names)]
         trained = own - self.type.untrained if self.config.get("trainable", True) else 0
-        if own and is_inner and self.cls != _CONV_CELL and not self.type.has_known_weights:
+        if own and is_inner and self.cls != CONV_CELL and not self.type.has_known_weights:
             raise KerasRefusal(f"which weights of {self.name!r} ({self.cls}) are trained is not known")
         for at in range(own):
             yield Weight((*group, VARIABLES_GROUP, str(at)), (*name, names[at]), at < trained)

@@ -16,7 +16,7 @@ from ckpttool.containers.zip_reader import STORED, Archive, Member, with_version
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
 from ckpttool.core.layers import LayerKind
 from ckpttool.core.readable import Buffer, Readable, reader_from
-from ckpttool.core.report import error, warning
+from ckpttool.core.report import error, not_scanned, warning
 from ckpttool.core.tensor import Extent, Span, Tensor
 from ckpttool.formats.arrays.files import safety_of
 from ckpttool.formats.content.plain_data import describe_members, under_free_key
@@ -28,7 +28,6 @@ from ckpttool.formats.keras.config import (
     MAX_CONFIG,
     is_own_asset,
     judge,
-    not_scanned,
     read_config,
     unknown_arguments,
 )

@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ckpttool.core.layers import DoubtReason, LayerKind, LayoutDoubt
+from ckpttool.core.layers import UNWIRED, LayerKind, LayoutDoubt
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.formats.keras.layer_tree import (
     GROUP_WORDS,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 Kinds = Mapping[str, LayerKind]
 """The kinds of layers by the names of their weights."""
-UNWIRED = DoubtReason(LayoutDoubt.UNWIRED)
 _WRAPPED = "layer"
 """Where a wrapper has its layer, in its group and in its configuration."""
 _TO_BE_WIRED = ("Dense", "GRU")

@@ -17,6 +17,7 @@ from ckpttool.core.tensor import Path, Tensor
 from ckpttool.formats.hdf5.writer import name_refusals
 from ckpttool.formats.keras.config_writer import as_keras_3, is_keras2, model_of
 from ckpttool.formats.keras.layer_tree import (
+    CONV_CELL,
     LAYERS_GROUP,
     VARIABLES_GROUP,
     KerasRefusal,
@@ -46,7 +47,6 @@ _MODEL_WEIGHTS = "model_weights"
 _OPTIMIZER = (_OPTIMIZER_GROUP, VARIABLES_GROUP)
 _INNER = (_OPTIMIZER_GROUP, "inner_optimizer", VARIABLES_GROUP)
 _COUNTED = ("iteration", "learning_rate")
-_CONV_CELL = "ConvLSTMCell"
 _OWN_STORE = frozenset({"TextVectorization", "StringLookup", "IntegerLookup", "Hashing", "FeatureSpace"})
 """Layers with a state of their own beside their weights."""
 
@@ -245,7 +245,7 @@ def _own_weight_count(group: Steps, layer: Layer) -> int:
     """Return how many weights of its own a layer makes, by its config; a ``WeightCount``."""
     if layer.type.is_weightless or layer.parts:
         return 0
-    if layer.cls == _CONV_CELL:
+    if layer.cls == CONV_CELL:
         return 3 if layer.config.get("use_bias", True) else 2
     _require_own_layer(layer)
     shapes = layer.weight_shapes()

@@ -156,7 +156,7 @@ def open_set(path: str, index: KerasIndex) -> Checkpoint:
         metadata = {key: value for part in shards.parts.values() for key, value in part.metadata.items()}
         paths = [index.path, *(os.path.join(directory, name) for name in index.files)]
         name = os.path.basename(fs.normpath(path))
-        return Checkpoint(
+        return shards.checkpoint(
             path=path,
             format=KerasSharded.name,
             variant="sharded",
@@ -168,11 +168,6 @@ def open_set(path: str, index: KerasIndex) -> Checkpoint:
             layers=lambda: {key: kind for part in shards.parts.values() for key, kind in part.layers.items()},
             native=lambda: merged_native(part.native for part in shards.parts.values()),
             producer=next((part.producer for part in shards.parts.values()), Producer("keras")),
-            findings=tuple(shards.findings),
-            safety=tuple(shards.safety),
-            judged=frozenset(shards.judged),
-            complete=shards.complete,
-            close=shards.keep(),
         )
 
 

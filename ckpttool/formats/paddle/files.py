@@ -15,7 +15,7 @@ from ckpttool.containers.lodtensor import read_file, starts_like_stream
 from ckpttool.containers.pickle.pickle_safety import read_pickles
 from ckpttool.core.checkpoint import Checkpoint, Producer, TrainingState
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
-from ckpttool.core.report import error, warning
+from ckpttool.core.report import error, not_scanned, warning
 from ckpttool.formats.interface import HEAD_BYTES, Format, Probe, SetFormat, Unit, scan
 from ckpttool.formats.opening import open_with
 from ckpttool.formats.paddle.fluid_parts import FluidParts, role_of, spans_in_order
@@ -152,8 +152,7 @@ def _add_pickles(parts: FluidParts, entries: Iterable[os.DirEntry[str]], program
             pickled = parts.opened.enter_context(open_pickle(entry.path))
         except DamagedCheckpoint as failure:
             parts.fault(failure.code, failure.reason, entry.name)
-            message = "it could not be read, so what loading it would run is not known"
-            parts.safety += (*failure.safety, warning("not-scanned", message, entry.name))
+            parts.safety += (*failure.safety, not_scanned(entry.name))
             continue
         parts.tensors += pickled.tensors
         parts.files += pickled.files
@@ -176,8 +175,7 @@ def _judge_information(parts: FluidParts, entry: os.DirEntry[str]) -> None:
     except DamagedCheckpoint as failure:
         parts.safety += failure.safety
         parts.findings.append(error(failure.code, failure.reason, entry.name))
-        message = "it could not be read, so what loading it would run is not known"
-        parts.safety.append(warning("not-scanned", message, entry.name))
+        parts.safety.append(not_scanned(entry.name))
 
 
 def _checkpoint_of(probe: Probe, parts: FluidParts, program: Program | None) -> Checkpoint:

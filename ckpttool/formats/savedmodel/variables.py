@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.containers.farmhash import fingerprint64
 from ckpttool.containers.jsontext import parse_json
 from ckpttool.core.errors import CheckpointError
-from ckpttool.core.layers import LayerKind
+from ckpttool.core.layers import UNWIRED, LayerKind
 from ckpttool.core.report import Finding, error, note, warning
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.formats.savedmodel.graph import MetaGraph
@@ -195,7 +195,7 @@ def _outermost_kind(layers: Iterable[Layer], known: dict[int, KerasModel]) -> La
         layers: The layers, each parsed alone.
         known: The outermost models by the ``id`` of their layers; new ones are added.
     """
-    from ckpttool.formats.keras.model import UNWIRED, KerasModel
+    from ckpttool.formats.keras.model import KerasModel
 
     models: list[Layer] = []
     for layer in layers:

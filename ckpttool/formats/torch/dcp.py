@@ -93,7 +93,6 @@ class TorchDcp(Format):
                 training=lambda: training_of(metadata, tensors, probe.name),
                 tree=lambda: directory.tree(tensors),
                 producer=Producer("pytorch"),
-                safety=tuple(dict.fromkeys(parts.safety)),
                 judged=directory.scanned_paths(),
             )
             return apply_sidecar_file(checkpoint, directory.sources.get(ENTRY))

@@ -121,7 +121,6 @@ def open_ranks(
             training=lambda: training_of(first_metadata, tensors, name),
             tree=assembly.tree,
             producer=Producer("pytorch"),
-            safety=tuple(dict.fromkeys(parts.safety)),
         )
 
 

@@ -52,7 +52,7 @@ MAX_NAME = 255
 """Bytes of a name, on every file system in use."""
 
 _SHOWN = 3
-"""How many checkpoints are named that would have one name."""
+"""Limit on the names that a message lists; the others are counted."""
 
 RESERVED = frozenset(
     {

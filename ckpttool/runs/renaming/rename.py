@@ -320,7 +320,7 @@ class RenameResult(Result):
         declined: Whether the confirmation was refused.
         failed: Why some have their old names, or other ones than they were to have, by path.
         stale: Why a directory could not be reverted, by its path.
-        recoveries: Results of recovery from interrupted commands.
+        recoveries: Results of recovery, and journals of this command that are left to it.
     """
 
     planned: PlannedNames
@@ -463,7 +463,7 @@ def _carry_out(planned: PlannedNames, result: RenameResult) -> RenameResult:
             except CheckpointError as failure:
                 if len(lists) == 1:
                     raise  # nothing was renamed anywhere
-                failed |= dict.fromkeys([one.path for one in listed.groups] or [directory], failure.reason)
+                failed |= _failed_with(listed, directory, failure)
             if failed:
                 return _nothing_renamed(planned, result, failed, begun)
         for number, (directory, moves) in enumerate(begun.items()):
@@ -471,9 +471,7 @@ def _carry_out(planned: PlannedNames, result: RenameResult) -> RenameResult:
                 moves.commit()
                 failed |= moves.outcome.failed
             except CheckpointError as failure:
-                failed |= dict.fromkeys(
-                    [one.path for one in lists[directory].groups] or [directory], failure.reason
-                )
+                failed |= _failed_with(lists[directory], directory, failure)
             # The commit of the first directory decides for all.
             if failed and not number and not moves.is_committed:
                 if moves.is_committed is None:
@@ -481,15 +479,20 @@ def _carry_out(planned: PlannedNames, result: RenameResult) -> RenameResult:
                         other.leave()
                 return _nothing_renamed(planned, result, failed, begun)
         # The journal of the first is removed last: until then it says that the others are committed.
+        left = Recovery()
         for directory, moves in reversed(begun.items()):
             try:
                 moves.close()
             except CheckpointError as failure:
-                failed |= dict.fromkeys(
-                    [one.path for one in lists[directory].groups] or [directory], failure.reason
-                )
+                left.failed[directory] = failure.reason
     renames = ((one.entry.path, one.to) for one in planned.plan.renamings if one.entry.path not in failed)
-    return replace(result, renames=tuple(renames), failed=failed)
+    recoveries = (*result.recoveries, left)
+    return replace(result, renames=tuple(renames), failed=failed, recoveries=recoveries)
+
+
+def _failed_with(listed: OperationList, directory: str, failure: CheckpointError) -> dict[str, str]:
+    """Return one reason for all checkpoints of a list, or for the directory if there are only pointers."""
+    return dict.fromkeys([one.path for one in listed.groups] or [directory], failure.reason)
 
 
 def _operation_lists(planned: PlannedNames) -> dict[str, OperationList]:

@@ -258,7 +258,7 @@ def without_repeats(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, int]:
 
 
 def is_endless(tensor: Tensor) -> bool:
-    """Tell whether a tensor repeats so little so often that reading all of it would never end."""
+    """Return whether a tensor repeats so little so often that reading all of it would never end."""
     stored = tensor.storage.nbytes if tensor.storage is not None else tensor.nbytes
     return tensor.nbytes > MAX_REPEATED_BYTES and tensor.nbytes > 64 * stored
 

@@ -92,7 +92,7 @@ class Widening:
         return high, (whole & ((1 << _LOW_WORD) - 1)).astype(np.float64)
 
     def fits_float64(self, raw: Array, count: int) -> bool:
-        """Tell whether float64 holds each of these elements."""
+        """Return whether float64 holds each of these elements."""
         import numpy as np
 
         if not self.is_long:

@@ -151,7 +151,7 @@ class Buffers:
             self._at = ctypes.addressof(ctypes.c_char.from_buffer(self.data))
 
     def same(self, nbytes: int) -> bool:
-        """Tell whether the first bytes of both are the same."""
+        """Return whether the first bytes of both are the same."""
         if self._memcmp is not None:
             return self._memcmp(self._at, self._at + len(self.a), nbytes) == 0
         return bytes(self.a[:nbytes]) == bytes(self.b[:nbytes])

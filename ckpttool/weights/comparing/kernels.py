@@ -524,7 +524,7 @@ def _add_squares(total: ExactSum, values: Array, exponent: int) -> tuple[Array, 
 
 
 def is_safe(squares: float, values: Array) -> bool:
-    """Tell whether a sum of squares is that of the values: nothing was lost, all are finite."""
+    """Return whether a sum of squares is that of the values: nothing was lost, all are finite."""
     return _SAFE[0] < squares < _SAFE[1] or (squares == 0 and not values.any())
 
 

@@ -31,7 +31,7 @@ class Tolerance:
 
     @property
     def is_exact(self) -> bool:
-        """Tell whether only equal values are equal."""
+        """Return whether only equal values are equal."""
         return self.rtol == 0 and self.atol == 0
 
 

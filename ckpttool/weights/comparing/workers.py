@@ -42,7 +42,7 @@ class TensorPair:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether reading on can find something new."""
+        """Return whether reading on can find something new."""
         return self.failure is None and not self.differs
 
     @property

@@ -63,7 +63,7 @@ def cast(content: Content, dtype_name: str) -> tuple[Content, list[str]]:
 
 
 def _holds_all_values(dtype: DType, other: DType) -> bool:
-    """Tell whether a type has every value of another."""
+    """Return whether a type has every value of another."""
     if other.bits <= 8 or other is dtype:
         return dtype.name in ("float32", "bfloat16") or other.name != "float8_e8m0fnu"
     return dtype.name == "float32" and other.bits == 16

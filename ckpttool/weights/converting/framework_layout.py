@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import UsageError
-from ckpttool.core.layers import LayerKind
+from ckpttool.core.layers import UNWIRED, LayerKind
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.core.text import counted
 from ckpttool.formats.traits import Family, traits_of
@@ -24,7 +24,7 @@ from ckpttool.weights.converting.layout_checks import (
     refusal_text,
 )
 from ckpttool.weights.converting.ties import carry_ties
-from ckpttool.weights.pairing.layers import ATTENTION, UNWIRED, Doubt, layout_doubts, may_be_image
+from ckpttool.weights.pairing.layers import ATTENTION, Doubt, layout_doubts, may_be_image
 from ckpttool.weights.pairing.layouts import (
     JOINED,
     RULES,
@@ -287,7 +287,7 @@ def _torch_layers(
 
 
 def _is_plain_chain(modules: Mapping[str, TorchModule]) -> bool:
-    """Tell whether all modules follow each other, and none of them flattens or reshapes anything."""
+    """Return whether all modules follow each other, and none of them flattens or reshapes anything."""
     names = [match[1] if (match := _CLASS.fullmatch(one.class_name)) else "" for one in modules.values()]
     parents = {prefix.rpartition(".")[0] for prefix in modules if prefix}
     chains = {prefix for prefix, name in zip(modules, names, strict=True) if name == "Sequential"}

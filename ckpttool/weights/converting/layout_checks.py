@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.layers import DoubtReason
+from ckpttool.core.layers import UNWIRED, DoubtReason
 from ckpttool.core.tensor import Tensor
 from ckpttool.core.text import first_names
 from ckpttool.formats.traits import Family, traits_of
 from ckpttool.formats.writer import Content
-from ckpttool.weights.pairing.layers import UNWIRED, Doubt, has_keras_word
+from ckpttool.weights.pairing.layers import Doubt, has_keras_word
 from ckpttool.weights.pairing.layouts import RULES, LayoutItem
 
 _AS_TORCH = frozenset(
@@ -28,7 +28,7 @@ _REMEDY = (
 
 
 def is_layout_unknown(item: LayoutItem, checkpoint: Checkpoint) -> bool:
-    """Tell whether a tensor may lie otherwise than PyTorch has it, as nothing says of what layer it is."""
+    """Return whether a tensor may lie otherwise than PyTorch has it, as nothing says of what layer it is."""
     if item.rule is not None or len(item.tensor.shape) < 2:
         return False
     source = item.sources[0]

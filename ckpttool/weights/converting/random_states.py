@@ -41,12 +41,12 @@ _NUMPY_STATES: Collection[frozenset[str]] = (
 
 
 def is_random_tensor(tensor: Tensor) -> bool:
-    """Tell whether a tensor is a vector as random states are."""
+    """Return whether a tensor is a vector as random states are."""
     return len(tensor.shape) == 1 and (tensor.dtype.name, tensor.shape[0]) in _TENSORS
 
 
 def is_random_state(value: object) -> bool:
-    """Tell whether a value is a random state, or dictionaries and lists of nothing else."""
+    """Return whether a value is a random state, or dictionaries and lists of nothing else."""
     waiting, seen, is_one = [value], set[int](), False
     while waiting:
         one = waiting.pop()
@@ -71,14 +71,14 @@ def _is_random_array(value: object) -> bool:
 
 
 def _is_python_state(value: object) -> bool:
-    """Tell whether a value is what ``random.getstate()`` returns: version, words and position, Gauss."""
+    """Return whether a value is what ``random.getstate()`` returns: version, words and position, Gauss."""
     if not isinstance(value, list | tuple) or len(value) != 3 or value[0] not in (2, 3):
         return False
     return _are_words(value[1], _MT_WORDS + 1) and isinstance(value[2], float | None)
 
 
 def _is_numpy_state(value: object) -> bool:
-    """Tell whether a value is what ``numpy.random.get_state()``, or a bit generator's ``state``, is."""
+    """Return whether a value is what ``numpy.random.get_state()``, or a bit generator's ``state``, is."""
     if isinstance(value, list | tuple):
         is_named = len(value) == 5 and value[0] == "MT19937"
         return (

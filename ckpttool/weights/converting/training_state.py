@@ -40,7 +40,7 @@ _DEEPEST = 3
 
 
 def is_state_tensor(tensor: Tensor) -> bool:
-    """Tell whether a tensor seems to be of no use but to a training that goes on."""
+    """Return whether a tensor seems to be of no use but to a training that goes on."""
     if tensor.role is Role.TRAINING:
         is_named = any(isinstance(key, str) and _RANDOM.search(key) for key in tensor.path)
         return is_named and is_random_tensor(tensor)
@@ -99,7 +99,7 @@ def _is_flat(tensor: Tensor) -> bool:
 
 
 def _is_state(key: object, value: object) -> bool:
-    """Tell whether an entry is a state: all of what is there has the signs of one, and no weights."""
+    """Return whether an entry is a state: all of what is there has the signs of one, and no weights."""
     if not isinstance(key, str):
         return False
     if isinstance(value, Tensor) and value.role is Role.OPTIMIZER:
@@ -113,7 +113,7 @@ def _is_state(key: object, value: object) -> bool:
 
 
 def _has_signs(value: object, signs: frozenset[str]) -> bool:
-    """Tell whether a dictionary has some keys, or is a dictionary or list of such."""
+    """Return whether a dictionary has some keys, or is a dictionary or list of such."""
     if isinstance(value, dict) and signs <= value.keys():
         return True
     inner: list[object] = list(value) if isinstance(value, list | tuple) else []

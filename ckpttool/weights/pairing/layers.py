@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.layers import DoubtReason, LayerKind, LayoutDoubt
+from ckpttool.core.layers import UNWIRED, DoubtReason, LayerKind, LayoutDoubt
 from ckpttool.core.tensor import Path, Role, Tensor
 from ckpttool.formats.keras.layers import LAYERS, UNKNOWN
 from ckpttool.formats.traits import Family, traits_of
@@ -78,9 +78,6 @@ class WeightLayer:
     layout: str | None
     variables: Mapping[str, Tensor]
     sizes: Mapping[str, int] = field(default_factory=dict)
-
-
-UNWIRED = DoubtReason(LayoutDoubt.UNWIRED)
 
 
 class Doubt(NamedTuple):
@@ -146,10 +143,10 @@ def layout_doubts(checkpoint: Checkpoint) -> list[Doubt]:
 
 def _doubt(layer: WeightLayer, name: str, kind: LayerKind | None) -> DoubtReason | None:
     """Return why a variable may be in another order, if so."""
+    if kind is not None and not kind.reset_after:  # whatever its order, PyTorch has no such GRU
+        return DoubtReason(LayoutDoubt.RESET)
     if kind is not None and kind.doubt not in (None, UNWIRED):
         return kind.doubt
-    if kind is not None and not kind.reset_after:
-        return DoubtReason(LayoutDoubt.RESET)
     if name != "kernel":
         return None
     if kind is not None and kind.flattened == ():
@@ -210,7 +207,11 @@ def _are_of_attention(siblings: set[str]) -> bool:
 def _stated_kind(checkpoint: Checkpoint, group: Mapping[str, Tensor]) -> LayerKind | None:
     """Return the type that the files declare; that of a kernel has most facts."""
     stated = (checkpoint.layers.get(tensor.name) for tensor in group.values())
-    return max((kind for kind in stated if kind is not None), key=lambda kind: kind.facts, default=None)
+    return max((kind for kind in stated if kind is not None), key=_count_facts, default=None)
+
+
+def _count_facts(kind: LayerKind) -> int:
+    return sum(fact != default for fact, default in zip(kind, LayerKind(kind.cls), strict=True))
 
 
 def _numbered_names(layout: str | None, missing: Collection[str], count: int) -> tuple[str, ...]:
@@ -246,7 +247,7 @@ def _checked_layer(
         names = [name for name in ("kernel", "recurrent_kernel", "bias") if name in variables]
         if len(names) < 2 or recurrent_layout([variables[name].shape for name in names]) != layout:
             return WeightLayer(place, None, variables)
-    if stated is None or stated.flattened is None:
+    if stated is None or stated.flattened is None or layout != "dense":
         return WeightLayer(place, layout, variables)
     return _flattening_layer(place, variables, stated.flattened)
 
