@@ -1,4 +1,4 @@
-"""TensorFlow's tensor bundles: an index of entries, and shards that hold the elements.
+"""Records of a tensor bundle's index: the header, the entries of tensors, and the keys of slices.
 
 Source: tensorflow/tensorflow ``core/util/tensor_bundle/tensor_bundle.cc``,
 ``core/protobuf/tensor_bundle.proto``, ``core/lib/strings/ordered_code.cc``.
@@ -48,7 +48,8 @@ _NUMBERS = {
     27: "float8_e4m3b11fnuz",
     28: "float8_e5m2fnuz",
 }
-# What TensorFlow stores in other ways than the rest: small elements take a byte each.
+# Sub-byte types are packed elsewhere; a bundle gives each of their elements a byte of its own. These types
+# therefore aren't those of ``core/dtypes.py``, although some have the same name.
 _OWN = {
     15: DType("qint16", 16, "quantized", "int16"),
     16: DType("quint16", 16, "quantized", "uint16"),
@@ -64,7 +65,7 @@ DTYPES: Mapping[int, DType] = {number: BY_NAME[name] for number, name in _NUMBER
 
 
 class BundleHeader(NamedTuple):
-    """What the first entry says of a bundle."""
+    """First entry of an index, under the empty key."""
 
     shards: int
     byteorder: Literal["little", "big"]
@@ -73,18 +74,19 @@ class BundleHeader(NamedTuple):
 
 
 Slice = tuple[tuple[int, int | None], ...]
-"""Start and length for each axis; None for all of an axis."""
+"""Start and length on each axis; length None: the whole axis."""
 
 
 @dataclass(frozen=True, slots=True)
 class BundleEntry:
-    """Where a tensor lies, or a slice of one; offsets and sizes in bytes.
+    """Location of a tensor, or of a slice of one; offset and size in bytes.
 
     Attributes:
-        key: As it stands in the index.
-        shape: Of the slice, where it is one.
-        crc32c: Of the stored bytes, in the way of its type.
-        slices: The parts in which it lies elsewhere; then it has no place of its own.
+        key: Key in the index, not decoded.
+        shape: Shape of the tensor, or of the slice if the entry is for one.
+        crc32c: Checksum of the elements; of strings and variants, see ``values.py``.
+        slices: Parts of a partitioned variable; each has an entry under its ``slice_key``. The entry of the
+            variable has shape and type only then.
     """
 
     key: bytes
@@ -98,7 +100,7 @@ class BundleEntry:
 
     @property
     def name(self) -> str:
-        """Return the key as text; what is no UTF-8 is spelled out."""
+        """Return the key as text; bytes that aren't UTF-8 become escapes."""
         return self.key.decode("utf-8", "backslashreplace")
 
     @property
@@ -107,7 +109,7 @@ class BundleEntry:
 
 
 def read_header(path: str, message: bytes | memoryview) -> BundleHeader:
-    """Return what a bundle's header says."""
+    """Parse a BundleHeaderProto."""
     shards = endianness = producer = minimum = 0
     for field in fields(message, path, "header"):
         if field.number == 1:
@@ -124,7 +126,7 @@ def read_header(path: str, message: bytes | memoryview) -> BundleHeader:
 
 
 def read_entry(path: str, key: bytes, message: bytes | memoryview) -> BundleEntry:
-    """Return what an entry says."""
+    """Parse a BundleEntryProto; a field that is 0 isn't stored."""
     name = key.decode("utf-8", "backslashreplace")
     stated: dict[int, Field] = {}
     shape: tuple[int, ...] = ()
@@ -150,12 +152,12 @@ def read_entry(path: str, key: bytes, message: bytes | memoryview) -> BundleEntr
 
 
 def bundle_damage(path: str, where: str, found: str, expected: str | None = None) -> DamagedCheckpoint:
-    """Return an error about an entry."""
+    """Return an error about an entry of the index."""
     return DamagedCheckpoint(path, found, expected=expected, where=where, code="bundle-entry")
 
 
 def read_dtype(path: str, name: str, number: int) -> DType:
-    """Return the type that a number stands for."""
+    """Return the element type of a TensorFlow ``DataType`` number."""
     dtype = DTYPES.get(number - _REFERENCE if number > _REFERENCE else number)
     if dtype is None:
         raise bundle_damage(path, name, f"element type {number}", "one that TensorFlow has")
@@ -163,7 +165,7 @@ def read_dtype(path: str, name: str, number: int) -> DType:
 
 
 def read_shape(path: str, name: str, message: memoryview) -> tuple[int, ...]:
-    """Return the lengths of the axes."""
+    """Parse a TensorShapeProto."""
     lengths = []
     for field in fields(message, path, name):
         if field.number == 3 and field.integer:
@@ -179,14 +181,14 @@ def read_shape(path: str, name: str, message: memoryview) -> tuple[int, ...]:
 
 
 def require_few(path: str, name: str, slices: int) -> None:
-    """Require that a tensor lies in no more slices than a job could have had workers."""
+    """Raise ``LimitExceeded`` if a tensor has more slices than a training job could have had workers."""
     if slices > MAX_SLICES:
         found = f"more than {MAX_SLICES:,} slices"
         raise LimitExceeded(path, found, where=name)
 
 
 def read_slice(path: str, name: str, message: memoryview) -> Slice:
-    """Return start and length of a slice on each axis."""
+    """Parse a TensorSliceProto; an absent length means the whole axis."""
     axes: list[tuple[int, int | None]] = []
     for field in fields(message, path, name):
         if field.number == 1:
@@ -198,7 +200,10 @@ def read_slice(path: str, name: str, message: memoryview) -> Slice:
 
 
 def slice_key(name: bytes, part: Slice) -> bytes:
-    """Return the key under which a slice of a tensor stands in an index."""
+    """Return the key of a slice's entry in an index."""
+    # Keys of slices are in OrderedCode: 00, the name with 00 and FF escaped, its end 00 01, the number of
+    # axes, then start and length for each axis (-1 for a whole one). They sort before all names, because of
+    # the 00.
     escaped = b"".join(_ESCAPES.get(byte, bytes([byte])) for byte in name)
     count = len(part).to_bytes((len(part).bit_length() + 7) // 8, "big")
     axes = [number for start, length in part for number in (start, -1 if length is None else length)]
@@ -210,7 +215,9 @@ _HEADERS = (0x80, 0xC0, 0xE0, 0xF0, 0xF8, 0xFC, 0xFE, 0xFF, 0xFF, 0xFF)
 
 
 def _ordered_number(number: int) -> bytes:
-    """Return a number so that bytes sort as numbers do."""
+    """Return a signed number in OrderedCode, whose bytes sort like the numbers."""
+    # ``size`` bytes hold 7 * size - 1 bits of two's complement, big-endian. The first bits, a unary length
+    # like UTF-8's, are XORed with them; from nine bytes on they reach into the second byte.
     size = (~number if number < 0 else number).bit_length() // 7 + 1
     data = bytearray((number & ((1 << 8 * size) - 1)).to_bytes(size, "big"))
     data[0] ^= _HEADERS[size - 1]

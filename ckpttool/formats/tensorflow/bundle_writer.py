@@ -1,4 +1,4 @@
-"""Writes TensorFlow's tensor bundles: one shard of elements, and the index of where they lie.
+"""Writer of tensor bundles: one shard of elements, and the index.
 
 Source: tensorflow/tensorflow ``core/util/tensor_bundle/tensor_bundle.cc`` (for strings and variants
 ``WriteStringTensor`` and ``WriteVariantTensor``), ``core/protobuf/tensor_bundle.proto``.
@@ -19,9 +19,9 @@ from ckpttool.storage.checksums import crc32c, mask_crc
 from ckpttool.storage.sink import Sink, Written
 
 NUMBERS: Mapping[str, int] = {dtype.name: number for number, dtype in DTYPES.items()}
-"""TensorFlow's number of each type, by name."""
+"""TensorFlow's ``DataType`` number by name."""
 MAX_KEY = 1 << 16
-"""Bytes of a key."""
+"""Limit on the bytes of a key."""
 _STRING = "string"
 _VERSION_1 = number_field(1, 1)
 _HEADER = number_field(1, 1) + bytes_field(3, _VERSION_1)  # one shard, little-endian
@@ -37,10 +37,10 @@ def write_bundle(
     """Write a bundle, the index last.
 
     Args:
-        target: Where it is staged.
-        prefix: What the names of its two files begin with there.
-        tensors: What it holds, by key.
-        texts: Strings that it holds besides, by key.
+        target: Staging area of the new files.
+        prefix: Prefix of the two files' names in the target.
+        tensors: Tensors with their keys.
+        texts: Additional scalar strings by key.
     """
     data = target.create(shard_name(prefix, 0, 1))
     entries: dict[bytes, tuple[str, tuple[int, ...], int, int, int | Written]] = {}
@@ -69,7 +69,7 @@ def write_bundle(
 def _entry_message(
     dtype: str, shape: tuple[int, ...], offset: int, nbytes: int, checksum: int | Written
 ) -> bytes:
-    """Return an entry of the index; blocks until the checksum of its elements is known."""
+    """Return a BundleEntryProto; waits until the checksum of the elements is known."""
     crc = checksum.checksum if isinstance(checksum, Written) else checksum
     return b"".join(
         (
@@ -83,12 +83,12 @@ def _entry_message(
 
 
 def shape_message(shape: tuple[int, ...]) -> bytes:
-    """Return a shape as TensorFlow's messages have it."""
+    """Return a TensorShapeProto."""
     return b"".join(bytes_field(2, number_field(1, length)) for length in shape)
 
 
 def refused_type(tensor: Tensor) -> Iterator[str]:
-    """Yield why a bundle can't hold elements: TensorFlow stores the same type in another way."""
+    """Yield a reason if TensorFlow stores elements of the tensor's type in another width."""
     stored = DTYPES[NUMBERS[tensor.dtype.name]]
     if tensor.dtype != stored:
         yield (
@@ -99,8 +99,11 @@ def refused_type(tensor: Tensor) -> Iterator[str]:
 
 # Strings and variants -------------------------------------------------------------------------------
 #
-# They lie as lengths, checksums and bytes. A checksum counts lengths as whole integers, although they are
-# stored as varints.
+# Strings are stored as all lengths (varints), the masked CRC of the lengths (4 bytes), all bytes. Variants
+# are stored one by one: length (varint), bytes, masked CRC so far (4 bytes). The CRC of an entry is not that
+# of the stored bytes: each length counts as a fixed-width integer, 4 bytes for strings (8 if it is longer
+# than 32 bits) and 8 for variants; stored CRCs count as they are. Entries are therefore copied element by
+# element, and the CRC is computed again along the way.
 
 
 def _put_text(sink: Sink, text: bytes) -> int:
@@ -113,7 +116,7 @@ def _put_text(sink: Sink, text: bytes) -> int:
 
 
 def _put_strings(sink: Sink, tensor: Tensor) -> int:
-    """Append the strings of a tensor of another bundle; return the checksum of their entry."""
+    """Append the strings of another bundle's tensor; return the checksum of their entry."""
     stored = _StoredBytes(tensor)
     total = checksum = 0
     for _ in range(tensor.size):
@@ -130,7 +133,7 @@ def _put_strings(sink: Sink, tensor: Tensor) -> int:
 
 
 def _put_variants(sink: Sink, tensor: Tensor) -> int:
-    """Append the variants of a tensor of another bundle; see ``_put_strings``."""
+    """Append the variants of another bundle's tensor; return the checksum of their entry."""
     stored = _StoredBytes(tensor)
     checksum = 0
     for _ in range(tensor.size):
@@ -145,18 +148,18 @@ def _put_variants(sink: Sink, tensor: Tensor) -> int:
 
 
 def _summed_length(length: int) -> bytes:
-    """Return the length of a string as its checksum takes it."""
+    """Return a string's length in the form that the checksum covers."""
     return length.to_bytes(4 if length <= _MAX_U32 else 8, "little")
 
 
 def _append_stored_checksum(checksum: int) -> tuple[int, bytes]:
-    """Return the checksum that goes on, and the stored one, which the first one counts as well."""
+    """Return the checksum extended by its own masked form, and the masked form, which is stored."""
     stored = mask_crc(checksum).to_bytes(_CHECKSUM_BYTES, "little")
     return crc32c(stored, checksum), stored
 
 
 class _StoredBytes:
-    """Reads the stored bytes of a tensor of strings, one after the other."""
+    """Sequential reader of the stored bytes of a tensor of strings or variants."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
@@ -164,7 +167,7 @@ class _StoredBytes:
         self._block = _EMPTY
 
     def length(self) -> int:
-        """Return the next length."""
+        """Read a varint."""
         number = shift = 0
         while shift <= _MAX_VARINT_BITS:
             (byte,) = next(self._pieces(1))
@@ -175,19 +178,19 @@ class _StoredBytes:
         raise self._damage("a length that doesn't end")
 
     def copy(self, sink: Sink, nbytes: int, checksum: int) -> int:
-        """Append the next bytes to a file; return the checksum with them."""
+        """Copy the next bytes to a file; return the checksum extended by them."""
         for piece in self._pieces(nbytes):
             checksum = crc32c(piece, checksum)
             sink.write(piece)
         return checksum
 
     def skip(self, nbytes: int) -> None:
-        """Leave out the next bytes."""
+        """Skip the next bytes."""
         for _ in self._pieces(nbytes):
             pass
 
     def require_end(self) -> None:
-        """Require that nothing is left."""
+        """Raise ``DamagedCheckpoint`` unless all bytes were read."""
         if self._block or any(map(len, self._blocks)):
             raise self._damage("bytes behind the last element")
 

@@ -1,4 +1,4 @@
-"""TensorFlow checkpoints: ``<prefix>.index`` and ``<prefix>.data-00000-of-00001``; nothing in them can run.
+"""Detection of TensorFlow checkpoints by prefix, file or directory; nothing in them can run.
 
 Source: tensorflow/tensorflow ``core/util/tensor_bundle/``, ``python/checkpoint/``.
 """
@@ -32,7 +32,7 @@ from ckpttool.storage import fs
 
 
 class TensorFlow(SetFormat):
-    """A checkpoint of TensorFlow, by its prefix or any of its files."""
+    """TensorFlow checkpoint, named by its prefix or by any of its files."""
 
     name: ClassVar[str] = "tensorflow"
     suffixes = (INDEX,)
@@ -54,7 +54,7 @@ class TensorFlow(SetFormat):
             return False
 
     def _only_unit(self, probe: Probe) -> Unit | None:
-        """Return the checkpoint in a directory that holds just one."""
+        """Return the only checkpoint in a directory; None if it has none or several."""
         units = [unit for unit in self.units(probe.path, probe.entries) if not is_stage(unit.path)]
         return units[0] if len(units) == 1 else None
 
@@ -77,6 +77,7 @@ class TensorFlow(SetFormat):
             from ckpttool.formats.tensorflow.reader import open_stage
 
             return open_stage(unit.path)
+        # A checkpoint of version 1 is a file of this very name, or shards of it.
         is_first = fs.isfile(unit.path) or bool(_shards_beside(unit.path))
         if is_first and not any(map(prefix_of, [unit.path, *unit.members])):
             return self._open_old(unit.path)
@@ -122,7 +123,7 @@ class TensorFlow(SetFormat):
 
 
 def _shards_beside(path: str) -> tuple[str, ...]:
-    """Return the names of all shards where a path is one of the first version, or the name of them all."""
+    """Return all shards of a version 1 checkpoint, given one of them or their ``?????`` name; else none."""
     directory, name = os.path.split(path)
     if OLD_SHARD.fullmatch(name) is None or DATA.fullmatch(name) is not None:
         return ()

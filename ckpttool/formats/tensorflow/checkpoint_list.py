@@ -1,4 +1,4 @@
-"""TensorFlow's state file as a kind of pointer: how it is reworded as checkpoints are renamed or removed."""
+"""Updates of the state file ``checkpoint`` when checkpoints are renamed, removed or restored."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from ckpttool.storage import fs
 
 
 class TensorFlowState(CheckpointList):
-    """State file: it names the latest checkpoint, and lists all.
+    """State file that names the latest checkpoint and lists all.
 
-    One that names none, beside TensorFlow's files, was cut short or overwritten.
+    A state file that names none was truncated or overwritten.
     """
 
     what = "TensorFlow's `checkpoint`"
@@ -73,8 +73,11 @@ class TensorFlowState(CheckpointList):
         return state_text(state)
 
     def merged(self, now: str, wrote: str, was: str, restored: Collection[str]) -> str:
-        # The list is in the order of saving: a restored path follows its nearest predecessor that is still
-        # listed, or precedes its nearest successor.
+        # Three versions of the text are merged, because a training run may save while checkpoints are
+        # removed: ``was`` before the removal, ``wrote`` by the removal, ``now`` on disk. Removed paths that
+        # are restored go back into ``now``, unless ``wrote`` shows that somebody else removed them. The list
+        # is in the order of saving: a restored path follows its nearest predecessor that is still listed, or
+        # precedes its nearest successor.
         state, ours, old = (_state_of(parse_state(text), "any more") for text in (now, wrote, was))
         back = set(map(base_name, restored))
         changed: dict[str, str] = {}
@@ -106,10 +109,8 @@ def _state_of(state: CheckpointState | None, *when: str) -> CheckpointState:
 
 
 def _remaining_path(directory: str, path: str, removed: Collection[str]) -> str | None:
-    """Return the new form of a listed path; None if the checkpoint is removed or doesn't exist.
-
-    The path of a run that was moved is stale, and becomes its base name.
-    """
+    """Return the new form of a listed path; None if the checkpoint is removed or doesn't exist."""
+    # Absolute paths become stale when a run's directory is moved; the base name is tried then.
     name = base_name(path)
     if _is_removed(directory, path, removed):
         return None
@@ -120,6 +121,8 @@ def _remaining_path(directory: str, path: str, removed: Collection[str]) -> str 
 
 def _is_removed(directory: str, path: str, removed: Collection[str]) -> bool:
     """Return whether a listed path is that of a removed checkpoint."""
+    # A path in another directory may have the same base name. It counts as removed only if it doesn't exist:
+    # then it is stale, and meant the checkpoint here.
     if not any(base_name(name) in removed for name in (path, *expand_shards(path))):
         return False
     full = os.path.join(directory, path)
@@ -128,7 +131,7 @@ def _is_removed(directory: str, path: str, removed: Collection[str]) -> bool:
 
 
 def _exists(directory: str, path: str) -> bool:
-    """Return whether a listed checkpoint exists; in a store, no local path does."""
+    """Return whether a listed checkpoint exists; local paths listed in a store don't."""
     path = os.path.join(directory, path)
     if fs.root_of(directory) and not fs.root_of(path):
         return False
@@ -139,5 +142,5 @@ def _exists(directory: str, path: str) -> bool:
 
 
 def base_name(path: str) -> str:
-    """Return the last name of a listed path, whichever system wrote it."""
+    """Return the base name of a listed path, of Windows or POSIX."""
     return os.path.basename(path.replace("\\", "/").rstrip("/"))

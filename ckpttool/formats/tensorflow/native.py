@@ -1,8 +1,12 @@
-"""What TensorFlow needs to find its variables again: the graph of objects, and the keys that tensors have.
+"""Native parts of a TensorFlow checkpoint: its object graph, and the keys of its tensors.
 
-``tensorflow.object_graph`` is the graph as it was saved; it is missing where there was none.
-``tensorflow.keys`` is JSON, from the name of each tensor to its key; without a graph, of those whose key is
-another. Bytes that are no UTF-8 are lone surrogates. There is neither where names alone describe the graph.
+TensorFlow restores a variable by its key, so a conversion keeps both next to the tensors, for the way back:
+
+- ``tensorflow.object_graph`` is the saved graph; absent if the checkpoint had none.
+- ``tensorflow.keys`` is JSON, an object from names to keys; without a graph, only of tensors whose key isn't
+  the name. Bytes that aren't UTF-8 are lone surrogates.
+
+Both are absent if the graph is the one that a writer would derive from the names anyway.
 """
 
 from __future__ import annotations
@@ -26,8 +30,8 @@ def native_of(
 
     Args:
         keys: The key of each tensor, by name.
-        message: The graph of objects, None where there is none.
-        tensors: All tensors, those that share another's bytes too.
+        message: The object graph; None if there is none.
+        tensors: All tensors, including tied ones.
     """
     texts = {name: key.decode("utf-8", _ANY_BYTES) for name, key in keys.items()}
     if message is None:
@@ -42,12 +46,12 @@ def _json(keys: Mapping[str, str]) -> bytes:
 
 
 def ties_in(tensors: Iterable[Tensor]) -> dict[str, str]:
-    """Return which tensors share the bytes of another, and its name."""
+    """Return the names of tied tensors, each with the name of the tensor whose bytes it shares."""
     return {tensor.name: tensor.shares_with for tensor in tensors if tensor.shares_with is not None}
 
 
 def known_keys(native: Mapping[str, bytes]) -> dict[str, str] | None:
-    """Return the keys that the native parts tell, by name; None if they tell none."""
+    """Return the keys in the native parts, by name; None if absent or malformed."""
     try:
         keys = parse_json("", native.get(KEYS, b""), KEYS, surrogates=True)
     except CheckpointError:
@@ -57,9 +61,9 @@ def known_keys(native: Mapping[str, bytes]) -> dict[str, str] | None:
 
 
 def keys_from(native: Mapping[str, bytes], tensors: Sequence[Tensor]) -> dict[str, bytes] | None:
-    """Return the keys that tensors have by the native parts; None if these don't fit them.
+    """Return each tensor's key according to the native parts; None if these don't match the tensors.
 
-    They fit where a reader finds each tensor by its key under its path again.
+    They match if a reader would find each tensor under the same path again.
     """
     known = known_keys(native)
     if known is None:
@@ -78,5 +82,5 @@ def keys_from(native: Mapping[str, bytes], tensors: Sequence[Tensor]) -> dict[st
 
 
 def readable(key: bytes) -> str:
-    """Return a key as text; what is no UTF-8 is spelled out."""
+    """Return a key as text; bytes that aren't UTF-8 become escapes."""
     return key.decode("utf-8", "backslashreplace")

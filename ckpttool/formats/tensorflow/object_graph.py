@@ -1,8 +1,10 @@
-"""TensorFlow's graph of objects: it is read for the names and roles of tensors, made from names, and cut.
+"""TensorFlow's object graph: read for names and roles of tensors, built from names, and pruned.
 
-A tensor's key is the first path that TensorFlow found to it, which for a model's weights may lead through
-the optimizer. People know it by its place in the model; all paths are looked at for that. A name's parts are
-steps from object to object: ``fc.weight`` is the attribute ``weight`` of the object ``fc``.
+The graph records the Python objects under ``tf.train.Checkpoint``: nodes with named children, and for each
+variable its key in the bundle. A key is the shortest path from the root, and the shortest path to a model's
+weight often leads through the optimizer (``optimizer/_variables/3``). The readable name is another path to
+the same node, so all paths are ranked. The parts of a name are child names: ``fc.weight`` is the child
+``weight`` of the child ``fc`` of the root.
 
 Source: tensorflow/tensorflow ``core/protobuf/trackable_object_graph.proto``,
 ``python/checkpoint/trackable_view.py``.
@@ -27,13 +29,13 @@ GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 MAX_NODES = 200_000
 MAX_LINKS = 500_000
 MAX_DEPTH = 64
-"""Steps of a path; a model's layers nest less deep."""
+"""Limit on the length of a path; layers of real models nest less deep."""
 VALUE = "VARIABLE_VALUE"
 _UNNAMED = "Variable"
 _MARK = "/.ATTRIBUTES/"
 _SLOT_MARK = "/.OPTIMIZER_SLOT/"
 _OPTIMIZER = re.compile(r"optim", re.IGNORECASE)
-# What every optimizer of Keras counts and holds: since TensorFlow 2.11, and before.
+# Children that every Keras optimizer has: since TensorFlow 2.11, and before.
 _HYPER = (frozenset({"_iterations", "_learning_rate"}), frozenset({"iter", "learning_rate"}))
 _OF_ALL = frozenset({"_variables", "_trainable_variables", "_all_variables", "_non_trainable_variables"})
 _SLOT_NAME = re.compile(
@@ -49,7 +51,7 @@ _SAVE_COUNTER = "save_counter"
 
 
 class KnownVariable(NamedTuple):
-    """What the graph says of a key; ``full_name`` is the variable's own name, often a meaningless one."""
+    """Variable under a key; ``full_name`` is the name given in Python, often just ``Variable``."""
 
     path: Path
     is_optimizer: bool
@@ -57,7 +59,7 @@ class KnownVariable(NamedTuple):
 
 
 def read_graph(path: str, message: bytes) -> dict[str, KnownVariable]:
-    """Return what an object graph tells about the keys in it."""
+    """Parse a TrackableObjectGraph into its variables by key."""
     nodes: list[_ObjectNode] = []
     links = 0
     for part in fields(message, path, GRAPH_KEY):
@@ -85,7 +87,7 @@ class _ObjectNode:
 
     @property
     def is_optimizer(self) -> bool:
-        """Return whether an object is an optimizer by what it holds, whatever it is called."""
+        """Return whether the object is an optimizer, judged by its children and slots, not by its name."""
         names = {name for name, _ in self.children}
         return bool(self.slots) or any(hyper <= names for hyper in _HYPER)
 
@@ -110,11 +112,10 @@ def _read_node(path: str, message: memoryview, allowed: int) -> _ObjectNode:
 
 
 def _best_names(nodes: list[_ObjectNode], budget: Budget) -> dict[str, KnownVariable]:
-    """Return the best path to each key; what is reached through an optimizer alone belongs to it.
-
-    A variable that is called as its key spells the way to it is known by that: it may have other names, too.
-    """
+    """Return the variable of each key, with the best path to it."""
     reached = _best_paths(nodes)
+    # A slot variable (one of Adam's moments, say) isn't a child of any node. It gets the path of its
+    # optimizer, the name of the slot, and the path of the variable that it belongs to.
     for at, node in enumerate(nodes):
         for original, slot, variable in node.slots:
             if at in reached and original in reached and variable < len(nodes) and variable not in reached:
@@ -124,6 +125,8 @@ def _best_names(nodes: list[_ObjectNode], budget: Budget) -> dict[str, KnownVari
     for at, (cost, path) in reached.items():
         for attribute, name, key in nodes[at].attributes:
             full = path if attribute == VALUE else (*path, attribute)
+            # Our writer gives variables their path as full name. It wins over another path to a tied
+            # variable.
             if attribute == VALUE and key == key_along(steps_of_name(name)):
                 full = steps_of_name(name)
             budget.charge(sum(map(len, full)), GRAPH_KEY)
@@ -132,7 +135,13 @@ def _best_names(nodes: list[_ObjectNode], budget: Budget) -> dict[str, KnownVari
 
 
 class PathCost(NamedTuple):
-    """How far a path is from what people would say; the cheapest one is taken."""
+    """Rank of a path among all paths to a node; the smallest wins.
+
+    Attributes:
+        optimizers: 1 if the path leads through an optimizer, else 0.
+        lists: Number of steps into lists of all variables, which Keras keeps next to the layers.
+        length: Number of steps.
+    """
 
     optimizers: int
     lists: int
@@ -163,7 +172,7 @@ def _best_paths(nodes: list[_ObjectNode]) -> dict[int, tuple[PathCost, tuple[str
 
 
 def steps_of_name(name: str) -> tuple[str, ...]:
-    """Return the objects' local names on the way to a tensor; what lies very deep keeps its dots."""
+    """Return the child names along the path to a tensor; beyond ``MAX_DEPTH`` the rest is one step."""
     steps = name.split(".")
     if len(steps) <= MAX_DEPTH:
         return tuple(steps)
@@ -171,33 +180,36 @@ def steps_of_name(name: str) -> tuple[str, ...]:
 
 
 def key_along(steps: Iterable[str]) -> str:
-    """Return the key of the value that steps from object to object lead to."""
+    """Return the key of a variable, given the child names along its path; ``.`` and ``/`` are escaped."""
     return "/".join(step.replace(".", "..").replace("/", ".S") for step in steps) + _MARK + VALUE
 
 
 def key_of(name: str) -> str:
-    """Return the key that a tensor gets by its name."""
+    """Return the key for a tensor's name."""
     return key_along(steps_of_name(name))
 
 
 def path_of_key(key: str, graph: Mapping[str, KnownVariable]) -> Path:
-    """Return the path that people know a key by."""
+    """Return the readable path of a key: the best path in the graph, else the key itself."""
     if key in graph:
         return graph[key].path
+    # A lookup table has one attribute, and two entries in the bundle: ``<key>-keys`` and ``<key>-values``.
     table = graph.get(key.rpartition("-")[0])
-    if table is not None:  # whose keys and values are tensors of their own, and no attributes
+    if table is not None:
         return (*table.path[:-1], key.rpartition("/")[2])
     return (key,)
 
 
 def own_names(tensors: Iterable[Tensor], graph: Mapping[str, KnownVariable]) -> dict[str, str]:
-    """Return the variables' own names by those of their tensors, where they have any."""
+    """Return the names that variables were given in Python, by tensor name; unnamed ones are left out."""
     variables = {tensor.name: graph.get(tensor.key or tensor.name) for tensor in tensors}
     return {name: one.full_name for name, one in variables.items() if one and one.full_name != _UNNAMED}
 
 
 def role_of_key(key: str, dtype: DType, shape: tuple[int, ...], graph: Mapping[str, KnownVariable]) -> Role:
-    """Return what a tensor serves."""
+    """Return the role of a tensor."""
+    # Checkpoints of TensorFlow 1 have no graph: slots and beta powers are recognised by the names that its
+    # optimizers give them.
     known = graph.get(key)
     if known is not None and (known.is_optimizer or _SLOT_MARK in key):
         return Role.OPTIMIZER
@@ -217,17 +229,17 @@ def role_of_key(key: str, dtype: DType, shape: tuple[int, ...], graph: Mapping[s
     return Role.WEIGHTS
 
 
-# A graph that is made from names --------------------------------------------------------------------
+# Building a graph from names ------------------------------------------------------------------------
 
 
 class ObjectTree:
-    """Objects by number, each with its children by local name; the first is the root."""
+    """Tree of numbered objects, each with its children by name; object 0 is the root."""
 
     def __init__(self) -> None:
         self.children: list[dict[str, int]] = [{}]
 
     def object_at(self, steps: Iterable[str]) -> int:
-        """Return the number of the object that steps from the root lead to; it is made if need be."""
+        """Return the number of the object at a path from the root; missing objects are added."""
         at = 0
         for step in steps:
             child = self.children[at].get(step)
@@ -238,30 +250,29 @@ class ObjectTree:
         return at
 
     def tie(self, name: str, owner: int) -> int:
-        """Let a name lead to the object that another has; return the number of the object that it leads to.
+        """Make an object reachable under a second name; return the number of the object under that name.
 
-        Where others lead through the object of that name it stays another one.
+        If the name exists already because it has children, it remains a separate object.
         """
         *above, last = steps_of_name(name)
         return self.children[self.object_at(above)].setdefault(last, owner)
 
 
 def objects_of(names: Iterable[str]) -> tuple[ObjectTree, dict[str, int]]:
-    """Return the objects that names lead to, and the number of each name's own."""
+    """Return the tree of objects for tensor names, and the number of each tensor's object."""
     objects = ObjectTree()
     return objects, {name: objects.object_at(steps_of_name(name)) for name in sorted(names)}
 
 
 def graph_of(owned: Iterable[str], ties: Mapping[str, str]) -> bytes:
-    """Return the graph of objects that the names of tensors describe.
-
-    It has a counter of saves that says that it has a value, and has none: ``tf.train.Checkpoint`` makes one
-    after it has restored the rest, and finds fault with a graph that doesn't know it.
+    """Return a TrackableObjectGraph for the names of tensors.
 
     Args:
-        owned: The names of tensors with values of their own.
-        ties: The names of those that share another's, and whose. They are names of the same object.
+        owned: Names of tensors with values of their own.
+        ties: Names of tied tensors, each with the name of the owner; both become names of one object.
     """
+    # The save counter has no value (``b""``), but its node says that it has one: ``tf.train.Checkpoint``
+    # creates the counter after it has restored the rest, and complains if the graph has no node for it.
     objects, places = objects_of(owned)
     values = {place: _attribute_message(name) for name, place in places.items()}
     for name in sorted(ties):
@@ -280,23 +291,24 @@ def graph_of(owned: Iterable[str], ties: Mapping[str, str]) -> bytes:
 
 
 def _attribute_message(source: str) -> bytes:
-    """Return what an object says of the value of its own, which lies under the name of a tensor."""
+    """Return the attribute of an object that has a variable's value; ``source`` is the tensor's name."""
     attribute = text_field(1, VALUE) + text_field(2, source) + text_field(3, key_of(source))
     return bytes_field(_ATTRIBUTE, attribute)
 
 
-# A graph that is cut --------------------------------------------------------------------------------
+# Pruning a graph ------------------------------------------------------------------------------------
 
 
 def cut_graph(path: str, message: bytes, kept: Collection[str], gone: Collection[str]) -> bytes:
-    """Return a graph without the values that are gone; the very same where none is.
+    """Return a graph without the values of removed keys; unchanged if it has none of them.
 
     Args:
-        path: What it comes from, for errors.
+        path: File or part that it comes from, for errors.
         message: The graph.
-        kept: The keys that stay.
-        gone: The keys that there were besides.
+        kept: Keys that are kept.
+        gone: Keys that are removed.
     """
+    # Nodes are kept, because others refer to them by number; only attributes and slots are removed.
     ordered_kept, ordered_gone = sorted(kept), sorted(gone)
 
     def is_gone(attribute: Field) -> bool:
@@ -337,6 +349,6 @@ def cut_graph(path: str, message: bytes, kept: Collection[str], gone: Collection
 
 
 def _any_starts_with(ordered: Sequence[str], beginning: str) -> bool:
-    """Return whether one of the texts, which are in order, begins so."""
+    """Return whether one of the sorted texts starts with a prefix."""
     at = bisect_left(ordered, beginning)
     return at < len(ordered) and ordered[at].startswith(beginning)

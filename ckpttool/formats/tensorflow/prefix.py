@@ -1,4 +1,10 @@
-"""Which files make one TensorFlow checkpoint: all that begin with its prefix."""
+"""Names of the files that make up one TensorFlow checkpoint.
+
+- A bundle: ``<prefix>.index``, ``<prefix>.data-00000-of-00002``; ``<prefix>.meta`` if TensorFlow 1 wrote it.
+- A checkpoint of version 1: ``<name>``, or ``<name>-00000-of-00002`` for each device; ``<name>.meta``.
+- While a bundle is saved: ``….tempstate123``, a file that isn't renamed yet, and the stage
+  ``<prefix>_temp/part-00000-of-00002.…``, from which the writer moves the parts when all are written.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +26,25 @@ TEMPORARY = re.compile(r"(?P<prefix>.+?)(?:\.index|\.data-\d{5}-of-\d{5})?\.temp
 STAGE = re.compile(r"(?P<prefix>.+)_temp(?:_[0-9a-f]+)?", re.DOTALL)
 PART = re.compile(r"(?:.+\.)?part-\d{5}-of-\d{5}", re.DOTALL)
 OLD_SHARD = re.compile(r"(?P<prefix>.+)-(?P<shard>\d{5}|\?{5})-of-(?P<shards>\d{5})", re.DOTALL)
-"""A shard of a checkpoint of the first version; with question marks, all of them, as TensorFlow names it."""
+"""Shard of a version 1 checkpoint; with ``?????``, TensorFlow's name for all shards together."""
 _STEP = re.compile(r".+-\d+", re.DOTALL)
 _HEAD, _START = 6, 16
 _FOREIGN = (b"PK", b"\x80", b"\x89HDF", b"{", b"\x93NUM")
-"""How files begin that are other checkpoints, whatever the state file calls them."""
+"""First bytes of other checkpoint formats; such a file is no remnant, even if the state file lists it."""
 
 MOST_NAMED = 20
-"""Missing shards that are named one by one."""
+"""Number of missing shards that are reported one by one."""
 
 Entries = Mapping[str, os.DirEntry[str]]
 
 
 def shard_name(prefix: str, shard: int, shards: int) -> str:
-    """Return the path of a shard."""
+    """Return the path of a bundle's shard."""
     return f"{prefix}.data-{shard:05d}-of-{shards:05d}"
 
 
 def is_table(path: str) -> bool:
-    """Return from its end whether a file is a table, and from its start whether it is one of TensorFlow's."""
+    """Return whether a file is a TensorFlow table; False if it can't be read."""
     try:
         with fs.open_source(path) as source:
             return is_table_source(source)
@@ -47,17 +53,17 @@ def is_table(path: str) -> bool:
 
 
 def is_table_source(source: Source) -> bool:
-    """Return whether an open file is a table whose first key is empty."""
+    """Return whether an open file is a table whose first key is empty, as TensorFlow's headers are."""
     if source.size < FOOTER_BYTES:
         return False
-    # Its start is at hand in any case; its end takes a request of its own if it lies in a store.
+    # The start is in the buffer already; for a file in a store, the footer's magic costs another request.
     if not begins_with_empty_key(source.read(0, _START)):
         return False
     return source.read(source.size - len(MAGIC), len(MAGIC)) == MAGIC
 
 
 def parts_by_prefix(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the shards among names, and what a writer has not renamed, by their prefix."""
+    """Return shards and temporary files by their prefix."""
     parts = defaultdict(list)
     for name in names:
         if match := DATA.fullmatch(name) or TEMPORARY.fullmatch(name):
@@ -66,7 +72,9 @@ def parts_by_prefix(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def bundles(directory: str, entries: Entries) -> dict[str, tuple[str, ...]]:
-    """Return the names that belong to each prefix in a directory, the index first."""
+    """Return the names of the files of each bundle in a directory, by prefix; the index first."""
+    # ``.index`` is a common suffix. A file of this name is an index if it has shards or is in the state file,
+    # however damaged it is; else its bytes decide.
     by_prefix: dict[str, list[str]] = defaultdict(list)
     tables = []
     for name, entry in entries.items():
@@ -88,14 +96,14 @@ def bundles(directory: str, entries: Entries) -> dict[str, tuple[str, ...]]:
 
 
 def stages(entries: Entries) -> Iterator[str]:
-    """Yield the directories that a writer fills before it moves what is in them."""
+    """Yield the stages of unfinished saves in a directory."""
     for name, entry in entries.items():
         if STAGE.fullmatch(name) and entry.is_dir(follow_symlinks=False) and is_stage(entry.path):
             yield name
 
 
 def is_stage(path: str) -> bool:
-    """Return whether a directory is one that a writer fills."""
+    """Return whether a directory is the stage of an unfinished save."""
     if STAGE.fullmatch(os.path.basename(path.rstrip(os.sep))) is None:
         return False
     try:
@@ -105,13 +113,15 @@ def is_stage(path: str) -> bool:
 
 
 def old_name(name: str) -> str:
-    """Return what TensorFlow calls the checkpoint of the first version that a file is, or is a shard of."""
+    """Return TensorFlow's name for a version 1 checkpoint, given that name, its only file or a shard."""
     match = OLD_SHARD.fullmatch(name)
     return f"{match['prefix']}-?????-of-{match['shards']}" if match else name
 
 
 def old_shards(directory: str, entries: Entries) -> dict[str, tuple[str, ...]]:
-    """Return the shards of each checkpoint of the first version, by its name; a table is among them."""
+    """Return the shards of each sharded version 1 checkpoint in a directory, by its ``?????`` name."""
+    # Other formats name shards alike (``model-00000-of-00002``): at least one of them has to be a table.
+    # Names like ``part-00000-of-00002`` are parts of a stage.
     shards: dict[str, list[str]] = defaultdict(list)
     for name, entry in entries.items():
         if OLD_SHARD.fullmatch(name) and DATA.fullmatch(name) is None and entry.is_file():
@@ -125,16 +135,17 @@ def old_shards(directory: str, entries: Entries) -> dict[str, tuple[str, ...]]:
 
 
 def old_meta(name: str, entries: Entries) -> tuple[str, ...]:
-    """Return the name of the graph beside a checkpoint of the first version, if there is one."""
+    """Return the name of the ``.meta`` file of a version 1 checkpoint, if it exists."""
     match = OLD_SHARD.fullmatch(name)
     meta = f"{match['prefix'] if match else name}{META}"
     return (meta,) if meta in entries else ()
 
 
 def old_tables(directory: str, entries: Entries) -> Iterator[tuple[str, ...]]:
-    """Yield the names that belong to each checkpoint of the first version in one file, that file first.
+    """Yield the files of each single-file version 1 checkpoint in a directory, the table first.
 
-    What the state file names, and what has a graph beside it, is one even where it was cut short.
+    A file without suffix is hard to recognise, so it needs a ``.meta`` file or an entry in the state file.
+    With one of them, a truncated or overwritten file counts as well.
     """
     listed = _names_in_state_file(directory, entries)
     for name, entry in entries.items():
@@ -148,7 +159,9 @@ def old_tables(directory: str, entries: Entries) -> Iterator[tuple[str, ...]]:
 
 
 def is_remnant(path: str, *, is_listed: bool = False) -> bool:
-    """Return whether a file may be what is left of a table; only one that is listed may begin in any way."""
+    """Return whether a file may be the remnant of a table."""
+    # A table starts with its first entry, a key of 0 bytes (00 00). A file that is empty or starts so may
+    # have been truncated. A listed file may have any other start, unless it is that of another format.
     try:
         with fs.open_regular(path) as file:
             head = file.read(_HEAD)
@@ -160,7 +173,7 @@ def is_remnant(path: str, *, is_listed: bool = False) -> bool:
 
 
 def _names_in_state_file(directory: str, entries: Entries) -> frozenset[str]:
-    """Return the names that the state file in a directory gives its checkpoints."""
+    """Return the base names of all checkpoints in a directory's state file."""
     if NAME not in entries:
         return frozenset()
     try:
@@ -172,7 +185,7 @@ def _names_in_state_file(directory: str, entries: Entries) -> frozenset[str]:
 
 
 def is_old(path: str) -> bool:
-    """Return whether a file is a checkpoint of the first version by its neighbours, however damaged."""
+    """Return whether a file is a version 1 checkpoint according to its ``.meta`` or the state file."""
     directory, name = os.path.split(path)
     if not any(map(fs.lexists, (path + META, os.path.join(directory, NAME)))):
         return False
@@ -184,7 +197,7 @@ def is_old(path: str) -> bool:
 
 
 def prefix_of(path: str) -> str | None:
-    """Return the prefix that a path stands for, if it is one or belongs to one; None elsewhere."""
+    """Return the prefix of a bundle, given its index or one of its shards; None for other paths."""
     match = DATA.fullmatch(os.path.basename(path))
     if match is not None:
         return os.path.join(os.path.dirname(path), match["prefix"])

@@ -1,7 +1,8 @@
-"""Opens the checkpoint behind a TensorFlow prefix: the index is checked whole, the shards are measured.
+"""Reader of tensor bundles: parses the index in full and checks it against the sizes of the shards.
 
-Each byte of an index is covered by a checksum or has to be zero; the elements have a checksum for each
-tensor, or each slice of one.
+Each byte of an index is covered by a block's checksum, or is padding that must be zero. Elements have one
+checksum for each entry, which ``Checkpoint.spans`` returns for verification; opening reads only two strings,
+the object graph and our sidecar.
 
 Source: tensorflow/tensorflow ``core/util/tensor_bundle/tensor_bundle.cc``.
 """
@@ -62,7 +63,7 @@ from ckpttool.storage.source import Source
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 MAX_INDEX = 1 << 26
 MAX_ENTRIES = 500_000
-"""Real models have thousands of variables; an entry takes some hundred bytes of memory."""
+"""Limit on entries, of some hundred bytes of memory each; real models have thousands."""
 Entries = Mapping[bytes, BundleEntry]
 _ALL, _PUBLIC = "_all_variables", ("variables", "trainable_variables")
 _NUMBERED = re.compile(r".*-(\d{1,18})")
@@ -70,11 +71,11 @@ _RATES = frozenset({"learning_rate", "_learning_rate", "lr"})
 
 
 def open_prefix(prefix: str, shown: str | None = None) -> Checkpoint:
-    """Return the checkpoint of a prefix, as far as its files are there.
+    """Return the checkpoint of a prefix; missing or truncated files become findings.
 
     Args:
-        prefix: What its files' names begin with.
-        shown: How the user named it, where that isn't the prefix.
+        prefix: Path without ``.index``.
+        shown: The path that the checkpoint has for the user; None: the prefix.
     """
     with Bundle(prefix) as bundle:
         data_files = _data_files_of(prefix)
@@ -91,6 +92,7 @@ def open_prefix(prefix: str, shown: str | None = None) -> Checkpoint:
             sidecar = bundle.text(entries.pop(ENTRY.encode()), ENTRY)
         else:
             sidecar = None
+        # Keys that begin with NUL are entries of slices, which are reached through their variable.
         listed = [entry for entry in entries.values() if entry.key[:1] != b"\0"]
         unordered = [bundle.tensor(entry, graph, entries) for entry in listed]
         keys = {tensor.name: entry.key for tensor, entry in zip(unordered, listed, strict=True)}
@@ -131,7 +133,7 @@ def open_prefix(prefix: str, shown: str | None = None) -> Checkpoint:
 
 
 def _with_copies_marked(tensors: list[Tensor]) -> list[Tensor]:
-    """Return tensors with another role for the copies in the private list of Keras's export."""
+    """Return the tensors; copies in the private list of a Keras export have the role ``OTHER``."""
     if not any(tensor.path[0] in _PUBLIC for tensor in tensors):
         return tensors
     return [
@@ -141,14 +143,14 @@ def _with_copies_marked(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _data_files_of(prefix: str) -> tuple[str, ...]:
-    """Return the shards of a prefix, and what its writer has not renamed."""
+    """Return the names of a prefix's shards and temporary files."""
     directory, name = os.path.split(prefix)
     parts = group_names(directory or os.curdir, parts_by_prefix).get(name, ())
     return tuple(part for part in parts if fs.isfile(os.path.join(directory, part)))
 
 
 def _unfinished_saves(bundle: Bundle, prefix: str, names: tuple[str, ...]) -> Iterator[Finding]:
-    """Yield what tells of a writer that was interrupted, or is at work."""
+    """Yield findings about traces of a save that was interrupted, or is still running."""
     if PART.fullmatch(os.path.basename(prefix)):
         bundle.complete = False
         yield error("save-unfinished", "a part that its writer has not merged", os.path.basename(prefix))
@@ -161,7 +163,7 @@ def _unfinished_saves(bundle: Bundle, prefix: str, names: tuple[str, ...]) -> It
 
 
 def open_stage(path: str) -> Checkpoint:
-    """Return what lies in a directory that a writer fills: no checkpoint yet."""
+    """Return the stage of an unfinished save, as an incomplete checkpoint without tensors."""
     names = [entry.path for entry in scan(path).values() if entry.is_file(follow_symlinks=False)]
     message = "its writer has not moved what lies in it to where it belongs"
     return Checkpoint(
@@ -181,10 +183,12 @@ def open_stage(path: str) -> Checkpoint:
 
 
 class Bundle(Opening):
-    """A bundle while it is opened.
+    """Bundle that is being opened.
 
     Attributes:
-        stored: The entries with elements of their own, each with its name in findings.
+        sources: Open shards by number; missing ones are left out.
+        stored: Entries with elements in an open shard, each with its name for findings.
+        unreadable: Names of strings that were read on opening and are damaged; spans leave them out.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -197,7 +201,7 @@ class Bundle(Opening):
         self.header = BundleHeader(1, "little", 1, 0)
 
     def read_index(self) -> dict[bytes, BundleEntry]:
-        """Return all entries by key; slices too."""
+        """Return all entries by key, including those of slices."""
         with fs.open_source(self.path) as source:
             if source.size >= FOOTER_BYTES and source.read(0, len(_LFS_POINTER)) == _LFS_POINTER:
                 raise NotDownloaded(
@@ -220,7 +224,7 @@ class Bundle(Opening):
             return by_key
 
     def open_shards(self) -> None:
-        """Open all shards that there are, and note those that are missing."""
+        """Open all shards that exist; add findings about missing ones."""
         missing = []
         for shard in range(self.header.shards):
             path = shard_name(self.prefix, shard, self.header.shards)
@@ -240,7 +244,7 @@ class Bundle(Opening):
             self.findings.append(warning("bundle-version", message, "header"))
 
     def source_of(self, entry: BundleEntry, name: str) -> Source | None:
-        """Return the shard that holds an entry, or None where it doesn't; that is noted."""
+        """Return the shard of an entry; None if it is missing or too short, which adds a finding."""
         if entry.shard >= self.header.shards:
             found = f"shard {entry.shard} of {self.header.shards}"
             raise DamagedCheckpoint(self.path, found, where=name, code="bundle-entry")
@@ -255,7 +259,7 @@ class Bundle(Opening):
         return source
 
     def graph(self, entry: BundleEntry | None) -> dict[str, KnownVariable]:
-        """Return what the graph of objects tells about keys; where it is damaged, that is noted."""
+        """Return the variables in the object graph, by key; if it is damaged, add a finding."""
         message = self.text(entry, GRAPH_KEY)
         if message is None:
             return {}
@@ -266,7 +270,7 @@ class Bundle(Opening):
             return {}
 
     def text(self, entry: BundleEntry | None, name: str) -> bytes | None:
-        """Return the only string of an entry; None for none, and where it is damaged, which is noted."""
+        """Return a scalar string; None if there is no entry, or if it is damaged, which adds a finding."""
         source = None if entry is None else self.source_of(entry, name)
         if entry is None or source is None:
             return None
@@ -279,11 +283,11 @@ class Bundle(Opening):
             return None
 
     def read_string(self, source: Source, entry: BundleEntry) -> bytes:
-        """Return the only string of an entry.
+        """Return a scalar string.
 
         Raises:
-            DamagedCheckpoint: Its bytes have another checksum, or can't be read.
-            ValueError: It is no string.
+            DamagedCheckpoint: The checksum doesn't match, or the bytes can't be read.
+            ValueError: The bytes aren't those of one string.
         """
         data = source.read(entry.offset, entry.nbytes, entry.name)
         stream = checksummed_bytes(source, entry, self.header.byteorder, entry.name)
@@ -303,7 +307,7 @@ class Bundle(Opening):
     def tensor(
         self, entry: BundleEntry, graph: dict[str, KnownVariable], entries: dict[bytes, BundleEntry]
     ) -> Tensor:
-        """Return one tensor."""
+        """Return the tensor of an entry; without values if its bytes aren't available."""
         path = path_of_key(entry.name, graph)
         role = role_of_key(entry.name, entry.dtype, entry.shape, graph)
         key = None if path == (entry.name,) else entry.name
@@ -336,7 +340,7 @@ class Bundle(Opening):
         return replace(tensor, values=sliced_values(entry, parts, opened, swap))
 
     def account(self) -> Iterator[Finding]:
-        """Yield what is wrong with how the shards are filled: overlaps, and bytes that belong to nothing."""
+        """Yield findings about overlapping entries, gaps and trailing bytes in the shards."""
         by_shard: dict[int, list[tuple[BundleEntry, str]]] = defaultdict(list)
         for entry, where in self.stored:
             by_shard[entry.shard].append((entry, where))
@@ -357,7 +361,9 @@ class Bundle(Opening):
                 yield warning("trailing-bytes", message, name)
 
     def spans(self) -> Iterator[Span]:
-        """Yield the stored bytes of all tensors, in the order of the files, with their checksums."""
+        """Yield the bytes of all entries with their checksums, in the order of the files."""
+        # The checksum of strings covers more bytes than are stored (see ``values.py``), and finding these
+        # means reading all lengths. A span whose lengths are damaged therefore fails when it is read.
         byteorder = self.header.byteorder
         for entry, name in sorted(self.stored, key=lambda stored: (stored[0].shard, stored[0].offset)):
             if name in self.unreadable:
@@ -384,10 +390,8 @@ def _fail(failure: DamagedCheckpoint, offset: int, buffer: memoryview) -> None:
 
 
 def training_of(tensors: Iterable[Tensor], name: str) -> TrainingState:
-    """Return the training state: counters that the user saved, else the number that the prefix ends with.
-
-    What counts saves is the last resort: it is the step only where each step was saved.
-    """
+    """Return the training state, from saved counters and the prefix ``<name>-<step>``."""
+    # ``save_counter`` is the last resort: it counts saves, and equals the step only if each step was saved.
     scalars: dict[Path, Scalar] = {}
     counter: Tensor | None = None
     for tensor in tensors:

@@ -1,4 +1,6 @@
-"""The state file ``checkpoint``: which checkpoints a TensorFlow run has, and which is the latest.
+"""Parser and writer of the state file ``checkpoint``: a run's checkpoints, and the latest of them.
+
+The file is a CheckpointState message in Protocol Buffers' text format.
 
 Source: tensorflow/tensorflow ``python/training/checkpoint_state.proto`` and ``checkpoint_management.py``;
 Protocol Buffers documentation, "Text Format".
@@ -29,13 +31,13 @@ _SHORT = {10: "\\n", 13: "\\r", 9: "\\t", 34: '\\"', 39: "\\'", 92: "\\\\"}
 
 
 class CheckpointState(NamedTuple):
-    """What a state file says.
+    """Contents of a state file.
 
     Attributes:
         latest: ``model_checkpoint_path``: a prefix, absolute or relative to the file's directory.
         paths: ``all_model_checkpoint_paths``, the oldest first.
-        timestamps: One for each path, as written; none where there isn't one for each.
-        preserved: ``last_preserved_timestamp``, as written.
+        timestamps: Text of the timestamp of each path; empty if their numbers differ.
+        preserved: Text of ``last_preserved_timestamp``; None if absent.
     """
 
     latest: str
@@ -45,11 +47,11 @@ class CheckpointState(NamedTuple):
 
 
 def read_state(path: str) -> CheckpointState | None:
-    """Return what the state file at a path says; None if it is something else.
+    """Read a state file; return None if the path is another kind of file, or none.
 
     Raises:
         OSError, CheckpointError: It can't be read.
-        ValueError: It begins like a state file, and is none.
+        ValueError: It has the key of a state file, but is malformed.
     """
     if not fs.isfile(path):
         return None
@@ -64,17 +66,20 @@ def state_in(text: str) -> CheckpointState | None:
     """Parse a state file; return None if the text isn't one, or names no checkpoint.
 
     Raises:
-        ValueError: It begins like a state file, and is none.
+        ValueError: It has the key of a state file, but is malformed.
     """
     return parse_state(text) if _KEY in text and "\0" not in text else None
 
 
 def parse_state(text: str) -> CheckpointState | None:
-    """Return what a state file says; None where the text names no checkpoint.
+    """Parse the text of a state file; return None if it names no checkpoint.
 
     Raises:
-        ValueError: It is no such text.
+        ValueError: The text is malformed.
     """
+    # TensorFlow reads the file with Protocol Buffers' parser, so this accepts all that it accepts for
+    # strings, numbers and names: comments, separators, both quotes, adjacent strings, fields in any order.
+    # Fields that aren't known are dropped; of a repeated ``model_checkpoint_path``, the last counts.
     values: dict[str, list[str]] = {}
     name, expected, at = "", "name", 0
     while at < len(text):
@@ -116,7 +121,7 @@ def state_text(state: CheckpointState) -> str:
 
 
 def expand_shards(path: str) -> tuple[str, ...]:
-    """Return what a listed path stands for: the shards of a checkpoint of the first version, else itself."""
+    """Return the shards of a listed path ``<name>-?????-of-00002``, or the path itself if it has none."""
     match = _SHARDS.search(path)
     if match is None:
         return (path,)
@@ -125,12 +130,10 @@ def expand_shards(path: str) -> tuple[str, ...]:
 
 
 def unescape(text: str) -> str:
-    """Return a string as it was before its special characters were escaped in the C manner.
-
-    Bytes that are no UTF-8 become surrogates, as in file names.
+    """Return a string without its C escapes; bytes that aren't UTF-8 become surrogates, as in file names.
 
     Raises:
-        ValueError: There is an escape that nobody knows.
+        ValueError: An escape is unknown.
     """
     parts, at = [], 0
     for match in _ESCAPE.finditer(text):
@@ -152,7 +155,7 @@ def unescape(text: str) -> str:
 
 
 def escape(text: str) -> str:
-    """Return a string with its special characters escaped in the C manner, all in ASCII."""
+    """Return a string as ASCII with C escapes."""
     return "".join(
         _SHORT.get(byte) or (chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}")
         for byte in text.encode("utf-8", "surrogateescape")

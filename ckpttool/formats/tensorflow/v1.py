@@ -1,7 +1,12 @@
-"""TensorFlow checkpoints of the first version: tables that hold index and elements.
+"""Reader of TensorFlow checkpoints of version 1: tables that hold index and elements.
 
-There is one, named as the prefix, or one for each device, ``<prefix>-00000-of-00002``. Each lists what it
-holds itself; a partitioned variable may lie in several.
+A checkpoint is one table, or one for each device, ``<name>-00000-of-00002``. The entry under the empty key
+lists the tensors with type, shape and slices; each slice has an entry under its ``slice_key``, a TensorProto
+with the elements. A table lists what it has itself; a partitioned variable may have slices in several
+tables.
+
+Elements are stored as repeated numbers, not as bytes: they are decoded when they are read, and the only
+checksums are those of the table's blocks.
 
 Source: tensorflow/tensorflow ``core/util/saved_tensor_slice.proto``, ``core/framework/tensor.proto``.
 """
@@ -46,18 +51,19 @@ from ckpttool.storage import fs
 from ckpttool.storage.source import Source
 
 MAX_VARINTS = 1 << 26
-"""Bytes of integers of one tensor, which are decoded one by one."""
+"""Limit on bytes that are decoded number by number: elements of a tensor, or a table's list of tensors."""
 
 _META, _DATA = 1, 2  # fields of SavedTensorSlices
 
-# The field of TensorProto that holds the elements of a type, and the bytes of a number in it; 0 for a varint.
+# Fields of TensorProto that hold the elements, by type: floats as fixed-size numbers of that many bytes,
+# integers as varints. Small integers share ``int_val``; half_val has the 16 bits of a float16.
 _FLOATS = {"float32": (5, 4), "float64": (6, 8), "complex64": (9, 4), "complex128": (12, 8)}
 _VARINTS = {"int64": 10, "bool": 11, "float16": 13, "uint32": 16, "uint64": 17}
 _SMALL = 7
 
 
 class _ListedTensor(NamedTuple):
-    """What the first entries of all tables say of a tensor; ``tables`` has the one of each slice."""
+    """Tensor in the lists of all tables, with its slices and the table of each slice."""
 
     name: str
     key: bytes
@@ -70,7 +76,7 @@ class _ListedTensor(NamedTuple):
 def _decoded_blocks(
     listed: _ListedTensor, whole: BundleEntry, parts: Sequence[TensorSlice], limit: int
 ) -> Iterator[memoryview]:
-    """Yield the elements of a tensor in its tables, all of them decoded when the first are read."""
+    """Yield the elements of a tensor; all slices are decoded when the first block is read."""
     sources = [
         Buffer(table.path, _decode(listed, part, key, table))
         for part, key, table in zip(parts, listed.slices, listed.tables, strict=True)
@@ -95,7 +101,7 @@ def _decode(listed: _ListedTensor, part: TensorSlice, key: Slice, table: Table) 
 
 
 def _elements(path: str, name: str, dtype: DType, message: memoryview) -> bytes:
-    """Return the elements of a TensorProto as little-endian bytes."""
+    """Decode a TensorProto; return its elements as little-endian bytes."""
     number = _FLOATS[dtype.name][0] if dtype.name in _FLOATS else _VARINTS.get(dtype.name, _SMALL)
     values = (field for field in fields(message, path, name) if field.number == number)
     if dtype.name in _FLOATS:
@@ -119,18 +125,19 @@ def _elements(path: str, name: str, dtype: DType, message: memoryview) -> bytes:
         raise bundle_damage(path, name, str(failure)) from failure
     import numpy as np
 
-    # Negative numbers are in two's complement of 64 bits, of which the low ones are kept.
+    # A negative number is a varint of 64 bits in two's complement; its low bits are the element.
     words: np.ndarray[Any, Any] = np.array(numbers, "u8").astype(f"<u{dtype.itemsize}")
     return words.tobytes()
 
 
 def _listed_tensors(table: Table) -> Iterator[_ListedTensor]:
-    """Yield what the first entry of a table says of all tensors in it."""
+    """Yield the tensors in a table's first entry."""
     path = table.path
     key, value = next(table.block(0), (None, b"")) if table.blocks else (None, b"")
     if key != b"":
         raise DamagedCheckpoint(path, "a table without a header", where="header", code="bundle-header")
     for field in fields(value, path, "header"):
+        # Field 1 is a message here; in a bundle's header it is the number of shards.
         if field.number == _META and field.kind != BYTES:
             found, expected = "the index of a checkpoint under another name", "a name ending in .index"
             raise DamagedCheckpoint(path, found, expected=expected, code="bundle-header")
@@ -162,7 +169,7 @@ def _read_listed(table: Table, message: memoryview) -> _ListedTensor:
 
 
 def _join_tables(tables: Sequence[Table]) -> list[_ListedTensor]:
-    """Return what all tables say, with the slices of each tensor together; in the order of the names."""
+    """Return the tensors of all tables, each with the slices of all tables, sorted by key."""
     by_key: dict[bytes, _ListedTensor] = {}
     for listed in (listed for table in tables for listed in _listed_tensors(table)):
         known = by_key.setdefault(listed.key, listed)
@@ -183,7 +190,7 @@ def _whole(listed: _ListedTensor) -> BundleEntry:
 
 
 def _slices_of(path: str, listed: _ListedTensor, *, is_complete: bool) -> tuple[TensorSlice, ...]:
-    """Return the slices of a tensor, which cover it; none where some lie in a shard that is missing."""
+    """Return the slices of a tensor, checked to cover it; none if the missing shards have some of them."""
     parts = []
     for part in listed.slices:
         box = slice_box(part, listed.shape)
@@ -199,11 +206,11 @@ def _slices_of(path: str, listed: _ListedTensor, *, is_complete: bool) -> tuple[
 
 
 def open_old(path: str, files: Sequence[str]) -> Checkpoint:
-    """Return the checkpoint that tables make.
+    """Return the checkpoint in version 1 tables.
 
     Args:
-        path: What TensorFlow calls it.
-        files: The tables: one, or the shards that there are.
+        path: TensorFlow's path of the checkpoint; ``<name>-?????-of-00002`` if it has shards.
+        files: The existing tables: one, or shards.
     """
     with ExitStack() as opened:
         sources = [opened.enter_context(fs.open_source(file)) for file in files]
@@ -223,7 +230,7 @@ def open_old(path: str, files: Sequence[str]) -> Checkpoint:
             tensors.append(Tensor((entry.name,), entry.dtype, entry.shape, role, values))
         name = os.path.basename(path)
         sharded = OLD_SHARD.fullmatch(name)
-        # The graph lies beside, and is removed with the checkpoint.
+        # The ``.meta`` file belongs to the checkpoint: it is removed and moved with it.
         whole = OLD_SHARD.fullmatch(path)
         meta = (whole["prefix"] if whole else path) + META
         metas = [file_entry(meta)] if fs.isfile(meta) else []
@@ -247,7 +254,7 @@ def open_old(path: str, files: Sequence[str]) -> Checkpoint:
 
 
 def _spans(source: Source, table: Table, listed: list[_ListedTensor]) -> Iterator[Span]:
-    """Yield the blocks, each with the byte that its checksum stands for, too."""
+    """Yield the blocks of a table; a block's checksum also covers the byte after it, its compression."""
     names: dict[int, list[str]] = defaultdict(list)
     for entry in listed:
         for part, holder in zip(entry.slices, entry.tables, strict=True):
@@ -265,7 +272,7 @@ def _spans(source: Source, table: Table, listed: list[_ListedTensor]) -> Iterato
 
 
 def _missing_shards(path: str, files: Sequence[str]) -> Iterator[Finding]:
-    """Yield an error for each shard that isn't there; of very many only how many they are."""
+    """Yield errors about missing and extra shards; beyond ``MOST_NAMED``, missing ones are counted."""
     match = OLD_SHARD.fullmatch(os.path.basename(path))
     if match is None:
         return

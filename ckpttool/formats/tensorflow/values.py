@@ -1,7 +1,8 @@
-"""The elements of tensors in a bundle: in one piece, in slices, and of types that have no fixed size.
+"""Elements of partitioned variables, strings and variants in a bundle.
 
-A string's or a variant's checksum is not that of the bytes as they lie: lengths, which are stored as varints,
-are summed as whole integers.
+Strings are stored as all lengths (varints), the masked CRC of the lengths, all bytes; variants one by one as
+length, bytes, masked CRC so far. Their checksum isn't that of the stored bytes: it covers each length as an
+integer of fixed size, in the byte order of the bundle.
 
 Source: tensorflow/tensorflow ``core/util/tensor_bundle/tensor_bundle.cc``, ``ReadStringTensor`` and
 ``ReadVariantTensor``, ``core/framework/tensor_slice.cc``, ``core/util/tensor_slice_set.cc``.
@@ -27,7 +28,7 @@ from ckpttool.formats.tensorflow.bundle import BundleEntry, Slice, bundle_damage
 from ckpttool.storage.source import Source
 
 MAX_STRINGS = 20_000_000
-"""Elements of a tensor of strings; their lengths are held in memory while it is verified."""
+"""Limit on the elements of a string tensor; their lengths are in memory while it is verified."""
 _WINDOW = 1 << 16
 _MAX_VARINT = 10
 _MAX_U32 = (1 << 32) - 1
@@ -35,21 +36,22 @@ ByteOrder = Literal["little", "big"]
 
 
 class TensorSlice(NamedTuple):
-    """A slice of a tensor: its box, and the entry with the place of its bytes."""
+    """Slice of a tensor: its box, and the entry that locates its bytes."""
 
     box: Box
     entry: BundleEntry
 
 
 def slice_box(axes: Slice, shape: Sequence[int]) -> Box:
-    """Return the box of a slice of a tensor; it may not fit."""
+    """Return the box of a slice; it isn't checked to be inside the tensor."""
     pairs = list(zip(axes, shape, strict=False))
     lengths = tuple(whole if length is None else length for (_, length), whole in pairs)
     return Box(tuple(start for (start, _), _ in pairs), lengths)
 
 
 def require_tiling(path: str, whole: BundleEntry, parts: Sequence[TensorSlice]) -> None:
-    """Require that slices cover a tensor, each element once."""
+    """Raise ``DamagedCheckpoint`` unless slices cover each element of a tensor exactly once."""
+    # Slices that are inside the tensor, don't overlap and have as many elements as it has tile it.
     shape, name = whole.shape, whole.name
     for box, entry in parts:
         is_box = len(box.offsets) == len(shape) and min((*box.offsets, *box.lengths), default=0) >= 0
@@ -66,13 +68,15 @@ def require_tiling(path: str, whole: BundleEntry, parts: Sequence[TensorSlice]) 
 def sliced_values(
     whole: BundleEntry, parts: Sequence[TensorSlice], sources: Sequence[Readable], swap: int = 1
 ) -> Values:
-    """Return the elements of a tensor that lie in slices, each in one piece in a source of its own."""
+    """Return the values of a partitioned variable; each slice is contiguous in its source."""
     size, boxes = whole.dtype.itemsize, [part.box for part in parts]
     stored = [
         Contiguous(source, part.entry.offset, part.box.size * size, swap)
         for part, source in zip(parts, sources, strict=True)
     ]
-    if all(box.lengths[1:] == whole.shape[1:] for box in boxes):  # one behind the other
+    # Variables are usually partitioned along the first axis: then the slices follow each other, and can be
+    # read in long runs. Otherwise each row of the tensor is put together from tiles.
+    if all(box.lengths[1:] == whole.shape[1:] for box in boxes):
         order = sorted(range(len(parts)), key=lambda at: boxes[at].offsets[:1])
         return Concatenated(tuple(stored[at] for at in order))
     tiles = (
@@ -86,10 +90,12 @@ def sliced_values(
 
 
 class ChecksummedBytes:
-    """The bytes that a checksum was computed of, if they are not the stored ones."""
+    """Bytes that the checksum of strings or variants covers, as a stream of segments.
+
+    A segment is bytes, or offset and length of a range of the file.
+    """
 
     def __init__(self, source: Source, segments: list[bytes | tuple[int, int]]) -> None:
-        """Join segments: bytes, and ranges of the file as offset and length."""
         self._source = source
         self._segments = segments
         sizes = (len(one) if isinstance(one, bytes) else one[1] for one in segments)
@@ -97,11 +103,10 @@ class ChecksummedBytes:
 
     @property
     def nbytes(self) -> int:
-        """Return how many bytes there are."""
         return self._ends[-1] if self._ends else 0
 
     def read(self, offset: int, buffer: memoryview) -> None:
-        """Fill a buffer from an offset; see ``Span.read``."""
+        """Fill a buffer from an offset of the stream; see ``Span.read``."""
         done, at = 0, bisect_right(self._ends, offset)
         while done < len(buffer):
             segment = self._segments[at]
@@ -119,7 +124,7 @@ class ChecksummedBytes:
 def checksummed_bytes(
     source: Source, entry: BundleEntry, byteorder: ByteOrder, name: str
 ) -> ChecksummedBytes:
-    """Return the bytes that the checksum of a tensor of strings or variants stands for."""
+    """Return the bytes that the checksum of a tensor of strings or variants covers."""
     count = math.prod(entry.shape)
     if count > MAX_STRINGS:
         raise LimitExceeded(
@@ -132,7 +137,7 @@ def checksummed_bytes(
     lengths, start = _string_lengths(source, entry, name, count)
     if start + 4 + sum(lengths) != entry.end:
         raise _unfit(source, name, f"strings of {sum(lengths):,} bytes in {entry.end - start:,}")
-    if max(lengths, default=0) <= _MAX_U32:
+    if max(lengths, default=0) <= _MAX_U32:  # as nearly always; millions of lengths are converted at once
         words = array("I", lengths)
         if byteorder != sys.byteorder:
             words.byteswap()
@@ -147,7 +152,9 @@ def _unfit(source: Source, name: str, found: str) -> DamagedCheckpoint:
 
 
 def _string_lengths(source: Source, entry: BundleEntry, name: str, count: int) -> tuple[array[int], int]:
-    """Return the lengths of strings, and the offset behind them."""
+    """Return the lengths of strings, and the offset after the lengths."""
+    # Nothing states the size of the lengths. They are decoded from windows; near the end of a window that
+    # isn't the last, a varint might be cut off, so the next window begins with it.
     lengths, at = array("Q"), entry.offset
     while len(lengths) < count:
         window = source.read(at, min(_WINDOW, entry.end - at), name)
@@ -165,7 +172,7 @@ def _string_lengths(source: Source, entry: BundleEntry, name: str, count: int) -
 def _variant_segments(
     source: Source, entry: BundleEntry, byteorder: ByteOrder, name: str, count: int
 ) -> Iterator[bytes | tuple[int, int]]:
-    """Yield for each variant its length, as it is summed, and where its bytes and its checksum lie."""
+    """Yield for each variant its length as the checksum covers it, and the range of its bytes and CRC."""
     at = entry.offset
     for _ in range(count):
         head = source.read(at, min(_MAX_VARINT, entry.end - at), name)
@@ -184,10 +191,10 @@ def _variant_segments(
 
 
 def decoded_strings(data: bytes, count: int) -> list[bytes]:
-    """Return the strings of a small payload.
+    """Decode a tensor of ``count`` strings that is in memory.
 
     Raises:
-        ValueError: It holds fewer.
+        ValueError: The lengths don't add up to the size of the data.
     """
     lengths, at = [], 0
     for _ in range(count):

@@ -1,7 +1,8 @@
-"""TensorFlow checkpoints: ``<prefix>.data-00000-of-00001`` and ``<prefix>.index``, of the second version.
+"""Writer of TensorFlow checkpoints: a tensor bundle with an object graph.
 
-What was one keeps its keys and its graph of objects. Elsewhere the names say which object has which variable:
-``fc.weight`` is restored into ``tf.train.Checkpoint(fc=module)``, where ``module.weight`` is a variable.
+Content from a TensorFlow checkpoint keeps its keys and its object graph. For other content both are derived
+from names: ``fc.weight`` is restored into ``tf.train.Checkpoint(fc=module)``, where ``module.weight`` is a
+variable.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from ckpttool.formats.tensorflow.object_graph import (
 from ckpttool.formats.writer import Content, Target, WriteOptions, Writer
 
 OWN = "tensorflow."
-"""How the native parts begin that a TensorFlow checkpoint holds itself."""
+"""Prefix of the native parts that are stored in a TensorFlow checkpoint itself, not in the sidecar."""
 
 _FROM_TENSORS = re.compile("(key|tensor) ").match
-"""What is known of a training from tensors is known from them again."""
+"""Origins of training state that a reader finds in the tensors again."""
 _GRAPHS = "meta_graphs"  # in the metadata of a SavedModel
 _RESERVED = frozenset({b"", GRAPH_KEY.encode(), ENTRY.encode()})
 
 
 class TensorFlowWriter(Writer):
-    """A checkpoint in one shard, behind a prefix."""
+    """Writer of a bundle with one shard."""
 
     name: ClassVar[str] = "tensorflow"
     dtypes: ClassVar[frozenset[str]] = frozenset(NUMBERS)
@@ -55,7 +56,7 @@ class TensorFlowWriter(Writer):
         content = without_computation(content)
         own = keys_as_before(content)
         keys, graph = own or keys_by_name(content)
-        # What a checkpoint has no place for is its sidecar; the keys and their graph it has itself.
+        # The sidecar holds what a bundle can't store; keys and graph are in the bundle itself.
         native = {name: part for name, part in content.native.items() if not name.startswith(OWN)}
         is_plain = content.tree is None and not content.metadata and not native and not content.conventions
         if own and is_plain and all(map(_FROM_TENSORS, content.training.origin.values())):
@@ -68,7 +69,7 @@ class TensorFlowWriter(Writer):
 
 
 def keys_as_before(content: Content) -> tuple[Mapping[str, bytes], bytes | None] | None:
-    """Return the keys that a content had in TensorFlow, and its graph; None without keys, or if renamed."""
+    """Return the keys and the graph that the content had in TensorFlow; None if renamed, or without keys."""
     if len(content.owned) < len(content.tensors):
         return None
     keys = keys_from(content.native, content.tensors)
@@ -84,13 +85,13 @@ def keys_as_before(content: Content) -> tuple[Mapping[str, bytes], bytes | None]
 
 
 def keys_by_name(content: Content) -> tuple[Mapping[str, bytes], bytes]:
-    """Return keys and a graph of objects that are made of the tensors' names."""
+    """Return keys and an object graph derived from the names of tensors."""
     keys = {tensor.name: key_of(tensor.name).encode() for tensor in content.owned}
     return keys, graph_of(keys, ties_in(content.tensors))
 
 
 def refused_names(content: Content) -> Iterator[str]:
-    """Yield why names can't be those of objects and keys."""
+    """Yield reasons why names can't become keys and an object graph."""
     for tensor in content.tensors:
         try:
             key = key_of(tensor.name).encode()
@@ -111,6 +112,6 @@ def refused_names(content: Content) -> Iterator[str]:
 
 
 def without_computation(content: Content) -> Content:
-    """Return a content that doesn't tell of what the SavedModel computes that it comes from."""
+    """Return the content without a SavedModel's metadata, which describes a graph that isn't written."""
     has_graphs = content.source_format == "savedmodel" and _GRAPHS in content.metadata
     return replace(content, metadata={}) if has_graphs else content
