@@ -1,7 +1,8 @@
-"""What a SavedModel computes, as checksums: of what each signature gives, of all functions, and of the graph.
+"""Digests of a SavedModel's computations: of each signature, of all functions, and of the graph.
 
-Names that TensorFlow counts up are left out: a node is known by its op, its attributes and what it takes, a
-function by its nodes. What serves the saver alone is left out as well. Two saves of one model say the same.
+TensorFlow numbers the names of nodes and functions anew in each save, so the digests leave names out: a node
+is its op, its attributes and its inputs, a function is its nodes. Nodes that only the saver needs are left
+out as well. Two saves of one model have the same digests.
 
 Source: tensorflow/tensorflow ``core/framework/node_def.proto``, ``attr_value.proto``, ``function.proto``.
 """
@@ -20,14 +21,14 @@ from ckpttool.formats.content.plain_data import digest
 from ckpttool.formats.savedmodel.walk import MAX_NAME, Message
 
 MAX_READ = 1 << 26
-"""The most bytes of long attributes, nearly all of them constants, of which a checksum is made."""
+"""Limit on the bytes of long attributes, nearly all of them constants, that are read for digests."""
 
 _LONG = 1 << 12
 _CHUNK = 1 << 20
 _SHARED, _VARIABLE = b"shared_name", "VarHandleOp"
-"""The name of a resource, which is counted up, and the op for which it counts."""
+"""Attribute with the name of a resource, which TensorFlow numbers, and the only op whose name is digested."""
 _ABOUT_RUNNING = frozenset({_SHARED, b"debug_name", b"config_proto", b"container", b"executor_type"})
-"""Attributes that say how something is called or run; so do all that begin with ``_``."""
+"""Attributes about names or execution, not computation; so are all that begin with ``_``."""
 _VALUE = b"value"
 _CYCLE, _UNKNOWN = b"in a cycle", b"unknown"
 
@@ -36,10 +37,10 @@ Signature = Mapping[str, Any]
 
 
 class GraphNode(NamedTuple):
-    """A node of a body, as it was met; an argument of a function has no op.
+    """Node of a graph or function; an argument of a function has no op, and its index as input.
 
-    It is digested when somebody asks what the model computes: neither ``inspect`` nor ``verify`` does,
-    and the digests would take half of their time.
+    Digests are computed on demand: ``inspect`` and ``verify`` don't need them, and they would take half of
+    the time of either.
     """
 
     op: str
@@ -47,20 +48,20 @@ class GraphNode(NamedTuple):
     attributes: Sequence[Attribute] = ()
 
     def calls(self) -> list[str]:
-        """Return the functions that it calls."""
+        """Return the functions that the node refers to, ordered by attribute."""
         calling = sorted((one for one in self.attributes if one.functions), key=lambda one: one.key)
         return [function for attribute in calling for function in attribute.functions]
 
 
 @dataclass(slots=True)
 class UnreadConstants:
-    """How many bytes of long attributes were read, and how many were not."""
+    """Bytes of long attributes that were read, and that were skipped because of the limit."""
 
     read: int = 0
     skipped: int = 0
 
     def summarize(self, message: Message, key: bytes) -> bytes:
-        """Return an attribute's bytes where they are few, else its name, its size and a checksum."""
+        """Return the bytes of a short attribute; of a long one its key, its size and a checksum."""
         if message.nbytes <= _LONG:
             return message.data(_LONG)
         if self.read + message.nbytes > MAX_READ:
@@ -75,7 +76,14 @@ class UnreadConstants:
 
 @dataclass(slots=True)
 class BodyWires:
-    """The nodes of one body, by the hashes of their names, and what it gives."""
+    """Nodes of a graph or function, and the connections between them.
+
+    Attributes:
+        nodes: Nodes by the hash of their name; a graph may have half a million, and names are long.
+        results: References to the tensors that a function returns, by name of the result.
+        order: Names of a function's results in the order of its signature.
+        arguments: Number of a function's arguments.
+    """
 
     nodes: dict[int, GraphNode] = field(default_factory=dict)
     results: dict[str, str] = field(default_factory=dict)
@@ -88,11 +96,11 @@ class BodyWires:
         self.arguments += 1
 
     def calls(self) -> list[str]:
-        """Return the functions that are called, in the order of the nodes."""
+        """Return the functions that nodes refer to, in the order of the nodes."""
         return [name for node in self.nodes.values() for name in node.calls()]
 
     def body_digest(self) -> bytes:
-        """Return a digest of a function, without that of the functions that it calls."""
+        """Return the digest of a function, without the functions that it calls."""
         nodes = self.digests({}, {})
         rank = {name: index for index, name in enumerate(self.order)}
         results = sorted(
@@ -102,15 +110,18 @@ class BodyWires:
         return _digest(*sorted(nodes.values()), *(result for _, result in results))
 
     def digests(self, functions: Digests, known: Mapping[int, bytes]) -> dict[int, bytes]:
-        """Return a digest of each node with all that leads to it.
+        """Return the digest of each node, which covers all nodes that it depends on.
 
         Args:
             functions: Digests of functions.
-            known: Digests of nodes for which something else stands.
+            known: Given digests of nodes, for example inputs of a signature.
         """
+        # A depth-first walk with a stack of its own: graphs are deeper than Python's limit on recursion. A
+        # node remains on the stack until all its inputs have digests. One that is met again while its inputs
+        # are pending is in a cycle, as loops of TensorFlow 1 are, and its input counts as ``_CYCLE``.
         digests = dict(known)
         own = self._own_digests()
-        pending = [*reversed(self.nodes)]  # what a node takes lies before it, as a rule
+        pending = [*reversed(self.nodes)]  # a node usually comes after its inputs
         entered: set[int] = set()
         while pending:
             at = pending[-1]
@@ -131,7 +142,7 @@ class BodyWires:
         return digests
 
     def _own_digests(self) -> dict[int, tuple[bytes, list[tuple[int, bytes]], list[str]]]:
-        """Return of each node a digest of its op and attributes, what it takes, and what it calls."""
+        """Return for each node a digest of op and attributes, its inputs, and the functions it refers to."""
         own: dict[int, tuple[bytes, list[tuple[int, bytes]], list[str]]] = {}
         shared: Counter[str] = Counter()
         for at, node in self.nodes.items():
@@ -147,14 +158,14 @@ class BodyWires:
 
 
 class Attribute(NamedTuple):
-    """An attribute of a node.
+    """Attribute of a node.
 
     Attributes:
         key: Its name.
-        functions: Those that its value refers to.
-        is_about_running: Whether it says how something is called or run, and not what is computed.
-        value_bytes: The size of its value, where it is the value of a constant.
-        content: Its bytes, or a summary of them; its functions left out.
+        functions: Names of functions in its value.
+        is_about_running: Whether it is about names or execution, not computation.
+        value_bytes: Size of the value if it is that of a constant, else 0.
+        content: The map entry's bytes, or a summary of long ones; the key alone if it isn't digested.
     """
 
     key: bytes
@@ -165,7 +176,7 @@ class Attribute(NamedTuple):
 
 
 def attribute_of(message: Message, functions: Iterable[str], unread: UnreadConstants) -> Attribute:
-    """Return an attribute, an entry of a map."""
+    """Parse an entry of the map ``NodeDef.attr``."""
     parts = list(message.parts())
     last = dict(parts)
     key = last[1].data(MAX_NAME) if 1 in last else b""
@@ -179,10 +190,10 @@ def attribute_of(message: Message, functions: Iterable[str], unread: UnreadConst
 
 
 def function_digests(bodies: Mapping[str, tuple[bytes, Sequence[str]]]) -> dict[str, bytes]:
-    """Return digests of functions with all that they call.
+    """Return the digest of each function, which covers all functions that it calls.
 
     Args:
-        bodies: Of each function the digest of its body, and the functions that it calls.
+        bodies: For each function the digest of its body, and the functions that it calls.
     """
     digests: dict[str, bytes] = {}
     entered: set[str] = set()
@@ -204,15 +215,15 @@ def function_digests(bodies: Mapping[str, tuple[bytes, Sequence[str]]]) -> dict[
 
 
 class GraphComputation(NamedTuple):
-    """All that a meta graph computes.
+    """Nodes and functions of a meta graph, for their digests.
 
     Attributes:
-        wires: The nodes of the graph.
-        bodies: The nodes of each function.
-        saver_nodes: The nodes that serve the saver alone, as the hashes of their names.
-        saver_functions: The functions that serve the saver alone.
-        assets: Names of files, by the nodes that they are given to.
-        unread: How many bytes of constants were not looked at.
+        wires: Nodes of the graph.
+        bodies: Nodes of each function.
+        saver_nodes: Hashed names of the nodes that serve the saver only.
+        saver_functions: Functions that serve the saver only.
+        assets: Names of files, by the nodes that they are fed to.
+        unread: Bytes of long attributes that were read and skipped.
     """
 
     wires: BodyWires
@@ -223,11 +234,11 @@ class GraphComputation(NamedTuple):
     unread: UnreadConstants
 
     def describe(self, signatures: Mapping[str, Signature], initial: Iterable[str]) -> dict[str, object]:
-        """Return what each signature, all functions and the whole graph compute, and how it is initialised.
+        """Return the digests of signatures, functions, graph and initialisation, as plain data.
 
         Args:
-            signatures: By their names.
-            initial: The nodes that initialise it.
+            signatures: Signatures by name.
+            initial: References to the nodes that initialise the model.
         """
         functions = function_digests(
             {name: (body.body_digest(), body.calls()) for name, body in self.bodies.items()}
@@ -255,7 +266,7 @@ class GraphComputation(NamedTuple):
     def _describe_signature(
         self, signature: Signature, functions: Digests, assets: Mapping[int, bytes]
     ) -> str:
-        """Return what tells the outputs, each with the name that callers know, and what leads to them."""
+        """Return the digest of a signature's outputs, with the names that callers use for them and inputs."""
         inputs, outputs = (
             {key: one["name"] for key, one in signature.get(side, {}).items() if "name" in one}
             for side in ("inputs", "outputs")
@@ -268,13 +279,13 @@ class GraphComputation(NamedTuple):
 
 
 def _describe_digests(what: str, digests: Iterable[bytes]) -> str:
-    """Return how many there are, and a checksum of them in any order."""
+    """Return a text with the number of digests and a checksum of them; their order doesn't matter."""
     ordered = sorted(digests)
     return f"<{counted(len(ordered), what)}, CRC-32 {digest(ordered):08x}>"
 
 
 def _reference(text: str) -> tuple[int, bytes]:
-    """Return the hash of the node that a reference names, and the output, or ``^`` where it only waits."""
+    """Return the hashed name of a referenced node, and its output; ``^`` for a control dependency."""
     if text.startswith("^"):
         return hash(text[1:]), b"^"
     name, _, output = text.partition(":")

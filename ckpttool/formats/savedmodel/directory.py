@@ -1,4 +1,4 @@
-"""SavedModels: TensorFlow's directory of a graph with its variables, assets and signatures.
+"""Detection of SavedModels, by their directory or the model in it.
 
 Source: tensorflow/tensorflow ``cc/saved_model/constants.h``, ``python/saved_model/loader_impl.py``.
 """
@@ -15,7 +15,7 @@ from ckpttool.formats.savedmodel.layout import BINARY, CHUNKED, TEXT, is_rest
 
 
 class SavedModelDirectory(SetFormat):
-    """A directory that ``tf.saved_model.save`` or a builder of TensorFlow 1 wrote, or the model in it."""
+    """Directory from ``tf.saved_model.save`` or TensorFlow 1's builder, or its ``saved_model.pb``."""
 
     name: ClassVar[str] = "savedmodel"
 

@@ -22,7 +22,7 @@ from ckpttool.formats.savedmodel.computation import BodyWires, GraphNode
 from ckpttool.formats.savedmodel.ops import known_ops
 
 MAX_DEPTH = 100
-"""Maximum number of nodes between a file name and the op; TensorFlow's savers use ten."""
+"""Maximum number of nodes between a file name and the op; TensorFlow's savers have ten."""
 
 
 class Origin(Enum):
@@ -133,7 +133,8 @@ class FileNames:
         return frozenset().union(*(self._origins(body, one, depth + 1) for one in references))
 
     def _origins(self, body: str, reference: str, depth: int) -> Origins:
-        """Return the origins of a tensor; a cycle counts as ``ELSEWHERE``."""
+        """Return the origins of a tensor."""
+        # The entry is made before the search: a cycle finds it, and counts as ``ELSEWHERE``.
         key = body, reference
         if key not in self._known:
             self._known[key] = _ELSEWHERE
@@ -164,7 +165,7 @@ class FileNames:
         return frozenset(becomes.get(one, Origin.ELSEWHERE) for one in found)
 
     def _origins_of_joined(self, body: str, node: GraphNode, depth: int) -> Origins:
-        """Return ``BESIDE`` for the checkpoint prefix joined with suffixes."""
+        """Return the origins of joined strings; the prefix with suffixes has the origin ``BESIDE``."""
         first = self._origins_of_inputs(body, node, slice(0, 1), depth)
         rest = self._origins_of_inputs(body, node, slice(1, None), depth)
         is_beside = first <= _PREFIX and rest <= {Origin.SUFFIX} and not _attribute_text(node, b"separator")
@@ -173,7 +174,7 @@ class FileNames:
     # Functions --------------------------------------------------------------------------------------
 
     def _origins_of_argument(self, function: str, position: int, depth: int) -> Origins:
-        """Return the origins of an argument over all calls; empty if there are none."""
+        """Return the origins of an argument over all calls; empty if nothing calls the function."""
         if function in self.opaque or function in known_ops():
             return _ELSEWHERE
         found: set[Origin] = set()
@@ -184,15 +185,18 @@ class FileNames:
                 return _ELSEWHERE
             at = first + position
             found |= self._origins_of_inputs(call.body, node, slice(at, at + 1), depth)
+        # Objects call a function with captured inputs as its last arguments; the others come from outside.
         for bound in self.bound.get(function, ()):
             at = position - (self.bodies[function].arguments - len(bound))
             found.add(bound[at] if 0 <= at < len(bound) else Origin.ELSEWHERE)
         return frozenset(found)
 
-    # Variables: TensorFlow 2 keeps the path of an asset in one, for those who load the graph ----------
+    # Variables: TensorFlow 2 keeps the path of an asset in one ---------------------------------------
 
     def _origins_of_variable(self, node: GraphNode, depth: int) -> Origins:
         """Return the origins of the values assigned to a variable private to this graph."""
+        # The variable counts only if all its users are known: no other handle shares its resource, and no op
+        # takes its handle but those that read, assign or test it.
         names = [one.partition(":")[0] for one in _data_inputs(node)]
         handle = self.bodies[""].nodes.get(hash(names[0])) if names else None
         if handle is None or handle.op != _HANDLE or not self._is_alone(handle):

@@ -1,4 +1,9 @@
-"""What a SavedModel says of itself: its meta graphs, what they can be asked, and which ops they run.
+"""Parser of ``saved_model.pb``: meta graphs with their nodes, functions, signatures, assets and objects.
+
+All is found in one pass. The nodes are kept in a short form, because three questions are answered later:
+what nodes take and whether it exists (``ops.py``), whether an op that opens files serves the saver or opens
+only the model's own files (``saver.py``, ``file_names.py``), and what the model computes
+(``computation.py``).
 
 Source: tensorflow/tensorflow ``core/protobuf/saved_model.proto``, ``meta_graph.proto``,
 ``core/framework/graph.proto``, ``function.proto``.
@@ -57,53 +62,54 @@ from ckpttool.formats.savedmodel.saver import (
 from ckpttool.formats.savedmodel.walk import MAX_NAME, Message
 
 MAX_GRAPHS = 1000
-"""The most meta graphs; two bytes make one, and savers write one for each set of tags."""
+"""Limit on meta graphs: a hostile file makes one of two bytes; savers write one for each set of tags."""
 MAX_OPS = 20_000
-MAX_BROKEN = 20  # that are told
+MAX_BROKEN = 20
+"""Number of broken references that are reported."""
 INIT_SIGNATURE = "__saved_model_init_op"
 _ASSETS = "saved_model_assets"
-"""The collection that has the assets where TensorFlow 1 wrote the model."""
+"""Collection with the assets of a model from TensorFlow 1."""
 _VARIABLES = frozenset({"variables", "local_variables"})
-"""The collections that have the variables of a graph, with their initializers."""
+"""Collections with the variables of a graph and their initializers."""
 _GROUPING = frozenset({"Identity", "NoOp"})
 _INIT_COLLECTIONS = frozenset({"saved_model_main_op", "legacy_init_op"})
 _REPEATED, _REPEATED_BYTES = 1 << 14, 256
-"""How many attributes are remembered, and of how many bytes, so that their likes need not be taken apart."""
+"""Limits on the number of attributes that are cached by their bytes, and on the size of each."""
 _UNNAMED = "without a name"
 _ALIASES = 8
-"""The field of functions that ``LoadOptions`` can ask for under other names."""
+"""Field of MetaInfoDef with functions that ``LoadOptions`` can call under other names."""
 _EXCHANGED = b"api_implements"
-"""The attribute of functions of which Grappler calls one in place of another."""
+"""Attribute of functions that Grappler, TensorFlow's optimizer of graphs, may substitute for each other."""
 
 
 @dataclass(slots=True)
 class MetaGraph:
-    """One meta graph.
+    """Meta graph of a SavedModel; functions are named, and ``""`` is the graph itself.
 
     Attributes:
-        places: For each op where it stands first; those that savers need, and those that are judged by
-            what they are given, stand twice: where that makes them harmless (True), and elsewhere.
-        saver: What tells which of them serve the saver alone.
-        links: What the nodes of the graph are called, and what they take.
-        broken: Functions, ``""`` for the graph, with what their nodes take and isn't there.
-        called: Functions that are referred to, with the function, ``""`` for the graph, that does so first.
-        constant_bytes: Size of the values of constants, in the graph and in all functions.
-        objects: The nodes of the object graph, which TensorFlow 1 doesn't write.
-        bodies: The nodes of each function.
-        initial: Nodes that initialise the model.
-        fed: Nodes that assets are given to, with these.
-        listed: The assets in the collection of TensorFlow 1, which count where no others are told.
-        served: Tensors that signatures take and return; assets are not fed when these are asked for.
-        files: The ops that are judged by the origins of the files that they open.
-        stateful: Other unsafe ops that run with their function alone, by op and function.
-        initializing: Ops that read a file for the initializer of a variable, and where they stand first.
-        uncalled: Unsafe ops, with where they stand first, that no function has which anything calls.
-        calls: The nodes that refer to each function.
-        bound: Functions that objects call, with what is bound to their arguments.
-        opaque: Functions that may stand in for others: gradients, those of a name that two have, and those
-            that Grappler exchanges.
-        unread: How many bytes of constants were not looked at.
-        attributes: Short attributes of nodes that were met, by their bytes.
+        places: First place of each op and whether it is harmless there; an op may have one of either.
+        saver: Nodes and functions of the graph, to tell which of them serve the saver only.
+        links: References between the nodes of the graph.
+        broken: Functions with a reference in them to a node or output that doesn't exist.
+        called: Functions that nodes refer to, each with the function that does so first.
+        constant_bytes: Size of all constants in the graph and in functions.
+        objects: Objects of the object graph; None if there is none, as in TensorFlow 1.
+        wires: Nodes of the graph.
+        bodies: Nodes of each function.
+        initial: References to the nodes that initialise the model.
+        fed: Tensors that assets are fed to, with the names of these.
+        listed: Assets in TensorFlow 1's collection; used only if ``assets`` is empty.
+        served: Tensors that signatures take and return; assets aren't fed when a signature is called.
+        files: Ops that are judged by the origins of the files that they open.
+        stateful: Other unsafe ops that run only if their function does, by op and function.
+        initializing: Ops that read a file for the initializer of a variable, with their first place.
+        uncalled: Unsafe ops in functions that nothing calls, with their first place.
+        calls: Nodes that refer to each function.
+        bound: Functions that objects call, with their captured inputs.
+        opaque: Functions that others than the recorded callers may call: gradients, functions whose name
+            another has too, and those that Grappler may substitute.
+        unread: Bytes of long attributes that were read and skipped.
+        attributes: Cache of short attributes by their bytes.
     """
 
     tags: list[str] = field(default_factory=list)
@@ -139,7 +145,7 @@ class MetaGraph:
     attributes: dict[bytes, Attribute] = field(default_factory=dict)
 
     def as_metadata(self) -> dict[str, object]:
-        """Return it as plain data."""
+        """Return the description of the graph, as plain data."""
         return {
             "tags": sorted(self.tags),
             "tensorflow_version": self.version,
@@ -152,7 +158,7 @@ class MetaGraph:
         }
 
     def computes(self) -> dict[str, object]:
-        """Return what is computed, as checksums."""
+        """Return the digests of the graph's computations, as plain data."""
         nodes, functions = self.saver.nodes_and_functions()
         computation = GraphComputation(self.wires, self.bodies, nodes, functions, self.fed, self.unread)
         return computation.describe(self.signatures, self.initial)
@@ -160,14 +166,14 @@ class MetaGraph:
 
 @dataclass(slots=True)
 class SavedModel:
-    """The message that a SavedModel is."""
+    """Contents of a SavedModel message."""
 
     schema: int = 0
     graphs: list[MetaGraph] = field(default_factory=list)
 
 
 def read_model(message: Message) -> SavedModel:
-    """Return what a SavedModel message says."""
+    """Parse a SavedModel message."""
     model = SavedModel()
     for number, value, part in message.fields():
         if number == 1 and value is not None:
@@ -194,7 +200,7 @@ def _meta_graph(message: Message) -> MetaGraph:
 
 
 def _judge_ops(graph: MetaGraph) -> None:
-    """Note for each op whether anything calls its function, and if it opens files, whether these are own."""
+    """Record the places of unsafe ops, once all callers of their functions are known."""
     uncalled = graph.saver.uncalled_functions
     for op in graph.stateful.values():
         if op.function in uncalled:
@@ -223,7 +229,7 @@ def _judge_files(graph: MetaGraph, uncalled: Collection[str]) -> None:
 
 
 def _is_for_initializers(graph: MetaGraph, op: FileOp) -> bool:
-    """Return whether a node of the graph restores what initializers of variables assign, and nothing else."""
+    """Return whether a node restores only values for the initializers of variables."""
     if op.function or op.op not in RESTORING_OPS:
         return False
     users = graph.saver.initialized_by(op.name)
@@ -275,7 +281,7 @@ def _add_collection(graph: MetaGraph, entry: Message) -> None:
 
 
 def _nested_messages(message: Message, *numbers: int) -> Iterator[Message]:
-    """Yield the messages under some fields, each inside the one before."""
+    """Yield the messages at a path of field numbers."""
     for number, part in message.parts():
         if number == numbers[0]:
             yield from _nested_messages(part, *numbers[1:]) if numbers[1:] else (part,)
@@ -316,7 +322,9 @@ def _add_library(graph: MetaGraph, message: Message) -> None:
 
 
 def _add_function(graph: MetaGraph, message: Message) -> None:
-    """Add a function; its name comes first where TensorFlow writes it, and anywhere in a hostile file."""
+    """Add a function of the library."""
+    # TensorFlow writes the signature, which has the name, before the nodes. A hostile file may put nodes
+    # first: these wait until the name is known.
     name, nodes, is_exchanged = "", [], False
     body, links, wires = function_body(message), BodyLinks(message, 3), BodyWires()
     for number, part in message.parts():
@@ -346,7 +354,7 @@ def _add_function(graph: MetaGraph, message: Message) -> None:
 
 
 def _add_arguments(signature: Message, links: BodyLinks, wires: BodyWires) -> None:
-    """Add what a function takes, and the order of what it gives."""
+    """Add the arguments of a function, and the names of its results."""
     for number, argument in signature.parts():
         for inner, text in argument.parts() if number in (2, 3) else ():
             if inner == 1 and number == 2:
@@ -357,7 +365,9 @@ def _add_arguments(signature: Message, links: BodyLinks, wires: BodyWires) -> No
 
 
 def _function_name(graph: MetaGraph, signature: Message, before: str) -> str:
-    """Return what a function is called; of several names, which only hostile files have, the last."""
+    """Return the name in a function's signature."""
+    # Only hostile files have several names, or several functions of one name. Which of them a loader calls
+    # isn't known, so all of them count as called from outside.
     names = [part.stable_text() for number, part in signature.parts() if number == 1]
     name = names[-1] if names else before
     if name in graph.functions or (before or name) != name or len(names) > 1:
@@ -405,7 +415,8 @@ def _add_node(
 
 
 def _node_fields(graph: MetaGraph, message: Message) -> tuple[str, str, list[str], list[Attribute]]:
-    """Return a node's name, its op, what it takes, and its attributes."""
+    """Return a node's name, op, inputs and attributes."""
+    # Nearly all nodes have short fields only, and ``short_parts`` parses them at once; others are walked.
     texts: dict[int, str] = {}
     inputs, attributes = [], []
     parts = message.short_parts()
@@ -427,7 +438,8 @@ def _node_fields(graph: MetaGraph, message: Message) -> tuple[str, str, list[str
 
 
 def _remembered_attribute(graph: MetaGraph, node: Message, start: int, data: bytes) -> Attribute:
-    """Return an attribute; a graph says few different things of its many nodes."""
+    """Return an attribute of a node."""
+    # Most attributes of a large graph are equal (``T: DT_FLOAT``), so parsed ones are cached by their bytes.
     known = graph.attributes.get(data)
     if known is not None:
         return known
@@ -441,7 +453,7 @@ def _remembered_attribute(graph: MetaGraph, node: Message, start: int, data: byt
 def _add_calls(
     graph: MetaGraph, message: Message, name: str, op: str, function: str, attributes: list[Attribute]
 ) -> None:
-    """Add the functions that a node refers to; what no list knows as an op may be one, too."""
+    """Add the functions that a node refers to; an unknown op may be the name of a function as well."""
     names = {called for attribute in attributes if attribute.functions for called in attribute.functions}
     if not names and op in known_ops():
         return
@@ -454,7 +466,7 @@ def _add_calls(
 
 
 def _note_place(graph: MetaGraph, op: str, name: str, function: str, is_harmless: bool) -> None:
-    """Remember where an op stands first, where that is harmless and elsewhere."""
+    """Record the first place of an op, separately where it is harmless."""
     graph.places.setdefault((op, is_harmless), _place(name, function))
 
 
@@ -478,7 +490,7 @@ def _add_signature(graph: MetaGraph, entry: Message) -> None:
 
 
 def signature_entry(message: Message) -> tuple[str, Message | None]:
-    """Return key and value of an entry of a map."""
+    """Return key and value of a map entry."""
     name, value = "", None
     for number, part in message.parts():
         if number == 1:

@@ -1,4 +1,4 @@
-"""The objects of a SavedModel: a graph of what was tracked when it was saved, variables among them.
+"""Object graph of a SavedModel: the Python objects that were saved, with variables, assets and functions.
 
 Source: tensorflow/tensorflow ``core/protobuf/saved_object_graph.proto``, ``core/framework/types.proto``,
 ``core/framework/tensor_shape.proto``.
@@ -22,11 +22,17 @@ TYPE_NAMES = (
     *("float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2fnuz", "int4", "uint4", "int2", "uint2"),
     "float4_e2m1fn",
 )
-_REF = 100  # added to the number of a type that stands for a reference
+_REF = 100  # added to the number of a type for a reference to a variable, in graphs of TensorFlow 1
 
 
 class SavedVariable(NamedTuple):
-    """What the object graph says of a variable."""
+    """Variable in the object graph.
+
+    Attributes:
+        shape: None if the rank is unknown; None for a length that is unknown.
+        name: Name given in Python; may be empty.
+        is_composed: Whether a distribution strategy split it into components, which are saved in its place.
+    """
 
     dtype: str
     shape: Shape
@@ -36,7 +42,14 @@ class SavedVariable(NamedTuple):
 
 @dataclass(slots=True)
 class SavedObject:
-    """A node of the object graph: children by local name, and the variable that it is, if it is one."""
+    """Node of the object graph.
+
+    Attributes:
+        children: Numbers of the child objects, by local name.
+        slots: Numbers of an optimizer's slot variables.
+        variable: The variable, if the object is one.
+        keras: Keras's JSON description of a layer; empty if there is none.
+    """
 
     children: dict[str, int] = field(default_factory=dict)
     slots: list[int] = field(default_factory=list)
@@ -45,7 +58,7 @@ class SavedObject:
 
 
 def read_objects(message: Message) -> list[SavedObject]:
-    """Return the nodes of an object graph; the first is the root."""
+    """Parse a SavedObjectGraph into its objects; the first is the root."""
     objects: list[SavedObject] = []
     for number, part in message.parts():
         if number == 1:
@@ -71,10 +84,10 @@ def _read_object(message: Message) -> SavedObject:
         elif number == 3:
             item.slots += (value for at, value in part.numbers() if at == 3)
         elif number == 4:
-            described |= {at: field for at, field in part.parts()}  # readers merge what stands twice
+            described |= {at: field for at, field in part.parts()}  # a repeated message is merged
         elif number == 7:
             item.variable = _read_variable(part)
-    # Keras of TensorFlow up to 2.4 wrote of a layer, as JSON, what it is.
+    # Keras up to TensorFlow 2.4 stored its JSON description of a layer here, not in keras_metadata.pb.
     if 1 in described and described[1].text().startswith("_tf_keras") and 3 in described:
         described[3].window.keep(described[3].nbytes)
         item.keras = described[3].data(MAX_METADATA)
@@ -102,17 +115,17 @@ def _read_variable(message: Message) -> SavedVariable:
 
 _ASSET = 5
 _KINDS = frozenset({4, _ASSET, 6, 7, 8, 9, 10, 12})
-"""The fields of which an object has one; of several, the last counts."""
+"""Fields of SavedObject in its ``oneof kind``; of several, the last counts."""
 
 
 @dataclass(slots=True)
 class BoundFunctions:
-    """The functions that objects call.
+    """Functions that objects call.
 
     Attributes:
-        functions: Name, and the objects that are bound to the last arguments.
-        offered: All that objects name, whether something is bound to them or not.
-        assets: The objects that are assets.
+        functions: Names, with the numbers of the objects that are captured as last arguments.
+        offered: Names of all functions that objects refer to, with or without captured inputs.
+        assets: Numbers of the objects that are assets.
     """
 
     functions: list[tuple[str, list[int]]] = field(default_factory=list)
@@ -120,18 +133,18 @@ class BoundFunctions:
     assets: set[int] = field(default_factory=set)
 
     def add(self, other: BoundFunctions) -> None:
-        """Add those of another part of the graph."""
+        """Add the functions of another part of the graph."""
         self.functions += other.functions
         self.offered |= other.offered
         self.assets |= other.assets
 
 
 def read_bound_functions(message: Message, first: int) -> BoundFunctions:
-    """Return the functions of an object graph.
+    """Return the functions that an object graph refers to.
 
     Args:
-        message: The object graph.
-        first: The number of its first object.
+        message: The SavedObjectGraph.
+        first: Number of its first object; not 0 if the field occurs again, since the parts are merged.
     """
     found = BoundFunctions()
     at = first
@@ -187,14 +200,14 @@ Shape = list[int | None] | None
 
 
 def type_name(number: int) -> str:
-    """Return the name of a TensorFlow type; what nobody knows is spelled by its number."""
+    """Return the name of a ``DataType`` number; ``DT_<number>`` if unknown."""
     is_reference, bare = number > _REF, number % _REF if number < 2 * _REF else number
     name = TYPE_NAMES[bare] if bare < len(TYPE_NAMES) else f"DT_{number}"
     return f"{name}_ref" if is_reference and bare < len(TYPE_NAMES) else name
 
 
 def read_shape(message: Message) -> Shape:
-    """Return a shape, with None for a length that is not known; None if not even the rank is."""
+    """Parse a TensorShapeProto; None if the rank is unknown, None for an unknown length."""
     shape: list[int | None] = []
     for number, value, part in message.fields():
         if number == 2 and part is not None:

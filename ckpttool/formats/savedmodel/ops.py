@@ -1,8 +1,8 @@
-"""TensorFlow's ops: which are known, which are unsafe, and what a node's constants and references prove.
+"""TensorFlow's ops: the lists of known and unsafe ones, and checks of single nodes.
 
-An op may compute or touch files depending on what it is given: a cache of a data set lies in memory if the
-name of its file is empty; printing goes to a terminal, the log or a file. Only a constant in the same body is
-believed.
+Some ops touch files or not depending on their input: a data set is cached in memory if the file name is
+empty; ``PrintV2`` writes to the terminal, the log or a file. Only attributes and constants in the same body
+count as evidence.
 
 Source: tensorflow/tensorflow ``core/framework/node_def.proto``, ``function.proto``,
 ``core/kernels/data/cache_dataset_ops.cc``, ``core/kernels/logging_ops.cc``,
@@ -33,13 +33,13 @@ _IN_MEMORY = re.compile(rb"$|local://$|bytes://", re.DOTALL)
 
 @cache
 def known_ops() -> dict[str, frozenset[str]]:
-    """Return the names of the outputs of each op of TensorFlow; none of an op that only old ones have."""
+    """Return the outputs' names of each op of TensorFlow; none for an op that was removed from it."""
     lines = (line.split() for line in lines_of(_LISTS / "tf_ops.txt"))
     return {op: frozenset(outputs) for op, *outputs in lines}
 
 
 def severity_of(op: str) -> Severity | None:
-    """Return how much it matters that a graph uses an op; None where it only computes."""
+    """Return the severity of an unsafe op; None for an op that only computes."""
     return next((severity for severity, glob in _unsafe() if fnmatchcase(op, glob)), None)
 
 
@@ -51,10 +51,12 @@ def _unsafe() -> tuple[tuple[Severity, str], ...]:
 
 @cache
 def stateful_ops() -> frozenset[str]:
-    """Return the unsafe ops that run only with their function, and not while TensorFlow infers its shapes.
+    """Return the unsafe ops that run only if their function is called.
 
     Source: tensorflow/tensorflow ``core/common_runtime/eval_const_tensor.cc``.
     """
+    # TensorFlow infers the shapes in all functions while it loads a model, and may run stateless ops for
+    # that, even in functions that nothing calls. It never runs stateful ones then.
     return frozenset(lines_of(_LISTS / "tf_stateful_ops.txt"))
 
 
@@ -63,11 +65,14 @@ def stateful_ops() -> frozenset[str]:
 
 @dataclass(slots=True)
 class BodyLinks:
-    """The names of the nodes of one body, kept as hashes (there may be half a million), and what they take.
+    """References between the nodes of one graph or function.
+
+    Names are kept as hashes, because a graph may have half a million nodes; the text of a broken reference is
+    found in the message again.
 
     Attributes:
         message: The GraphDef or FunctionDef.
-        kind: The number of the field that holds its nodes.
+        kind: Field number of its nodes.
     """
 
     message: Message
@@ -76,15 +81,15 @@ class BodyLinks:
     _taken: set[tuple[int, str]] = field(default_factory=set)
 
     def node(self, name: str, op: str) -> None:
-        """Add a node; an argument of a function is one without an op."""
+        """Add a node; an argument of a function has no op."""
         self._ops[hash(name)] = op
 
     def take(self, reference: str) -> None:
-        """Add what a node takes, or a function returns."""
+        """Add a reference, from a node's inputs or a function's results."""
         self._taken.add(_split_reference(reference))
 
     def broken(self) -> str | None:
-        """Return a reference to what isn't there; None if there is none."""
+        """Return the first reference to a node or output that doesn't exist, or None."""
         lost = set()
         for node, output in self._taken:
             outputs = known_ops().get(self._ops[node]) if output and node in self._ops else None
@@ -95,7 +100,7 @@ class BodyLinks:
         return next((text for text in self._references() if _split_reference(text) in lost), None)
 
     def has(self, reference: str) -> bool:
-        """Return whether a node is there."""
+        """Return whether the node of a reference exists."""
         return _split_reference(reference)[0] in self._ops
 
     def _references(self) -> Iterator[str]:
@@ -107,9 +112,9 @@ class BodyLinks:
 
 
 def _split_reference(reference: str) -> tuple[int, str]:
-    """Return the hash of the node that a reference names, and the output where that is named, too.
+    """Return the hashed name of a referenced node, and the name of its output if given.
 
-    They look like ``^node``, ``node``, ``node:0``, and in functions ``node:output:0``.
+    References are ``^node``, ``node``, ``node:0``, and in functions ``node:output:0``.
     """
     node, _, rest = reference.removeprefix("^").partition(":")
     output, colon, _ = rest.partition(":")
@@ -121,11 +126,11 @@ def _split_reference(reference: str) -> tuple[int, str]:
 
 @dataclass(slots=True)
 class NodeBody:
-    """The graph or the function that a node stands in.
+    """String constants of one graph or function, read when the first is asked for.
 
     Attributes:
-        message: It, as a message.
-        kind: The number of the field that holds its nodes.
+        message: The GraphDef or FunctionDef.
+        kind: Field number of its nodes.
     """
 
     message: Message
@@ -133,7 +138,7 @@ class NodeBody:
     _texts: dict[str, bytes | None] | None = field(default=None, init=False)
 
     def text(self, name: str) -> bytes | None:
-        """Return the string that the constant of a name is; None if there is none, or several."""
+        """Return the value of a string constant by name; None if there is none, or several."""
         if self._texts is None:
             self._texts = {}
             for number, part in self.message.parts():
@@ -145,17 +150,17 @@ class NodeBody:
 
 
 def graph_body(message: Message) -> NodeBody:
-    """Return a GraphDef as what its nodes stand in."""
+    """Return the body of a GraphDef."""
     return NodeBody(message, _IN_GRAPH)
 
 
 def function_body(message: Message) -> NodeBody:
-    """Return a FunctionDef as what its nodes stand in."""
+    """Return the body of a FunctionDef."""
     return NodeBody(message, _IN_FUNCTION)
 
 
 def _string_constant(node: Message) -> tuple[str, bytes | None]:
-    """Return a node's name, and the string that it is where it is the constant of one."""
+    """Return a node's name, and its value if it is a constant scalar string."""
     name, op = "", ""
     for number, part in node.parts():
         if number == 1:
@@ -183,7 +188,7 @@ def _string_value(tensor: Message) -> bytes | None:
 
 
 def _attribute_values(node: Message, name: str) -> list[Message]:
-    """Return all values that an attribute of a node is given; more than one only in a hostile file."""
+    """Return all values of an attribute; more than one only in a hostile file."""
     values = []
     for number, entry in node.parts():
         parts = list(entry.parts()) if number == 5 else []
@@ -193,7 +198,7 @@ def _attribute_values(node: Message, name: str) -> list[Message]:
 
 
 def _string_attribute(node: Message, name: str) -> bytes | None:
-    """Return an attribute that is a string, ``b""`` where there is none; None if it is not told here."""
+    """Return a string attribute, ``b""`` if absent; None if it isn't one string, or is too long."""
     values = _attribute_values(node, name)
     if not values:
         return b""
@@ -229,4 +234,4 @@ HARMLESS_IF: Mapping[str, Callable[[Message, NodeBody], bool]] = {
     "EncodeProto": _is_described_in_memory,
     "PrintV2": _is_to_terminal,
 }
-"""For each op that is judged by what it is given: whether a node, in its body, touches no file."""
+"""Checks by op that return whether a node, in its body, touches no file."""

@@ -1,6 +1,7 @@
-"""Protocol buffers as text, brought into their binary form as far as a schema knows the fields.
+"""Converter of ``saved_model.pbtxt`` from Protocol Buffers' text format to the binary form.
 
-Fields that the schema doesn't name are checked to be well formed, and left out.
+The schema has the fields that the other modules read. Other fields are checked to be well formed and left
+out.
 
 Source: Protocol Buffers documentation, "Text Format Language Specification".
 """
@@ -18,11 +19,11 @@ from ckpttool.formats.savedmodel.walk import MAX_DEPTH, MAX_FIELDS, Message, mes
 from ckpttool.storage.source import Source
 
 Schema = Mapping[str, Mapping[str, tuple[int, str]]]
-"""For each message its fields: number and type, which is a message's name or a scalar's:
-``string``, ``integer``, ``type`` (an enum whose names the caller knows), ``skipped``."""
+"""Number and type of each field, by message. A type is the name of a message, ``string``, ``integer``,
+``type`` (an enum whose names the caller knows) or ``skipped``."""
 
 MAX_TEXT = 1 << 26
-"""The most bytes of text; larger models are written in the binary form."""
+"""Limit on the bytes of text; larger models are written in the binary form."""
 
 _TOKEN = re.compile(
     rb"""\s+ | \#[^\n]* |
@@ -45,14 +46,14 @@ class _TextToken(NamedTuple):
 
 
 class _OpenMessage(NamedTuple):
-    """A message or a list that is being read.
+    """Message or list that is being parsed.
 
     Attributes:
-        fields: What the schema knows of the message.
-        number: Its number in the message around it; 0 where it is left out.
-        closing: What ends it.
-        out: Its binary form so far; a list writes into that of its message.
-        item: Number and type of the items of a list.
+        fields: Fields of the message in the schema.
+        number: Field number in the enclosing message; 0 if the message is left out.
+        closing: Token that ends it.
+        out: Binary form so far; a list appends to that of the enclosing message.
+        item: Field number and type of a list's items; None for a message.
     """
 
     fields: Mapping[str, tuple[int, str]]
@@ -63,14 +64,14 @@ class _OpenMessage(NamedTuple):
 
 
 def encode(path: str, text: bytes, schema: Schema, root: str, enum: Mapping[str, int]) -> bytes:
-    """Return a message in binary form, with the fields that the schema names.
+    """Return a message in binary form, with the fields that the schema has.
 
     Args:
         path: The file, for errors.
         text: The message as text.
-        schema: What is known of the messages.
+        schema: Fields of all messages.
         root: Name of the outermost message.
-        enum: Numbers of the names that values of type ``type`` may have.
+        enum: Numbers by name, for values of type ``type``.
     """
     if len(text) > MAX_TEXT:
         raise LimitExceeded(path, f"{len(text):,} bytes of text", expected=f"at most {MAX_TEXT:,}")
@@ -78,7 +79,7 @@ def encode(path: str, text: bytes, schema: Schema, root: str, enum: Mapping[str,
 
 
 class _Encoder:
-    """Reads a text token by token, without recursion."""
+    """Parser of one text, with a stack instead of recursion."""
 
     def __init__(self, path: str, text: bytes, schema: Schema, enum: Mapping[str, int]) -> None:
         self._path = path
@@ -91,7 +92,7 @@ class _Encoder:
         self._fields = 0
 
     def run(self, root: str) -> bytes:
-        """Return the whole message."""
+        """Return the binary form of the outermost message."""
         outermost = _OpenMessage(self._schema[root], 0, b"", bytearray())
         self._stack.append(outermost)
         while self._next is not None:
@@ -128,7 +129,7 @@ class _Encoder:
         return token
 
     def _field_name(self, token: _TextToken) -> str:
-        """Return the name of a field; one in brackets is an extension, which no schema knows."""
+        """Return the name of a field; ``[]`` for an extension, whose name is in brackets."""
         if token.kind == "name":
             return token.text.decode()
         while self._take().text != b"]":
@@ -165,7 +166,7 @@ class _Encoder:
         if token.kind == "mark":
             raise self._damage(f"{token.text!r} where a value should be", token.at)
         texts = [_unescape(token.text[1:-1])] if token.kind == "text" else []
-        while texts and self._next is not None and self._next.kind == "text":  # neighbours are one string
+        while texts and self._next is not None and self._next.kind == "text":  # adjacent strings are one
             texts.append(_unescape(self._take().text[1:-1]))
         out = self._stack[-1].out
         if kind == "string" and token.kind == "text":
@@ -323,7 +324,8 @@ _OLD_NAMES = {"float32": "FLOAT", "float64": "DOUBLE", "float16": "HALF", "unkno
 
 
 def text_message(source: Source) -> Message:
-    """Return the message that a text stands for."""
+    """Return the message in a ``saved_model.pbtxt``."""
+    # The text names enum values as the .proto file does: ``DT_FLOAT``, ``DT_INT32``, ``DT_FLOAT_REF``.
     types = {f"DT_{_OLD_NAMES.get(name, name.upper())}": number for number, name in enumerate(TYPE_NAMES)}
     types |= {f"{name}_REF": number + 100 for name, number in types.items() if number}
     message = encode(source.path, source.read(0, source.size), SCHEMA, "SavedModel", types)

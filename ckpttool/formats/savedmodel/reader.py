@@ -1,7 +1,7 @@
-"""Opens SavedModels: the graph is walked, and compared with the variables, the assets and the fingerprint.
+"""Reader of SavedModels: parses the graph and compares it with variables, assets and fingerprint.
 
-The tensors are the variables, which lie in a tensor bundle. Constants of the graph are counted and not
-listed: their values have no names that people know.
+The tensors of the checkpoint are the variables, in a tensor bundle. Constants of the graph aren't listed,
+because nobody knows them by name; their size is in the metadata.
 
 Source: tensorflow/tensorflow ``cc/saved_model/constants.h``, ``core/protobuf/saved_model.proto``,
 ``core/protobuf/fingerprint.proto``, ``python/saved_model/loader_impl.py``.
@@ -52,21 +52,22 @@ from ckpttool.formats.tensorflow.reader import training_of
 from ckpttool.storage import fs
 
 MAX_ASSETS = 1 << 26
-"""The most bytes of all assets of which checksums are made."""
+"""Limit on the bytes of assets that are read for checksums, for all together."""
 
 _FORMAT = "savedmodel"
 _BUNDLE = "tensorflow"
 _SCHEMA = 1
 _ASSETS_BELOW = (f"{ASSETS}{os.sep}", f"{ASSETS}.extra{os.sep}")
-_FROZEN_BYTES = 4096  # fewer are axes, shapes and file names
+_FROZEN_BYTES = 4096
+"""Bytes of constants that may be frozen weights in a model without variables; shapes and axes take less."""
 
 
 def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
     """Return the SavedModel in a directory.
 
     Args:
-        directory: Where it lies.
-        names: The files that it may be, the likeliest first.
+        directory: Path of the directory.
+        names: Names of the files that may have the model; the first that exists is read.
     """
     entries = scan(directory)
     if {BINARY, TEXT, CHUNKED}.isdisjoint(entries):
@@ -96,7 +97,7 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
                 parts.findings.append(warning("not-part", message, name))
 
         def own_names() -> Mapping[str, str]:
-            # What the variables were called is said by the graph of their bundle.
+            # The object graph in the bundle has the variables' names in Python; tensors were renamed since.
             known = {one.key: bundle.own_names.get(one.name) for one in bundle.tensors} if bundle else {}
             return {one.name: name for one in tensors if (name := known.get(one.key)) is not None}
 
@@ -119,7 +120,7 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
             safety=tuple(safety_of(model, directory, entries, sum(file.nbytes for file in files))),
             derives_metadata=True,  # digests of all that a graph computes take their time
         )
-        # What a converter has put beside it, if anything.
+        # A conversion to SavedModel writes this file.
         sidecar = os.path.join(directory, CONTENT)
         if not fs.isfile(sidecar) or not is_inside(sidecar, directory):
             return checkpoint
@@ -133,7 +134,7 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
 
 
 def _native_parts(bundle: Checkpoint | None, tensors: tuple[Tensor, ...]) -> Mapping[str, bytes]:
-    """Return the keys of the variables and their graph, where they tell the variables' names."""
+    """Return the bundle's native parts; none if tensors were renamed, since the keys are by name."""
     if bundle is None or [one.name for one in bundle.tensors] != [one.name for one in tensors]:
         return {}
     return bundle.native
@@ -142,14 +143,14 @@ def _native_parts(bundle: Checkpoint | None, tensors: tuple[Tensor, ...]) -> Map
 def _metadata(
     model: SavedModel, directory: str, file: str, fingerprint: Fingerprint | None
 ) -> dict[str, object]:
-    """Return the metadata, as plain data."""
+    """Return the metadata, as plain data; slow for large models, see ``GraphComputation``."""
     seen: Counter[str] = Counter()
     computations = {}
     for graph in model.graphs:
         tags = ",".join(sorted(graph.tags))
         seen[tags] += 1
         computations[tags if seen[tags] == 1 else f"{tags} ({seen[tags]})"] = graph.computes()
-    # The text form spells values in ways that take other numbers of bytes.
+    # Values in the text form have other sizes than in the binary form.
     constants = None if file == TEXT else sum(graph.constant_bytes for graph in model.graphs)
     return {
         "schema_version": model.schema,
@@ -163,7 +164,7 @@ def _metadata(
 
 
 def _assets(directory: str) -> Iterator[tuple[str, str]]:
-    """Yield how the assets are told, and what else lies beside them, by their names in the directory."""
+    """Yield relative path and checksum of each file in ``assets`` and ``assets.extra``."""
     left = MAX_ASSETS
     for file in _files(directory):
         name = os.path.relpath(file.path, directory)
@@ -185,7 +186,7 @@ def _files(directory: str) -> Iterator[FileEntry]:
 
 
 def _other_spans(directory: str) -> Iterator[Span]:
-    """Yield the files that carry no checksums, which are all but the variables."""
+    """Yield all files but the variables, as spans without a checksum."""
     for file in _files(directory):
         name = os.path.relpath(file.path, directory)
         is_variables = os.path.dirname(name) == os.path.dirname(INDEX)
@@ -199,7 +200,7 @@ def _read_into(path: str, offset: int, buffer: memoryview) -> None:
 
 
 def _graph_with_objects(model: SavedModel) -> MetaGraph | None:
-    """Return the meta graph with the objects of TensorFlow 2, or None."""
+    """Return the meta graph with an object graph, which TensorFlow 2 writes; else None."""
     return next((graph for graph in model.graphs if graph.objects), None)
 
 
@@ -209,7 +210,7 @@ def _graph_with_objects(model: SavedModel) -> MetaGraph | None:
 def _variables(
     parts: OpenedParts, model: SavedModel, directory: str
 ) -> tuple[Checkpoint | None, tuple[Tensor, ...]]:
-    """Open the bundle of the variables, and compare it with the objects of the graph."""
+    """Open the bundle of the variables, and compare it with the object graph; return it and the tensors."""
     path = os.path.join(directory, INDEX)
     if not fs.lexists(path):
         if any(map(needs_variables, model.graphs)):
@@ -228,7 +229,7 @@ def _variables(
 
 
 def _bundle(path: str, directory: str) -> Checkpoint:
-    """Return the bundle that an index stands for."""
+    """Open the bundle of the variables."""
     from ckpttool.formats import open_checkpoint
 
     for entry in scan(os.path.dirname(path)).values():
@@ -246,7 +247,7 @@ def _bundle(path: str, directory: str) -> Checkpoint:
 
 
 def _description_findings(model: SavedModel, directory: str) -> Iterator[Finding]:
-    """Yield what is remarkable in the model's own description."""
+    """Yield findings about the model's version, meta graphs, references, assets and constants."""
     if model.schema != _SCHEMA:
         yield warning("schema-version", f"schema version {model.schema}, where {_SCHEMA} is known")
     if len(model.graphs) > 1:

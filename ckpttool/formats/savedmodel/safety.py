@@ -1,6 +1,6 @@
-"""What running a SavedModel does besides computing, told from its ops and from the Keras layers in it.
+"""Safety findings of a SavedModel: ops, Keras layers and paths that do more than compute.
 
-An op that no list knows is registered by a library that must be loaded first.
+An unknown op is one that another library registers, which has to be loaded before the model.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _LONGEST = 200
 def safety_of(
     model: SavedModel, directory: str, entries: Mapping[str, os.DirEntry[str]], nbytes: int
 ) -> Iterator[Finding]:
-    """Yield what loading or running the model could do besides computing.
+    """Yield findings about side effects of loading or running the model.
 
-    ``nbytes`` is the size of its files.
+    ``nbytes`` is the size of all its files together.
     """
     for graph in model.graphs:
         yield from judge_ops(graph)
@@ -62,7 +62,7 @@ def safety_of(
 
 
 def judge_paths(model: SavedModel, directory: str) -> Iterator[Finding]:
-    """Yield the files outside of the model that loading it would read: assets, and those of its variables."""
+    """Yield errors about assets and files of variables that are links to, or names of, files outside."""
     for name in dict.fromkeys(name for graph in model.graphs for name in graph.assets):
         path = os.path.join(directory, ASSETS, name)
         if refusal(name) is not None or not is_inside(path, directory):
@@ -75,7 +75,7 @@ def judge_paths(model: SavedModel, directory: str) -> Iterator[Finding]:
 
 
 def judge_ops(graph: MetaGraph) -> Iterator[Finding]:
-    """Yield what the ops of a graph, and of all functions in its library, do besides computing."""
+    """Yield findings about unsafe and unknown ops of a graph and of its functions."""
     for (op, is_harmless), where in sorted(graph.places.items()):
         finding = _judge_op(graph, op, is_harmless, where)
         if finding is not None:
@@ -108,7 +108,7 @@ def _judge_op(graph: MetaGraph, op: str, is_harmless: bool, where: str) -> Findi
 
 
 def judge_links(graph: MetaGraph) -> Iterator[Finding]:
-    """Yield an error for each body whose nodes take or call what isn't there, and for such signatures."""
+    """Yield errors about references to nodes, functions and tensors that don't exist."""
     for function, reference in graph.broken:
         yield error(
             "graph-broken", f"it takes {reference[:_LONGEST]!r}, which isn't there", _body_name(function)
@@ -134,7 +134,9 @@ def _body_name(function: str) -> str:
 
 
 def judge_keras(path: str, nbytes: int) -> Iterator[Finding]:
-    """Yield what the layers in a ``keras_metadata.pb`` would run."""
+    """Yield findings about code in the layers of a ``keras_metadata.pb``."""
+    # SavedMetadata has repeated nodes (field 1), with path (3) and JSON (5); a Lambda layer has bytecode in
+    # it.
     with fs.open_source(path) as source:
         for number, node in message_in(source).parts():
             parts = {at: part for at, part in node.parts()} if number == 1 else {}
@@ -144,7 +146,7 @@ def judge_keras(path: str, nbytes: int) -> Iterator[Finding]:
 
 
 def judge_layer(metadata: bytes, path: str, where: str | None, nbytes: int) -> Iterator[Finding]:
-    """Yield what the description of a Keras layer, as JSON, would run."""
+    """Yield findings about code in a Keras layer, given its description as JSON."""
     try:
         tree = parse_json(path, metadata, "keras-metadata", constants=True)
     except CheckpointError as failure:

@@ -1,8 +1,9 @@
-"""Which nodes and functions of a graph serve its saver alone; what they are called proves nothing.
+"""Reachability analysis: the nodes and functions of a graph that serve its saver only.
 
-A saver's ops touch files. They are harmless where nothing that a model is asked for leads to them: neither a
-signature, nor what initialises it, nor an object, nor any other node or function. Those that write have no
-place in what restores, which is run when a model is loaded.
+A saver's ops touch files. They are harmless if nothing else that a caller can run depends on them: no
+signature, no initialisation, no object, no other node or function. An op that writes must not be among those
+that restore, which run when a model is loaded. Names prove nothing: a hostile model can put any op into the
+scope ``save/``.
 
 Source: tensorflow/tensorflow ``core/protobuf/saver.proto``, ``core/framework/function.proto``,
 ``core/framework/attr_value.proto``.
@@ -35,7 +36,7 @@ _Item = TypeVar("_Item", bound=Hashable)
 
 
 class FileOp(NamedTuple):
-    """An op that opens files, and where it stands: in a function, or (``""``) in the graph."""
+    """Op that opens files: its node, and the function that has the node (``""`` for the graph)."""
 
     op: str
     name: str
@@ -44,14 +45,18 @@ class FileOp(NamedTuple):
 
 @dataclass
 class Saver:
-    """What a graph's nodes and functions lead to, as far as it takes to tell what serves the saver alone.
-
-    Nodes of the graph are kept as the hashes of their names.
+    """Dependencies between a graph's nodes and functions; nodes are hashes of their names.
 
     Attributes:
-        prefix: The tensor that is fed the prefix of the variables.
-        functions: For each function of the library, those that it refers to.
+        prefix: Tensor that the prefix of the variables is fed to.
+        functions: Functions of the library, each with those that it refers to.
         offered: Functions that can be called from outside of the graph and the library.
+        _ends: Nodes that a loader runs to save and to restore, by the number of their field in SaverDef.
+        _initializers: Initializers of variables.
+        _asked: Nodes that are run for something else than saving.
+        _scoped: Nodes whose names are in a scope ``save/``.
+        _calls: Functions that each node of the graph refers to.
+        _nodes, _inputs: All edges, as pairs of a node and one of its inputs.
     """
 
     prefix: str = ""
@@ -66,7 +71,7 @@ class Saver:
     _inputs: array[int] = field(default_factory=lambda: array("q"))
 
     def define(self, message: Message) -> None:
-        """Add which nodes a SaverDef names."""
+        """Add the nodes that a SaverDef names."""
         for number, part in message.parts():
             if number == _FILE_NAME:
                 self.prefix = part.stable_text()
@@ -74,15 +79,15 @@ class Saver:
                 self._ends[number] = _node_of(part.text())
 
     def ask(self, reference: str) -> None:
-        """Add a node that is run for something else than saving."""
+        """Add a reference to a node that is run for something else than saving."""
         self._asked.add(_node_of(reference))
 
     def initialize(self, node: str) -> None:
-        """Add the initializer of a variable, which no loader runs: it restores the variable."""
+        """Add the initializer of a variable; loaders don't run it, because they restore the variable."""
         self._initializers.add(_node_of(node))
 
     def initialized_by(self, name: str) -> set[int]:
-        """Return all nodes that depend on one, but for initializers; none unless it serves these alone."""
+        """Return the nodes between a node and the initializers it serves; none if it serves anything else."""
         found = _reachable([hash(name)], self._users)
         asked = self._asked | {*self._ends.values()}
         serves_alone = found & self._initializers and not found & asked
@@ -90,7 +95,7 @@ class Saver:
 
     @cached_property
     def _users(self) -> Mapping[int, list[int]]:
-        """The nodes that take each one, once all are added."""
+        """Nodes that have each node as input, after all were added."""
         users: dict[int, list[int]] = defaultdict(list)
         for node, taken in zip(self._nodes, self._inputs, strict=True):
             users[taken].append(node)
@@ -106,31 +111,31 @@ class Saver:
             self._scoped.add(at)
 
     def call(self, name: str, function: str, called: str) -> None:
-        """Add that a node, in a function or (``""``) in the graph, refers to a function."""
+        """Add a reference of a node, in a function or (``""``) in the graph, to a function."""
         (self.functions[function] if function else self._calls[hash(name)]).add(called)
 
     def reachable_from(self, references: Iterable[str]) -> set[int]:
-        """Return all nodes that lead to tensors, as the hashes of their names."""
+        """Return the hashed names of all nodes that tensors depend on."""
         return _reachable(map(_node_of, references), self._takes())
 
     def nodes_and_functions(self) -> tuple[set[int], set[str]]:
-        """Return the nodes, as the hashes of their names, and the functions that serve the saver alone."""
+        """Return the nodes (hashed names) and the functions that serve the saver only."""
         saving, left = self._own_nodes(self._takes())
         return saving | left, self._own_functions(saving)
 
     @cached_property
     def uncalled_functions(self) -> set[str]:
-        """The functions to which neither a node of the graph nor anything outside leads, once all are added.
+        """Functions that neither the graph nor anything outside calls, after all were added.
 
-        What is called like an op may be run in its place.
+        A function with the name of an op is never among them: it may run in place of the op.
         """
         called = self._called_by(self._calls) | self.offered | (self.functions.keys() & known_ops().keys())
         return self.functions.keys() - _reachable(called, self.functions)
 
     def uses_of(self, ops: Iterable[FileOp]) -> dict[FileOp, tuple[bool, bool]]:
-        """Return for each op whether it serves the saver alone, and whether the saver runs it.
+        """Return for each op whether it serves the saver only, and whether the saver runs it.
 
-        A node that only an older saver ran isn't run.
+        The nodes of an older saver serve it only, but aren't run.
         """
         takes = self._takes()
         saving, left = self._own_nodes(takes)
@@ -153,10 +158,10 @@ class Saver:
         return takes
 
     def _own_nodes(self, takes: Mapping[int, list[int]]) -> tuple[set[int], set[int]]:
-        """Return the nodes that nothing but the saver needs, and those that an older one left.
-
-        The second come from a graph of TensorFlow 1 that was saved before: nothing leads to them, either.
-        """
+        """Return the nodes that only the saver depends on, and the unused ones of older savers."""
+        # TensorFlow 1 adds a saver to the graph each time the graph is saved, in a scope ``save_1/``, and
+        # SaverDef names the last. The scope makes a node a candidate only; it is dropped if anything else
+        # depends on it.
         saving = _reachable(self._ends.values(), takes)
         candidates = saving | self._scoped
         needed = {taken for node, inputs in takes.items() if node not in candidates for taken in inputs}
@@ -164,10 +169,10 @@ class Saver:
         return saving - foreign, self._scoped - saving - foreign
 
     def _own_functions(self, saving: set[int]) -> set[str]:
-        """Return the functions that only these nodes lead to."""
+        """Return the functions that only the nodes of the saver call, directly or not."""
         called = _reachable(self._called_by(saving), self.functions)
         others = self._called_by(self._calls.keys() - saving)
-        # What is called like an op may be run in its place.
+        # A function with the name of an op may run in place of the op.
         others |= self.offered | (self.functions.keys() - called - self.uncalled_functions)
         others |= called & known_ops().keys()
         foreign = _reachable(others, self.functions)
@@ -182,7 +187,7 @@ def _node_of(reference: str) -> int:
 
 
 def _reachable(starts: Iterable[_Item], leads: Mapping[_Item, Collection[_Item]]) -> set[_Item]:
-    """Return what can be reached from there, and that itself."""
+    """Return all items that can be reached from the starts, including these."""
     pending = list(starts)
     reached = set(pending)
     while pending:
@@ -193,11 +198,11 @@ def _reachable(starts: Iterable[_Item], leads: Mapping[_Item, Collection[_Item]]
     return reached
 
 
-# What refers to functions ---------------------------------------------------------------------------
+# References in messages -----------------------------------------------------------------------------
 
 
 def functions_in(attribute: Message) -> Iterator[str]:
-    """Yield the functions that an attribute, an entry of a map, refers to at any depth."""
+    """Yield the functions in an attribute (a map entry), at any depth."""
     for value in _inner([attribute], 2):
         for number, part in value.parts():
             functions = [part] if number == _FUNCTION else ()
@@ -209,11 +214,8 @@ def functions_in(attribute: Message) -> Iterator[str]:
                         yield from functions_in(text)
 
 
-# What a model is asked for --------------------------------------------------------------------------
-
-
 def tensors_of(signature: Message) -> Iterator[str]:
-    """Yield the names of all tensors that a signature, an entry of a map, takes and returns."""
+    """Yield the names of all tensors that a signature (a map entry) takes and returns."""
     for side in _inner(_inner([signature], 2), 1, 2):
         yield from _tensors(_inner([side], 2))
 
@@ -226,10 +228,10 @@ def _tensors(infos: Iterable[Message]) -> Iterator[str]:
 
 
 def nodes_of(collection: Message) -> Iterator[str]:
-    """Yield the nodes that a collection, an entry of a map, lists."""
+    """Yield the nodes in a collection (a map entry)."""
     return (name.text() for name in _inner(_inner(_inner([collection], 2), 1), 1))
 
 
 def _inner(messages: Iterable[Message], *numbers: int) -> Iterator[Message]:
-    """Yield what lies in fields of these numbers."""
+    """Yield the contents of all fields with these numbers."""
     return (part for message in messages for number, part in message.parts() if number in numbers)

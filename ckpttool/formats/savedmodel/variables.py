@@ -1,4 +1,4 @@
-"""The variables of a SavedModel: compared with its objects, named as people know them, and their layers.
+"""Variables of a SavedModel: compared with the object graph, given readable names, and Keras's layers.
 
 Source: tensorflow/tensorflow ``core/protobuf/fingerprint.proto``; tf_keras
 ``src/protobuf/saved_metadata.proto``, ``src/saving/legacy/saved_model/load.py``.
@@ -37,14 +37,15 @@ _ESCAPED = re.compile(r"\.([.S])")
 _VARIABLE_OPS = frozenset({"VarHandleOp", "Variable", "VariableV2"})
 _NUMBERED = re.compile(r"/\d+$|(^|/)layer(_with_weights)?-\d+/")
 _UNNAMED = "Variable"
-_MAX_HASHED = 1 << 23  # hashed in Python, at 5 MB/s
+_MAX_HASHED = 1 << 23
+"""Limit on the bytes of an index that are hashed, in Python at 5 MB/s."""
 _SHOWN = 200
 Fingerprint = Mapping[str, object]
 _TUPLES = ("__tuple__", "TensorShape")
 
 
 def needs_variables(graph: MetaGraph) -> bool:
-    """Return whether a graph can't be loaded without values of variables."""
+    """Return whether a graph has variables, so that it can't be loaded without a bundle."""
     if graph.objects:
         return any(item.variable for item in graph.objects)
     return not _VARIABLE_OPS.isdisjoint(graph.ops)
@@ -56,7 +57,7 @@ def raw_key(tensor: Tensor) -> str:
 
 
 def node_numbers_along(objects: Sequence[SavedObject], key: str) -> list[int]:
-    """Return the numbers of the objects on the way that a key tells, from the root as far as it goes."""
+    """Return the numbers of the objects along a key's path, from the root to the last that exists."""
     numbers = [0] if objects else []
     for part in key.removesuffix(VALUE).split("/") if numbers else ():
         name = _ESCAPED.sub(lambda match: "/" if match[1] == "S" else ".", part)
@@ -68,16 +69,16 @@ def node_numbers_along(objects: Sequence[SavedObject], key: str) -> list[int]:
 
 
 def _node_number(objects: Sequence[SavedObject], key: str) -> int | None:
-    """Return the number of the object that a bundle's key leads to from the root; None if none is."""
+    """Return the number of the object at the end of a key's path; None if there is none."""
     numbers = node_numbers_along(objects, key)
     return numbers[-1] if len(numbers) == key.removesuffix(VALUE).count("/") + 2 else None
 
 
-# The bundle against the objects ---------------------------------------------------------------------
+# Comparison with the object graph -------------------------------------------------------------------
 
 
 def compare_variables(tensors: Sequence[Tensor], objects: Sequence[SavedObject]) -> Iterator[Finding]:
-    """Yield where the variables of the graph and the entries of the bundle are not the same."""
+    """Yield findings about differences between the bundle's entries and the object graph's variables."""
     lost = sum(child >= len(objects) for item in objects for child in (*item.children.values(), *item.slots))
     if lost:
         yield error("object-graph", f"{lost:,} references to objects that there are none of")
@@ -120,10 +121,9 @@ def _mismatches(tensor: Tensor, variable: SavedVariable) -> Iterator[Finding]:
 
 
 def name_variables(tensors: Sequence[Tensor], objects: Sequence[SavedObject]) -> tuple[Tensor, ...]:
-    """Return the variables; those that are items of a list, or in a numbered layer, by their own names.
-
-    Keras exports a list of all variables and a second, private one, whose items are copies.
-    """
+    """Return the variables, with their names in Python where their keys have numbers instead of names."""
+    # Keras exports ``variables/3`` and, in a private list, ``_all_variables/3``, a copy of the same
+    # variable. The public one gets the name; the copy keeps its key and gets the role ``OTHER``.
     stated = {raw_key(tensor): _stated_name(tensor, objects) for tensor in tensors}
     public = Counter(name for key, name in stated.items() if name and not _is_private(key))
     taken = {tensor.name for tensor in tensors if stated[raw_key(tensor)] is None}
@@ -137,7 +137,7 @@ def _is_private(key: str) -> bool:
 def _with_stated_name(
     tensor: Tensor, name: str | None, public: Mapping[str, int], taken: Container[str]
 ) -> Tensor:
-    """Return a variable under its own name, unless another has it, too."""
+    """Return a variable under its name in Python, unless another has the same."""
     key = raw_key(tensor)
     if name is None or name == tensor.name:
         return tensor
@@ -149,7 +149,7 @@ def _with_stated_name(
 
 
 def _stated_name(tensor: Tensor, objects: Sequence[SavedObject]) -> str | None:
-    """Return the name that a variable was given, where the path to it only says which one it is."""
+    """Return the name in Python of a variable whose key has numbers instead of names; else None."""
     key = raw_key(tensor)
     if _SLOT in key or not _NUMBERED.search(key.removesuffix(VALUE)):
         return None
@@ -158,16 +158,15 @@ def _stated_name(tensor: Tensor, objects: Sequence[SavedObject]) -> str | None:
     return variable.name if variable and variable.name not in ("", _UNNAMED) else None
 
 
-# Layers, as Keras 2 describes its objects -----------------------------------------------------------
+# Layers, from Keras 2's descriptions of objects -----------------------------------------------------
 
 
 def layers_of_variables(
     directory: str, objects: Sequence[SavedObject], tensors: Sequence[Tensor]
 ) -> Mapping[str, LayerKind]:
-    """Return the layers of weights, without those that are not described or can't be read.
-
-    Keras 2 describes its objects in a file of their own; old releases do so in the graph.
-    """
+    """Return the layers of weights by tensor name; weights without a readable description are left out."""
+    # Keras 2 describes its layers in keras_metadata.pb, by the number of the object; up to TensorFlow 2.4 it
+    # did so in the object graph.
     from ckpttool.formats.keras.model import kind_for_weight
 
     described = {at: item.keras for at, item in enumerate(objects) if item.keras}
@@ -189,11 +188,11 @@ def layers_of_variables(
 
 
 def _outermost_kind(layers: Iterable[Layer], known: dict[int, KerasModel]) -> LayerKind | None:
-    """Return the kind of the outermost known layer, among those that lead to a weight from outside in.
+    """Return the kind of the outermost layer that has a known kind.
 
     Args:
-        layers: The layers, each parsed alone.
-        known: The outermost models by the ``id`` of their layers; new ones are added.
+        layers: Layers along the path to a weight, from the outside in, each parsed alone.
+        known: Cache of outermost models, by the ``id`` of their layer.
     """
     from ckpttool.formats.keras.model import KerasModel
 
@@ -210,7 +209,7 @@ def _outermost_kind(layers: Iterable[Layer], known: dict[int, KerasModel]) -> La
 
 
 def _read_descriptions(path: str, directory: str) -> dict[int, bytes]:
-    """Return the descriptions of objects, by their numbers."""
+    """Return the JSON descriptions in ``keras_metadata.pb``, by the number of the object."""
     described = {}
     try:
         require_inside(path, directory)
@@ -219,7 +218,7 @@ def _read_descriptions(path: str, directory: str) -> dict[int, bytes]:
                 parts = dict(node.parts()) if number == 1 else {}
                 if 5 in parts:
                     described[dict(node.numbers()).get(2, 0)] = parts[5].data(MAX_METADATA)
-    except CheckpointError:  # opening the model told of it
+    except CheckpointError:  # reported when the model was opened
         return {}
     return described
 
@@ -229,7 +228,7 @@ def _layer_of_text(path: str, text: bytes) -> Layer | None:
 
     try:
         node = _unwrap_tuples(parse_json(path, text, "keras-metadata", constants=True))
-    except CheckpointError:  # opening the model told of it
+    except CheckpointError:  # reported when the model was opened
         return None
     if isinstance(node, dict) and isinstance(shape := node.get("build_input_shape"), list):
         node.setdefault("build_config", {"input_shape": shape})
@@ -237,7 +236,7 @@ def _layer_of_text(path: str, text: bytes) -> Layer | None:
 
 
 def _unwrap_tuples(tree: Any) -> Any:
-    """Return a configuration with lists where Keras 2 wraps tuples and shapes."""
+    """Return a configuration with lists in place of Keras 2's wrapped tuples and shapes."""
     if isinstance(tree, list):
         return [_unwrap_tuples(item) for item in tree]
     if not isinstance(tree, dict):
@@ -251,7 +250,7 @@ def _unwrap_tuples(tree: Any) -> Any:
 
 
 def read_fingerprint(directory: str) -> tuple[Fingerprint | None, list[Finding]]:
-    """Return what a SavedModel's fingerprint says, if there is one, and what is wrong with it."""
+    """Return the UUID and the index's hash in ``fingerprint.pb``, None if absent or damaged; and findings."""
     path = os.path.join(directory, FINGERPRINT)
     if not fs.lexists(path):
         return None, []
@@ -270,7 +269,9 @@ def read_fingerprint(directory: str) -> tuple[Fingerprint | None, list[Finding]]
 
 
 def fingerprint_findings(fingerprint: Fingerprint | None, index: str) -> Iterator[Finding]:
-    """Yield an error where the index of the variables is not the one that was saved with the graph."""
+    """Yield an error if the index of the variables isn't the one that was saved with the graph."""
+    # ``checkpoint_hash`` is FarmHash's Fingerprint64 of the index file. The other hashes in the fingerprint
+    # aren't those of a file's bytes, and are ignored.
     stated = fingerprint["checkpoint_hash"] if fingerprint else None
     if stated is None:
         return

@@ -1,6 +1,7 @@
-"""Walks a message of up to 2 GiB in its file: fields are looked at where they lie, and never decoded whole.
+"""Lazy reader of Protocol Buffers messages in files of up to 2 GiB.
 
-What is long, above all the values of constants, is stepped over by its length.
+A ``Message`` is a range of the file. Its fields are found by reading keys and lengths through a window of
+256 KiB; long contents, above all the values of constants, are skipped without reading them.
 
 Source: Protocol Buffers documentation, "Encoding".
 """
@@ -15,14 +16,14 @@ from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Readable
 
 MAX_FIELDS = 20_000_000
-"""The most fields that are looked at; a graph of 500,000 nodes has as many."""
+"""Limit on fields that are read; a graph of 500,000 nodes has as many."""
 
 MAX_DEPTH = 100
-"""How deep messages may be nested; Protocol Buffers has the same limit."""
+"""Limit on the nesting of messages, as in Protocol Buffers."""
 
 MAX_NAME = 1 << 16
 MAX_TEXT = 1 << 26
-"""The most bytes of names that are kept, together."""
+"""Limit on the bytes of all names that are kept in memory."""
 
 _WINDOW = 1 << 18
 _SHORT = 1 << 14
@@ -31,7 +32,7 @@ _FIXED = {FIXED32: 4, FIXED64: 8}
 
 
 class Window:
-    """The part of a file that was read last, and how much of the budgets is used."""
+    """Buffer of the part of a file that was read last, with the counts for the limits."""
 
     __slots__ = ("base", "data", "fields", "source", "text")
 
@@ -43,10 +44,10 @@ class Window:
         self.base = 0
 
     def varint(self, at: int, end: int) -> tuple[int, int]:
-        """Return a number and the offset behind it, which is at most ``end``.
+        """Return a varint and the offset after it, which is at most ``end``.
 
         Raises:
-            ValueError: It doesn't end there.
+            ValueError: The varint doesn't end before ``end``.
         """
         here = at - self.base
         if here < 0 or here + _LONGEST > len(self.data):
@@ -58,20 +59,20 @@ class Window:
         return number, at + used
 
     def count(self, fields: int = 1) -> None:
-        """Count fields."""
+        """Count fields against ``MAX_FIELDS``."""
         self.fields += fields
         if self.fields > MAX_FIELDS:
             raise LimitExceeded(self.source.path, f"more than {MAX_FIELDS:,} fields", expected="less")
 
     def keep(self, nbytes: int) -> None:
-        """Count what stays in memory."""
+        """Count bytes of names that are kept in memory against ``MAX_TEXT``."""
         self.text += nbytes
         if self.text > MAX_TEXT:
             found = f"names of more than {MAX_TEXT:,} bytes together"
             raise LimitExceeded(self.source.path, found, expected="less")
 
     def read(self, at: int, nbytes: int) -> bytes:
-        """Return bytes of the file."""
+        """Return bytes of the file, from the buffer if possible."""
         here = at - self.base
         if here >= 0 and here + nbytes <= len(self.data):
             return self.data[here : here + nbytes]
@@ -79,7 +80,7 @@ class Window:
 
 
 class Message(NamedTuple):
-    """A message, or a string, in a file: from ``start`` up to ``end``."""
+    """Message, or string, in the range ``start`` to ``end`` of a file."""
 
     window: Window
     start: int
@@ -91,28 +92,30 @@ class Message(NamedTuple):
         return self.end - self.start
 
     def parts(self) -> Iterator[tuple[int, Message]]:
-        """Yield number and content of the fields that are messages or strings.
+        """Yield number and content of all length-delimited fields: messages, strings and packed numbers.
 
-        A field of another wire type than its message declares is none of it: Protocol Buffers skips it.
+        Fields of another wire type than the message declares are skipped, as Protocol Buffers does.
         """
         for key, _, part in self._walk():
             if key & 7 == BYTES:
                 yield key >> 3, part
 
     def numbers(self) -> Iterator[tuple[int, int]]:
-        """Yield number and value of the fields that are varints."""
+        """Yield number and value of all varint fields."""
         for key, value, _ in self._walk():
             if key & 7 == VARINT:
                 yield key >> 3, value
 
     def fields(self) -> Iterator[tuple[int, int | None, Message | None]]:
-        """Yield each field's number, varint value and length-delimited content; the other is None."""
+        """Yield number, varint value and length-delimited content of all fields; one of the two is None."""
         for key, value, part in self._walk():
             kind = key & 7
             yield key >> 3, value if kind == VARINT else None, part if kind == BYTES else None
 
     def _walk(self) -> Iterator[tuple[int, int, Message]]:
-        """Yield of each field its key, its value where that is a varint (else 0), and where it lies."""
+        """Yield the key, the varint value (else 0) and the content of each field."""
+        # The first branch is the fast path for a length-delimited field whose key and length are one byte
+        # each (0x87 masks the continuation bit and the wire type). Nearly all fields of a graph are such.
         window, at, end, depth = self.window, self.start, self.end, self.depth + 1
         self._check_depth()
         try:
@@ -134,10 +137,9 @@ class Message(NamedTuple):
             raise DamagedCheckpoint(path, reason, code="protobuf-damaged") from failure
 
     def short_parts(self) -> list[tuple[int, int, bytes]] | None:
-        """Return of each field its number, where it begins and its bytes, or None where ``fields`` is needed.
-
-        Graphs have a node for some hundred bytes, nearly all of short texts and messages: those are taken
-        apart several times as fast."""
+        """Return number, offset and bytes of each field; None if the message isn't short and plain."""
+        # Graphs have a node in some hundred bytes, nearly all with fields of one key byte and a length of at
+        # most two. Those are parsed from one read, several times as fast as by ``fields``.
         if self.nbytes > _SHORT:
             return None
         self._check_depth()
@@ -161,7 +163,7 @@ class Message(NamedTuple):
         return parts if at == end else None
 
     def _measure(self, at: int) -> tuple[int, int, int, int]:
-        """Return a field's key, its number, the size of its other content, and where that begins."""
+        """Return a field's key, varint value (else 0), size of its content (else 0), and offset of that."""
         key, at = self.window.varint(at, self.end)
         kind = key & 7
         if kind == VARINT:
@@ -180,16 +182,16 @@ class Message(NamedTuple):
             raise LimitExceeded(path, f"messages nested more than {MAX_DEPTH} deep", expected="less")
 
     def text(self) -> str:
-        """Return the bytes as text; what is no UTF-8 is spelled out."""
+        """Return the bytes as text; bytes that aren't UTF-8 become escapes."""
         return self.data(MAX_NAME).decode("utf-8", "backslashreplace")
 
     def stable_text(self) -> str:
-        """Return the bytes as text that stays in memory."""
+        """Return the bytes as text that is kept in memory, and counts for its limit."""
         self.window.keep(self.nbytes)
         return self.text()
 
     def data(self, limit: int) -> bytes:
-        """Return the bytes."""
+        """Return the bytes; raise ``LimitExceeded`` if they are more than ``limit``."""
         if self.nbytes > limit:
             found = f"{self.nbytes:,} bytes at byte {self.start:,}"
             raise LimitExceeded(self.window.source.path, found, expected=f"at most {limit:,}")
@@ -197,10 +199,10 @@ class Message(NamedTuple):
 
 
 def signed(value: int) -> int:
-    """Return a varint as int64 fields hold it, in two's complement."""
+    """Return the value of an int64 field, a varint in two's complement."""
     return value - (1 << 64) if value >> 63 else value
 
 
 def message_in(source: Readable) -> Message:
-    """Return the message that a whole file is."""
+    """Return the message of a whole file."""
     return Message(Window(source), 0, source.size)

@@ -1,9 +1,8 @@
-"""SavedModels that hold variables and nothing else.
+"""Writer of SavedModels that hold variables only.
 
-``tf.saved_model.load`` gives an object with the variables as attributes, along the parts of their names:
-``fc.weight`` is ``loaded.fc.weight``. It can't be called, it has no signatures, and it has no graph: what a
-server or a loader of TensorFlow 1 would run isn't there. What was a list is an object, too, whose attributes
-are called ``0`` and ``1``: ``getattr`` reaches them.
+``tf.saved_model.load`` returns an object with the variables as attributes, along the parts of their names:
+``fc.weight`` is ``loaded.fc.weight``. The model has no graph and no signatures, so it can't be called,
+served or loaded with TensorFlow 1. Items of lists are attributes named ``0`` and ``1``, for ``getattr``.
 
 Source: tensorflow/tensorflow ``core/protobuf/saved_model.proto``, ``saved_object_graph.proto``,
 ``python/saved_model/load.py``.
@@ -31,12 +30,12 @@ from ckpttool.formats.tensorflow.writer import refused_names, without_computatio
 from ckpttool.formats.writer import Content, Target, WriteOptions, Writer
 
 _TAG = "serve"
-_VERSIONS = number_field(1, 1) + number_field(2, 1)  # producer and least consumer
+_VERSIONS = number_field(1, 1) + number_field(2, 1)  # producer and min_consumer
 _USER_OBJECT = bytes_field(4, text_field(1, "_generic_user_object") + bytes_field(2, _VERSIONS))
 _OP_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
-"""What a variable may be called where it is loaded into a graph."""
+"""Names that TensorFlow accepts for the op of a variable; a variable with another name is written unnamed."""
 _AT_ROOT = frozenset({"graph_debug_info", "tensorflow_version", "tensorflow_git_version"})
-"""What the loader sets itself."""
+"""Attributes of the root that the loader sets."""
 OWN_ATTRIBUTES = frozenset(
     re.findall(
         r"\w+",
@@ -55,17 +54,16 @@ OWN_ATTRIBUTES = frozenset(
         """,
     )
 )
-"""What an object of TensorFlow needs for itself, besides what Python does."""
-
+"""Attributes that TensorFlow's trackable objects need themselves; no variable may replace them."""
 
 NO_VARIABLES = frozenset(
     {"variant", "qint16", "quint16", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e4m3b11fnuz"}
 )
-"""Types that TensorFlow assigns to no variable."""
+"""Types that TensorFlow's variables can't have."""
 
 
 class SavedModelWriter(Writer):
-    """A directory with variables that TensorFlow 2 loads as an object."""
+    """Writer of a directory that TensorFlow 2 loads as an object with variables."""
 
     name: ClassVar[str] = "savedmodel"
     dtypes: ClassVar[frozenset[str]] = frozenset(NUMBERS) - NO_VARIABLES
@@ -101,10 +99,8 @@ class SavedModelWriter(Writer):
 
 
 def _model_message(content: Content) -> bytes:
-    """Return the message of a SavedModel that has one graph, in which there is nothing but objects.
-
-    What is tied is one object with several names.
-    """
+    """Return a SavedModel message with one meta graph, which has an object graph only."""
+    # Tied tensors are one object that several parents have as a child.
     owned = {tensor.name: tensor for tensor in content.owned}
     objects, numbers = objects_of(owned)
     for tensor in content.tensors:

@@ -48,8 +48,8 @@ _NUMBERS = {
     27: "float8_e4m3b11fnuz",
     28: "float8_e5m2fnuz",
 }
-# Sub-byte types are packed elsewhere; a bundle gives each of their elements a byte of its own. These types
-# therefore aren't those of ``core/dtypes.py``, although some have the same name.
+# Types that only TensorFlow has, or that it stores in another width than ``core/dtypes.py``: a bundle gives
+# each element of a sub-byte type a byte of its own.
 _OWN = {
     15: DType("qint16", 16, "quantized", "int16"),
     16: DType("quint16", 16, "quantized", "uint16"),
