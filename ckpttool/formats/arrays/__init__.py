@@ -1,1 +1,1 @@
-"""NumPy's files, and its arrays in pickles."""
+"""NumPy: ``.npy`` and ``.npz`` files (``files``, ``npz_writer``), and arrays in pickles (``objects``)."""

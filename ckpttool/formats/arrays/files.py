@@ -1,6 +1,8 @@
 """NumPy's own files: one array in ``.npy``, several of them in a zip, ``.npz``.
 
-Arrays of Python objects hold a pickle. It is judged, and nothing of it is built.
+A ``.npy`` file is a magic number, a version, the length of a header, the header (a Python literal with
+``descr``, ``fortran_order`` and ``shape``), and the elements. An array of Python objects has a pickle in
+place of elements; it is scanned for dangerous calls, and no object of it is built.
 
 Source: NumPy ``numpy/lib/_format_impl.py``, ``numpy/lib/_npyio_impl.py``.
 """
@@ -32,14 +34,18 @@ from ckpttool.formats.sidecar import ENTRY, apply_sidecar_record
 _SUFFIX = ".npy"
 _KINDS = {"f": "float", "i": "int", "u": "uint", "c": "complex"}
 _OPAQUE = {"V1": "bits8", "V2": "bits16"}
-"""How bfloat16 and types of a byte come out: NumPy forgets which they were."""
+"""Types by ``descr`` of arrays whose own type isn't recorded: NumPy writes bfloat16 as V2, float8 as V1."""
 _MAX_INT64 = (1 << 63) - 1
 MAX_BEHIND = 10_000
-"""The most arrays, one after the other, that are judged in one file."""
+"""Limit on further arrays in one file that are scanned."""
 
 
 class _Arrays:
-    """The arrays of a file, and what was found in them."""
+    """The arrays of a file, and the findings about them.
+
+    Attributes:
+        descriptions: Arrays that are no tensors (text, dates, structures, objects), by name.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -59,13 +65,14 @@ class _Arrays:
         where: str | None,
         crc32: int | None = None,
     ) -> int:
-        """Add the array between two offsets in bytes; return where it ends.
+        """Add the array between two offsets; return the offset after it.
 
         Args:
-            source: What its bytes are read from; ``start`` and ``end`` are offsets in it.
-            name: Its name in the checkpoint; ``where`` is that of its record, for errors.
-            extent: Whether its elements are in the file as they are.
-            crc32: The checksum of all between the two offsets, where it is known.
+            source: Source of its bytes; ``start`` and ``end`` are offsets in it.
+            name: Its name in the checkpoint.
+            extent: Whether its elements are in the file as they are, neither compressed nor in another file.
+            where: Name of its record, for errors.
+            crc32: Checksum of the bytes between the two offsets, if it is known.
         """
         header = read_npy_header(source, start, end, where)
         try:
@@ -96,10 +103,9 @@ class _Arrays:
         return header.data + nbytes
 
     def judge_rest(self, source: Readable, start: int, end: int, where: str | None) -> Finding:
-        """Judge what ``np.load`` would read next from the same file, and return what is said of it.
-
-        More arrays, as ``np.save`` into an open file writes them, are a warning; anything else is an error.
-        """
+        """Scan the bytes after an array, and return the finding about them."""
+        # ``np.save`` into an open file appends arrays, and repeated ``np.load`` reads them: a warning. It
+        # takes anything else for a pickle, so it is scanned as one, whatever it looks like: an error.
         offset, arrays = start, _Arrays(self.path)
         for _ in range(MAX_BEHIND):
             if not _begins_array(source, offset, end):
@@ -112,7 +118,7 @@ class _Arrays:
         self.safety += arrays.safety
         if offset >= end:
             return warning("trailing-bytes", f"{end - start:,} bytes behind the array, another array", where)
-        try:  # ``np.load`` takes for a pickle what is no array
+        try:
             self.safety += read_pickles(source, offset, end, where).safety
         except DamagedCheckpoint as failure:
             self.safety += failure.safety
@@ -122,7 +128,7 @@ class _Arrays:
     def _add_objects(
         self, source: Readable, header: ArrayHeader, end: int, name: str, where: str | None
     ) -> int:
-        """Judge the pickle of an array of objects; return where it ends, or all that belongs to no array."""
+        """Scan the pickle of an array of objects; return the offset of the next array, or ``end``."""
         self.findings.append(
             note("object-array", "Python objects in a pickle, which are not read", where or name)
         )
@@ -155,6 +161,8 @@ def _tensor_parts(
     nbytes: int,
     storage: Extent | None,
 ) -> TensorParts:
+    # An array in Fortran order is read through strides, in elements: the first axis is the densest. If such
+    # an array has at most one axis longer than 1, both orders are the same bytes, and it is read as they are.
     shape, swap = header.shape, swap_width(dtype.word_bytes, order)
     strides = tuple(math.prod(shape[:axis]) for axis in range(len(shape)))
     values: Values
@@ -169,7 +177,7 @@ def _tensor_parts(
 
 
 def element_type(descr: Any) -> tuple[DType | None, Literal["little", "big"]]:
-    """Return the type of the elements and their byte order; None for text, dates and structures."""
+    """Return type and byte order of the elements of ``descr``; None for text, dates and structures."""
     if not isinstance(descr, str):
         return None, "little"
     order: Literal["little", "big"] = "big" if descr.startswith(">") else "little"
@@ -184,14 +192,14 @@ def element_type(descr: Any) -> tuple[DType | None, Literal["little", "big"]]:
 
 
 def describe_array(header: ArrayHeader, crc32: int | None) -> dict[str, object]:
-    """Return what is known of an array that is no tensor; the checksum is that of header and elements."""
+    """Return metadata of an array that is no tensor; ``crc32`` is the checksum of header and elements."""
     dtype = header.descr if isinstance(header.descr, str) else repr(header.descr)[:1000]
     description: dict[str, object] = {"<class>": "numpy.ndarray", "dtype": dtype, "shape": list(header.shape)}
     return description if crc32 is None else {**description, "CRC-32": f"{crc32:08x}"}
 
 
 class Npy(Format):
-    """One array."""
+    """One array: ``.npy``."""
 
     name: ClassVar[str] = "numpy"
     suffixes = (".npy",)
@@ -226,7 +234,8 @@ class Npy(Format):
         )
 
     def _open_without_tensors(self, probe: Probe, arrays: _Arrays) -> Checkpoint:
-        """Return the checkpoint of an array that is no tensor; only its metadata reads it."""
+        # The metadata has a checksum in place of the elements, for ``diff``; it is computed when it is asked
+        # for.
         content = Payload(probe.source, 0, probe.source.size, "bytes")
 
         @functools.cache
@@ -254,7 +263,7 @@ class Npy(Format):
 
 
 class Npz(Format):
-    """Several arrays in a zip."""
+    """Several arrays in a zip: ``.npz``."""
 
     name: ClassVar[str] = "numpy"
     suffixes = (".npz",)
@@ -264,12 +273,12 @@ class Npz(Format):
             return False
         try:
             names = list(probe.archive.names)
-        except CheckpointError:  # of a damaged zip the first record tells
+        except CheckpointError:  # a damaged directory: the first record's own header still has a name
             names = [probe.first_record]
-        if not names:  # no arrays at all: its name is the only sign
+        if not names:  # an empty zip has no other sign than its suffix
             return probe.head.startswith(EMPTY_MAGIC) and probe.name.endswith(".npz")
         are_arrays = [name.endswith(_SUFFIX) or name == ENTRY for name in names]
-        # Of what is rescued, a name may be damaged.
+        # In a rescued zip some names may be damaged.
         return all(are_arrays) or (probe.is_rescued_zip and sum(are_arrays) > len(names) / 2)
 
     def open(self, probe: Probe) -> Checkpoint:
@@ -301,7 +310,7 @@ class Npz(Format):
             findings=tuple(arrays.findings),
             safety=tuple(arrays.safety),
         )
-        # Of a zip without its directory nobody knows which records it had.
+        # Without its directory, a zip doesn't record which arrays it had.
         missing = {name.removesuffix(_SUFFIX): one.why for name, one in archive.lost.items() if name != ENTRY}
         checkpoint = checkpoint.but(
             complete=not archive.is_cut, names_all=not archive.is_cut, missing=missing
@@ -310,7 +319,7 @@ class Npz(Format):
 
 
 def _rescued_arrays(rescue: Rescue) -> tuple[Member, ...]:
-    """Return what was rescued, by the names that arrays have where one of two is damaged."""
+    """Return rescued records; if directory and record differ in a name, the one that an array can have."""
     arrays = {one.name: name for name, one in rescue.aliases.items() if name.endswith(_SUFFIX)}
     return tuple(
         one if one.name.endswith(_SUFFIX) else one._replace(name=arrays.get(one.name, one.name))
@@ -319,7 +328,7 @@ def _rescued_arrays(rescue: Rescue) -> tuple[Member, ...]:
 
 
 def safety_of(archive: Archive) -> list[Finding]:
-    """Return what loading the arrays in a zip could run."""
+    """Return the safety findings of all arrays in a zip."""
     arrays = _Arrays(archive.source.path)
     for member in archive.members:
         if member.name != ENTRY:
@@ -328,14 +337,14 @@ def safety_of(archive: Archive) -> list[Finding]:
 
 
 def safety_of_array(source: Readable, name: str) -> list[Finding]:
-    """Return what loading bytes that begin with an array could run."""
+    """Return the safety findings of a source that begins with an array."""
     arrays = _Arrays(source.path)
     arrays.add(source, 0, source.size, name, extent=False, where=name)
     return arrays.safety
 
 
 def safety_of_member(archive: Archive, member: Member) -> list[Finding]:
-    """Return what loading the array in one record of a zip could run."""
+    """Return the safety findings of the array in one record of a zip."""
     arrays = _Arrays(archive.source.path)
     _add_member(archive, arrays, member)
     return arrays.safety

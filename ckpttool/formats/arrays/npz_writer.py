@@ -26,17 +26,17 @@ _DESCRIPTIONS = {
     **{f"float{bits}": f"<f{bits // 8}" for bits in (16, 32, 64)},
     **{f"complex{bits}": f"<c{bits // 8}" for bits in (64, 128)},
 }
-"""How the header of an array calls its elements."""
+"""``descr`` by type; bfloat16 and float8 have none."""
 _SUFFIX = ".npy"
 _VERSION = bytes([1, 0])
 _ALIGNMENT = 64
-_ROOM_TO_GROW = 21  # digits that the length of the first axis may come to have
-_MAX_AXES = min(64, _READ_AXES)
-_ENTRY_BYTES = 80  # of the directory, beside the name
+_ROOM_TO_GROW = 21  # NumPy reserves as many digits for the first axis, to append to a file in place
+_MAX_AXES = min(64, _READ_AXES)  # NumPy's own limit is 64
+_ENTRY_BYTES = 80  # of a record in the zip's directory, without the name, and more than it needs
 
 
 class NpzWriter(Writer):
-    """Several arrays in a zip."""
+    """Several arrays in a zip: ``.npz``."""
 
     name: ClassVar[str] = "numpy"
     suffixes: ClassVar[tuple[str, ...]] = (".npz",)
@@ -78,7 +78,9 @@ def _name_refusals(name: str, names: set[str]) -> Iterator[str]:
 
 
 def npy_header(tensor: Tensor) -> bytes:
-    """Return what is before the elements in a ``.npy``; they begin at a multiple of 64 bytes."""
+    """Return the bytes before the elements of a ``.npy``, byte for byte as NumPy writes them."""
+    # Magic number, version 1.0, the header's length as a uint16, and the header: a literal, padded with
+    # spaces and closed by a newline, so that the elements begin at a multiple of 64 bytes.
     shape = tensor.shape
     text = f"{{'descr': {_DESCRIPTIONS[tensor.dtype.name]!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
     text += " " * (_ROOM_TO_GROW - len(repr(shape[0])) if shape else 0)

@@ -1,5 +1,15 @@
 """NumPy's arrays and scalars in a pickle, read without calling NumPy's constructors.
 
+As the pickle machine records them::
+
+    _reconstruct(ndarray, (0,), b"b")      state ([version,] shape, dtype, is Fortran, data)     protocols 0-4
+    _frombuffer(data, dtype, shape, order[, axes])                                               protocol 5
+    scalar(dtype, data)
+    _mareconstruct(...)                    state (_, shape, dtype, is Fortran, data, mask, fill value)
+    dtype("f8", ...)                       state (version, byte order, ...)
+
+``data`` is bytes in the file, or text in which each character is a byte (Python 2, and protocols 0 to 2).
+
 Source: NumPy ``numpy/_core/src/multiarray/methods.c`` (``__reduce__``), ``descriptor.c``.
 """
 
@@ -28,15 +38,16 @@ if TYPE_CHECKING:
     from ckpttool.formats.content.assembly import TreeBuilder
 
 _RECONSTRUCT = ("_reconstruct", "_frombuffer")
-"""What makes an array, in NumPy's modules of whatever version."""
+"""Functions that make an array."""
+# NumPy 2 renamed its module ``core`` to ``_core``.
 _MULTIARRAY = frozenset({"numpy.core.multiarray", "numpy._core.multiarray"})
 _MASKED = frozenset({"numpy.ma.core", "numpy.ma"})
 _NUMERIC = frozenset({"numpy.core.numeric", "numpy._core.numeric"})
 _MAX_AXES = 32
 _ARRAY_VERSIONS = (0, 1)
 _BYTES = frozenset({Global("builtins", "bytes"), Global("builtins", "bytearray")})
-_BOOL = Call(Global("numpy", "dtype"), ("b1",))
-_SCALARS = {
+_BOOL = Call(Global("numpy", "dtype"), ("b1",))  # the type of a mask
+_SCALARS = {  # codes of ``struct``
     "float16": "e",
     "float32": "f",
     "float64": "d",
@@ -55,7 +66,8 @@ ByteOrder = Literal["little", "big"]
 
 
 def _decoded_blocks(payload: Payload, nbytes: int, swap: int, limit: int) -> Iterator[memoryview]:
-    """Yield array bytes that are in the pickle as text; ``nbytes`` is how many they are once decoded."""
+    """Yield array bytes that a pickle has as text; ``nbytes`` is their number once decoded."""
+    # Blocks must end between elements to be swapped: 16 is a multiple of every element's size.
     step = max(16, limit - limit % 16)
     ready = b""
     for data in _decode(payload, nbytes, step):
@@ -88,13 +100,13 @@ def _decode(payload: Payload, nbytes: int, step: int) -> Iterator[bytes]:
 def numpy_leaf(
     call: Call, path: str, make: Callable[..., Any], sums: PayloadChecksums | None = None
 ) -> Leaf[Any] | None:
-    """Return the array or scalar that a call represents, or None where it is neither.
+    """Return the array or scalar that a call makes, or None if it makes neither.
 
     Args:
-        call: What the interpreter recorded.
+        call: A call in a pickle, with its arguments and state.
         path: The file, for errors.
         make: Builds the tensor from ``dtype, shape, values, extent, storage, byteorder``.
-        sums: What reads checksums of arrays that are no tensors.
+        sums: Reads checksums of arrays that are no tensors.
     """
     function, sums = call.function, sums or PayloadChecksums()
     if not isinstance(function, Global):
@@ -119,7 +131,9 @@ def numpy_leaf(
 
 
 def _layout(shape: Any, order: object, axes: Any = None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shape in which the elements are stored, and which of its axes each axis of the array is."""
+    """Return the shape in storage order, and for each axis of the array its index in that shape."""
+    # Order "C" is the array's own. "F" stores the axes in reverse. "K" (of ``_frombuffer`` in later releases
+    # of NumPy) keeps the order in memory, and has the axes as a further argument.
     if not isinstance(shape, tuple) or len(shape) > _MAX_AXES:
         raise ValueError("no shape")
     if any(type(length) is not int or length < 0 for length in shape):
@@ -148,7 +162,7 @@ def _array_leaf(
     shape = tuple(stored_shape[axis] for axis in axes)
     typed = element_type(dtype)
     if typed is None:
-        # An array of objects holds them in a list, for whoever walks the tree.
+        # An array of objects has a list as data; None lets the caller walk into it.
         if isinstance(data, list):
             return None
         order = "" if axes == tuple(range(len(axes))) else f", stored by axes {axes}"
@@ -157,6 +171,7 @@ def _array_leaf(
     element, byteorder = typed
     content = _content(data)
     nbytes = element.nbytes(math.prod(stored_shape))
+    # Text in UTF-8 has 1 or 2 bytes per byte of the array; ``_decode`` compares the exact number as it reads.
     stored = content.nbytes if isinstance(content, Payload) else len(content)
     if isinstance(content, Payload) and content.kind == "latin1" and nbytes <= stored <= 2 * nbytes:
         stored = nbytes
@@ -170,7 +185,7 @@ def _array_leaf(
 def _masked_array_leaf(
     path: str, state: Any, make: Callable[..., Any], sums: PayloadChecksums
 ) -> Leaf[Any] | None:
-    """Return a masked array: its values, and which of them are hidden."""
+    """Return the values of a masked array, and its mask as a tensor ``mask``; true elements are hidden."""
     _, shape, dtype, fortran, data, mask, fill = state
     layout = _layout(shape, "F" if fortran else "C")
     values = _array_leaf(path, dtype, *layout, data, make, sums)
@@ -191,7 +206,9 @@ def _values(
     stored_shape: tuple[int, ...],
     axes: tuple[int, ...],
 ) -> tuple[Values, Extent | None]:
-    """Return where the elements come from, and where they are in the file in one piece."""
+    """Return the lazy values of an array in C order, and their extent if the file has them as they are."""
+    # Elements that are stored in another order of axes are read through strides where they are in the file.
+    # Those in memory are transposed at once, and those in text when they are read, which needs all of them.
     swap = swap_width(element.word_bytes, byteorder)
     strides = tuple(math.prod(stored_shape[axis + 1 :]) for axis in axes)
     shape = tuple(stored_shape[axis] for axis in axes)
@@ -204,12 +221,12 @@ def _values(
         if not moved:
             return decoded, None
 
-        def put_in_order(limit: int) -> Iterator[memoryview]:  # they must be decoded whole
+        def put_in_order(limit: int) -> Iterator[memoryview]:
             content = b"".join(map(bytes, decoded.blocks(limit)))
             return in_memory(_transpose(content, element, stored_shape, axes)).blocks(limit)
 
         return Computed(put_in_order), None
-    # What had to be inflated lies in memory, and nowhere in the file.
+    # Data that had to be inflated is in memory only, and has no extent.
     extent = Extent(path, data.offset, data.nbytes) if isinstance(data.source, Source) else None
     if moved:
         return Strided(data.source, data.offset, element.itemsize, shape, strides, swap), extent
@@ -217,7 +234,7 @@ def _values(
 
 
 def _content(data: object) -> bytes | Payload:
-    """Return array bytes, which Python 2 wrote as 8-bit text, and old protocols as calls."""
+    """Return the bytes of an array, unwrapped from 8-bit text and from calls of ``bytes``."""
     while isinstance(data, Call) and isinstance(data.function, Global):
         if data.function not in _BYTES or len(data.args) > 2:
             break
@@ -232,7 +249,6 @@ def _content(data: object) -> bytes | Payload:
 
 
 def _transpose(data: bytes, element: DType, shape: tuple[int, ...], axes: tuple[int, ...]) -> bytes:
-    """Return the elements in C order of the axes."""
     import numpy as np
 
     items = np.frombuffer(data, f"V{element.itemsize}").reshape(shape)
@@ -241,7 +257,7 @@ def _transpose(data: bytes, element: DType, shape: tuple[int, ...], axes: tuple[
 
 
 def _scalar(call: Call, sums: PayloadChecksums) -> object:
-    """Return a NumPy scalar as a number, or described if Python has none like it."""
+    """Return a NumPy scalar as a Python number, or as a description if it is none."""
     dtype = call.args[0]
     typed = element_type(dtype)
     code = None if typed is None else _SCALARS.get(typed[0].name)
@@ -249,7 +265,7 @@ def _scalar(call: Call, sums: PayloadChecksums) -> object:
         name = dtype_text(dtype) if typed is None else typed[0].name
         try:
             content = _content(call.args[1])
-        except TypeError:  # the content of the type ``object`` is any object
+        except TypeError:  # a scalar of dtype ``object`` has any object as its content
             return f"<NumPy scalar of {name}: {describe(call.args[1])}>"
         return f"<NumPy scalar of {name}: {_describe_content(content, sums)}>"
     element, byteorder = typed
@@ -266,7 +282,7 @@ def _describe_content(content: bytes | Payload, sums: PayloadChecksums) -> str:
 
 
 def element_type(dtype: object) -> tuple[DType, ByteOrder] | None:
-    """Return the element type and byte order of a pickled ``numpy.dtype``; None for what holds no numbers."""
+    """Return element type and byte order of a pickled ``numpy.dtype``; None for types that are no numbers."""
     if not isinstance(dtype, Call) or not dtype.is_of("numpy", "dtype") or not dtype.args:
         return _extension(dtype)
     if dtype.state is not None and not is_known_version(dtype.state):
@@ -279,7 +295,7 @@ def element_type(dtype: object) -> tuple[DType, ByteOrder] | None:
         return BY_NAME["bool"], "little"
     if not isinstance(text, str):
         return None
-    itemsize(text)  # which refuses what NumPy does
+    itemsize(text)  # raises ValueError for types that NumPy refuses, too
     if text[:1] not in _KINDS or not text[1:].isdigit():
         return None
     element = BY_NAME.get(f"{_KINDS[text[0]]}{8 * int(text[1:])}")
@@ -287,14 +303,14 @@ def element_type(dtype: object) -> tuple[DType, ByteOrder] | None:
 
 
 def _extension(dtype: object) -> tuple[DType, ByteOrder] | None:
-    """Return a type of ml_dtypes, which is pickled by name."""
+    """Return a type of ml_dtypes, such as bfloat16, which is pickled as a global name."""
     if isinstance(dtype, Global) and dtype.module == "ml_dtypes" and dtype.name in BY_NAME:
         return BY_NAME[dtype.name], "little"
     return None
 
 
 def dtype_text(dtype: object) -> str:
-    """Return the name of a type, and all that is to be said of it where the name isn't all."""
+    """Return the code of a pickled dtype, with byte order, unit of dates, or fields of a structure."""
     if not isinstance(dtype, Call) or not dtype.args or not isinstance(dtype.args[0], str):
         return str(describe(dtype))
     name, state = dtype.args[0], dtype.state
@@ -309,7 +325,7 @@ def dtype_text(dtype: object) -> str:
 
 
 def _date_unit(state: tuple[Any, ...]) -> str | None:
-    """Return the unit of a date, as NumPy writes it: how many of what."""
+    """Return the unit of a date in NumPy's notation: ``s``, or ``25ms`` for 25 milliseconds."""
     try:
         code, count, one, event = state[8][1]
         return f"{count if count != 1 else ''}{code.decode('ascii')}" if (one, event) == (1, 1) else None
@@ -321,7 +337,7 @@ def _date_unit(state: tuple[Any, ...]) -> str | None:
 
 
 def array_node(builder: TreeBuilder, call: Call, leaf: Leaf[Any]) -> object:
-    """Return what an array becomes where it is told from a tensor, as ``FrameworkNode`` says."""
+    """Return the node of an array in frameworks that have tensors as well; a ``FrameworkNode``."""
     module, name = _function_name(call)
     if name == MASKED.name:
         return _masked_array_node(builder, call, leaf)
@@ -336,7 +352,7 @@ def array_node(builder: TreeBuilder, call: Call, leaf: Leaf[Any]) -> object:
 
 
 def array_as_tensor(builder: TreeBuilder, node: Call | Persistent, leaf: Leaf[Any]) -> object:
-    """Return what an array becomes where arrays are the tensors, as ``FrameworkNode`` says."""
+    """Return the node of an array in formats whose tensors are arrays; a ``FrameworkNode``."""
     if isinstance(node, Persistent):
         return builder.tensor(leaf)
     module, name = _function_name(node)
@@ -345,7 +361,7 @@ def array_as_tensor(builder: TreeBuilder, node: Call | Persistent, leaf: Leaf[An
 
 
 def _function_name(call: Call) -> tuple[str, str]:
-    assert isinstance(call.function, Global)  # what is no name makes no array
+    assert isinstance(call.function, Global)  # ``numpy_leaf`` makes tensors of no other call
     return call.function.module, call.function.name
 
 

@@ -1,8 +1,8 @@
 """Makes a ``Checkpoint`` of the nodes of a pickle: tensors with names, ties and roles, and the content tree.
 
-In the tree (``Checkpoint.tree``) a node becomes its Python value if it is plain, remains if it is data of a
-class that is known to be harmless, and becomes an ``Opaque`` otherwise. Tensors inside of an ``Opaque`` are
-kept, under the same names. The folder of each framework converts the framework's own objects.
+A node in the tree (``Checkpoint.tree``) is a Python value if it is plain, the recorded ``Call`` if its class
+is known to be harmless data, and otherwise an ``Opaque``, which describes it and keeps the tensors in it
+under the same names. Each framework's folder converts the framework's own objects.
 """
 
 from __future__ import annotations
@@ -48,25 +48,26 @@ from ckpttool.formats.content.tree import Flat, Leaf, NodeParts, TensorParts, fo
 from ckpttool.formats.interface import Probe
 
 MAX_READ = 1 << 26
-"""The most bytes of texts and byte strings that are taken out of a pickle into a tree."""
+"""Limit on bytes of strings and bytes objects per pickle that are read into a tree."""
 OPAQUE, TENSOR = 1, 2
+"""Flags of a node: it is or has an ``Opaque``, or a tensor, at any depth."""
 _RECORDS = frozenset({("argparse", "Namespace"), ("types", "SimpleNamespace")})
-"""Classes of which any attribute may be missing."""
+"""Classes that remain valid if an attribute is ``Opaque``."""
 
 
 FrameworkNode = Callable[["TreeBuilder", Any, Leaf[Any]], object]
-"""Says what an object becomes that turned out to be tensors; it gets the builder, the object, and these."""
+"""Returns the tree node of an object that holds tensors, from the builder, the object and its ``Leaf``."""
 
 
 class TreeBuilder:
-    """Builds the tree of what one pickle holds.
+    """Builds the content tree of one pickle, after ``flatten`` has found its tensors.
 
     Args:
-        leaf: As for ``tree.flatten``, which has asked it before.
-        tensors: The tensors that came out of that, with their names.
+        leaf: As given to ``flatten``.
+        tensors: The tensors that it found, with names.
         path: The file, for errors.
-        framework_node: Says what the objects become that hold tensors.
-        unwrap: Says what a node represents, where it merely wraps another.
+        framework_node: Returns the nodes of objects that hold tensors.
+        unwrap: As given to ``flatten``.
     """
 
     def __init__(
@@ -84,7 +85,8 @@ class TreeBuilder:
             id(tensor.values): tensor for tensor in reversed(tensors) if tensor.values is not None
         }
         self._bytes_left = MAX_READ
-        # Nodes are kept with what is known of them: an address alone may come to be another's.
+        # Flags of new nodes and the reason why a part is opaque, by address; the node is kept as well, since
+        # an address alone could be reused for another node.
         self._known: dict[int, tuple[object, int, str]] = {}
 
     def run(self, root: object) -> object:
@@ -111,7 +113,7 @@ class TreeBuilder:
         return NodeParts(list(node), make)
 
     def _new_key(self, key: Any) -> Any:
-        """Return what may be a key, as text where it is none."""
+        """Return a key if it is hashable; otherwise an ``Opaque``."""
         if isinstance(key, Opaque) and is_gone(key):
             return self.opaque(f"a key that is {key.what}", str(describe(key.what)))
         try:
@@ -121,7 +123,8 @@ class TreeBuilder:
         return key
 
     def _new_keys(self, nodes: list[Any], keys: list[Any]) -> list[Any]:
-        """Return the new keys; those that can't be carried are texts, the same as in the names of tensors."""
+        """Return the new keys of a dictionary."""
+        # An opaque key keeps the text that it has in the names of tensors below it.
         made = []
         for node, key in zip(nodes, keys, strict=True):
             if self._flags(key) & OPAQUE:
@@ -157,7 +160,8 @@ class TreeBuilder:
         return self._framework_node(self, node, leaf)
 
     def tensor(self, leaf: Leaf[Any]) -> object:
-        """Return the first of the tensors that a node turned out to be, as the checkpoint has it."""
+        """Return the named tensor of a leaf's first tensor; an ``Opaque`` if it has none."""
+        # It is found by the identity of its values, otherwise by its view of the file.
         parts = leaf.tensors[0][1]
         if parts.values is None:
             return self.opaque("a tensor without values")
@@ -171,7 +175,7 @@ class TreeBuilder:
         return self.remember(tensor, (), TENSOR)
 
     def tensor_of(self, parts: Any) -> Tensor | None:
-        """Return the tensor that has the very values of one that a node turned out to be."""
+        """Return the named tensor with the same values object, or None."""
         tensor = self._by_values.get(id(parts.values))
         if tensor is not None:
             self.remember(tensor, (), TENSOR)
@@ -186,29 +190,29 @@ class TreeBuilder:
         return self._framework_node(self, call, leaf)
 
     def content_of(self, leaf: Leaf[Any]) -> object:
-        """Return the tensors of an object that can't be carried itself."""
+        """Return the tensors of an object that becomes an ``Opaque``, by their paths below it."""
         return self.remember(_nested_tensors(leaf.tensors, self._by_values), (), TENSOR)
 
     def call_or_opaque(self, call: Call, leaf: Leaf[Any]) -> object:
-        """Return a new call, or what is left of it where a part can't be carried."""
+        """Return a new call, or an ``Opaque`` with its tensors if an argument is opaque."""
         self.remember(call, call.args)
         if not self._flags(call) & OPAQUE:
             return call
         return self.opaque_call(call, leaf, self._reason(call))
 
     def opaque_call(self, call: Call, leaf: Leaf[Any], why: str) -> Opaque:
-        """Return what is left of an object of which a part can't be carried."""
+        """Return an ``Opaque`` with the tensors of a call, of whose arguments one is opaque (``why``)."""
         content = self.content_of(leaf)
         return self.opaque(f"an object made by {call.function}, which holds {why}", content, why)
 
     def object_node(self, call: Call) -> object:
-        """Return an object as it is where its class is known as data, and its attributes elsewhere."""
+        """Return an object of a class known as data as it is, any other as an ``Opaque`` with its members."""
         number = _plain_value(call)
         if number is not None:
             return number
         known = is_plain(call)
         function, *parts = children(call) or ()
-        is_named = isinstance(function, Global)  # a name that is called is judged with its call
+        is_named = isinstance(function, Global)  # ``is_plain`` judges the name together with its arguments
 
         def make(done: list[Any]) -> object:
             made: Call = rebuild(call, [function, *done] if is_named else [done[-1], *done[:-1]])
@@ -219,7 +223,7 @@ class TreeBuilder:
         return NodeParts(parts if is_named else [*parts, function], make)
 
     def _opaque_object(self, call: Call, made: Call, known: bool) -> Opaque:
-        """Return what of an object is carried: a dictionary of its parts, if there are tensors among them."""
+        """Return an ``Opaque`` of an object, with its members if it has tensors or pairs."""
         name = call.function if isinstance(call.function, Global) else "what is no class"
         why = self._reason(made) if known else ""
         what = f"an object of {name}, which {f'holds {why}' if why else 'is not known to be plain data'}"
@@ -229,10 +233,10 @@ class TreeBuilder:
         self.remember(content, [made])
         return self.opaque(what, content, why)
 
-    # What is known of new nodes ------------------------------------------------------------------------
+    # Flags of new nodes ----------------------------------------------------------------------------------
 
     def remember(self, node: object, parts: Iterable[object], also: int = 0) -> object:
-        """Remember of a new node what is in it, at any depth, and the first reason why a part is opaque."""
+        """Record the flags of a new node from those of its parts, and the first reason; return the node."""
         flags, reason = also, ""
         for part in parts:
             known = self._known.get(id(part))
@@ -252,7 +256,7 @@ class TreeBuilder:
         return "" if known is None else known[2]
 
     def opaque(self, what: str, content: object = None, reason: str = "") -> Opaque:
-        """Return what can't be carried; ``reason`` is the part of it that can't, told of what is around."""
+        """Return a new ``Opaque``; ``reason`` describes it in messages about the objects around it."""
         made = Opaque(what, content)
         self._known[id(made)] = made, OPAQUE | self._flags(content), reason or what
         return made
@@ -274,16 +278,17 @@ _EXPAND: dict[type, Callable[[TreeBuilder, Any], object]] = {
 
 
 def _view_key(tensor: Any) -> object:
-    """Return what two views of the same bytes have in common; equal bytes in memory are not the same ones."""
+    """Return a key that is equal for views of the same bytes in the file."""
+    # Values in memory compare by identity: equal bytes don't make two arrays one.
     values = tensor.values
     where = values if isinstance(values, Contiguous | Strided) else id(values)
     return tensor.dtype.name, tensor.shape, where
 
 
 def _nested_tensors(tensors: Iterable[tuple[Path, Any]], by_values: dict[int, Tensor]) -> object:
-    """Return dictionaries in which tensors have the paths that they have below a node.
+    """Return nested dictionaries of tensors by their paths below a node.
 
-    A tensor that is the node itself has the others as its attributes.
+    A tensor at the empty path is the node itself, with the others as attributes.
     """
     root: dict[Any, Any] = {}
     itself: Tensor | None = None
@@ -309,7 +314,7 @@ def _is_record(call: Call) -> bool:
 
 
 def _plain_value(call: Call) -> object:
-    """Return the number or the bytes that a call makes, or None."""
+    """Return the complex number or bytearray that a call makes, or None."""
     if call.kwargs or call.state is not None or call.items or call.pairs:
         return None
     args = call.args
@@ -327,7 +332,7 @@ def _plain_value(call: Call) -> object:
 
 
 _OWN = ("weight", "bias")
-"""What the tensors of a layer that is a model by itself are called."""
+"""Names of the tensors of a module that is one layer."""
 
 
 def checkpoint_of_tree(
@@ -344,10 +349,20 @@ def checkpoint_of_tree(
     records: Mapping[str, str] = {},
     tree: Callable[[tuple[Tensor, ...]], object] | None = None,
 ) -> Checkpoint:
-    """Return the checkpoint that a tree of objects makes.
+    """Return the checkpoint of a flattened tree.
 
-    ``tree`` gives ``Checkpoint.tree`` from the tensors with their names; ``records`` describes the other
-    records of the archive, by name.
+    Args:
+        probe: The opened file.
+        format: Name of the format.
+        variant: The format's variant.
+        flat: The flattened tree.
+        files: Its files.
+        spans: Returns the spans to scan.
+        producer: Framework and release.
+        findings: Findings of the reader.
+        safety: Safety findings of the reader.
+        records: Descriptions of further records of the archive, by name.
+        tree: Makes ``Checkpoint.tree`` from the named tensors.
     """
     tensors = name_tensors(flat.tensors, flat.plain, flat.modules, flat.optimizers)
     metadata = flat.plain if isinstance(flat.plain, dict) else {} if flat.plain is None else {"": flat.plain}
@@ -377,10 +392,7 @@ def tree_of(
     framework_node: FrameworkNode,
     unwrap: Callable[[object], object] = itself,
 ) -> Callable[[tuple[Tensor, ...]], object]:
-    """Return what builds the tree of a pickle from tensors with names; most commands never ask for it.
-
-    The arguments are those of ``TreeBuilder``.
-    """
+    """Return a function that builds the tree from named tensors, for ``TreeBuilder``'s other arguments."""
 
     def build(tensors: tuple[Tensor, ...]) -> object:
 
@@ -395,7 +407,7 @@ def name_tensors(
     modules: Collection[Path] = (),
     optimizers: Collection[Path] = (),
 ) -> tuple[Tensor, ...]:
-    """Return the tensors with roles, and with the ties between them; see ``Flat`` for the arguments."""
+    """Return the tensors with names, roles and ties; for the arguments see ``Flat``."""
     of_unknown_role = [(path, parts.shape) for path, parts in parts_by_path if parts.role is None]
     inferred = iter(infer_roles(of_unknown_role, plain, modules, optimizers))
     owners: dict[object, str] = {}
@@ -412,8 +424,8 @@ def name_tensors(
             parts.byteorder,
             shard=parts.shard,
         )
-        # What tensors have in common that are one view of the same bytes. An array that lies in a pickle is
-        # the same as another if both are one object.
+        # Tensors are tied if they are the same view of the same bytes: ``identity`` for a view of a storage.
+        # An array in a pickle is tied to another if both are one object; empty ones are never tied.
         view: object = None
         if parts.identity is not None:
             view = parts.identity if parts.storage is not None and parts.storage.nbytes else None
@@ -430,14 +442,16 @@ def infer_roles(
     modules: Collection[Path] = (),
     optimizers: Collection[Path] = (),
 ) -> list[Role]:
-    """Return the role of each tensor, from its path and shape and from what is around it.
+    """Return the role of each tensor from its path, its shape and the data around it.
 
     Args:
         tensors: Path and shape of each.
-        plain: What else is in the checkpoint, as plain data.
-        modules: As ``Flat.modules``: all tensors in these belong to the model, whatever they are called.
+        plain: The checkpoint's plain data.
+        modules: As ``Flat.modules``: all tensors in these belong to the model, whatever their names.
         optimizers: As ``Flat.optimizers``: no tensor below these is a weight.
     """
+    # The strongest evidence decides: a state dict of an optimizer; the mark of a module's state dict; a
+    # dictionary whose keys look like those of modules; last of all the tensor's own path.
     if isinstance(plain, dict) and "param_groups" in plain:
         return [Role.OPTIMIZER] * len(tensors)
     tensors, plain = _whole_tensors(tensors, plain)
@@ -445,7 +459,7 @@ def infer_roles(
     module_roles = {path: role_of_module(path) for path in modules if path in parents}
     has_nothing_else = not isinstance(plain, dict) or not plain
     if has_nothing_else and () not in module_roles and all(len(path) <= 1 for path, _ in tensors):
-        # A bare state dict: its tensors are weights, whatever they are called.
+        # A bare state dict: its tensors are weights, whatever their names.
         return [
             Role.TRAINING if path and shape == () and is_training_scalar(path[0]) else Role.WEIGHTS
             for path, shape in tensors
@@ -471,8 +485,9 @@ def infer_roles(
 def _whole_tensors(
     tensors: Sequence[tuple[Path, tuple[int, ...]]], plain: object
 ) -> tuple[Sequence[tuple[Path, tuple[int, ...]]], object]:
-    """Return the tensors with those that are components of one under its path, and the plain data without
-    what describes tensors at the top.
+    """Return the tensors with components (of sparse and quantized ones) at the path of the whole.
+
+    The plain data is returned without descriptions of tensors at the top.
     """
     if not isinstance(plain, dict) or not plain:
         return tensors, plain
@@ -491,9 +506,9 @@ def _whole_tensors(
 
 
 def _layers(shapes: Mapping[Path, tuple[int, ...]]) -> dict[Path, set[str]]:
-    """Return the places at which plain dictionaries hold the weights of modules, with the modules' names.
+    """Return the paths of dictionaries that look like state dicts, with the first names of their modules.
 
-    Only where no key around them tells what they serve.
+    Those below a key that determines the role, such as ``optimizer``, are left out.
     """
     layers: dict[Path, set[str]] = {}
     for path, shape in shapes.items():
@@ -506,7 +521,10 @@ def _layers(shapes: Mapping[Path, tuple[int, ...]]) -> dict[Path, set[str]]:
 
 
 def _role_among_layers(path: Path, shape: tuple[int, ...], layer_names: Collection[str]) -> Role:
-    """Return the role of a tensor that lies among the weights of modules."""
+    """Return the role of a tensor in a dictionary that looks like a state dict."""
+    # Buffers may have any name, so that all in such a dictionary counts as the model's. Not so if a key holds
+    # all weights, or if the name is usual next to weights: then it is the dictionary of a whole checkpoint,
+    # and each path is judged by itself. Nor do scalars that are named like a counter of the training.
     key = path[-1]
     if not isinstance(key, str):
         return role_of(path, shape)
@@ -534,7 +552,7 @@ def training_of(metadata: Mapping[str, Any], tensors: tuple[Tensor, ...], name: 
 
 
 def shard_findings(tensors: Sequence[Tensor]) -> Iterator[Finding]:
-    """Yield what is to be said of the parts of tensors that a file holds."""
+    """Yield findings about sharded tensors in the file of one rank."""
     for tensor in tensors:
         if tensor.shard is not None and tensor.shard.is_partial:
             placements = ", ".join(tensor.shard.placements)

@@ -1,7 +1,7 @@
-"""Tensors whose elements several files or items hold: checks of the parts, and the whole tensor.
+"""Whole tensors from parts in several files or items, and checks of the parts.
 
-Distributed checkpoints, the files of ranks and TensorFlow's slices hold boxes of a tensor, with their places.
-ZeRO's ranks and Fluid's parameter servers hold runs, which follow each other.
+Distributed checkpoints, ranks' files and TensorFlow's slices have boxes of a tensor, with offsets on each
+axis. ZeRO's ranks and Fluid's parameter servers have runs of consecutive elements, to be concatenated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T", Tensor, TensorParts)
 
 
 class Box(NamedTuple):
-    """A box of a tensor; both in elements, one number an axis."""
+    """A box in a tensor: offset and length on each axis, in elements."""
 
     offsets: tuple[int, ...]
     lengths: tuple[int, ...]
@@ -35,11 +35,11 @@ class Box(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Return the number of elements."""
+        """Number of elements."""
         return math.prod(self.lengths)
 
     def is_inside(self, shape: Sequence[int]) -> bool:
-        """Return whether a tensor with as many axes has all of the elements."""
+        """Return whether the box is inside a tensor of a shape with as many axes."""
         return all(end <= length for end, length in zip(self.ends, shape, strict=True))
 
     def __str__(self) -> str:
@@ -49,12 +49,12 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Piece(Generic[T]):
-    """The elements of a box.
+    """A box with its elements.
 
     Attributes:
-        box: Their place in the whole tensor.
-        part: The tensor that a file has of them; None if it is lost.
-        start: The start of the box in that tensor; None if the tensor is the box.
+        box: The box in the whole tensor.
+        part: The tensor in a file that has the elements; None if it is lost.
+        start: Offset of the box in ``part``; None if ``part`` is the box.
     """
 
     box: Box
@@ -63,15 +63,15 @@ class Piece(Generic[T]):
 
 
 def assemble(path: str, name: str, whole: T, pieces: Sequence[Piece[T]]) -> tuple[T, Finding | None]:
-    """Return a tensor with the values of its pieces, or without values and with the finding that tells why.
+    """Return a tensor with the values of its pieces, or without values and with an error if they don't fit.
 
-    It has no values either, and no finding, if a piece is lost or is no strided view of stored bytes.
+    Without values, and without an error, if a piece is lost or isn't a strided view of stored bytes.
 
     Args:
         path: The checkpoint, for errors.
-        name: The tensor's, for findings.
+        name: The tensor's name, for findings.
         whole: The tensor without values.
-        pieces: All that there are.
+        pieces: All of its pieces.
     """
     fault = _find_fault(path, name, whole.shape, [piece.box for piece in pieces])
     if fault is not None:
@@ -84,7 +84,7 @@ def assemble(path: str, name: str, whole: T, pieces: Sequence[Piece[T]]) -> tupl
 
 
 def _tiled(whole: T, pieces: Sequence[Piece[T]]) -> Tiled | None:
-    """Return the elements of pieces in one tensor; None if some can't be read in place."""
+    """Return the lazy values of pieces in one tensor; None if some can't be read in place."""
     tiles, storages = [], []
     for piece in pieces:
         part = piece.part
@@ -94,13 +94,14 @@ def _tiled(whole: T, pieces: Sequence[Piece[T]]) -> Tiled | None:
         start = (0,) * len(part.shape) if piece.start is None else piece.start
         tiles.append(Tile(piece.box.offsets, stored.box(start, piece.box.lengths)))
         storages += [part.storage] if part.storage is not None else []
-    # The storages are known of all pieces or of none.
+    # Storages are stated for all pieces or for none.
     known = tuple(dict.fromkeys(storages)) if len(storages) == len(pieces) else ()
     return Tiled(whole.shape, whole.dtype.itemsize, tuple(tiles), known)
 
 
 def _find_fault(path: str, name: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> Finding | None:
-    """Return why boxes do not make a tensor: one outside, two that overlap, a hole."""
+    """Return an error if a box is outside the shape, two overlap, or elements are missing."""
+    # If no two boxes overlap, they fill the tensor exactly if their sizes add up to its size.
     outside = next((box for box in boxes if not box.is_inside(shape)), None)
     if outside is not None:
         return error("chunks-wrong", f"a chunk {outside} lies outside shape {list(shape)}", name)
@@ -114,7 +115,9 @@ def _find_fault(path: str, name: str, shape: tuple[int, ...], boxes: Sequence[Bo
 
 
 def find_overlap(path: str, name: str, boxes: Sequence[Box]) -> tuple[Box, Box] | None:
-    """Return two boxes that share an element, or None; swept along the axis that is cut most."""
+    """Return two boxes that share an element, or None."""
+    # A sweep along the axis that is cut most: a box is compared only with those that it meets on this axis,
+    # instead of with all. Hostile boxes may all meet, so that the number of comparisons is limited.
     filled = [box for box in boxes if box.size]
     if len(filled) < 2:
         return None
@@ -143,14 +146,14 @@ def find_overlap(path: str, name: str, boxes: Sequence[Box]) -> tuple[Box, Box] 
 
 
 class Run(NamedTuple):
-    """Elements of flat tensors, joined: from a start, and their number."""
+    """``size`` elements from ``start`` of the concatenation of flat tensors."""
 
     tensors: Sequence[Tensor]
     start: int
     size: int
 
     def pieces(self) -> list[Contiguous] | None:
-        """Return the stored elements; None if the tensors have fewer, or not in one piece each."""
+        """Return the stored elements; None if the tensors have fewer, or aren't contiguous."""
         pieces, start, count = [], self.start, self.size
         for tensor in self.tensors:
             values, width = tensor.values, tensor.dtype.itemsize
@@ -165,9 +168,9 @@ class Run(NamedTuple):
 
 
 def join_runs(path: Path, shape: tuple[int, ...], role: Role, runs: Sequence[Run]) -> Tensor | None:
-    """Return a tensor of runs that follow each other; padding after its last element is cut off.
+    """Return a tensor of consecutive runs; padding after its last element is cut off.
 
-    None if a run is not there, if there are too few elements, or if they have several types.
+    None if a run is missing, has too few elements, or has another type.
     """
     dtypes = {tensor.dtype for run in runs for tensor in run.tensors}
     if len(dtypes) != 1:

@@ -1,6 +1,7 @@
-"""Renders everything besides tensors in a pickle or an archive as plain data, and scalars that are tensors.
+"""Renders everything but tensors in a pickle or archive as plain data: JSON values and one-line descriptions.
 
-Content that is too long or too strange to be shown is described, with the CRC-32 of all that is left out.
+Content that is too long to be shown, or of no JSON type, is described with its size and CRC-32, so that
+``diff`` notices a change in it.
 """
 
 from __future__ import annotations
@@ -20,37 +21,37 @@ from ckpttool.core.text import counted
 from ckpttool.core.training import Scalar
 
 MAX_SUMMED = 1 << 26
-"""The most bytes of a file that are read only to tell their checksums; what lies beyond goes without."""
+"""Limit on bytes of a file that are read for the checksums of descriptions; further ones have no checksum."""
 MAX_WORDS = 1 << 20
-"""Of how many parts all lines of one renderer may consist; what lies beyond is left out."""
+"""Limit on the parts of all lines of one renderer; further objects are described by their class alone."""
 _MAX_TEXT = 4096
 _MAX_INTEGER_BITS = 4096
 _MAX_LINE = 200
 _SHOWN_BYTES = 16
 _BLOCK = 1 << 20
 _SMALL = 256
-"""Bytes that are summed faster than they are remembered."""
+"""Byte strings up to this size are described again each time, which is faster than a look-up."""
 _NO_LINE = 64
-"""How many parts make an object too large for one line."""
+"""Limit on the parts of an object that is described in one line."""
 RECORDS = "other records"
-"""The key of the records of an archive that its format says nothing of."""
+"""Metadata key of records of an archive that its format doesn't know."""
 
 
 class KeyText(str):
-    """A key that is no text, as text; equal to the text that looks like it, and of another type."""
+    """Text of a key that isn't a string, such as 1; equal to the string "1", but of another type."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Word:
-    """A piece of a line as it stands."""
+    """Literal text in a line, such as a bracket; other pieces are nodes to be rendered."""
 
     text: str
 
 
 class PlainDataRenderer:
-    """Renders the nodes of one pickle, large ones once: what is shared costs no more than what is not."""
+    """Renders the nodes of one pickle; large ones are rendered once, however often they are shared."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[object, object]] = {}
@@ -58,7 +59,7 @@ class PlainDataRenderer:
         self._sums = PayloadChecksums()
 
     def render(self, node: object) -> object:
-        """Return a node as plain data, or what describes it."""
+        """Return a node as plain data, or its description."""
         if node is None or isinstance(node, bool | float):
             return node
         if isinstance(node, str) and len(node) <= _MAX_TEXT:
@@ -71,7 +72,7 @@ class PlainDataRenderer:
             return self._describe(node)
         known = self._known.get(id(node))
         if known is None:
-            # The node is kept with its description: an address alone may come to be another's.
+            # The node is kept as well: an address alone could be reused for another node.
             known = self._known[id(node)] = node, self._describe(node)
         return known[1]
 
@@ -91,7 +92,7 @@ class PlainDataRenderer:
         return self._line(node)
 
     def _line(self, node: object) -> str:
-        """Return a node with all its parts in one line, cut where it is long."""
+        """Return a node with all its parts in one line; a long one is cut, with the CRC-32 of all of it."""
         shown, length, crc = "", 0, 0
         for word in self._line_pieces(node):
             if self._words < 0:
@@ -108,7 +109,7 @@ class PlainDataRenderer:
         return f"{shown[:_MAX_LINE]} … {length:,} characters, CRC-32 {crc:08x}"
 
     def _line_pieces(self, root: object) -> Iterator[str]:
-        """Yield the pieces of a line, without recursion, while there are words left: a cycle never ends."""
+        """Yield the pieces of a line, without recursion, up to ``MAX_WORDS``, as a cycle never ends."""
         pending: list[object] = [root]
         while pending and self._words >= 0:
             self._words -= 1
@@ -127,26 +128,26 @@ class PlainDataRenderer:
 
 
 def describe(node: object) -> object:
-    """Return a node that holds no other as plain data, or a sentence that describes it."""
+    """Return one node as plain data, or its description."""
     return PlainDataRenderer().render(node)
 
 
 def describe_bytes(data: bytes | bytearray) -> str:
-    """Return what bytes are: all of them where they are few."""
+    """Return a description of bytes: in hexadecimal if they are few, otherwise their checksum."""
     if len(data) <= _SHOWN_BYTES:
         return f"<{len(data):,} bytes: {data.hex(' ')}>"
     return describe_content(len(data), zlib.crc32(data))
 
 
 class PayloadChecksums:
-    """The checksums of what stays in one file, as far as no more is read for them than ``MAX_SUMMED``."""
+    """Computes checksums of payloads in one file, reading ``MAX_SUMMED`` bytes at most."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Payload, tuple[int, int]]] = {}
         self._left = MAX_SUMMED
 
     def of(self, payload: Payload) -> tuple[int, int] | None:
-        """Return the size and the CRC-32 of a content; None where too much would be read."""
+        """Return size and CRC-32 of a payload; None if the limit would be exceeded."""
         if id(payload) not in self._known:
             if payload.nbytes > self._left:
                 return None
@@ -158,7 +159,7 @@ class PayloadChecksums:
         return self._known[id(payload)][1]
 
     def describe(self, payload: Payload) -> str:
-        """Return what a content is."""
+        """Return a description of a payload."""
         checksum = self.of(payload)
         is_text = payload.kind == "text"
         if checksum is None:
@@ -170,7 +171,7 @@ class PayloadChecksums:
 
 
 def _pieces(node: object) -> list[object] | None:
-    """Return the parts of a node, with what stands between them; None where it has none."""
+    """Return the parts of a node with the punctuation of a line between them; None if it has no parts."""
     if isinstance(node, Call):
         kwargs = list(map(list, node.kwargs.items())) if isinstance(node.kwargs, dict) else []
         pieces: list[object] = [
@@ -202,13 +203,13 @@ def _comma_separated(parts: Iterable[object]) -> Iterator[object]:
 
 
 def stable_order(items: set[Any] | frozenset[Any]) -> list[Any]:
-    """Return the items of a set in an order that is the same in every process, where they are plain."""
+    """Return the items of a set in an order that doesn't depend on the process's hash seed."""
     return sorted(items, key=_order_key)
 
 
 def _order_key(item: object) -> tuple[str, str]:
     if isinstance(item, int):
-        return type(item).__name__, hex(item)  # the decimal digits of a long one are refused
+        return type(item).__name__, hex(item)  # ``str`` refuses integers of more than 4,300 digits
     if isinstance(item, str | float | bytes):
         return type(item).__name__, repr(item)
     if isinstance(item, tuple):
@@ -217,7 +218,7 @@ def _order_key(item: object) -> tuple[str, str]:
 
 
 def small_call_nodes(call: Call) -> Sequence[object] | None:
-    """Return all that a call consists of, at any depth; None if it is too much for one line."""
+    """Return all nodes below a call, at any depth; None if they are too many for one line."""
     nodes: list[object] = [call]
     index = 0
     while index < len(nodes):
@@ -233,19 +234,19 @@ def small_call_nodes(call: Call) -> Sequence[object] | None:
 
 
 def describe_content(nbytes: int, crc: int, *, what: str = "") -> str:
-    """Return a description of content by its checksum; ``what`` is put before its size."""
+    """Return a description of content by size and checksum, after the words ``what``."""
     return f"<{what}{nbytes:,} bytes, CRC-32 {crc:08x}>"
 
 
 def describe_member(member: Member, *, has_checksums: bool = True) -> str:
-    """Return a description of a record of a zip, by what the directory says; its content isn't read."""
+    """Return a description of a record of a zip from the directory; its content isn't read."""
     if not has_checksums:
         return f"<{member.size:,} bytes of a record without a checksum>"
     return describe_content(member.size, member.crc32)
 
 
 def describe_members(archive: Archive, is_known: Callable[[str], bool]) -> dict[str, str]:
-    """Return descriptions of the records of an archive, but for those that its format knows."""
+    """Return descriptions of the records of an archive for which ``is_known`` is false, by name."""
     return {
         member.name: describe_member(member, has_checksums=archive.has_checksums)
         for member in archive.members
@@ -254,7 +255,7 @@ def describe_members(archive: Archive, is_known: Callable[[str], bool]) -> dict[
 
 
 def under_free_key(records: Mapping[str, str], metadata: Mapping[str, object]) -> dict[str, object]:
-    """Return records under a key that the metadata doesn't have yet; nothing if there are none."""
+    """Return records under ``RECORDS``, with ``'`` added while metadata has the key; {} without records."""
     key = RECORDS
     while key in metadata:
         key += "'"
@@ -262,9 +263,9 @@ def under_free_key(records: Mapping[str, str], metadata: Mapping[str, object]) -
 
 
 def describe_operators(operators: Iterable[tuple[str, bytes]]) -> dict[str, str]:
-    """Return how many operators of each kind there are, and a checksum of all that is set for them.
+    """Return the number of operators of each kind in a graph, and the CRC-32 of their settings.
 
-    ``operators`` has each one's kind and what is set, in any order.
+    ``operators`` has kind and settings of each, in any order.
     """
     kinds: dict[str, Counter[bytes]] = {}
     for kind, settings in operators:
@@ -276,7 +277,7 @@ def describe_operators(operators: Iterable[tuple[str, bytes]]) -> dict[str, str]
 
 
 def digest(parts: Iterable[bytes]) -> int:
-    """Return the CRC-32 of texts, each with its length, so that none can pass for a part of another."""
+    """Return the CRC-32 of byte strings, each after its length: ("ab", "c") and ("a", "bc") differ."""
     crc = 0
     for part in parts:
         crc = zlib.crc32(part, zlib.crc32(len(part).to_bytes(8, "little"), crc))
@@ -287,7 +288,7 @@ _SCALARS = {"float64": "<d", "float32": "<f", "float16": "<e"}
 
 
 def lazy_scalar(tensor: Tensor) -> Scalar:
-    """Return what reads the one element of a tensor, as a number; None where the file doesn't hold it."""
+    """Return a function that reads the one element of a tensor, or returns None if the file lacks it."""
 
     def read() -> float | int | None:
         data = tensor.tobytes()
@@ -307,7 +308,8 @@ def lazy_scalar(tensor: Tensor) -> Scalar:
 
 
 def shortest(number: float) -> float:
-    """Return the shortest decimal that is the same float32: 0.02 where the bits say 0.0199999996."""
+    """Return the shortest decimal of a float32: 0.02 for 0.019999999552965164."""
+    # 6 digits always survive a float32, and 9 always identify one.
     if not math.isfinite(number):
         return number
     same = struct.pack("<f", number)

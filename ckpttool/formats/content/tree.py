@@ -4,15 +4,19 @@ A tree consists of plain Python containers and values, of ``Tensor`` objects, an
 ``ckpttool.containers.pickle.pickle_nodes``:
 
 - ``Mapped``: an ``OrderedDict``, ``defaultdict`` or ``Counter``.
-- ``Global``: a name that represents itself, such as ``torch.float32``.
-- ``Call``: an object of a class that is known to be harmless data, by what would make it: ``torch.Size``, a
-  NumPy scalar. Tensors among its arguments are ``Tensor`` objects. Three functions have arguments of their
-  own: ``_rebuild_qtensor(tensor, parameters, requires_grad)``, ``_rebuild_from_type_v2(inner, class, state)``
-  and ``_mareconstruct(values, mask, fill_value)``; a storage is ``Call(its class, (tensor,))``.
+- ``Global``: a name, such as ``torch.float32``.
+- ``Call``: an object of a class that is known to be harmless data, as the call that would make it:
+  ``torch.Size``, a NumPy scalar. Tensors among its arguments are ``Tensor`` objects. Three functions have
+  other arguments than in a pickle: ``_rebuild_qtensor(tensor, parameters, requires_grad)``,
+  ``_rebuild_from_type_v2(inner, class, state)`` and ``_mareconstruct(values, mask, fill_value)``; a storage
+  is ``Call(its class, (tensor,))``.
 - ``Opaque``: an object that can't be converted.
 
-Objects that are shared are shared here; nothing contains itself. ``flatten`` separates the nodes of a pickle
-into tensors by path and plain data.
+An object that a checkpoint has in several places is one object here; nothing contains itself. ``flatten``
+separates the nodes of a pickle into tensors by path and plain data.
+
+Files are hostile: a pickle of a few bytes can make a tree that is a million levels deep, or one of 2^100
+paths by sharing. So no walk recurses, and each has a limit on depth and on nodes visited.
 """
 
 from __future__ import annotations
@@ -50,29 +54,26 @@ from ckpttool.formats.content.plain_data import (
 
 _MAX_KEY_BITS = 64
 MAX_OPEN = 2000
-"""How deep a tree may be."""
+"""Limit on the depth of a tree in ``fold``."""
 MAX_FOLDED = 16_000_000
-"""How many objects a tree may have."""
+"""Limit on the objects of a tree in ``fold``."""
 _COMPARE: dict[type, Callable[[Any, Any], bool]] = {
     **dict.fromkeys((type(None), bool, int, str, bytes, Global), operator.eq),
     float: lambda one, two: struct.pack("<d", one) == struct.pack("<d", two),
     Tensor: lambda one, two: one.name == two.name,
 }
-"""How nodes are compared that have no parts, and are shared by whoever likes."""
+"""Comparison by type of nodes without parts; whether these are shared makes no difference."""
 _DROPPED = object()
-"""Stands for what is left out, while the tree around it is made."""
+"""Result of a node that is removed, until its parent is rebuilt."""
 
 
 def mark_none(root: object) -> object:
-    """Return the tree of what a file holds, with a None that it holds marked: no tree at all is None, too."""
+    """Return a tree for ``Checkpoint.tree``, in which None means no tree: a root of None is marked."""
     return Call(NOTHING, ()) if root is None else root
 
 
 def replace_tensors(tree: object, tensors: Mapping[int, Tensor]) -> object:
-    """Return a tree with other tensors, given by the ``id`` of those that they replace; the rest stay.
-
-    What is shared stays shared.
-    """
+    """Return a tree with other tensors in place of some, by the ``id`` of these; sharing is preserved."""
 
     def expand(node: object) -> object:
         if isinstance(node, Tensor):
@@ -83,7 +84,7 @@ def replace_tensors(tree: object, tensors: Mapping[int, Tensor]) -> object:
 
 
 def without_opaque(tree: object) -> object:
-    """Return a tree in which what is ``Opaque`` is left out, or replaced by what of it can be carried."""
+    """Return a tree without ``Opaque`` nodes: each is replaced by its content, or removed if it has none."""
 
     def none_for_dropped(done: list[Any]) -> list[Any]:
         return [None if part is _DROPPED else part for part in done]
@@ -103,11 +104,12 @@ def without_opaque(tree: object) -> object:
     return none_for_dropped([fold(tree, expand)])[0]
 
 
-# The parts of objects, by key ----------------------------------------------------------------------
+# Members of objects -----------------------------------------------------------------------------------
 
 
 def merge_slots(state: object) -> object:
-    """Return the attributes of an object as one dictionary, where it has some in slots."""
+    """Return the state of an object, with attributes in ``__slots__`` merged into the dictionary."""
+    # Pickle protocol 2 and later: (the ``__dict__`` or None, the attributes in slots).
     if not isinstance(state, tuple) or len(state) != 2 or not isinstance(state[1], dict):
         return state
     if state[0] is None or isinstance(state[0], dict):
@@ -116,13 +118,15 @@ def merge_slots(state: object) -> object:
 
 
 def own_state(state: object) -> object:
-    """Return the attributes of a mapping, without the versions of modules that a state dict carries."""
+    """Return the attributes of a mapping, without the ``_metadata`` of a module's state dict."""
     state = merge_slots(state)
     return {k: v for k, v in state.items() if k != "_metadata"} if isinstance(state, dict) else state
 
 
 def members(call: Call) -> list[tuple[Any, Any]]:
-    """Return the parts of an object with the keys under which ``flatten`` finds them."""
+    """Return the parts of an object by the keys that they have in paths."""
+    # Attributes, pairs and items are found by their own keys, as long as these are distinct. Parts without a
+    # key, such as constructor arguments, get one in angle brackets.
     if is_object_array(call):
         shape = [] if len(call.state[1]) == 1 else [("<shape>", call.state[1])]
         return [*enumerate(call.state[4]), *shape]
@@ -130,7 +134,6 @@ def members(call: Call) -> list[tuple[Any, Any]]:
         return list(enumerate(call.args[0]))
     state = merge_slots(call.state)
     attributes = list(state.items()) if isinstance(state, dict) else []
-    # What has no key of its own gets one in angle brackets.
     keyless: list[tuple[Any, Any]] = []
     if not isinstance(call.function, Global):
         keyless.append(("<function>", call.function))
@@ -151,10 +154,9 @@ def members(call: Call) -> list[tuple[Any, Any]]:
 
 
 def _are_distinct_keys(keys: Sequence[object]) -> bool:
-    """Return whether keys differ, and can be looked up: what an object is given by them may be anything.
-
-    Tuples in tuples are not hashed: shared ones make that walk explode.
-    """
+    """Return whether keys are distinct and hashable."""
+    # Python doesn't cache the hash of a tuple, so that nested tuples that share their parts take exponential
+    # time to hash: they count as not hashable.
     for key in keys:
         parts = key if isinstance(key, tuple) else (key,)
         if any(isinstance(part, list | dict | set | bytearray | tuple) for part in parts):
@@ -165,7 +167,7 @@ def _are_distinct_keys(keys: Sequence[object]) -> bool:
 def add_under_free_keys(
     keyed: list[tuple[Any, Any]], keyless: list[tuple[Any, Any]]
 ) -> list[tuple[Any, Any]]:
-    """Add parts in angle brackets to others, under keys that no other has."""
+    """Append parts to others, with more angle brackets around a key that is taken."""
     taken = {key for key, _ in keyed}
     for key, part in keyless:
         while key in taken:
@@ -175,12 +177,12 @@ def add_under_free_keys(
 
 
 def is_size(call: Call) -> bool:
-    """Return whether a call makes a ``torch.Size``, which is a list of numbers."""
+    """Return whether a call makes a ``torch.Size``, which is treated as a list of numbers."""
     return call.is_of("torch", "Size") and len(call.args) == 1 and isinstance(call.args[0], list | tuple)
 
 
 def is_object_array(call: Call) -> bool:
-    """Return whether a call is a NumPy array of Python objects, which are a list at the end of its state."""
+    """Return whether a call makes a NumPy array of objects: a list at the end of its state."""
     if not isinstance(call.function, Global) or call.function.name != "_reconstruct":
         return False
     return isinstance(call.state, tuple) and len(call.state) == 5 and isinstance(call.state[4], list)
@@ -190,10 +192,7 @@ def is_object_array(call: Call) -> bool:
 
 
 def walk(tree: object) -> Iterator[tuple[Path, object]]:
-    """Yield every node of a tree that is no plain value, once, with the first path that leads to it.
-
-    Keys of dictionaries are walked too, where they are no plain values.
-    """
+    """Yield every node but plain values once, with its first path; keys of dictionaries are nodes, too."""
     seen: set[int] = set()
     pending: list[tuple[Path, object]] = [((), tree)]
     while pending:
@@ -207,7 +206,7 @@ def walk(tree: object) -> Iterator[tuple[Path, object]]:
 
 
 def _keyed_parts(node: object) -> Iterator[tuple[str | int | None, object]]:
-    """Yield the parts of a node with their keys; without one what is at the path of the node itself."""
+    """Yield the parts of a node with their keys; those with None have the path of the node itself."""
     if isinstance(node, dict):
         yield from ((None, key) for key in node if type(key) not in ATOMS)
         yield from ((_path_part(key), part) for key, part in node.items())
@@ -235,24 +234,25 @@ def _path_part(key: object) -> str | int:
 
 
 def tensors_in(tree: object) -> Iterator[Tensor]:
-    """Yield every tensor object of a tree, once, in its order."""
+    """Yield every tensor of a tree once, in order."""
     return (node for _, node in walk(tree) if isinstance(node, Tensor))
 
 
 def opaque_nodes(tree: object) -> Iterator[tuple[str, str]]:
-    """Yield the path of each ``Opaque`` node, and why it can't be carried."""
+    """Yield the path of each ``Opaque`` node, and its description."""
     for path, node in walk(tree):
         if isinstance(node, Opaque):
             yield ".".join(map(str, path)) if path else "the whole", node.what
 
 
 def trees_equal(tree: object, other: object) -> bool:
-    """Return whether two trees have the same nodes in the same places, and share them alike.
+    """Return whether two trees have equal nodes in the same places, and share them alike.
 
-    Tensors are told by their names. Dictionaries have their keys in one order. False is also the answer where
-    that can't be told: of sets, and of what is ``Opaque``.
+    Tensors are compared by name, dictionaries with the order of their keys. False if it can't be known: for
+    sets and ``Opaque`` nodes.
     """
-    # Which node of the other tree stands where a node stands, by address, and the other way round.
+    # Nodes of the two trees in the same place, by address, in both directions: sharing is alike if each node
+    # has the same counterpart wherever it is met.
     counterparts: dict[int, int] = {}
     origins: dict[int, int] = {}
     pending: list[tuple[Any, Any]] = [(tree, other)]
@@ -278,7 +278,7 @@ def trees_equal(tree: object, other: object) -> bool:
 
 
 def _paired_parts(one: Any, two: Any) -> Iterable[tuple[Any, Any]] | None:
-    """Return the parts of two nodes of one type, in pairs; None if they differ, or it can't be told."""
+    """Return the parts of two nodes of one type in pairs; None if the nodes differ or can't be compared."""
     if isinstance(one, bytearray):
         return () if one == two else None
     parts, others = children(one), children(two)
@@ -289,27 +289,26 @@ def _paired_parts(one: Any, two: Any) -> Iterable[tuple[Any, Any]] | None:
 
 
 def _outline(node: object) -> object:
-    """Return what makes nodes of one type other ones next to their parts."""
+    """Return the properties of a node that are not among its parts."""
     if isinstance(node, Call):
         return node.is_new, len(node.items)
     return node.kind if isinstance(node, Mapped) else None
 
 
 class NodeParts(NamedTuple):
-    """A node that is not done yet: its parts, and what makes the new node out of the new parts."""
+    """Parts of a node, which ``fold`` transforms first, and a function that makes a node of the results."""
 
     parts: Sequence[object]
     make: Callable[[list[Any]], object]
 
 
 def node_parts(node: object) -> NodeParts | None:
-    """Return the parts of a node of a tree, and what makes the like of it; None where it has none."""
+    """Return the parts of a node and a function that rebuilds it from new ones; None if it has no parts."""
     parts = children(node)
     return None if parts is None else NodeParts(parts, lambda done: rebuild(node, done))
 
 
 def no_cycle(node: object) -> object:
-    """Refuse a node that holds itself."""
     raise ValueError("a tree that holds itself")
 
 
@@ -319,18 +318,23 @@ def fold(
     cycle: Callable[[object], object] = no_cycle,
     where: str = "",
 ) -> object:
-    """Transform a tree from its leaves up.
+    """Transform a tree from its leaves up, without recursion; a shared node is transformed once.
 
     Args:
         root: The tree.
-        expand: Says what a node becomes, or its ``NodeParts`` if these come first.
-        cycle: Says what a node becomes where it is met inside of itself.
+        expand: Returns the result for a node, or its ``NodeParts`` if its parts come first.
+        cycle: Returns the result for a node that is met inside itself.
         where: The file, for errors.
+
+    Raises:
+        LimitExceeded: The tree is deeper than ``MAX_OPEN``, or has more than ``MAX_FOLDED`` nodes.
     """
-    # Nodes are kept with what they became: an address alone may come to be another's.
+    # Results by the address of the node. The node itself is kept as well: an address alone could be reused
+    # for another node once the first is freed.
     known: dict[int, tuple[object, object]] = {}
     entered: set[int] = set()
-    # Each open node, its parts still to come, the function that makes it of its parts, and those made.
+    # Nodes whose parts are being transformed: the node, its remaining parts, its ``make``, the results so
+    # far.
     stack: list[tuple[object, Iterator[object], Callable[[list[Any]], object], list[Any]]] = []
     stack.append((None, iter((root,)), lambda done: done[0], []))
     visits = 0
@@ -366,29 +370,38 @@ def fold(
             stack[-1][-1].append(made)
 
 
+# Flattening -------------------------------------------------------------------------------------------
+
 MAX_VISITS = 2_000_000
+"""Limit on objects visited by ``flatten``, shared ones each time."""
 MAX_DEPTH = 500
+"""Limit on the depth of a tree in ``flatten``."""
 MAX_REPEATS = 200_000
-"""How often containers may be met again: what is shared is told at each place, and can multiply at will."""
+"""Limit on visits of containers that were visited before: these are flattened in each place."""
 _MAX_STATE_DEPTH = 32
-"""How deep state dicts are told from other dictionaries."""
+"""Limit on the depth at which state dicts are recognised."""
 
 _SCALARS = frozenset({int, float, str, bool, type(None)})
 _EMPTY: dict[type, Callable[[], object]] = {dict: dict, set: list, frozenset: list}
-"""What empty containers become: a hostile file has millions of them."""
+"""Plain forms of empty containers, a fast path: a hostile file has millions of them."""
 _BRACKETS = 4
-"""How many pairs of brackets keys that look alike get before they are counted."""
+"""Limit on brackets around a key that looks like another; then a number is added."""
 _SCALARS_PER_VISIT = 8
-"""How many numbers in a list count as one object: they take far less memory and time."""
+"""Numbers in a list that count as one object: they take far less memory and time than others."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class TensorParts:
-    """What a format knows of a tensor before it has a name; a role only where the object itself says it.
+    """Properties of a tensor that doesn't have a name yet.
 
-    ``described_by`` are storages that say how it lies, and are no tensors of the checkpoint's own.
+    Attributes:
+        values: Lazy elements; None if the file lacks them. extent: Bytes of the elements in the file, if they
+        are contiguous there. storage: Bytes of the storage around them. identity: Equal for tensors that are
+        the same view of the same elements. role: Only if the object itself determines it; otherwise it is
+        inferred from the path. described_by: Storages with the layout of this tensor (of a nested one), which
+        are no tensors themselves.
     """
 
     dtype: DType
@@ -405,17 +418,21 @@ class TensorParts:
 
 @dataclass(frozen=True, slots=True)
 class Leaf(Generic[T]):
-    """What a node turned out to be: tensors at paths below it, and what else is to be told of it."""
+    """Result of a node that holds tensors or is a value: tensors at paths below it, and plain data.
+
+    Attributes:
+        plain: Plain data besides the tensors, or in place of any; None for none.
+        visits: Number of objects in it, if they are many; counted against the limit at each visit.
+    """
 
     tensors: tuple[tuple[Path, T], ...] = ()
     plain: object = None
     visits: int = 0
-    """How many objects it is made of, where they are many: it counts for so many wherever it is met."""
 
 
 @dataclass(slots=True)
 class TreeBudget:
-    """What was spent on a tree; several trees of one file may have one together."""
+    """Counters of a walk against its limits; trees of one file may share them."""
 
     visits: int = 0
     repeats: int = 0
@@ -423,10 +440,10 @@ class TreeBudget:
 
 @dataclass(slots=True)
 class Flat(Generic[T]):
-    """A tree taken apart: tensors by path in the order of the tree, and the rest as plain data.
+    """A flattened tree: tensors by path in the order of the tree, and the rest as plain data.
 
     Attributes:
-        modules: Paths of the state dicts of modules, which PyTorch marks with the versions of the modules.
+        modules: Paths of the state dicts of modules, which PyTorch marks with ``_metadata``.
         optimizers: Paths of the state dicts of optimizers.
     """
 
@@ -437,14 +454,20 @@ class Flat(Generic[T]):
 
 
 class _Nothing:
-    """Marks what leaves nothing behind in the plain tree."""
+    """Plain form of a node that holds tensors only, and is removed from the plain data."""
 
 
 _NOTHING = _Nothing()
 
 
 class _OpenContainer(NamedTuple):
-    """A container on the way down: where its plain twin goes, and its children still to visit."""
+    """A container whose children are being visited.
+
+    Attributes:
+        twin: Plain forms of its children so far, by key.
+        children: The remaining keys and children.
+        key: Its key in the container around it.
+    """
 
     path: Path
     node: object
@@ -454,7 +477,7 @@ class _OpenContainer(NamedTuple):
 
 
 def itself(node: object) -> object:
-    """Return a node that wraps nothing."""
+    """Return a node as it is: the default ``unwrap``."""
     return node
 
 
@@ -465,20 +488,23 @@ def flatten(
     unwrap: Callable[[object], object] = itself,
     budget: TreeBudget | None = None,
 ) -> Flat[T]:
-    """Take a tree apart, without recursion.
+    """Separate a tree into tensors and plain data, without recursion.
 
     Args:
-        root: What the interpreter built.
-        leaf: Says what a node is, or None where it is no tensor.
+        root: The nodes of a pickle.
+        leaf: Returns the tensors or value of a node; None for containers and plain values.
         where: The file, for errors.
-        unwrap: Says what a node represents, where it merely wraps another.
-        budget: What other trees have spent already.
+        unwrap: Returns the node inside a node that merely wraps it; any other as it is.
+        budget: Counters shared with other trees of the file.
+
+    Raises:
+        LimitExceeded: The tree is too deep, or has too many nodes.
     """
     return _Flattening(leaf, where, unwrap, budget or TreeBudget()).run(root)
 
 
 class _Flattening(Generic[T]):
-    """A tree on its way of being taken apart."""
+    """State of ``flatten``: a stack of open containers, in place of recursion."""
 
     def __init__(
         self,
@@ -512,7 +538,7 @@ class _Flattening(Generic[T]):
         return self._flat
 
     def _descend(self, current: _OpenContainer) -> bool:
-        """Visit the children that are left, up to one that must be opened; tell whether there was one."""
+        """Visit the remaining children up to a container that must be opened; return whether one was."""
         depth = len(self._stack)
         path, twin, spent = current.path, current.twin, self._spent
         for key, child in current.children:
@@ -520,7 +546,7 @@ class _Flattening(Generic[T]):
             if spent.visits > MAX_VISITS:
                 raise LimitExceeded(self._where, f"a tree of more than {MAX_VISITS:,} objects")
             if type(key) is str:
-                # Nobody needs the path of a scalar that is no more than it looks.
+                # Most values are scalars under a text: they need no path.
                 if type(child) in _SCALARS and not self._is_wrapped and self._leaf(child) is None:
                     twin[key] = self._plain(child)
                     continue
@@ -536,7 +562,7 @@ class _Flattening(Generic[T]):
         return False
 
     def _enter(self, node: object, path: Path, key: Any) -> object:
-        """Return the plain form of a node, or open it if it is a container."""
+        """Return the plain form of a node; if it is a container, push it on the stack instead."""
         node = self._unwrap(node) if self._is_wrapped else node
         leaf = self._leaf(node)
         if leaf is not None:
@@ -567,13 +593,13 @@ class _Flattening(Generic[T]):
         if isinstance(node, dict) and len(path) <= _MAX_STATE_DEPTH:
             versions = node.state if isinstance(node, Mapped) else None
             if isinstance(versions, dict) and isinstance(versions.get("_metadata"), dict):
-                self._flat.modules.add(path)  # what ``Module.state_dict`` returns
+                self._flat.modules.add(path)  # the result of ``Module.state_dict``
             elif isinstance(node.get("param_groups"), list) and isinstance(node.get("state"), dict):
-                self._flat.optimizers.add(path)  # what ``Optimizer.state_dict`` returns
+                self._flat.optimizers.add(path)  # the result of ``Optimizer.state_dict``
         self._stack.append(_OpenContainer(path, node, {}, children, key))
 
     def _children(self, node: object) -> Iterator[tuple[Any, Any]] | None:
-        """Return the keyed parts of a container, or None if a node is none."""
+        """Return the keys and parts of a container, or None for any other node."""
         if isinstance(node, Mapped) and (state := own_state(node.state)):
             return iter(add_under_free_keys(list(node.items()), [("<state>", state)]))
         if isinstance(node, dict):
@@ -589,7 +615,7 @@ class _Flattening(Generic[T]):
         return None
 
     def _fits_line(self, call: Call) -> bool:
-        """Return whether an object can be described in a line: it is small, and no tensor can be in it."""
+        """Return whether an object is described in one line: it is small, and has no tensor in it."""
         parts = small_call_nodes(call)
         return parts is not None and not any(
             isinstance(part, Persistent) or (isinstance(part, Call) and self._leaf(part) is not None)
@@ -597,7 +623,9 @@ class _Flattening(Generic[T]):
         )
 
     def _plain_form(self, container: _OpenContainer) -> object:
-        """Return the plain form of a container whose children have all been seen."""
+        """Return the plain form of a container whose children have all been visited."""
+        # Children that hold tensors only have left it. A list of which some have gone becomes a dictionary,
+        # so that the rest keep their indices; a container of which all have gone is removed itself.
         node, twin = container.node, container.twin
         remaining = {key: form for key, form in twin.items() if form is not _NOTHING}
         if len(remaining) < len(twin) and not remaining:
@@ -611,7 +639,7 @@ class _Flattening(Generic[T]):
         return self._keys_as_text(remaining)
 
     def _keys_as_text(self, twin: dict[Any, object]) -> dict[str, object]:
-        """Return a mapping with its keys as text; ``[1]`` is the key 1 where there is a key "1", too."""
+        """Return a mapping with its keys as text; the key 1 is ``[1]`` if there is a key "1" as well."""
         if all(type(key) is str for key in twin):
             return twin
         plain: dict[str, object] = {}
@@ -626,10 +654,10 @@ class _Flattening(Generic[T]):
 
 
 def _with_own_names(tensors: list[tuple[Path, T]]) -> list[tuple[Path, T]]:
-    """Return tensors with paths of which no two give one name: next to a key ``a.b``, ``a`` has a ``[b]``.
-
-    The tensor whose key is the name keeps it: in a state dict, that is the parameter of this name.
-    """
+    """Return tensors with paths that give distinct names."""
+    # The name is the path joined by dots, so that a key ``a.b`` and a key ``b`` in ``a`` collide. The tensor
+    # with a dotted key keeps its name, as in a state dict it is the name of the parameter; the other path
+    # becomes ``a.[b]``.
     by_name: dict[str, list[int]] = {}
     for at, (path, _) in enumerate(tensors):
         by_name.setdefault(_dotted(path), []).append(at)
@@ -652,13 +680,13 @@ def _dotted(path: Path) -> str:
 
 
 def _shared_length(paths: Sequence[Path]) -> int:
-    """Return with how many keys all paths begin; the last key of a path doesn't count."""
+    """Return the length of the common prefix of paths, without the last key of any."""
     shared = takewhile(lambda keys: len({*keys}) == 1, zip(*(path[:-1] for path in paths), strict=False))
     return sum(1 for _ in shared)
 
 
 def _free_path(path: Path, shared: int, taken: set[str], repetitions: Counter[Path]) -> Path:
-    """Return a path with brackets around keys after the shared ones, under a name that nothing has yet."""
+    """Return a path with a free name, by brackets around keys after the common prefix; mark it as taken."""
     bracketed = (*path[:shared], *map(_bracketed, path[shared:]))
     first = path = bracketed if _dotted(bracketed) != _dotted(path) else _last_bracketed(path)
     while (name := _dotted(path)) in taken:

@@ -1,8 +1,8 @@
 """Encodes a content tree as JSON and decodes it: every type, shared objects, the order of keys.
 
-A value is itself if JSON has it. Anything else is an object with a key that begins with ``$``;
-docs/reference/sidecar.md has the table. What is decoded may have been written by anybody: only harmless
-names are taken, in bounded time and memory.
+A value of a JSON type is itself. Anything else is an object whose first key begins with ``$``;
+docs/reference/sidecar.md has the table. Decoded documents may be hostile: only names that are known to be
+harmless are accepted, in bounded time and memory.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from ckpttool.formats.content.plain_data import KeyText, stable_order
 from ckpttool.formats.content.tree import NodeParts, fold
 
 MAX_NESTED = 40
-"""How deep JSON gets before a part of it becomes an entry of its own."""
+"""Limit on the nesting of JSON; deeper parts are moved to the list of shared parts."""
 SAFE_INTEGER = 1 << 53
-"""The first whole number that a JSON reader with floats alone may read as another."""
+"""Limit on integers as JSON numbers, which many readers round to float64; larger ones are in hexadecimal."""
 _NAN = struct.pack(">d", math.nan)
 _SHAREABLE = (list, tuple, set, frozenset, dict, bytearray, Call, Opaque)
 MAX_KEY_PARTS = 1000
-"""How many parts a key that is a tuple may have, in tuples below it, too."""
+"""Limit on the parts of a key that is a tuple, at any depth."""
 MAX_COLLISIONS = 1000
-"""How many keys may have one hash."""
+"""Limit on keys with the same hash: n such keys take n² comparisons in a dictionary."""
 _OWN = (NDARRAY, REQUIRES_GRAD)
 _INTEGER = re.compile("-?0x[0-9a-f]+")
 _FLOAT = re.compile("[0-9a-f]{16}")
@@ -56,16 +56,23 @@ _NAMED = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 
 
 def encode_tree(tree: object) -> tuple[object, list[object]]:
-    """Return a tree as JSON, and the parts of it to which it refers by ``{"$same": index}``.
+    """Return a tree as JSON, and the list of parts to which it refers by ``{"$same": index}``.
 
-    Tensors are in it by their names.
+    Tensors are encoded by name. A part refers only to parts before it in the list.
+
+    Raises:
+        ValueError: The tree has a node that isn't plain data.
     """
     encoding = _Encoding(_shared_addresses(tree))
     return encoding.run(tree), encoding.shared
 
 
 class _Encoding:
-    """A tree on its way to JSON; ``depths`` has how deep what was made is nested, by address."""
+    """Encodes the nodes of one tree, and collects its shared parts.
+
+    A part is moved to the list if the tree has it twice, or if it is nested too deeply; ``_depths`` has the
+    nesting of encoded parts by address.
+    """
 
     def __init__(self, shared_addresses: set[int]) -> None:
         self._shared_addresses = shared_addresses
@@ -85,12 +92,12 @@ class _Encoding:
 
         def make(done: list[Any]) -> object:
             deepest = max((self._depths.get(id(part), (None, 0))[1] for part in done), default=0)
-            return self._place(node, parts.make(done), deepest + 3)
+            return self._place(node, parts.make(done), deepest + 3)  # {"$dict": [[key, value]]}: three levels
 
         return NodeParts(parts.parts, make)
 
     def _place(self, node: object, form: object, depth: int) -> object:
-        """Return what represents a node in its parent: its form, or a reference to it."""
+        """Return the encoded form of a node for its parent, or a reference if it is moved to the list."""
         if id(node) in self._shared_addresses or depth > MAX_NESTED:
             self.shared.append(form)
             form, depth = {"$same": len(self.shared) - 1}, 1
@@ -99,7 +106,7 @@ class _Encoding:
 
 
 def _shared_addresses(tree: object) -> set[int]:
-    """Return the addresses of the objects that are met more than once."""
+    """Return the addresses of objects that a tree has more than once."""
     shared: set[int] = set()
     seen: set[int] = set()
     pending = [tree]
@@ -204,12 +211,16 @@ _ENCODE: dict[type, Callable[[Any], object]] = {
 
 
 def decode_tree(form: object, shared: object, tensors: Callable[[str], Tensor]) -> object:
-    """Return the tree that ``encoded`` wrote.
+    """Return the tree that ``encode_tree`` encoded.
 
     Args:
-        form: The JSON, parsed.
+        form: The parsed JSON.
         shared: The parts to which it refers.
-        tensors: Gives the tensor of a name; KeyError if there is none.
+        tensors: Returns the tensor of a name; raises KeyError if there is none.
+
+    Raises:
+        ValueError: It is malformed, or names what isn't known to be harmless.
+        LimitExceeded: A key is too large, or too many keys have the same hash.
     """
     decoding = _Decoding(tensors)
     for part in _require_type(list, shared):
@@ -218,7 +229,7 @@ def decode_tree(form: object, shared: object, tensors: Callable[[str], Tensor]) 
 
 
 class _Decoding:
-    """A tree on its way back; what was decoded before can be referred to, so that nothing can hold itself."""
+    """Decodes the parts of one tree; each refers only to parts decoded before it, so there is no cycle."""
 
     def __init__(self, tensors: Callable[[str], Tensor]) -> None:
         self._tensors = tensors
@@ -312,7 +323,7 @@ class _Decoding:
         )
 
     def _hashable(self, key: Any) -> Any:
-        """Return a key that can be hashed safely and fast."""
+        """Return a key if it is hashable, small, and not one of too many with the same hash."""
         if isinstance(key, str | bytes) or (type(key) is int and abs(key) < SAFE_INTEGER):
             return key
         pending, parts = [key], 0

@@ -1,1 +1,1 @@
-"""HDF5 of any content, and what formats on top of it share."""
+"""HDF5 files of any content (``plain``, ``writer``); ``tensors`` is shared with Keras' formats."""

@@ -1,5 +1,7 @@
 """HDF5 without a known convention: every dataset of numbers is a tensor, attributes are metadata.
 
+libhdf5 runs in a child process (``ckpttool.containers.hdf5_worker``), which a hostile file may crash.
+
 Source: the HDF5 file format specification; h5py for its booleans, complex numbers and texts.
 """
 
@@ -27,19 +29,25 @@ _LINKS = {
     "again-group": "the same group as {}",
     "again-dataset": "the same dataset as {}",
 }
+"""Descriptions of links in the metadata, by kind."""
 
 _opened: WeakKeyDictionary[Probe, OpenedHdf5 | CheckpointError] = WeakKeyDictionary()
 
 
 def is_hdf5(probe: Probe) -> bool:
-    """Return whether a file has HDF5's signature where a small user block lets it lie."""
+    """Return whether a file has HDF5's signature at its start or after a small user block."""
     return any(probe.head.startswith(SIGNATURE, at) for at in USER_BLOCKS)
 
 
 def opened_hdf5(probe: Probe) -> OpenedHdf5:
-    """Return what an HDF5 file holds; it is walked once for all formats that ask."""
+    """Return the opened HDF5 file of a probe; it is walked once, however many formats match it.
+
+    Raises:
+        CheckpointError: It can't be read; the same error each time.
+    """
     if probe not in _opened:
-        WORKER.begin(probe.path)  # it takes longer to start than the import of what takes its answer apart
+        # The child starts while this process imports the reader of its answers.
+        WORKER.begin(probe.path)
         from ckpttool.formats.hdf5.tensors import open_h5
 
         location = Location(probe.path, 0, probe.source.size)
@@ -92,7 +100,7 @@ class Hdf5(Format):
 
 
 def apply_hdf5_sidecar(checkpoint: Checkpoint, opened: OpenedHdf5, where: str = ENTRY) -> Checkpoint:
-    """Return a checkpoint with what the entry in its file says of it, where there is one."""
+    """Return a checkpoint with the content of the sidecar in its file, if it has one."""
     if opened.entry is None:
         return checkpoint
     from ckpttool.formats.hdf5.tensors import restore_slashes
@@ -103,7 +111,8 @@ def apply_hdf5_sidecar(checkpoint: Checkpoint, opened: OpenedHdf5, where: str = 
 
 
 def _infer_roles(opened: OpenedHdf5) -> tuple[Tensor, ...]:
-    """Return the tensors with their roles; if no name says any, they are weights, as in ``.npz``."""
+    """Return the tensors with their roles."""
+    # A file of numbers alone in which no name has a known role is taken for a model's, as in ``.npz``.
     roles = {path: role_of(path, tensor.shape) for path, tensor in opened.tensors.items()}
     is_flat = all(len(path) <= 1 for path in roles)
     if not opened.described and (is_flat or set(roles.values()) == {Role.OTHER}):
@@ -114,7 +123,7 @@ def _infer_roles(opened: OpenedHdf5) -> tuple[Tensor, ...]:
 
 
 def metadata_of(opened: OpenedHdf5) -> dict[str, object]:
-    """Return the attributes of the root, those of all else, what datasets hold but numbers, and links."""
+    """Return the root's attributes, and by kind other attributes, datasets without numbers, and links."""
     tree = opened.tree
     metadata: dict[str, object] = dict(tree.groups.get((), {}))
     attributes = {"/" + "/".join(path): dict(group) for path, group in tree.groups.items() if path and group}
@@ -126,7 +135,7 @@ def metadata_of(opened: OpenedHdf5) -> dict[str, object]:
     for dataset in tree.datasets.values():
         own = dict(dataset.attributes)
         if dataset.kind.family == "opaque":
-            own.pop("dtype", None)  # it says what the elements are
+            own.pop("dtype", None)  # the element type, which the tensor has
         if own:
             attributes[dataset.name] = own
         if dataset.layout == "external":

@@ -1,5 +1,8 @@
 """HDF5 files as tensors, spans and findings; no link or reference out of the file is followed.
 
+``walk`` lists groups, datasets, attributes and links in the child process that runs libhdf5. A contiguous
+dataset is read in place, from its offset in the file; chunked and compact ones are read by the child.
+
 The sidecar, ``ckpttool.content``, is a dataset of one text, which is read without libhdf5.
 """
 
@@ -41,14 +44,14 @@ from ckpttool.formats.sidecar import ENTRY, MAX_DOCUMENT
 
 
 def is_text(dataset: Dataset) -> bool:
-    """Return whether a dataset is one text that is in one piece."""
+    """Return whether a dataset is a scalar string of fixed length, stored contiguously."""
     is_one = dataset.kind.family == "string" and not dataset.kind.is_variable and dataset.shape == ()
     in_place = dataset.layout == "contiguous" and dataset.offset is not None
     return is_one and in_place and dataset.stored == dataset.nbytes <= MAX_DOCUMENT
 
 
 def text_reader(source: Readable, base: int, dataset: Dataset) -> Callable[[], bytes]:
-    """Return what reads the text; the file begins at ``base`` of its source."""
+    """Return a function that reads the text; ``base`` is the offset of the HDF5 file in its source."""
     offset, nbytes, name = base + (dataset.offset or 0), dataset.nbytes, dataset.name
 
     def read() -> bytes:
@@ -59,12 +62,12 @@ def text_reader(source: Readable, base: int, dataset: Dataset) -> Callable[[], b
 
 
 def parts_of(path: Path) -> tuple[str, ...]:
-    """Return the groups and the dataset that a tensor's path becomes; slashes in its parts make groups."""
+    """Return the groups and the dataset of a tensor's path; slashes in its parts make groups."""
     return tuple(name for part in path for name in str(part).split("/"))
 
 
 def restore_slashes(tensors: tuple[Tensor, ...], document: bytes) -> tuple[Tensor, ...]:
-    """Return tensors in which the parts of paths that have slashes are as the entry has them."""
+    """Return tensors with the paths that the sidecar has for them, where parts of these have slashes."""
     paths = _paths_with_slashes(document, {tensor.path for tensor in tensors}) if b"/" in document else {}
     changed = {
         tensor.name: replace(tensor, path=paths[tensor.path], key="/" + "/".join(map(str, tensor.path)))
@@ -82,10 +85,7 @@ def restore_slashes(tensors: tuple[Tensor, ...], document: bytes) -> tuple[Tenso
 
 
 def _paths_with_slashes(document: bytes, taken: Set[Path]) -> dict[Path, Path]:
-    """Return the paths with slashes that an entry has, by those of their datasets; none of a damaged one.
-
-    Those that tensors have already are left out.
-    """
+    """Return the paths with slashes in a sidecar by their datasets' paths, except those in ``taken``."""
     try:
         parsed: Any = parse_json("", document, "entry")
     except CheckpointError:
@@ -102,15 +102,17 @@ def _paths_with_slashes(document: bytes, taken: Set[Path]) -> dict[Path, Path]:
 
 
 _BUILT_IN = frozenset({1, 2, FLETCHER32, 4, 5, 6, 32000})
+"""Filters without a plug-in: deflate, shuffle, Fletcher-32, szip, n-bit, scale-offset, and h5py's LZF."""
 _INFLATION = 1100
-"""Deflate makes at most 1,032 bytes out of one."""
+"""Bound on declared bytes per stored byte; deflate makes at most 1,032 bytes out of one."""
 _UNSTORED = 1 << 26
-"""How many bytes that aren't stored, but filled in when they are read, a file may announce."""
+"""Limit on a file's declared bytes that aren't stored but filled in when they are read."""
 _MAX_SUMS, _SUM_SECONDS = 4096, 5.0
-"""Of how many datasets without numbers the checksums are told, and how long that may take."""
+"""Limits on the datasets without numbers whose checksums are computed, and on the time for it."""
 _READ = 0xD202EF8D
-"""The CRC-32 of one zero byte: what reading a chunk gives whose own checksum libhdf5 found right."""
+"""CRC-32 of one zero byte, which ``_verdict_reader`` gives for a chunk that libhdf5 found intact."""
 _ANY_FLOAT = BY_NAME["float8_e5m2"]
+# Layout of IEEE types in HDF5: sign position, exponent position and bits, mantissa position and bits, bias.
 _FLOATS: dict[tuple[int, ...], str] = {
     (15, 10, 5, 0, 10, 15): "float16",
     (15, 7, 8, 0, 7, 127): "bfloat16",
@@ -123,13 +125,17 @@ _COMPLEX = {"float16": "complex32", "float32": "complex64", "float64": "complex1
 
 @dataclass(slots=True)
 class OpenedHdf5:
-    """An HDF5 file, taken apart.
+    """Content of an HDF5 file.
 
     Attributes:
-        tensors: By their path in the file.
-        described: What holds no numbers: texts, or descriptions.
-        unsummed: The datasets whose descriptions still lack the checksum.
-        entry: Reads the entry ``ckpttool.content``, where there is one.
+        source: Source of its bytes; ``base`` is the offset of the HDF5 file in it.
+        tree: Groups, datasets and links, as libhdf5 lists them.
+        in_place: Whether offsets in ``source`` are offsets in a file on disk.
+        tensors: By path in the file, without roles.
+        described: Texts, or descriptions, of datasets that hold no numbers, by name.
+        unsummed: Datasets whose descriptions still lack a checksum.
+        unstored: Declared bytes so far that aren't stored.
+        entry: Reads the sidecar ``ckpttool.content``, if there is one.
     """
 
     location: Location
@@ -148,7 +154,7 @@ class OpenedHdf5:
 
     @property
     def other_content(self) -> dict[str, object]:
-        """Texts, and descriptions of other datasets, with their checksums as long as that is cheap."""
+        """``described``, with checksums within ``_MAX_SUMS``, ``MAX_SUMMED`` and ``_SUM_SECONDS``."""
         bytes_left, deadline = MAX_SUMMED, time.monotonic() + _SUM_SECONDS
         for dataset in self.unsummed[:_MAX_SUMS]:
             if time.monotonic() > deadline:
@@ -163,12 +169,16 @@ class OpenedHdf5:
 
     @property
     def complete(self) -> bool:
-        """Return whether all of the file could be read."""
+        """Whether all of the file could be read."""
         return not self.tree.faults and not self.is_cut
 
     def spans(self) -> Iterator[Span]:
-        """Iterate over the ranges worth scanning, in file order."""
-        # Only a file in which everything has a checksum counts as checksummed.
+        """Yield the spans that ``verify`` reads, by offset: contiguous datasets, and chunks."""
+        # Contiguous datasets have no checksums, and are scanned for NaN. A chunk may be compressed, and only
+        # libhdf5 can verify its Fletcher-32: reading its span yields one zero byte if it is right, with the
+        # checksum ``_READ``. Floats in chunks without one are left out: the search for NaN reads them anyway.
+        # A file counts as checksummed only if all datasets have checksums. Of overlapping spans (an error of
+        # its own) only the first is scanned.
         all_summed = all(
             FLETCHER32 in dataset.filters and not any(chunk.skips_filters for chunk in self.chunks(dataset))
             for dataset in self.tree.datasets.values()
@@ -192,7 +202,7 @@ class OpenedHdf5:
                 yield span
 
     def stored_tensors(self) -> Iterator[tuple[Tensor, Dataset]]:
-        """Yield the tensors whose values are in the file, with their datasets."""
+        """Yield tensors with values in the file, and their datasets."""
         for path, tensor in self.tensors.items():
             dataset = self.tree.datasets.get(path)
             if dataset is not None and tensor.values is not None and self.in_place:
@@ -200,30 +210,29 @@ class OpenedHdf5:
 
     @property
     def is_cut(self) -> bool:
-        """Return whether bytes are missing at its end, which only ``losses_allowed`` lets pass."""
+        """Whether bytes are missing at its end, which only ``losses_allowed`` lets pass."""
         return self.base + self.location.size > self.source.size
 
     def holds(self, dataset: Dataset) -> bool:
-        """Return whether all chunks of a dataset are in the file, wherever it was cut off."""
+        """Return whether all chunks of a dataset are in a file that may be cut off."""
         try:
             return not self.is_cut or all(
                 self.base + chunk.offset + chunk.nbytes <= self.source.size for chunk in self.chunks(dataset)
             )
-        except CheckpointError:  # what says where they are is gone
+        except CheckpointError:  # the index of chunks is cut off
             return False
 
     def chunks(self, dataset: Dataset) -> tuple[Chunk, ...]:
-        """Return the stored chunks of a dataset."""
         if dataset.path not in self._chunks:
             self._chunks[dataset.path] = stored_chunks(self.location, dataset)
         return self._chunks[dataset.path]
 
     def close(self) -> None:
-        """Let the child close the file."""
+        """Close the file in the child process."""
         self.location.close()
 
     def close_then(self, close: Callable[[], None]) -> Callable[[], None]:
-        """Return what closes this, and then something else."""
+        """Return a function that closes this file, and then calls another."""
 
         def close_both() -> None:
             self.close()
@@ -235,7 +244,7 @@ class OpenedHdf5:
 def _verdict_reader(
     location: Location, dataset: Dataset, start: tuple[int, ...]
 ) -> Callable[[int, memoryview], None]:
-    """Return what lets libhdf5 read a chunk, which verifies its checksum, and gives one zero byte."""
+    """Return a reader that lets libhdf5 verify a chunk, discards the elements, and yields one zero byte."""
 
     def read(offset: int, buffer: memoryview) -> None:
         edges = zip(start, dataset.chunk or (), dataset.shape or (), strict=True)
@@ -247,11 +256,12 @@ def _verdict_reader(
 
 
 def open_h5(location: Location, source: Readable, base: int, *, in_place: bool = True) -> OpenedHdf5:
-    """Return what an HDF5 file holds.
+    """Open an HDF5 file.
 
     Args:
-        location: The file.
-        source: What its bytes are read from; ``base`` is where it begins there.
+        location: The file, for the child process.
+        source: Source of its bytes.
+        base: Offset of the HDF5 file in ``source``.
         in_place: Whether offsets in ``source`` are offsets in a file on disk.
     """
     stated = _stated_size(source, base, location.size)
@@ -314,7 +324,7 @@ def _tensor(opened: OpenedHdf5, dataset: Dataset, dtype: DType) -> Tensor:
 
 
 def _is_readable(opened: OpenedHdf5, dataset: Dataset) -> bool:
-    """Return whether the elements can be read from the file, and note why not."""
+    """Return whether the elements can be read from this file alone; if not, add a finding."""
     name, layout = dataset.name, dataset.layout
     if layout == "external":
         message = f"loading it would read the file {dataset.target!r:.100}"
@@ -336,7 +346,10 @@ def _is_readable(opened: OpenedHdf5, dataset: Dataset) -> bool:
 
 
 def _matches_storage(opened: OpenedHdf5, dataset: Dataset) -> bool:
-    """Return whether what is stored of a dataset can be what it declares, and note why not."""
+    """Return whether the stored bytes of a dataset suffice for its shape; if not, add a finding."""
+    # A tiny file can declare a huge shape: of a chunked dataset only chunks that were written are stored, and
+    # others are filled in when they are read. Compression explains a factor of ``_INFLATION``; all that is
+    # beyond it counts against ``_UNSTORED``, so that many small datasets can't do what a large one can't.
     name, nbytes, stored = dataset.name, dataset.nbytes, dataset.stored
     is_allocated = dataset.layout != "contiguous" or dataset.offset is not None
     if dataset.layout != "chunked" and is_allocated and stored != nbytes and not dataset.kind.is_variable:
@@ -357,7 +370,7 @@ def _matches_storage(opened: OpenedHdf5, dataset: Dataset) -> bool:
 
 
 def _judge_links(opened: OpenedHdf5) -> None:
-    """Note what links lead to; a second name of a tensor is a tie."""
+    """Add a finding for each link; a second hard link to a dataset becomes a tied tensor."""
     for path, kind, target in opened.tree.links:
         name = "/" + "/".join(path)
         if kind == "external":
@@ -381,7 +394,7 @@ def _judge_links(opened: OpenedHdf5) -> None:
 
 
 def _judge_extents(opened: OpenedHdf5) -> None:
-    """Note bytes that belong to two tensors, and those after the end that the file states."""
+    """Add findings for bytes of two tensors, and for those after the end of file in the superblock."""
     extents = sorted(
         (tensor.extent.offset, tensor.extent.end, tensor.name)
         for tensor, _ in opened.stored_tensors()
@@ -399,7 +412,7 @@ def _judge_extents(opened: OpenedHdf5) -> None:
 
 
 def _stated_size(source: Readable, base: int, size: int) -> int | None:
-    """Return the bytes that a file says it has, if it can be told."""
+    """Return the size in a file's superblock, None if it has no readable one."""
     for start in USER_BLOCKS:
         if start + 64 <= min(size, source.size - base) and source.read(base + start, 8) == SIGNATURE:
             return stated_end(source.read(base + start, 64))
@@ -407,7 +420,9 @@ def _stated_size(source: Readable, base: int, size: int) -> int | None:
 
 
 def dtype_of(kind: Kind, attributes: Attributes) -> DType | None:
-    """Return the type of a dataset's elements, or None where they are no numbers."""
+    """Return the type of a dataset's elements, or None if they are no numbers."""
+    # h5py writes bool as an enumeration and complex numbers as a compound. Keras writes bfloat16 as opaque
+    # with an attribute ``dtype``; without one, opaque elements of 1 or 2 bytes are of an unknown type.
     if kind.family == "bool":
         return BY_NAME["bool"]
     if kind.family == "int":

@@ -1,4 +1,4 @@
-"""Writes plain HDF5: a dataset for each tensor, in the groups that its path names; ties are links to it.
+"""Writes plain HDF5: a dataset for each tensor, in the groups of its path; tied tensors are hard links.
 
 Source: the HDF5 file format specification.
 """
@@ -26,14 +26,15 @@ class Hdf5Writer(Writer):
     def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
         paths = {tensor.name: parts_of(tensor.path) for tensor in content.tensors}
         taken: dict[str, str] = {}
-        for name, path in paths.items():  # whoever joins groups by dots must tell them apart, too
+        for name, path in paths.items():  # readers join groups by dots, which must give different names, too
             other = taken.setdefault(".".join(path), name)
             if other != name:
                 yield f"{name}: as /{'/'.join(path)} it is not told apart from {other} (use --map)"
         yield from path_refusals(paths, content.tensors)
 
     def write(self, content: Content, target: Target, options: WriteOptions) -> None:
-        # A slash in a tensor's name stands between groups.
+        # A slash in a part of a path separates groups in HDF5, so that the tensor would be read with a longer
+        # path: then the sidecar has the names.
         paths = {tensor.name: parts_of(tensor.path) for tensor in content.tensors}
         plan = hdf5_plan(paths, content.tensors)
         has_slashes = any(len(paths[tensor.name]) != len(tensor.path) for tensor in content.tensors)
@@ -44,7 +45,7 @@ class Hdf5Writer(Writer):
 
 
 def hdf5_plan(paths: Mapping[str, Parts], tensors: Iterable[Tensor]) -> Plan:
-    """Return a file with the datasets of tensors; one that shares the elements of another becomes a link."""
+    """Return the plan of a file: datasets of tensors, and links for those that share another's elements."""
     plan = Plan()
     for tensor in tensors:
         path = paths[tensor.name]
@@ -58,7 +59,7 @@ def hdf5_plan(paths: Mapping[str, Parts], tensors: Iterable[Tensor]) -> Plan:
 
 
 def path_refusals(paths: Mapping[str, Parts], tensors: Iterable[Tensor]) -> Iterator[str]:
-    """Yield why HDF5 can't hold tensors under their paths, a sentence each."""
+    """Yield a sentence for each reason why HDF5 can't hold tensors under their paths."""
     datasets = set(paths.values())
     for tensor in tensors:
         name, path = tensor.name, paths.get(tensor.name)
@@ -75,7 +76,7 @@ def path_refusals(paths: Mapping[str, Parts], tensors: Iterable[Tensor]) -> Iter
 
 
 def name_refusals(path: Parts) -> Iterator[str]:
-    """Yield why HDF5 can't hold anything under a path."""
+    """Yield the reasons why HDF5 can't hold a path."""
     if not path:
         yield "it has no name"
     for part in path:

@@ -1,7 +1,7 @@
-"""What a Paddle program computes, in a few words: how many operators of each kind, and checksums.
+"""Summary of a Paddle program's computation: the number of operators of each kind, and checksums.
 
-Where in a source an operator comes from, and on which device it ran, is left out; so are the names that
-Paddle makes up for what one operator gives to another. Two saves of one program say the same.
+Two saves of one program have the same summary: the source lines and devices of operators are left out, and
+intermediate variables, whose names Paddle generates, are numbered instead.
 
 Source: PaddlePaddle/Paddle ``paddle/fluid/framework/framework.proto``,
 ``paddle/fluid/pir/serialize_deserialize``.
@@ -21,17 +21,18 @@ from ckpttool.core.text import counted
 from ckpttool.formats.content.plain_data import describe_content, describe_operators, digest
 
 _NOT_COMPUTED = frozenset({"op_callstack", "op_device", "op_namescope", "op_role", "op_role_var"})
+"""Attributes of Paddle 1 and 2 that don't change the computation."""
 _PIR_NOT_COMPUTED = frozenset({"op_callstack", "struct_name", "name"})
-"""Attributes of operators that say nothing of what they compute."""
+"""Attributes of Paddle 3 that don't change the computation."""
 _PARAMETER = "p"
 _NAMING = frozenset({"feed", "data"})
-"""Operators that give what a caller names."""
+"""Operators that return inputs of the program, under the names that its callers use."""
 _SLOT = "\0"
-"""Before the name of a slot among variables."""
+"""Prefix of a slot's name among variables; no variable begins with it."""
 
 
 class ComputationStep(NamedTuple):
-    """An operator: what is set for it, and which variables it takes and gives."""
+    """An operator: its kind, attributes as bytes, and the names of its input and output variables."""
 
     kind: str
     settings: bytes
@@ -45,13 +46,13 @@ def describe_program(
     saved: Iterable[str],
     type_of: Callable[[str], str] = lambda name: "",
 ) -> object:
-    """Return what a program computes; where its operators can't be read, the checksum of the file.
+    """Return a summary of a program; if its operators can't be read, the checksum of the file.
 
     Args:
         source: The program's file.
-        steps: Yields its operators.
-        saved: Variables whose names matter: those whose values are saved.
-        type_of: Returns the type of a variable, where an operator doesn't say it.
+        steps: Returns its operators.
+        saved: Names of the variables whose values are saved; other names are replaced by numbers.
+        type_of: Returns the type of a variable by name, for programs whose operators don't have it.
     """
     try:
         return _describe_steps([*steps()], saved, type_of)
@@ -102,7 +103,7 @@ def _read_step(operator: Field, path: str) -> ComputationStep:
     for field in fields(operator.data, path):
         if field.kind != BYTES:
             continue
-        if field.number in sides:  # the slot, as a name that no variable has, and the variables in it
+        if field.number in sides:  # inputs (1) or outputs (2) of a slot
             texts = [inner for inner in fields(field.data, path) if inner.kind == BYTES]
             slot = next((inner.text for inner in texts if inner.number == 1), "")
             sides[field.number] += f"{_SLOT}{slot}", *(inner.text for inner in texts if inner.number == 2)
@@ -115,8 +116,10 @@ def _read_step(operator: Field, path: str) -> ComputationStep:
 
 
 def _attribute_name(attribute: Field, path: str) -> str:
+    # A fast path, as a program has many attributes: protobuf writes fields in order, so the name (field 1,
+    # key 0x0A) is first, and under 128 bytes its length is one byte.
     data = attribute.data
-    if len(data) > 2 and data[0] == 0x0A and data[1] < 0x80:  # the name comes first, and is short
+    if len(data) > 2 and data[0] == 0x0A and data[1] < 0x80:
         return bytes(data[2 : 2 + data[1]]).decode("utf-8", "backslashreplace")
     return next((field.text for field in fields(data, path) if (field.number, field.kind) == (1, BYTES)), "")
 
@@ -125,7 +128,7 @@ def _attribute_name(attribute: Field, path: str) -> str:
 
 
 def pir_steps(operators: Iterable[Any]) -> Iterator[ComputationStep]:
-    """Yield the operators of a program in JSON, parameters and what a caller gives by their names."""
+    """Yield the operators of a program in JSON; parameters and inputs by name, other values by number."""
     names: dict[object, str] = {}
     for operator in operators:
         kind = str(operator["#"]).partition(".")[2] or str(operator["#"])

@@ -1,5 +1,9 @@
 """Paddle's programs with their parameters, parameters alone, and files of one tensor.
 
+``paddle.static.save_inference_model`` and ``paddle.jit.save`` write ``<x>.pdmodel`` (in Paddle 3
+``<x>.json``) and ``<x>.pdiparams``; ``paddle.static.save`` writes pickles in place of the latter. The files
+of one stem are one checkpoint, whichever of them is opened.
+
 Source: PaddlePaddle/Paddle ``python/paddle/static/io.py``, ``python/paddle/framework/io.py``.
 """
 
@@ -30,7 +34,7 @@ from ckpttool.storage import fs
 PROGRAM, PIR_PROGRAM, PARAMETERS = ".pdmodel", ".json", ".pdiparams"
 INFORMATION = ".pdiparams.info"
 PICKLES = (".pdparams", ".pdopt")
-"""What ``paddle.static.save`` writes beside a program, in place of the parameters."""
+"""Suffixes of the pickles that ``paddle.static.save`` writes instead of a parameters file."""
 
 
 class PaddleFiles(SetFormat):
@@ -50,15 +54,18 @@ class PaddleFiles(SetFormat):
         directory, name = os.path.split(probe.path)
         is_program = _begins_program(probe.head)
         probe.close()
+        # The stem joins the files of one save, whichever was opened. A program of Paddle 3 is named
+        # ``<x>.json``, as any other JSON may be, so its content decides. A file without one of the suffixes
+        # has no partner: its name says nothing of another file.
         files = scan(directory or os.curdir)
         stem = _stem(name) if is_program else name.removesuffix(PARAMETERS)
         parameters = files.get(stem + PARAMETERS if is_program else name)
         json = files.get(stem + PIR_PROGRAM) if stem != name else None
         if is_program:
             program = files.get(name)
-        else:  # any kind of JSON may have the name of Paddle 3's program
+        else:
             program = files.get(stem + PROGRAM) or (json if json and _is_program(json) else None)
-        if stem == name:  # no pair: a name that says nothing of another file
+        if stem == name:
             parameters, program = (None, program) if is_program else (parameters, None)
         with FluidParts(directory or os.curdir) as parts:
             read = _add_program(parts, program) if program is not None else None
@@ -107,7 +114,7 @@ def _stem(name: str) -> str:
 
 
 def _add_program(parts: FluidParts, entry: os.DirEntry[str]) -> Program | None:
-    """Read a program; a damaged one leaves the parameters without names."""
+    """Return a program, or None with an error if it can't be read; the parameters then have no names."""
     if not parts.is_inside(entry):
         return None
     source = parts.source(entry)
@@ -124,9 +131,11 @@ def _add_program(parts: FluidParts, entry: os.DirEntry[str]) -> Program | None:
 
 
 def _add_parameters(parts: FluidParts, entry: os.DirEntry[str], program: Program | None) -> None:
-    """Read a file of parameters; a SelectedRows is one tensor alone."""
+    """Add the tensors of a file of parameters."""
     if not parts.is_inside(entry):
         return
+    # The operator ``save`` writes one variable a file, which may be a SelectedRows; ``save_combine`` writes
+    # LoDTensors only. Both begin with a version of 0, so a file without a program is tried as one variable.
     if program is None:
         with fs.open_source(entry.path) as source:
             try:
@@ -144,7 +153,7 @@ def _add_parameters(parts: FluidParts, entry: os.DirEntry[str], program: Program
 
 
 def _add_pickles(parts: FluidParts, entries: Iterable[os.DirEntry[str]], program: Program | None) -> None:
-    """Read the state dicts beside a program; they hold all of its variables."""
+    """Add the tensors of the state dicts of a program, and require all of its variables in them."""
     for entry in entries:
         if not parts.is_inside(entry):
             continue
@@ -168,7 +177,7 @@ def _add_pickles(parts: FluidParts, entries: Iterable[os.DirEntry[str]], program
 
 
 def _judge_information(parts: FluidParts, entry: os.DirEntry[str]) -> None:
-    """Judge what loading the pickle beside the parameters could run."""
+    """Add the safety findings of ``.pdiparams.info``, a pickle that ``paddle.jit.save`` writes."""
     source = parts.source(entry)
     try:
         parts.safety += read_pickles(source, 0, source.size, entry.name).safety
@@ -192,7 +201,8 @@ def _checkpoint_of(probe: Probe, parts: FluidParts, program: Program | None) -> 
     def training() -> TrainingState:
         from ckpttool.core.training import training_state
 
-        # The name of a single tensor is a variable's: the 0 of ``w_0_beta1_pow_acc_0`` is no accuracy.
+        # A file of one tensor is named like its variable, and a variable's name must not be searched for
+        # metrics: the 0 of ``w_0_beta1_pow_acc_0`` is no accuracy.
         return training_state({}, {}, "" if is_single else probe.name)
 
     return parts.checkpoint(
@@ -210,7 +220,11 @@ def _checkpoint_of(probe: Probe, parts: FluidParts, program: Program | None) -> 
 
 
 def open_pickle(path: str) -> Checkpoint:
-    """Return the checkpoint that one pickle of Paddle's is."""
+    """Open a file as a pickle of ``paddle.save``.
+
+    Raises:
+        DamagedCheckpoint: It is no pickle.
+    """
 
     def format_of(probe: Probe) -> Format:
         if not PlainPickle().matches(probe):

@@ -1,8 +1,14 @@
 """Paddle Fluid's directories: one serial of a training run, or the variables of an inference model.
 
-A serial is one directory ``checkpoint_<n>``, in one of three generations: variables directly in it; in
-``__model__``, with ``trainer_<k>`` beside; and with ``__lookup_table__`` as well. It is whole once its
-``_SUCCESS`` is there, which Paddle's own loader asks for, and nothing else.
+A serial is one checkpoint of a run, in one of three generations::
+
+    checkpoint_<n>/<variable>, _SUCCESS                  the first: variables in the serial itself
+    checkpoint_<n>/__model__/<variable>, _SUCCESS        the second: variables in a directory,
+                   trainer_<id>/epoch_id, step_id, ...     and the progress of each trainer
+                   __lookup_table__/<table>_<server>     the third: with the rows of each parameter server
+
+The marker ``_SUCCESS`` is written after the variables. It is all that Paddle's own loader asks for; tables
+are written later, and may be missing in a serial with a marker.
 
 Source: PaddlePaddle/Paddle ``python/paddle/fluid/io.py`` and ``contrib/trainer.py`` of 2018.
 """
@@ -52,7 +58,7 @@ _RATE = "learning_rate_0"
 
 
 class Fluid(Format):
-    """A directory that Paddle Fluid wrote."""
+    """One directory of Paddle Fluid: a serial, an inference model, or variables alone."""
 
     name: ClassVar[str] = "fluid"
 
@@ -75,9 +81,9 @@ class Fluid(Format):
 
 
 def kind_of(path: str, entries: Entries) -> str | None:
-    """Return what a directory is: ``checkpoint``, ``inference``, ``variables``, or None.
+    """Return the variant of a directory: ``checkpoint``, ``inference``, ``variables``, or None for no Fluid.
 
-    The directories of a serial are none of these: they belong to what is around them.
+    None is also the answer for the directories in a serial, which are a part of it.
     """
     name = os.path.basename(fs.abspath(path))
     if name == MODEL or name in TABLES:
@@ -95,7 +101,9 @@ def kind_of(path: str, entries: Entries) -> str | None:
     files = [entry for key, entry in entries.items() if key != MARKER and not key.startswith(".")]
     if not files or not all(fs.isfile(entry.path) for entry in files):
         return None
-    # They are variables if one of them surely is, and none of them surely isn't.
+    # A stream begins with a version of 0 and has no other magic number. So a directory of variables needs one
+    # file that parses as a stream, and no file that can't be one; links and files too short to tell are
+    # neither (``is_stream_file`` returns None). Programs and parameters of later releases are other formats.
     has_stream = False
     for entry in files:
         is_program = entry.name.lower().endswith((".pdiparams", ".pdmodel"))
@@ -109,11 +117,10 @@ def kind_of(path: str, entries: Entries) -> str | None:
 
 
 def is_serial(entries: Entries, name: str) -> bool:
-    """Return whether a directory of this name has the directories of a serial.
-
-    Lookup tables may lie in a root as well, since the loader of 2018 looked for them there.
-    Where there are trainers' alone, they hold counters, or the name speaks for itself.
-    """
+    """Return whether a directory of this name has the directories of a serial."""
+    # Lookup tables prove a serial unless serials are next to them: the loader of 2018 looked for tables in
+    # the directory of serials. Trainers' directories alone are all that a trainer without a shared file
+    # system writes; ``trainer_0`` is a common name, so they need counters, or a serial's name around them.
     inner = {key: entry for key, entry in entries.items() if entry.is_dir(follow_symlinks=False)}
     if MODEL in inner or (any(table in inner for table in TABLES) and not any(map(SERIAL.fullmatch, inner))):
         return True
@@ -124,7 +131,7 @@ def is_serial(entries: Entries, name: str) -> bool:
 
 
 def has_marker(entries: Entries) -> bool:
-    """Return whether a serial's variables were all written, as Paddle's loader asks it."""
+    """Return whether a serial has the marker of complete variables where Paddle's loader looks for it."""
     model = entries.get(MODEL)
     if model is not None and fs.isdir(model.path):
         return fs.isfile(os.path.join(model.path, MARKER))
@@ -132,7 +139,6 @@ def has_marker(entries: Entries) -> bool:
 
 
 def _add_serial(parts: FluidParts, entries: Entries) -> None:
-    """Read all of one serial."""
     name = os.path.basename(fs.abspath(parts.root))
     is_named = is_serial(entries, name)
     model = entries.get(MODEL)
@@ -162,7 +168,7 @@ def _add_serial(parts: FluidParts, entries: Entries) -> None:
 
 
 def _add_trainers_and_tables(parts: FluidParts, entries: Entries, *, is_marked: bool) -> None:
-    """Read the trainers and lookup tables of a serial, and tell what is neither."""
+    """Add the trainers and lookup tables of a serial, and notes on files that are no part of it."""
     manifests = _manifest_names(parts.root)
     for name, entry in entries.items():
         match = TRAINER.fullmatch(name)
@@ -187,13 +193,13 @@ def _add_trainers_and_tables(parts: FluidParts, entries: Entries, *, is_marked: 
 
 
 def _manifest_names(root: str) -> frozenset[str]:
-    """Return the names that the manifests of a serial have, which lie hidden inside it."""
+    """Return the names of manifests of a serial, hidden files in it."""
     name = os.path.basename(fs.abspath(root))
     return frozenset(f".{name}{ending}" for ending in SIDECARS)
 
 
 def add_directory_of_variables(parts: FluidParts, model: os.DirEntry[str]) -> None:
-    """Read ``__model__``."""
+    """Add the variables and the marker in ``__model__``."""
     if not parts.is_inside(model):
         return
     inner = scan(model.path)
@@ -233,7 +239,7 @@ def _checkpoint(probe: Probe, kind: str | None, parts: FluidParts, producer: Pro
 
 
 def _training_of(trainers: Mapping[str, Mapping[str, object]], tensors: tuple[Tensor, ...]) -> TrainingState:
-    """Return epoch and step of the first trainer, and the learning rate among the variables."""
+    """Return epoch and step of the trainer with the lowest id, and the learning rate among the variables."""
     state, origin = TrainingState(), {}
     if trainers:
         first = min(trainers, key=int)

@@ -1,4 +1,8 @@
-"""The files in the directories of a Fluid checkpoint, and the variables in them."""
+"""Parts that all of Paddle's directories and pairs of files share: variables in files, roles, native parts.
+
+A variable is a file with one stream, a LoDTensor or SelectedRows, and the file's name is the variable's; a
+slash in the name makes a directory.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +29,14 @@ from ckpttool.storage.source import Source
 MODEL = "__model__"
 MARKER = "_SUCCESS"
 TABLES = ("__lookup_table__", "__lockup_table__")
-"""The directory of lookup tables, as the code spells it and as the guide does."""
+"""Directory of lookup tables, as Paddle's code and as its user guide spell it."""
 TRAINER = re.compile(r"trainer_([0-9]{1,9})")
 MAX_SLASHES = 16
-"""The most slashes in the name of a variable."""
+"""Limit on slashes in the name of a variable."""
 
 COUNTERS = ("epoch_id", "step_id")
+"""Files of a trainer's progress: a number as text each."""
+# An optimizer names its accumulators ``<parameter>_<accumulator>_<number>``: ``fc_0.w_0_moment1_0``.
 _ACCUMULATOR = re.compile(
     r"(?:(?P<parameter>.+)_)?(?:moment1?|moment2(?:_max)?|velocity|beta[12]_pow_acc|inf_norm|mean_square|"
     r"mean_grad|momentum(?:_acc)?|avg_squared_grad|avg_squared_update|squared|linear|fp32_master)_[0-9]+",
@@ -39,31 +45,33 @@ _ACCUMULATOR = re.compile(
 _RATE = re.compile(r"(?:learning_rate|LearningRateDecay\w*|@LR_DECAY_COUNTER@\w*)(?:_[0-9]+)?")
 
 HEIGHTS = "fluid.heights"
-"""How many rows there are in all, of which a SelectedRows holds some: JSON, by its name."""
+"""Native part with the heights of SelectedRows: JSON of the row count of the full table by name."""
 LEVELS = "fluid.levels/"
-"""In front of a tensor's name: its sequences, as they lie in the file."""
+"""Prefix of native parts with the LoD of a tensor, in the bytes of its stream; the tensor's name follows."""
 
 Entries = Mapping[str, "os.DirEntry[str]"]
 
 
 def role_of(name: str) -> Role:
-    """Return what a variable serves, from its name."""
+    """Return OPTIMIZER for the name of an accumulator or learning rate, WEIGHTS for any other."""
     is_state = _ACCUMULATOR.fullmatch(name) or _RATE.fullmatch(name)
     return Role.OPTIMIZER if is_state else Role.WEIGHTS
 
 
 @dataclass(eq=False)
 class FluidParts(Opening):
-    """What was read of a checkpoint so far.
+    """Parts of a checkpoint, collected by its reader.
 
     Attributes:
-        root: The directory that nothing may lead out of.
-        also: Directories of the same names in other places, if a checkpoint is spread over several.
-        kinds: Returns the kinds of layers that the program's operators tell.
-        program: Returns what the program computes.
-        heights: How many rows there are in all, by the name of the SelectedRows that holds some of them.
-        levels: The streams that have sequences, by the name of the tensor.
-        sidecar: What no other file has a place for.
+        root: The directory; links that lead out of it are not followed.
+        also: Further directories by name, if a checkpoint is spread over several places.
+        trainers: Arguments of each trainer by its number.
+        tables: Descriptions of lookup tables by name.
+        heights: Rows of the full table by name of the SelectedRows, which may hold fewer.
+        levels: File and stream of tensors with a LoD (bounds of sequences), by tensor name.
+        sidecar: Content of the sidecar file, if there is one.
+        kinds: Returns the kinds of layers from the program's operators, by parameter name.
+        program: Returns the summary of the program, None without one.
     """
 
     root: str
@@ -80,7 +88,7 @@ class FluidParts(Opening):
     program: Callable[[], object] = lambda: None
 
     def is_inside(self, entry: os.DirEntry[str]) -> bool:
-        """Return whether an entry lies in the checkpoint; note an error where a link leads out of it."""
+        """Return whether an entry is in the checkpoint; add an error for a link that leads out of it."""
         if not entry.is_symlink():
             return True
         root = fs.realpath(self.root) + os.sep
@@ -91,23 +99,23 @@ class FluidParts(Opening):
         return False
 
     def name_of(self, path: str) -> str:
-        """Return a path as findings name it: from the checkpoint's directory on."""
+        """Return a path for findings: relative to the checkpoint's directory, with slashes."""
         return os.path.relpath(path, self.root).replace(os.sep, "/")
 
     def shards(self, name: str, entry: os.DirEntry[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
-        """Yield what lies in a directory of shards, in all places where it lies."""
+        """Yield names and entries of a directory of shards, in all of its places."""
         for place in (entry, *self.also.get(name, ())):
             yield from scan(place.path).items()
 
     def source(self, entry: os.DirEntry[str]) -> Source:
-        """Return a file of the checkpoint."""
+        """Open a file of the checkpoint; it is closed with the checkpoint."""
         source = fs.open_source(entry.path)
         self.opened.callback(source.close)
         self.files.append(FileEntry(entry.path, source.size))
         return source
 
     def read(self, entry: os.DirEntry[str]) -> tuple[Source, Stream] | None:
-        """Return the one stream in a file; where it is damaged, note an error and return None."""
+        """Return a file and its one stream; add an error and return None if it is damaged."""
         if not self.is_inside(entry):
             return None
         name = self.name_of(entry.path)
@@ -126,7 +134,7 @@ class FluidParts(Opening):
         return source, stream
 
     def add(self, path: Path, role: Role, source: Source, stream: Stream) -> None:
-        """Take the values of a stream as a tensor."""
+        """Add the elements of a stream as a tensor."""
         extent = Extent(source.path, stream.offset, stream.nbytes)
         values = Contiguous(source, stream.offset, stream.nbytes)
         self.tensors.append(Tensor(path, stream.dtype, stream.shape, role, values, extent, extent))
@@ -136,7 +144,7 @@ class FluidParts(Opening):
         self.spans.append(Span(extent, self.name_of(source.path), read, None, stream.dtype))
 
     def add_rows(self, path: Path, source: Source, stream: Stream) -> None:
-        """Take the row numbers of a SelectedRows as a tensor; they are structure, and may have been read."""
+        """Add the row numbers of a SelectedRows as a tensor ``rows``, and note its height."""
         if stream.rows is None:
             return
         self.heights[".".join(map(str, path[:-1]))] = stream.rows.height
@@ -145,7 +153,7 @@ class FluidParts(Opening):
         self.tensors.append(Tensor(path, dtype, (stream.rows.total,), Role.OTHER, values))
 
     def add_marker(self, entries: Entries) -> bool:
-        """Take the marker of a whole save; tell whether it is there."""
+        """Add the marker of a complete save, and return whether it exists."""
         entry = entries.get(MARKER)
         if entry is None or not entry.is_file(follow_symlinks=False):
             return False
@@ -154,7 +162,7 @@ class FluidParts(Opening):
 
 
 def add_variables(parts: FluidParts, entries: Entries, is_skipped: Callable[[str], bool]) -> None:
-    """Read every variable of a directory: one file each, named like it."""
+    """Add every variable of a directory; files of a name for which ``is_skipped`` is true are ignored."""
     for name, entry in files_by_variable(entries):
         if name == MARKER or is_skipped(name):
             continue
@@ -172,9 +180,9 @@ def add_variables(parts: FluidParts, entries: Entries, is_skipped: Callable[[str
 
 
 def files_by_variable(entries: Entries) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yield files by the names of their variables; what stands before a slash in one is a directory.
+    """Yield name and file of each variable: the path from the directory, as a slash in a name is a directory.
 
-    Directories that lie too deep are given as they are.
+    Directories more than ``MAX_SLASHES`` deep are yielded themselves.
     """
     pending = [("", 0, entries)]
     while pending:
@@ -187,7 +195,7 @@ def files_by_variable(entries: Entries) -> Iterator[tuple[str, os.DirEntry[str]]
 
 
 def check_accumulators(parts: FluidParts) -> None:
-    """Compare what an optimizer keeps of each parameter with the parameter."""
+    """Add an error for each accumulator whose shape is not that of its parameter."""
     shapes = {str(tensor.path[0]): tensor.shape for tensor in parts.tensors if len(tensor.path) == 1}
     for name, parameter in mismatched_accumulators(shapes):
         message = f"shape {list(shapes[name])}, and {parameter} has {list(shapes[parameter])}"
@@ -195,7 +203,7 @@ def check_accumulators(parts: FluidParts) -> None:
 
 
 def mismatched_accumulators(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, str]]:
-    """Yield what is named like an optimizer's state of a parameter and lacks its shape, and the parameter."""
+    """Yield accumulator and parameter where the shapes differ; an accumulator may also be one number."""
     for name, shape in shapes.items():
         match = _ACCUMULATOR.fullmatch(name)
         parameter: str = (match["parameter"] or "") if match else ""
@@ -204,12 +212,12 @@ def mismatched_accumulators(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[t
 
 
 def spans_in_order(spans: list[Span]) -> Iterator[Span]:
-    """Iterate over spans file after file."""
+    """Yield spans by file and offset."""
     yield from sorted(spans, key=lambda span: (span.extent.file, span.extent.offset))
 
 
 def is_stream_file(entry: os.DirEntry[str]) -> bool | None:
-    """Return whether a file begins like a stream; None for a link, or where it is too short to tell."""
+    """Return whether a file begins like a stream; None for a link, or if it is too short to decide."""
     if entry.is_symlink():
         return None
     try:
@@ -221,11 +229,11 @@ def is_stream_file(entry: os.DirEntry[str]) -> bool | None:
         return False
 
 
-# What the tensors don't tell ------------------------------------------------------------------------
+# Native parts ----------------------------------------------------------------------------------------
 
 
 def native_of(parts: FluidParts) -> dict[str, bytes]:
-    """Return what a checkpoint's tensors don't tell, by name; see ``Checkpoint.native``."""
+    """Return the LoDs and heights of a checkpoint, which its tensors lack; see ``Checkpoint.native``."""
     native = {LEVELS + name: lod_bytes(source, stream) for name, (source, stream) in parts.levels.items()}
     if parts.heights:
         native[HEIGHTS] = json.dumps(parts.heights).encode()
@@ -233,7 +241,7 @@ def native_of(parts: FluidParts) -> dict[str, bytes]:
 
 
 def heights_of(native: Mapping[str, bytes]) -> dict[str, int]:
-    """Return the heights that a checkpoint's native parts state; none where they are no such thing."""
+    """Return the heights in a checkpoint's native parts; those that are no row counts are ignored."""
     try:
         heights = parse_json("", native.get(HEIGHTS, b"{}"), HEIGHTS)
     except CheckpointError:

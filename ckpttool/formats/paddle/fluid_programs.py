@@ -1,4 +1,7 @@
-"""Paddle's variables in one file, or as a program names them.
+"""Inference models (a program and its variables), and variables without a program.
+
+Variables are in a file each, or all in one: a combined file is a sequence of LoDTensors without names, sorted
+by the names that the program has.
 
 Source: PaddlePaddle/Paddle ``python/paddle/fluid/io.py``, ``save_vars`` and ``save_inference_model``.
 """
@@ -32,7 +35,7 @@ COMBINED = "__params__"
 
 
 def add_inference(parts: FluidParts, entries: Entries) -> Producer:
-    """Read a program and the variables that it names."""
+    """Add a program and its variables, and return the release of Paddle that it records."""
     source = parts.source(entries[MODEL])
     program = read_program(source, MODEL)
     found = (*program.safety, *program.paths_outside())
@@ -40,7 +43,7 @@ def add_inference(parts: FluidParts, entries: Entries) -> Producer:
     stored = [variable.name for variable in program.stored]
     combined = _combined_file(entries, frozenset(stored))
     if combined is None:
-        # Files that are no variables, of the program or otherwise; hidden ones are told elsewhere.
+        # Strays are neither variables of the program nor streams; ``add_variables`` notes hidden files.
         known = {*stored, MODEL}
         strays = {
             name: entry
@@ -64,7 +67,7 @@ def add_inference(parts: FluidParts, entries: Entries) -> Producer:
 
 
 def add_loose(parts: FluidParts, entries: Entries) -> None:
-    """Read variables that no program names: each from its own file, or all of them from one."""
+    """Add variables of a directory without a program: a file each, or one combined file."""
     combined = _combined_file(entries)
     if combined is None:
         add_variables(parts, entries, lambda name: False)
@@ -75,11 +78,15 @@ def add_loose(parts: FluidParts, entries: Entries) -> None:
 
 
 def _combined_file(entries: Entries, names: Collection[str] = ()) -> os.DirEntry[str] | None:
-    """Return the file that holds all variables: of the usual name, or the only one beside a program.
+    """Return the combined file of a directory, or None if its variables are in files of their own.
 
-    ``names``: those of the program's variables. A file may as well be the only one of these that is there, or
-    the only variable where there is no program; then it has to hold several to be all.
+    Args:
+        entries: The directory's.
+        names: Names of the program's variables, if there is a program.
     """
+    # ``save_inference_model`` lets the user name the combined file, so the only file of variables counts as
+    # one, too. If it has the name of a variable, or if no program says how many there should be, it may as
+    # well be the one variable of the directory: then it must hold two streams at least.
     if COMBINED in entries:
         return entries[COMBINED]
     others = [entry for name, entry in entries.items() if name != MODEL and not name.startswith(".")]
@@ -98,13 +105,13 @@ def _combined_file(entries: Entries, names: Collection[str] = ()) -> os.DirEntry
 
 
 def add_combined(parts: FluidParts, entry: os.DirEntry[str], program: Program | None) -> None:
-    """Read a file of several tensors; the program, where there is one, tells their names."""
+    """Add the tensors of a combined file, with names from the program, or ``#0``, ``#1`` … without one."""
     source, where = parts.source(entry), parts.name_of(entry.path)
     streams: list[Stream] = []
     try:
         streams.extend(read_all(source))
     except DamagedCheckpoint as failure:
-        # Those before the damage are kept.
+        # Tensors before the damage are kept.
         place = "" if failure.where is None else f"{failure.where}: "
         parts.fault(failure.code, f"{place}{failure.reason}", where)
     names = [variable.name for variable in program.stored] if program is not None else []
@@ -121,7 +128,7 @@ def add_combined(parts: FluidParts, entry: os.DirEntry[str], program: Program | 
 
 
 def check_program(parts: FluidParts, program: Program) -> None:
-    """Compare each tensor with what the program declares; an axis of -1 has any length."""
+    """Add an error for each tensor that differs from the program's declaration; its -1 is any length."""
     for tensor in parts.tensors:
         declared = program.variables.get(str(tensor.path[0]))
         if declared is None or declared.shape is None or len(tensor.path) > 1:

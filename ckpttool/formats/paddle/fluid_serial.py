@@ -1,8 +1,8 @@
-"""A serial of Paddle Fluid beside its variables: its trainers, its lookup tables, and the serials next to it.
+"""Trainers and lookup tables of a serial of Paddle Fluid, and its comparison with the run's other serials.
 
-Each trainer kept its progress in small text files, one for each argument. Each parameter server wrote its own
-rows of a lookup table to a file. The serials of one run were written alike, so that one tells what another
-lacks.
+Each trainer keeps its progress in small text files, one for each argument. Each parameter server writes its
+rows of a lookup table to a file. A serial doesn't record its own parts; as all serials of a run have the
+same, files that the previous one has and this one lacks are reported as missing.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from ckpttool.storage.source import Source
 _SHARD_MISSING = "table-shard-missing"
 SERIAL = re.compile(r"checkpoint_([0-9]{1,18})")
 MAX_ROWS = 1 << 20
-"""The most rows of all tables that are compared with each other."""
+"""Limit on the rows of a table that are checked for duplicates."""
 SHARD = re.compile(r"(?:(?P<table>.*)_)?(?P<index>[0-9]{1,9})", re.DOTALL)
-"""What the file of one parameter server is called."""
+"""Name of a parameter server's file: ``<table>_<server>``; any name with a number at its end is taken."""
 MAX_ARGUMENT = 1 << 12
-"""The most bytes of a trainer's argument: a number as text."""
+"""Limit on the bytes of a trainer's argument: a number as text."""
 _NUMBER = re.compile(r"\s*([-+]?[0-9]{1,18})\s*")
 
 
 def only_serial(path: str) -> str | None:
-    """Return the one serial in a directory that holds nothing else, None for any other directory."""
+    """Return the serial in a directory that has exactly one and nothing else, or None."""
     if not fs.isdir(path):
         return None
     entries = [entry for name, entry in _entries_in(path).items() if not name.startswith(".")]
@@ -56,7 +56,7 @@ def only_serial(path: str) -> str | None:
 
 
 def add_trainer(parts: FluidParts, number: str, entries: Entries, *, is_marked: bool) -> None:
-    """Read the arguments of one trainer; ``is_marked``: whether the variables have the marker."""
+    """Add the arguments of one trainer; ``is_marked`` says whether the serial's variables have the marker."""
     arguments: dict[str, object] = {}
     for name, entry in entries.items():
         if name == MARKER or name.startswith(".") or not parts.is_inside(entry):
@@ -82,7 +82,7 @@ def add_trainer(parts: FluidParts, number: str, entries: Entries, *, is_marked: 
 
 
 def check_trainers(parts: FluidParts) -> None:
-    """Require that each trainer tells what another one tells of its progress."""
+    """Add a warning for each trainer that lacks a counter of another."""
     counters = {name for arguments in parts.trainers.values() for name in arguments} & set(COUNTERS)
     for number, arguments in parts.trainers.items():
         if lacking := sorted(counters - arguments.keys()):
@@ -94,7 +94,7 @@ def check_trainers(parts: FluidParts) -> None:
 
 
 def add_tables(parts: FluidParts, entries: Iterable[tuple[str, os.DirEntry[str]]]) -> None:
-    """Read the shards of all lookup tables, by the names of their files."""
+    """Add the shards of all lookup tables, given the names and entries of their files."""
     names: dict[str, dict[int, str]] = defaultdict(dict)
     shards: dict[str, list[_TableShard]] = defaultdict(list)
     for name, entry in entries:
@@ -113,6 +113,8 @@ def add_tables(parts: FluidParts, entries: Iterable[tuple[str, os.DirEntry[str]]
             shards[table].append(_TableShard(name, *stream))
             parts.add_rows((TABLES[0], name, "rows"), *stream)
             parts.add((TABLES[0], name, "values"), Role.WEIGHTS, *stream)
+    # Servers are numbered from 0. The range is cut at the first number that must be missing, since the last
+    # one is whatever a file's name says.
     for table, numbers in names.items():
         last = max(numbers)
         lacking = [index for index in range(min(last + 1, len(numbers) + 1)) if index not in numbers]
@@ -131,7 +133,7 @@ def add_tables(parts: FluidParts, entries: Iterable[tuple[str, os.DirEntry[str]]
 
 
 class _TableShard(NamedTuple):
-    """What one parameter server wrote of a table."""
+    """File of one parameter server."""
 
     name: str
     source: Source
@@ -145,7 +147,7 @@ class _TableShard(NamedTuple):
 
 
 def _check_row_types(parts: FluidParts, shards: list[_TableShard]) -> None:
-    """Require that the rows of a table are alike in all of its shards."""
+    """Add an error for each shard whose rows have another type or shape than those of the first."""
     first, *others = shards
     want = first.stream.dtype.name, list(first.stream.shape[1:])
     for shard in others:
@@ -156,7 +158,7 @@ def _check_row_types(parts: FluidParts, shards: list[_TableShard]) -> None:
 
 
 def _check_rows(parts: FluidParts, shards: list[_TableShard]) -> None:
-    """Require that no row lies in two shards of a table, nor twice in one."""
+    """Add an error for each shard with a row number that it or an earlier shard had already."""
     total = sum(shard.stream.rows.total for shard in shards if shard.stream.rows)
     if total > MAX_ROWS:
         message = f"{total:,} rows, which were not compared (more than {MAX_ROWS:,})"
@@ -172,11 +174,11 @@ def _check_rows(parts: FluidParts, shards: list[_TableShard]) -> None:
         seen.update(rows)
 
 
-# The serials beside one -----------------------------------------------------------------------------
+# Other serials of the run -----------------------------------------------------------------------------
 
 
 def siblings_have_marker(path: str) -> bool:
-    """Return whether another serial beside one has the marker."""
+    """Return whether another serial in the same directory has the marker."""
     own = fs.realpath(path)
     for name, entry in _entries_in(os.path.dirname(own)).items():
         is_other = SERIAL.fullmatch(name) and entry.is_dir(follow_symlinks=False) and entry.path != own
@@ -186,17 +188,15 @@ def siblings_have_marker(path: str) -> bool:
 
 
 def check_neighbour(parts: FluidParts, entries: Entries, *, is_marked: bool) -> None:
-    """Compare what there is with the serial before, or behind.
-
-    Parameter servers write their shards after the marker, and each trainer writes for itself: a job that
-    was killed leaves some out, and nothing in the serial tells. Nor does anything tell of a file that was
-    lost later.
-    """
+    """Add errors for variables, shards and trainers that the nearest serial of the same network has."""
+    # Parameter servers write their shards after the marker, and each trainer writes on its own: a job that
+    # was killed leaves some out, and nothing in the serial records it. Nor is there a list of files from
+    # which one that was lost later could be known. If the names differ in both directions, the network was
+    # changed.
     for name, neighbour in _neighbours(fs.realpath(parts.root)):
         names = _variable_names(neighbour) if (MODEL in neighbour) == (MODEL in entries) else set()
         if not names:
             continue
-        # Other variables instead of these are another network's.
         present = _variable_names(entries)
         if present < names:
             lacking = sorted(names - present)
@@ -215,7 +215,7 @@ def _compare_shards_and_trainers(
     is_noted = any(finding.code == _SHARD_MISSING for finding in parts.findings)
     if (shards := sorted(_table_shards(neighbour) - _table_shards(entries))) and not is_noted:
         parts.fault(_SHARD_MISSING, f"no such shard of a lookup table, and {name} has it", shards[0])
-    # A job may have fewer trainers now, but not none.
+    # A job may have been restarted with fewer trainers, which is a warning, but never with none.
     is_bare = not any(map(TRAINER.fullmatch, entries))
     for trainer in (key for key in neighbour if TRAINER.fullmatch(key) and key not in entries):
         message = f"no such trainer, and {name} has it"
@@ -226,11 +226,12 @@ def _compare_shards_and_trainers(
 
 
 def _neighbours(path: str) -> Iterator[tuple[str, Entries]]:
-    """Yield the serials beside one, the nearest first and those before it first of all."""
+    """Yield name and entries of the other serials: earlier ones first, the nearest first among each."""
     above, name = os.path.split(path)
     match = SERIAL.fullmatch(name)
     if match is None:
         return
+    # The serial right before is opened by its name: the directory need not be listed for it.
     number = int(match[1])
     if nearest := _entries_in(os.path.join(above, f"checkpoint_{number - 1}")):
         yield f"checkpoint_{number - 1}", nearest
@@ -241,7 +242,6 @@ def _neighbours(path: str) -> Iterator[tuple[str, Entries]]:
 
 
 def _variable_names(entries: Entries) -> set[str]:
-    """Return the names of all variables of a serial."""
     inner = _entries_in(entries[MODEL].path) if MODEL in entries else entries
     try:
         return {
@@ -254,13 +254,12 @@ def _variable_names(entries: Entries) -> set[str]:
 
 
 def _table_shards(entries: Entries) -> set[str]:
-    """Return the names of the shards of all lookup tables, under either spelling."""
     tables = (_entries_in(entries[table].path) for table in TABLES if table in entries)
     return {name for inner in tables for name in inner if SHARD.fullmatch(name)}
 
 
 def _entries_in(path: str) -> Entries:
-    """Return the entries of a directory, none if it can't be read or is a link."""
+    """Return the entries of a directory; none if it can't be read or is a link."""
     if fs.islink(path):
         return {}
     try:

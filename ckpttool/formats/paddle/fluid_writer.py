@@ -1,4 +1,7 @@
-"""Writes Paddle Fluid's directories: one serial in a directory of its own, each variable a file.
+"""Writes a serial of Paddle Fluid in a directory: a file for each variable, trainers, lookup tables, markers.
+
+The layout is in ``fluid``. Content without a place in it, such as metadata of other formats, is written as
+the sidecar ``ENTRY`` in the serial.
 
 Source: PaddlePaddle/Paddle ``python/paddle/fluid/io.py`` of 2018, ``save_checkpoint``.
 """
@@ -46,25 +49,25 @@ from ckpttool.formats.writer import Content, Target, WriteOptions, Writer, fold_
 from ckpttool.storage.sink import Sink
 
 _NOT_LOADED = frozenset({"uint64", "float8_e4m3fn", "float8_e5m2"})
-"""Types that have a number, and that Paddle 2.6 does not load."""
+"""Types that have a ``VarType`` number but that Paddle 2.6 doesn't load."""
 _SAID_BY_READER = frozenset({"serial", "trainers", "lookup_tables"})
-"""What the reader says of a serial by itself."""
+"""Metadata that ``fluid`` derives from the files of a serial."""
 _SERIAL_DIGITS = 18
 _LIMIT = 1 << 63
-"""Above any count."""
+"""Above any int64."""
 _MAX_NAME = 255
-"""The most bytes of a file's name, on every file system in use."""
+"""Limit on the bytes of a file's name, on every file system in use."""
 _SKIPPED = ("@GRAD", ".trainer_", ".block")
-"""What a variable has in its name that Paddle neither saves nor loads."""
+"""Parts of names of variables that Paddle neither saves nor loads."""
 _DEEPEST = 6
-"""How many levels of containers are searched for progress: it lies in the first three."""
+"""Levels of containers searched for epoch and step, which are in the first three."""
 
 Trainers = Mapping[str, Mapping[str, object]]
-"""The arguments of each trainer by name, by the trainer's number."""
+"""Arguments of each trainer by name, by the trainer's number."""
 
 
 class FluidWriter(Writer):
-    """A directory of serials, as the trainers of 2018 resume from it."""
+    """A directory with one serial, from which the trainers of 2018 resume."""
 
     name: ClassVar[str] = "fluid"
     dtypes: ClassVar[frozenset[str]] = frozenset(NUMBERS) - _NOT_LOADED
@@ -100,15 +103,15 @@ class FluidWriter(Writer):
 
 
 class FluidVariable(NamedTuple):
-    """A variable on its way to its file.
+    """A variable to be written: a LoDTensor, or a SelectedRows if it has ``rows``.
 
     Attributes:
-        directory: Which of the serial's it lies in.
-        name: As Paddle calls it.
+        directory: Name of its directory in the serial.
+        name: Paddle's name of it, which is also its file's.
         values: Its elements.
-        rows: The numbers of the rows that they are, of a SelectedRows.
-        height: How many rows there are in all.
-        levels: The sequences of a LoDTensor, as they are stored.
+        rows: Row numbers of a SelectedRows, int64.
+        height: Rows of the full table of a SelectedRows.
+        levels: LoD of a LoDTensor, in the bytes of its stream.
     """
 
     directory: str
@@ -120,24 +123,23 @@ class FluidVariable(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Return the path of its file in the serial."""
+        """Path of its file in the serial."""
         return f"{self.directory}/{self.name}"
 
     @property
     def placed_tensors(self) -> tuple[Tensor, ...]:
-        """Return the tensors whose paths a reader tells from this place: of SelectedRows, and of tables."""
+        """The tensors whose paths are implied by this file, so that no sidecar needs to have them."""
         if self.rows is not None:
             return self.values, self.rows
         return (self.values,) if self.directory == TABLES[0] else ()
 
 
 def _write_marker(sink: Sink) -> None:
-    """Write the marker of a finished save: the time of it, as Paddle does."""
-    sink.write(time.ctime().encode())
+    sink.write(time.ctime().encode())  # as Paddle does; its loader only asks whether the file exists
 
 
 def _was_fluid(content: Content) -> bool:
-    """Return whether content was a Fluid checkpoint once, whatever format it was read from."""
+    """Return whether content was a Fluid checkpoint, perhaps before a conversion to its present format."""
     if content.source_format == FluidWriter.name:
         return True
     trainers = _source_trainers(content) or {}
@@ -145,7 +147,9 @@ def _was_fluid(content: Content) -> bool:
 
 
 def _sidecar(content: Content) -> bytes | None:
-    """Return the sidecar, if the files don't hold all of the content by themselves."""
+    """Return the sidecar document, or None if the other files hold all of the content."""
+    # Of a Fluid checkpoint, everything that the reader finds in the files again is left out. If nothing is
+    # left that needs a sidecar, none is written; otherwise it has all of the content.
     rest = content
     if _was_fluid(content) and _source_trainers(content) is not None:
         placed = {tensor.path for variable in variables(content) for tensor in variable.placed_tensors}
@@ -168,7 +172,9 @@ def _sidecar(content: Content) -> bytes | None:
 
 
 def variables(content: Content) -> Iterator[FluidVariable]:
-    """Yield the variables that the tensors of some content become; rows and their values are one."""
+    """Yield the variables of some content; ``<name>.rows`` and ``<name>.values`` are one SelectedRows."""
+    # Such a pair is a SelectedRows only if its height is known, which the reader put into the native parts.
+    # There may be fewer row numbers than rows of values: tables grow by doubling.
     heights = heights_of(content.native)
     by_path = {tensor.path: tensor for tensor in content.owned} if heights else {}
     sparse: dict[Path, tuple[Tensor, int]] = {}
@@ -195,7 +201,7 @@ def variables(content: Content) -> Iterator[FluidVariable]:
 
 
 def _directory_and_name(stem: Path) -> tuple[str, str]:
-    """Return the directory and the name of a path's variable; shards of lookup tables have their own."""
+    """Return directory and name of the variable of a tensor's path, for shards of lookup tables their own."""
     name = ".".join(map(str, stem[1:]))
     if stem[0] == TABLES[0] and SHARD.fullmatch(name):
         return TABLES[0], name
@@ -203,11 +209,11 @@ def _directory_and_name(stem: Path) -> tuple[str, str]:
 
 
 def _file_refusals(wanted: Iterable[FluidVariable], *, slashes: bool) -> Iterator[str]:
-    """Yield why variables can't be files, a sentence each.
+    """Yield a sentence for each reason why variables can't be written as files.
 
     Args:
         wanted: The variables.
-        slashes: Whether a name may have them: what stands before one is a directory then, as Paddle does it.
+        slashes: Whether names may have slashes, which make directories, as in Paddle.
     """
     files: dict[str, FluidVariable] = {}
     directories: dict[str, FluidVariable] = {}
@@ -236,7 +242,7 @@ def _file_refusals(wanted: Iterable[FluidVariable], *, slashes: bool) -> Iterato
 
 
 def _name_refusal(name: str) -> str | None:
-    """Return why nothing can be a file of this name, or None."""
+    """Return the reason why a file can't have this name, or None."""
     try:
         nbytes = len(os.fsencode(name))
     except UnicodeEncodeError:
@@ -252,7 +258,7 @@ def _name_refusal(name: str) -> str | None:
 
 
 def _variable_refusal(variable: FluidVariable) -> str | None:
-    """Return why Paddle, or a reader, would skip a variable, or None."""
+    """Return the reason why Paddle or the reader would skip a variable, or None."""
     if variable.name == MARKER:
         return "Paddle has its marker under this name"
     if variable.name.count("/") > MAX_SLASHES:
@@ -264,7 +270,7 @@ def _variable_refusal(variable: FluidVariable) -> str | None:
 
 
 def _are_readable_levels(variable: FluidVariable) -> bool:
-    """Return whether the sequences of a variable are read again as they were stored."""
+    """Return whether the LoD of a variable, which a sidecar may have made up, is read back unchanged."""
     values, levels = variable.values, variable.levels
     if levels == NO_LEVELS or values.dtype.name not in NUMBERS:
         return True
@@ -280,15 +286,15 @@ def _are_readable_levels(variable: FluidVariable) -> bool:
 
 
 def _trainers(content: Content) -> Trainers:
-    """Return what each trainer of a Fluid checkpoint kept; of others, what is known of their progress."""
+    """Return the trainers of a Fluid checkpoint; for other content, trainer 0 with its progress."""
     if _was_fluid(content) and (trainers := _source_trainers(content)) is not None:
         return trainers
     state = content.training
-    if state == TrainingState():  # what the keys and scalar tensors say
+    if state == TrainingState():  # then progress may be in keys and scalar tensors
         known = _plain_values(content.tree, _DEEPEST) if content.tree is not None else content.metadata
         scalars = {tensor.path: lazy_scalar(tensor) for tensor in content.tensors if tensor.size == 1}
         state = training_state(known if isinstance(known, dict) else dict(content.metadata), scalars)
-    # A trainer's file has an integer: a fraction of an epoch, an infinity or a NaN is none.
+    # A counter's file has an integer, so a fraction of an epoch, an infinity or a NaN can't be written.
     counts = {
         name: int(value)
         for name, value in zip(COUNTERS, (state.epoch, state.step), strict=True)
@@ -298,7 +304,7 @@ def _trainers(content: Content) -> Trainers:
 
 
 def _source_trainers(content: Content) -> Trainers | None:
-    """Return the trainers that the source had, or None if their arguments can't be written as files."""
+    """Return the trainers in the metadata, or None if their arguments can't be written as files."""
     trainers = content.metadata.get("trainers", {})
     if not isinstance(trainers, Mapping):
         return None
@@ -321,7 +327,7 @@ def _source_trainers(content: Content) -> Trainers | None:
 
 
 def _plain_values(node: object, depth: int) -> object:
-    """Return the plain values below a node of a tree, None for anything else."""
+    """Return a copy of a node's plain values and containers, with None for anything else."""
     if isinstance(node, str | int | float):
         return node
     if isinstance(node, dict) and depth:

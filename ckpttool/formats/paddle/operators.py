@@ -1,6 +1,6 @@
-"""Which kind of layer each parameter of a Paddle program belongs to, told by the operator that takes it.
+"""The kind of layer that each parameter belongs to, from the operator that takes it as an input.
 
-Without a program, names that Paddle makes up tell the same: ``linear_0.w_0``.
+Without a program the names that Paddle generates are used: ``linear_0.w_0`` is a weight of a linear layer.
 
 Source: PaddlePaddle/Paddle ``paddle/fluid/framework/framework.proto``, ``paddle/fluid/operators``,
 ``python/paddle/base/unique_name.py``.
@@ -22,7 +22,7 @@ Kinds = Mapping[str, str]
 LINEAR, EMBEDDING, TRANSPOSED = "linear", "embedding", "linear transposed"
 
 MAX_FIELDS = 8_000_000
-"""The most fields that are looked at for operators; those behind them stay untold."""
+"""Limit on protobuf fields read for operators; later operators are ignored."""
 
 _NORMALIZED = ("Scale", "Bias")
 _PARAMETER_SLOTS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -44,7 +44,7 @@ _PARAMETER_SLOTS: dict[str, tuple[str, tuple[str, ...]]] = {
     **{name: (name, _NORMALIZED) for name in ("layer_norm", "group_norm", "instance_norm")},
     **{name: (name, ("Weight", "Bias")) for name in ("lstm", "gru", "lstmp")},
 }
-"""What an operator says of the parameters in some of its inputs."""
+"""Kind of layer, and the input slots that hold its parameters, by kind of operator."""
 
 _CELLS = {
     "LSTM": "lstm_cell",
@@ -54,14 +54,21 @@ _CELLS = {
 }
 _TRANSPOSING = frozenset({"trans_y", "transpose_Y", "transpose_y"})
 _SAME = frozenset({"cast", "assign", "share_data"})
-"""Operators that give on what they take, in another type maybe."""
+"""Operators whose output is their input, perhaps in another type."""
 
 _MADE_UP_NAME = re.compile(r"(?:.*/)?(?P<kind>[a-z][a-z0-9_]*?)_[0-9]+\.[wb]_[0-9]+")
 _MADE_UP_KINDS = {"fc": LINEAR}
 
 
 class Operator(NamedTuple):
-    """One operator: which variables it takes and gives, by slot, and what sets it."""
+    """An operator.
+
+    Attributes:
+        takes: Names of input variables by slot.
+        gives: Names of output variables.
+        is_transposing: Whether it transposes its second operand, as ``matmul`` can.
+        mode: Type of an RNN's cells; empty for other operators.
+    """
 
     kind: str
     takes: Mapping[str, tuple[str, ...]]
@@ -71,10 +78,11 @@ class Operator(NamedTuple):
 
 
 def kinds_by_operator(operators: Iterable[Operator]) -> dict[str, str]:
-    """Return the kinds of layers that take variables, by the names of these; the first operator decides."""
+    """Return the kind of layer by name of variable; the first operator that takes one decides."""
     kinds: dict[str, str] = {}
     origins: dict[str, str] = {}
     for operator in operators:
+        # A layer may take a copy of its parameter, cast to another type: the copy counts as the parameter.
         taken = [name for names in operator.takes.values() for name in names]
         if operator.kind in _SAME and len(taken) == len(operator.gives) == 1:
             origins[operator.gives[0]] = origins.get(taken[0], taken[0])
@@ -89,7 +97,7 @@ def kinds_by_operator(operators: Iterable[Operator]) -> dict[str, str]:
 
 
 def kind_by_name(name: str) -> str | None:
-    """Return the kind of layer that a name tells, where Paddle made it up."""
+    """Return the kind of layer in a name that Paddle generated; None for any other name."""
     match = _MADE_UP_NAME.fullmatch(name)
     return None if match is None else _MADE_UP_KINDS.get(match["kind"], match["kind"])
 
@@ -97,12 +105,12 @@ def kind_by_name(name: str) -> str | None:
 def layers_of(
     tensors: Iterable[Tensor], kinds: Kinds, names: Mapping[str, str] | None = None
 ) -> dict[str, LayerKind]:
-    """Return the kinds of the layers of weights.
+    """Return the layer kinds of weights by tensor name.
 
     Args:
         tensors: All tensors.
-        kinds: The kinds that operators tell, by the names of parameters.
-        names: The names of parameters, by those of tensors, where these have others.
+        kinds: Kinds from operators, by the parameters' names in the program.
+        names: The parameters' names by tensor name, where the two differ.
     """
     layers: dict[str, LayerKind] = {}
     for tensor in tensors:
@@ -125,14 +133,14 @@ def operators_in(source: Readable) -> Iterator[Operator]:
 
 
 class _OperatorReader:
-    """Reads messages of one program, up to a number of fields."""
+    """Reads the messages of one program, up to ``MAX_FIELDS`` fields."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._allowed = MAX_FIELDS
 
     def messages_in(self, message: bytes | memoryview, number: int) -> Iterator[Field]:
-        """Yield the messages and texts in the fields of a number."""
+        """Return the messages and strings in the fields with a number."""
         return (field for field in self._fields(message) if (field.number, field.kind) == (number, BYTES))
 
     def _fields(self, message: bytes | memoryview) -> Iterator[Field]:
@@ -170,7 +178,7 @@ class _OperatorReader:
         return Operator(kind, takes, tuple(gives), is_transposing, mode)
 
     def _variables(self, message: Field) -> tuple[str, tuple[str, ...]]:
-        """Return the slot and the variables in it."""
+        """Return the name of a slot, and those of its variables."""
         texts = [field for field in self._fields(message.data) if field.kind == BYTES]
         slot = next((field.text for field in texts if field.number == 1), "")
         return slot, tuple(field.text for field in texts if field.number == 2)

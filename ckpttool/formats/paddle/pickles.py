@@ -1,5 +1,7 @@
 """Pickles of ``paddle.save``: state dicts, optimizers, and any object that holds tensors.
 
+A state dict maps names to NumPy arrays. In other objects a tensor is pickled as ``tuple((name, array))``.
+
 Source: PaddlePaddle/Paddle, ``io.py`` and ``io_utils.py`` in ``python/paddle/framework``.
 """
 
@@ -28,13 +30,16 @@ from ckpttool.formats.paddle.operators import layers_of
 from ckpttool.storage import fs
 
 NAMES = "StructuredToParameterName@@"
+"""Key of the parameters' generated names (``linear_0.w_0``) by their names in the state dict."""
 _SCHEDULER = "LR_Scheduler"
 PIECES = "UnpackBigParamInfor@@"
+"""Key of the shapes and pieces of arrays that were too large for one pickle string."""
+# Paddle 2 has no uint16 tensors, and pickles bfloat16 as arrays of uint16 without any mark.
 _UINT16, _BFLOAT16 = BY_NAME["uint16"], BY_NAME["bfloat16"]
 
 
 def open_saved_pickle(probe: Probe, name: str) -> Checkpoint:
-    """Return the checkpoint of a file that ``paddle.save`` pickled; ``name`` is its format's."""
+    """Open a file that ``paddle.save`` wrote; ``name`` is the format's name."""
     source = probe.source
     judged = read_pickles(source, 0, source.size)
     objects = _ArrayReader(probe.path)
@@ -57,7 +62,9 @@ def open_saved_pickle(probe: Probe, name: str) -> Checkpoint:
         message = f"{objects.bfloats:,} arrays of uint16 read as bfloat16, which Paddle saves without a mark"
         findings.append(note("uint16-is-bfloat16", message))
     for number, (path, parts) in enumerate(flat.tensors):
-        # A name tells the role at the top of a state dict or of an optimizer's.
+        # ``role_of`` takes every name but an accumulator's for a weight's, which holds at the top of a state
+        # dict only. Further down its answer counts if it is OPTIMIZER, and ``name_tensors`` infers the rest.
+        # Master weights are the copies that mixed precision keeps with an optimizer.
         is_master = path[:1] == ("master_weights",)
         role = Role.OPTIMIZER if is_master else role_of(str(path[-1]) if path else "")
         if len(path) <= 1 or role is Role.OPTIMIZER:
@@ -84,7 +91,7 @@ def open_saved_pickle(probe: Probe, name: str) -> Checkpoint:
 
 
 def _with_scheduler_rate(state: TrainingState, metadata: Mapping[str, Any]) -> TrainingState:
-    """Return a training state with the learning rate that a scheduler set last, where no other is known."""
+    """Return a training state, with the learning rate of a pickled scheduler if no other is known."""
     levels = {"": metadata}
     levels |= {f"{key}.": value for key, value in metadata.items() if isinstance(value, Mapping)}
     for place, level in levels.items():
@@ -97,7 +104,7 @@ def _with_scheduler_rate(state: TrainingState, metadata: Mapping[str, Any]) -> T
 
 
 def _parameter_names(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Return the names that Paddle made up for parameters, by those of tensors; at any level of a dict."""
+    """Return the generated names of parameters by tensor name, from ``NAMES`` at any level of a dict."""
     parameters: dict[str, str] = {}
     pending: list[tuple[str, Mapping[str, Any]]] = [("", metadata)]
     while pending:
@@ -112,7 +119,7 @@ def _parameter_names(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def names_in(path: str) -> dict[Path, str]:
-    """Return the names that Paddle made up for the tensors of one pickle, which stand beside each of them."""
+    """Return the generated names of the tensors that a pickle has as ``tuple((name, array))``, by path."""
     with fs.open_source(path) as source:
         (root, *_) = (pickle.root for pickle in read_pickles(source, 0, source.size).pickles)
         names: dict[Path, str] = {}
@@ -131,7 +138,7 @@ def names_in(path: str) -> dict[Path, str]:
 
 
 class _ArrayReader:
-    """Reads the arrays of one pickle; ``bfloats`` counts those that stand for bfloat16."""
+    """Reads the arrays of one pickle; ``bfloats`` counts the uint16 arrays read as bfloat16."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -139,7 +146,7 @@ class _ArrayReader:
         self.bfloats = 0
 
     def leaf(self, node: object) -> Leaf[TensorParts] | None:
-        """Return the tensor that a node is, or None."""
+        """Return a node's tensor, or None if it isn't an array."""
         if not isinstance(node, Call):
             return None
         if id(node) not in self._seen:
@@ -152,7 +159,7 @@ class _ArrayReader:
 
 
 def unwrap(node: object) -> object:
-    """Return the array that Paddle wraps in ``tuple((name, array))``."""
+    """Return the array of ``tuple((name, array))``; any other node as it is."""
     if not isinstance(node, Call) or not node.is_of("builtins", "tuple") or node.state is not None:
         return node
     pair = node.args[0] if len(node.args) == 1 else None
@@ -160,7 +167,13 @@ def unwrap(node: object) -> object:
 
 
 def _join_pieces(flat: Flat[TensorParts], path: str) -> None:
-    """Put together the tensors that were saved in pieces, for protocols that hold no large ones."""
+    """Replace the pieces of large arrays by whole tensors.
+
+    Raises:
+        DamagedCheckpoint: A piece is missing, or the pieces don't make the recorded shape.
+    """
+    # With pickle protocols 2 and 3 Paddle cuts arrays of 2^30 bytes or more into flat pieces ``<key>@@.<i>``,
+    # and records their shapes and the pieces' names under ``PIECES``.
     split = flat.plain.pop(PIECES, None) if isinstance(flat.plain, dict) else None
     if not isinstance(split, dict):
         return
@@ -183,7 +196,7 @@ def _join_pieces(flat: Flat[TensorParts], path: str) -> None:
 
 
 def _tree(root: object, objects: _ArrayReader, tensors: tuple[Tensor, ...], path: str) -> object:
-    """Return the tree of a pickle, with tensors for arrays, and whole ones for their pieces."""
+    """Return the content tree of a pickle, with whole tensors in place of pieces."""
     tree = tree_of(root, objects.leaf, path, array_as_tensor, unwrap)(tensors)
     split = tree.pop(PIECES, None) if isinstance(tree, dict) else None
     if not isinstance(tree, dict) or not isinstance(split, dict):
@@ -195,7 +208,7 @@ def _tree(root: object, objects: _ArrayReader, tensors: tuple[Tensor, ...], path
 
 
 def _spans(source: Readable, stored: list[tuple[Path, TensorParts]]) -> Iterator[Span]:
-    """Yield the values that lie in one piece, in the order of the file; a pickle has no checksums."""
+    """Yield the spans of contiguous arrays by offset; a pickle has no checksums."""
     spans: dict[Extent, Span] = {}
     for path, parts in stored:
         if parts.storage is not None and parts.storage not in spans:

@@ -1,4 +1,15 @@
-"""Programs of Paddle 3, in JSON: which variables one has, and what it could run.
+"""Programs of Paddle 3 (PIR, in JSON): their variables, and operators that do more than compute.
+
+::
+
+    {"base_code": {"magic": "pir", ...},
+     "program": {"regions": [{"blocks": [{"ops": [OPERATOR, ...]}]}]}}
+
+    OPERATOR    "#" kind, as "<dialect>.<name>", or "p" for a parameter
+                "I" inputs, "O" outputs: {"%": number of the value, "TT": its type}
+                "A" attributes: {"N": name, "AT": {"#": type, "D": value}}; those of a parameter are a list
+                with its name at index 3
+                "regions" the branches of an ``if``, the body of a ``while``
 
 Source: PaddlePaddle/Paddle ``paddle/fluid/pir/serialize_deserialize``, ``python/paddle/static/pir_io.py``.
 """
@@ -25,12 +36,12 @@ from ckpttool.formats.paddle.program import (
 )
 
 MAX_BYTES = 1 << 26
-"""The largest program that is read; one of 50,000 operators has a third of it."""
+"""Limit on the bytes of a program; one of 50,000 operators has a third of it."""
 
 _START = re.compile(rb'\s*\{\s*"base_code"\s*:\s*\{[^{}]*"magic"\s*:\s*"pir"')
 _PARAMETER = "p"
 _DIALECTS = frozenset({"", "0", "1", "2"})
-"""Paddle's own operators: built in, computing, control flow. Other numbers are of those that users add."""
+"""Dialects of Paddle: built-in, computing and control-flow operators; users' libraries have other numbers."""
 
 ELEMENTS = {
     f"t_{short}": BY_NAME[name]
@@ -49,7 +60,7 @@ ELEMENTS = {
         "c128": "complex128",
     }.items()
 }
-
+"""Types of elements by their names in the JSON."""
 
 _SLOTS = {
     "matmul": ("matmul", ("X", "Y")),
@@ -64,16 +75,16 @@ _SLOTS = {
         for ending in ("", "_transpose")
     },
 }
-"""What older programs call an operator and its inputs, which are in order here."""
+"""Kind and input slots of operators as in ``operators``; PIR has inputs in this order, without slots."""
 
 
 def looks_like_pir(head: bytes) -> bool:
-    """Return whether bytes begin like a program in JSON."""
+    """Return whether bytes begin with the header of a PIR program."""
     return _START.match(head) is not None
 
 
 def read_pir(source: Readable) -> Program:
-    """Return the program that a file is."""
+    """Read a program."""
     if source.size > MAX_BYTES:
         found = f"a program of {source.size:,} bytes"
         raise LimitExceeded(source.path, found, expected=f"at most {MAX_BYTES:,}")
@@ -109,12 +120,11 @@ def read_pir(source: Readable) -> Program:
 
 
 def _parse(source: Readable) -> Any:
-    """Return the program's JSON; kept, it would take many times its bytes, so that it is read each time."""
+    # It is parsed again each time: kept, the objects would take many times the bytes of the file.
     return parse_json(source.path, source.read(0, source.size), "program")
 
 
 def _layer_kinds(source: Readable) -> Mapping[str, str]:
-    """Return the kinds of layers that take parameters; operators that are malformed tell nothing."""
     tree = _parse(source)
     try:
         return kinds_by_operator(_name_values(_operators(tree["program"])))
@@ -123,7 +133,9 @@ def _layer_kinds(source: Readable) -> Mapping[str, str]:
 
 
 def _name_values(operators: Iterable[Any]) -> Iterator[Operator]:
-    """Yield operators as older programs describe them: with names in place of numbers, by slots."""
+    """Yield operators as ``operators`` reads them from older programs: names, not numbers, by input slot."""
+    # Values have numbers: an operator "p" gives a parameter one, by which later operators refer to it. Inputs
+    # have no slots, so ``_SLOTS`` has the kinds whose slots matter; other inputs get their index as a slot.
     names: dict[object, str] = {}
     for operator in operators:
         kind = _bare(operator["#"]).removesuffix("_")
@@ -144,7 +156,7 @@ def _name_values(operators: Iterable[Any]) -> Iterator[Operator]:
 
 
 def _doubled_key(tree: Any) -> str | None:
-    """Return a key that an object has twice: readers would disagree on which counts."""
+    """Return a key that some object has twice, or None; JSON readers disagree on which value counts."""
     pending = [tree]
     while pending:
         node = pending.pop()
@@ -155,7 +167,7 @@ def _doubled_key(tree: Any) -> str | None:
 
 
 def _operators(program: Any) -> Iterator[Any]:
-    """Yield the operators of all regions, those of branches and loops included."""
+    """Yield all operators, including those in branches and loops."""
     pending = list(program["regions"])[::-1]
     while pending:
         for block in pending.pop()["blocks"]:
@@ -176,5 +188,5 @@ def _read_parameter(operator: Any) -> ProgramVariable:
 
 
 def _bare(name: str) -> str:
-    """Return a name without the number of its dialect."""
+    """Return a name without its dialect: ``0.t_f32`` is ``t_f32``."""
     return name.partition(".")[2] or name

@@ -1,4 +1,15 @@
-"""Paddle's programs: which variables one has, in which order their values were saved, and what it could run.
+"""Programs of Paddle 1 and 2 (``ProgramDesc``): variables, the order of their values, dangerous operators.
+
+A program is a protobuf of blocks; a block declares variables and lists operators. Its parameters are in other
+files, without names: the program's saved variables, sorted by name, are in the order of a combined file.
+
+::
+
+    ProgramDesc  1 blocks, 4 version {1 version}
+    BlockDesc    1 idx, 2 parent_idx, 3 vars, 4 ops
+    VarDesc      1 name, 2 type, 3 persistable, 5 is_parameter
+    VarType      1 type, 3 lod_tensor {1 tensor description, 2 lod_level}
+    OpDesc       1 inputs, 2 outputs, 3 type, 4 attrs {1 name, 5 s, 10 b}
 
 Source: PaddlePaddle/Paddle ``paddle/fluid/framework/framework.proto``, ``python/paddle/static/io.py``.
 """
@@ -22,22 +33,23 @@ from ckpttool.formats.paddle.computation import describe_program, program_steps
 from ckpttool.formats.paddle.operators import kinds_by_operator, operators_in
 
 MAX_FIELDS = 2_000_000
-"""The most fields of all messages that are looked at; a program of 50,000 operators has about as many."""
+"""Limit on protobuf fields read per program; one of 50,000 operators has about as many."""
 MAX_VARIABLES = 1_000_000
 MAX_NAME = 1 << 16
 _SHOWN, _LONGEST = 20, 200
 
-# The first block is number 0, and its parent is -1.
+# A program begins with its first block (field 1, of any length), whose idx is 0 and whose parent_idx is -1: a
+# negative int32 is a varint of 10 bytes.
 _START = re.compile(rb"\x0a[\x80-\xff]{0,9}[\x00-\x7f]\x08\x00\x10\xff{9}\x01")
-LOD_TENSOR, _SELECTED_ROWS = 7, 8
+LOD_TENSOR, _SELECTED_ROWS = 7, 8  # of VarType.Type
 
 FILE_SETTINGS = frozenset({"file_path", "filename", "output_dir"})
-"""Which attributes of operators name a file."""
+"""Attributes of operators that name a file."""
 OPERATORS = OperatorLists(Path(__file__).with_name("lists"), "paddle")
 
 
 class ProgramVariable(NamedTuple):
-    """A variable of a program; ``dtype`` and ``shape`` are None where it is no tensor."""
+    """Declaration of a variable; ``kind`` is a ``VarType.Type``, the last two are None if it is no tensor."""
 
     name: str
     kind: int
@@ -48,15 +60,19 @@ class ProgramVariable(NamedTuple):
 
     @property
     def is_stored(self) -> bool:
-        """Return whether its values are saved."""
+        """Whether a combined file has its values."""
         return self.is_persistable and self.kind == LOD_TENSOR
 
 
 class Program(NamedTuple):
-    """A program: its variables by name, its version, and what running it could do.
+    """Variables, version and safety findings of a program.
 
-    ``kinds`` reads it once more, for the kinds of layers that take its variables, and ``computation`` for
-    what it computes.
+    Attributes:
+        variables: By name, persistable or not.
+        version: Of Paddle, as ``major * 10^6 + minor * 10^3 + patch``; 0 if it isn't recorded.
+        operators: Their number.
+        kinds: Reads the file again for the kinds of layers, by parameter name.
+        computation: Reads the file again for a summary of its computation.
     """
 
     variables: dict[str, ProgramVariable]
@@ -68,7 +84,7 @@ class Program(NamedTuple):
 
     @property
     def stored(self) -> list[ProgramVariable]:
-        """Return the variables whose values are saved, in the order of a combined file."""
+        """The variables whose values are saved, in the order of a combined file: sorted by name."""
         return sorted(
             (variable for variable in self.variables.values() if variable.is_stored),
             key=lambda variable: variable.name,
@@ -83,7 +99,7 @@ class Program(NamedTuple):
 
     @property
     def release(self) -> str | None:
-        """Return the release of Paddle that wrote it, where it says so."""
+        """Release of Paddle that wrote it, such as ``2.6.2``, if it is recorded."""
         if not self.version:
             return None
         major, rest = divmod(self.version, 1_000_000)
@@ -91,12 +107,12 @@ class Program(NamedTuple):
 
 
 def looks_like_program(head: bytes) -> bool:
-    """Return whether bytes begin like a program."""
+    """Return whether bytes begin with the first block of a program."""
     return _START.match(head) is not None
 
 
 class _ProgramReader:
-    """Reads messages of one program, and counts the fields: each costs time, however little it says."""
+    """Reads the messages of one program, up to ``MAX_FIELDS`` fields, as even an empty one costs time."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -110,7 +126,7 @@ class _ProgramReader:
             yield field
 
     def variable(self, message: Field) -> ProgramVariable:
-        """Return the variable that a message declares."""
+        """Return the variable of a ``VarDesc``."""
         name, kind, is_persistable, is_parameter = "", -1, False, False
         dtype, shape = None, None
         for field in self.fields(message.data, "a variable"):
@@ -141,7 +157,7 @@ class _ProgramReader:
         return kind, dtype, shape
 
     def kind(self, message: Field) -> str:
-        """Return the name of an operator's kind."""
+        """Return the type of an ``OpDesc``, such as ``matmul_v2``."""
         names = [
             field.text
             for field in self.fields(message.data, "an operator")
@@ -150,7 +166,7 @@ class _ProgramReader:
         return names[-1] if names else ""
 
     def file(self, message: Field) -> str | None:
-        """Return the file that an operator's attributes name."""
+        """Return the path in the attributes of an ``OpDesc`` that reads or writes a file."""
         for field in self.fields(message.data, "an operator"):
             if (field.number, field.kind) == (4, BYTES):
                 name = text = ""
@@ -165,7 +181,12 @@ class _ProgramReader:
 
 
 def read_program(source: Readable, where: str | None = None) -> Program:
-    """Return the program that a file is."""
+    """Read a program.
+
+    Args:
+        source: The file.
+        where: Its name for errors, if it is a part of a checkpoint.
+    """
     reader = _ProgramReader(source.path)
     variables: dict[str, ProgramVariable] = {}
     kinds: dict[str, str | None] = {}
@@ -200,13 +221,12 @@ def read_program(source: Readable, where: str | None = None) -> Program:
 
 
 def operator_findings(kinds: Mapping[str, str | None]) -> tuple[Finding, ...]:
-    """Return what running operators would do besides computing, from the file that each kind touches."""
+    """Return safety findings of operators that do more than compute, given the file that each kind names."""
     files = {kind: file for kind, file in kinds.items() if file is not None}
     return tuple(OPERATORS.judge(kinds, "operator", "running it calls", files))
 
 
 def _layer_kinds(source: Readable) -> Mapping[str, str]:
-    """Return the kinds of layers that take parameters; operators that can't be read tell nothing."""
     try:
         return kinds_by_operator(operators_in(source))
     except DamagedCheckpoint:

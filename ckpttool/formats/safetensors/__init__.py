@@ -1,1 +1,1 @@
-"""safetensors: a header of names, types and offsets, and the tensors' bytes after it."""
+"""safetensors: a JSON header of names, types and offsets, then the elements of all tensors."""

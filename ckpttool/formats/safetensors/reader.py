@@ -1,7 +1,13 @@
-"""safetensors: a JSON header that says where each tensor lies, then their bytes; nothing in it can run.
+"""safetensors: a JSON header with type, shape and offsets of each tensor, then their elements; no code.
 
-The library's own reader refuses a file for many reasons; each of them is an error with its own code here.
-What it takes although a careful writer would not have written it is a warning.
+::
+
+    uint64, little-endian    length of the header in bytes, at most ``MAX_HEADER``
+    header                   {"__metadata__": {text: text}, name: {"dtype", "shape", "data_offsets"}, ...}
+    data                     elements in C order; offsets are bytes after the header
+
+Sorted by offset, the tensors cover the data without gap or overlap. Each reason for which the library refuses
+a file is an error with its own code here; oddities that it accepts are warnings.
 
 Source: huggingface/safetensors, ``safetensors/src/tensor.rs`` and the format section of its README.
 """
@@ -27,14 +33,15 @@ from ckpttool.formats.sidecar import ENTRY, apply_sidecar
 from ckpttool.storage.source import Source
 
 MAX_HEADER = 100_000_000
-"""The longest header in bytes, as in tensor.rs."""
+"""Limit on the header's bytes, as in tensor.rs."""
 
 MAX_AXES = 64
-"""The most axes of a tensor that NumPy and PyTorch can hold."""
+"""Limit on axes; NumPy and PyTorch hold no more."""
 
 _MAX_U64 = (1 << 64) - 1
 _LENGTH = struct.Struct("<Q")
 _BLANKS = " \t\n\r"
+# An object with no key or a key in quotes, for files whose header is too long to be believed.
 _OBJECT_START = re.compile(rb'[ \t\n\r]*\{[ \t\n\r]*["}]')
 _FIELDS = ("dtype", "shape", "data_offsets")
 _METADATA = "__metadata__"
@@ -49,6 +56,9 @@ class Safetensors(Format):
     suffixes = (".safetensors",)
 
     def matches(self, probe: Probe) -> bool:
+        # There is no magic number. With a plausible length, "{" after it is enough. With a longer one the
+        # file is still recognised, and refused by ``open``, unless its first 8 bytes are text: then it is
+        # JSON.
         head = probe.head
         if len(head) <= _LENGTH.size:
             return False
@@ -76,7 +86,7 @@ class Safetensors(Format):
         start = _LENGTH.size + len(text)
         tensors = tuple(place_all(source, start, header))
         excess = source.size - max((one.extent.end for one in tensors if one.extent), default=start)
-        if excess > 0:  # opened for what can be salvaged
+        if excess > 0:  # refused before, unless damaged files may be opened
             findings += (error("trailing-bytes", f"trailing bytes behind the last tensor: {excess:,}"),)
         entry = metadata.pop(ENTRY, None)
 
@@ -107,7 +117,7 @@ def _damaged(path: str, where: str, found: str, code: str, expected: str | None 
 
 
 def read_header(source: Source) -> bytes:
-    """Return the text of the header."""
+    """Return the bytes of the header."""
     if source.size < _LENGTH.size:
         raise Truncated(source.path, f"truncated: {source.size} bytes", expected=f"at least {_LENGTH.size}")
     (length,) = _LENGTH.unpack(source.read(0, _LENGTH.size))
@@ -121,7 +131,7 @@ def read_header(source: Source) -> bytes:
 
 
 def read_metadata(path: str, metadata: object) -> dict[str, str]:
-    """Return ``__metadata__``, which maps text to text; null represents nothing."""
+    """Return ``__metadata__``, which maps text to text; null, which the library accepts, is empty."""
     if metadata is None:
         return {}
     if not isinstance(metadata, dict):
@@ -135,7 +145,7 @@ def read_metadata(path: str, metadata: object) -> dict[str, str]:
 
 
 def _oddities(text: bytes, header: Mapping[str, Any], metadata: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield what a careful writer would not have written, and the library takes all the same."""
+    """Yield warnings about a header that the library accepts, although its own writer never makes one."""
     if text[:1].isspace() or text.rstrip(b" ")[-1:].isspace():
         yield warning("header-whitespace", "white space other than trailing spaces around the JSON", "header")
     if len(text) % 8:
@@ -152,7 +162,7 @@ def _oddities(text: bytes, header: Mapping[str, Any], metadata: Mapping[str, str
 
 
 class HeaderEntry(NamedTuple):
-    """What the header says about one tensor; offsets in bytes after the header. Sorts by place."""
+    """Entry of one tensor in the header; offsets in bytes after the header, by which entries sort."""
 
     begin: int
     end: int
@@ -162,7 +172,7 @@ class HeaderEntry(NamedTuple):
 
 
 def place_all(source: Source, start: int, header: Mapping[str, Any]) -> Iterator[Tensor]:
-    """Yield the tensors in the order of the file; ``start`` is the offset of the data in bytes."""
+    """Yield the tensors by offset; ``start`` is the offset of the data in bytes."""
     path = source.path
     entries = [read_entry(path, name, entry) for name, entry in header.items()]
     entries.sort(key=lambda entry: entry[:2])
@@ -175,7 +185,13 @@ def place_all(source: Source, start: int, header: Mapping[str, Any]) -> Iterator
 
 
 def _check_tiles(path: str, entries: list[HeaderEntry], size: int, start: int) -> None:
-    """Require that each extent begins where the last one ends, up to the end of the file."""
+    """Require that each extent begins at the end of the previous one, and the last ends with the file.
+
+    Raises:
+        DamagedCheckpoint: There is a gap, an overlap, or a missing or trailing byte.
+    """
+    # Every byte belongs to one tensor: overlaps could turn a small file into huge tensors, and a gap could
+    # hide another file (a zip, a pickle) that some other program would load.
     expected, predecessor = 0, "the header"
     for begin, end, name, *_ in entries:
         if begin != expected:
@@ -193,7 +209,7 @@ def _check_tiles(path: str, entries: list[HeaderEntry], size: int, start: int) -
 
 
 def read_entry(path: str, name: str, entry: object) -> HeaderEntry:
-    """Return what the header says about a tensor."""
+    """Return the entry of a tensor, with its fields checked."""
     if not isinstance(entry, dict):
         raise _damaged(
             path, name, f"an entry of type {type(entry).__name__}", "entry-not-object", "an object"
@@ -233,7 +249,8 @@ def _check_numbers(path: str, name: str, numbers: object, field: str) -> None:
 
 
 def _nbytes(path: str, name: str, dtype: DType, shape: list[int]) -> int:
-    """Return the bytes of a tensor, computed as the library does: no step may exceed 64 bits."""
+    """Return the bytes of a tensor."""
+    # As in the library no step may exceed 64 bits, even if a later axis of 0 would make the product 0.
     if len(shape) > MAX_AXES:
         found = f"{len(shape):,} axes"
         raise LimitExceeded(path, found, expected=f"at most {MAX_AXES}", where=name, code="too-many-axes")

@@ -1,4 +1,4 @@
-"""safetensors, byte for byte as the library writes it: one file, or the shards that Hugging Face would cut.
+"""Writes safetensors, byte for byte as the library does: one file, or shards as Hugging Face cuts them.
 
 Source: huggingface/safetensors ``safetensors/src/tensor.rs``, ``prepare``.
 """
@@ -48,17 +48,17 @@ _ORDER = (
     "F4",
     "BOOL",
 )
-"""The types as their tensors follow each other: the widest first, so that each begins at a multiple of it."""
+"""Order of tensors by type: the widest first, so that each tensor is aligned to its element size."""
 _RANK = {name: rank for rank, name in enumerate(_ORDER)}
 _LIBRARIES = frozenset({"pt", "tf", "flax", "mlx", "np"})
-"""What the format's own readers know as ``format``: the library whose names and layouts the tensors have."""
+"""Values of ``format`` in the metadata that readers know: the library that names and lays out the tensors."""
 _OF_A_SET = frozenset({"total_size", "total_parameters"})
-"""What an index says of its shards, which another set, or one file, says for itself."""
+"""Metadata of an index of shards, which a new index states anew."""
 _ENTRY_BYTES = 160
-"""The most bytes of an entry in a header next to its name and the lengths of its axes."""
-_AXIS_BYTES = 21
+"""Bound on the bytes of an entry in the header, without its name and shape."""
+_AXIS_BYTES = 21  # digits of a uint64, and a comma
 _LENGTH_BYTES, _PADDING = 8, 7
-"""The length before a header, and the most spaces after it."""
+"""Bytes of the length before a header, and the most spaces after it."""
 
 
 class SafetensorsWriter(Writer):
@@ -102,7 +102,8 @@ class SafetensorsWriter(Writer):
 
 
 def _shards(content: Content, limit: int, metadata: Mapping[str, str]) -> dict[str, list[Tensor]]:
-    """Return the tensors of each shard by its name."""
+    """Return the tensors of each shard by the shard's file name."""
+    # The limit is on whole files: ``base`` is their fixed part, ``overhead`` a tensor's entry in the header.
     base = len(_layout((), metadata)[1]) + _LENGTH_BYTES + _PADDING
 
     def overhead(tensor: Tensor) -> int:
@@ -113,9 +114,11 @@ def _shards(content: Content, limit: int, metadata: Mapping[str, str]) -> dict[s
 
 
 def _metadata_and_sidecar(content: Content) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the text that the header has by itself, and the sidecar under its key, where that is not all."""
+    """Return the header's metadata, and the sidecar by its key, empty if the metadata is all there is."""
 
     def make() -> tuple[dict[str, str], dict[str, str]]:
+        # ``__metadata__`` maps text to text. If all metadata is, it needs no sidecar; a ``format`` of another
+        # source is native only if readers know its value. If anything is left for the sidecar, it has it all.
         metadata = {
             key: value
             for key, value in content.metadata.items()
@@ -149,7 +152,9 @@ def _is_text(value: object) -> TypeGuard[str]:
 
 
 def _header_refusal(tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> Iterator[str]:
-    """Yield why a header can't be written: it would be too long for any reader."""
+    """Yield a sentence if the header would be longer than readers allow."""
+    # JSON takes at most 6 bytes for a character (``\u0000``). Only if this bound is above the limit is the
+    # header made to be measured.
     most = sum(_ENTRY_BYTES + 6 * len(tensor.name) + _AXIS_BYTES * len(tensor.shape) for tensor in tensors)
     most += sum(6 * (len(key) + len(value) + 2) for key, value in metadata.items())
     if most <= MAX_HEADER:
@@ -160,7 +165,7 @@ def _header_refusal(tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> I
 
 
 def _layout(tensors: Iterable[Tensor], metadata: Mapping[str, str]) -> tuple[list[Tensor], bytes]:
-    """Return tensors in their order, and their header, padded so that they begin at a multiple of 8."""
+    """Return tensors in the order of the file, and the header, padded to a multiple of 8 bytes."""
     ordered = sorted(tensors, key=lambda tensor: (_RANK[tensor.dtype.safetensors or ""], tensor.name))
     header: dict[str, object] = {_METADATA: dict(metadata)}
     begin = 0
