@@ -1,5 +1,6 @@
-"""Tensors of two checkpoints, or on their way from one format to another.
+"""Operations on the tensors of checkpoints: pair, compare and convert them.
 
-``pairing`` tells which tensor of one is which of another, and how it lies there; ``comparing`` whether values
-are equal, and if not, how far they are apart; ``converting`` selects, renames, casts and lays out.
+``pairing`` finds the tensors of two checkpoints that correspond, and their layouts. ``comparing`` decides
+whether the values of a pair are equal and measures how far they differ. ``converting`` selects, renames,
+casts and rearranges tensors for another format or framework.
 """

@@ -1,7 +1,8 @@
-"""Are the values of two tensors equal, and if not, how far are they apart?
+"""Comparison of the values of paired tensors.
 
-Bytes come before values: all pairs are compared as they are stored, at the speed of memory and without
-NumPy; what differs is read again and measured in float64. That happens in processes, since threads of one
-process wait for each other's NumPy. Sums of ranges are added without rounding, so that the number of
-processes changes no digit.
+``compare`` runs two passes. Threads compare the stored bytes of all pairs (``memcmp``, no NumPy); pairs whose
+bytes or dtypes differ are read again and measured in float64 (``kernels``), in child processes
+(``remote_worker``) because NumPy's short operations contend for the interpreter lock. Each range of a tensor
+gives a ``Tally`` (``statistics``); tallies are merged without rounding, so the number of workers changes no
+digit of the result.
 """

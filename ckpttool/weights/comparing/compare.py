@@ -1,8 +1,7 @@
-"""Are the values of two tensors equal, and if not, how far are they apart?
+"""Compare pairs of tensors in two passes: stored bytes first, then values where bytes or dtypes differ.
 
-Bytes come before values: both sides are read and compared as they lie, at the speed of memory and without
-NumPy. What differs there, or has two types, is read again and measured. Large tensors are cut into ranges and
-small ones taken together, so that all threads have work; memory is bounded whatever the sizes.
+Large tensors are cut into ranges and small ones are batched, so that all threads have work. Memory is bounded
+by the buffers of the workers, whatever the sizes of the tensors.
 """
 
 from __future__ import annotations
@@ -44,22 +43,23 @@ __all__ = [
     "compare_all",
 ]
 EXACT = Tolerance()
-"""Equal values are equal, and no others."""
+"""Zero tolerance: only equal values are equal."""
 MAX_STREAMS = 2
-"""How many tensors are put together as they are read at once: each takes tens of MiB a side."""
+"""Maximum number of streamed (compressed or computed) tensors read at once: each needs tens of MiB a side."""
 Begin = Callable[[RangePool, Meter], PairWorker]
-"""What makes the worker of one thread."""
+"""Constructor of one thread's worker."""
 MAX_REPEATED_BYTES = 1 << 36
-"""How much may be compared that is not stored: where both sides repeat, each in its own way."""
+"""Limit in bytes on an expanded tensor (stride 0) whose storage is far smaller than its elements: 64 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What a comparison of two tensors found.
+    """Result of the comparison of two tensors.
 
     Attributes:
-        equal: Whether they have one shape, and equal values.
-        statistics: How far the values differ; None where they are equal, and where shapes differ.
+        equal: Whether shapes and values are equal, within the tolerance.
+        statistics: Measured differences; None if the tensors are equal, if their shapes differ, or if values
+            weren't measured.
     """
 
     equal: bool
@@ -68,7 +68,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class NotCompared:
-    """Two tensors of which one has no values that could be compared: which, and why. They are not equal."""
+    """Result for a pair whose ``side`` has no comparable values; the tensors count as not equal."""
 
     side: Side
     why: str
@@ -85,19 +85,19 @@ def compare_all(
     jobs: int | None = None,
     advance: Advance = no_advance,
 ) -> list[Outcome]:
-    """Return for each pair whether its values are equal, and if not, how far they are apart.
+    """Return the outcome of each pair, in order.
 
-    Tensors of two types are compared by value, quantized ones by the integers that are stored. What can't be
-    read is an outcome of its own, and the others are compared.
+    Tensors of different dtypes are compared by value, quantized ones by their stored integers. A tensor that
+    can't be read gives an ``Unreadable`` outcome; the other pairs are still compared.
 
     Args:
         pairs: The tensors of both sides.
-        tolerance: What counts as equal.
-        measures: Whether values that differ are compared as numbers; otherwise those of two types, and those
-            of which a byte differs, are unequal, and nothing is read behind the first such byte.
-        jobs: Number of threads; by default the processors that this process may use.
-        advance: Called with the bytes done, from any thread; in all, those of both sides of all pairs,
-            what both repeat once.
+        tolerance: Limits within which values count as equal.
+        measures: Whether differing values are measured. If not, a pair is unequal if its dtypes or any byte
+            differs, and reading stops at the first such byte.
+        jobs: Number of threads; by default the processors available to this process.
+        advance: Called with the number of bytes done, from any thread. The total is the bytes of both sides
+            of all pairs; axes that both sides repeat (stride 0) count once.
     """
     reduced = [without_repeats(a, b) for a, b in pairs]
     wanted = [TensorPair(a, b, unread=a.nbytes + b.nbytes) for a, b, _ in reduced]
@@ -118,7 +118,7 @@ def compare_all(
 
 
 def _known_outcome(pair: TensorPair) -> Outcome | None:
-    """Return the outcome that is known without reading."""
+    """Return the outcome of a pair that needs no reading: shapes differ, no elements, or no values."""
     a, b = pair.a, pair.b
     if a.shape != b.shape or a.size == 0:
         return Comparison(a.shape == b.shape)
@@ -137,7 +137,7 @@ def _known_outcome(pair: TensorPair) -> Outcome | None:
 
 
 class _TwoPasses:
-    """Compares pairs in two passes: all by their bytes, then by their values those whose bytes differ."""
+    """The two passes: bytes of all pairs, then values of those whose bytes or dtypes differ."""
 
     def __init__(self, tolerance: Tolerance, jobs: int, advance: Advance, *, measures: bool) -> None:
         self._measures = measures
@@ -172,7 +172,7 @@ class _TwoPasses:
         begin: Sequence[Begin],
         cut: RangeCutter,
     ) -> None:
-        """Let as many threads as there are in ``begin`` do the ranges of pairs."""
+        """Process the ranges of pairs in one thread per element of ``begin``."""
         if not pairs:
             return
         streams: dict[int, list[WorkRange]] = defaultdict(list)
@@ -194,7 +194,7 @@ class _TwoPasses:
 
     @contextmanager
     def _worker(self, begin: Begin, pool: RangePool) -> Iterator[Callable[[list[WorkRange]], None]]:
-        """Yield what does ranges in one thread."""
+        """Yield the function that processes ranges in one thread."""
         worker = begin(pool, Meter(self._advance))
 
         def work(ranges: list[WorkRange]) -> None:
@@ -208,7 +208,10 @@ class _TwoPasses:
             worker.end()
 
     def _value_workers(self, pairs: Sequence[TensorPair]) -> list[Begin]:
-        """Return what measures values: this thread, others for what has to be put together, children."""
+        """Return the workers that measure values: this thread's, and children if there is enough data.
+
+        Streamed tensors can't be sent to a child, so each gets a thread instead.
+        """
         own = partial(ValuesWorker, tolerance=self._tolerance)
         streams = len({pair.stream for pair in pairs} - {None})
         placed = sum(pair.a.nbytes + pair.b.nbytes for pair in pairs if pair.stream is None)
@@ -219,7 +222,7 @@ class _TwoPasses:
 
 
 def _outcome_of(pair: TensorPair) -> Outcome:
-    """Return the outcome of a pair whose bytes differ, or couldn't be read."""
+    """Return the outcome of a pair whose bytes differ or couldn't be read."""
     if pair.failure is not None:
         return pair.failure
     if pair.a.dtype.kind == "string":
@@ -240,10 +243,10 @@ def _outcome_of(pair: TensorPair) -> Outcome:
 
 
 def without_repeats(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Return both tensors without what both repeat along the same axes, and how often they repeated it."""
+    """Return both tensors with the axes that both repeat (stride 0) cut to length 1, and the repeat count."""
     if not isinstance(a.values, Strided) or not isinstance(b.values, Strided):
         return a, b, 1
-    if not a.shape == b.shape == a.values.shape == b.values.shape:  # an arranged tensor's has more axes
+    if not a.shape == b.shape == a.values.shape == b.values.shape:  # a rearranged tensor's view has more axes
         return a, b, 1
     axes = [
         axis
@@ -258,13 +261,13 @@ def without_repeats(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, int]:
 
 
 def is_endless(tensor: Tensor) -> bool:
-    """Return whether a tensor repeats so little so often that reading all of it would never end."""
+    """Return whether a tensor expands (stride 0) to far more bytes than are stored, too many to read."""
     stored = tensor.storage.nbytes if tensor.storage is not None else tensor.nbytes
     return tensor.nbytes > MAX_REPEATED_BYTES and tensor.nbytes > 64 * stored
 
 
 def repeat_statistics(found: Statistics, shape: tuple[int, ...], times: int) -> Statistics:
-    """Return the statistics of tensors of ``shape``, from those of what they repeat."""
+    """Return the statistics of tensors of ``shape`` that repeat the measured part ``times`` times."""
     root = math.sqrt(times)
     return replace(
         found,

@@ -1,4 +1,4 @@
-"""Elements of every type as float32 or float64, exactly, from the bytes that ``Tensor.blocks`` gives."""
+"""Exact conversion of elements of every dtype from little-endian bytes to float32 or float64."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 _EXACT_IN_FLOAT32 = 16
-"""Integers of so many bits have their place in the 24 of a float32."""
+"""Integers of up to 16 bits fit in the 24-bit significand of float32."""
 
 _EXACT_IN_FLOAT64 = 1 << 53
 
@@ -24,13 +24,13 @@ _EIGHT = 8
 
 
 class Widening:
-    """How elements of one type are taken from their bytes.
+    """Conversion of the elements of one dtype.
 
     Attributes:
-        dtype: The type.
-        fits_float32: Whether every value is one of float32.
-        is_complex: Whether an element has two parts.
-        is_long: Whether a value may need more bits than float64 has.
+        dtype: The dtype.
+        fits_float32: Whether float32 holds every value.
+        is_complex: Whether an element has a real and an imaginary part.
+        is_long: Whether float64 doesn't hold every value (64-bit integers).
     """
 
     def __init__(self, dtype: DType) -> None:
@@ -39,19 +39,20 @@ class Widening:
         self.is_long = dtype.kind == "integer" and dtype.bits == 64
         narrow = dtype.bits <= (32 if dtype.kind == "float" else _EXACT_IN_FLOAT32)
         self.fits_float32 = narrow and not self.is_complex
-        # The values of a type of few bits are looked up by them.
+        # Types of less than 8 bits, and floats of 8, are looked up in a table of all their values.
         is_coded = dtype.bits < _EIGHT or (dtype.kind == "float" and dtype.bits == _EIGHT)
         self._table = _table(dtype) if is_coded else None
         self._numpy = None if is_coded else _numpy_type(dtype)
 
     def fill_float32(self, raw: Array, out: Array) -> None:
-        """Set the float32 elements of ``out``, of a type whose values fit."""
+        """Fill ``out`` with float32 elements; requires ``fits_float32``."""
         import numpy as np
 
         count = len(out)
         if self._table is not None:
             self._table.take(self.codes(raw, count)[:, 0], out=out, mode="clip")
         elif self.dtype.name == "bfloat16":
+            # A bfloat16 is the upper half of the float32 of the same value.
             halves = out.view("<u2")
             halves[0::2] = 0
             halves[1::2] = raw.view("<u2")[:count]
@@ -61,7 +62,7 @@ class Widening:
             np.copyto(out, raw.view(self._numpy)[:count])
 
     def to_float64(self, raw: Array, count: int) -> Array:
-        """Return the elements as float64, shape (count,) or (count, 2); long integers are rounded."""
+        """Return the elements as float64, shape (count,) or, if complex, (count, 2); int64 is rounded."""
         import numpy as np
 
         if self.is_complex:
@@ -71,7 +72,7 @@ class Widening:
         return wide
 
     def fill_float64(self, raw: Array, out: Array) -> None:
-        """Set the float64 elements of ``out``, of a type that is not complex."""
+        """Fill ``out`` with float64 elements; not for complex dtypes."""
         import numpy as np
 
         if self.fits_float32:
@@ -82,7 +83,7 @@ class Widening:
             np.copyto(out, raw.view(self._numpy)[: len(out)])
 
     def to_words(self, raw: Array, count: int) -> tuple[Array, Array]:
-        """Return integers as the exact sum of two float64: multiples of 2^32, and what is below."""
+        """Return integers as two float64 with their exact sum: a multiple of 2^32, and the lower 32 bits."""
         import numpy as np
 
         if not self.is_long:
@@ -92,7 +93,7 @@ class Widening:
         return high, (whole & ((1 << _LOW_WORD) - 1)).astype(np.float64)
 
     def fits_float64(self, raw: Array, count: int) -> bool:
-        """Return whether float64 holds each of these elements."""
+        """Return whether float64 holds each of these elements exactly."""
         import numpy as np
 
         if not self.is_long:
@@ -115,7 +116,7 @@ class Widening:
         return np.packbits(columns, axis=1, bitorder="little")
 
     def element(self, raw: Array, count: int, index: int) -> Element:
-        """Return one of the first ``count`` elements as Python has it."""
+        """Return element ``index`` of the first ``count`` as a Python object."""
         if self.dtype.kind == "boolean":
             return bool(raw[index] != 0)
         if self._table is not None:
@@ -132,12 +133,11 @@ class Widening:
 
 @cache
 def widening_of(dtype: DType) -> Widening:
-    """Return how elements of a type are widened."""
     return Widening(dtype)
 
 
 def _table(dtype: DType) -> Array:
-    """Return the value of each pattern of bits, as float32."""
+    """Return the float32 value of each bit pattern of a dtype."""
     import numpy as np
 
     codes = np.arange(1 << dtype.bits, dtype=np.uint8)
@@ -150,7 +150,7 @@ def _table(dtype: DType) -> Array:
 
 
 def _numpy_type(dtype: DType) -> Any:
-    """Return the little-endian NumPy type of an element, or of a part of one."""
+    """Return the little-endian NumPy dtype of an element, or of one part of a complex one."""
     if dtype.kind == "complex":
         return _COMPLEX_PARTS[dtype.name]
     return None if dtype.name == "bfloat16" else numpy_dtype(dtype).newbyteorder("<")

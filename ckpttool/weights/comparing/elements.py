@@ -1,4 +1,4 @@
-"""The bytes of a tensor's elements, read into buffers that are used again, and compared at memory speed."""
+"""Reads the bytes of a tensor's elements into reused buffers, and compares buffers with ``memcmp``."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     import numpy as np
 
 _STREAMED_BYTES = 1 << 18
-"""What a tensor that is put together as it is read hands out at once."""
+"""Block size of streamed tensors."""
 
 
 class Side(str, enum.Enum):
-    """Which of the two."""
+    """Side of a comparison."""
 
     A = "a"
     B = "b"
 
 
 class Unreadable(Exception):
-    """One side can't be read: which, and why."""
+    """Raised if ``side`` can't be read; ``error`` is the reason."""
 
     def __init__(self, side: Side, error: CheckpointError) -> None:
         super().__init__(side, error)
@@ -36,7 +36,10 @@ class Unreadable(Exception):
 
 
 def place_of(tensor: Tensor) -> Contiguous | None:
-    """Return where the elements lie in one piece, for any thread to read from; None where they don't."""
+    """Return the contiguous range of a file or buffer that holds the elements, or None.
+
+    Any thread can read such a range at any offset.
+    """
     values = tensor.values
     if not isinstance(values, Contiguous) or values.nbytes != tensor.nbytes:
         return None
@@ -44,9 +47,9 @@ def place_of(tensor: Tensor) -> Contiguous | None:
 
 
 def stream_of(tensor: Tensor) -> int | None:
-    """Return what tensors share that are to be read one after the other; None where there is a place.
+    """Return a key shared by tensors to be read one after another; None if ``place_of`` has a range.
 
-    A compressed record, read from two places at once, would be inflated from its start again and again.
+    Two readers at different offsets of one compressed record would inflate it from its start again and again.
     """
     if place_of(tensor) is not None:
         return None
@@ -55,9 +58,9 @@ def stream_of(tensor: Tensor) -> int | None:
 
 
 class Elements:
-    """The elements of one side as bytes in C order, little-endian, or in the byte order of the file.
+    """Reader of one side's elements as bytes in C order: little-endian, or ``as_stored`` in the file's order.
 
-    Read from one thread, and forwards; what has a place can be read anywhere.
+    For one thread. Tensors without a ``place_of`` can only be read forwards, from offset 0.
     """
 
     __slots__ = ("_block", "_blocks", "_place", "_position", "_side", "_swap", "_tensor")
@@ -72,7 +75,7 @@ class Elements:
         self._position = 0
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill a buffer from an offset in bytes."""
+        """Fill a buffer from an offset in bytes; raises ``Unreadable``."""
         try:
             if self._place is None:
                 self._stream_into(offset, buffer)
@@ -88,7 +91,7 @@ class Elements:
 
     def _stream_into(self, offset: int, buffer: memoryview) -> None:
         if offset != self._position or offset == 0:
-            assert offset == 0  # what is put together as it is read has only one beginning
+            assert offset == 0  # a stream can't be entered in the middle
             self._blocks, self._block, self._position = (
                 self._tensor.blocks(_STREAMED_BYTES),
                 self._block[:0],
@@ -119,7 +122,8 @@ class Elements:
 
 
 def _libc_memcmp() -> Callable[[int, int, int], int] | None:
-    """Return the C library's ``memcmp``, which runs without the interpreter lock, where there is one."""
+    # Comparing ``bytes`` objects copies the buffers and holds the interpreter lock. ctypes releases the lock
+    # during the call, so that threads compare in parallel. On Windows, CDLL(None) is a TypeError.
     try:
         import ctypes
 
@@ -133,12 +137,12 @@ def _libc_memcmp() -> Callable[[int, int, int], int] | None:
 
 
 class Buffers:
-    """Two buffers of one size, one a side, and whether they hold the same bytes.
+    """Two buffers of one size, one for each side.
 
     Attributes:
-        a: The first, to be filled.
-        b: The second.
-        data: Both, one behind the other.
+        a: Buffer of the first side.
+        b: Buffer of the second side.
+        data: Both, adjacent.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -151,7 +155,7 @@ class Buffers:
             self._at = ctypes.addressof(ctypes.c_char.from_buffer(self.data))
 
     def same(self, nbytes: int) -> bool:
-        """Return whether the first bytes of both are the same."""
+        """Return whether the first ``nbytes`` of both are equal."""
         if self._memcmp is not None:
             return self._memcmp(self._at, self._at + len(self.a), nbytes) == 0
         return bytes(self.a[:nbytes]) == bytes(self.b[:nbytes])

@@ -1,10 +1,9 @@
-"""Blocks of two tensors, measured in float64, whatever their types and values are.
+"""Kernels that measure the difference of two tensors in float64, block by block.
 
-A ``Workspace`` measures real numbers in memory that is used again and stays in a processor's cache; what
-float32 can rule out, it does, where it holds all values, as of most weights. Complex numbers and integers
-beyond 2^53 are left to ``tally_block``, and so is a block that holds NaN or infinity, or squares out of
-range: where values are close to the ends of float64, it scales the block by a power of two, which rounds
-nothing.
+The fast path is ``Workspace``: real, finite numbers whose squares are in range, in preallocated memory that
+stays in a core's cache. If float32 holds all values of both dtypes, it is used to rule elements out before
+float64 decides. ``tally_block`` is the general path for the rest: complex numbers, integers beyond 2^53, and
+blocks with NaN, infinity, or squares out of range, which it scales by a power of two (exact).
 """
 
 from __future__ import annotations
@@ -24,44 +23,43 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 BLAS_LENGTH = 8192
-"""What NumPy's BLAS multiplies in the calling thread; from 10,000 elements on it may start its own."""
+"""Vector length that NumPy's BLAS multiplies in the calling thread; from 10,000 on it may start threads."""
 
 _SAFE = 2.0**-900, 2.0**900
-"""Sums of squares between these lost nothing to underflow, and are far from overflow."""
-_QUARTER = 2  # a difference and the length of a complex number are less than four times the largest float64
+"""Range of sums of squares that lost nothing to underflow and are far from overflow."""
+_QUARTER = 2  # exponent: |b - a| and a complex modulus are below 2^2 times the largest float64
 
 _PART_ELEMENTS = 2 * BLAS_LENGTH
-"""Elements that are measured at once as float64: few enough for a processor's own cache."""
+"""Elements measured at once as float64: a, b and d take 384 KiB, which fits in a core's own cache."""
 BLOCK_ELEMENTS = 4 * _PART_ELEMENTS
-"""Elements of a block: so many that what Python does for each takes little of the time."""
+"""Elements of a block: enough that Python's overhead per block is small."""
 
 _MAX_ITEM_BYTES = 16
 _MANY_VIEWS = 64
 
 _SLACK = 2.0**-22
-"""More than a quotient in float32 is off, as a part of it."""
-_LARGE = 1e30  # float32 holds it, and its neighbours
+"""Upper bound on the relative error of a float32 quotient."""
+_LARGE = 1e30  # well inside the range of float32
 _FEW = 64
-"""One element in so many is looked at by itself."""
+"""If fewer than one element in 64 is a candidate for the largest ratio, only candidates are divided."""
 _SUMS = 4
-"""Sums of a row: a·a, b·b, d·d and |d|; behind them comes the largest |d|."""
+"""Sums of a row: a·a, b·b, d·d and |d|. The largest |d| is stored in the row after them."""
 _FAR = 2.0**8
-"""How many times one side's sum of squares may be the other's if a·b is to be told from them."""
+"""Largest ratio of a·a and b·b at which a·b is computed from the sums of squares."""
 
 
 class _Part(NamedTuple):
-    """The working memory of a part of a block, and where its sums go.
+    """Views of the working memory for one part of a block, and of its sums.
 
     Attributes:
         start: Index of the first element in the block.
         narrow: Both sides as float32.
-        wide: Both sides as float64; ``a``, ``b`` and their difference ``d``, of which in the end
-            only the moduli are wanted, are rows of one array.
-        rows: All three, cut into lengths that BLAS multiplies in this thread; ``columns`` is their transpose.
-        d_rows: ``d``, cut likewise.
-        padding: What lies behind the last element in the rows.
-        squares, moduli, largest: Of each row a·a, b·b and d·d; the sum of |d|; the largest.
-        mask: One boolean an element.
+        wide: Both sides as float64. ``a``, ``b`` and ``d`` (b - a, later |b - a|) are rows of one array.
+        rows: ``a``, ``b`` and ``d`` as row vectors of up to BLAS_LENGTH; ``columns``: as column vectors.
+        d_rows: ``d``, shape (rows, length).
+        padding: Memory after the last element, up to the end of the last row.
+        squares, moduli, largest: Per row: a·a, b·b and d·d; the sum of |d|; the largest |d|.
+        mask: One boolean per element.
     """
 
     start: int
@@ -81,16 +79,16 @@ class _Part(NamedTuple):
 
 
 class _Views(NamedTuple):
-    """The working memory of blocks of one length.
+    """Views of the working memory for blocks of one length.
 
     Attributes:
-        parts: What of it is measured at once.
+        parts: Its parts, measured one after another.
         length: Elements of a row.
-        sums: Of each row the sums, shape (4, rows).
-        largest: Of each row the largest |d|.
+        sums: Sums of each row, shape (4, rows).
+        largest: The largest |d| of each row.
         narrow: Both sides as float32.
-        quotients: One float32 an element.
-        mask: One boolean an element.
+        quotients: One float32 per element.
+        mask: One boolean per element.
     """
 
     parts: tuple[_Part, ...]
@@ -103,7 +101,7 @@ class _Views(NamedTuple):
 
 
 def _aligned_zeros(rows: int, columns: int, dtype: str) -> Array:
-    """Return zeros that begin with a cache line: NumPy calculates on these up to twice as fast."""
+    """Return zeros aligned to a cache line: NumPy computes on these up to twice as fast."""
     import numpy as np
 
     memory = aligned_buffer(rows * columns * np.dtype(dtype).itemsize)
@@ -111,10 +109,10 @@ def _aligned_zeros(rows: int, columns: int, dtype: str) -> Array:
 
 
 class Workspace:
-    """The memory of one thread, and what tallies the blocks that are read into it.
+    """Working memory of one thread, with the fast path for the blocks that are read into it.
 
     Attributes:
-        buffers: What the bytes of up to ``BLOCK_ELEMENTS`` elements of any type are read into.
+        buffers: Destination of the bytes of up to ``BLOCK_ELEMENTS`` elements of any dtype.
     """
 
     def __init__(self, tolerance: Tolerance) -> None:
@@ -130,7 +128,7 @@ class Workspace:
         self._views: dict[tuple[int, bool], _Views] = {}
 
     def take(self, dtypes: tuple[DType, DType]) -> None:
-        """Make ready for tensors of these types."""
+        """Set the dtypes of the blocks that follow."""
         a, b = self._widenings = widening_of(dtypes[0]), widening_of(dtypes[1])
         self._is_narrow = a.fits_float32 and b.fits_float32
         self._is_complex = a.is_complex or b.is_complex
@@ -140,9 +138,9 @@ class Workspace:
         self._marks_parts = not self._bitwise and not (self._tolerance.is_exact and self._is_narrow)
 
     def tally(self, tally: Tally, count: int, base: int) -> None:
-        """Add the first ``count`` elements in the buffers, of which the first has the index ``base``.
+        """Add the first ``count`` elements in the buffers to ``tally``; ``base`` is the index of the first.
 
-        NumPy's warnings of overflow and division have to be off.
+        Requires ``np.errstate(all="ignore")``.
         """
         a, b = self._widenings
         is_same = a is b and self.buffers.same(a.dtype.nbytes(count))
@@ -159,7 +157,7 @@ class Workspace:
         return Block((self._raw[0], self._raw[1]), count, base)
 
     def _same(self, tally: Tally, count: int, base: int) -> bool:
-        """Add a block of equal bytes, of which only the norm is wanted; False where they are out of range."""
+        """Add a block of equal bytes, which only counts for the norms; False if squares are out of range."""
         v = self._views_of(count)
         self._load(v, 1)
         squares = 0.0
@@ -177,13 +175,12 @@ class Workspace:
         return self._raw[side, : self._widenings[side].dtype.nbytes(count)]
 
     def _load(self, v: _Views, sides: int = 2) -> None:
-        """Set ``narrow`` where it holds all values."""
+        """Fill ``narrow`` if float32 holds all values; float32 tensors are viewed in the buffers instead."""
         if self._is_narrow and not self._in_place:
             for widening, raw, narrow in zip(self._widenings[:sides], self._raw, v.narrow, strict=False):
                 widening.fill_float32(raw, narrow)
 
     def _widen(self, part: _Part, sides: int = 2) -> None:
-        """Set ``wide``."""
         import numpy as np
 
         if self._is_narrow:
@@ -193,7 +190,7 @@ class Workspace:
             widening.fill_float64(raw[widening.dtype.nbytes(part.start) :], wide)
 
     def _differing(self, tally: Tally, count: int, base: int) -> bool:
-        """Add a block of real numbers; False where one is not finite, or a square is out of range."""
+        """Add a block of real numbers; False if one isn't finite or squares are out of range."""
         import numpy as np
 
         v = self._views_of(count)
@@ -204,7 +201,9 @@ class Workspace:
         if not (is_safe(aa, a) and is_safe(bb, b) and is_safe(dd, v.largest)):
             return False
         largest = float(np.maximum.reduce(v.largest))
-        # Half of a·a + b·b - d·d is as exact as these are, if a·a and b·b are of about one size.
+        # d·d = a·a + b·b - 2·a·b gives a·b without another pass over the values. Its error is relative to
+        # a·a + b·b, the cosine's to |a|·|b|: fine if both norms are of about one size. If they are not, the
+        # rounding of the larger one would drown a·b, and the product is computed from the values.
         ab = (aa + bb - dd) / 2 if aa / _FAR <= bb <= aa * _FAR else dot(*self._float64(0, count))
         tally.finite += count
         for total, of_block in zip(tally.sums(), (moduli, aa, bb, ab, dd), strict=True):
@@ -219,11 +218,14 @@ class Workspace:
         return True
 
     def _measure(self, part: _Part) -> float:
-        """Set the sums of a part, and its mask; return the largest |b - a| / |a| unless float32 tells it."""
+        """Compute the sums and the mask of a part; return its largest |b - a| / |a|, or 0 if narrow."""
         import numpy as np
 
         self._widen(part)
         np.subtract(part.b, part.a, out=part.d)
+        # The last row may be incomplete; zeros after its end change neither sums nor maxima. One matmul of
+        # (rows, 1, length) with (rows, length, 1) gives all dot products, each short enough for BLAS to stay
+        # in this thread. ``d`` becomes |d| in place once d·d is known, and ``a`` becomes the quotients last.
         if part.padding.size:
             part.padding.fill(0)
         np.matmul(part.rows, part.columns, out=part.squares)
@@ -247,14 +249,14 @@ class Workspace:
         return start + int(np.abs(b - a).argmax())
 
     def _float64(self, start: int, length: int) -> list[Array]:
-        """Return elements of both sides."""
+        """Return elements of both sides from ``start``."""
         return [
             one.to_float64(raw[one.dtype.nbytes(start) :], length)
             for one, raw in zip(self._widenings, self._raw, strict=True)
         ]
 
     def _mark(self, part: _Part) -> None:
-        """Set the part's mask: which elements are further apart than the tolerance allows."""
+        """Set the part's mask to the elements that differ by more than the tolerance."""
         import numpy as np
 
         if self._tolerance.is_exact:
@@ -326,10 +328,13 @@ class Workspace:
 
 
 def _largest_ratio(known: float, largest: float, v: _Views) -> float:
-    """Return the largest |b - a| / |a| of a block, or a smaller one where it is below what is known."""
+    """Return the largest |b - a| / |a| of a block, or any smaller value if it doesn't exceed ``known``."""
     import numpy as np
 
-    # Only where |a| is below this, a change of at most the largest can be more than is known.
+    # Dividing every element in float64 would dominate the kernel. First, a ratio can exceed the known
+    # maximum only if |a| < largest / known; mostly few or no elements are that small. Otherwise, float32
+    # quotients b/a (the ratio is |b/a - 1|) bound the maximum, and only elements near the bound are divided
+    # in float64.
     below = largest / known * (1 + _SLACK) if known else math.inf
     if below < _LARGE:
         np.absolute(v.narrow[0], out=v.quotients)
@@ -348,7 +353,7 @@ def _largest_ratio(known: float, largest: float, v: _Views) -> float:
 
 
 def _ratio_at(at: Array, v: _Views) -> float:
-    """Return the largest |b - a| / |a| at some indexes; 0 / 0 is no change."""
+    """Return the largest |b - a| / |a| at the indexes ``at``; 0 / 0 (NaN) counts as 0."""
     import numpy as np
 
     a, b = (side[at].astype(np.float64) for side in v.narrow)
@@ -356,12 +361,12 @@ def _ratio_at(at: Array, v: _Views) -> float:
 
 
 class Block(NamedTuple):
-    """Elements of both sides at the same place.
+    """The same range of elements of both sides.
 
     Attributes:
-        raw: Their bytes, one array a side.
-        length: How many elements there are.
-        base: Index of the first.
+        raw: Bytes of each side.
+        length: Number of elements.
+        base: Index of the first element in the tensor.
     """
 
     raw: tuple[Array, Array]
@@ -369,19 +374,19 @@ class Block(NamedTuple):
     base: int
 
     def place(self, widenings: tuple[Widening, Widening], index: int) -> ElementPlace:
-        """Return one of its elements."""
+        """Return one of its elements with its index in the tensor."""
         a, b = (w.element(raw, self.length, index) for w, raw in zip(widenings, self.raw, strict=True))
         return ElementPlace(self.base + index, a, b)
 
 
 class _Measured(NamedTuple):
-    """What is known of a block, of its finite pairs; all other elements are 0 here.
+    """Measurements of the finite pairs of a block; all other elements are set to 0.
 
     Attributes:
-        a, b, d: Both sides and b - a, one number or two parts an element; ``d`` times 2^``shift``.
-        modulus: |b - a|, times 2^``shift``.
+        a, b, d: Both sides and b - a, with one number or two parts per element; b - a = ``d`` · 2^``shift``.
+        modulus: |b - a| is ``modulus`` · 2^``shift``.
         ratio: The largest |b - a| / |a|.
-        shift: The power of two that keeps lengths in range.
+        shift: Exponent that keeps moduli below overflow.
     """
 
     a: Array
@@ -395,7 +400,7 @@ class _Measured(NamedTuple):
 def tally_block(
     tally: Tally, block: Block, widenings: tuple[Widening, Widening], tolerance: Tolerance
 ) -> None:
-    """Add what a block holds. NumPy's warnings of overflow and division have to be off."""
+    """Add a block of any dtype and values to ``tally``. Requires ``np.errstate(all="ignore")``."""
     import numpy as np
 
     a, b, d = _loaded(block, widenings)
@@ -425,13 +430,16 @@ def tally_block(
 
 
 def _loaded(block: Block, widenings: tuple[Widening, Widening]) -> tuple[Array, Array, Array]:
-    """Return both sides and b - a as float64; one row of two parts an element where a side is complex.
+    """Return both sides and b - a as float64, shape (count,), or (count, 2) if a side is complex.
 
-    A difference is zero only where both are equal, however many bits an integer needs.
+    b - a is zero only if both are equal, also for 64-bit integers.
     """
     import numpy as np
 
     a, b = (w.to_float64(raw, block.length) for w, raw in zip(widenings, block.raw, strict=True))
+    # A 64-bit integer doesn't fit in float64. Two integers are subtracted in halves of 32 bits, whose
+    # differences are exact. An integer against a float is rounded like the sum of its halves; what that
+    # rounding lost is added back to the difference (as in Dekker's two-sum).
     long = any(one.is_long for one in widenings)
     if long and not any(one.dtype.kind in ("float", "complex") for one in widenings):
         words = [w.to_words(raw, block.length) for w, raw in zip(widenings, block.raw, strict=True)]
@@ -452,7 +460,7 @@ def _loaded(block: Block, widenings: tuple[Widening, Widening]) -> tuple[Array, 
 
 
 def _changed(a: Array, b: Array, d: Array) -> tuple[Array, Array]:
-    """Return which elements differ in value, and of which both sides are finite."""
+    """Return the masks of elements that differ in value, and of those that are finite on both sides."""
     import numpy as np
 
     changed = d != 0
@@ -477,7 +485,7 @@ def _measured(a: Array, b: Array, d: Array) -> _Measured:
         d = np.ldexp(b, -shift) - np.ldexp(a, -shift)
         modulus = _modulus(d)
         ratios = np.where(is_known, ratios, modulus / _modulus(np.ldexp(a, -shift)))
-    # Of 0 / 0 nothing is known, and nothing has changed.
+    # 0 / 0 is NaN, which fmax ignores: nothing changed there.
     return _Measured(a, b, d, modulus, float(np.fmax.reduce(ratios, initial=0.0)), shift)
 
 
@@ -489,7 +497,7 @@ def _modulus(parts: Array) -> Array:
 
 
 def _exceeds(measured: _Measured, tolerance: Tolerance) -> Array:
-    """Return which elements are further apart than a tolerance allows."""
+    """Return the mask of elements that differ by more than the tolerance."""
     import numpy as np
 
     allowed = tolerance.atol + tolerance.rtol * _modulus(measured.a)
@@ -511,7 +519,7 @@ def _add_sums(tally: Tally, measured: _Measured) -> None:
 
 
 def _add_squares(total: ExactSum, values: Array, exponent: int) -> tuple[Array, int]:
-    """Add the squares of values · 2^``exponent``; return values and exponent with which none was lost."""
+    """Add the squares of values · 2^``exponent``; return values and exponent, rescaled if needed."""
     import numpy as np
 
     squares = dot(values, values)
@@ -524,12 +532,12 @@ def _add_squares(total: ExactSum, values: Array, exponent: int) -> tuple[Array, 
 
 
 def is_safe(squares: float, values: Array) -> bool:
-    """Return whether a sum of squares is that of the values: nothing was lost, all are finite."""
+    """Return whether a sum of squares is reliable: no underflow or overflow, all values finite."""
     return _SAFE[0] < squares < _SAFE[1] or (squares == 0 and not values.any())
 
 
 def dot(a: Array, b: Array) -> float:
-    """Return the sum of products of two vectors, computed in this thread alone."""
+    """Return the dot product of two vectors, in pieces that BLAS computes in this thread."""
     import numpy as np
 
     if len(a) <= BLAS_LENGTH:

@@ -1,7 +1,7 @@
-"""Values measured in processes beside this one, since threads of one would wait for each other's NumPy.
+"""Measures values in child processes.
 
-NumPy works without the interpreter lock, but has to get it back after each of its short steps; two threads
-took longer than one. A child is told where the elements lie, reads them itself, and answers with a tally.
+NumPy releases the interpreter lock but takes it back after each of the kernels' short operations: two threads
+took longer than one. A child gets paths and offsets, reads the elements itself, and answers with a ``Tally``.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from ckpttool.weights.comparing.workers import (
 )
 
 WORTH_BYTES = 1 << 28
-"""So many bytes of both sides are worth a child, which takes as long to start as these to measure."""
+"""Bytes of both sides per child: measuring these takes as long as starting a child."""
 
 MAX_CHILDREN = 3
-"""With more, all together would take more memory than one diff may."""
+"""Maximum number of children; more would exceed the memory limit of a diff."""
 
 
 class RemoteWorker(PairWorker):
-    """Lets a child do the ranges of one thread; what no child can do, it does itself."""
+    """Sends the ranges of one thread to a child; measures those that no child can read in this process."""
 
     def __init__(self, pool: RangePool, meter: Meter, tolerance: Tolerance) -> None:
         super().__init__(pool, meter)
@@ -66,7 +66,7 @@ class RemoteWorker(PairWorker):
         self._count(part.pair, sum(one.dtype.nbytes(part.count) for one in (part.pair.a, part.pair.b)))
 
     def _answer(self, request: Mapping[str, Any]) -> Tally | None:
-        """Return the child's tally; None where it can't tell one, or is gone."""
+        """Return the child's tally; None if it couldn't read the range, or has exited."""
         if self._child is None:
             return None
         try:
@@ -83,7 +83,7 @@ class RemoteWorker(PairWorker):
 
 
 def _request(part: WorkRange, tolerance: Tolerance) -> dict[str, Any] | None:
-    """Return what a child has to know of a range; None where only this process can read it."""
+    """Return the request for a range; None if only this process can read it (memory, remote, computed)."""
     sides = []
     for tensor in (part.pair.a, part.pair.b):
         place = place_of(tensor)
@@ -107,7 +107,10 @@ def _request(part: WorkRange, tolerance: Tolerance) -> dict[str, Any] | None:
 
 
 def answers() -> Callable[[Mapping[str, Any]], Tally | None]:
-    """Return what a child answers requests with; what can't be read is for the parent to find out."""
+    """Return the function with which the child process answers requests.
+
+    It returns None for a range that can't be read; the parent then reads it itself and gets the error.
+    """
     sources: dict[tuple[Any, ...], Source] = {}
 
     def tensor_of(side: Mapping[str, Any]) -> Tensor:

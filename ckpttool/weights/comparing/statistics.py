@@ -1,9 +1,9 @@
-"""How far the values of two tensors lie apart: the answer, and the sums that it is made of.
+"""Statistics of the difference of two tensors, and the sums that they are computed from.
 
-Everything is computed in float64, of values that it holds exactly; 64-bit integers are subtracted exactly,
-and the difference is rounded once. Sums of a block are NumPy's; those of blocks are added by ``math.fsum``.
-Where squares would leave the range of float64, a block is scaled by a power of two, as in LAPACK's ``nrm2``.
-A result is off by less than 1e-12 of itself, the cosine by less than 1e-12.
+All values are converted to float64 exactly; 64-bit integers are subtracted exactly, and the difference is
+rounded once. Sums within a block are NumPy's; sums over blocks use ``math.fsum``. If squares would leave the
+range of float64, the block is scaled by a power of two, as in BLAS's ``nrm2``. The relative error of a
+result is below 1e-12, the absolute error of the cosine below 1e-12.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import math
 from dataclasses import dataclass, field
 
 Element = float | int | complex | str
-"""One value of a tensor, as Python has it."""
+"""Value of one element as a Python object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """What counts as equal: |b - a| ≤ atol + rtol·|a|; NaN equals NaN, and an infinity itself alone.
+    """Values are equal if |b - a| ≤ atol + rtol·|a|. NaN equals NaN; an infinity equals only itself.
 
     Attributes:
-        rtol: As a part of the first side's value.
-        atol: As it is.
-        bitwise: Whether bits are compared instead, where both sides have one type.
+        rtol: Relative to the first side's value.
+        atol: Absolute.
+        bitwise: Whether bit patterns are compared instead, if both sides have one dtype.
     """
 
     rtol: float = 0.0
@@ -31,30 +31,29 @@ class Tolerance:
 
     @property
     def is_exact(self) -> bool:
-        """Return whether only equal values are equal."""
         return self.rtol == 0 and self.atol == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """How far b lies from a, over the pairs of which both are finite.
+    """Difference of two tensors, over the element pairs that are finite on both sides.
 
-    A complex element counts once: |b - a| is the length of a complex number, the cosine that of the parts.
+    A complex element counts once: |b - a| is the modulus; the cosine treats both parts as coordinates.
 
     Attributes:
         size: Number of elements.
-        count: How many differ by more than the tolerance, those that are not finite among them.
-        non_finite: How many differ where one side or both are NaN or infinite.
-        max_abs: The largest |b - a|; NaN where no pair is finite.
-        mean_abs: The mean of |b - a|, which is 0 where both are NaN; NaN where no pair is finite.
-        max_rel: The largest |b - a| / |a|, infinite where a is 0 and b isn't; NaN where no pair is finite.
+        count: Number of elements that differ by more than the tolerance, non-finite ones included.
+        non_finite: Number of differing elements of which one side or both are NaN or infinite.
+        max_abs: The largest |b - a|; NaN if no pair is finite.
+        mean_abs: The mean of |b - a|, with 0 for equal non-finite pairs; NaN if no pair is finite.
+        max_rel: The largest |b - a| / |a|, infinite if a is 0 and b isn't; NaN if no pair is finite.
         l2: The norm of b - a.
-        cosine: Of the angle between a and b; NaN where one of them has no length.
+        cosine: Cosine of the angle between a and b; NaN if one of them is zero.
         norm_a: The norm of a.
         norm_b: The norm of b.
-        where: Index of the largest change; of the first one where no finite pair differs.
-        at_a: The value of a there.
-        at_b: The value of b there.
+        where: Index of the largest change, or of the first differing element if no finite pair differs.
+        at_a: Value of a at ``where``.
+        at_b: Value of b at ``where``.
     """
 
     size: int
@@ -73,7 +72,7 @@ class Statistics:
 
     @property
     def relative(self) -> float:
-        """Return the norm of the change as a part of the first side's norm."""
+        """Return ``l2`` relative to ``norm_a``."""
         return relative_norm(self.l2, self.norm_a)
 
     @property
@@ -88,7 +87,7 @@ class Statistics:
 
 
 class ExactSum:
-    """A sum of floats times powers of two, added without rounding in between."""
+    """Sum of floats times powers of two without intermediate rounding."""
 
     __slots__ = ("_scaled", "_terms")
 
@@ -109,11 +108,11 @@ class ExactSum:
         self._scaled += other._scaled
 
     def condense(self) -> None:
-        """Keep one term for many; nothing else changes but the last bit."""
+        """Replace the terms by their sum, which may change the last bit."""
         self._terms = [math.fsum(self._terms)]
 
     def parts(self) -> tuple[float, int]:
-        """Return the sum as a number and an even exponent of two."""
+        """Return the sum as (number, exponent) with an even exponent, whose half ``root`` needs."""
         if not self._scaled:
             return math.fsum(self._terms), 0
         terms = [*self._scaled, *((term, 0) for term in self._terms if term)]
@@ -128,7 +127,7 @@ class ExactSum:
 
 
 def scaled(number: float, exponent: int) -> float:
-    """Return ``number`` · 2^``exponent``, infinite where float64 ends."""
+    """Return ``number`` · 2^``exponent``, or infinity on overflow."""
     try:
         return math.ldexp(number, exponent)
     except OverflowError:
@@ -137,7 +136,7 @@ def scaled(number: float, exponent: int) -> float:
 
 @dataclass(slots=True)
 class ElementPlace:
-    """An element: its index in C order, and its values."""
+    """Index of an element in C order, and its values."""
 
     index: int
     a: Element
@@ -146,9 +145,10 @@ class ElementPlace:
 
 @dataclass(slots=True)
 class Tally:
-    """What is known of some blocks of two tensors; tallies of all blocks make the statistics.
+    """Measurements of some blocks of two tensors; merged over all blocks, they give the ``Statistics``.
 
-    ``finite`` counts the pairs of which both are finite, ``alike`` those that are not and don't differ.
+    ``finite`` counts element pairs that are finite on both sides, ``alike`` equal pairs that aren't. The sums
+    are of |b - a| (``moduli``) and of the products a·a, b·b, a·b and d·d with d = b - a.
     """
 
     count: int = 0
@@ -166,16 +166,15 @@ class Tally:
     dd: ExactSum = field(default_factory=ExactSum)
 
     def sums(self) -> tuple[ExactSum, ...]:
-        """Return all sums: of |b - a|, and of the products."""
         return self.moduli, self.aa, self.bb, self.ab, self.dd
 
     def condense(self) -> None:
-        """Keep one term a sum for the many of its blocks."""
+        """Reduce each sum to one term, so that a tally stays small in memory and between processes."""
         for total in self.sums():
             total.condense()
 
     def absorb(self, other: Tally) -> None:
-        """Add what is known of other blocks."""
+        """Merge the tally of other blocks."""
         self.count += other.count
         self.non_finite += other.non_finite
         self.finite += other.finite
@@ -194,7 +193,7 @@ class Tally:
         return max_abs == self.max_abs and largest.index < self.largest.index
 
     def statistics(self, shape: tuple[int, ...]) -> Statistics | None:
-        """Return how far the tensors lie apart; None where nothing differs."""
+        """Return the statistics of tensors of ``shape``; None if nothing differs."""
         place = self.largest or self.first
         if self.count == 0 or place is None:
             return None
@@ -226,7 +225,7 @@ class Tally:
 
 
 def unraveled(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the index on each axis of an element that is the ``index``-th in C order."""
+    """Return the index on each axis of element ``index`` in C order."""
     found = []
     for length in reversed(shape):
         index, at = divmod(index, length)
@@ -235,7 +234,7 @@ def unraveled(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def relative_norm(change: float, norm: float) -> float:
-    """Return a norm as a part of another; infinite if there was nothing and something came."""
+    """Return ``change / norm``; infinite if ``norm`` is 0 and ``change`` isn't."""
     if norm == 0:
         return math.inf if change else 0.0
     return change / norm

@@ -1,4 +1,4 @@
-"""Tensors of strings, compared one string with another."""
+"""Comparison of string tensors, element by element."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ckpttool.weights.comparing.statistics import Statistics, unraveled
 
 MAX_BYTES = 1 << 24
 MAX_STRINGS = 1 << 18
-"""Larger tensors of strings are not taken apart: all strings of both sides are in memory at once."""
+"""Limits on tensors that are decoded: all strings of both sides are in memory at once."""
 
 _SHOWN = 80
 
 
 class NotDecoded(Exception):
-    """The strings of a side were not looked at: which, and why."""
+    """Raised if the strings of ``side`` aren't decoded; ``why`` is a sentence."""
 
     def __init__(self, side: Side, why: str) -> None:
         super().__init__(side, why)
@@ -27,7 +27,7 @@ class NotDecoded(Exception):
 
 
 def string_statistics(a: Tensor, b: Tensor) -> Statistics | None:
-    """Return how many strings differ and where the first does, without distances; None where none does."""
+    """Return the number and first index of differing strings, with NaN for all distances; None if equal."""
     of_a, of_b = _strings(a, Side.A), _strings(b, Side.B)
     differing = [index for index, (one, other) in enumerate(zip(of_a, of_b, strict=True)) if one != other]
     if not differing:

@@ -1,4 +1,4 @@
-"""Pairs of tensors, cut into ranges, and what threads do with these: compare bytes, measure values."""
+"""Ranges of tensor pairs, and the workers that compare their bytes or measure their values."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from ckpttool.weights.comparing.elements import Buffers, Elements, Side, Unreada
 from ckpttool.weights.comparing.statistics import Tally, Tolerance
 
 _BUFFER_BYTES = 1 << 18
-"""What is read of each side and compared at once: both have to stay in a processor's own cache."""
+"""Bytes per side that are read and compared at once: both buffers fit in a core's own cache."""
 _FIRST_BYTES = 1 << 15
-"""What is read of each side first: after training, most tensors differ here already."""
+"""Size of the first read: after training, most tensors differ within it, so the rest isn't read."""
 _RANGE_BYTES = 1 << 24
 _RANGE_ELEMENTS = 1 << 21
 _REPORTED_BYTES = 1 << 22
+"""Minimum number of bytes between two progress reports of a thread."""
 
 
 @dataclass(slots=True, eq=False)
 class TensorPair:
-    """Two tensors on the way to an outcome.
+    """Two tensors, and the state of their comparison.
 
     Attributes:
-        failure: Why they can't be compared any further.
-        differs: Whether their bytes are known to differ, or mean something else.
-        tallies: What is known of their values, in parts.
-        unread: How many bytes of both nobody was told of yet.
+        failure: Read error that ended the comparison, or None.
+        differs: Whether their bytes differ, or their dtypes do.
+        tallies: Measurements of the ranges done so far.
+        unread: Bytes of both sides not yet reported as progress.
     """
 
     a: Tensor
@@ -42,17 +43,17 @@ class TensorPair:
 
     @property
     def is_open(self) -> bool:
-        """Return whether reading on can find something new."""
+        """Return whether all bytes compared so far are equal."""
         return self.failure is None and not self.differs
 
     @property
     def stream(self) -> int | None:
-        """Return what pairs share that are read in turn; None where any thread can read any part."""
+        """Return a key shared by pairs to be read one after another; None if order doesn't matter."""
         return stream_of(self.a) or stream_of(self.b)
 
     @property
     def identity(self) -> object:
-        """Return what pairs of tied tensors have in common: the same bytes, read in the same way."""
+        """Return a key that is equal for pairs of tied tensors: same bytes, dtype, shape and byte order."""
         identity: list[object] = []
         for tensor in (self.a, self.b):
             place = place_of(tensor)
@@ -63,7 +64,7 @@ class TensorPair:
         return tuple(identity)
 
     def elements(self, *, as_stored: bool = False) -> tuple[Elements, Elements]:
-        """Return the bytes of both sides, in one byte order."""
+        """Return readers of both sides; ``as_stored`` keeps the file's byte order."""
         return (
             Elements(self.a, Side.A, as_stored=as_stored),
             Elements(self.b, Side.B, as_stored=as_stored),
@@ -72,7 +73,7 @@ class TensorPair:
 
 @dataclass(frozen=True, slots=True)
 class WorkRange:
-    """A part of the work on one pair: from where on, and how much; ``nbytes`` is what is read."""
+    """A range of one pair, in the unit of its worker (bytes or elements); ``nbytes`` is the size per side."""
 
     pair: TensorPair
     start: int
@@ -81,11 +82,11 @@ class WorkRange:
 
 
 RangePool = Pool[list[WorkRange]]
-"""Threads that take ranges of pairs, small ones many at a time."""
+"""Pool of threads whose work items are batches of ranges."""
 
 
 class Meter:
-    """Tells how many bytes are done, not too often; one a thread."""
+    """Progress counter of one thread that reports at most every few MiB."""
 
     def __init__(self, advance: Advance) -> None:
         self._advance = advance
@@ -98,7 +99,7 @@ class Meter:
             self.flush()
 
     def flush(self) -> None:
-        """Tell what was not told yet."""
+        """Report the pending bytes."""
         if self._pending:
             self._advance(self._pending)
         self._pending = 0
@@ -106,11 +107,10 @@ class Meter:
 
 class RangeCutter(Protocol):
     def __call__(self, pair: TensorPair, *, whole: bool = False) -> Iterator[WorkRange]:
-        """Cut a pair into ranges, or not."""
+        """Yield the ranges of a pair; a single one if ``whole``."""
 
 
 def byte_ranges(pair: TensorPair, *, whole: bool = False) -> Iterator[WorkRange]:
-    """Yield the ranges of a pair in bytes."""
     nbytes = pair.a.nbytes
     step = nbytes if whole else _RANGE_BYTES
     for start in range(0, nbytes, step):
@@ -118,7 +118,6 @@ def byte_ranges(pair: TensorPair, *, whole: bool = False) -> Iterator[WorkRange]
 
 
 def element_ranges(pair: TensorPair, *, whole: bool = False) -> Iterator[WorkRange]:
-    """Yield the ranges of a pair in elements."""
     size = pair.a.size
     step = size if whole else _RANGE_ELEMENTS
     for start in range(0, size, step):
@@ -127,11 +126,11 @@ def element_ranges(pair: TensorPair, *, whole: bool = False) -> Iterator[WorkRan
 
 
 _lock = threading.Lock()
-"""Held while the bytes of a pair are counted."""
+"""Guards ``TensorPair.unread``."""
 
 
 class PairWorker(ABC):
-    """What one thread needs for its ranges."""
+    """Worker of one thread with its buffers."""
 
     def __init__(self, pool: RangePool, meter: Meter) -> None:
         self._pool = pool
@@ -142,7 +141,7 @@ class PairWorker(ABC):
         """Compare a range."""
 
     def do(self, part: WorkRange) -> None:
-        """Compare a range, unless it is known that the pair can't be."""
+        """Compare a range, unless an earlier range of the pair was unreadable."""
         if part.pair.failure is None:
             try:
                 self._do(part)
@@ -150,11 +149,11 @@ class PairWorker(ABC):
                 part.pair.failure = failure
 
     def end(self) -> None:
-        """Tell how much was done, and give back what was taken: there is no more to do."""
+        """Report pending progress and release resources; no range follows."""
         self._meter.flush()
 
     def _count(self, pair: TensorPair, nbytes: int) -> None:
-        """Count bytes as done, and see whether the answer is still waited for."""
+        """Count bytes as done, and raise if the comparison was cancelled."""
         with _lock:
             counted = min(nbytes, pair.unread)
             pair.unread -= counted
@@ -163,7 +162,7 @@ class PairWorker(ABC):
 
 
 class BytesWorker(PairWorker):
-    """Finds out whether the bytes of both sides are the same."""
+    """Compares stored bytes, and sets ``TensorPair.differs``."""
 
     def __init__(self, pool: RangePool, meter: Meter) -> None:
         super().__init__(pool, meter)
@@ -173,7 +172,7 @@ class BytesWorker(PairWorker):
         pair, buffers = part.pair, self._buffers
         if pair.a.nbytes != pair.b.nbytes:
             pair.differs = True
-        # In one byte order, both sides can be compared as they lie.
+        # Big-endian files: if both sides have one byte order, equality doesn't need the bytes swapped.
         places = place_of(pair.a), place_of(pair.b)
         has_one_order = None not in places and len({one.swap for one in places if one is not None}) == 1
         a, b = pair.elements(as_stored=has_one_order)
@@ -189,7 +188,7 @@ class BytesWorker(PairWorker):
 
 
 class ValuesWorker(PairWorker):
-    """Finds out how far values lie apart."""
+    """Measures differences of values, and appends a ``Tally`` per range."""
 
     def __init__(self, pool: RangePool, meter: Meter, tolerance: Tolerance) -> None:
         from ckpttool.weights.comparing.kernels import Workspace

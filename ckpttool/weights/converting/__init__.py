@@ -1,6 +1,6 @@
-"""A checkpoint's content on its way to another format: selected, renamed, cast and laid out, lazily.
+"""Lazy conversion of a checkpoint's ``Content`` before it is written: select, rename, cast, rearrange.
 
-A tree is what a checkpoint holds besides names and numbers (``Checkpoint.tree``): plain Python, the tensors
-in their places, and inert nodes for the rest. Formats without a place for it store it as JSON beside the
-tensors. Only names from the list of harmless ones ever get into a pickle that ckpttool writes.
+``Content.tree`` is the object structure of a checkpoint (``Checkpoint.tree``): plain Python containers with
+the tensors in them, and inert nodes for other objects. Formats that can't store it get it as JSON next to the
+tensors. A pickle that ckpttool writes only names globals from the list of harmless ones.
 """

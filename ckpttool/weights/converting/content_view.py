@@ -1,4 +1,4 @@
-"""Shows a content as a checkpoint: its tensors under their new names, with what the source says of layers."""
+"""View of a content as a checkpoint, so that it can be paired: new names, and the source's layer types."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ T = TypeVar("T")
 
 
 class ContentView(NamedTuple):
-    """A content, seen as a checkpoint.
+    """View of a content as a checkpoint.
 
     Attributes:
-        checkpoint: Of its tensors; what a map only renamed is in it as the source has it, which tells its
-            layer. It shares the files of the source, and is not to be closed.
-        tensors: The content's tensors by the ``id`` of those of the checkpoint.
-        named: What a map renamed: from its name in the checkpoint to the one that it was given.
-        held: Names of what a map brought into its layout.
+        checkpoint: The content's tensors. Those that a map only renamed have the source's names, which
+            identify their layers. It shares the files of the source, and must not be closed.
+        tensors: The content's tensors by ``id`` of the view's.
+        named: Name given by a map by name in the view.
+        held: Names of tensors whose layout a map has decided.
     """
 
     checkpoint: Checkpoint
@@ -32,7 +32,7 @@ class ContentView(NamedTuple):
 
     @property
     def tensor_map(self) -> TensorMap | None:
-        """Return a map that pairs what the map decided with what is called so."""
+        """Map that pairs the tensors named by the user's map with those names, or None."""
         if not self.named and not self.held:
             return None
         rules = [TensorRule(place=name, sources=(name,), targets=(name,)) for name in sorted(self.held)]
@@ -40,7 +40,7 @@ class ContentView(NamedTuple):
 
 
 def state_conventions(content: Content, checkpoint: Checkpoint) -> Content:
-    """Return a content that says by whose conventions its tensors go, and of which types their layers are."""
+    """Return a content with the conventions and layer types of its source recorded."""
     stated = checkpoint.layers
     kinds = {id(one.values): stated[one.name] for one in reversed(checkpoint.tensors) if one.name in stated}
     layers = {one.name: kinds[id(one.values)] for one in content.tensors if id(one.values) in kinds}
@@ -48,7 +48,7 @@ def state_conventions(content: Content, checkpoint: Checkpoint) -> Content:
 
 
 def view_of(content: Content, checkpoint: Checkpoint) -> ContentView:
-    """Return a content as a checkpoint; ``checkpoint`` is the one that it was taken from."""
+    """Return the view of a content that was taken from ``checkpoint``."""
     stored = {id(tensor.values): tensor for tensor in checkpoint.tensors}
     origins = {one.name: stored[id(one.values)] for one in content.tensors if id(one.values) in stored}
     names = {one.name for one in content.tensors}

@@ -1,4 +1,4 @@
-"""Other types of elements: floating tensors rounded as PyTorch rounds them, block by block."""
+"""Casts floating-point tensors lazily, with PyTorch's rounding."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 TARGETS = ("float32", "float16", "bfloat16")
 _STATE = (Role.OPTIMIZER, Role.TRAINING)
 _GROUP = 1 << 18
-"""Elements that are rounded at once; of packed ones, whole bytes."""
+"""Elements per block; a multiple of 16, so that blocks of packed elements are whole bytes."""
 
 
 def cast(content: Content, dtype_name: str) -> tuple[Content, list[str]]:
-    """Return a content whose floating tensors have another type, and what there is to say of it.
+    """Return a content with floating-point tensors of another dtype, and notes.
 
-    The state of an optimizer, and of a training, gets the type only where that rounds nothing. A finite value
-    that the type has no room for is an error when it is read.
+    Optimizer and training state is cast only if the dtype holds all its values. A finite value that would
+    become infinite raises ``UsageError`` when the tensor is read.
     """
     if dtype_name not in TARGETS:
         raise UsageError(f"no type to convert to: {dtype_name!r} (one of {', '.join(TARGETS)})")
@@ -63,7 +63,7 @@ def cast(content: Content, dtype_name: str) -> tuple[Content, list[str]]:
 
 
 def _holds_all_values(dtype: DType, other: DType) -> bool:
-    """Return whether a type has every value of another."""
+    """Return whether ``dtype`` holds every value of ``other``."""
     if other.bits <= 8 or other is dtype:
         return dtype.name in ("float32", "bfloat16") or other.name != "float8_e8m0fnu"
     return dtype.name == "float32" and other.bits == 16
@@ -84,10 +84,10 @@ def _notes(changed: Sequence[Tensor], dtype: DType, kept: Sequence[Tensor]) -> l
 
 
 def cast_values(tensor: Tensor, dtype: DType) -> Computed:
-    """Return the elements of a floating tensor in another one, rounded to the nearest, ties to even.
+    """Return the lazy elements of a floating-point tensor in another dtype, rounded to nearest, ties to even.
 
-    float64 becomes float32 first, as PyTorch does it. Finite ones that became infinite are a ``UsageError``
-    after the last block.
+    float64 is rounded to float32 first, as in PyTorch. If finite values became infinite, reading raises
+    ``UsageError`` after the last block.
     """
 
     def make(limit: int) -> Iterator[memoryview]:
@@ -109,7 +109,7 @@ def cast_values(tensor: Tensor, dtype: DType) -> Computed:
 
 
 def _round(data: bytearray, count: int, source: DType, dtype: DType) -> tuple[memoryview, int]:
-    """Return elements in the new type, and how many finite ones became infinite."""
+    """Return elements in the new dtype, and the number of finite ones that became infinite."""
     import numpy as np
 
     raw = np.frombuffer(data, np.uint8)
@@ -133,10 +133,10 @@ def _round(data: bytearray, count: int, source: DType, dtype: DType) -> tuple[me
 
 
 def _narrow(wide: Array, dtype: DType, source: DType) -> Array:
-    """Return float32 elements in a type of 16 bits, little-endian; NaNs get the bits that PyTorch gives them.
+    """Return float32 elements as little-endian float16 or bfloat16, with the bits that PyTorch gives NaNs.
 
     Source: PyTorch, aten/src/ATen/cpu/vec (float32 and float64 to bfloat16) and c10/util/BFloat16.h (others);
-    NaNs of float16 keep their sign and the head of their payload, and are quiet.
+    NaNs of float16 keep their sign and the upper bits of their payload, and are quiet.
     """
     import numpy as np
 

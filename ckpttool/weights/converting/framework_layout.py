@@ -1,4 +1,4 @@
-"""Brings weights to the layout and names of PyTorch or Keras, if the type of each layer is known."""
+"""Converts weights to the layouts and names of PyTorch or Keras (``--layout``); layer types must be known."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ from ckpttool.weights.pairing.rearrangement import (
 _HOW = "--map with a [[tensor]] says how it lies, and --model takes the layout of another file"
 _ONE_BIAS = ("bias_l0", "bias_l0_reverse")
 _CLASSES = {RULES["dense"].text: "Dense", RULES["gru"].text: "GRU"}
-"""The layers of which a kernel alone doesn't say in which order it is, by the rules that make them."""
+"""Classes of layers whose kernel's order needs a declared type, by the rule that makes them."""
 _Conversions = list[tuple[Tensor, Tensor, str | None]]
-"""Each tensor as it was and as it is now, and the rule that made it so."""
+"""(Old tensor, new tensor, text of the rule or None)."""
 KerasTensors = dict[int, list[tuple[Tensor, str | None]]]
-"""For the ``id`` of each tensor, what it becomes with the rule; nothing for what another one has taken in."""
+"""(New tensor, text of the rule or None) by ``id`` of a tensor; empty if it is merged into another one."""
 _MODEL = "--model FILE takes names and layouts from a file of Keras"
 _CLASS = re.compile(r"(?:__torch__\.)?torch\.nn\.modules\.(?:\w+\.)*?(?:___torch_mangle_\d+\.)?(\w+)")
 _KINDS = {module: kind for kind, rule in RULES.items() for module in rule.modules} | {
@@ -66,9 +66,9 @@ _IN_CHAINS = frozenset(
         *("Softplus", "Softmax"),
     )
 )
-"""Modules behind which a tensor has its features along the last axis, as those before gave them."""
+"""Modules that keep features along the last axis in order, so that no flattened image can occur."""
 _ONCE_MORE = "_flat_weights"
-"""The list in which a recurrent layer has its own weights once more."""
+"""Attribute of PyTorch's recurrent layers that lists their weights a second time."""
 _RECURRENT = ("lstm", "gru", "rnn")
 _INPUT = pattern("(h d) e -> e h d")
 _INPUT_BIAS = pattern("(h d) -> h d")
@@ -77,11 +77,11 @@ _PARTS = ("query_dense", "key_dense", "value_dense")
 
 
 def to_layout(content: Content, checkpoint: Checkpoint, layout: str) -> tuple[Content, list[str]]:
-    """Return a content's weights in the layout and under the names of a framework, and which rules were used.
+    """Return a content with the layouts and names of a framework, and notes on the rules applied.
 
     Args:
-        content: What is to be brought into the layout; it loses what its format alone needs.
-        checkpoint: The source, of which the content is a part.
+        content: Weights; format-specific parts and the tree are dropped.
+        checkpoint: Checkpoint that the content was taken from.
         layout: ``torch`` or ``keras``.
     """
     state = next((tensor for tensor in content.tensors if tensor.role is Role.OPTIMIZER), None)
@@ -111,7 +111,6 @@ def to_layout(content: Content, checkpoint: Checkpoint, layout: str) -> tuple[Co
 
 
 def _to_torch(view: ContentView) -> _Conversions:
-    """Return for each tensor of PyTorch the one that it is made of."""
     items = [*_split_biases(_fuse_square_inputs(torch_layout_items(view.checkpoint)))]
 
     def is_held(tensor: Tensor) -> bool:
@@ -136,7 +135,7 @@ def _to_torch(view: ContentView) -> _Conversions:
 
 
 def _torch_tensor(view: ContentView, item: LayoutItem, tensor: Tensor, items: Sequence[LayoutItem]) -> Tensor:
-    """Return what an item is, under the name that a map gave it, if one did."""
+    """Return the tensor of an item, under the name from the user's map if it has one."""
     given = view.named.get(item.sources[0].name)
     if given is not None:
         if len(item.sources) > 1 or sum(one.sources == item.sources for one in items) > 1:
@@ -150,7 +149,9 @@ def _torch_tensor(view: ContentView, item: LayoutItem, tensor: Tensor, items: Se
 
 
 def _fuse_square_inputs(items: list[LayoutItem]) -> list[LayoutItem]:
-    """Return items of which each attention has its input in one, as PyTorch has it where it is square."""
+    """Return items with the input projections of square attentions fused."""
+    # torch.nn.MultiheadAttention has one in_proj_weight (3E, E) if queries, keys and values have E features,
+    # and three separate weights otherwise.
     inputs = []
     for item in items:
         steps = item.tensor.path
@@ -162,7 +163,7 @@ def _fuse_square_inputs(items: list[LayoutItem]) -> list[LayoutItem]:
 
 
 def _split_biases(items: Iterable[LayoutItem]) -> Iterator[LayoutItem]:
-    """Yield items of which a recurrent layer's bias is two, as PyTorch has it: the sum, and zeros."""
+    """Yield items with a recurrent layer's single bias split as PyTorch's two: itself, and zeros."""
     for item in items:
         leaf = str(item.tensor.path[-1]) if item.tensor.path else ""
         if leaf not in _ONE_BIAS:
@@ -178,7 +179,6 @@ def _split_biases(items: Iterable[LayoutItem]) -> Iterator[LayoutItem]:
 
 
 def _to_keras(view: ContentView) -> _Conversions:
-    """Return for each tensor of Keras the one that it is made of."""
     checkpoint = view.checkpoint
     if traits_of(checkpoint.conventions).family is Family.KERAS:
         return [(one, one, None) for one in view.tensors.values()]
@@ -197,7 +197,13 @@ def _to_keras(view: ContentView) -> _Conversions:
 
 
 class TorchModule(NamedTuple):
-    """A module of PyTorch: the kind of its layer, and what else is known of it."""
+    """Module of PyTorch.
+
+    Attributes:
+        kind: Key of ``RULES``, ``multi-head`` or ``multi-head output``; None if unknown.
+        class_name: Qualified name of its class.
+        attributes: Its plain attributes, such as ``groups`` and ``num_heads``.
+    """
 
     kind: str | None
     class_name: str
@@ -206,7 +212,7 @@ class TorchModule(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _TorchLayer:
-    """The tensors of one module."""
+    """Module with its tensors by name."""
 
     prefix: str
     module: TorchModule
@@ -218,11 +224,11 @@ class _TorchLayer:
 
 
 def to_keras(checkpoint: Checkpoint, held: Collection[str]) -> KerasTensors:
-    """Return what tensors of PyTorch become in Keras; what is not in it stays as it is.
+    """Return the conversions of tensors of PyTorch to Keras; tensors without an entry are unchanged.
 
     Args:
-        checkpoint: Of PyTorch.
-        held: Names of tensors that stay.
+        checkpoint: Checkpoint of PyTorch.
+        held: Names of tensors to leave unchanged.
     """
     modules = _modules(checkpoint.metadata)
     if not modules:
@@ -230,7 +236,8 @@ def to_keras(checkpoint: Checkpoint, held: Collection[str]) -> KerasTensors:
         raise UsageError(f"{checkpoint.path}: {problem} ({_MODEL})")
     layers = [*_torch_layers(checkpoint, modules, held)]
     if not _is_plain_chain(modules):
-        # A linear layer may stand behind a flatten or before a reshape, if it is not too small for an image.
+        # A pickled module doesn't record its forward(): between any two modules, it may flatten or reshape.
+        # Only in a plain Sequential, or for a kernel that is too small for an image, is the order certain.
         linear = [layer.tensors.get("weight") for layer in layers if layer.module.kind == "dense"]
         doubts = [
             Doubt(one, UNWIRED) for one in linear if one and len(one.shape) == 2 and may_be_image(*one.shape)
@@ -244,7 +251,7 @@ def to_keras(checkpoint: Checkpoint, held: Collection[str]) -> KerasTensors:
 
 
 def _modules(metadata: Mapping[str, object]) -> dict[str, TorchModule]:
-    """Return the modules by their names: those of a pickled module, or of a program of TorchScript."""
+    """Return the modules of a pickled module or a TorchScript program, by name."""
     modules: dict[str, TorchModule] = {}
     for holder in (metadata, *(one for one in metadata.values() if isinstance(one, Mapping))):
         classes, attributes = holder.get("modules"), holder.get("attributes")
@@ -287,7 +294,7 @@ def _torch_layers(
 
 
 def _is_plain_chain(modules: Mapping[str, TorchModule]) -> bool:
-    """Return whether all modules follow each other, and none of them flattens or reshapes anything."""
+    """Return whether the modules are nested Sequentials of layers that neither flatten nor reshape."""
     names = [match[1] if (match := _CLASS.fullmatch(one.class_name)) else "" for one in modules.values()]
     parents = {prefix.rpartition(".")[0] for prefix in modules if prefix}
     chains = {prefix for prefix, name in zip(modules, names, strict=True) if name == "Sequential"}
@@ -295,7 +302,7 @@ def _is_plain_chain(modules: Mapping[str, TorchModule]) -> bool:
 
 
 def _keras_variables(layer: _TorchLayer) -> KerasTensors:
-    """Return what the tensors of a module become."""
+    """Return the conversions of a module's tensors."""
     kind = layer.module.kind
     if layer.place[-1:] == (_ONCE_MORE,) and all(one.shares_with for one in layer.tensors.values()):
         return {id(tensor): [] for tensor in layer.tensors.values()}
@@ -320,7 +327,7 @@ def _keras_variables(layer: _TorchLayer) -> KerasTensors:
 
 
 def _keras_variable(rule: LayoutRule, leaf: str) -> tuple[str, Turn] | None:
-    """Return what Keras calls a variable, and how it lies there."""
+    """Return Keras's name for a variable of PyTorch, and the rule's conversion."""
     return next(
         ((name, turn) for name, turns in rule.turns.items() for turn in turns if turn.leaf == leaf), None
     )
@@ -367,7 +374,9 @@ def _rearrange_variable(
 
 
 def _recurrent(layer: _TorchLayer, kind: str) -> KerasTensors:
-    """Return what a recurrent layer becomes: Keras has one layer and one direction in each."""
+    """Return the conversions of a recurrent layer's tensors."""
+    # Keras has separate layers for stacked layers and directions, whose names aren't known here: refused.
+    # An LSTM's two biases are added; a GRU's become the rows of one bias (2, 3u).
     leaves = {"weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"}
     if rest := [leaf for leaf in layer.tensors if leaf not in leaves]:
         problem = "Keras has one layer for each layer and direction of it, with names of their own"
@@ -400,7 +409,7 @@ def _recurrent(layer: _TorchLayer, kind: str) -> KerasTensors:
 
 
 def _attention_inputs(layer: _TorchLayer) -> KerasTensors:
-    """Return what the input of an attention becomes: a kernel for each of query, key and value."""
+    """Return the conversions of an attention's in_proj: rows [0:E], [E:2E], [2E:3E] are query, key, value."""
     sizes, converted = {"h": _heads(layer)}, KerasTensors()
     ways = {"in_proj_weight": (_INPUT, "kernel"), "in_proj_bias": (_INPUT_BIAS, "bias")}
     for leaf, tensor in layer.tensors.items():

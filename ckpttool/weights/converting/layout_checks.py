@@ -1,4 +1,4 @@
-"""Checks whether the layout of weights is known, and refuses by name those of which it is not."""
+"""Checks that the layouts of weights are known before they are converted; texts of refusals and notes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _AS_TORCH = frozenset(
         *("embedding", "lookup_table", "lookup_table_v2", "lstm_cell", "gru_cell", "simple_rnn_cell"),
     }
 )
-"""What Paddle's files call layers whose weights lie as PyTorch's do."""
+"""Paddle's names of layers whose weights have PyTorch's layout."""
 _REMEDY = (
     'a --map with a [[tensor]] decides it: rule = "dense", or "as-is" for vectors, if both have the same '
     'order, "flatten" behind a Flatten of an image'
@@ -28,7 +28,7 @@ _REMEDY = (
 
 
 def is_layout_unknown(item: LayoutItem, checkpoint: Checkpoint) -> bool:
-    """Return whether a tensor may lie otherwise than PyTorch has it, as nothing says of what layer it is."""
+    """Return whether a tensor may not be in PyTorch's layout since the type of its layer is unknown."""
     if item.rule is not None or len(item.tensor.shape) < 2:
         return False
     source = item.sources[0]
@@ -39,7 +39,7 @@ def is_layout_unknown(item: LayoutItem, checkpoint: Checkpoint) -> bool:
 
 
 def refusal_text(doubts: Sequence[Doubt], other: str = "PyTorch") -> str:
-    """Return the sentence that refuses weights in an order that is not known."""
+    """Return the message that refuses weights whose element order is unknown."""
     by_reason: dict[DoubtReason, list[Tensor]] = {}
     for doubt in doubts:
         by_reason.setdefault(doubt.reason, []).append(doubt.tensor)
@@ -51,12 +51,11 @@ def refusal_text(doubts: Sequence[Doubt], other: str = "PyTorch") -> str:
 
 
 def name_list(tensors: Iterable[Tensor]) -> str:
-    """Return the names of some tensors, and how many more there are."""
     return first_names([tensor.name for tensor in tensors])
 
 
 def norm_notes(rules: Iterable[str]) -> list[str]:
-    """Return what weights don't say of norms, if the rules are of some."""
+    """Return a note on eps, which weights don't record, if the rules include a norm."""
     norms = {RULES[kind].text for kind in ("batch norm", "norm", "rms norm")}
     if norms.isdisjoint(rules):
         return []
@@ -64,7 +63,7 @@ def norm_notes(rules: Iterable[str]) -> list[str]:
 
 
 def loss_notes(content: Content, checkpoint: Checkpoint) -> list[str]:
-    """Return what does not go with weights that get the names of others: values, and an architecture."""
+    """Return notes on values and format-specific parts that are lost when weights get other names."""
     values = list(checkpoint.metadata) if content.tree is not None else []
     notes = [f"left out beside the tensors: {first_names(values)}"] if values else []
     if content.native:

@@ -1,4 +1,4 @@
-"""Names and layouts by the user's map file: tensors renamed, turned, joined, cut and left out by rule."""
+"""Applies the user's map file to a content: renames, rearranges, joins, splits and drops tensors."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ckpttool.weights.pairing.rearrangement import Unfit
 
 
 def rename_by_map(content: Content, tensor_map: TensorMap) -> tuple[Content, list[str]]:
-    """Return a content with the names and layouts that a map gives, and what there is to say of it.
+    """Return a content with the names and layouts of a map, and notes.
 
-    What the map doesn't name stays as it is.
+    Tensors that the map doesn't name are unchanged.
     """
     edits = _MapEdits(content, tensor_map)
     for rule in tensor_map.tensors:
@@ -30,7 +30,10 @@ def rename_by_map(content: Content, tensor_map: TensorMap) -> tuple[Content, lis
 
 
 class _MapEdits:
-    """Edits of a content: ``_edits`` has, by ``id``, the tensors that replace one; an empty list drops it."""
+    """Edits of a content by the rules of a map.
+
+    ``_edits`` has the replacements by ``id`` of a tensor; an empty list drops it.
+    """
 
     def __init__(self, content: Content, tensor_map: TensorMap) -> None:
         self._content, self._map = content, tensor_map
@@ -43,7 +46,7 @@ class _MapEdits:
         self._has_state = any(tensor.role is Role.OPTIMIZER for tensor in content.tensors)
 
     def follow(self, rule: TensorRule) -> None:
-        """Follow one ``[[tensor]]``."""
+        """Apply one ``[[tensor]]`` table."""
         matched = 0
         for names, targets in self._names.find_groups(rule, self._is_taken):
             missing = next((name for name in names if name not in self._tensors), None)
@@ -71,7 +74,7 @@ class _MapEdits:
             raise self._map.wrong(rule.place, self._none(rule.sources[0]))
 
     def rename(self, glob: str, name: str) -> None:
-        """Follow one line of ``[names]``."""
+        """Apply one line of ``[names]``."""
         place, matched = f'names."{glob}"', 0
         for source, captured in self._names.find(glob):
             if self._is_taken(source):
@@ -84,7 +87,7 @@ class _MapEdits:
             raise self._map.wrong(place, self._none(glob))
 
     def drop(self, glob: str) -> None:
-        """Follow one name of ``drop``."""
+        """Apply one glob of ``drop``."""
         names = [name for name, _ in self._names.find(glob) if not self._is_taken(name)]
         if not names:
             raise self._map.wrong("drop", self._none(glob))
@@ -95,9 +98,9 @@ class _MapEdits:
         self._dropped += len(names)
 
     def apply(self) -> tuple[Content, list[str]]:
-        """Return the content with all changes."""
+        """Return the content with all edits, and notes."""
         content = self._content
-        # Each tensor that there will be, behind the one whose place it takes.
+        # (Old tensor, new tensor), in the order of the old ones.
         placed: list[tuple[Tensor, Tensor]] = []
         for tensor in content.tensors:
             placed += [(tensor, new) for new in self._edits.get(id(tensor), [tensor])]
@@ -146,7 +149,7 @@ class _MapEdits:
         self._decided[target] = what
 
     def _path(self, place: str, tensor: Tensor, name: str) -> Path:
-        """Return the path of a new name: below the same containers, where these are the content's own."""
+        """Return the path for a new name; in a tree, it must stay in the same container."""
         if self._content.tree is None:
             return tuple(name.split(".")) if len(tensor.path) > 1 else (name,)
         containers = ".".join(map(str, tensor.path[:-1]))

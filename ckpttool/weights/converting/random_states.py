@@ -1,4 +1,4 @@
-"""The layouts of random states, as Python, NumPy, PyTorch and JAX save them.
+"""Recognises saved states of random number generators of Python, NumPy, PyTorch and JAX.
 
 Sources: CPython ``Lib/random.py`` (``getstate``); NumPy ``numpy/random/mtrand.pyx`` (``get_state``),
 ``_mt19937.pyx``, ``_pcg64.pyx``, ``_philox.pyx`` and ``_sfc64.pyx`` (``state``); PyTorch
@@ -14,7 +14,7 @@ from ckpttool.containers.pickle.pickle_nodes import NDARRAY, Call
 from ckpttool.core.tensor import Tensor
 
 _MT_WORDS = 624
-"""Words of a Mersenne Twister; Python puts the position behind them."""
+"""Words of a Mersenne Twister state; Python appends the position."""
 _TENSORS = frozenset(
     {
         ("uint8", 5056),  # PyTorch's CPU generator
@@ -29,7 +29,7 @@ _TENSORS = frozenset(
         ("uint32", 4),  # JAX's rbg
     }
 )
-"""Type and length of the vectors that are a random state, or the array in one of NumPy's."""
+"""Dtype and length of vectors that are a random state, or the array in a state of NumPy."""
 _NUMPY_KEYS = frozenset({"bit_generator", "state"})
 _NUMPY_REST = frozenset({"has_gauss", "gauss", "has_uint32", "uinteger", "buffer", "buffer_pos"})
 _NUMPY_STATES: Collection[frozenset[str]] = (
@@ -41,12 +41,12 @@ _NUMPY_STATES: Collection[frozenset[str]] = (
 
 
 def is_random_tensor(tensor: Tensor) -> bool:
-    """Return whether a tensor is a vector as random states are."""
+    """Return whether a tensor has the dtype and length of a random state."""
     return len(tensor.shape) == 1 and (tensor.dtype.name, tensor.shape[0]) in _TENSORS
 
 
 def is_random_state(value: object) -> bool:
-    """Return whether a value is a random state, or dictionaries and lists of nothing else."""
+    """Return whether a value is a random state, or a nested container of nothing else."""
     waiting, seen, is_one = [value], set[int](), False
     while waiting:
         one = waiting.pop()
@@ -71,14 +71,14 @@ def _is_random_array(value: object) -> bool:
 
 
 def _is_python_state(value: object) -> bool:
-    """Return whether a value is what ``random.getstate()`` returns: version, words and position, Gauss."""
+    """Return whether a value has the form of ``random.getstate()``: (version, words and position, gauss)."""
     if not isinstance(value, list | tuple) or len(value) != 3 or value[0] not in (2, 3):
         return False
     return _are_words(value[1], _MT_WORDS + 1) and isinstance(value[2], float | None)
 
 
 def _is_numpy_state(value: object) -> bool:
-    """Return whether a value is what ``numpy.random.get_state()``, or a bit generator's ``state``, is."""
+    """Return whether a value has the form of ``numpy.random.get_state()`` or of ``BitGenerator.state``."""
     if isinstance(value, list | tuple):
         is_named = len(value) == 5 and value[0] == "MT19937"
         return (

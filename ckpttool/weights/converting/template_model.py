@@ -1,4 +1,4 @@
-"""Gives the values of a source the names, layouts and architecture of another checkpoint."""
+"""Fills a template checkpoint (names, layouts, architecture) with the values of a source (``--model``)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ckpttool.weights.pairing.second_names import may_be_copy
 from ckpttool.weights.pairing.variable_names import leaf_name
 
 _PAIRS = 20
-"""How many pairs of layers are named, of which a reader has to see whether they are right."""
+"""Maximum number of layer pairs in a note; the user has to check them."""
 _Contents = frozenset[tuple[str, tuple[int, ...]]]
 _NO_STATE = "the state of an optimizer can't follow a model (use --only weights)"
 
@@ -39,14 +39,13 @@ _NO_STATE = "the state of an optimizer can't follow a model (use --only weights)
 def follow_template(
     content: Content, checkpoint: Checkpoint, model: Checkpoint, *, by_order: bool = False
 ) -> tuple[Content, list[str]]:
-    """Return the tensors of a model with the values of a content, and what there is to say of it.
+    """Return the tensors of a model with the values of a content, and notes.
 
     Args:
-        content: What the values come from.
-        checkpoint: The source, of which the content is a part.
-        model: What names, layouts, shapes and architecture come from; it stays open as long as the result
-            is read.
-        by_order: Whether layers that are alike are paired by their order, as nothing else tells them apart.
+        content: Source of the values.
+        checkpoint: Checkpoint that the content was taken from.
+        model: Template of names, layouts, shapes and architecture; must stay open while the result is read.
+        by_order: Whether identical layers may be paired by order only.
     """
     state = next((tensor for tensor in content.tensors if tensor.role is Role.OPTIMIZER), None)
     if state is not None:
@@ -92,11 +91,11 @@ def follow_template(
     return changed, notes
 
 
-# What must hold ---------------------------------------------------------------------------------------
+# Requirements -----------------------------------------------------------------------------------------
 
 
 def _require_all_paired(pairing: Pairing, model: Checkpoint) -> None:
-    """Require that each tensor of one side is one of the other, and that it is known which."""
+    """Require that all tensors are paired, and none of them ambiguously."""
     squares = [pair for pair in pairing.undecided if pair.doubt is None]
     if squares:
         names = name_list(pair.a.sources[0] for pair in squares)
@@ -114,7 +113,7 @@ def _require_all_paired(pairing: Pairing, model: Checkpoint) -> None:
 
 
 def _require_known_layouts(pairing: Pairing, ours: Checkpoint, theirs: Checkpoint) -> None:
-    """Require that each tensor's layout is known, if the two are of families with different layouts."""
+    """Require that the layout of each tensor is known, if the two families have different layouts."""
     is_one_family = traits_of(ours.conventions).family == traits_of(theirs.conventions).family
     if not is_one_family or any(pair.a.rule for pair in pairing.pairs):
         free = [pair for pair in pairing.pairs if pair.how != "map"]
@@ -130,7 +129,7 @@ def _require_known_layouts(pairing: Pairing, ours: Checkpoint, theirs: Checkpoin
 
 
 def _map_proposal(lost: Sequence[LayoutItem], missing: Sequence[LayoutItem]) -> str:
-    """Return what may be done about tensors without a counterpart: lines of a map, where layers are alike."""
+    """Return a hint for tensors without a counterpart: lines of a map, if identical layers are left."""
     ours, theirs = (_layers_by_contents(side) for side in (lost, missing))
     alike = next((key for key in ours if key in theirs), None)
     if alike is None:
@@ -144,7 +143,7 @@ def _map_proposal(lost: Sequence[LayoutItem], missing: Sequence[LayoutItem]) -> 
 
 
 def _layers_by_contents(items: Sequence[LayoutItem]) -> dict[_Contents, list[list[LayoutItem]]]:
-    """Return layers by the names and shapes of what they hold."""
+    """Return lists of layers by the names and shapes of their variables."""
     layers: dict[str, list[LayoutItem]] = {}
     for item in items:
         layers.setdefault(_layer(item), []).append(item)
@@ -165,7 +164,7 @@ def _other_shape(pair: Pair) -> str:
 
 
 class _TemplateTensors:
-    """What each stored tensor of a model becomes, out of the source's values."""
+    """Makes the tensors of the template from the paired tensors of the source."""
 
     def __init__(self, pairing: Pairing, model: Checkpoint) -> None:
         self._model = model
@@ -179,7 +178,7 @@ class _TemplateTensors:
         self.unfilled: list[str] = []
 
     def tensor_for(self, tensor: Tensor) -> Tensor:
-        """Return what a tensor of the model becomes."""
+        """Return the replacement of a tensor of the template."""
         parts = self._parts.get(id(tensor))
         owner = self._owners.get(tensor.shares_with or "")
         if owner is not None:
@@ -198,7 +197,7 @@ class _TemplateTensors:
         return new
 
     def _assemble(self, tensor: Tensor, parts: Sequence[tuple[Pair, int]]) -> Tensor:
-        """Return a tensor of the model made of the source's: each pair gives it, or a row of it."""
+        """Return a tensor of the template from its pairs: one for all of it, or one for each row."""
         parts = sorted(parts, key=lambda part: part[0].b.row or 0)
         pair = parts[0][0]
         try:
@@ -213,14 +212,14 @@ class _TemplateTensors:
         return replace(whole, path=tensor.path, role=tensor.role, key=tensor.key, shares_with=None)
 
     def _require_tied(self, tensor: Tensor, owner: Tensor, parts: Sequence[tuple[Pair, int]]) -> None:
-        """Require that what the model has under two names has one value in the source."""
+        """Require that tied tensors of the template have equal values in the source."""
         new = self._assemble(tensor, parts)
         if new.values is not owner.values and not same_content(new, owner):
             problem = f"{parts[0][0].a.tensor.name} holds something else"
             raise UsageError(f"{tensor.name} and {owner.name} are one tensor in the model, and {problem}")
 
     def _own_tensor(self, tensor: Tensor) -> Tensor:
-        """Return a tensor that the source hasn't got: it is the model's own."""
+        """Return a tensor that the source lacks with the template's values; refuse weights and copies."""
         if tensor.role is Role.WEIGHTS and id(tensor) not in self._bookkeeping:
             raise UsageError(f"{self._model.path}[{tensor.name}]: nothing in the source is known to be it")
         if may_be_copy(tensor, self._model.conventions):
@@ -264,7 +263,7 @@ def _notes(pairing: Pairing, content: Content, checkpoint: Checkpoint) -> Iterat
 
 
 def _layer_pairs(pairs: Sequence[Pair]) -> str:
-    """Return which layers were paired with which."""
+    """Return the pairs of layers as text."""
     layers = list(dict.fromkeys(f"{_layer(pair.a)} → {_layer(pair.b)}" for pair in pairs))
     more = f" and {len(layers) - _PAIRS:,} more" if len(layers) > _PAIRS else ""
     return ", ".join(layers[:_PAIRS]) + more

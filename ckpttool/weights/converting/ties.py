@@ -1,4 +1,4 @@
-"""Ties between tensors that get other names, or of which some stay behind."""
+"""Keeps ties (``Tensor.shares_with``) when tensors are renamed or removed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ckpttool.core.text import counted, first_names
 
 
 def carry_ties(pairs: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
-    """Return the second of each pair, tied where the first ones are and both are still the same bytes.
+    """Return the new tensors, tied if the old ones are and the bytes are still the same.
 
     Args:
-        pairs: Each tensor as it was, and as it is now; an owner stands before those that share with it.
+        pairs: (Old tensor, new tensor); owners come before the tensors that share with them.
     """
     owners: dict[str, Tensor] = {}
     made = []
@@ -26,11 +26,11 @@ def carry_ties(pairs: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
 
 
 def lost_ties(olds: Sequence[Tensor], made: Sequence[Tensor]) -> list[str]:
-    """Return that tensors which shared their bytes don't any more, if there are such.
+    """Return a note on tensors that shared bytes and no longer do.
 
     Args:
-        olds: For each of ``made``, the tensor that it was.
-        made: What ``carry_ties`` returned.
+        olds: The old tensor of each of ``made``.
+        made: Result of ``carry_ties``.
     """
     owners: dict[str, set[str]] = {}
     for old, new in zip(olds, made, strict=True):

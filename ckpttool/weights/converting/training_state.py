@@ -1,8 +1,8 @@
-"""A content without what only a training that goes on needs: optimizer, scheduler, scaler, random states.
+"""Removes the state that only resuming a training needs: optimizer, scheduler, scaler, random states.
 
-Only what is proven to be one of them goes, not by its key alone: a ``scaler`` may be that of the inputs, a
-``scheduler`` that of a diffusion's noise, and ``rng_embedding`` a layer. Epoch, step, metrics, settings and
-all else keep their places.
+A key alone proves nothing: a ``scaler`` may scale the inputs, a ``scheduler`` may be a diffusion's noise
+schedule, and ``rng_embedding`` a layer. An entry is removed only if its content has the keys that PyTorch
+writes. Epoch, step, metrics, settings and everything else are kept.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ckpttool.weights.converting.ties import carry_ties
 
 _RANDOM = re.compile(r"(^|_)rng(_|s?$)|(^|_)random_states?$", re.IGNORECASE)
 _FLAT_OPTIMIZER = re.compile(r"(\w+_)?(optim|optimizer)(s|_states?|_state_dict)?", re.IGNORECASE)
-"""What stands before the first dot of the names of an optimizer's tensors, where there is no tree."""
+"""Name of a tensor up to the first dot if it belongs to an optimizer, for contents without a tree."""
 _SIGNS: Mapping[re.Pattern[str], frozenset[str]] = {
     OPTIMIZER: frozenset({"param_groups"}),
     re.compile(r"sched", re.IGNORECASE): frozenset({"last_epoch", "_step_count"}),
@@ -36,11 +36,11 @@ Source: PyTorch ``torch/optim/optimizer.py``, ``torch/optim/lr_scheduler.py`` an
 """
 _STATE = frozenset({Role.OPTIMIZER, Role.TRAINING})
 _DEEPEST = 3
-"""How many keys lead to a state at most."""
+"""Maximum depth of a state in the tree."""
 
 
 def is_state_tensor(tensor: Tensor) -> bool:
-    """Return whether a tensor seems to be of no use but to a training that goes on."""
+    """Return whether a tensor seems to be needed only to resume a training."""
     if tensor.role is Role.TRAINING:
         is_named = any(isinstance(key, str) and _RANDOM.search(key) for key in tensor.path)
         return is_named and is_random_tensor(tensor)
@@ -48,7 +48,7 @@ def is_state_tensor(tensor: Tensor) -> bool:
 
 
 def without_training_state(content: Content) -> Content:
-    """Return a content without the state of its training, under the names that it has."""
+    """Return a content without training state; names are kept."""
     if content.tree is None:
         state = training_state_paths(content)
         return replace(content, tensors=_tied(one for one in content.tensors if one.path not in state))
@@ -56,7 +56,8 @@ def without_training_state(content: Content) -> Content:
     tree = _without_state(content.tree, (), gone)
     kept = [one for one in content.tensors if not any(one.path[:end] in gone for end in range(_DEEPEST + 1))]
     tied = _tied(kept)
-    # One object may lie in several places of a tree, also in one that has gone: each is as it is tied now.
+    # One tensor object may occur in several places of the tree, also in a removed one. Each remaining
+    # occurrence is replaced by the tensor with the ties that are left.
     now = {id(old): new for old, new in zip(kept, tied, strict=True)}
     by_values = {id(tensor.values): tensor for tensor in reversed(tied)}
     objects = {id(one): now.get(id(one)) or by_values.get(id(one.values), one) for one in tensors_in(tree)}
@@ -64,7 +65,7 @@ def without_training_state(content: Content) -> Content:
 
 
 def training_state_paths(content: Content) -> set[Path]:
-    """Return the keys below which nothing but state of the training lies, each as a path."""
+    """Return the paths of entries that hold only training state."""
     gone: set[Path] = set()
     if content.tree is not None:
         _without_state(content.tree, (), gone)
@@ -79,7 +80,7 @@ def _tied(kept: Iterable[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _without_state(node: object, keys: Path, gone: set[Path]) -> object:
-    """Return a dictionary without the entries that are states, those in its dictionaries, too."""
+    """Return a dictionary without training state, recursively; add the removed paths to ``gone``."""
     if not isinstance(node, dict) or len(keys) >= _DEEPEST or role_below(keys) is Role.WEIGHTS:
         return node
     gone.update((*keys, key) for key, value in node.items() if _is_state(key, value))
@@ -99,7 +100,7 @@ def _is_flat(tensor: Tensor) -> bool:
 
 
 def _is_state(key: object, value: object) -> bool:
-    """Return whether an entry is a state: all of what is there has the signs of one, and no weights."""
+    """Return whether an entry is training state: its content has the expected keys, and no weights."""
     if not isinstance(key, str):
         return False
     if isinstance(value, Tensor) and value.role is Role.OPTIMIZER:
@@ -113,7 +114,7 @@ def _is_state(key: object, value: object) -> bool:
 
 
 def _has_signs(value: object, signs: frozenset[str]) -> bool:
-    """Return whether a dictionary has some keys, or is a dictionary or list of such."""
+    """Return whether a value is a dictionary with the keys ``signs``, or a non-empty container of such."""
     if isinstance(value, dict) and signs <= value.keys():
         return True
     inner: list[object] = list(value) if isinstance(value, list | tuple) else []

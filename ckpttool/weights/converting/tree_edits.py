@@ -1,4 +1,4 @@
-"""Edits a tree of objects: tensors in its dictionaries get other keys, become several, or are removed."""
+"""Edits the tensors in the dictionaries of an object tree: rename, replace by several, remove."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ckpttool.core.text import counted
 from ckpttool.formats.content.tree import fold, node_parts, replace_tensors, tensors_in, walk
 
 _VERSIONS_KEY = "_metadata"
-"""The attribute of a state dict that has, for each module, the version of its layout."""
+"""Attribute of PyTorch's state dicts with the version of each module."""
 
 
 def edit_tree(
     tree: object, edits: Mapping[int, list[Tensor]], kept: Mapping[int, Tensor], old: Iterable[Tensor]
 ) -> tuple[object, list[str]]:
-    """Return a tree with edits, and what there is to say of it.
+    """Return an edited tree, and notes.
 
-    The versions of modules that a state dict carries get the modules' new names.
+    Module versions in state dicts (``_metadata``) follow the new names.
 
     Args:
         tree: The tree.
-        edits: For the ``id`` of a tensor, those that take its place, each under the last key of its path.
-        kept: For the ``id`` of a tensor that keeps its place, what it is now.
-        old: All tensors of the tree as it was.
+        edits: Replacements by ``id`` of a tensor, each stored under the last key of its path.
+        kept: New object by ``id`` of each tensor that keeps its key.
+        old: All tensors of ``tree``.
     """
 
     def refuse_cycle(node: object) -> object:
@@ -47,7 +47,7 @@ def edit_tree(
 
 
 class _TreeEditor:
-    """A tree that is being edited; ``done`` has the ``id`` of what was."""
+    """Node transformation for ``fold``; ``done`` has the ``id`` of the edited tensors."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class _TreeEditor:
         self.versions = ModuleVersions()
 
     def expand(self, node: object) -> object:
-        """Return what a node becomes, or its parts where these come first."""
+        """Return the replacement of a node, or its parts if these are to be folded first."""
         if isinstance(node, Tensor):
             return node
         if not isinstance(node, dict) or all(self._tensor_at(node, *entry) is None for entry in node.items()):
@@ -76,7 +76,7 @@ class _TreeEditor:
         return node_parts(dict(entries))
 
     def _entries(self, node: dict[Any, Any], names: dict[str, list[str]]) -> list[tuple[Any, Any]]:
-        """Return the new entries of a dictionary, and put the new names of its tensors into ``names``."""
+        """Return the new entries of a dictionary; add its tensors' new names to ``names``."""
         entries: list[tuple[Any, Any]] = []
         for key, value in node.items():
             tensor, held = self._tensor_at(node, key, value), _held_tensor(value)
@@ -93,14 +93,14 @@ class _TreeEditor:
         return entries
 
     def _tensor_at(self, node: dict[Any, Any], key: Any, value: object) -> Tensor | None:
-        """Return the tensor whose place an entry is; the object there may be one that others share."""
+        """Return the tensor of an entry by its path, since one object may be in several places."""
         held = _held_tensor(value)
         path: Path = (*self._paths.get(id(node), ()), key)
         return None if held is None or type(key) is not str else self._tensors.get(path, held)
 
 
 def _held_tensor(value: object) -> Tensor | None:
-    """Return the tensor that a value is, or wraps."""
+    """Return the tensor that a value is or wraps (a ``Parameter``), or None."""
     if isinstance(value, Tensor):
         return value
     if not isinstance(value, Call):
@@ -110,17 +110,17 @@ def _held_tensor(value: object) -> Tensor | None:
 
 
 class ModuleVersions:
-    """Counts what becomes of the names of modules; ``rename`` is called for each state dict."""
+    """Renames modules in the versions of state dicts, and counts the changes."""
 
     def __init__(self) -> None:
         self._renamed = self._dropped = 0
 
     def rename(self, state: object, names: Mapping[str, list[str]]) -> object:
-        """Return the attributes of a state dict with the new names of its modules.
+        """Return the attributes of a state dict with its modules renamed.
 
         Args:
-            state: The attributes as they are.
-            names: What each tensor of the state dict is called now; nothing for what is gone.
+            state: Attributes of the state dict.
+            names: New names by old name of each tensor; empty for a removed one.
         """
         known = state.get(_VERSIONS_KEY) if isinstance(state, dict) else None
         if not isinstance(state, dict) or not isinstance(known, dict):
@@ -137,7 +137,7 @@ class ModuleVersions:
         return _versions_like(state, {**state, _VERSIONS_KEY: _versions_like(known, entries)})
 
     def notes(self) -> list[str]:
-        """Return what became of names, if they are others."""
+        """Return a note on renamed and removed versions, if any."""
         counts = {"renamed with the tensors": self._renamed, "left out": self._dropped}
         parts = [f"{count:,} {done}" for done, count in counts.items() if count]
         changed = counted(self._renamed + self._dropped, "module")
@@ -145,13 +145,14 @@ class ModuleVersions:
 
 
 def _new_names(known: Mapping[Any, object], names: Mapping[str, list[str]]) -> dict[Any, Any]:
-    """Return the new name of each module; None where its tensors are gone, or are no one module's now."""
+    """Return the new name of each module; None if its tensors are removed or in several modules."""
     below: dict[str, set[str | None]] = {}
     for old, given in names.items():
         steps = old.split(".")
         for depth in range(1, len(steps)):
             modules = below.setdefault(".".join(steps[:depth]), set())
-            # The new names of its tensors without their last steps; None where nothing is left.
+            # a.b.weight renamed to c.d.weight moves module a.b to c.d and a to c: as many steps are cut off
+            # the new name as the old name has below the module.
             modules.update(".".join(new.split(".")[: depth - len(steps)]) or None for new in given)
     renamed: dict[Any, Any] = {}
     for old in known:
@@ -160,7 +161,7 @@ def _new_names(known: Mapping[Any, object], names: Mapping[str, list[str]]) -> d
         elif old in below:
             modules = below[old]
             renamed[old] = next(iter(modules)) if len(modules) == 1 else None
-        else:  # a module without tensors is called as the one that it lies in
+        else:  # a module without tensors (an activation) follows its parent
             parent, _, last = old.rpartition(".")
             front = renamed.get(parent, parent)
             renamed[old] = None if front is None else f"{front}.{last}" if front else last

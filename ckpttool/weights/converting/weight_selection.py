@@ -1,4 +1,4 @@
-"""The model's tensors alone, under the names that a model expects."""
+"""Selects a model's weights, under the names that its state dict has."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ckpttool.weights.pairing.notes import training_tensors
 from ckpttool.weights.pairing.variable_names import INSIDE
 
 _WRAPPERS = ("module.", *(f"{name}." for name in sorted(INSIDE)))
-"""What DistributedDataParallel, torch.compile and FSDP put in front of a model's names."""
+"""Prefixes that DistributedDataParallel, torch.compile and FSDP add to a model's names."""
 _FILES = ("checkpoint", "ckpt", "snapshot")
-"""Keys, in lower case, of the whole of what was saved."""
+"""Keys, in lower case, of a container of the whole checkpoint."""
 _SHOWN = 3
 
 
 def only_weights(content: Content, checkpoint: Checkpoint) -> tuple[Content, list[str]]:
-    """Return the weights of a content without what lies around them, and what there is to say of it.
+    """Return only the weights of a content, and notes.
 
-    Containers that all weights lie in, and prefixes of wrappers that all have, are taken off their names.
+    Keys of containers and prefixes of wrappers that all weights share are removed from their names.
     """
     weights = [tensor for tensor in content.tensors if tensor.role is Role.WEIGHTS]
     if not weights:
@@ -61,15 +61,14 @@ def only_weights(content: Content, checkpoint: Checkpoint) -> tuple[Content, lis
 
 
 def _rest_notes(tensors: Iterable[Tensor]) -> list[str]:
-    """Return that what is no weight is left out, with the names of a few."""
     rest = [tensor for tensor in tensors if tensor.role is not Role.WEIGHTS]
     return [f"left out {training_tensors(rest)}"] if rest else []
 
 
 def _strip_containers(paths: Sequence[Path], *, is_tree: bool) -> tuple[list[Path], str]:
-    """Return paths without the keys of containers that they all begin with, and those keys.
+    """Return paths without their common keys of containers, and these keys with dots.
 
-    In a tree, whatever lies around a container that holds all of them is one, too.
+    In a tree, every key around a known container is one, too.
     """
     columns = (set(column) for column in zip(*(path[:-1] for path in paths), strict=False))
     shared = [column.pop() for column in takewhile(lambda column: len(column) == 1, columns)]
@@ -87,7 +86,7 @@ def _strip_containers(paths: Sequence[Path], *, is_tree: bool) -> tuple[list[Pat
 
 
 def _strip_wrappers(paths: Sequence[Path]) -> tuple[list[Path], str]:
-    """Return paths without the prefixes of wrappers that they all begin with, and those."""
+    """Return paths without their common prefixes of wrappers, and these prefixes."""
 
     def begins_with(path: Path, wrapper: str) -> bool:
         first = path[0]
@@ -110,7 +109,10 @@ def _strip_wrappers(paths: Sequence[Path]) -> tuple[list[Path], str]:
 def _native(
     content: Content, tensors: Iterable[Tensor], *, is_renamed: bool
 ) -> tuple[Mapping[str, bytes], list[str]]:
-    """Return what of the format's own still holds: a graph of objects does not, once names are others."""
+    """Return the format-specific parts that are still valid for the selected tensors, and notes.
+
+    TensorFlow's object graph is invalid once tensors are renamed.
+    """
     kept = {
         name: data
         for name, data in content.native.items()

@@ -1,8 +1,8 @@
-"""The layers that a checkpoint's tensors belong to, and the layout of each, if it is known.
+"""Groups a checkpoint's tensors into layers, and finds the layout of each, if possible.
 
-It is known by the configuration, program or groups in the files (``Checkpoint.layers``), the names of a
-layer's variables, or the set of their shapes, if no other layer of the framework has it. A rank alone fits
-many layers.
+The layout is known from the configuration, program or groups in the files (``Checkpoint.layers``), from the
+names of a layer's variables, or from the set of their shapes if only one type of layer has it. A rank alone
+fits many layers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ ATTENTION = {
 _VARIABLES = {one.layout: one.names for one in LAYERS.values() if one.layout and one.names}
 """Names of a layer's variables, in the order in which Keras numbers them."""
 _MAY_LACK = ((), ("bias",), ("gamma", "beta"))
-"""Variables that a layer may lack; of a batch norm with three, its kind must say which."""
+"""Sets of variables that a layer may lack. A batch norm with three variables needs ``LayerKind.missing``."""
 _LAYOUT_OF_VARIABLE = {
     "depthwise_kernel": "depthwise",
     "embeddings": "embedding",
@@ -59,7 +59,7 @@ _LAYOUT_OF_VARIABLE = {
     "beta": "norm",
 }
 _LEAST_IMAGE = 4
-"""Two places with two channels: the fewest elements that have two orders."""
+"""2 positions × 2 channels: the smallest image that has two element orders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,11 @@ class WeightLayer:
     """The tensors of one layer.
 
     Attributes:
-        place: The steps of the path to them.
+        place: Path of the layer.
         layout: Key of ``layouts.RULES``; ``named`` if only the names of the variables are known, None if
-            nothing is.
+            unknown.
         variables: The tensors by their names in the framework: ``kernel``, ``gamma``, ``_mean``.
-        sizes: Lengths of axes that are known from the layer before.
+        sizes: Lengths of the axes ``h``, ``w`` and ``c`` of a flattened image.
     """
 
     place: Steps
@@ -81,7 +81,7 @@ class WeightLayer:
 
 
 class Doubt(NamedTuple):
-    """A weight that may be in another order than PyTorch's, and why."""
+    """Weight whose elements may be in another order than PyTorch's."""
 
     tensor: Tensor
     reason: DoubtReason
@@ -89,7 +89,7 @@ class Doubt(NamedTuple):
 
 @lru_cache(maxsize=1 << 17)
 def steps_of(path: Path) -> Steps:
-    """Return the single names that a path is made of, however its format joined them."""
+    """Return the single names of a path, whichever separators its format used."""
     words = ".".join(map(str, path)).replace("_._", ".").removesuffix(":0")
     return tuple(word for word in re.split(r"[./]", words) if word)
 
@@ -119,17 +119,16 @@ def _has_keras_word(names: Iterable[str]) -> bool:
 
 
 def has_keras_word(tensor: Tensor) -> bool:
-    """Return whether a variable has a name that PyTorch's layers don't give."""
+    """Return whether a variable has a name that only Keras's layers use."""
     return _has_keras_word(steps_of(tensor.path)[-1:])
 
 
 def layout_doubts(checkpoint: Checkpoint) -> list[Doubt]:
-    """Return the weights whose elements may be in another order than PyTorch's, for all that is known.
-
-    The weights of a layer after a Flatten or before a Reshape are in another order. The configuration of a
-    model says where they are. Files of weights alone don't, and of a Dense in them only a kernel that is too
-    small for an image is certain.
-    """
+    """Return the weights whose elements may be in another order than PyTorch's."""
+    # Keras flattens an image as (h, w, c), PyTorch as (c, h, w). So the inputs of a Dense after a Flatten,
+    # and the outputs of one before a Reshape, are permuted besides being transposed. The configuration of
+    # the model shows these layers; files of weights alone don't, and then only a Dense kernel that is too
+    # small for an image is certain.
     if traits_of(checkpoint.conventions).family is Family.PADDLE:
         return []
     reasons = {
@@ -142,8 +141,8 @@ def layout_doubts(checkpoint: Checkpoint) -> list[Doubt]:
 
 
 def _doubt(layer: WeightLayer, name: str, kind: LayerKind | None) -> DoubtReason | None:
-    """Return why a variable may be in another order, if so."""
-    if kind is not None and not kind.reset_after:  # whatever its order, PyTorch has no such GRU
+    """Return the reason why a variable may be in another order, or None."""
+    if kind is not None and not kind.reset_after:  # PyTorch's GRU has only reset_after=True
         return DoubtReason(LayoutDoubt.RESET)
     if kind is not None and kind.doubt not in (None, UNWIRED):
         return kind.doubt
@@ -161,7 +160,7 @@ def _doubt(layer: WeightLayer, name: str, kind: LayerKind | None) -> DoubtReason
 
 
 def may_be_image(*lengths: int) -> bool:
-    """Return whether one of these numbers of features may be an image: places, each with channels."""
+    """Return whether one of these numbers of features may be that of a flattened image."""
     return max(lengths) >= _LEAST_IMAGE
 
 
@@ -182,7 +181,7 @@ def _keras_layer(
         and cls in (None, "EinsumDense", "MultiHeadAttention")
     ):
         variables = _by_number(group, ("kernel", "bias")) if is_numbered else _by_variable_name(group)
-        if "kernel" in variables and len(variables["kernel"].shape) == 3:  # Dense layers have such names, too
+        if "kernel" in variables and len(variables["kernel"].shape) == 3:  # a Dense may have such a name, too
             return WeightLayer(place, "attention output" if part == "out_proj" else "attention", variables)
     if traits_of(checkpoint.conventions).holds_layers and is_numbered:
         shapes = [group[str(at)].shape for at in range(len(group)) if str(at) in group]
@@ -194,18 +193,18 @@ def _keras_layer(
     variables = _by_variable_name(group)
     layout = layout if cls is not None else layout_of_names(variables)
     if layout == "dense" and any(CELL.fullmatch(step) for step in place):
-        layout = None  # TensorFlow 1 has a cell's two kernels in one
+        layout = None  # TensorFlow 1 fuses a cell's two kernels into one matrix
     return _checked_layer(place, layout, variables, stated)
 
 
 def _are_of_attention(siblings: set[str]) -> bool:
-    """Return whether there are layers for query, key and value among those of a place."""
+    """Return whether sibling layers include query, key and value."""
     names = {name.lstrip("_") for name in siblings}
     return any({f"{part}{end}" for part in ("query", "key", "value")} <= names for end in ("", "_dense"))
 
 
 def _stated_kind(checkpoint: Checkpoint, group: Mapping[str, Tensor]) -> LayerKind | None:
-    """Return the type that the files declare; that of a kernel has most facts."""
+    """Return the layer type declared in the files, with the most facts of those of its variables."""
     stated = (checkpoint.layers.get(tensor.name) for tensor in group.values())
     return max((kind for kind in stated if kind is not None), key=_count_facts, default=None)
 
@@ -215,7 +214,7 @@ def _count_facts(kind: LayerKind) -> int:
 
 
 def _numbered_names(layout: str | None, missing: Collection[str], count: int) -> tuple[str, ...]:
-    """Return the names of as many numbered variables; empty if there is no such layer."""
+    """Return the names of ``count`` numbered variables of a layer; empty if no variant has that many."""
     for lacking in _MAY_LACK:
         names = (
             name for name in _VARIABLES.get(layout or "", ()) if name not in missing and name not in lacking
@@ -240,7 +239,7 @@ def _by_variable_name(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _checked_layer(
     place: Steps, layout: str | None, variables: Mapping[str, Tensor], stated: LayerKind | None
 ) -> WeightLayer:
-    """Return a layer; its layout must fit its recurrent kernel, and the image that it flattens."""
+    """Return a layer, without a layout if a recurrent kernel's shape contradicts it."""
     if layout == "depthwise":
         variables = {"depthwise_kernel" if name == "kernel" else name: one for name, one in variables.items()}
     if layout in ("lstm", "gru", "rnn"):
@@ -255,10 +254,10 @@ def _checked_layer(
 def _flattening_layer(
     place: Steps, variables: Mapping[str, Tensor], image: tuple[int | None, ...]
 ) -> WeightLayer:
-    """Return a Dense after a Flatten, whose inputs are in another order than PyTorch flattens them."""
+    """Return a Dense after a Flatten of ``image`` (…, channels), with the sizes for its rule."""
     match image:
         case (None, int(channels)):
-            # The channels are enough: the places of the image follow each other.
+            # The number of channels is enough: h and w keep their order, so (h·w, 1, c) permutes alike.
             shape = variables["kernel"].shape if "kernel" in variables else ()
             inputs = shape[0] if shape else 0
             if not channels or inputs % channels:
@@ -266,7 +265,7 @@ def _flattening_layer(
             sizes = {"h": inputs // channels, "w": 1, "c": channels}
         case (*axes, int(last)) if sum(length != 1 for length in image) > 1:
             sizes = {"h": math.prod(length or 0 for length in axes), "w": 1, "c": last}
-        case _:  # of an unknown shape, ``layout_doubts`` has the kernel
+        case _:  # one axis: no permutation; unknown shape: ``layout_doubts`` lists the kernel
             return WeightLayer(place, "dense", variables)
     return WeightLayer(place, "flattened", variables, sizes)
 
@@ -288,7 +287,7 @@ def _paddle_layer(checkpoint: Checkpoint, place: Steps, group: dict[str, Tensor]
     weight, bias = variables.get("weight"), variables.get("bias")
     is_linear = cls in _LINEAR
     if cls is None and weight is not None and bias is not None and len(variables) == 2:
-        # Of Paddle's layers, only a linear one has a matrix and a bias as long as its last axis.
+        # Of Paddle's layers, only Linear has a matrix with a bias as long as its last axis.
         is_linear = len(weight.shape) == 2 and bias.shape == weight.shape[1:]
     return WeightLayer(place, "paddle linear" if is_linear else "named", variables)
 
@@ -297,7 +296,7 @@ def _paddle_layer(checkpoint: Checkpoint, place: Steps, group: dict[str, Tensor]
 
 
 def layout_of_shapes(shapes: list[Shape]) -> str | None:
-    """Return the layout of the only layer whose variables, numbered, have these shapes."""
+    """Return the layout of the only layer type whose numbered variables have these shapes, or None."""
     if len(shapes) in (2, 3) and (found := recurrent_layout(shapes)) is not None:
         return found
     if len(shapes) == 4 and len(shapes[0]) == 1 and len(set(shapes)) == 1:
@@ -307,12 +306,14 @@ def layout_of_shapes(shapes: list[Shape]) -> str | None:
     kernel, bias = shapes
     if len(kernel) == 2:
         return "dense" if kernel[1:] == bias else None
-    # Of rank 3, a part of an attention has such a set, too.
+    # A kernel of rank 3 may be a Conv1D's or a projection of an attention.
     return _convolution(kernel, bias) if len(kernel) in (4, 5) else None
 
 
 def recurrent_layout(shapes: list[Shape]) -> str | None:
-    """Return the layout of a recurrent layer from its kernels, and its bias where it has one."""
+    """Return the layout of a recurrent layer from the shapes of its kernels and bias, or None."""
+    # kernel (I, g·u), recurrent kernel (u, g·u): an LSTM has 4 gates, a GRU 3, a SimpleRNN 1. A GRU's bias is
+    # (2, 3u), since with reset_after=True input and recurrent biases are kept apart.
     kernel, recurrent = shapes[:2]
     if len(kernel) != 2 or len(recurrent) != 2 or kernel[1] != recurrent[1] or not recurrent[0]:
         return None
@@ -324,7 +325,9 @@ def recurrent_layout(shapes: list[Shape]) -> str | None:
 
 
 def _convolution(kernel: Shape, bias: Shape | None) -> str | None:
-    """Return the layout of a convolution by its bias; Keras 3 names a depthwise kernel alike."""
+    """Return the layout of a convolution from its kernel (k…, inner, outer) and bias, or None."""
+    # The bias has the number of outputs: the last axis of a convolution, the last but one of a transposed
+    # convolution, and their product for a depthwise one (whose kernel Keras 3 also calls ``kernel``).
     *_, inner, outer = kernel
     if bias is None:
         return "conv" if outer != 1 or inner == 1 else None
@@ -336,14 +339,14 @@ def _convolution(kernel: Shape, bias: Shape | None) -> str | None:
         "depthwise": bias == (inner * outer,),
     }
     if fits["conv"]:
-        # As a transposed one its elements lie alike; as a depthwise one, of a single channel, too.
+        # If others fit as well (square, or one channel), their rules give the same elements.
         return "conv"
     layouts = [layout for layout, is_so in fits.items() if is_so]
     return layouts[0] if len(layouts) == 1 else None
 
 
 def layout_of_names(variables: Mapping[str, Tensor]) -> str | None:
-    """Return the layout of a layer from the names of its variables."""
+    """Return the layout of a layer from the names and shapes of its variables, or None."""
     shapes = {name: tensor.shape for name, tensor in variables.items()}
     if {"kernel", "recurrent_kernel"} <= shapes.keys():
         known = [shapes[name] for name in ("kernel", "recurrent_kernel", "bias") if name in shapes]

@@ -1,8 +1,7 @@
-"""One layout for the tensors of every framework: PyTorch's, where the type of a tensor's layer is known.
+"""Conversion of the tensors of every framework to PyTorch's names and layout, by type of layer.
 
-``RULES`` is the table. A rule says for each variable of a layer what PyTorch calls it, and by which pattern
-the axes as stored become PyTorch's; a pattern has an inverse, which is the way back. What no rule knows stays
-as it is stored.
+``RULES`` is the table: for each variable of a layer, its name in PyTorch and the pattern that rearranges the
+stored axes. Patterns can be inverted for the way back. Tensors without a rule keep their names and layouts.
 
 Source: AlexanderLutsenko/nobuco ``node_converters/``, huggingface/transformers
 ``modeling_tf_pytorch_utils.py``, keras-team/keras ``layers/rnn/lstm.py`` and ``gru.py``.
@@ -48,11 +47,11 @@ class LayoutItem:
     Attributes:
         name: Name for the comparison: PyTorch's if a rule applies.
         tensor: Lazy; transposed, sliced or joined if a rule applies.
-        sources: The stored tensors that it is made of; itself alone if it is as stored.
-        rule: Text of the layout rule that was used, or None.
-        row: Index of the row of the source, if each is an item of its own.
+        sources: The stored tensors that it is made of; only itself if it is as stored.
+        rule: Text of the layout rule that was applied, or None.
+        row: Index of the source's row that this item is, or None.
         doubt: Reason why its elements may still be in another order than PyTorch's, or None.
-        back: Makes the source of a number from such a tensor; None if it is stored alike.
+        back: Inverse conversion, (tensor, index of the source) -> source; None if layouts are equal.
     """
 
     name: str
@@ -64,7 +63,9 @@ class LayoutItem:
     back: Back | None = field(default=None, compare=False, repr=False)
 
     def to_source(self, given: Tensor, at: int = 0) -> Tensor:
-        """Return source number ``at``, were ``given`` this item: the way back; of a row, a matrix of one row.
+        """Return ``given``, which is in this item's layout, converted back to the layout of source ``at``.
+
+        An item that is one row of its source gives a matrix of one row.
 
         Raises:
             Unfit: Its shape is not the item's.
@@ -78,13 +79,13 @@ class LayoutItem:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Conversion of one variable to PyTorch.
+    """Conversion of one variable to a tensor of PyTorch.
 
     Attributes:
-        leaf: Its name in PyTorch, below the layer.
-        ways: The pattern for each number of axes; no entry keeps the layout.
+        leaf: Its name in PyTorch, relative to the layer.
+        ways: Pattern by number of axes; empty if the layouts are equal.
         sizes: Lengths of named axes that don't follow from the shape.
-        row: Index of the row of the stored tensor, if each is a tensor of its own.
+        row: Index of the row of the stored tensor that becomes this tensor, or None for all of it.
     """
 
     leaf: str
@@ -95,9 +96,12 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class LayoutRule:
-    """The layout of one type of layer, in words and for each of its variables.
+    """Layout of one type of layer.
 
-    ``modules`` are PyTorch's classes whose weights are meant.
+    Attributes:
+        text: The rule in words, for notes.
+        turns: Conversions by variable of the other framework.
+        modules: Classes of PyTorch whose weights the rule makes.
     """
 
     text: str
@@ -112,13 +116,17 @@ CONVOLUTIONS = {
 }
 _DEPTHWISE = {3: pattern("k c m -> (c m) 1 k"), 4: pattern("h w c m -> (c m) 1 h w")}
 _MATRIX = {2: pattern("i o -> o i")}
-_RESET_FIRST = (1, 0, 2)  # Keras has a GRU's gates in the order z, r, h; PyTorch in r, z, n
+# LSTM gates have the same order in both frameworks (i, f, g, o = i, f, c, o), so a transpose is enough. A
+# GRU's gates are z, r, h in Keras and r, z, n in PyTorch: the axis ``g`` is permuted. Its bias (2, 3u) has a
+# row for the input and one for the recurrent kernel, which PyTorch stores as two vectors.
+_RESET_FIRST = (1, 0, 2)
 _GATES = {2: pattern("i (g u) -> (g u) i", _RESET_FIRST)}
 _THREE = {"g": 3}
 DENSE = "Dense kernel (I, O) = Linear weight (O, I)"
 CONVOLUTION = "convolution kernel (k…, I, O) = weight (O, I, k…)"
 FLATTENED = "Dense kernel after a flatten (H·W·C, O) = Linear weight (O, C·H·W)"
 
+# Keras flattens channels last, PyTorch channels first: beyond the transpose, the inputs change order.
 FLATTEN = pattern("(h w c) o -> o (c h w)")
 _NORM = {"gamma": (Turn("weight"),), "beta": (Turn("bias"),)}
 _STATISTICS = {"moving_mean": (Turn("running_mean"),), "moving_variance": (Turn("running_var"),)}
@@ -209,15 +217,15 @@ _DIRECTION = re.compile(r"(?P<forward>forward|backward)_.+")
 
 
 def stored_item(tensor: Tensor) -> LayoutItem:
-    """Return a tensor as it is."""
+    """Return the item of a tensor as stored."""
     return LayoutItem(tensor.name, tensor, (tensor,))
 
 
 def torch_layout_items(checkpoint: Checkpoint) -> list[LayoutItem]:
-    """Return the tensors in PyTorch's layout and by PyTorch's names, where rules say how.
+    """Return the tensors with PyTorch's layouts and names, if rules apply.
 
-    One tensor may give several items: a GRU's bias. The three parts of an attention's input, and the two
-    biases of an LSTM, are put together by ``fuse_split_parameters`` if the other side has them in one.
+    A GRU's bias gives two items. Parameters that the other side has fused (an attention's input projections,
+    an LSTM's biases) are fused by ``fuse_split_parameters``.
     """
     converted: dict[int, list[LayoutItem]] = {}
     for layer in layers_of(checkpoint):
@@ -227,7 +235,7 @@ def torch_layout_items(checkpoint: Checkpoint) -> list[LayoutItem]:
                 items = [_turned_item(tensor, layer, rule, turn) for turn in turns]
                 converted[id(tensor)] = [one for one in items if one is not None] or [stored_item(tensor)]
             elif layer.layout is not None and steps_of(tensor.path) != (path := _torch_path(layer, name)):
-                # What is called alike in both: a numbered bias.
+                # No rule for this variable, since both frameworks name it alike; in the file it had a number.
                 converted[id(tensor)] = [_named_item(tensor, path, None)]
     for doubt in layout_doubts(checkpoint):
         doubtful = converted.get(id(doubt.tensor), [stored_item(doubt.tensor)])
@@ -236,14 +244,14 @@ def torch_layout_items(checkpoint: Checkpoint) -> list[LayoutItem]:
 
 
 def torch_name_items(checkpoint: Checkpoint) -> list[LayoutItem]:
-    """Return the tensors as they are stored, by PyTorch's names: enough where both sides hold them alike."""
+    """Return the tensors with PyTorch's names and the stored layouts."""
     first = {id(item.sources[0]): item for item in reversed(torch_layout_items(checkpoint))}
     named = ((tensor, first[id(tensor)]) for tensor in checkpoint.tensors)
     return [_named_item(tensor, item.tensor.path, item.rule, item.name) for tensor, item in named]
 
 
 def _turned_item(tensor: Tensor, layer: WeightLayer, rule: LayoutRule, turn: Turn) -> LayoutItem | None:
-    """Return the converted variable, or None if its shape isn't the rule's."""
+    """Return the converted variable, or None if its shape doesn't fit the rule."""
     path = _torch_path(layer, turn.leaf)
     if not turn.ways:
         return _named_item(tensor, path, None if path == steps_of(tensor.path) else rule.text)
@@ -269,7 +277,7 @@ def _named_item(tensor: Tensor, path: Path, rule: str | None, name: str | None =
 
 
 def _torch_path(layer: WeightLayer, leaf: str) -> Steps:
-    """Return the path in PyTorch, which has no step for a cell or its direction."""
+    """Return the path in PyTorch, which has no level for a recurrent layer's cell or direction."""
     place, last = layer.place, tuple(leaf.split("."))
     if layer.layout in ("lstm", "gru", "rnn"):
         if place and CELL.fullmatch(place[-1]):
@@ -282,7 +290,7 @@ def _torch_path(layer: WeightLayer, leaf: str) -> Steps:
     return (*place, *last)
 
 
-# Parameters that one side holds in one tensor and the other in several ------------------------------
+# Parameters that are one tensor in one framework and several in the other ---------------------------
 
 
 SUMMED = "LSTM bias = bias_ih + bias_hh"
@@ -293,9 +301,9 @@ _BIAS = re.compile(r"(?P<place>(?:.+\.)?)bias_(?P<part>ih|hh)(?P<layer>_l\d+(?:_
 
 
 def fuse_split_parameters(items: Iterable[LayoutItem], others: Iterable[LayoutItem]) -> list[LayoutItem]:
-    """Return one side's items, of which those are put together that the other side has in one.
+    """Return one side's items, with those fused that the other side has fused.
 
-    An attention's query, key and value become ``in_proj``; two biases of an LSTM become their sum.
+    An attention's query, key and value projections become ``in_proj``; an LSTM's two biases their sum.
     """
     fused, leaves = list(items), {item.name.rpartition(".")[2] for item in others}
     if {"in_proj_weight", "in_proj_bias"} & leaves:
@@ -306,11 +314,11 @@ def fuse_split_parameters(items: Iterable[LayoutItem], others: Iterable[LayoutIt
 
 
 def fuse_attention_inputs(items: list[LayoutItem], wanted: Collection[int] | None = None) -> list[LayoutItem]:
-    """Return items of which each query, key and value are one ``in_proj``, where their shapes allow it.
+    """Return items with each triple of query, key and value fused into ``in_proj``, if the shapes fit.
 
     Args:
-        items: All of them.
-        wanted: The ``id`` of those that are asked for; None: all.
+        items: All items of one side.
+        wanted: ``id`` of the items that may be fused; None for all.
     """
     parts: dict[tuple[str, str], dict[str, LayoutItem]] = {}
     for item in items:
@@ -326,7 +334,7 @@ def fuse_attention_inputs(items: list[LayoutItem], wanted: Collection[int] | Non
 
 
 def sum_lstm_biases(items: list[LayoutItem]) -> list[LayoutItem]:
-    """Return items of which both biases of an LSTM are their sum."""
+    """Return items with the two biases of each LSTM replaced by their sum."""
     parts: dict[tuple[str, str], dict[str, LayoutItem]] = {}
     recurrent = {item.name: item.tensor.shape for item in items if ".weight_hh" in f".{item.name}"}
     for item in items:
@@ -335,7 +343,7 @@ def sum_lstm_biases(items: list[LayoutItem]) -> list[LayoutItem]:
     fused = {}
     for (place, layer), members in parts.items():
         shape = recurrent.get(f"{place}weight_hh{layer}", ())
-        is_gru = len(shape) == 2 and shape[0] == 3 * shape[1]  # which keeps its biases apart
+        is_gru = len(shape) == 2 and shape[0] == 3 * shape[1]  # keeps its two biases apart in Keras, too
         if members.keys() == {"ih", "hh"} and not is_gru:
             path = steps_of((f"{place}bias{layer}",))
             fused.update(_fuse_members([members["ih"], members["hh"]], path, SUMMED))
@@ -343,7 +351,7 @@ def sum_lstm_biases(items: list[LayoutItem]) -> list[LayoutItem]:
 
 
 def _fuse_members(members: list[LayoutItem], path: Steps, rule: str) -> dict[int, LayoutItem | None]:
-    """Return the replacement of each member: the whole for the first, None for the others."""
+    """Return a replacement by ``id`` of member: the fused item for the first, None for the others."""
     tensors = [item.tensor for item in members]
     try:
         tensor = concatenate(tensors, path) if rule is JOINED else add_tensors(tensors[0], tensors[1], path)
@@ -353,10 +361,10 @@ def _fuse_members(members: list[LayoutItem], path: Steps, rule: str) -> dict[int
     places = [(number, at) for number, item in enumerate(members) for at in range(len(item.sources))]
 
     def back(given: Tensor, at: int) -> Tensor:
-        if rule is not JOINED:  # all of a sum is the first one, and nothing the second
+        if rule is not JOINED:  # a sum is given back as (sum, zeros)
             return given if at == 0 else zeros(given, given.path)
         number, inner = places[at]
-        member = members[number]  # its rows, in its own layout
+        member = members[number]
         return member.to_source(cut(given, sum(rows[:number]), rows[number], member.tensor.path), inner)
 
     whole = LayoutItem(

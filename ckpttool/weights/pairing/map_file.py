@@ -1,7 +1,4 @@
-"""The map file: which tensor of the first side is which of the second, if no convention says it.
-
-Its rules say which names they mean, how tensors are converted, and which pairs they make.
-"""
+"""The user's map file: reads and validates it, and applies its rules to pair or convert tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ from ckpttool.weights.pairing.rearrangement import (
 )
 
 MAX_BYTES = 1 << 24
-"""Of a map: a program may write it, one line a tensor."""
+"""Size limit of a map file; programs may generate one line per tensor."""
 
 Rule = Literal["as-is", "dense", "conv", "flatten", "transpose", "permute"]
 
@@ -43,19 +40,19 @@ _DIRECTED_TEXT = ", ".join(f'"{rule}"' for rule in _DIRECTED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRule:
-    """How tensors of the first side become tensors of the second one.
+    """Table ``[[tensor]]``: conversion of tensors of the first side to tensors of the second one.
 
     Attributes:
-        place: Its place in the map file.
-        sources: Globs of names of the first side; what the stars of the first take is put into the others.
-        targets: Names of the second side, with a star for each of those.
-        rule: What is done to each of the first side's.
-        shape: Of ``flatten``: (C, H, W) of what was flattened.
-        axes: Of ``permute``: as NumPy's ``transpose`` has them.
-        inverse: Whether the rule is followed backwards; None: where only the first side is PyTorch's.
-        join: The axis along which several become one, or None.
-        split: The axis along which one is cut into several, or None.
-        sizes: How long each of these is; (): equally long, or as the second side has them.
+        place: Its place in the map file, for errors.
+        sources: Globs of names of the first side; the texts that the first one's stars match fill the others.
+        targets: Names of the second side, with the same number of stars.
+        rule: Conversion of each source.
+        shape: For ``flatten``: shape (C, H, W) of the flattened image.
+        axes: For ``permute``: axes as in ``numpy.transpose``.
+        inverse: Whether the rule is applied backwards; None: if only the first side is PyTorch's.
+        join: Axis along which sources are concatenated, or None.
+        split: Axis along which the source is split, or None.
+        sizes: Lengths of the parts; (): equal lengths, or the lengths on the second side.
     """
 
     place: str
@@ -71,19 +68,19 @@ class TensorRule:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether a tensor stays as it is."""
+        """Whether the rule only renames."""
         return (self.rule, self.join, self.split) == ("as-is", None, None)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorMap:
-    """Content of a map file; its names are those in the files.
+    """Content of a map file, with names as in the checkpoints' files.
 
     Attributes:
-        path: The map file.
-        names: From name or glob of the first side to name of the second, with the same stars.
-        tensors: Rules for tensors that are held in different ways.
-        drop: Globs of names of the first side that have no counterpart.
+        path: Path of the map file.
+        names: Name on the second side by name or glob on the first side, with equally many stars.
+        tensors: Rules for tensors whose layouts differ.
+        drop: Globs of names on the first side that have no counterpart.
     """
 
     path: str
@@ -92,7 +89,6 @@ class TensorMap:
     drop: tuple[str, ...] = ()
 
     def wrong(self, place: str, problem: str) -> UsageError:
-        """Return the error for a problem at a place."""
         return UsageError(f"{self.path}[{place}]: {problem}")
 
 
@@ -100,7 +96,7 @@ def read_map(path: str) -> TensorMap:
     """Return the content of a map file."""
     try:
         tables = parse_toml(_read_bytes(path).decode())
-    except ValueError as failure:  # no UTF-8 is one too
+    except ValueError as failure:  # includes UnicodeDecodeError
         if isinstance(failure, UsageError):
             raise
         raise UsageError(f"{path} is not valid TOML: {failure}") from failure
@@ -245,7 +241,7 @@ Becomes = Callable[[LayoutItem], list[LayoutItem]]
 
 
 class SideNames:
-    """The names of one side's tensors, in their order.
+    """Names of one side's tensors, in their order.
 
     Attributes:
         twice: Names that several tensors have.
@@ -259,7 +255,7 @@ class SideNames:
         return name in self._count
 
     def find(self, glob: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Yield the names that a glob matches, each with the texts that its stars matched."""
+        """Yield the names that match a glob, each with the texts matched by the stars."""
         if "*" not in glob:
             yield from [(glob, ())] if glob in self._count else []
             return
@@ -271,7 +267,7 @@ class SideNames:
     def find_groups(
         self, rule: TensorRule, is_taken: Callable[[str], bool]
     ) -> Iterator[tuple[list[str], list[str]]]:
-        """Yield the names that a rule takes together, unless taken already, and those that it gives."""
+        """Yield (source names, target names) for each match of a rule whose first source isn't taken."""
         for first, captured in self.find(rule.sources[0]):
             if not is_taken(first):
                 names = [first, *(fill_stars(name, captured) for name in rule.sources[1:])]
@@ -279,7 +275,7 @@ class SideNames:
 
 
 def fill_stars(name: str, captured: Sequence[str]) -> str:
-    """Return a name with its stars replaced by the texts that others matched."""
+    """Return a name with its stars replaced by the captured texts."""
     rest = iter(captured)
     return "".join(next(rest) if part == "*" else part for part in re.split(r"(\*)", name))
 
@@ -292,14 +288,14 @@ def apply_rule(
     flip: bool,
     rows: Sequence[int] = (),
 ) -> list[Tensor]:
-    """Apply a rule to tensors, and return the results under the paths that it gives.
+    """Return the tensors that a rule makes of its sources, lazily.
 
     Args:
-        tensors: What it takes together.
-        rule: What is done.
-        paths: What the results are called.
-        flip: Whether rules that lead to PyTorch's layout go backwards where the map doesn't say it.
-        rows: How long the parts are that one is cut into; as the map says, or equally long, if empty.
+        tensors: Sources of one match of the rule.
+        rule: Rule of the map.
+        paths: Paths of the results.
+        flip: Whether rules for PyTorch's layout are applied backwards unless ``inverse`` is set.
+        rows: Lengths of the parts of a split on the other side; if empty, the map's sizes or equal lengths.
 
     Raises:
         Unfit: The rule doesn't fit the tensors.
@@ -347,13 +343,13 @@ def _pattern_of(rule: TensorRule, axes: int) -> Pattern | None:
 def apply_map(
     unpaired: Unpaired, tensor_map: TensorMap, layouts: tuple[Becomes, Becomes], *, flip: bool
 ) -> list[LayoutItem]:
-    """Pair the tensors that a map names; return those for whose new names the other side has no tensor.
+    """Pair the tensors that a map names; return those whose new name doesn't exist on the other side.
 
     Args:
-        unpaired: Both sides as stored.
-        tensor_map: What the map says.
-        layouts: For either side, converts a stored tensor to PyTorch's layout.
-        flip: Whether rules that lead to PyTorch's layout are followed backwards.
+        unpaired: Tensors of both sides as stored.
+        tensor_map: The map.
+        layouts: For each side, the conversion of a stored tensor to PyTorch's layout.
+        flip: Whether rules for PyTorch's layout are applied backwards unless ``inverse`` is set.
     """
     mapped = _MapPairs(unpaired, tensor_map)
     for rule in tensor_map.tensors:
@@ -373,11 +369,17 @@ def apply_map(
 
 
 class _MapPairs:
-    """The pairs of a map as they come up; each tensor is in one, as a whole."""
+    """Pairs made by the rules of a map so far; a tensor is used at most once.
+
+    Attributes:
+        pairs: The pairs.
+        aside: Tensors of the first side that are dropped or have no counterpart.
+        used: ``id`` of the tensors of each side that a rule has taken.
+    """
 
     def __init__(self, unpaired: Unpaired, tensor_map: TensorMap) -> None:
         self._map = tensor_map
-        # Of several tensors of one name, the first.
+        # If several tensors have one name, the first; rules that name it are refused.
         self._a, self._b = (
             {item.tensor.name: item for item in reversed(side)} for side in (unpaired.a, unpaired.b)
         )
@@ -388,13 +390,13 @@ class _MapPairs:
         self.used: tuple[set[int], set[int]] = (set(), set())
 
     def follow(self, rule: TensorRule, flip: bool) -> None:
-        """Follow one ``[[tensor]]``."""
+        """Apply one ``[[tensor]]`` table."""
 
         def is_taken(name: str) -> bool:
             return id(self._a[name].tensor) in self.used[0]
 
         matched = 0
-        for names, targets in self._names[0].find_groups(rule, is_taken):  # the first table decides
+        for names, targets in self._names[0].find_groups(rule, is_taken):  # the first table that matches wins
             first = names[0]
             self._require_single(rule.place, names, targets)
             sources = [self._get(rule.place, self._a, name, "first") for name in names]
@@ -415,7 +417,7 @@ class _MapPairs:
             raise self._map.wrong(rule.place, self._none(rule.sources[0]))
 
     def rename(self, glob: str, name: str, layouts: tuple[Becomes, Becomes]) -> None:
-        """Follow one line of ``[names]``."""
+        """Apply one line of ``[names]``."""
         place = f'names."{glob}"'
         matched = 0
         for source, captured in self._names[0].find(glob):
@@ -439,7 +441,7 @@ class _MapPairs:
             raise self._map.wrong(place, self._none(glob))
 
     def drop(self, glob: str) -> None:
-        """Follow one name of ``drop``."""
+        """Apply one glob of ``drop``."""
         items = [self._a[name] for name, _ in self._names[0].find(glob)]
         items = [item for item in items if id(item.tensor) not in self.used[0]]
         if not items:
@@ -457,7 +459,7 @@ class _MapPairs:
         return side[name]
 
     def _require_single(self, place: str, sources: Sequence[str], targets: Sequence[str]) -> None:
-        """Require that each name is one tensor's alone."""
+        """Require that each name belongs to one tensor."""
         for names, side, which in (
             (sources, self._names[0], "first"),
             (targets, self._names[1], "second"),
@@ -481,7 +483,7 @@ class _MapPairs:
 
 def _torch_item(item: LayoutItem, layouts: Becomes) -> LayoutItem:
     converted = layouts(item)
-    return converted[0] if len(converted) == 1 else item  # what becomes several is compared as stored
+    return converted[0] if len(converted) == 1 else item  # one that becomes several is compared as stored
 
 
 def _mapped_items(

@@ -1,4 +1,4 @@
-"""Notes on how a pairing came about, as sentences; names are those in the files."""
+"""Notes on how tensors were paired, as sentences with the names in the files."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ckpttool.weights.pairing.variable_names import INSIDE
 
 _SHOWN = 3
 _TURNS = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
-"""Axes of a kernel in another framework's layout, by its rank."""
+"""Permutation of a kernel's axes between frameworks, by rank."""
 
 
 def display_name(item: LayoutItem) -> str:
-    """Return the name of a tensor in its file; of tensors that a rule joins, the name of the whole."""
+    """Return the name of a tensor in its file, or the name of the whole if it is fused from several."""
     return item.sources[0].name if len(item.sources) == 1 else item.name
 
 
 def notes_of(
     pairs: Sequence[Pair], clashes: Iterable[Clash], unpaired: Unpaired, crossed: Sequence[Pair] = ()
 ) -> list[str]:
-    """Return how names were read, which parts of them were ignored, and which are ambiguous."""
+    """Return notes on mapped names, ignored prefixes, equated words, crossed contents and ambiguous names."""
     by_map = [pair for pair in pairs if pair.how == "map"]
     by_convention = [pair for pair in pairs if pair.how == "convention"]
     named = [pair for pair in by_convention if not _is_by_number(pair)]
@@ -49,14 +49,14 @@ def _pair_list(pairs: Sequence[Pair], between: str) -> str:
 
 
 def _is_by_number(pair: Pair) -> bool:
-    """Return whether a pair is of an optimizer's variables of which one has only a number in Keras's list."""
+    """Return whether a pair has an optimizer variable of Keras's numbered list on one side only."""
     paths = [steps_of(item.sources[0].path) for item in (pair.a, pair.b)]
     a, b = (steps[-2:-1] == ("vars",) and steps[-1].isdecimal() for steps in paths)
     return pair.a.tensor.role is Role.OPTIMIZER and a != b
 
 
 def _prefix_notes(pairs: Iterable[Pair]) -> list[str]:
-    """Return which prefixes of names were left out, the most frequent first."""
+    """Return notes on ignored prefixes, the most frequent first."""
     counts = Counter(_differing_prefixes(pair) for pair in pairs)
     del counts["", ""]
     notes = []
@@ -71,7 +71,7 @@ def _prefix_notes(pairs: Iterable[Pair]) -> list[str]:
 
 
 def _differing_prefixes(pair: Pair) -> tuple[str, str]:
-    """Return the prefix of either name that the other lacks."""
+    """Return the part before the common suffix of the two module paths, per side."""
     modules = [steps_of(item.tensor.path)[:-1] for item in (pair.a, pair.b)]
     ours, theirs = ([step for step in steps if step not in INSIDE] for steps in modules)
     shared = 0
@@ -87,7 +87,7 @@ def _differing_prefixes(pair: Pair) -> tuple[str, str]:
 
 
 def _word_notes(pairs: Iterable[Pair]) -> list[str]:
-    """Return which words for one thing were taken for each other, where no layout rule says it."""
+    """Return a note on variable names that were equated without a layout rule."""
     by_name = [pair for pair in pairs if pair.a.rule is None and pair.b.rule is None]
     leaves = [(_last_step(pair.a), _last_step(pair.b)) for pair in by_name]
     other = [pair for pair in leaves if pair[0] != pair[1] and not any(map(str.isdecimal, pair))]
@@ -102,7 +102,7 @@ def _last_step(item: LayoutItem) -> str:
 
 
 def _clash_notes(clashes: Iterable[Clash], unpaired: Unpaired) -> list[str]:
-    """Return the ambiguous names of tensors that are still unpaired."""
+    """Return notes on ambiguous names of tensors that are still unpaired."""
     alone = {id(item) for item in (*unpaired.a, *unpaired.b)}
     notes = []
     for clash in clashes:
@@ -116,12 +116,12 @@ def _clash_notes(clashes: Iterable[Clash], unpaired: Unpaired) -> list[str]:
 
 
 def non_weight_notes(side: str, items: Sequence[LayoutItem]) -> list[str]:
-    """Return that tensors are left out because they are no weights, with the names of a few."""
+    """Return a note on tensors that were skipped because they aren't weights."""
     return [f"skipped {training_tensors(item.tensor for item in items)} in {side}"] if items else []
 
 
 def training_tensors(tensors: Iterable[Tensor]) -> str:
-    """Return how many tensors of an optimizer there are, and the names of others that are no weights."""
+    """Return the number of optimizer tensors, and the number and first names of other tensors, as text."""
     roles = [(tensor.role, tensor.name) for tensor in tensors]
     others = [name for role, name in roles if role is not Role.OPTIMIZER]
     optimizer = len(roles) - len(others)
@@ -134,7 +134,7 @@ def training_tensors(tensors: Iterable[Tensor]) -> str:
 
 
 def unknown_layouts(pairs: Iterable[Pair], a: Checkpoint, b: Checkpoint) -> list[str]:
-    """Return the matrices that were compared as stored because their layers are not known."""
+    """Return a note on matrices that were compared as stored because their layers are unknown."""
     names = [name for pair in pairs if pair.how != "content" for name in _unknown_matrices(pair, a, b)]
     if not names:
         return []
@@ -142,12 +142,12 @@ def unknown_layouts(pairs: Iterable[Pair], a: Checkpoint, b: Checkpoint) -> list
 
 
 def split_undecided(pairs: Iterable[Pair], a: Checkpoint, b: Checkpoint) -> tuple[list[Pair], list[Pair]]:
-    """Return the pairs that can be compared, and those whose layouts may differ unnoticed."""
+    """Return the pairs that can be compared, and those whose layouts may differ."""
     decided: list[Pair] = []
     undecided: list[Pair] = []
     for pair in pairs:
         is_doubtful = pair.doubt is not None and pair.a.tensor.size == pair.b.tensor.size
-        # A kernel that has the shape that it has in the other layout, too, and other elements there.
+        # A square kernel has one shape in both layouts, so comparing it as stored would succeed and be wrong.
         shape, turn = pair.a.tensor.shape, _TURNS.get(len(pair.a.tensor.shape))
         fits_both = turn is not None and shape == pair.b.tensor.shape == tuple(shape[axis] for axis in turn)
         fits_both = fits_both and max(shape[0], shape[-1]) > 1
@@ -157,7 +157,7 @@ def split_undecided(pairs: Iterable[Pair], a: Checkpoint, b: Checkpoint) -> tupl
 
 
 def _unknown_matrices(pair: Pair, a: Checkpoint, b: Checkpoint) -> list[str]:
-    """Return the names of a pair's matrix where it may be transposed, if its layer is not known."""
+    """Return the names of a pair's tensors that may be transposed since their layers are unknown."""
     is_one_family = traits_of(a.conventions).family == traits_of(b.conventions).family
     if is_one_family or pair.how == "map" or pair.a.rule is not None or pair.b.rule is not None:
         return []

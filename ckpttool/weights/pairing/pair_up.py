@@ -1,7 +1,7 @@
-"""Which tensor of one checkpoint is which of another: by map, name, convention, content, shape.
+"""Pairs the tensors of two checkpoints: by map, name, convention, content and shape, in this order.
 
-Each way pairs what those before it have left, and only where it is sure: what a convention can't tell apart,
-it doesn't pair. Roles pair with roles.
+Each step pairs tensors that the steps before it left unpaired, and only if they are unambiguous to it.
+Weights pair with weights, and optimizer state with optimizer state.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class PairingOptions:
     """Options of a pairing.
 
     Attributes:
-        layout: Whether tensors are brought to one layout by rules, or compared as stored.
+        layout: ``auto`` brings tensors to one layout by rules, ``as-is`` compares them as stored.
         mapping: The user's map file.
-        rename: Whether renames are looked for, by content and by shape.
-        content: Whether renames are found by equal content; otherwise by the variables of layers.
-        only: Whether all tensors are paired, or the model's alone.
-        ignore: Globs of names; what they match is left out on both sides.
+        rename: Whether renamed tensors are paired, by content and by shape.
+        content: Whether renames are found by content; otherwise by the variables of layers.
+        only: Whether all tensors are paired, or only the model's weights.
+        ignore: Globs of names that are left out on both sides.
     """
 
     layout: Layout = "auto"
@@ -83,21 +83,20 @@ class PairingOptions:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """The tensors that are compared with each other.
+    """Result of ``pair_up``.
 
     Attributes:
         pairs: In the order of the first checkpoint.
         removed: Tensors of the first checkpoint alone.
         added: Tensors of the second one alone.
-        bookkeeping: Tensors of one of them alone that only its framework needs.
-        notes: Sentences on how they were paired, with names as in the files.
-        crossed: The names, as the files have them, of those pairs that only content made, and that stand in
-            another order on either side.
-        undecided: Pairs of which nobody knows whether both sides are in one order: by a rule that may be the
-            wrong one (``doubt``), or as stored, where one may be the other transposed. Not in ``pairs``.
-        unmatched: Those globs of what is to be ignored that no tensor's name matches.
-        ordered: Those pairs of layers that are alike of which only their order tells which is which.
-        seconds: Tensors of the second one that are another by a second name, and the name that is paired.
+        bookkeeping: Unpaired tensors that only their framework needs, such as ``num_batches_tracked``.
+        notes: Sentences on how tensors were paired, with names as in the files.
+        crossed: Names in the files of pairs made by content alone whose order differs between the sides.
+        undecided: Pairs that may hold their elements in different orders: the rule may be the wrong one
+            (``doubt``), or one side may be the other transposed. Not in ``pairs``.
+        unmatched: Globs of ``PairingOptions.ignore`` that match no tensor.
+        ordered: Pairs of identical layers that were told apart by their order only.
+        seconds: Tensors of the second checkpoint with the other name under which they are paired.
     """
 
     pairs: tuple[Pair, ...]
@@ -113,27 +112,29 @@ class Pairing:
 
 
 def pair_up(a: Checkpoint, b: Checkpoint, options: PairingOptions = PairingOptions()) -> Pairing:
-    """Return which tensor of ``a`` is which of ``b``.
+    """Return the pairing of the tensors of ``a`` and ``b``.
 
-    Where content is looked at and can't be read, it tells nothing; whoever compares the tensors finds out.
+    Unreadable tensors aren't paired by content; their errors are raised when they are compared.
 
     Raises:
-        UsageError: A rule of the map matches nothing, names what is several tensors' name, or two rules give
-            one name.
+        UsageError: A rule of the map matches nothing, uses a name that several tensors have, or two rules
+            give one name.
     """
     families = traits_of(a.conventions).family, traits_of(b.conventions).family
     across = families[0] != families[1]
-    # Two of one other family hold their tensors alike: names become PyTorch's, and layouts stay.
+    # Two checkpoints of one family have the same layouts: their names become PyTorch's, and nothing is
+    # transposed. Two of PyTorch need neither.
     names_only = not across and families[0] is not Family.TORCH
     notes: list[str] = []
     ours, theirs = (_participants(one, side, options, notes) for one, side in ((a, "A"), (b, "B")))
     unpaired = Unpaired(ours, theirs)
 
-    # From what is certain to what is likely: the map, names, conventions, and at last content or layers.
+    # From certain to likely. Names as stored are paired before the conversion only within a family; across
+    # families, equal names may have different layouts. The second run pairs names as PyTorch has them.
     layouts = tuple(_Layouts(one, options, names_only=names_only).of for one in (a, b))
     aside: list[LayoutItem] = []
     if options.mapping is not None:
-        flip = families[0] is Family.TORCH and across  # rules that lead to PyTorch's layout go backwards
+        flip = families[0] is Family.TORCH and across  # apply the map's rules for PyTorch's layout backwards
         aside = apply_map(unpaired, options.mapping, (layouts[0], layouts[1]), flip=flip)
     pair_copies(unpaired, (a.conventions, b.conventions))
     if not across or options.layout == "as-is":
@@ -181,13 +182,13 @@ def pair_up(a: Checkpoint, b: Checkpoint, options: PairingOptions = PairingOptio
     )
 
 
-# Who takes part ---------------------------------------------------------------------------------------
+# Participants -----------------------------------------------------------------------------------------
 
 
 def _participants(
     checkpoint: Checkpoint, side: str, options: PairingOptions, notes: list[str]
 ) -> list[LayoutItem]:
-    """Return the tensors that take part, as stored."""
+    """Return the tensors to be paired, as stored."""
     items = [stored_item(tensor) for tensor in checkpoint.tensors]
     if options.only == "weights":
         notes += non_weight_notes(side, [item for item in items if item.tensor.role is not Role.WEIGHTS])
@@ -199,7 +200,7 @@ def _participants(
 
 
 def _weights_of_model(items: Iterable[LayoutItem]) -> list[LayoutItem]:
-    """Return the weights under the model's names: without the key that its state dict has."""
+    """Return the weights, without the container key that holds the state dict if all are in one."""
     weights = [item for item in items if item.tensor.role is Role.WEIGHTS]
     containers = {item.tensor.path[0] if len(item.tensor.path) > 1 else None for item in weights}
     if len(containers) != 1 or any(bare_name(one.tensor) == torch_name(one.tensor) for one in weights):
@@ -225,7 +226,7 @@ def _bookkeeping_items(
     checkpoint: Checkpoint,
     across: bool,
 ) -> Iterator[tuple[Literal["a", "b"], LayoutItem]]:
-    """Yield unpaired tensors that only their framework needs, or that are copies of paired ones."""
+    """Yield unpaired tensors that only their framework needs, and copies of paired ones."""
     copies = copies_among(items, compared, checkpoint.conventions)
     for item in items:
         if id(item) in copies or is_bookkeeping(item.sources[0], checkpoint.conventions, across=across):
@@ -240,9 +241,9 @@ def _positions(items: list[LayoutItem]) -> dict[int, int]:
 
 
 class _Layouts:
-    """What each stored tensor of a checkpoint becomes in PyTorch's layout; found out when first asked.
+    """Conversion of a checkpoint's tensors to PyTorch's layout, computed on first use.
 
-    With ``names_only`` its name becomes PyTorch's, and nothing else.
+    ``names_only`` converts the names and keeps the layouts.
     """
 
     def __init__(self, checkpoint: Checkpoint, options: PairingOptions, *, names_only: bool) -> None:
@@ -251,7 +252,7 @@ class _Layouts:
         self._items = torch_name_items if names_only else torch_layout_items
 
     def of(self, item: LayoutItem) -> list[LayoutItem]:
-        """Return the items that a stored tensor becomes."""
+        """Return the converted items of a stored tensor."""
         items = self._by_source.get(id(item.tensor), [item]) if self._follows_rules else [item]
         return [item] if len(items) == 1 and items[0].tensor is item.tensor else items
 
@@ -264,14 +265,16 @@ class _Layouts:
 
 
 def _convert_layouts(unpaired: Unpaired, of_a: Becomes, of_b: Becomes) -> None:
-    """Bring the rest of both sides to one layout, and fuse parameters that either side has in one."""
+    """Convert the unpaired to PyTorch's layout, and fuse parameters that the other side has fused."""
     a = [made for item in unpaired.a for made in of_a(item)]
     b = [made for item in unpaired.b for made in of_b(item)]
     unpaired.a, unpaired.b = fuse_split_parameters(a, b), fuse_split_parameters(b, a)
 
 
 def _as_stored_if_alike(pair: Pair, *, names_only: bool) -> Pair:
-    """Return a pair as stored if both sides hold it alike: no rule can be wrong, and it is read faster."""
+    """Return the pair without layout rules if both sides have the same layout."""
+    # Stored bytes can then be compared as they are, which is faster, and a wrong rule can't matter. Of two
+    # Dense kernels, one may be known to follow a Flatten and the other not: both are stored as (I, O).
     a, b = pair.a, pair.b
     if len(a.sources) != 1 or len(b.sources) != 1 or (pair.how == "map" and names_only):
         return pair
@@ -287,7 +290,7 @@ def _as_stored_if_alike(pair: Pair, *, names_only: bool) -> Pair:
 
 
 def _pair_equal_names(unpaired: Unpaired) -> None:
-    """Pair equal names, two tensors of one name by their keys; a tensor of unknown role, with any."""
+    """Pair equal names: first equal paths, then names of one role, then names of unknown role with any."""
 
     def serve_others(a: LayoutItem, b: LayoutItem) -> bool:
         return a.tensor.role is not b.tensor.role and Role.OTHER not in (a.tensor.role, b.tensor.role)
@@ -302,7 +305,7 @@ def _pair_equal_names(unpaired: Unpaired) -> None:
 
 
 def _pair_by_convention(unpaired: Unpaired) -> list[Clash]:
-    """Pair names that are equal in PyTorch's words, then without wrappers; return the clashes."""
+    """Pair names that are equal in PyTorch's terms, then without wrappers; return the clashes."""
     unpaired.match(lambda item: _role_key(item, torch_name(item.tensor)), "convention")
     clashes = unpaired.match(lambda item: _role_key(item, bare_name(item.tensor)), "convention")
     pair_by_optimizer_order(unpaired)
@@ -316,7 +319,7 @@ def _role_key(item: LayoutItem, steps: Steps) -> Hashable | None:
 
 
 def _pair_by_common_prefix(unpaired: Unpaired, wrapped: list[LayoutItem], plain: list[LayoutItem]) -> None:
-    """Pair the weights of which one side has all below more modules, if that is all that differs."""
+    """Pair weights whose names on one side have an additional common prefix of modules."""
     deeper = {id(item): bare_name(item.tensor) for item in wrapped if item.tensor.role is Role.WEIGHTS}
     names = {bare_name(item.tensor) for item in plain if item.tensor.role is Role.WEIGHTS}
     depth = _wrapper_depth(set(deeper.values()), names)
@@ -333,10 +336,10 @@ def _pair_by_common_prefix(unpaired: Unpaired, wrapped: list[LayoutItem], plain:
 
 
 def _wrapper_depth(deeper: set[Steps], names: set[Steps]) -> int | None:
-    """Return the least number of modules around all names of one side that the other side hasn't got."""
+    """Return the number of leading modules in all of ``deeper`` that ``names`` lack, or None."""
     if len(names) < 2 or not deeper:
         return None
-    first, last = min(deeper), max(deeper)  # what these two begin with, all others do
+    first, last = min(deeper), max(deeper)  # the common prefix of these two is that of all
     shared = 0
     while shared < min(len(first), len(last)) - 1 and first[shared] == last[shared]:
         shared += 1
@@ -348,7 +351,7 @@ def _wrapper_depth(deeper: set[Steps], names: set[Steps]) -> int | None:
 
 
 def _pair_by_own_names(unpaired: Unpaired, a: Checkpoint, b: Checkpoint, notes: list[str]) -> list[Clash]:
-    """Pair layers that have numbers on one side by the names that their variables were given."""
+    """Pair layers that are numbered in one file by the names that their variables were created with."""
     if not unpaired.a or not unpaired.b or not any(names := (own_layer_names(a), own_layer_names(b))):
         return []
     before = len(unpaired.pairs)

@@ -1,4 +1,4 @@
-"""Tensors that are not paired yet, and pairing by a key: only if it is one tensor's on each side."""
+"""Pairs of tensors, and pairing by keys that are unique on each side."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ckpttool.weights.pairing.layouts import LayoutItem
 How = Literal["name", "convention", "map", "content", "shape"]
 Keyed = Callable[[LayoutItem], "Hashable | None"]
 Clash = tuple[Sequence[LayoutItem], Sequence[LayoutItem]]
-"""Tensors of both sides that share a key."""
+"""Tensors of both sides with one key, too many to pair."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One tensor on both sides, and how that was found."""
+    """A tensor of each side, and the step that paired them."""
 
     a: LayoutItem
     b: LayoutItem
@@ -25,12 +25,12 @@ class Pair:
 
     @property
     def doubt(self) -> DoubtReason | None:
-        """Return why one of them may be in another order than the rule says that was followed, or None."""
+        """Reason why the elements of one of them may be in another order than its rule assumes, or None."""
         return self.a.doubt or self.b.doubt
 
 
 class Unpaired:
-    """The tensors of both sides that no pair has yet, in their order, and the pairs."""
+    """Unpaired tensors of both sides, in their order, and the pairs made so far."""
 
     def __init__(self, a: Iterable[LayoutItem], b: Iterable[LayoutItem]) -> None:
         self.a = list(a)
@@ -45,13 +45,13 @@ class Unpaired:
         in_order: bool = False,
         unless: Callable[[LayoutItem, LayoutItem], bool] = lambda a, b: False,
     ) -> list[Clash]:
-        """Pair the tensors that are alone on their side with a key; return those that share one.
+        """Pair the tensors whose key is unique on both sides; return the clashes.
 
         Args:
-            key: What is looked at; None is no key.
-            how: What tells that they are one.
-            in_order: Whether as many on both sides are paired in their order.
-            unless: What tells that two of one key are not one all the same.
+            key: Key of a tensor; None excludes it.
+            how: The step recorded in the pairs.
+            in_order: Whether equally many tensors of one key are paired in order.
+            unless: Predicate that rejects a pair in spite of equal keys.
         """
         theirs = _group_by_key(self.b, key)
         clashes: list[Clash] = []
@@ -72,14 +72,14 @@ class Unpaired:
         return clashes
 
     def take(self, pairs: Iterable[Pair]) -> None:
-        """Add pairs, and drop their tensors from the unpaired."""
+        """Add pairs, and remove their tensors from the unpaired."""
         new = list(pairs)
         if new:
             self.pairs += new
             self.drop([pair.a for pair in new], [pair.b for pair in new])
 
     def drop(self, a: Iterable[LayoutItem], b: Iterable[LayoutItem]) -> None:
-        """Drop tensors that are to be paired with none."""
+        """Remove tensors from the unpaired."""
         ours, theirs = {id(item) for item in a}, {id(item) for item in b}
         self.a = [item for item in self.a if id(item) not in ours]
         self.b = [item for item in self.b if id(item) not in theirs]

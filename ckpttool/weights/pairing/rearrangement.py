@@ -1,4 +1,4 @@
-"""Lazy tensors made of others: transposed, cut, joined or summed, in bounded memory."""
+"""Lazy tensors that transpose, slice, concatenate or add stored ones as they are read, in bounded memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckpttool.core.values import Concatenated, Reordered, Strided, add, all_zero
 
 
 class Unfit(ValueError):
-    """A tensor can't be arranged in the way that was asked for; the text says why."""
+    """Raised if a tensor doesn't fit an operation; the message is the reason."""
 
 
 # Patterns -------------------------------------------------------------------------------------------
@@ -21,12 +21,12 @@ class Unfit(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """How the axes of a stored tensor become those of the result: ``h w (c m) -> (c m) 1 h w``.
+    """Rearrangement of axes in einops notation: ``h w (c m) -> (c m) 1 h w``.
 
     Attributes:
-        stored: For each axis as stored, the names of what it is cut into.
-        result: For each axis of the result, the names of what is merged into it.
-        gates: In which order the parts of the axis ``g`` follow each other; () is as they are.
+        stored: For each stored axis, the named axes that it is split into.
+        result: For each axis of the result, the named axes that are merged into it.
+        gates: Permutation of the axis ``g``; () keeps the order.
     """
 
     stored: tuple[tuple[str, ...], ...]
@@ -34,7 +34,7 @@ class Pattern:
     gates: tuple[int, ...] = ()
 
     def inverse(self) -> Pattern:
-        """Return the inverse; a tensor that was taken from one ``row`` becomes one row."""
+        """Return the inverse; the axis ``row``, which the result lacks, is left out."""
         back = tuple(self.gates.index(at) for at in range(len(self.gates)))
         stored = tuple(tuple(name for name in group if name != "row") for group in self.stored)
         return Pattern(self.result, stored, back)
@@ -63,7 +63,7 @@ def _axes(text: str) -> tuple[tuple[str, ...], ...]:
 
 
 def transpose_pattern(order: Sequence[int]) -> Pattern:
-    """Return the pattern whose axis ``k`` is the stored axis ``order[k]``, as NumPy's ``transpose``."""
+    """Return the pattern of ``numpy.transpose(…, order)``."""
     return Pattern(tuple((f"a{at}",) for at in range(len(order))), tuple((f"a{at}",) for at in order))
 
 
@@ -71,7 +71,7 @@ def lengths_of(shape: tuple[int, ...], way: Pattern, known: Mapping[str, int]) -
     """Return the length of each named axis.
 
     Raises:
-        Unfit: The shape isn't one that the pattern can have.
+        Unfit: The shape doesn't fit the pattern.
     """
     if len(shape) != len(way.stored):
         raise Unfit(f"{len(shape)} axes, not {len(way.stored)}")
@@ -100,17 +100,17 @@ def rearrange(
     sizes: Mapping[str, int] | None = None,
     row: int | None = None,
 ) -> Tensor:
-    """Return a tensor in another layout, under another path; no value is read.
+    """Return a lazy tensor in another layout and under another path.
 
     Args:
         tensor: As stored.
-        way: How its axes become those of the result.
-        path: What the result is called.
-        sizes: Lengths of named axes that the shape doesn't tell.
-        row: Of the axis named ``row``, which the result hasn't got, the index that is taken.
+        way: Rearrangement of its axes.
+        path: Path of the result.
+        sizes: Lengths of named axes that don't follow from the shape.
+        row: Index to take of the axis ``row``, which the result lacks.
 
     Raises:
-        Unfit: Its shape is none for the pattern, or its elements are no whole bytes.
+            Unfit: Its shape doesn't fit the pattern, or its elements aren't whole bytes.
     """
     if tensor.dtype.bits < 8:
         raise Unfit(f"elements of {tensor.dtype.bits} bits")
@@ -120,7 +120,9 @@ def rearrange(
     shape = tuple(math.prod(lengths[name] for name in group) for group in way.result)
     long_names = [name for name in names if lengths[name] != 1]
     if row is None and not way.gates and long_names == [name for name in order if lengths[name] != 1]:
-        return replace(tensor, path=path, shape=shape)  # the elements follow each other as they are stored
+        return replace(tensor, path=path, shape=shape)  # only axes of length 1 move: the order stays
+    # Permuted gates: if ``g`` is the outermost axis of the result, the result is the concatenation of one
+    # strided piece per gate. Otherwise gates alternate within rows; ``Reordered`` permutes them as it reads.
     start = {name: 0 for name in names} | ({} if row is None else {"row": row})
     count = dict(lengths) | ({} if row is None else {"row": 1})
     order = ["row", *order] if row is not None else order
@@ -150,10 +152,10 @@ def _tensor_of(like: Tensor, path: Path, shape: tuple[int, ...], values: tuple[V
 
 
 def concatenate(tensors: Sequence[Tensor], path: Path) -> Tensor:
-    """Return tensors joined along their first axis.
+    """Return a lazy concatenation of tensors along their first axis.
 
     Raises:
-        Unfit: They differ in the other axes or in the type of their elements.
+        Unfit: They differ in the other axes or in dtype.
     """
     first = tensors[0]
     if not first.shape or any(one.shape[1:] != first.shape[1:] or not one.shape for one in tensors):
@@ -166,10 +168,10 @@ def concatenate(tensors: Sequence[Tensor], path: Path) -> Tensor:
 
 
 def cut(tensor: Tensor, start: int, count: int, path: Path) -> Tensor:
-    """Return some rows of a tensor: indexes of its first axis from ``start`` on.
+    """Return the lazy slice ``tensor[start:start + count]``.
 
     Raises:
-        Unfit: It hasn't got them, or its elements are no whole bytes.
+        Unfit: It has fewer rows, or its elements aren't whole bytes.
     """
     if not tensor.shape or start + count > tensor.shape[0] or tensor.dtype.bits < 8:
         raise Unfit(f"rows {start:,}..{start + count:,} of shape {list(tensor.shape)}")
@@ -181,10 +183,10 @@ def cut(tensor: Tensor, start: int, count: int, path: Path) -> Tensor:
 
 
 def add_tensors(a: Tensor, b: Tensor, path: Path) -> Tensor:
-    """Return the sum of two tensors, in the type of their elements.
+    """Return the lazy sum of two tensors, in their dtype.
 
     Raises:
-        Unfit: They differ in shape or type, or are of a type that NumPy can't add.
+        Unfit: They differ in shape or dtype, or NumPy can't add the dtype.
     """
     if a.shape != b.shape or a.dtype is not b.dtype:
         raise Unfit(f"{a.dtype} {list(a.shape)} and {b.dtype} {list(b.shape)}")
@@ -195,7 +197,7 @@ def add_tensors(a: Tensor, b: Tensor, path: Path) -> Tensor:
 
 
 def zeros(like: Tensor, path: Path) -> Tensor:
-    """Return a tensor of the same shape and type in which all is zero."""
+    """Return a lazy tensor of zeros of the same shape and dtype."""
     shape, itemsize = ((like.nbytes,), 1) if like.dtype.bits < 8 else (like.shape, like.dtype.itemsize)
     return Tensor(path, like.dtype, like.shape, like.role, all_zero(shape, itemsize))
 
@@ -204,7 +206,7 @@ def zeros(like: Tensor, path: Path) -> Tensor:
 
 
 def elements(tensor: Tensor, positions: Sequence[int]) -> bytes:
-    """Return the bytes of some elements, little-endian; positions count in C order and ascend."""
+    """Return the little-endian bytes of the elements at some positions (C order, ascending)."""
     parts = _strided_parts(tensor)
     itemsize = tensor.dtype.itemsize
     if parts is None:
@@ -225,7 +227,7 @@ def elements(tensor: Tensor, positions: Sequence[int]) -> bytes:
 
 def _strided_parts(tensor: Tensor) -> tuple[Strided, ...] | None:
     values = tensor.values
-    if isinstance(values, Strided):  # an arranged tensor's has more axes than the tensor
+    if isinstance(values, Strided):  # may have more axes than the tensor: those of its pattern
         return (values,)
     if isinstance(values, Concatenated):
         parts = tuple(part for part in values.parts if isinstance(part, Strided))

@@ -1,7 +1,7 @@
-"""Pairs renamed tensors: by equal content, by the layer that they are in, by equal shape and position.
+"""Pairs renamed tensors: by equal content, by layer, by equal shape and position.
 
-Content is compared by a few elements spread over a tensor; if several tensors share these, by the checksum of
-all. Without content, layers are compared by their variables.
+Content is compared by a few elements spread over a tensor and, if several tensors share these, by the CRC-32
+of all. ``pair_twin_layers`` pairs without content: by the names and shapes of layers' variables.
 """
 
 from __future__ import annotations
@@ -26,28 +26,31 @@ Kind = tuple[Role, str, tuple[int, ...]]
 _DIGITS = re.compile(r"(\d+)")
 _NUMBER = re.compile(r"\d+")
 _OPTIMIZER_NUMBER = re.compile(r"optimizer\.vars\.\d+")
-"""Names in ``.keras`` and ``.weights.h5``; ``.h5`` has other ones, in the same order."""
+"""Optimizer variables in ``.keras`` and ``.weights.h5``; ``.h5`` has other names in the same order."""
 
 _OPTIMIZER_LIST = re.compile(r"(?:^|/)_variables/(\d+)/\.ATTRIBUTES/")
-"""The same list in a checkpoint of TensorFlow, whose tensors people know by their kind and number."""
+"""Keys of the same list in a TensorFlow checkpoint, whose tensors are named by kind and number."""
 _Layers = dict[Steps, dict[str, LayoutItem]]
-"""The weights by layer and variable."""
+"""Weights by layer and variable."""
 _Order = Mapping[str, int]
 _BOOKKEEPING = "num_batches_tracked"
 _GROUPS = ("/layers/", "layers.")
-"""How keys, and names without a key, begin in a file of Keras that has groups for layers."""
+"""Prefixes of keys, or of names without a key, in a Keras file that groups variables by layer."""
 _SAMPLES = 16
 _SMALL = 1 << 12
-"""Bytes that are read faster as a whole than element by element."""
+"""Size in bytes up to which a tensor is faster to read as a whole than element by element."""
 
 
 def find_renames(unpaired: Unpaired, *, across: bool) -> list[Pair]:
-    """Pair tensors with different names on the two sides; return the pairs that only content shows.
+    """Pair tensors whose names differ; return the pairs made by unique content.
 
     Args:
-        unpaired: Both sides.
-        across: Whether they are of two families; then what stands for one thing in both is paired with it.
+        unpaired: Unpaired tensors.
+        across: Whether the sides are of two families; tensors whose layers have one word in both are
+            then paired first, and those with contradicting words never.
     """
+    # Order matters: unique content is nearly certain; the layers that it pairs identify their other variables
+    # (biases of zeros have no unique content); equal contents are then paired in order; shapes come last.
     words = LayerWords(unpaired) if across else None
     contents = _ContentMatcher(unpaired, words)
     before = len(unpaired.pairs)
@@ -60,10 +63,11 @@ def find_renames(unpaired: Unpaired, *, across: bool) -> list[Pair]:
 
 
 class _ContentMatcher:
-    """Contents of tensors: a sample of each, and the checksum of those whose samples are equal."""
+    """Pairs by content: samples of all tensors, checksums only of those whose samples clash."""
 
     def __init__(self, unpaired: Unpaired, words: LayerWords | None) -> None:
-        # Content tells something if both sides have tensors of the kind, and not of a counter.
+        # Only tensors of kinds that both sides have are read. The content of a scalar identifies it only if
+        # it is a weight: counters are often equal.
         telling = (
             item
             for item in unpaired.a
@@ -77,7 +81,7 @@ class _ContentMatcher:
         self._words = words
 
     def match(self, unpaired: Unpaired, *, in_order: bool = False) -> None:
-        """Pair tensors of equal content; several with the same, if asked, in order where leaves are equal."""
+        """Pair tensors of unique content; with ``in_order``, also several of equal content and leaf name."""
         if self._words is not None:
             self._match(unpaired, self._words.of, in_order=in_order)
         self._match(unpaired, lambda item: None, in_order=in_order)
@@ -105,7 +109,7 @@ class _ContentMatcher:
 
 
 def pair_by_layer(unpaired: Unpaired) -> None:
-    """Pair the other tensors of a layer of which one was found under another name."""
+    """Pair the remaining tensors of layers that are known from a pair by content."""
     candidates: dict[tuple[Role, Steps], set[Steps]] = {}
     for pair in unpaired.pairs:
         if pair.how == "content":
@@ -118,7 +122,7 @@ def pair_by_layer(unpaired: Unpaired) -> None:
     theirs = {id(item) for item in unpaired.b}
 
     def key(item: LayoutItem) -> Hashable | None:
-        """Return the variable and the layer of the second side; None if nothing says which that is."""
+        """Return the key (role, layer on the second side, variable, shape); None if the layer is unknown."""
         role, layer = item.tensor.role, bare_name(item.tensor)[:-1]
         if id(item) in theirs:
             counterpart = layer if layer in known else None
@@ -130,7 +134,7 @@ def pair_by_layer(unpaired: Unpaired) -> None:
 
 
 def pair_by_shape(unpaired: Unpaired, words: LayerWords | None) -> None:
-    """Pair tensors of one kind and shape in order, where there are as many of them on both sides."""
+    """Pair tensors of one variable name and shape in order, if both sides have equally many."""
     unpaired.a, unpaired.b = in_file_order(unpaired.a), in_file_order(unpaired.b)
 
     def key(item: LayoutItem, *more: Hashable) -> Hashable | None:
@@ -142,7 +146,7 @@ def pair_by_shape(unpaired: Unpaired, words: LayerWords | None) -> None:
         unpaired.match(lambda item: key(item, words.of(item)), "shape", in_order=True)
     unpaired.match(key, "shape", in_order=True)
     if any(_NUMBER.fullmatch(leaf_name(item)) for item in (*unpaired.a, *unpaired.b)):
-        # A variable that has nothing but a number, because nobody knows of what layer it is.
+        # Variables of layers of unknown type have numbers for names; a unique kind still pairs them.
         unpaired.match(lambda item: _kind(item) if item.tensor.role is Role.WEIGHTS else None, "shape")
 
 
@@ -154,10 +158,10 @@ def _kind(item: LayoutItem) -> Kind:
 
 
 def pair_by_optimizer_order(unpaired: Unpaired) -> None:
-    """Pair the variables of optimizers in order, if one side has Keras's numbers and both have the same."""
+    """Pair optimizer variables in order, if one side has Keras's numbered list and both have equal kinds."""
 
     def list_index(item: LayoutItem) -> tuple[bool, int, str]:
-        """Return the sort key of a variable in the list; those without a number come first."""
+        """Return the sort key of a variable in the list; variables outside the list come first."""
         match = _OPTIMIZER_LIST.search(item.sources[0].key or "")
         return _number_rank(match[1]) if match else (False, 0, "")
 
@@ -174,7 +178,7 @@ def pair_by_optimizer_order(unpaired: Unpaired) -> None:
 
 
 def in_file_order(items: list[LayoutItem]) -> list[LayoutItem]:
-    """Return tensors in the order of their file; where that is the alphabet's, with numbers counted."""
+    """Return tensors in file order; if that is alphabetical, numbers in names are sorted as numbers."""
     names = [item.sources[0].name for item in items]
     if names != sorted(names):
         return items
@@ -185,7 +189,7 @@ def in_file_order(items: list[LayoutItem]) -> list[LayoutItem]:
 
 
 def _number_rank(part: str) -> tuple[bool, int, str]:
-    """Return the sort key of a number, which may be too long for Python's integers."""
+    """Return the natural sort key of a part of a name; numbers may be too long for ``int()``."""
     if not part.isdecimal():
         return False, 0, part
     number = part.lstrip("0")
@@ -196,7 +200,7 @@ def _number_rank(part: str) -> tuple[bool, int, str]:
 
 
 def sample(tensor: Tensor) -> bytes | None:
-    """Return some elements, or a checksum of few or packed ones; None where they can't be read."""
+    """Return some elements, or the checksum of a small or packed tensor; None if it can't be read."""
     if tensor.dtype.bits < 8 or tensor.nbytes <= _SMALL:
         total = checksum(tensor)
         return None if total is None else total.to_bytes(4, "little")
@@ -204,12 +208,12 @@ def sample(tensor: Tensor) -> bytes | None:
     positions = sorted({at * last // (_SAMPLES - 1) for at in range(_SAMPLES)})
     try:
         return elements(tensor, positions)
-    except CheckpointError:  # whoever compares it says what is wrong
+    except CheckpointError:  # reported when the tensor is compared
         return None
 
 
 def checksum(tensor: Tensor) -> int | None:
-    """Return the CRC-32 of all elements; None where they can't be read."""
+    """Return the CRC-32 of all elements, or None if they can't be read."""
     total = 0
     try:
         for block in tensor.blocks():
@@ -228,7 +232,7 @@ def same_content(a: Tensor, b: Tensor) -> bool:
 
 
 def same_samples(items: Iterable[LayoutItem]) -> list[list[LayoutItem]]:
-    """Return those of one type and shape that have the same sample, where there are several."""
+    """Return the groups of at least two items with equal dtype, shape and sample."""
     groups: dict[Hashable, list[LayoutItem]] = {}
     for item in items:
         tensor = item.tensor
@@ -239,7 +243,7 @@ def same_samples(items: Iterable[LayoutItem]) -> list[list[LayoutItem]]:
 
 
 def same_checksums(items: Iterable[LayoutItem]) -> list[list[LayoutItem]]:
-    """Return those of one sample that are equal in all elements, where there are several."""
+    """Return the groups of at least two items with equal checksums."""
     groups: dict[Hashable, list[LayoutItem]] = {}
     for item in items:
         total = checksum(item.tensor)
@@ -252,17 +256,17 @@ def same_checksums(items: Iterable[LayoutItem]) -> list[list[LayoutItem]]:
 
 
 def pair_twin_layers(unpaired: Unpaired, orders: tuple[_Order, _Order]) -> list[Pair]:
-    """Pair the layers that are unique on both sides; return those pairs that only order shows.
+    """Pair layers by the names and shapes of their variables; return the pairs made by order only.
 
-    Several layers that are alike are paired in order, and only where all layers that are left follow each
-    other in the same order on both sides.
+    Layers that are unique on both sides are paired first. The rest is paired in order only if the sequences
+    of layers on both sides are identical.
 
     Args:
-        unpaired: Both sides.
-        orders: Of either side, where layers stand, by their names, if the files say it.
+        unpaired: Unpaired tensors.
+        orders: For each side, the position of layers by name; empty if unknown.
     """
     words = LayerWords(unpaired)
-    for known_words in (words, None):  # what layers are called tells more of them apart
+    for known_words in (words, None):  # with words, more layers are unique
         ours, theirs = (_layers_in_order(unpaired.a, orders[0]), _layers_in_order(unpaired.b, orders[1]))
         singles = [_single_layers(side, known_words) for side in (ours, theirs)]
         shared = [(place, singles[1][key]) for key, place in singles[0].items() if key in singles[1]]
@@ -276,7 +280,7 @@ def pair_twin_layers(unpaired: Unpaired, orders: tuple[_Order, _Order]) -> list[
 
 
 def _layers_in_order(items: Sequence[LayoutItem], order: _Order) -> _Layers:
-    """Return the weights by layer and variable, in the order that the files say, or of the tensors."""
+    """Return the weights by layer and variable, in the model's order if known, else in file order."""
     layers: _Layers = {}
     for item in in_file_order([*items]):
         if item.tensor.role is Role.WEIGHTS and (place := bare_name(item.tensor)[:-1]):
@@ -288,13 +292,13 @@ def _layers_in_order(items: Sequence[LayoutItem], order: _Order) -> _Layers:
 
 
 def _layer_key(layer: Mapping[str, LayoutItem], words: LayerWords | None) -> Hashable:
-    """Return the key of a layer: the shapes of its variables, and a word."""
+    """Return the key of a layer: names and shapes of its variables, and its word."""
     kinds = frozenset((name, one.tensor.shape) for name, one in layer.items() if name != _BOOKKEEPING)
     return kinds if words is None else (kinds, frozenset(words.of(one) for one in layer.values()))
 
 
 def _single_layers(layers: _Layers, words: LayerWords | None) -> dict[Hashable, Steps]:
-    """Return the layers with a unique key on their side, by that key."""
+    """Return the layers whose key is unique on their side, by key."""
     places: dict[Hashable, list[Steps]] = {}
     for place, layer in layers.items():
         places.setdefault(_layer_key(layer, words), []).append(place)
@@ -308,13 +312,13 @@ def _pairs_of_layers(
 
 
 def layer_order(checkpoint: Checkpoint) -> dict[str, int]:
-    """Return the position of each layer in a model of Keras, by its name.
+    """Return the position of each layer in a Keras model by name, from its configuration or its groups.
 
-    A configuration says it; without one, the groups do, which are in the model's order class by class.
+    Without a configuration, groups of layers of one class are in the model's order.
     """
     stored = [one for one in checkpoint.tensors if (one.key or one.name).startswith(_GROUPS)]
     if any(one.key is None for one in stored):
-        return {}  # groups with the names of other layers
+        return {}  # the groups have the names of other layers
     model = layer_of(checkpoint.metadata.get("model_config"))
     if model is not None and model.layers:
         names = [layer.name for layer in model.layers]

@@ -1,4 +1,4 @@
-"""Tensors that one side holds under two names: ties, copies in TensorFlow's exports, Paddle's cells."""
+"""Tensors stored under two names: ties, copies in TensorFlow's exports, Paddle's recurrent cells."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from ckpttool.weights.pairing.renames import same_checksums, same_content, same_
 from ckpttool.weights.pairing.variable_names import bare_name
 
 _LISTS = (("_all_variables",), ("keras_api",))
-"""Second lists of variables in TensorFlow's exports."""
+"""First steps of the lists in TensorFlow's exports that hold copies of variables."""
 _CELL = re.compile(r"(?P<of>.+)\.(?P<at>\d+)\.cell(_(?P<way>fw|bw))?\.(?P<what>(weight|bias)_(ih|hh))")
 _SHOWN = 3
 
 Seconds = list[tuple[Tensor, str]]
-"""Tensors of the second side with the name under which each is paired."""
+"""Tensors of the second side, each with the other name under which it is paired."""
 
 
 def pair_copies(unpaired: Unpaired, formats: tuple[str, str]) -> None:
-    """Pair the items of such lists on both sides by the variables that they are copies of."""
+    """Pair the copies in the lists of two exports by the variables that they are copies of."""
     if all(traits_of(format).has_object_graph for format in formats):
         originals = {**_originals_of_copies(unpaired.a), **_originals_of_copies(unpaired.b)}
         unpaired.match(lambda item: originals.get(id(item)), "name")
 
 
 def may_be_copy(tensor: Tensor, format: str) -> bool:
-    """Return whether a tensor may be a copy of another one."""
+    """Return whether a tensor is in a list of copies."""
     return traits_of(format).has_object_graph and _is_in_list(tensor)
 
 
@@ -43,7 +43,7 @@ def _is_listed(item: LayoutItem) -> bool:
 
 
 def _originals_of_copies(items: Sequence[LayoutItem]) -> dict[int, Hashable]:
-    """Return the original of each copy; of several equal ones, one each in the order of names."""
+    """Return (list, name of the original) by ``id`` of the copy; equal originals are assigned by name."""
     originals: dict[int, Hashable] = {}
     for group in same_samples(_copies_and_candidates(items)):
         for same in [group] if len(group) == 2 else same_checksums(group):
@@ -57,7 +57,7 @@ def _originals_of_copies(items: Sequence[LayoutItem]) -> dict[int, Hashable]:
 
 
 def copies_among(items: Iterable[LayoutItem], compared: Iterable[LayoutItem], format: str) -> set[int]:
-    """Return the items that are equal, to the last byte, to a compared one of their side."""
+    """Return the ``id`` of the items that are copies of compared ones of their side, by checksum."""
     listed = [item for item in items if may_be_copy(item.tensor, format)]
     if not listed:
         return set()
@@ -74,7 +74,7 @@ def copies_among(items: Iterable[LayoutItem], compared: Iterable[LayoutItem], fo
 
 
 def _copies_and_candidates(items: Sequence[LayoutItem]) -> list[LayoutItem]:
-    """Return the items of such lists, and the variables of their types and shapes."""
+    """Return the items in lists of copies, and the variables with their dtypes and shapes."""
     copies = [item for item in items if _is_listed(item)]
     kinds = {(item.tensor.dtype.name, item.tensor.shape) for item in copies}
     variables = [
@@ -93,7 +93,7 @@ def _copies_and_candidates(items: Sequence[LayoutItem]) -> list[LayoutItem]:
 def take_second_names(
     unpaired: Unpaired, ours: Iterable[LayoutItem], theirs: Iterable[LayoutItem]
 ) -> tuple[list[str], Seconds]:
-    """Drop tensors that are paired under another name; return notes on them."""
+    """Remove tensors that are paired under another name from the unpaired; return notes and those of B."""
     if not unpaired.a and not unpaired.b:
         return [], []
     paired = {id(source) for pair in unpaired.pairs for item in (pair.a, pair.b) for source in item.sources}
@@ -115,7 +115,7 @@ def take_second_names(
 def _paired_twins(
     items: Iterable[LayoutItem], participants: Iterable[LayoutItem], paired: set[int]
 ) -> dict[int, str]:
-    """Return the other name under which a tensor is paired, if so."""
+    """Return the other name under which a tensor is paired, by ``id`` of its item."""
     by_name: dict[str, list[Tensor]] = {}
     for item in participants:
         by_name.setdefault(item.sources[0].name, []).append(item.sources[0])
@@ -128,7 +128,7 @@ def _paired_twins(
         same = tied.get(_owner(tensor, by_name), []) if len(item.sources) == 1 else []
         twin = next((one for one in same if one is not tensor and id(one) in paired), None)
         if twin is None and (match := _CELL.fullmatch(tensor.name)):
-            # What a Paddle RNN's cell is called in the RNN, if it holds the same.
+            # Paddle stores the weights of an RNN's cells twice: as ``0.cell.weight_ih`` and ``weight_ih_l0``.
             name = f"{match['of']}.{match['what']}_l{match['at']}{'_reverse' * (match['way'] == 'bw')}"
             twin = next(iter(by_name.get(name, ())), None)
             if twin is not None and not (id(twin) in paired and same_content(tensor, twin)):
@@ -139,12 +139,12 @@ def _paired_twins(
 
 
 def _owner(tensor: Tensor, by_name: Mapping[str, list[Tensor]]) -> Hashable:
-    """Return a key for the bytes of a tensor; a name may be several tensors'."""
+    """Return a key for the bytes of a tensor; several tensors may have one name."""
     if tensor.shares_with is None:
         return id(tensor)
     named = [one for one in by_name.get(tensor.shares_with, ()) if one.shares_with is None]
     if not named:
-        return tensor.shares_with  # which takes no part
+        return tensor.shares_with  # the owner isn't among the participants
     if len(named) > 1:
         named = [one for one in named if one.storage is not None and one.storage == tensor.storage]
     return id(named[0] if len(named) == 1 else tensor)

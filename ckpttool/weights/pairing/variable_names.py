@@ -1,4 +1,4 @@
-"""Reads names of tensors: in PyTorch's words, without wrappers, with the word for a layer."""
+"""Normalises names of tensors: PyTorch's variable names, without wrappers; finds the word for a layer."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ INSIDE = {
     "_forward_module",
     "_functional",
 }
-"""Steps that a wrapper adds wherever it is put; no module has such a name otherwise."""
+"""Steps that a wrapper adds at any depth; no module is named like that otherwise."""
 _IN_FRONT = re.compile(
     r"_?(module|model|net|network)|(model_|module_|net_)?state(_dict)?|params|weights|variables|model_weights"
     r"|(sequential|functional|model)(_\d+)?"
 )
-"""Steps in front of all names of a model."""
+"""Containers and wrappers at the front of a model's names."""
 _OPTIMIZER = re.compile(r"(\w*_)?(optim|optimizer|opt)(izer)?s?(_states?|_state_dict|_weights)?")
 
 LEAVES = {
@@ -44,11 +44,11 @@ LEAVES = {
     "_kernel": "weight",
     "_embeddings": "weight",
 }
-"""Names of variables in PyTorch, by those in other frameworks."""
+"""PyTorch's names of variables by those in other frameworks."""
 _RECURRENT = re.compile(r"((?:weight|bias)(?:_ih|_hh)?)_l0((?:_reverse)?)")
 _SEED = re.compile(r"_?seed_generator(_\d+)?")
 _SEEDED = {"seed_generator_state", "_state", "state", "0"}
-"""Names of the state of a layer's random numbers in Keras."""
+"""Names of the state of a layer's random number generator in Keras."""
 _SEED_SIZE = 2
 _COUNT = re.compile(r"^_?(iter|iterations?|step)$|beta_?[12]_pow")
 VariableClass = tuple[Role, str, tuple[int, ...]]
@@ -58,20 +58,20 @@ _PART = re.compile(
     r"(?:(?:w|to|fc|linear|lin|dense)_?)?(?:(?P<q>q|query)|(?P<k>k|key)|(?P<v>v|value)"
     r"|(?P<out>o|out|output|attention_output))(?:_?(?:proj|projection|lin|linear|dense|layer|fc))?"
 )
-"""The four layers of an attention, by the names that models give them."""
+"""Common names of the four projections of an attention."""
 _LISTS = ("_operations", "_layers", "layers")
 _LAYER = re.compile(r"layer(_with_weights)?-\d+")
 
 
 @lru_cache(maxsize=1 << 12)
 def leaf_of(name: str) -> str:
-    """Return the name in PyTorch of the variable at the end of a name."""
+    """Return PyTorch's name for a variable: ``kernel`` -> ``weight``, ``weight_ih_l0`` -> ``weight_ih``."""
     match = _RECURRENT.fullmatch(name)
     return match[1] + match[2] if match else LEAVES.get(name, name)
 
 
 def torch_name(tensor: Tensor) -> Steps:
-    """Return a tensor's name in PyTorch's words, with all wrappers."""
+    """Return a tensor's path with PyTorch's variable name, wrappers included."""
     return _torch_name(tensor.path)
 
 
@@ -82,7 +82,7 @@ def _torch_name(path: Path) -> Steps:
 
 
 def bare_name(tensor: Tensor) -> Steps:
-    """Return a tensor's name in PyTorch's words, without wrappers of the model or the optimizer."""
+    """Return a tensor's path with PyTorch's variable name, without wrappers of the model or the optimizer."""
     return _bare_name(tensor.path, tensor.role is Role.OPTIMIZER)
 
 
@@ -98,12 +98,12 @@ def _bare_name(path: Path, is_optimizer: bool) -> Steps:
 
 
 def is_bookkeeping(tensor: Tensor, format: str, *, across: bool) -> bool:
-    """Return whether only the framework that wrote a tensor needs it, by its name, size and type.
+    """Return whether only the framework that wrote a tensor needs it, by its name, size and dtype.
 
     Args:
-        tensor: One that the other side hasn't got.
-        format: Of the checkpoint that has it.
-        across: Whether the other side is another framework's.
+        tensor: Unpaired tensor.
+        format: Format or conventions of its checkpoint.
+        across: Whether the other side is of another family.
     """
     steps = steps_of(tensor.path)
     if not steps or tensor.size > _SEED_SIZE:
@@ -114,7 +114,7 @@ def is_bookkeeping(tensor: Tensor, format: str, *, across: bool) -> bool:
     if steps[-1] == "save_counter":
         return traits.has_object_graph and is_integer and not tensor.shape
     if any(_SEED.fullmatch(step) for step in steps[:-1]):
-        # Arrays by names, whoever gave these, may be Keras's, too.
+        # Plain containers of named arrays (NumPy, safetensors …) may hold a Keras model, too.
         is_keras = traits.family is Family.KERAS or (traits.is_container and not traits.nests_state_dicts)
         return steps[-1] in _SEEDED and is_integer and is_keras
     if steps[:2] == ("keras_api", "metrics"):
@@ -124,13 +124,13 @@ def is_bookkeeping(tensor: Tensor, format: str, *, across: bool) -> bool:
 
 
 def leaf_name(item: LayoutItem) -> str:
-    """Return the name of the variable in PyTorch, without the number of a layer in a stack."""
+    """Return PyTorch's name of the variable, without the number of a stacked recurrent layer."""
     steps = bare_name(item.tensor)
     return _RECURRENT_LAYER.sub("", steps[-1]) if steps else ""
 
 
 def layer_word(item: LayoutItem) -> str | None:
-    """Return the name of a tensor's layer, if that is a word and no number."""
+    """Return the name of a tensor's layer if it has no digits; those of an attention become q, k, v, out."""
     steps = bare_name(item.tensor)
     name = steps[-2].lstrip("_").lower() if len(steps) > 1 else ""
     if match := _PART.fullmatch(name):
@@ -139,19 +139,19 @@ def layer_word(item: LayoutItem) -> str | None:
 
 
 class LayerWords:
-    """The words for layers that both sides have, among the unpaired."""
+    """Words for layers that occur on both sides, per variable name and shape."""
 
     def __init__(self, unpaired: Unpaired) -> None:
         ours, theirs = ({_class_and_word(item) for item in side} for side in (unpaired.a, unpaired.b))
         self._shared = ours & theirs
 
     def of(self, item: LayoutItem) -> str | None:
-        """Return the word for a tensor's layer, if the other side has a layer like it of that name."""
+        """Return the word for a tensor's layer if the other side has it for an equal variable, else None."""
         key = _class_and_word(item)
         return key[1] if key in self._shared else None
 
     def contradict(self, a: LayoutItem, b: LayoutItem) -> bool:
-        """Return whether both layers have words that the other side has for another one."""
+        """Return whether both layers have words, and these differ."""
         ours, theirs = self.of(a), self.of(b)
         return ours is not None and theirs is not None and ours != theirs
 
@@ -165,11 +165,11 @@ def _class_of(item: LayoutItem) -> VariableClass:
 
 
 def crossed_pairs(pairs: Iterable[Pair], positions: tuple[dict[int, int], dict[int, int]]) -> list[Pair]:
-    """Return the pairs whose order among those of their class differs between the sides.
+    """Return the pairs whose order within their class differs between the sides.
 
     Args:
-        pairs: Those that content alone made.
-        positions: Of either side, where each stored tensor stands in its order, by identity.
+        pairs: Pairs made by content alone.
+        positions: For each side, the position of each stored tensor by ``id``.
     """
     classes: dict[Hashable, list[Pair]] = {}
     for pair in pairs:
@@ -184,11 +184,15 @@ def crossed_pairs(pairs: Iterable[Pair], positions: tuple[dict[int, int], dict[i
     return crossed
 
 
-# Layers that have numbers -----------------------------------------------------------------------------
+# Numbered layers --------------------------------------------------------------------------------------
 
 
 def own_layer_names(checkpoint: Checkpoint) -> dict[Steps, Steps]:
-    """Return the name of the layer at each numbered place, if it has one name."""
+    """Return the name that each numbered layer's variables were created with, if unambiguous.
+
+    TensorFlow and ``.keras`` files number layers (``layers/3``, ``layer_with_weights-0``), but may store the
+    original name of each variable.
+    """
     own_names = checkpoint.own_names
     candidates: dict[Steps, set[Steps]] = {}
     for tensor in checkpoint.tensors if own_names else ():
@@ -203,7 +207,7 @@ def own_layer_names(checkpoint: Checkpoint) -> dict[Steps, Steps]:
 
 
 def _numbered_depth(steps: Steps) -> int:
-    """Return the number of steps to the innermost layer with a numbered name; 0 without one."""
+    """Return the depth of the innermost numbered layer in a path; 0 without one."""
     for depth in range(len(steps) - 1, 0, -1):
         is_item = depth > 1 and steps[depth - 1].isdecimal() and steps[depth - 2] in _LISTS
         if is_item or _LAYER.fullmatch(steps[depth - 1]):
@@ -212,7 +216,7 @@ def _numbered_depth(steps: Steps) -> int:
 
 
 def under_own_names(items: Iterable[LayoutItem], own_names: dict[Steps, Steps]) -> list[LayoutItem]:
-    """Return items of which those in such a place are called by the layer's own name."""
+    """Return items with paths of numbered layers replaced by the layers' own names."""
     renamed = []
     for item in items:
         steps = steps_of(item.tensor.path)
