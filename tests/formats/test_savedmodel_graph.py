@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool import inspect, verify
-from ckpttool.formats.savedmodel.computation import BodyWires, function_digests
+from ckpttool.formats.savedmodel.computation import function_digests
 from ckpttool.formats.savedmodel.graph import read_model
 from ckpttool.formats.savedmodel.walk import message_in
 from ckpttool.storage.source import Source
@@ -29,7 +29,8 @@ def test_a_large_graph_is_walked_once_and_not_digested(
         tmp_path / "model", pb.model(pb.meta_graph(pb.graph(pb.node("x", "Placeholder"), *nodes)))
     )
     digested = []
-    monkeypatch.setattr(BodyWires, "digests", lambda wires, *others: digested.append(wires) or {})
+    digests = "ckpttool.formats.savedmodel.computation.node_digests"
+    monkeypatch.setattr(digests, lambda body, *others: digested.append(body) or {})
     with Source(path / "saved_model.pb") as source:
         message = message_in(source)
         (read,) = read_model(message).graphs

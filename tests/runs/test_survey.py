@@ -15,7 +15,6 @@ import pytest
 
 from ckpttool import CheckpointError, list_checkpoints, prune
 from ckpttool.formats.interface import Unit
-from ckpttool.formats.savedmodel.graph import MetaGraph
 from ckpttool.runs import look_workers
 from tests.support.directories import survey
 from tests.support.faults import ends_all_threads
@@ -206,6 +205,7 @@ def test_a_graph_is_not_digested_to_list_it(
 ) -> None:
     """What is told of a graph takes its time, and nothing of it is listed."""
     shutil.copytree(files / "savedmodel" / "plain", tmp_path / "run" / "model")
-    monkeypatch.setattr(MetaGraph, "computes", lambda self: pytest.fail("digested"))
+    describe = "ckpttool.formats.savedmodel.reader.describe_computation"
+    monkeypatch.setattr(describe, lambda graph: pytest.fail("digested"))
     (row,) = list_checkpoints(tmp_path / "run").document()["checkpoints"]
     assert (row["format"], row["fault"]) == ("savedmodel", None)

@@ -17,7 +17,7 @@ LIMITS = {
     "tensors_in_tensors": "formats.torch.objects.MAX_TENSORS",
     "fields_of_a_program": "formats.paddle.program.MAX_FIELDS",
     "fields_of_a_model": "formats.savedmodel.walk.MAX_FIELDS",
-    "constants": "formats.savedmodel.computation.MAX_READ",
+    "constants": "formats.savedmodel.body.MAX_READ",
     "journal": "transaction.stages.MAX_BYTES",
     "names_in_a_log": "runs.logs.MAX_NAMES",
     "values_in_a_log": "runs.logs.MAX_VALUES",
@@ -28,7 +28,7 @@ LIMITS = {
     "requests_at_once": "transaction.store_directory.REQUESTS_AT_ONCE",
     "units_worth_a_child": "runs.look_workers.WORTH_UNITS",
     "units_at_once": "runs.look_workers._BATCH",
-    "short_constant": "formats.savedmodel.computation._LONG",
+    "short_constant": "formats.savedmodel.body._LONG",
 }
 
 

@@ -11,14 +11,14 @@ Source: tensorflow/tensorflow ``cc/saved_model/loader_util.cc``, ``python/saved_
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
 from ckpttool.containers.protobuf import Field, fields
 from ckpttool.core.errors import DamagedCheckpoint
-from ckpttool.formats.savedmodel.computation import BodyWires, GraphNode
+from ckpttool.formats.savedmodel.body import Body, GraphNode
 from ckpttool.formats.savedmodel.ops import known_ops
 
 MAX_DEPTH = 100
@@ -108,7 +108,7 @@ class FileNames:
         fed: Origins of fed tensors, by node and output.
     """
 
-    bodies: Mapping[str, BodyWires]
+    bodies: Mapping[str, Body]
     calls: Mapping[str, Collection[Call]]
     bound: Mapping[str, Collection[Sequence[Origin]]]
     opaque: Collection[str]
@@ -286,33 +286,3 @@ def _fields(message: bytes | memoryview) -> list[Field]:
         return [*fields(message, "")]
     except DamagedCheckpoint:  # a summary of a long attribute
         return []
-
-
-# What objects bind ----------------------------------------------------------------------------------
-
-
-def bound_origins(
-    functions: Iterable[tuple[str, Sequence[int]]], offered: Iterable[str], assets: Collection[int]
-) -> dict[str, list[Sequence[Origin]]]:
-    """Return the origins of the captured inputs of functions.
-
-    Args:
-        functions: Concrete functions of the object graph, with the node ids of their captured inputs.
-        offered: Names of all functions that objects expose, including those without captured inputs.
-        assets: Node ids of the assets.
-    """
-    bound: dict[str, list[Sequence[Origin]]] = {}
-    for name, objects in functions:
-        origins = [Origin.ASSET if one in assets else Origin.ELSEWHERE for one in objects]
-        bound.setdefault(name, []).append(origins)
-    for name in offered:
-        bound.setdefault(name, [()])
-    return bound
-
-
-def fed_tensors(assets: Iterable[str], prefix: str) -> Iterator[tuple[tuple[str, str], Origin]]:
-    """Yield each fed tensor, by node and output, with its origin."""
-    for reference, origin in (*((one, Origin.ASSET) for one in assets), (prefix, Origin.PREFIX)):
-        name, _, output = reference.partition(":")
-        if name:
-            yield (name, output or "0"), origin

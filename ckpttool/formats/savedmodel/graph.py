@@ -1,9 +1,8 @@
 """Parser of ``saved_model.pb``: meta graphs with their nodes, functions, signatures, assets and objects.
 
 All is found in one pass. The nodes are kept in a short form, because three questions are answered later:
-what nodes take and whether it exists (``ops.py``), whether an op that opens files serves the saver or opens
-only the model's own files (``saver.py``, ``file_names.py``), and what the model computes
-(``computation.py``).
+what references exist (``body.py``), whether an op that opens files serves the saver or opens only the
+model's own files (``saver.py``, ``file_names.py``), and what the model computes (``computation.py``).
 
 Source: tensorflow/tensorflow ``core/protobuf/saved_model.proto``, ``meta_graph.proto``,
 ``core/framework/graph.proto``, ``function.proto``.
@@ -12,51 +11,21 @@ Source: tensorflow/tensorflow ``core/protobuf/saved_model.proto``, ``meta_graph.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ckpttool.core.errors import LimitExceeded
-from ckpttool.formats.savedmodel.computation import (
-    Attribute,
-    BodyWires,
-    GraphComputation,
-    GraphNode,
-    UnreadConstants,
-    attribute_of,
-)
-from ckpttool.formats.savedmodel.file_names import (
-    FILE_INPUTS,
-    Call,
-    FileNames,
-    Origin,
-    bound_origins,
-    fed_tensors,
-)
-from ckpttool.formats.savedmodel.objects import (
-    BoundFunctions,
-    SavedObject,
-    read_bound_functions,
-    read_objects,
-    read_shape,
-    type_name,
-)
-from ckpttool.formats.savedmodel.ops import (
-    HARMLESS_IF,
-    BodyLinks,
-    NodeBody,
-    function_body,
-    graph_body,
-    known_ops,
-    stateful_ops,
-)
+from ckpttool.formats.savedmodel.body import Attribute, Body, GraphNode, UnreadConstants, attribute_of
+from ckpttool.formats.savedmodel.file_names import FILE_INPUTS, Call, FileNames, Origin
+from ckpttool.formats.savedmodel.objects import ObjectGraph, read_shape, type_name
+from ckpttool.formats.savedmodel.ops import HARMLESS_IF, known_ops, stateful_ops
 from ckpttool.formats.savedmodel.saver import (
     RESTORING_OPS,
     SAVER_OPS,
     FileOp,
     Saver,
     functions_in,
-    nodes_of,
     tensors_of,
 )
 from ckpttool.formats.savedmodel.walk import MAX_NAME, Message
@@ -78,8 +47,10 @@ _REPEATED, _REPEATED_BYTES = 1 << 14, 256
 _UNNAMED = "without a name"
 _ALIASES = 8
 """Field of MetaInfoDef with functions that ``LoadOptions`` can call under other names."""
-_EXCHANGED = b"api_implements"
+_SUBSTITUTED = b"api_implements"
 """Attribute of functions that Grappler, TensorFlow's optimizer of graphs, may substitute for each other."""
+
+Signature = Mapping[str, Any]
 
 
 @dataclass(slots=True)
@@ -89,12 +60,11 @@ class MetaGraph:
     Attributes:
         places: First place of each op and whether it is harmless there; an op may have one of either.
         saver: Nodes and functions of the graph, to tell which of them serve the saver only.
-        links: References between the nodes of the graph.
         broken: Functions with a reference in them to a node or output that doesn't exist.
         called: Functions that nodes refer to, each with the function that does so first.
         constant_bytes: Size of all constants in the graph and in functions.
-        objects: Objects of the object graph; None if there is none, as in TensorFlow 1.
-        wires: Nodes of the graph.
+        objects: The object graph; empty in TensorFlow 1.
+        body: Nodes of the graph.
         bodies: Nodes of each function.
         initial: References to the nodes that initialise the model.
         fed: Tensors that assets are fed to, with the names of these.
@@ -105,7 +75,6 @@ class MetaGraph:
         initializing: Ops that read a file for the initializer of a variable, with their first place.
         uncalled: Unsafe ops in functions that nothing calls, with their first place.
         calls: Nodes that refer to each function.
-        bound: Functions that objects call, with their captured inputs.
         opaque: Functions that others than the recorded callers may call: gradients, functions whose name
             another has too, and those that Grappler may substitute.
         unread: Bytes of long attributes that were read and skipped.
@@ -115,21 +84,19 @@ class MetaGraph:
     tags: list[str] = field(default_factory=list)
     version: str | None = None
     saver: Saver = field(default_factory=Saver)
-    signatures: dict[str, dict[str, Any]] = field(default_factory=dict)
+    signatures: dict[str, Signature] = field(default_factory=dict)
     assets: list[str] = field(default_factory=list)
-    collections: list[str] = field(default_factory=list)
     has_init: bool = False
     nodes: int = 0
     functions: set[str] = field(default_factory=set)
     ops: Counter[str] = field(default_factory=Counter)
     places: dict[tuple[str, bool], str] = field(default_factory=dict)
     constant_bytes: int = 0
-    links: BodyLinks | None = None
     broken: list[tuple[str, str]] = field(default_factory=list)
     called: dict[str, str] = field(default_factory=dict)
-    objects: list[SavedObject] | None = None
-    wires: BodyWires = field(default_factory=BodyWires)
-    bodies: dict[str, BodyWires] = field(default_factory=dict)
+    objects: ObjectGraph = field(default_factory=ObjectGraph)
+    body: Body = field(default_factory=Body)
+    bodies: dict[str, Body] = field(default_factory=dict)
     initial: list[str] = field(default_factory=list)
     fed: dict[str, str] = field(default_factory=dict)
     listed: list[Message] = field(default_factory=list)
@@ -139,7 +106,6 @@ class MetaGraph:
     initializing: dict[str, str] = field(default_factory=dict)
     uncalled: dict[str, str] = field(default_factory=dict)
     calls: dict[str, list[Call]] = field(default_factory=dict)
-    bound: BoundFunctions = field(default_factory=BoundFunctions)
     opaque: set[str] = field(default_factory=set)
     unread: UnreadConstants = field(default_factory=UnreadConstants)
     attributes: dict[bytes, Attribute] = field(default_factory=dict)
@@ -156,12 +122,6 @@ class MetaGraph:
             "functions": len(self.functions),
             "ops": dict(sorted(self.ops.items())),
         }
-
-    def computes(self) -> dict[str, object]:
-        """Return the digests of the graph's computations, as plain data."""
-        nodes, functions = self.saver.nodes_and_functions()
-        computation = GraphComputation(self.wires, self.bodies, nodes, functions, self.fed, self.unread)
-        return computation.describe(self.signatures, self.initial)
 
 
 @dataclass(slots=True)
@@ -192,16 +152,12 @@ def _meta_graph(message: Message) -> MetaGraph:
         if number in _PARTS:
             _PARTS[number](graph, part)
     graph.attributes.clear()
+    graph.saver.offered |= graph.objects.offered
+    _note_broken_reference(graph, "", graph.body)
     for part in () if graph.assets else graph.listed:
         _add_asset(graph, part)
-    if graph.files or graph.stateful:
-        _judge_ops(graph)
-    return graph
-
-
-def _judge_ops(graph: MetaGraph) -> None:
-    """Record the places of unsafe ops, once all callers of their functions are known."""
-    uncalled = graph.saver.uncalled_functions
+    # Whether an unsafe op is harmless is judged when all callers of its function are known.
+    uncalled = graph.saver.uncalled_functions if graph.files or graph.stateful else ()
     for op in graph.stateful.values():
         if op.function in uncalled:
             graph.uncalled.setdefault(op.op, _place(op.name, op.function))
@@ -209,9 +165,11 @@ def _judge_ops(graph: MetaGraph) -> None:
             _note_place(graph, op.op, op.name, op.function, False)
     if graph.files:
         _judge_files(graph, uncalled)
+    return graph
 
 
 def _judge_files(graph: MetaGraph, uncalled: Collection[str]) -> None:
+    """Record for each op that opens files whether these are the model's own."""
     names = _file_names(graph, uncalled)
     uses = graph.saver.uses_of(graph.files)
     for op in graph.files:
@@ -233,24 +191,29 @@ def _is_for_initializers(graph: MetaGraph, op: FileOp) -> bool:
     if op.function or op.op not in RESTORING_OPS:
         return False
     users = graph.saver.initialized_by(op.name)
-    nodes = [graph.wires.nodes.get(at) for at in users]
+    nodes = [graph.body.nodes.get(at) for at in users]
     return bool(nodes) and all(node is not None and node.op in _GROUPING for node in nodes)
 
 
 def _file_names(graph: MetaGraph, uncalled: Collection[str]) -> FileNames:
+    # The loader feeds assets only while it initialises the model: not to tensors that signatures depend on.
     served = graph.saver.reachable_from(graph.served) if graph.fed else set()
-    fed = {
-        tensor: origin
-        for tensor, origin in fed_tensors(graph.fed, graph.saver.prefix)
-        if origin is not Origin.ASSET or hash(tensor[0]) not in served
-    }
-    bound = bound_origins(graph.bound.functions, graph.bound.offered, graph.bound.assets)
+    fed: dict[tuple[str, str], Origin] = {}
+    for reference, origin in (
+        *((one, Origin.ASSET) for one in graph.fed),
+        (graph.saver.prefix, Origin.PREFIX),
+    ):
+        name, _, output = reference.partition(":")
+        if name and (origin is Origin.PREFIX or hash(name) not in served):
+            fed[name, output or "0"] = origin
+    bound: dict[str, list[Sequence[Origin]]] = {}
+    for name, captured in graph.objects.functions:
+        origins = [Origin.ASSET if at in graph.objects.assets else Origin.ELSEWHERE for at in captured]
+        bound.setdefault(name, []).append(origins)
+    for name in graph.objects.offered:
+        bound.setdefault(name, [()])
     calls = {name: [one for one in found if one.body not in uncalled] for name, found in graph.calls.items()}
-    return FileNames({**graph.bodies, "": graph.wires}, calls, bound, graph.opaque, fed)
-
-
-def _add_saver(graph: MetaGraph, message: Message) -> None:
-    graph.saver.define(message)
+    return FileNames({**graph.bodies, "": graph.body}, calls, bound, graph.opaque, fed)
 
 
 def _add_meta_info(graph: MetaGraph, message: Message) -> None:
@@ -265,12 +228,11 @@ def _add_meta_info(graph: MetaGraph, message: Message) -> None:
 
 def _add_collection(graph: MetaGraph, entry: Message) -> None:
     name, _ = signature_entry(entry)
-    graph.collections.append(name)
     if name in _INIT_COLLECTIONS:
         graph.has_init = True
-        for node in nodes_of(entry):
-            graph.saver.ask(node)
-            graph.initial.append(node)
+        for node in _nested_messages(entry, 2, 1, 1):
+            graph.saver.ask(node.text())
+            graph.initial.append(node.text())
     elif name in _VARIABLES:
         for variable in _nested_messages(entry, 2, 2, 1):
             for number, part in variable.parts():
@@ -299,15 +261,13 @@ def _add_asset(graph: MetaGraph, message: Message) -> None:
 
 
 def _add_graph_def(graph: MetaGraph, message: Message) -> None:
-    body, links = graph_body(message), BodyLinks(message, 1)
+    graph.body.add_message(message)
     for number, part in message.parts():
         if number == 1:
             graph.nodes += 1
-            _add_node(graph, part, "", body, links, graph.wires)
+            _add_node(graph, part, "", graph.body)
         elif number == 2:
             _add_library(graph, part)
-    graph.links = links
-    _note_broken_link(graph, "", links)
 
 
 def _add_library(graph: MetaGraph, message: Message) -> None:
@@ -325,43 +285,40 @@ def _add_function(graph: MetaGraph, message: Message) -> None:
     """Add a function of the library."""
     # TensorFlow writes the signature, which has the name, before the nodes. A hostile file may put nodes
     # first: these wait until the name is known.
-    name, nodes, is_exchanged = "", [], False
-    body, links, wires = function_body(message), BodyLinks(message, 3), BodyWires()
+    name, nodes, is_substituted = "", [], False
+    body = Body(is_function=True, messages=[message])
     for number, part in message.parts():
         if number == 1:
             name = _function_name(graph, part, name)
-            _add_arguments(part, links, wires)
+            _add_arguments(part, body)
         elif number == 4:
             texts = {at: text.text() for at, text in part.parts() if at in (1, 2)}
-            result, reference = texts.get(1, ""), texts.get(2, "")
-            links.take(reference)
-            wires.results[result] = reference
-        elif number == 5 and _EXCHANGED in (entry.data(MAX_NAME) for at, entry in part.parts() if at == 1):
-            is_exchanged = True
+            body.add_result(texts.get(1, ""), texts.get(2, ""))
+        elif number == 5 and _SUBSTITUTED in (entry.data(MAX_NAME) for at, entry in part.parts() if at == 1):
+            is_substituted = True
         elif number == 3 and name:
-            _add_node(graph, part, name, body, links, wires)
+            _add_node(graph, part, name, body)
         elif number == 3:
             nodes.append(part)
     if not name:  # objects can name it all the same
         graph.saver.offered.add(_UNNAMED)
     for part in nodes:
-        _add_node(graph, part, name or _UNNAMED, body, links, wires)
-    if is_exchanged or name in graph.bodies:
+        _add_node(graph, part, name or _UNNAMED, body)
+    if is_substituted or name in graph.bodies:
         graph.saver.offered.add(name)
         graph.opaque.add(name)
-    graph.bodies[name or _UNNAMED] = wires
-    _note_broken_link(graph, name or _UNNAMED, links)
+    graph.bodies[name or _UNNAMED] = body
+    _note_broken_reference(graph, name or _UNNAMED, body)
 
 
-def _add_arguments(signature: Message, links: BodyLinks, wires: BodyWires) -> None:
+def _add_arguments(signature: Message, body: Body) -> None:
     """Add the arguments of a function, and the names of its results."""
     for number, argument in signature.parts():
         for inner, text in argument.parts() if number in (2, 3) else ():
             if inner == 1 and number == 2:
-                links.node(text.text(), "")
-                wires.argument(text.text())
+                body.add_argument(text.text())
             elif inner == 1:
-                wires.order.append(text.text())
+                body.order.append(text.text())
 
 
 def _function_name(graph: MetaGraph, signature: Message, before: str) -> str:
@@ -378,19 +335,15 @@ def _function_name(graph: MetaGraph, signature: Message, before: str) -> str:
     return name
 
 
-def _note_broken_link(graph: MetaGraph, function: str, links: BodyLinks) -> None:
-    reference = links.broken()
+def _note_broken_reference(graph: MetaGraph, function: str, body: Body) -> None:
+    reference = body.broken_reference(known_ops())
     if reference is not None and len(graph.broken) < MAX_BROKEN:
         graph.broken.append((function, reference))
 
 
-def _add_node(
-    graph: MetaGraph, message: Message, function: str, body: NodeBody, links: BodyLinks, wires: BodyWires
-) -> None:
+def _add_node(graph: MetaGraph, message: Message, function: str, body: Body) -> None:
     name, op, inputs, attributes = _node_fields(graph, message)
-    for reference in inputs:
-        links.take(reference)
-    links.node(name, op)
+    body.add_node(name, GraphNode(op or _UNNAMED, inputs, attributes))
     graph.ops[op] += 1
     if op == "Const":
         graph.constant_bytes += sum(attribute.value_bytes for attribute in attributes)
@@ -399,7 +352,6 @@ def _add_node(
         raise LimitExceeded(path, f"more than {MAX_OPS:,} kinds of ops", expected="less")
     if not function:
         graph.saver.node(name, inputs)
-    wires.nodes[hash(name)] = GraphNode(op or _UNNAMED, inputs, attributes)
     _add_calls(graph, message, name, op, function, attributes)
     if op in FILE_INPUTS:
         message.window.keep(len(name))
@@ -529,19 +481,12 @@ def _read_tensor_info(message: Message) -> dict[str, object]:
     return info
 
 
-def _add_objects(graph: MetaGraph, message: Message) -> None:
-    bound = read_bound_functions(message, len(graph.objects or ()))
-    graph.saver.offered |= bound.offered
-    graph.bound.add(bound)
-    graph.objects = [*(graph.objects or ()), *read_objects(message)]
-
-
 _PARTS: Mapping[int, Callable[[MetaGraph, Message], None]] = {
     1: _add_meta_info,
     2: _add_graph_def,
-    3: _add_saver,
+    3: lambda graph, message: graph.saver.define(message),
     4: _add_collection,
     5: _add_signature,
     6: _add_asset,
-    7: _add_objects,
+    7: lambda graph, message: graph.objects.add(message),
 }

@@ -57,41 +57,14 @@ class SavedObject:
     keras: bytes = b""
 
 
-def read_objects(message: Message) -> list[SavedObject]:
-    """Parse a SavedObjectGraph into its objects; the first is the root."""
-    objects: list[SavedObject] = []
-    for number, part in message.parts():
-        if number == 1:
-            objects.append(_read_object(part))
-            if len(objects) > MAX_OBJECTS:
-                path = message.window.source.path
-                raise LimitExceeded(path, f"more than {MAX_OBJECTS:,} objects", expected="less")
-    return objects
-
-
-def _read_object(message: Message) -> SavedObject:
-    item = SavedObject()
-    described: dict[int, Message] = {}
-    for number, part in message.parts():
-        if number == 1:
-            child, name = 0, ""
-            for at, value, text in part.fields():
-                if at == 1 and value is not None:
-                    child = value
-                elif at == 2 and text is not None:
-                    name = text.stable_text()
-            item.children[name] = child
-        elif number == 3:
-            item.slots += (value for at, value in part.numbers() if at == 3)
-        elif number == 4:
-            described |= {at: field for at, field in part.parts()}  # a repeated message is merged
-        elif number == 7:
-            item.variable = _read_variable(part)
-    # Keras up to TensorFlow 2.4 stored its JSON description of a layer here, not in keras_metadata.pb.
-    if 1 in described and described[1].text().startswith("_tf_keras") and 3 in described:
-        described[3].window.keep(described[3].nbytes)
-        item.keras = described[3].data(MAX_METADATA)
-    return item
+def _read_child(message: Message) -> tuple[str, int]:
+    name, child = "", 0
+    for number, value, text in message.fields():
+        if number == 1 and value is not None:
+            child = value
+        elif number == 2 and text is not None:
+            name = text.stable_text()
+    return name, child
 
 
 def _read_variable(message: Message) -> SavedVariable:
@@ -111,7 +84,7 @@ def _read_variable(message: Message) -> SavedVariable:
     return SavedVariable(type_name(dtype), shape, name, is_composed)
 
 
-# Functions that objects call -------------------------------------------------------------------------
+# The object graph ------------------------------------------------------------------------------------
 
 _ASSET = 5
 _KINDS = frozenset({4, _ASSET, 6, 7, 8, 9, 10, 12})
@@ -119,63 +92,68 @@ _KINDS = frozenset({4, _ASSET, 6, 7, 8, 9, 10, 12})
 
 
 @dataclass(slots=True)
-class BoundFunctions:
-    """Functions that objects call.
+class ObjectGraph:
+    """Object graph, and the functions that its objects call.
 
     Attributes:
-        functions: Names, with the numbers of the objects that are captured as last arguments.
+        nodes: The objects; the first is the root.
+        functions: Names of functions, with the numbers of the objects that are captured as last arguments.
         offered: Names of all functions that objects refer to, with or without captured inputs.
         assets: Numbers of the objects that are assets.
     """
 
+    nodes: list[SavedObject] = field(default_factory=list)
     functions: list[tuple[str, list[int]]] = field(default_factory=list)
     offered: set[str] = field(default_factory=set)
     assets: set[int] = field(default_factory=set)
 
-    def add(self, other: BoundFunctions) -> None:
-        """Add the functions of another part of the graph."""
-        self.functions += other.functions
-        self.offered |= other.offered
-        self.assets |= other.assets
+    def add(self, message: Message) -> None:
+        """Add a SavedObjectGraph; a second one continues the first, as Protocol Buffers merges messages."""
+        for number, part in message.parts():
+            if number == 1:
+                self._add_object(part)
+            elif number == 2:
+                self._add_function(part)
 
+    def _add_object(self, message: Message) -> None:
+        if len(self.nodes) == MAX_OBJECTS:
+            path = message.window.source.path
+            raise LimitExceeded(path, f"more than {MAX_OBJECTS:,} objects", expected="less")
+        item, kind = SavedObject(), 0
+        described: dict[int, Message] = {}
+        for number, part in message.parts():
+            kind = number if number in _KINDS else kind
+            if number == 1:
+                name, child = _read_child(part)
+                item.children[name] = child
+            elif number == 3:
+                item.slots += (value for at, value in part.numbers() if at == 3)
+            elif number == 4:
+                described |= {at: field for at, field in part.parts()}  # a repeated message is merged
+            elif number in (6, 8):  # function, bare_concrete_function
+                self.offered |= {name.stable_text() for at, name in part.parts() if at == 1}
+            elif number == 7:
+                item.variable = _read_variable(part)
+        # Keras up to TensorFlow 2.4 stored its JSON description of a layer here, not in keras_metadata.pb.
+        if 1 in described and described[1].text().startswith("_tf_keras") and 3 in described:
+            described[3].window.keep(described[3].nbytes)
+            item.keras = described[3].data(MAX_METADATA)
+        if kind == _ASSET:
+            self.assets.add(len(self.nodes))
+        self.nodes.append(item)
 
-def read_bound_functions(message: Message, first: int) -> BoundFunctions:
-    """Return the functions that an object graph refers to.
-
-    Args:
-        message: The SavedObjectGraph.
-        first: Number of its first object; not 0 if the field occurs again, since the parts are merged.
-    """
-    found = BoundFunctions()
-    at = first
-    for number, part in message.parts():
-        if number == 1:
-            kind = 0
-            for inner, value in part.parts():
-                kind = inner if inner in _KINDS else kind
-                if inner in (6, 8):  # function, bare_concrete_function
-                    found.offered |= {name.stable_text() for one, name in value.parts() if one == 1}
-            if kind == _ASSET:
-                found.assets.add(at)
-            at += 1
-        elif number == 2:
-            name, bound = _read_bound_function(part)
-            found.functions.append((name, bound))
-            found.offered.add(name)
-    return found
-
-
-def _read_bound_function(entry: Message) -> tuple[str, list[int]]:
-    name, bound = "", []
-    for number, part in entry.parts():
-        if number == 1:
-            name = part.stable_text()
-        for at, value, packed in part.fields() if number == 2 else ():
-            if at == 2 and packed is not None:
-                bound += _read_packed(packed)
-            elif at == 2 and value is not None:
-                bound.append(value)
-    return name, bound
+    def _add_function(self, entry: Message) -> None:
+        name, captured = "", []
+        for number, part in entry.parts():
+            if number == 1:
+                name = part.stable_text()
+            for at, value, packed in part.fields() if number == 2 else ():
+                if at == 2 and packed is not None:
+                    captured += _read_packed(packed)
+                elif at == 2 and value is not None:
+                    captured.append(value)
+        self.functions.append((name, captured))
+        self.offered.add(name)
 
 
 def _read_packed(message: Message) -> list[int]:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from ckpttool.containers.protobuf import bytes_field, encoded_varint
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Buffer
 from ckpttool.formats.savedmodel.objects import TYPE_NAMES
@@ -100,7 +101,7 @@ class _Encoder:
             if token.text == top.closing:
                 self._stack.pop()
                 if top.number:
-                    self._stack[-1].out.extend(_bytes_field(top.number, top.out))
+                    self._stack[-1].out.extend(bytes_field(top.number, bytes(top.out)))
             elif top.item is not None and token.text != b",":
                 self._value(*top.item, token)
             elif token.kind == "name" or token.text == b"[":
@@ -170,9 +171,9 @@ class _Encoder:
             texts.append(_unescape(self._take().text[1:-1]))
         out = self._stack[-1].out
         if kind == "string" and token.kind == "text":
-            out.extend(_bytes_field(number, b"".join(texts)))
+            out.extend(bytes_field(number, b"".join(texts)))
         elif kind in ("integer", "type"):
-            out.extend(_varint(number << 3) + _varint(self._integer(token)))
+            out.extend(encoded_varint(number << 3) + encoded_varint(self._integer(token)))
         elif number and kind != "skipped":
             raise self._damage(f"{token.text[:20]!r} where a {kind} should be", token.at)
 
@@ -190,19 +191,6 @@ class _Encoder:
 
     def _damage(self, why: str, at: int) -> DamagedCheckpoint:
         return DamagedCheckpoint(self._path, f"{why} (byte {at:,})", code="pbtxt-damaged")
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number >= 0x80:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-def _bytes_field(number: int, data: bytes | bytearray) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(data)) + bytes(data)
 
 
 def _unescape(text: bytes) -> bytes:

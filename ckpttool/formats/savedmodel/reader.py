@@ -23,6 +23,7 @@ from ckpttool.core.tensor import Extent, Span, Tensor
 from ckpttool.formats.content.plain_data import describe_content
 from ckpttool.formats.interface import scan
 from ckpttool.formats.opening import OpenedParts, file_entry
+from ckpttool.formats.savedmodel.computation import describe_computation
 from ckpttool.formats.savedmodel.graph import MetaGraph, SavedModel, read_model
 from ckpttool.formats.savedmodel.layout import (
     ASSETS,
@@ -83,12 +84,12 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
     if not model.graphs:
         found = f"{fs.getsize(path):,} bytes without a meta graph"
         raise DamagedCheckpoint(path, found, expected="a SavedModel", code="no-meta-graph")
-    graph = _graph_with_objects(model)
+    graph = next((graph for graph in model.graphs if graph.objects.nodes), None)  # of TensorFlow 2
     fingerprint, findings = read_fingerprint(directory)
     with OpenedParts("variables") as parts:
         parts.findings += [*findings, *_description_findings(model, directory)]
         parts.complete = not any(finding.code == "asset-missing" for finding in parts.findings)
-        bundle, tensors = _variables(parts, model, directory)
+        bundle, tensors = _variables(parts, model, graph, directory)
         if INDEX in parts.parts:
             parts.findings += fingerprint_findings(fingerprint, os.path.join(directory, INDEX))
         for name in (BINARY, TEXT, CHUNKED):
@@ -101,6 +102,11 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
             known = {one.key: bundle.own_names.get(one.name) for one in bundle.tensors} if bundle else {}
             return {one.name: name for one in tensors if (name := known.get(one.key)) is not None}
 
+        def native() -> Mapping[str, bytes]:
+            # The native parts have keys by name, so they are of use only if no tensor was renamed.
+            is_renamed = bundle and [one.name for one in bundle.tensors] != [one.name for one in tensors]
+            return {} if bundle is None or is_renamed else bundle.native
+
         files = tuple(_files(directory))
         checkpoint = parts.checkpoint(
             path=directory,
@@ -110,12 +116,10 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
             files=files,
             spans=lambda: chain(parts.spans(), _other_spans(directory)),
             metadata=cache(lambda: _metadata(model, directory, file, fingerprint)),
-            layers=lambda: layers_of_variables(
-                directory, graph.objects if graph and graph.objects else (), tensors
-            ),
+            layers=lambda: layers_of_variables(directory, graph.objects.nodes if graph else (), tensors),
             own_names=own_names,
             training=lambda: training_of(tensors, os.path.basename(directory.rstrip(os.sep))),
-            native=lambda: _native_parts(bundle, tensors),
+            native=native,
             producer=Producer("tensorflow", model.graphs[0].version),
             safety=tuple(safety_of(model, directory, entries, sum(file.nbytes for file in files))),
             derives_metadata=True,  # digests of all that a graph computes take their time
@@ -133,23 +137,16 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
         return apply_sidecar(checkpoint, data, CONTENT)
 
 
-def _native_parts(bundle: Checkpoint | None, tensors: tuple[Tensor, ...]) -> Mapping[str, bytes]:
-    """Return the bundle's native parts; none if tensors were renamed, since the keys are by name."""
-    if bundle is None or [one.name for one in bundle.tensors] != [one.name for one in tensors]:
-        return {}
-    return bundle.native
-
-
 def _metadata(
     model: SavedModel, directory: str, file: str, fingerprint: Fingerprint | None
 ) -> dict[str, object]:
-    """Return the metadata, as plain data; slow for large models, see ``GraphComputation``."""
+    """Return the metadata, as plain data; slow for large models, see ``computation.py``."""
     seen: Counter[str] = Counter()
     computations = {}
     for graph in model.graphs:
         tags = ",".join(sorted(graph.tags))
         seen[tags] += 1
-        computations[tags if seen[tags] == 1 else f"{tags} ({seen[tags]})"] = graph.computes()
+        computations[tags if seen[tags] == 1 else f"{tags} ({seen[tags]})"] = describe_computation(graph)
     # Values in the text form have other sizes than in the binary form.
     constants = None if file == TEXT else sum(graph.constant_bytes for graph in model.graphs)
     return {
@@ -199,16 +196,11 @@ def _read_into(path: str, offset: int, buffer: memoryview) -> None:
         source.read_into(offset, buffer)
 
 
-def _graph_with_objects(model: SavedModel) -> MetaGraph | None:
-    """Return the meta graph with an object graph, which TensorFlow 2 writes; else None."""
-    return next((graph for graph in model.graphs if graph.objects), None)
-
-
 # Variables ------------------------------------------------------------------------------------------
 
 
 def _variables(
-    parts: OpenedParts, model: SavedModel, directory: str
+    parts: OpenedParts, model: SavedModel, graph: MetaGraph | None, directory: str
 ) -> tuple[Checkpoint | None, tuple[Tensor, ...]]:
     """Open the bundle of the variables, and compare it with the object graph; return it and the tensors."""
     path = os.path.join(directory, INDEX)
@@ -219,13 +211,12 @@ def _variables(
     bundle = parts.add(INDEX, lambda: _bundle(path, directory))
     if bundle is None:
         return None, ()
-    graph = _graph_with_objects(model)
-    if graph is None or graph.objects is None:
+    if graph is None:
         return bundle, bundle.tensors
-    findings = list(compare_variables(bundle.tensors, graph.objects))
+    findings = list(compare_variables(bundle.tensors, graph.objects.nodes))
     parts.findings += findings
     parts.complete &= not any(finding.code == "variable-missing" for finding in findings)
-    return bundle, name_variables(bundle.tensors, graph.objects)
+    return bundle, name_variables(bundle.tensors, graph.objects.nodes)
 
 
 def _bundle(path: str, directory: str) -> Checkpoint:

@@ -47,7 +47,7 @@ def safety_of(
     """
     for graph in model.graphs:
         yield from judge_ops(graph)
-        for at, item in enumerate(graph.objects or ()):
+        for at, item in enumerate(graph.objects.nodes):
             if item.keras:
                 yield from judge_layer(item.keras, directory, f"object {at}", nbytes)
     yield from judge_paths(model, directory)
@@ -120,7 +120,7 @@ def judge_links(graph: MetaGraph) -> Iterator[Finding]:
     for name, signature in graph.signatures.items():
         sides = (*signature.get("inputs", {}).values(), *signature.get("outputs", {}).values())
         names = [tensor["name"] for tensor in sides if tensor.get("name")]
-        lost = [name for name in names if graph.links is None or not graph.links.has(name)]
+        lost = [name for name in names if not graph.body.has(name)]
         if lost:
             message = f"it names {str(lost[0])[:_LONGEST]!r}, which isn't in the graph"
             yield error("graph-broken", message, f"signature {name}")

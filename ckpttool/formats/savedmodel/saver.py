@@ -227,11 +227,6 @@ def _tensors(infos: Iterable[Message]) -> Iterator[str]:
         yield from _tensors(parts)
 
 
-def nodes_of(collection: Message) -> Iterator[str]:
-    """Yield the nodes in a collection (a map entry)."""
-    return (name.text() for name in _inner(_inner(_inner([collection], 2), 1), 1))
-
-
 def _inner(messages: Iterable[Message], *numbers: int) -> Iterator[Message]:
     """Yield the contents of all fields with these numbers."""
     return (part for message in messages for number, part in message.parts() if number in numbers)

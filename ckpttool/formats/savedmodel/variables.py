@@ -46,8 +46,8 @@ _TUPLES = ("__tuple__", "TensorShape")
 
 def needs_variables(graph: MetaGraph) -> bool:
     """Return whether a graph has variables, so that it can't be loaded without a bundle."""
-    if graph.objects:
-        return any(item.variable for item in graph.objects)
+    if graph.objects.nodes:
+        return any(item.variable for item in graph.objects.nodes)
     return not _VARIABLE_OPS.isdisjoint(graph.ops)
 
 

@@ -70,15 +70,15 @@ _NUMBERED = re.compile(r".*-(\d{1,18})")
 _RATES = frozenset({"learning_rate", "_learning_rate", "lr"})
 
 
-def open_prefix(prefix: str, shown: str | None = None) -> Checkpoint:
-    """Return the checkpoint of a prefix; missing or truncated files become findings.
-
-    Args:
-        prefix: Path without ``.index``.
-        shown: The path that the checkpoint has for the user; None: the prefix.
-    """
+def open_prefix(prefix: str) -> Checkpoint:
+    """Return the checkpoint of a prefix, its path without ``.index``; missing files become findings."""
     with Bundle(prefix) as bundle:
-        data_files = _data_files_of(prefix)
+        directory, name = os.path.split(prefix)
+        data_files = [
+            part
+            for part in group_names(directory or os.curdir, parts_by_prefix).get(name, ())
+            if fs.isfile(os.path.join(directory, part))
+        ]
         if not fs.lexists(bundle.path):
             bundle.fault("index-missing", "there is no index", os.path.basename(bundle.path))
             entries = {}
@@ -88,10 +88,9 @@ def open_prefix(prefix: str, shown: str | None = None) -> Checkpoint:
         objects = entries.pop(GRAPH_KEY.encode(), None)
         graph = bundle.graph(objects)
         content = entries.get(ENTRY.encode())
+        sidecar = None
         if content is not None and content.dtype.name == "string" and not (content.shape or content.slices):
             sidecar = bundle.text(entries.pop(ENTRY.encode()), ENTRY)
-        else:
-            sidecar = None
         # Keys that begin with NUL are entries of slices, which are reached through their variable.
         listed = [entry for entry in entries.values() if entry.key[:1] != b"\0"]
         unordered = [bundle.tensor(entry, graph, entries) for entry in listed]
@@ -103,9 +102,8 @@ def open_prefix(prefix: str, shown: str | None = None) -> Checkpoint:
         bundle.findings += _unfinished_saves(bundle, prefix, data_files)
         paths = [bundle.path, *(source.path for source in bundle.sources.values())]
         if not entries and not bundle.sources:
-            paths += [os.path.join(os.path.dirname(prefix), name) for name in data_files]
+            paths += [os.path.join(directory, part) for part in data_files]
         paths.append(prefix + META)
-        path = shown or prefix
 
         def native() -> Mapping[str, bytes]:
             if objects is None:
@@ -116,13 +114,13 @@ def open_prefix(prefix: str, shown: str | None = None) -> Checkpoint:
             return native_of(keys, bundle.read_string(source, objects), checkpoint.tensors)
 
         checkpoint = bundle.checkpoint(
-            path=path,
+            path=prefix,
             format="tensorflow",
             variant=None,
             tensors=tuple(tensors),
             files=tuple(file_entry(path) for path in dict.fromkeys(paths) if fs.isfile(path)),
             spans=bundle.spans,
-            training=lambda: training_of(tensors, os.path.basename(path)),
+            training=lambda: training_of(tensors, os.path.basename(prefix)),
             own_names=lambda: own_names(tensors, graph),
             native=native,
             producer=Producer("tensorflow"),
@@ -142,14 +140,7 @@ def _with_copies_marked(tensors: list[Tensor]) -> list[Tensor]:
     ]
 
 
-def _data_files_of(prefix: str) -> tuple[str, ...]:
-    """Return the names of a prefix's shards and temporary files."""
-    directory, name = os.path.split(prefix)
-    parts = group_names(directory or os.curdir, parts_by_prefix).get(name, ())
-    return tuple(part for part in parts if fs.isfile(os.path.join(directory, part)))
-
-
-def _unfinished_saves(bundle: Bundle, prefix: str, names: tuple[str, ...]) -> Iterator[Finding]:
+def _unfinished_saves(bundle: Bundle, prefix: str, names: Iterable[str]) -> Iterator[Finding]:
     """Yield findings about traces of a save that was interrupted, or is still running."""
     if PART.fullmatch(os.path.basename(prefix)):
         bundle.complete = False
