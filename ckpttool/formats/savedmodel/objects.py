@@ -12,17 +12,10 @@ from typing import NamedTuple
 from ckpttool.containers.protobuf import varint
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.savedmodel.walk import Message, signed
+from ckpttool.formats.tensorflow.bundle import DTYPE_NAMES, REFERENCE
 
 MAX_OBJECTS = 1_000_000
 MAX_METADATA = 1 << 24
-TYPE_NAMES = (
-    *("unknown", "float32", "float64", "int32", "uint8", "int16", "int8", "string", "complex64", "int64"),
-    *("bool", "qint8", "quint8", "qint32", "bfloat16", "qint16", "quint16", "uint16", "complex128"),
-    *("float16", "resource", "variant", "uint32", "uint64", "float8_e5m2", "float8_e4m3fn"),
-    *("float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2fnuz", "int4", "uint4", "int2", "uint2"),
-    "float4_e2m1fn",
-)
-_REF = 100  # added to the number of a type for a reference to a variable, in graphs of TensorFlow 1
 
 
 class SavedVariable(NamedTuple):
@@ -179,9 +172,9 @@ Shape = list[int | None] | None
 
 def type_name(number: int) -> str:
     """Return the name of a ``DataType`` number; ``DT_<number>`` if unknown."""
-    is_reference, bare = number > _REF, number % _REF if number < 2 * _REF else number
-    name = TYPE_NAMES[bare] if bare < len(TYPE_NAMES) else f"DT_{number}"
-    return f"{name}_ref" if is_reference and bare < len(TYPE_NAMES) else name
+    is_reference, bare = number > REFERENCE, number % REFERENCE if number < 2 * REFERENCE else number
+    name = DTYPE_NAMES[bare] if bare < len(DTYPE_NAMES) else f"DT_{number}"
+    return f"{name}_ref" if is_reference and bare < len(DTYPE_NAMES) else name
 
 
 def read_shape(message: Message) -> Shape:

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from ckpttool.containers.protobuf import bytes_field, encoded_varint
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Buffer
-from ckpttool.formats.savedmodel.objects import TYPE_NAMES
 from ckpttool.formats.savedmodel.walk import MAX_DEPTH, MAX_FIELDS, Message, message_in
+from ckpttool.formats.tensorflow.bundle import DTYPE_NAMES, REFERENCE
 from ckpttool.storage.source import Source
 
 Schema = Mapping[str, Mapping[str, tuple[int, str]]]
@@ -314,7 +314,7 @@ _OLD_NAMES = {"float32": "FLOAT", "float64": "DOUBLE", "float16": "HALF", "unkno
 def text_message(source: Source) -> Message:
     """Return the message in a ``saved_model.pbtxt``."""
     # The text names enum values as the .proto file does: ``DT_FLOAT``, ``DT_INT32``, ``DT_FLOAT_REF``.
-    types = {f"DT_{_OLD_NAMES.get(name, name.upper())}": number for number, name in enumerate(TYPE_NAMES)}
-    types |= {f"{name}_REF": number + 100 for name, number in types.items() if number}
+    types = {f"DT_{_OLD_NAMES.get(name, name.upper())}": number for number, name in enumerate(DTYPE_NAMES)}
+    types |= {f"{name}_REF": number + REFERENCE for name, number in types.items() if number}
     message = encode(source.path, source.read(0, source.size), SCHEMA, "SavedModel", types)
     return message_in(Buffer(source.path, message))

@@ -24,16 +24,16 @@ from ckpttool.formats.content.plain_data import describe_content
 from ckpttool.formats.interface import scan
 from ckpttool.formats.opening import OpenedParts, file_entry
 from ckpttool.formats.savedmodel.computation import describe_computation
-from ckpttool.formats.savedmodel.graph import MetaGraph, SavedModel, read_model
-from ckpttool.formats.savedmodel.layout import (
+from ckpttool.formats.savedmodel.directory import (
     ASSETS,
     BINARY,
     CHUNKED,
-    CONTENT,
+    SIDECAR,
     TEXT,
     is_inside,
     require_inside,
 )
+from ckpttool.formats.savedmodel.graph import MetaGraph, SavedModel, read_model
 from ckpttool.formats.savedmodel.pbtext import text_message
 from ckpttool.formats.savedmodel.safety import judge_links, safety_of
 from ckpttool.formats.savedmodel.variables import (
@@ -125,16 +125,16 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
             derives_metadata=True,  # digests of all that a graph computes take their time
         )
         # A conversion to SavedModel writes this file.
-        sidecar = os.path.join(directory, CONTENT)
+        sidecar = os.path.join(directory, SIDECAR)
         if not fs.isfile(sidecar) or not is_inside(sidecar, directory):
             return checkpoint
         try:
             with fs.open_source(sidecar) as source:
                 data = source.read(0, source.size)
         except CheckpointError as failure:
-            checkpoint.findings += (warning("content-entry", failure.reason, CONTENT),)
+            checkpoint.findings += (warning("content-entry", failure.reason, SIDECAR),)
             return checkpoint
-        return apply_sidecar(checkpoint, data, CONTENT)
+        return apply_sidecar(checkpoint, data, SIDECAR)
 
 
 def _metadata(
@@ -165,7 +165,7 @@ def _assets(directory: str) -> Iterator[tuple[str, str]]:
     left = MAX_ASSETS
     for file in _files(directory):
         name = os.path.relpath(file.path, directory)
-        if not name.startswith(_ASSETS_BELOW) or name == CONTENT or not is_inside(file.path, directory):
+        if not name.startswith(_ASSETS_BELOW) or name == SIDECAR or not is_inside(file.path, directory):
             continue
         if file.nbytes > left:
             yield name, f"<{file.nbytes:,} bytes of a file that was not read>"

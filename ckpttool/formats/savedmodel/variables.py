@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +19,11 @@ from ckpttool.core.errors import CheckpointError
 from ckpttool.core.layers import UNWIRED, LayerKind
 from ckpttool.core.report import Finding, error, note, warning
 from ckpttool.core.tensor import Role, Tensor
+from ckpttool.formats.savedmodel.directory import require_inside
 from ckpttool.formats.savedmodel.graph import MetaGraph
-from ckpttool.formats.savedmodel.layout import require_inside
 from ckpttool.formats.savedmodel.objects import MAX_METADATA, SavedObject, SavedVariable
 from ckpttool.formats.savedmodel.walk import message_in
+from ckpttool.formats.tensorflow.object_graph import KEY_END, SLOT_MARK
 from ckpttool.storage import fs
 
 if TYPE_CHECKING:
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
 
 FINGERPRINT, KERAS_METADATA = "fingerprint.pb", "keras_metadata.pb"
 INDEX = os.path.join("variables", "variables.index")
-VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
-_SLOT = "/.OPTIMIZER_SLOT/"
+_PRIVATE = "_"
 _ESCAPED = re.compile(r"\.([.S])")
 _VARIABLE_OPS = frozenset({"VarHandleOp", "Variable", "VariableV2"})
 _NUMBERED = re.compile(r"/\d+$|(^|/)layer(_with_weights)?-\d+/")
@@ -59,7 +59,7 @@ def raw_key(tensor: Tensor) -> str:
 def node_numbers_along(objects: Sequence[SavedObject], key: str) -> list[int]:
     """Return the numbers of the objects along a key's path, from the root to the last that exists."""
     numbers = [0] if objects else []
-    for part in key.removesuffix(VALUE).split("/") if numbers else ():
+    for part in key.removesuffix(KEY_END).split("/") if numbers else ():
         name = _ESCAPED.sub(lambda match: "/" if match[1] == "S" else ".", part)
         child = objects[numbers[-1]].children.get(name)
         if child is None or child >= len(objects):
@@ -71,7 +71,7 @@ def node_numbers_along(objects: Sequence[SavedObject], key: str) -> list[int]:
 def _node_number(objects: Sequence[SavedObject], key: str) -> int | None:
     """Return the number of the object at the end of a key's path; None if there is none."""
     numbers = node_numbers_along(objects, key)
-    return numbers[-1] if len(numbers) == key.removesuffix(VALUE).count("/") + 2 else None
+    return numbers[-1] if len(numbers) == key.removesuffix(KEY_END).count("/") + 2 else None
 
 
 # Comparison with the object graph -------------------------------------------------------------------
@@ -85,7 +85,7 @@ def compare_variables(tensors: Sequence[Tensor], objects: Sequence[SavedObject])
     reached = set()
     for tensor in tensors:
         key = raw_key(tensor)
-        if not key.endswith(VALUE) or _SLOT in key:
+        if not key.endswith(KEY_END) or SLOT_MARK in key:
             continue
         at = _node_number(objects, key)
         variable = None if at is None else objects[at].variable
@@ -125,33 +125,27 @@ def name_variables(tensors: Sequence[Tensor], objects: Sequence[SavedObject]) ->
     # Keras exports ``variables/3`` and, in a private list, ``_all_variables/3``, a copy of the same
     # variable. The public one gets the name; the copy keeps its key and gets the role ``OTHER``.
     stated = {raw_key(tensor): _stated_name(tensor, objects) for tensor in tensors}
-    public = Counter(name for key, name in stated.items() if name and not _is_private(key))
+    public = Counter(name for key, name in stated.items() if name and not key.startswith(_PRIVATE))
     taken = {tensor.name for tensor in tensors if stated[raw_key(tensor)] is None}
-    return tuple(_with_stated_name(tensor, stated[raw_key(tensor)], public, taken) for tensor in tensors)
-
-
-def _is_private(key: str) -> bool:
-    return key.startswith("_")
-
-
-def _with_stated_name(
-    tensor: Tensor, name: str | None, public: Mapping[str, int], taken: Container[str]
-) -> Tensor:
-    """Return a variable under its name in Python, unless another has the same."""
-    key = raw_key(tensor)
-    if name is None or name == tensor.name:
-        return tensor
-    if _is_private(key):
-        return replace(tensor, role=Role.OTHER) if name in public else tensor
-    if public[name] > 1 or name.replace("/", ".") in taken:
-        return tensor
-    return replace(tensor, path=tuple(name.split("/")), key=key)
+    named = []
+    for tensor in tensors:
+        key = raw_key(tensor)
+        name = stated[key]
+        if name is None or name == tensor.name:
+            named.append(tensor)
+        elif key.startswith(_PRIVATE):
+            named.append(replace(tensor, role=Role.OTHER) if name in public else tensor)
+        elif public[name] > 1 or name.replace("/", ".") in taken:
+            named.append(tensor)
+        else:
+            named.append(replace(tensor, path=tuple(name.split("/")), key=key))
+    return tuple(named)
 
 
 def _stated_name(tensor: Tensor, objects: Sequence[SavedObject]) -> str | None:
     """Return the name in Python of a variable whose key has numbers instead of names; else None."""
     key = raw_key(tensor)
-    if _SLOT in key or not _NUMBERED.search(key.removesuffix(VALUE)):
+    if SLOT_MARK in key or not _NUMBERED.search(key.removesuffix(KEY_END)):
         return None
     at = _node_number(objects, key)
     variable = None if at is None else objects[at].variable

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from ckpttool.containers.protobuf import bytes_field, number_field, text_field
 from ckpttool.core.tensor import Role, Tensor
-from ckpttool.formats.savedmodel.layout import BINARY, CONTENT, VARIABLES
+from ckpttool.formats.savedmodel.directory import BINARY, SIDECAR, VARIABLES
 from ckpttool.formats.sidecar import sidecar_of
 from ckpttool.formats.tensorflow.bundle_writer import NUMBERS, refused_type, shape_message, write_bundle
 from ckpttool.formats.tensorflow.object_graph import (
@@ -94,7 +94,7 @@ class SavedModelWriter(Writer):
         write_bundle(target, f"{VARIABLES}/{VARIABLES}", tensors, {GRAPH_KEY.encode(): graph})
         sidecar = sidecar_of(without_computation(content))
         if sidecar is not None:
-            target.create(CONTENT).write(sidecar)
+            target.create(SIDECAR).write(sidecar)
         target.create(BINARY).write(_model_message(content))
 
 

@@ -21,36 +21,19 @@ MAX_SLICES = 100_000
 _LAST_FIELD = 7  # of BundleEntryProto
 MAX_SHARDS = 100_000  # their numbers have five digits
 
-_NUMBERS = {
-    1: "float32",
-    2: "float64",
-    3: "int32",
-    4: "uint8",
-    5: "int16",
-    6: "int8",
-    7: "string",
-    8: "complex64",
-    9: "int64",
-    10: "bool",
-    11: "qint8",
-    12: "quint8",
-    13: "qint32",
-    14: "bfloat16",
-    17: "uint16",
-    18: "complex128",
-    19: "float16",
-    21: "variant",
-    22: "uint32",
-    23: "uint64",
-    24: "float8_e5m2",
-    25: "float8_e4m3fn",
-    26: "float8_e4m3fnuz",
-    27: "float8_e4m3b11fnuz",
-    28: "float8_e5m2fnuz",
-}
+DTYPE_NAMES = (
+    *("unknown", "float32", "float64", "int32", "uint8", "int16", "int8", "string", "complex64", "int64"),
+    *("bool", "qint8", "quint8", "qint32", "bfloat16", "qint16", "quint16", "uint16", "complex128"),
+    *("float16", "resource", "variant", "uint32", "uint64", "float8_e5m2", "float8_e4m3fn"),
+    *("float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2fnuz", "int4", "uint4", "int2", "uint2"),
+    "float4_e2m1fn",
+)
+"""Names of the element types by TensorFlow's ``DataType`` number."""
+REFERENCE = 100
+"""Added to the number of a type for a reference to a variable, in graphs of TensorFlow 1."""
 # Types that only TensorFlow has, or that it stores in another width than ``core/dtypes.py``: a bundle gives
 # each element of a sub-byte type a byte of its own.
-_OWN = {
+_TENSORFLOW_DTYPES = {
     15: DType("qint16", 16, "quantized", "int16"),
     16: DType("quint16", 16, "quantized", "uint16"),
     29: DType("int4", 8, "integer", "int4"),
@@ -59,9 +42,11 @@ _OWN = {
     32: DType("uint2", 8, "integer", "uint2"),
     33: DType("float4_e2m1fn", 8, "float", "float4_e2m1fn"),
 }
-_REFERENCE = 100  # added to the number of a type in graphs of TensorFlow 1
 
-DTYPES: Mapping[int, DType] = {number: BY_NAME[name] for number, name in _NUMBERS.items()} | _OWN
+DTYPES: Mapping[int, DType] = {
+    number: BY_NAME[name] for number, name in enumerate(DTYPE_NAMES) if name in BY_NAME
+} | _TENSORFLOW_DTYPES
+"""Element types by number, of all that a bundle can have."""
 
 
 class BundleHeader(NamedTuple):
@@ -158,7 +143,7 @@ def bundle_damage(path: str, where: str, found: str, expected: str | None = None
 
 def read_dtype(path: str, name: str, number: int) -> DType:
     """Return the element type of a TensorFlow ``DataType`` number."""
-    dtype = DTYPES.get(number - _REFERENCE if number > _REFERENCE else number)
+    dtype = DTYPES.get(number - REFERENCE if number > REFERENCE else number)
     if dtype is None:
         raise bundle_damage(path, name, f"element type {number}", "one that TensorFlow has")
     return dtype

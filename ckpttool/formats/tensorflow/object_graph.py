@@ -31,9 +31,11 @@ MAX_LINKS = 500_000
 MAX_DEPTH = 64
 """Limit on the length of a path; layers of real models nest less deep."""
 VALUE = "VARIABLE_VALUE"
+KEY_END = f"/.ATTRIBUTES/{VALUE}"
+"""End of the key of a variable; other attributes have other names in place of ``VALUE``."""
+SLOT_MARK = "/.OPTIMIZER_SLOT/"
 _UNNAMED = "Variable"
 _MARK = "/.ATTRIBUTES/"
-_SLOT_MARK = "/.OPTIMIZER_SLOT/"
 _OPTIMIZER = re.compile(r"optim", re.IGNORECASE)
 # Children that every Keras optimizer has: since TensorFlow 2.11, and before.
 _HYPER = (frozenset({"_iterations", "_learning_rate"}), frozenset({"iter", "learning_rate"}))
@@ -181,7 +183,7 @@ def steps_of_name(name: str) -> tuple[str, ...]:
 
 def key_along(steps: Iterable[str]) -> str:
     """Return the key of a variable, given the child names along its path; ``.`` and ``/`` are escaped."""
-    return "/".join(step.replace(".", "..").replace("/", ".S") for step in steps) + _MARK + VALUE
+    return "/".join(step.replace(".", "..").replace("/", ".S") for step in steps) + KEY_END
 
 
 def key_of(name: str) -> str:
@@ -211,14 +213,14 @@ def role_of_key(key: str, dtype: DType, shape: tuple[int, ...], graph: Mapping[s
     # Checkpoints of TensorFlow 1 have no graph: slots and beta powers are recognised by the names that its
     # optimizers give them.
     known = graph.get(key)
-    if known is not None and (known.is_optimizer or _SLOT_MARK in key):
+    if known is not None and (known.is_optimizer or SLOT_MARK in key):
         return Role.OPTIMIZER
     if known is None and (_SLOT_NAME.fullmatch(key) or _BETA_POWER.fullmatch(key)):
         return Role.OPTIMIZER
     last = key.partition(_MARK)[0].rpartition("/")[2]
     if last in _COUNTERS and not shape:
         return Role.TRAINING
-    is_attribute = _MARK in key and not key.endswith(_MARK + VALUE)
+    is_attribute = _MARK in key and not key.endswith(KEY_END)
     if dtype.kind == "string" or _AVERAGE.fullmatch(key) or is_attribute or _METRICS.search(key):
         return Role.OTHER
     path = known.path if known else tuple(key.split("/"))
