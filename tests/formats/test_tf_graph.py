@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from ckpttool.formats.tensorflow.bundle import slice_key
-from ckpttool.formats.tensorflow.native import keys_from, known_keys, native_of
+from ckpttool.formats.tensorflow.native import keys_from, native_of, stored_keys
 from ckpttool.formats.tensorflow.object_graph import (
-    cut_graph,
     graph_of,
     key_of,
     path_of_key,
+    prune_graph,
     read_graph,
     steps_of_name,
 )
@@ -57,8 +57,8 @@ def test_a_tie_is_a_second_way_to_one_object() -> None:
 
 def test_a_graph_of_which_nothing_is_gone_is_the_same() -> None:
     message = graph_of(["a", "b"], {})
-    assert cut_graph("", message, {key_of("a"), key_of("b")}, set()) is message
-    assert cut_graph("", message, {key_of("a"), key_of("b")}, {"c"}) is message
+    assert prune_graph("", message, {key_of("a"), key_of("b")}, set()) is message
+    assert prune_graph("", message, {key_of("a"), key_of("b")}, {"c"}) is message
 
 
 def test_what_is_gone_is_cut_with_its_slots() -> None:
@@ -72,7 +72,7 @@ def test_what_is_gone_is_cut_with_its_slots() -> None:
         + node({}, "data/.ATTRIBUTES/ITERATOR", name="ITERATOR")
     )
     table = "table/.ATTRIBUTES/table-keys"
-    after = cut_graph("", before, {f"w{VALUE}", table}, {slot, "data/.ATTRIBUTES/ITERATOR_STATE"})
+    after = prune_graph("", before, {f"w{VALUE}", table}, {slot, "data/.ATTRIBUTES/ITERATOR_STATE"})
     assert after == (
         node({"w": 1, "adam": 2, "table": 4, "data": 5})
         + node({}, f"w{VALUE}")
@@ -107,15 +107,15 @@ def test_native_parts_are_those_that_names_do_not_tell() -> None:
     message = node({"a": 1}) + node({}, f"a{VALUE}")
     native = native_of({"a": f"a{VALUE}".encode()}, message)
     assert native == {"tensorflow.object_graph": message, "tensorflow.keys": f'{{"a":"a{VALUE}"}}'.encode()}
-    assert known_keys(native) == {"a": f"a{VALUE}"}
+    assert stored_keys(native) == {"a": f"a{VALUE}"}
     assert keys_from(native, ()) == {}
 
 
 def test_keys_that_are_no_text_come_back() -> None:
     native = native_of({"\\xff": b"\xff"}, None)
-    assert known_keys(native) == {"\\xff": b"\xff".decode("utf-8", "surrogateescape")}
-    assert known_keys({}) is None
-    assert known_keys({"tensorflow.keys": b"[" * 500}) is None
+    assert stored_keys(native) == {"\\xff": b"\xff".decode("utf-8", "surrogateescape")}
+    assert stored_keys({}) is None
+    assert stored_keys({"tensorflow.keys": b"[" * 500}) is None
 
 
 def test_slice_keys() -> None:

@@ -20,7 +20,7 @@ MAX_READ = 1 << 26
 
 SHARED_NAME = b"shared_name"
 """Attribute with the name of a resource."""
-_ABOUT_RUNNING = frozenset({SHARED_NAME, b"debug_name", b"config_proto", b"container", b"executor_type"})
+_EXECUTION_ONLY = frozenset({SHARED_NAME, b"debug_name", b"config_proto", b"container", b"executor_type"})
 """Attributes about names or execution, not computation; so are all that begin with ``_``."""
 _LONG = 1 << 12
 _CHUNK = 1 << 20
@@ -32,8 +32,8 @@ _STRING = 7  # number of the type of strings
 
 
 @dataclass(slots=True)
-class UnreadConstants:
-    """Bytes of long attributes that were read, and that were skipped because of the limit."""
+class AttributeBudget:
+    """Bytes of long attributes that were read so far, and that were skipped because of ``MAX_READ``."""
 
     read: int = 0
     skipped: int = 0
@@ -58,28 +58,28 @@ class Attribute(NamedTuple):
     Attributes:
         key: Its name.
         functions: Names of functions in its value.
-        is_about_running: Whether it is about names or execution, not computation.
+        is_execution_only: Whether it is about names or execution, not computation.
         value_bytes: Size of the value if it is that of a constant, else 0.
         content: The map entry's bytes, or a summary of long ones; the key alone if it isn't digested.
     """
 
     key: bytes
     functions: tuple[str, ...]
-    is_about_running: bool
+    is_execution_only: bool
     value_bytes: int
     content: bytes
 
 
-def attribute_of(message: Message, functions: Iterable[str], unread: UnreadConstants) -> Attribute:
+def attribute_of(message: Message, functions: Iterable[str], budget: AttributeBudget) -> Attribute:
     """Parse an entry of the map ``NodeDef.attr``."""
     last = dict(message.parts())
     key = last[1].data(MAX_NAME) if 1 in last else b""
     value_bytes = last[2].nbytes if key == _VALUE and 2 in last else 0
-    is_about_running = key in _ABOUT_RUNNING or key.startswith(b"_")
+    is_execution_only = key in _EXECUTION_ONLY or key.startswith(b"_")
     called = tuple(functions)
-    is_left_out = called or (is_about_running and key != SHARED_NAME)
-    content = key if is_left_out else unread.summarize(message, key)
-    return Attribute(key, called, is_about_running, value_bytes, content)
+    is_left_out = called or (is_execution_only and key != SHARED_NAME)
+    content = key if is_left_out else budget.summarize(message, key)
+    return Attribute(key, called, is_execution_only, value_bytes, content)
 
 
 class GraphNode(NamedTuple):

@@ -31,7 +31,9 @@ def describe_computation(graph: MetaGraph) -> dict[str, object]:
     functions = function_digests(
         {name: (_body_digest(body), body.calls()) for name, body in graph.bodies.items()}
     )
-    assets = {_reference(node)[0]: _digest(b"asset", name.encode()) for node, name in graph.fed.items()}
+    assets = {
+        _reference(node)[0]: _digest(b"asset", name.encode()) for node, name in graph.fed_assets.items()
+    }
     nodes = node_digests(graph.body, functions, assets)
     saver_nodes, saver_functions = graph.saver.nodes_and_functions()
     computation: dict[str, object] = {
@@ -39,14 +41,16 @@ def describe_computation(graph: MetaGraph) -> dict[str, object]:
             name: _describe_signature(graph.body, signature, functions, assets)
             for name, signature in sorted(graph.signatures.items())
         },
-        "init_op": _describe_digests("node", [_output_digest(nodes, node) for node in graph.initial]),
+        "init_op": _describe_digests("node", [_output_digest(nodes, node) for node in graph.init_nodes]),
         "functions": _describe_digests(
             "function", [function for name, function in functions.items() if name not in saver_functions]
         ),
         "nodes": _describe_digests("node", [node for at, node in nodes.items() if at not in saver_nodes]),
     }
-    if graph.unread.skipped:
-        computation["constants"] = f"<{graph.unread.skipped:,} bytes of constants that were not read>"
+    if graph.attribute_budget.skipped:
+        computation["constants"] = (
+            f"<{graph.attribute_budget.skipped:,} bytes of constants that were not read>"
+        )
     return computation
 
 
@@ -112,7 +116,7 @@ def _own_digests(body: Body) -> dict[int, tuple[bytes, list[tuple[int, bytes]], 
         if not node.op:
             own[at] = _digest(b"argument", *map(str.encode, node.inputs)), [], []
             continue
-        contents = sorted([one.content for one in node.attributes if not one.is_about_running])
+        contents = sorted([one.content for one in node.attributes if not one.is_execution_only])
         for name in [one.content for one in node.attributes if one.key == SHARED_NAME][:1]:
             shared[node.op] += 1
             contents.append(name if node.op == _VARIABLE else b"%d" % shared[node.op])

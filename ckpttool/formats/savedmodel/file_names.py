@@ -67,7 +67,7 @@ FILE_INPUTS: Mapping[str, tuple[FileInput, ...]] = {
 
 _SAME = {one: one for one in Origin}
 _NUMBERED = {Origin.PREFIX: Origin.BESIDE, Origin.BESIDE: Origin.BESIDE}
-_PASSING: Mapping[str, tuple[slice, Mapping[Origin, Origin]]] = {
+_FORWARDING: Mapping[str, tuple[slice, Mapping[Origin, Origin]]] = {
     "Identity": (slice(0, 1), _SAME),
     "Pack": (slice(None), _SAME),
     "Select": (slice(1, 3), _SAME),
@@ -86,7 +86,7 @@ _FIRST_ARGUMENT: Mapping[tuple[str, bytes], int] = {
 """Index of the input that becomes the first argument of the called function, by op and attribute."""
 _SUFFIX = re.compile(rb"\.part|_temp(_[0-9a-f]{1,64})?/part")
 _HANDLE, _READ, _ASSIGN = "VarHandleOp", "ReadVariableOp", "AssignVariableOp"
-_OF_VARIABLES = frozenset({_READ, _ASSIGN, "VarIsInitializedOp"})
+_VARIABLE_OPS = frozenset({_READ, _ASSIGN, "VarIsInitializedOp"})
 
 
 class Call(NamedTuple):
@@ -116,7 +116,7 @@ class FileNames:
     _known: dict[tuple[str, str], Origins] = field(default_factory=dict)
     _handles: dict[str, list[GraphNode]] | None = None
 
-    def are_own(self, op: str, name: str, function: str) -> bool:
+    def opens_model_files(self, op: str, name: str, function: str) -> bool:
         """Return whether a node opens only files of the model."""
         node = self.bodies[function].nodes.get(hash(name)) if function in self.bodies else None
         if node is None or node.op != op or op in self.bodies:
@@ -158,9 +158,9 @@ class FileNames:
             return self._origins_of_joined(body, node, depth)
         if node.op == _READ and not body:
             return self._origins_of_variable(node, depth)
-        if node.op not in _PASSING:
+        if node.op not in _FORWARDING:
             return _ELSEWHERE
-        inputs, becomes = _PASSING[node.op]
+        inputs, becomes = _FORWARDING[node.op]
         found = self._origins_of_inputs(body, node, inputs, depth)
         return frozenset(becomes.get(one, Origin.ELSEWHERE) for one in found)
 
@@ -199,12 +199,12 @@ class FileNames:
         # takes its handle but those that read, assign or test it.
         names = [one.partition(":")[0] for one in _data_inputs(node)]
         handle = self.bodies[""].nodes.get(hash(names[0])) if names else None
-        if handle is None or handle.op != _HANDLE or not self._is_alone(handle):
+        if handle is None or handle.op != _HANDLE or not self._is_private(handle):
             return _ELSEWHERE
         if self._handles is None:
             self._handles = self._users_of_handles()
         users = self._handles.get(names[0], [])
-        if any(user.op not in _OF_VARIABLES or user.op in self.bodies for user in users):
+        if any(user.op not in _VARIABLE_OPS or user.op in self.bodies for user in users):
             return _ELSEWHERE
         values = [
             self._origins_of_inputs("", user, slice(1, 2), depth) for user in users if user.op == _ASSIGN
@@ -221,7 +221,7 @@ class FileNames:
                     users.setdefault(name, []).append(node)
         return users
 
-    def _is_alone(self, handle: GraphNode) -> bool:
+    def _is_private(self, handle: GraphNode) -> bool:
         """Return whether a handle is the only reference to its resource."""
         own = _attribute_text(handle, b"shared_name")
         nodes = (node for body in self.bodies.values() for node in body.nodes.values() if node.op == _HANDLE)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckpttool.core.errors import LimitExceeded
-from ckpttool.formats.savedmodel.body import Attribute, Body, GraphNode, UnreadConstants, attribute_of
+from ckpttool.formats.savedmodel.body import Attribute, AttributeBudget, Body, GraphNode, attribute_of
 from ckpttool.formats.savedmodel.file_names import FILE_INPUTS, Call, FileNames, Origin
 from ckpttool.formats.savedmodel.objects import ObjectGraph, read_shape, type_name
 from ckpttool.formats.savedmodel.ops import HARMLESS_IF, known_ops, stateful_ops
@@ -58,27 +58,27 @@ class MetaGraph:
     """Meta graph of a SavedModel; functions are named, and ``""`` is the graph itself.
 
     Attributes:
-        places: First place of each op and whether it is harmless there; an op may have one of either.
-        saver: Nodes and functions of the graph, to tell which of them serve the saver only.
-        broken: Functions with a reference in them to a node or output that doesn't exist.
-        called: Functions that nodes refer to, each with the function that does so first.
+        saver: Dependencies of nodes and functions, to tell which of them serve the saver only.
+        op_places: First place of each op, and whether it is harmless there; an op may have one of either.
+        broken_references: Functions with a reference in them to a node or output that doesn't exist.
+        first_callers: Functions that nodes refer to, each with the function that does so first.
         constant_bytes: Size of all constants in the graph and in functions.
         objects: The object graph; empty in TensorFlow 1.
         body: Nodes of the graph.
         bodies: Nodes of each function.
-        initial: References to the nodes that initialise the model.
-        fed: Tensors that assets are fed to, with the names of these.
-        listed: Assets in TensorFlow 1's collection; used only if ``assets`` is empty.
-        served: Tensors that signatures take and return; assets aren't fed when a signature is called.
-        files: Ops that are judged by the origins of the files that they open.
-        stateful: Other unsafe ops that run only if their function does, by op and function.
-        initializing: Ops that read a file for the initializer of a variable, with their first place.
-        uncalled: Unsafe ops in functions that nothing calls, with their first place.
-        calls: Nodes that refer to each function.
-        opaque: Functions that others than the recorded callers may call: gradients, functions whose name
-            another has too, and those that Grappler may substitute.
-        unread: Bytes of long attributes that were read and skipped.
-        attributes: Cache of short attributes by their bytes.
+        init_nodes: References to the nodes that initialise the model.
+        fed_assets: Tensors that assets are fed to, with the names of these.
+        collected_assets: Assets in TensorFlow 1's collection; used only if ``assets`` is empty.
+        served_tensors: Tensors that signatures take and return.
+        file_ops: Ops that are judged by the origins of the files that they open.
+        unsafe_stateful_ops: Other unsafe ops that run only if their function does, by op and function.
+        initializer_ops: Ops that read a file for the initializer of a variable, with their first place.
+        uncalled_ops: Unsafe ops in functions that nothing calls, with their first place.
+        callers: Nodes that refer to each function.
+        opaque_functions: Functions with unknown callers: gradients, functions whose name another has too,
+            and those that Grappler may substitute.
+        attribute_budget: Bytes of long attributes that were read and skipped.
+        attribute_cache: Short attributes by their bytes, while the graph is parsed.
     """
 
     tags: list[str] = field(default_factory=list)
@@ -90,25 +90,25 @@ class MetaGraph:
     nodes: int = 0
     functions: set[str] = field(default_factory=set)
     ops: Counter[str] = field(default_factory=Counter)
-    places: dict[tuple[str, bool], str] = field(default_factory=dict)
+    op_places: dict[tuple[str, bool], str] = field(default_factory=dict)
     constant_bytes: int = 0
-    broken: list[tuple[str, str]] = field(default_factory=list)
-    called: dict[str, str] = field(default_factory=dict)
+    broken_references: list[tuple[str, str]] = field(default_factory=list)
+    first_callers: dict[str, str] = field(default_factory=dict)
     objects: ObjectGraph = field(default_factory=ObjectGraph)
     body: Body = field(default_factory=Body)
     bodies: dict[str, Body] = field(default_factory=dict)
-    initial: list[str] = field(default_factory=list)
-    fed: dict[str, str] = field(default_factory=dict)
-    listed: list[Message] = field(default_factory=list)
-    served: list[str] = field(default_factory=list)
-    files: list[FileOp] = field(default_factory=list)
-    stateful: dict[tuple[str, str], FileOp] = field(default_factory=dict)
-    initializing: dict[str, str] = field(default_factory=dict)
-    uncalled: dict[str, str] = field(default_factory=dict)
-    calls: dict[str, list[Call]] = field(default_factory=dict)
-    opaque: set[str] = field(default_factory=set)
-    unread: UnreadConstants = field(default_factory=UnreadConstants)
-    attributes: dict[bytes, Attribute] = field(default_factory=dict)
+    init_nodes: list[str] = field(default_factory=list)
+    fed_assets: dict[str, str] = field(default_factory=dict)
+    collected_assets: list[Message] = field(default_factory=list)
+    served_tensors: list[str] = field(default_factory=list)
+    file_ops: list[FileOp] = field(default_factory=list)
+    unsafe_stateful_ops: dict[tuple[str, str], FileOp] = field(default_factory=dict)
+    initializer_ops: dict[str, str] = field(default_factory=dict)
+    uncalled_ops: dict[str, str] = field(default_factory=dict)
+    callers: dict[str, list[Call]] = field(default_factory=dict)
+    opaque_functions: set[str] = field(default_factory=set)
+    attribute_budget: AttributeBudget = field(default_factory=AttributeBudget)
+    attribute_cache: dict[bytes, Attribute] = field(default_factory=dict)
 
     def as_metadata(self) -> dict[str, object]:
         """Return the description of the graph, as plain data."""
@@ -151,19 +151,19 @@ def _meta_graph(message: Message) -> MetaGraph:
     for number, part in message.parts():
         if number in _PARTS:
             _PARTS[number](graph, part)
-    graph.attributes.clear()
-    graph.saver.offered |= graph.objects.offered
+    graph.attribute_cache.clear()
+    graph.saver.exposed |= graph.objects.exposed
     _note_broken_reference(graph, "", graph.body)
-    for part in () if graph.assets else graph.listed:
+    for part in () if graph.assets else graph.collected_assets:
         _add_asset(graph, part)
     # Whether an unsafe op is harmless is judged when all callers of its function are known.
-    uncalled = graph.saver.uncalled_functions if graph.files or graph.stateful else ()
-    for op in graph.stateful.values():
+    uncalled = graph.saver.uncalled_functions if graph.file_ops or graph.unsafe_stateful_ops else ()
+    for op in graph.unsafe_stateful_ops.values():
         if op.function in uncalled:
-            graph.uncalled.setdefault(op.op, _place(op.name, op.function))
+            graph.uncalled_ops.setdefault(op.op, _place(op.name, op.function))
         else:
             _note_place(graph, op.op, op.name, op.function, False)
-    if graph.files:
+    if graph.file_ops:
         _judge_files(graph, uncalled)
     return graph
 
@@ -171,17 +171,17 @@ def _meta_graph(message: Message) -> MetaGraph:
 def _judge_files(graph: MetaGraph, uncalled: Collection[str]) -> None:
     """Record for each op that opens files whether these are the model's own."""
     names = _file_names(graph, uncalled)
-    uses = graph.saver.uses_of(graph.files)
-    for op in graph.files:
+    uses = graph.saver.usage_of(graph.file_ops)
+    for op in graph.file_ops:
         if op.function in uncalled and op.op in stateful_ops():
-            graph.uncalled.setdefault(op.op, _place(op.name, op.function))
+            graph.uncalled_ops.setdefault(op.op, _place(op.name, op.function))
             continue
-        is_harmless = names.are_own(op.op, op.name, op.function)
+        is_harmless = names.opens_model_files(op.op, op.name, op.function)
         if op.op in SAVER_OPS:
             is_savers, is_run = uses[op]
             is_harmless = is_savers and (is_harmless or not is_run)
             if not is_harmless and _is_for_initializers(graph, op):
-                graph.initializing.setdefault(op.op, op.name)
+                graph.initializer_ops.setdefault(op.op, op.name)
                 continue
         _note_place(graph, op.op, op.name, op.function, is_harmless)
 
@@ -197,10 +197,10 @@ def _is_for_initializers(graph: MetaGraph, op: FileOp) -> bool:
 
 def _file_names(graph: MetaGraph, uncalled: Collection[str]) -> FileNames:
     # The loader feeds assets only while it initialises the model: not to tensors that signatures depend on.
-    served = graph.saver.reachable_from(graph.served) if graph.fed else set()
+    served = graph.saver.reachable_from(graph.served_tensors) if graph.fed_assets else set()
     fed: dict[tuple[str, str], Origin] = {}
     for reference, origin in (
-        *((one, Origin.ASSET) for one in graph.fed),
+        *((one, Origin.ASSET) for one in graph.fed_assets),
         (graph.saver.prefix, Origin.PREFIX),
     ):
         name, _, output = reference.partition(":")
@@ -210,10 +210,12 @@ def _file_names(graph: MetaGraph, uncalled: Collection[str]) -> FileNames:
     for name, captured in graph.objects.functions:
         origins = [Origin.ASSET if at in graph.objects.assets else Origin.ELSEWHERE for at in captured]
         bound.setdefault(name, []).append(origins)
-    for name in graph.objects.offered:
+    for name in graph.objects.exposed:
         bound.setdefault(name, [()])
-    calls = {name: [one for one in found if one.body not in uncalled] for name, found in graph.calls.items()}
-    return FileNames({**graph.bodies, "": graph.body}, calls, bound, graph.opaque, fed)
+    calls = {
+        name: [one for one in found if one.body not in uncalled] for name, found in graph.callers.items()
+    }
+    return FileNames({**graph.bodies, "": graph.body}, calls, bound, graph.opaque_functions, fed)
 
 
 def _add_meta_info(graph: MetaGraph, message: Message) -> None:
@@ -223,7 +225,7 @@ def _add_meta_info(graph: MetaGraph, message: Message) -> None:
         elif number == 5:
             graph.version = part.stable_text() or None
         elif number == _ALIASES:
-            graph.saver.offered.add(signature_entry(part)[0])
+            graph.saver.exposed.add(signature_entry(part)[0])
 
 
 def _add_collection(graph: MetaGraph, entry: Message) -> None:
@@ -231,15 +233,15 @@ def _add_collection(graph: MetaGraph, entry: Message) -> None:
     if name in _INIT_COLLECTIONS:
         graph.has_init = True
         for node in _nested_messages(entry, 2, 1, 1):
-            graph.saver.ask(node.text())
-            graph.initial.append(node.text())
+            graph.saver.add_entry_point(node.text())
+            graph.init_nodes.append(node.text())
     elif name in _VARIABLES:
         for variable in _nested_messages(entry, 2, 2, 1):
             for number, part in variable.parts():
                 if number == 2:
-                    graph.saver.initialize(part.text())
+                    graph.saver.add_initializer(part.text())
     elif name == _ASSETS:
-        graph.listed += _nested_messages(entry, 2, 5, 1, 2)
+        graph.collected_assets += _nested_messages(entry, 2, 5, 1, 2)
 
 
 def _nested_messages(message: Message, *numbers: int) -> Iterator[Message]:
@@ -254,7 +256,7 @@ def _add_asset(graph: MetaGraph, message: Message) -> None:
     graph.assets.append(parts[2].stable_text() if 2 in parts else "")
     names = [part.stable_text() for number, part in parts[1].parts() if number == 1] if 1 in parts else []
     if names:
-        graph.fed[names[-1]] = graph.assets[-1]
+        graph.fed_assets[names[-1]] = graph.assets[-1]
 
 
 # Ops ------------------------------------------------------------------------------------------------
@@ -277,8 +279,8 @@ def _add_library(graph: MetaGraph, message: Message) -> None:
         elif number in (2, 3):  # gradients, which name the function of one
             gradient = {2: 2, 3: 1}[number]
             called = {text.stable_text() for at, text in part.parts() if at == gradient}
-            graph.saver.offered |= called
-            graph.opaque |= called
+            graph.saver.exposed |= called
+            graph.opaque_functions |= called
 
 
 def _add_function(graph: MetaGraph, message: Message) -> None:
@@ -301,12 +303,12 @@ def _add_function(graph: MetaGraph, message: Message) -> None:
         elif number == 3:
             nodes.append(part)
     if not name:  # objects can name it all the same
-        graph.saver.offered.add(_UNNAMED)
+        graph.saver.exposed.add(_UNNAMED)
     for part in nodes:
         _add_node(graph, part, name or _UNNAMED, body)
     if is_substituted or name in graph.bodies:
-        graph.saver.offered.add(name)
-        graph.opaque.add(name)
+        graph.saver.exposed.add(name)
+        graph.opaque_functions.add(name)
     graph.bodies[name or _UNNAMED] = body
     _note_broken_reference(graph, name or _UNNAMED, body)
 
@@ -328,8 +330,8 @@ def _function_name(graph: MetaGraph, signature: Message, before: str) -> str:
     names = [part.stable_text() for number, part in signature.parts() if number == 1]
     name = names[-1] if names else before
     if name in graph.functions or (before or name) != name or len(names) > 1:
-        graph.saver.offered.update((before, *names))
-        graph.opaque.update((before, *names))
+        graph.saver.exposed.update((before, *names))
+        graph.opaque_functions.update((before, *names))
     graph.functions.add(name)
     graph.saver.functions[name]  # it may call none
     return name
@@ -337,8 +339,8 @@ def _function_name(graph: MetaGraph, signature: Message, before: str) -> str:
 
 def _note_broken_reference(graph: MetaGraph, function: str, body: Body) -> None:
     reference = body.broken_reference(known_ops())
-    if reference is not None and len(graph.broken) < MAX_BROKEN:
-        graph.broken.append((function, reference))
+    if reference is not None and len(graph.broken_references) < MAX_BROKEN:
+        graph.broken_references.append((function, reference))
 
 
 def _add_node(graph: MetaGraph, message: Message, function: str, body: Body) -> None:
@@ -351,18 +353,18 @@ def _add_node(graph: MetaGraph, message: Message, function: str, body: Body) -> 
         path = message.window.source.path
         raise LimitExceeded(path, f"more than {MAX_OPS:,} kinds of ops", expected="less")
     if not function:
-        graph.saver.node(name, inputs)
+        graph.saver.add_node(name, inputs)
     _add_calls(graph, message, name, op, function, attributes)
     if op in FILE_INPUTS:
         message.window.keep(len(name))
-        graph.files.append(FileOp(op, name, function))
+        graph.file_ops.append(FileOp(op, name, function))
         return
     is_harmless = op in HARMLESS_IF and HARMLESS_IF[op](message, body)
     if function and op in stateful_ops() and not is_harmless:
-        if (op, function) not in graph.stateful:
+        if (op, function) not in graph.unsafe_stateful_ops:
             message.window.keep(len(name) + len(function))
-            graph.stateful[op, function] = FileOp(op, name, function)
-    elif is_harmless or (op, False) not in graph.places:
+            graph.unsafe_stateful_ops[op, function] = FileOp(op, name, function)
+    elif is_harmless or (op, False) not in graph.op_places:
         _note_place(graph, op, name, function, is_harmless)
 
 
@@ -383,7 +385,7 @@ def _node_fields(graph: MetaGraph, message: Message) -> tuple[str, str, list[str
         if number == 3:
             inputs.append(part.text())
         elif number == 5:
-            attributes.append(attribute_of(part, functions_in(part), graph.unread))
+            attributes.append(attribute_of(part, functions_in(part), graph.attribute_budget))
         elif number < 3:
             texts[number] = part.text()
     return texts.get(1, ""), texts.get(2, ""), inputs, attributes
@@ -392,13 +394,13 @@ def _node_fields(graph: MetaGraph, message: Message) -> tuple[str, str, list[str
 def _remembered_attribute(graph: MetaGraph, node: Message, start: int, data: bytes) -> Attribute:
     """Return an attribute of a node."""
     # Most attributes of a large graph are equal (``T: DT_FLOAT``), so parsed ones are cached by their bytes.
-    known = graph.attributes.get(data)
+    known = graph.attribute_cache.get(data)
     if known is not None:
         return known
     message = Message(node.window, start, start + len(data), node.depth + 1)
-    attribute = attribute_of(message, functions_in(message), graph.unread)
-    if len(data) <= _REPEATED_BYTES and len(graph.attributes) < _REPEATED:
-        graph.attributes[data] = attribute
+    attribute = attribute_of(message, functions_in(message), graph.attribute_budget)
+    if len(data) <= _REPEATED_BYTES and len(graph.attribute_cache) < _REPEATED:
+        graph.attribute_cache[data] = attribute
     return attribute
 
 
@@ -409,17 +411,17 @@ def _add_calls(
     names = {called for attribute in attributes if attribute.functions for called in attribute.functions}
     if not names and op in known_ops():
         return
-    for called in names - graph.called.keys():
+    for called in names - graph.first_callers.keys():
         message.window.keep(len(called))
-        graph.called[called] = function
+        graph.first_callers[called] = function
     for called in names if op in known_ops() else names | {op}:
-        graph.saver.call(name, function, called)
-        graph.calls.setdefault(called, []).append(Call(function, hash(name)))
+        graph.saver.add_call(name, function, called)
+        graph.callers.setdefault(called, []).append(Call(function, hash(name)))
 
 
 def _note_place(graph: MetaGraph, op: str, name: str, function: str, is_harmless: bool) -> None:
     """Record the first place of an op, separately where it is harmless."""
-    graph.places.setdefault((op, is_harmless), _place(name, function))
+    graph.op_places.setdefault((op, is_harmless), _place(name, function))
 
 
 def _place(name: str, function: str) -> str:
@@ -432,13 +434,13 @@ def _place(name: str, function: str) -> str:
 def _add_signature(graph: MetaGraph, entry: Message) -> None:
     name, signature = signature_entry(entry)
     for reference in tensors_of(entry):
-        graph.saver.ask(reference)
+        graph.saver.add_entry_point(reference)
     if name == INIT_SIGNATURE:
         graph.has_init = True
-        graph.initial += tensors_of(entry)
+        graph.init_nodes += tensors_of(entry)
     else:
         graph.signatures[name] = signature_of(signature) if signature else {}
-        graph.served += tensors_of(entry)
+        graph.served_tensors += tensors_of(entry)
 
 
 def signature_entry(message: Message) -> tuple[str, Message | None]:
@@ -484,7 +486,7 @@ def _read_tensor_info(message: Message) -> dict[str, object]:
 _PARTS: Mapping[int, Callable[[MetaGraph, Message], None]] = {
     1: _add_meta_info,
     2: _add_graph_def,
-    3: lambda graph, message: graph.saver.define(message),
+    3: lambda graph, message: graph.saver.add_saver_def(message),
     4: _add_collection,
     5: _add_signature,
     6: _add_asset,

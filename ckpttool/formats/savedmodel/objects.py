@@ -91,13 +91,13 @@ class ObjectGraph:
     Attributes:
         nodes: The objects; the first is the root.
         functions: Names of functions, with the numbers of the objects that are captured as last arguments.
-        offered: Names of all functions that objects refer to, with or without captured inputs.
+        exposed: Names of all functions that objects refer to, with or without captured inputs.
         assets: Numbers of the objects that are assets.
     """
 
     nodes: list[SavedObject] = field(default_factory=list)
     functions: list[tuple[str, list[int]]] = field(default_factory=list)
-    offered: set[str] = field(default_factory=set)
+    exposed: set[str] = field(default_factory=set)
     assets: set[int] = field(default_factory=set)
 
     def add(self, message: Message) -> None:
@@ -124,7 +124,7 @@ class ObjectGraph:
             elif number == 4:
                 described |= {at: field for at, field in part.parts()}  # a repeated message is merged
             elif number in (6, 8):  # function, bare_concrete_function
-                self.offered |= {name.stable_text() for at, name in part.parts() if at == 1}
+                self.exposed |= {name.stable_text() for at, name in part.parts() if at == 1}
             elif number == 7:
                 item.variable = _read_variable(part)
         # Keras up to TensorFlow 2.4 stored its JSON description of a layer here, not in keras_metadata.pb.
@@ -146,7 +146,7 @@ class ObjectGraph:
                 elif at == 2 and value is not None:
                     captured.append(value)
         self.functions.append((name, captured))
-        self.offered.add(name)
+        self.exposed.add(name)
 
 
 def _read_packed(message: Message) -> list[int]:

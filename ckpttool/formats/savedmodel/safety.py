@@ -76,20 +76,20 @@ def judge_paths(model: SavedModel, directory: str) -> Iterator[Finding]:
 
 def judge_ops(graph: MetaGraph) -> Iterator[Finding]:
     """Yield findings about unsafe and unknown ops of a graph and of its functions."""
-    for (op, is_harmless), where in sorted(graph.places.items()):
+    for (op, is_harmless), where in sorted(graph.op_places.items()):
         finding = _judge_op(graph, op, is_harmless, where)
         if finding is not None:
             yield finding
-    for op, where in sorted(graph.initializing.items()):
+    for op, where in sorted(graph.initializer_ops.items()):
         message = f"{op} reads a file for the initializer of a variable, which no loader runs"
         yield warning("unsafe-op", message, where)
-    for op, where in sorted(graph.uncalled.items()):
+    for op, where in sorted(graph.uncalled_ops.items()):
         yield note("uncalled-op", f"{op} is in an unused function", where)
     foreign = sorted(graph.ops.keys() - known_ops().keys() - graph.functions)
     if foreign:
         shown = ", ".join(name[:80] for name in foreign[:_SHOWN])
         more = f" and {len(foreign) - _SHOWN:,} more" if len(foreign) > _SHOWN else ""
-        place = graph.places.get((foreign[0], False))
+        place = graph.op_places.get((foreign[0], False))
         yield warning("custom-ops", f"it needs ops that other libraries register: {shown}{more}", place)
 
 
@@ -109,14 +109,14 @@ def _judge_op(graph: MetaGraph, op: str, is_harmless: bool, where: str) -> Findi
 
 def judge_links(graph: MetaGraph) -> Iterator[Finding]:
     """Yield errors about references to nodes, functions and tensors that don't exist."""
-    for function, reference in graph.broken:
+    for function, reference in graph.broken_references:
         yield error(
             "graph-broken", f"it takes {reference[:_LONGEST]!r}, which isn't there", _body_name(function)
         )
-    unknown = graph.called.keys() - graph.functions - known_ops().keys()
+    unknown = graph.first_callers.keys() - graph.functions - known_ops().keys()
     for name in islice(sorted(unknown), MAX_BROKEN):
         message = f"it calls the function {name[:_LONGEST]!r}, which isn't there"
-        yield error("graph-broken", message, _body_name(graph.called[name]))
+        yield error("graph-broken", message, _body_name(graph.first_callers[name]))
     for name, signature in graph.signatures.items():
         sides = (*signature.get("inputs", {}).values(), *signature.get("outputs", {}).values())
         names = [tensor["name"] for tensor in sides if tensor.get("name")]

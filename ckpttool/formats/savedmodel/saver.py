@@ -50,10 +50,10 @@ class Saver:
     Attributes:
         prefix: Tensor that the prefix of the variables is fed to.
         functions: Functions of the library, each with those that it refers to.
-        offered: Functions that can be called from outside of the graph and the library.
-        _ends: Nodes that a loader runs to save and to restore, by the number of their field in SaverDef.
+        exposed: Functions that can be called from outside of the graph and the library.
+        _saver_nodes: Nodes that save and restore, by the number of their field in SaverDef.
         _initializers: Initializers of variables.
-        _asked: Nodes that are run for something else than saving.
+        _entry_points: Nodes that are run for something else than saving.
         _scoped: Nodes whose names are in a scope ``save/``.
         _calls: Functions that each node of the graph refers to.
         _nodes, _inputs: All edges, as pairs of a node and one of its inputs.
@@ -61,36 +61,36 @@ class Saver:
 
     prefix: str = ""
     functions: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    offered: set[str] = field(default_factory=set)
-    _ends: dict[int, int] = field(default_factory=dict)
+    exposed: set[str] = field(default_factory=set)
+    _saver_nodes: dict[int, int] = field(default_factory=dict)
     _initializers: set[int] = field(default_factory=set)
-    _asked: set[int] = field(default_factory=set)
+    _entry_points: set[int] = field(default_factory=set)
     _scoped: set[int] = field(default_factory=set)
     _calls: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
     _nodes: array[int] = field(default_factory=lambda: array("q"))
     _inputs: array[int] = field(default_factory=lambda: array("q"))
 
-    def define(self, message: Message) -> None:
+    def add_saver_def(self, message: Message) -> None:
         """Add the nodes that a SaverDef names."""
         for number, part in message.parts():
             if number == _FILE_NAME:
                 self.prefix = part.stable_text()
             elif number in (_SAVE_TENSOR, _RESTORE_OP):
-                self._ends[number] = _node_of(part.text())
+                self._saver_nodes[number] = _node_of(part.text())
 
-    def ask(self, reference: str) -> None:
+    def add_entry_point(self, reference: str) -> None:
         """Add a reference to a node that is run for something else than saving."""
-        self._asked.add(_node_of(reference))
+        self._entry_points.add(_node_of(reference))
 
-    def initialize(self, node: str) -> None:
+    def add_initializer(self, node: str) -> None:
         """Add the initializer of a variable; loaders don't run it, because they restore the variable."""
         self._initializers.add(_node_of(node))
 
     def initialized_by(self, name: str) -> set[int]:
         """Return the nodes between a node and the initializers it serves; none if it serves anything else."""
         found = _reachable([hash(name)], self._users)
-        asked = self._asked | {*self._ends.values()}
-        serves_alone = found & self._initializers and not found & asked
+        reserved = self._entry_points | {*self._saver_nodes.values()}
+        serves_alone = found & self._initializers and not found & reserved
         return found - self._initializers - {hash(name)} if serves_alone else set()
 
     @cached_property
@@ -101,7 +101,7 @@ class Saver:
             users[taken].append(node)
         return users
 
-    def node(self, name: str, inputs: Iterable[str]) -> None:
+    def add_node(self, name: str, inputs: Iterable[str]) -> None:
         """Add a node of the graph."""
         at = hash(name)
         for reference in inputs:
@@ -110,7 +110,7 @@ class Saver:
         if _SCOPE.search(name):
             self._scoped.add(at)
 
-    def call(self, name: str, function: str, called: str) -> None:
+    def add_call(self, name: str, function: str, called: str) -> None:
         """Add a reference of a node, in a function or (``""``) in the graph, to a function."""
         (self.functions[function] if function else self._calls[hash(name)]).add(called)
 
@@ -129,10 +129,10 @@ class Saver:
 
         A function with the name of an op is never among them: it may run in place of the op.
         """
-        called = self._called_by(self._calls) | self.offered | (self.functions.keys() & known_ops().keys())
+        called = self._called_by(self._calls) | self.exposed | (self.functions.keys() & known_ops().keys())
         return self.functions.keys() - _reachable(called, self.functions)
 
-    def uses_of(self, ops: Iterable[FileOp]) -> dict[FileOp, tuple[bool, bool]]:
+    def usage_of(self, ops: Iterable[FileOp]) -> dict[FileOp, tuple[bool, bool]]:
         """Return for each op whether it serves the saver only, and whether the saver runs it.
 
         The nodes of an older saver serve it only, but aren't run.
@@ -140,7 +140,9 @@ class Saver:
         takes = self._takes()
         saving, left = self._own_nodes(takes)
         functions, nodes = self._own_functions(saving), saving | left
-        loading = _reachable([end for number, end in self._ends.items() if number == _RESTORE_OP], takes)
+        loading = _reachable(
+            [end for number, end in self._saver_nodes.items() if number == _RESTORE_OP], takes
+        )
         loaded = _reachable(self._called_by(loading), self.functions)
         found = {}
         for op in ops:
@@ -162,10 +164,10 @@ class Saver:
         # TensorFlow 1 adds a saver to the graph each time the graph is saved, in a scope ``save_1/``, and
         # SaverDef names the last. The scope makes a node a candidate only; it is dropped if anything else
         # depends on it.
-        saving = _reachable(self._ends.values(), takes)
+        saving = _reachable(self._saver_nodes.values(), takes)
         candidates = saving | self._scoped
         needed = {taken for node, inputs in takes.items() if node not in candidates for taken in inputs}
-        foreign = _reachable((needed | self._asked) & candidates, takes)
+        foreign = _reachable((needed | self._entry_points) & candidates, takes)
         return saving - foreign, self._scoped - saving - foreign
 
     def _own_functions(self, saving: set[int]) -> set[str]:
@@ -173,7 +175,7 @@ class Saver:
         called = _reachable(self._called_by(saving), self.functions)
         others = self._called_by(self._calls.keys() - saving)
         # A function with the name of an op may run in place of the op.
-        others |= self.offered | (self.functions.keys() - called - self.uncalled_functions)
+        others |= self.exposed | (self.functions.keys() - called - self.uncalled_functions)
         others |= called & known_ops().keys()
         foreign = _reachable(others, self.functions)
         return called - foreign

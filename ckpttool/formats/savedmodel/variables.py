@@ -51,12 +51,12 @@ def needs_variables(graph: MetaGraph) -> bool:
     return not _VARIABLE_OPS.isdisjoint(graph.ops)
 
 
-def raw_key(tensor: Tensor) -> str:
+def bundle_key(tensor: Tensor) -> str:
     """Return a variable's key in the bundle."""
     return tensor.key or "/".join(map(str, tensor.path))
 
 
-def node_numbers_along(objects: Sequence[SavedObject], key: str) -> list[int]:
+def object_numbers_along(objects: Sequence[SavedObject], key: str) -> list[int]:
     """Return the numbers of the objects along a key's path, from the root to the last that exists."""
     numbers = [0] if objects else []
     for part in key.removesuffix(KEY_END).split("/") if numbers else ():
@@ -68,9 +68,9 @@ def node_numbers_along(objects: Sequence[SavedObject], key: str) -> list[int]:
     return numbers
 
 
-def _node_number(objects: Sequence[SavedObject], key: str) -> int | None:
+def _object_number(objects: Sequence[SavedObject], key: str) -> int | None:
     """Return the number of the object at the end of a key's path; None if there is none."""
-    numbers = node_numbers_along(objects, key)
+    numbers = object_numbers_along(objects, key)
     return numbers[-1] if len(numbers) == key.removesuffix(KEY_END).count("/") + 2 else None
 
 
@@ -84,10 +84,10 @@ def compare_variables(tensors: Sequence[Tensor], objects: Sequence[SavedObject])
         yield error("object-graph", f"{lost:,} references to objects that there are none of")
     reached = set()
     for tensor in tensors:
-        key = raw_key(tensor)
+        key = bundle_key(tensor)
         if not key.endswith(KEY_END) or SLOT_MARK in key:
             continue
-        at = _node_number(objects, key)
+        at = _object_number(objects, key)
         variable = None if at is None else objects[at].variable
         if at is None or variable is None:
             yield warning("variable-foreign", "the model's objects don't lead to it", tensor.name)
@@ -124,12 +124,12 @@ def name_variables(tensors: Sequence[Tensor], objects: Sequence[SavedObject]) ->
     """Return the variables, with their names in Python where their keys have numbers instead of names."""
     # Keras exports ``variables/3`` and, in a private list, ``_all_variables/3``, a copy of the same
     # variable. The public one gets the name; the copy keeps its key and gets the role ``OTHER``.
-    stated = {raw_key(tensor): _stated_name(tensor, objects) for tensor in tensors}
+    stated = {bundle_key(tensor): _python_name(tensor, objects) for tensor in tensors}
     public = Counter(name for key, name in stated.items() if name and not key.startswith(_PRIVATE))
-    taken = {tensor.name for tensor in tensors if stated[raw_key(tensor)] is None}
+    taken = {tensor.name for tensor in tensors if stated[bundle_key(tensor)] is None}
     named = []
     for tensor in tensors:
-        key = raw_key(tensor)
+        key = bundle_key(tensor)
         name = stated[key]
         if name is None or name == tensor.name:
             named.append(tensor)
@@ -142,12 +142,12 @@ def name_variables(tensors: Sequence[Tensor], objects: Sequence[SavedObject]) ->
     return tuple(named)
 
 
-def _stated_name(tensor: Tensor, objects: Sequence[SavedObject]) -> str | None:
+def _python_name(tensor: Tensor, objects: Sequence[SavedObject]) -> str | None:
     """Return the name in Python of a variable whose key has numbers instead of names; else None."""
-    key = raw_key(tensor)
+    key = bundle_key(tensor)
     if SLOT_MARK in key or not _NUMBERED.search(key.removesuffix(KEY_END)):
         return None
-    at = _node_number(objects, key)
+    at = _object_number(objects, key)
     variable = None if at is None else objects[at].variable
     return variable.name if variable and variable.name not in ("", _UNNAMED) else None
 
@@ -174,7 +174,7 @@ def layers_of_variables(
     models: dict[int, KerasModel] = {}
     for tensor in tensors if layers else ():
         if tensor.role is Role.WEIGHTS:
-            along = node_numbers_along(objects, raw_key(tensor))
+            along = object_numbers_along(objects, bundle_key(tensor))
             kind = _outermost_kind((layers[at] for at in along if at in layers), models)
             if kind is not None:
                 kinds[tensor.name] = kind_for_weight(kind, tensor)

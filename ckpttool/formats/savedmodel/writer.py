@@ -26,7 +26,7 @@ from ckpttool.formats.tensorflow.object_graph import (
     objects_of,
     steps_of_name,
 )
-from ckpttool.formats.tensorflow.writer import refused_names, without_computation
+from ckpttool.formats.tensorflow.writer import refused_names, without_graph_metadata
 from ckpttool.formats.writer import Content, Target, WriteOptions, Writer
 
 _TAG = "serve"
@@ -92,7 +92,7 @@ class SavedModelWriter(Writer):
         tensors = [(key_of(tensor.name).encode(), tensor) for tensor in content.owned]
         graph = graph_of((tensor.name for _, tensor in tensors), {})
         write_bundle(target, f"{VARIABLES}/{VARIABLES}", tensors, {GRAPH_KEY.encode(): graph})
-        sidecar = sidecar_of(without_computation(content))
+        sidecar = sidecar_of(without_graph_metadata(content))
         if sidecar is not None:
             target.create(SIDECAR).write(sidecar)
         target.create(BINARY).write(_model_message(content))

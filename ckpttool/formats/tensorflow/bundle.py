@@ -123,7 +123,7 @@ def read_entry(path: str, key: bytes, message: bytes | memoryview) -> BundleEntr
             shape = read_shape(path, name, field.data)
         elif field.number == 7:
             slices.append(read_slice(path, name, field.data))
-            require_few(path, name, len(slices))
+            require_slice_limit(path, name, len(slices))
     number, shard, offset, nbytes = (stated[at].signed if at in stated else 0 for at in (1, 3, 4, 5))
     dtype = read_dtype(path, name, number)
     crc = unmask_crc(stated[6].integer if 6 in stated else 0)
@@ -165,7 +165,7 @@ def read_shape(path: str, name: str, message: memoryview) -> tuple[int, ...]:
     return tuple(lengths)
 
 
-def require_few(path: str, name: str, slices: int) -> None:
+def require_slice_limit(path: str, name: str, slices: int) -> None:
     """Raise ``LimitExceeded`` if a tensor has more slices than a training job could have had workers."""
     if slices > MAX_SLICES:
         found = f"more than {MAX_SLICES:,} slices"

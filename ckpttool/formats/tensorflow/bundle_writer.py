@@ -109,7 +109,7 @@ def refused_type(tensor: Tensor) -> Iterator[str]:
 def _put_text(sink: Sink, text: bytes) -> int:
     """Append one string; return the checksum of its entry."""
     length = encoded_varint(len(text))
-    checksum, stored = _append_stored_checksum(crc32c(_summed_length(len(text))))
+    checksum, stored = _append_stored_checksum(crc32c(_checksummed_length(len(text))))
     sink.write(length + stored)
     sink.write(text)
     return crc32c(text, checksum)
@@ -122,7 +122,7 @@ def _put_strings(sink: Sink, tensor: Tensor) -> int:
     for _ in range(tensor.size):
         length = stored.length()
         total += length
-        checksum = crc32c(_summed_length(length), checksum)
+        checksum = crc32c(_checksummed_length(length), checksum)
         sink.write(encoded_varint(length))
     checksum, ending = _append_stored_checksum(checksum)
     sink.write(ending)
@@ -147,7 +147,7 @@ def _put_variants(sink: Sink, tensor: Tensor) -> int:
     return checksum
 
 
-def _summed_length(length: int) -> bytes:
+def _checksummed_length(length: int) -> bytes:
     """Return a string's length in the form that the checksum covers."""
     return length.to_bytes(4 if length <= _MAX_U32 else 8, "little")
 

@@ -15,18 +15,18 @@ from ckpttool.formats.interface import Probe, SetFormat, Unit, scan
 from ckpttool.formats.tensorflow.prefix import (
     DATA,
     INDEX,
-    OLD_SHARD,
+    V1_SHARD,
     Entries,
     bundles,
-    is_old,
     is_stage,
     is_table_source,
-    old_meta,
-    old_name,
-    old_shards,
-    old_tables,
+    is_v1,
     prefix_of,
     stages,
+    v1_meta,
+    v1_name,
+    v1_shards,
+    v1_tables,
 )
 from ckpttool.storage import fs
 
@@ -45,7 +45,7 @@ class TensorFlow(SetFormat):
             return True
         # A file that belongs to a prefix by its name is one, however damaged.
         if not path.endswith(INDEX):
-            return DATA.fullmatch(probe.name) is not None or bool(_shards_beside(path)) or is_old(path)
+            return DATA.fullmatch(probe.name) is not None or bool(_shards_beside(path)) or is_v1(path)
         stem = os.path.basename(path).removesuffix(INDEX)
         directory = os.path.dirname(path) or os.curdir
         try:
@@ -69,7 +69,7 @@ class TensorFlow(SetFormat):
         probe.close()
         prefix = prefix_of(probe.path) or prefix_of(path)
         if prefix is None:
-            return self._open_old(path)
+            return self._open_v1(path)
         return self._open_prefix(prefix)
 
     def open_unit(self, unit: Unit) -> Checkpoint | None:
@@ -78,9 +78,9 @@ class TensorFlow(SetFormat):
 
             return open_stage(unit.path)
         # A checkpoint of version 1 is a file of this very name, or shards of it.
-        is_first = fs.isfile(unit.path) or bool(_shards_beside(unit.path))
-        if is_first and not any(map(prefix_of, [unit.path, *unit.members])):
-            return self._open_old(unit.path)
+        is_v1_checkpoint = fs.isfile(unit.path) or bool(_shards_beside(unit.path))
+        if is_v1_checkpoint and not any(map(prefix_of, [unit.path, *unit.members])):
+            return self._open_v1(unit.path)
         if not unit.members or (fs.isdir(unit.path) and not fs.lexists(unit.path + INDEX)):
             return None
         return self._open_prefix(prefix_of(unit.path) or unit.path)
@@ -91,7 +91,7 @@ class TensorFlow(SetFormat):
         prefix = prefix_of(probe.path) or prefix_of(probe.source.path) or probe.source.path
         directory = os.path.dirname(prefix)
         if _shards_beside(prefix):
-            prefix = os.path.join(directory, old_name(os.path.basename(prefix)))
+            prefix = os.path.join(directory, v1_name(os.path.basename(prefix)))
         units = self.units(directory, scan(directory or os.curdir))
         return next((unit for unit in units if unit.path == prefix), Unit(probe.path, (probe.name,), self))
 
@@ -102,22 +102,22 @@ class TensorFlow(SetFormat):
         return open_prefix(prefix)
 
     @staticmethod
-    def _open_old(path: str) -> Checkpoint:
-        from ckpttool.formats.tensorflow.v1 import open_old
+    def _open_v1(path: str) -> Checkpoint:
+        from ckpttool.formats.tensorflow.v1 import open_v1
 
         directory, shards = os.path.dirname(path), _shards_beside(path)
         if not shards:
-            return open_old(path, [path])
-        whole = os.path.join(directory, old_name(os.path.basename(path)))
-        return open_old(whole, [os.path.join(directory, name) for name in shards])
+            return open_v1(path, [path])
+        whole = os.path.join(directory, v1_name(os.path.basename(path)))
+        return open_v1(whole, [os.path.join(directory, name) for name in shards])
 
     def units(self, directory: str, entries: Entries) -> Iterable[Unit]:
         for prefix, names in bundles(directory, entries).items():
             yield Unit(os.path.join(directory, prefix), names, self)
-        for names in old_tables(directory, entries):
+        for names in v1_tables(directory, entries):
             yield Unit(os.path.join(directory, names[0]), names, self)
-        for whole, shards in old_shards(directory, entries).items():
-            yield Unit(os.path.join(directory, whole), (*shards, *old_meta(whole, entries)), self)
+        for whole, shards in v1_shards(directory, entries).items():
+            yield Unit(os.path.join(directory, whole), (*shards, *v1_meta(whole, entries)), self)
         for name in stages(entries):
             yield Unit(os.path.join(directory, name), (name,), self)
 
@@ -125,6 +125,6 @@ class TensorFlow(SetFormat):
 def _shards_beside(path: str) -> tuple[str, ...]:
     """Return all shards of a version 1 checkpoint, given one of them or their ``?????`` name; else none."""
     directory, name = os.path.split(path)
-    if OLD_SHARD.fullmatch(name) is None or DATA.fullmatch(name) is not None:
+    if V1_SHARD.fullmatch(name) is None or DATA.fullmatch(name) is not None:
         return ()
-    return old_shards(directory, scan(directory or os.curdir)).get(old_name(name), ())
+    return v1_shards(directory, scan(directory or os.curdir)).get(v1_name(name), ())

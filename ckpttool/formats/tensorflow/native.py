@@ -36,7 +36,7 @@ def native_of(
     texts = {name: key.decode("utf-8", _ANY_BYTES) for name, key in keys.items()}
     if message is None:
         return {KEYS: _json({name: key for name, key in texts.items() if name != key})}
-    if message == graph_of(keys, ties_in(tensors)):
+    if message == graph_of(keys, ties_of(tensors)):
         return {}
     return {GRAPH: message, KEYS: _json(texts)}
 
@@ -45,12 +45,12 @@ def _json(keys: Mapping[str, str]) -> bytes:
     return json.dumps(keys, separators=(",", ":")).encode()
 
 
-def ties_in(tensors: Iterable[Tensor]) -> dict[str, str]:
+def ties_of(tensors: Iterable[Tensor]) -> dict[str, str]:
     """Return the names of tied tensors, each with the name of the tensor whose bytes it shares."""
     return {tensor.name: tensor.shares_with for tensor in tensors if tensor.shares_with is not None}
 
 
-def known_keys(native: Mapping[str, bytes]) -> dict[str, str] | None:
+def stored_keys(native: Mapping[str, bytes]) -> dict[str, str] | None:
     """Return the keys in the native parts, by name; None if absent or malformed."""
     try:
         keys = parse_json("", native.get(KEYS, b""), KEYS, surrogates=True)
@@ -65,7 +65,7 @@ def keys_from(native: Mapping[str, bytes], tensors: Sequence[Tensor]) -> dict[st
 
     They match if a reader would find each tensor under the same path again.
     """
-    known = known_keys(native)
+    known = stored_keys(native)
     if known is None:
         return None
     try:
@@ -76,11 +76,11 @@ def keys_from(native: Mapping[str, bytes], tensors: Sequence[Tensor]) -> dict[st
     except (UnicodeEncodeError, DamagedCheckpoint):
         return None
     fits = len(set(keys.values())) == len(tensors) and all(
-        path_of_key(readable(keys[tensor.name]), graph) == tensor.path for tensor in tensors
+        path_of_key(key_text(keys[tensor.name]), graph) == tensor.path for tensor in tensors
     )
     return keys if fits else None
 
 
-def readable(key: bytes) -> str:
+def key_text(key: bytes) -> str:
     """Return a key as text; bytes that aren't UTF-8 become escapes."""
     return key.decode("utf-8", "backslashreplace")

@@ -38,8 +38,10 @@ _UNNAMED = "Variable"
 _MARK = "/.ATTRIBUTES/"
 _OPTIMIZER = re.compile(r"optim", re.IGNORECASE)
 # Children that every Keras optimizer has: since TensorFlow 2.11, and before.
-_HYPER = (frozenset({"_iterations", "_learning_rate"}), frozenset({"iter", "learning_rate"}))
-_OF_ALL = frozenset({"_variables", "_trainable_variables", "_all_variables", "_non_trainable_variables"})
+_OPTIMIZER_CHILDREN = (frozenset({"_iterations", "_learning_rate"}), frozenset({"iter", "learning_rate"}))
+_VARIABLE_LISTS = frozenset(
+    {"_variables", "_trainable_variables", "_all_variables", "_non_trainable_variables"}
+)
 _SLOT_NAME = re.compile(
     r"(?P<of>.+)/(?:Adam(?:_1)?|Momentum|RMSProp(?:_\d)?|Adagrad|Adadelta(?:_1)?|Ftrl(?:_1)?|AdaMax(?:_1)?)"
 )
@@ -52,7 +54,7 @@ _TRUE = number_field(1, 1)
 _SAVE_COUNTER = "save_counter"
 
 
-class KnownVariable(NamedTuple):
+class GraphVariable(NamedTuple):
     """Variable under a key; ``full_name`` is the name given in Python, often just ``Variable``."""
 
     path: Path
@@ -60,7 +62,7 @@ class KnownVariable(NamedTuple):
     full_name: str
 
 
-def read_graph(path: str, message: bytes) -> dict[str, KnownVariable]:
+def read_graph(path: str, message: bytes) -> dict[str, GraphVariable]:
     """Parse a TrackableObjectGraph into its variables by key."""
     nodes: list[_ObjectNode] = []
     links = 0
@@ -91,7 +93,7 @@ class _ObjectNode:
     def is_optimizer(self) -> bool:
         """Return whether the object is an optimizer, judged by its children and slots, not by its name."""
         names = {name for name, _ in self.children}
-        return bool(self.slots) or any(hyper <= names for hyper in _HYPER)
+        return bool(self.slots) or any(children <= names for children in _OPTIMIZER_CHILDREN)
 
 
 def _read_node(path: str, message: memoryview, allowed: int) -> _ObjectNode:
@@ -113,7 +115,7 @@ def _read_node(path: str, message: memoryview, allowed: int) -> _ObjectNode:
     return node
 
 
-def _best_names(nodes: list[_ObjectNode], budget: Budget) -> dict[str, KnownVariable]:
+def _best_names(nodes: list[_ObjectNode], budget: Budget) -> dict[str, GraphVariable]:
     """Return the variable of each key, with the best path to it."""
     reached = _best_paths(nodes)
     # A slot variable (one of Adam's moments, say) isn't a child of any node. It gets the path of its
@@ -132,7 +134,7 @@ def _best_names(nodes: list[_ObjectNode], budget: Budget) -> dict[str, KnownVari
             if attribute == VALUE and key == key_along(steps_of_name(name)):
                 full = steps_of_name(name)
             budget.charge(sum(map(len, full)), GRAPH_KEY)
-            variables[key] = KnownVariable(full or (key,), cost.optimizers > 0, name)
+            variables[key] = GraphVariable(full or (key,), cost.optimizers > 0, name)
     return variables
 
 
@@ -164,7 +166,7 @@ def _best_paths(nodes: list[_ObjectNode]) -> dict[int, tuple[PathCost, tuple[str
         for name, child in nodes[at].children:
             if child not in best:
                 is_optimizer = nodes[child].is_optimizer or _OPTIMIZER.search(name) is not None
-                is_list = name in _OF_ALL or name.startswith("keras_api")
+                is_list = name in _VARIABLE_LISTS or name.startswith("keras_api")
                 beyond = PathCost(int(cost.optimizers or is_optimizer), cost.lists + is_list, cost.length + 1)
                 heapq.heappush(waiting, (beyond, (*path, name), child))
     return best
@@ -191,7 +193,7 @@ def key_of(name: str) -> str:
     return key_along(steps_of_name(name))
 
 
-def path_of_key(key: str, graph: Mapping[str, KnownVariable]) -> Path:
+def path_of_key(key: str, graph: Mapping[str, GraphVariable]) -> Path:
     """Return the readable path of a key: the best path in the graph, else the key itself."""
     if key in graph:
         return graph[key].path
@@ -202,13 +204,13 @@ def path_of_key(key: str, graph: Mapping[str, KnownVariable]) -> Path:
     return (key,)
 
 
-def own_names(tensors: Iterable[Tensor], graph: Mapping[str, KnownVariable]) -> dict[str, str]:
+def own_names(tensors: Iterable[Tensor], graph: Mapping[str, GraphVariable]) -> dict[str, str]:
     """Return the names that variables were given in Python, by tensor name; unnamed ones are left out."""
     variables = {tensor.name: graph.get(tensor.key or tensor.name) for tensor in tensors}
     return {name: one.full_name for name, one in variables.items() if one and one.full_name != _UNNAMED}
 
 
-def role_of_key(key: str, dtype: DType, shape: tuple[int, ...], graph: Mapping[str, KnownVariable]) -> Role:
+def role_of_key(key: str, dtype: DType, shape: tuple[int, ...], graph: Mapping[str, GraphVariable]) -> Role:
     """Return the role of a tensor."""
     # Checkpoints of TensorFlow 1 have no graph: slots and beta powers are recognised by the names that its
     # optimizers give them.
@@ -301,44 +303,44 @@ def _attribute_message(source: str) -> bytes:
 # Pruning a graph ------------------------------------------------------------------------------------
 
 
-def cut_graph(path: str, message: bytes, kept: Collection[str], gone: Collection[str]) -> bytes:
+def prune_graph(path: str, message: bytes, kept: Collection[str], removed: Collection[str]) -> bytes:
     """Return a graph without the values of removed keys; unchanged if it has none of them.
 
     Args:
         path: File or part that it comes from, for errors.
         message: The graph.
         kept: Keys that are kept.
-        gone: Keys that are removed.
+        removed: Keys that are removed.
     """
     # Nodes are kept, because others refer to them by number; only attributes and slots are removed.
-    ordered_kept, ordered_gone = sorted(kept), sorted(gone)
+    ordered_kept, ordered_removed = sorted(kept), sorted(removed)
 
-    def is_gone(attribute: Field) -> bool:
+    def is_removed(attribute: Field) -> bool:
         key = next((one.text for one in fields(attribute.data, path, GRAPH_KEY) if one.number == 3), "")
-        if key in kept or key in gone:
-            return key in gone
+        if key in kept or key in removed:
+            return key in removed
         # Tables and iterators have keys that begin with the one that the graph states.
-        return _any_starts_with(ordered_gone, key) and not _any_starts_with(ordered_kept, key)
+        return _any_starts_with(ordered_removed, key) and not _any_starts_with(ordered_kept, key)
 
-    nodes = [part.data for part in fields(message, path, GRAPH_KEY) if part.number == 1] if gone else []
+    nodes = [part.data for part in fields(message, path, GRAPH_KEY) if part.number == 1] if removed else []
     lost = {
         number
         for number, node in enumerate(nodes)
         for part in fields(node, path, GRAPH_KEY)
-        if part.number == _ATTRIBUTE and is_gone(part)
+        if part.number == _ATTRIBUTE and is_removed(part)
     }
     if not lost:
         return message
 
     def is_kept(part: Field) -> bool:
         if part.number == _ATTRIBUTE:
-            return not is_gone(part)
+            return not is_removed(part)
         if part.number != _SLOT:
             return True
         slots = (one.integer for one in fields(part.data, path, GRAPH_KEY) if one.number == 3)
         return next(slots, 0) not in lost
 
-    cut = []
+    pruned = []
     for node in nodes:
         parts = []
         for part in fields(node, path, GRAPH_KEY):
@@ -346,8 +348,8 @@ def cut_graph(path: str, message: bytes, kept: Collection[str], gone: Collection
                 parts.append(bytes_field(part.number, part.data))
             elif part.kind == VARINT and is_kept(part):
                 parts.append(number_field(part.number, part.integer))
-        cut.append(bytes_field(1, b"".join(parts)))
-    return b"".join(cut)
+        pruned.append(bytes_field(1, b"".join(parts)))
+    return b"".join(pruned)
 
 
 def _any_starts_with(ordered: Sequence[str], beginning: str) -> bool:

@@ -25,14 +25,14 @@ DATA = re.compile(r"(?P<prefix>.+)\.data-(?P<shard>\d{5})-of-(?P<shards>\d{5})",
 TEMPORARY = re.compile(r"(?P<prefix>.+?)(?:\.index|\.data-\d{5}-of-\d{5})?\.tempstate\d+", re.DOTALL)
 STAGE = re.compile(r"(?P<prefix>.+)_temp(?:_[0-9a-f]+)?", re.DOTALL)
 PART = re.compile(r"(?:.+\.)?part-\d{5}-of-\d{5}", re.DOTALL)
-OLD_SHARD = re.compile(r"(?P<prefix>.+)-(?P<shard>\d{5}|\?{5})-of-(?P<shards>\d{5})", re.DOTALL)
+V1_SHARD = re.compile(r"(?P<prefix>.+)-(?P<shard>\d{5}|\?{5})-of-(?P<shards>\d{5})", re.DOTALL)
 """Shard of a version 1 checkpoint; with ``?????``, TensorFlow's name for all shards together."""
 _STEP = re.compile(r".+-\d+", re.DOTALL)
 _HEAD, _START = 6, 16
 _FOREIGN = (b"PK", b"\x80", b"\x89HDF", b"{", b"\x93NUM")
 """First bytes of other checkpoint formats; such a file is no remnant, even if the state file lists it."""
 
-MOST_NAMED = 20
+MAX_NAMED = 20
 """Number of missing shards that are reported one by one."""
 
 Entries = Mapping[str, os.DirEntry[str]]
@@ -112,20 +112,20 @@ def is_stage(path: str) -> bool:
         return False
 
 
-def old_name(name: str) -> str:
+def v1_name(name: str) -> str:
     """Return TensorFlow's name for a version 1 checkpoint, given that name, its only file or a shard."""
-    match = OLD_SHARD.fullmatch(name)
+    match = V1_SHARD.fullmatch(name)
     return f"{match['prefix']}-?????-of-{match['shards']}" if match else name
 
 
-def old_shards(directory: str, entries: Entries) -> dict[str, tuple[str, ...]]:
+def v1_shards(directory: str, entries: Entries) -> dict[str, tuple[str, ...]]:
     """Return the shards of each sharded version 1 checkpoint in a directory, by its ``?????`` name."""
     # Other formats name shards alike (``model-00000-of-00002``): at least one of them has to be a table.
     # Names like ``part-00000-of-00002`` are parts of a stage.
     shards: dict[str, list[str]] = defaultdict(list)
     for name, entry in entries.items():
-        if OLD_SHARD.fullmatch(name) and DATA.fullmatch(name) is None and entry.is_file():
-            shards[old_name(name)].append(name)
+        if V1_SHARD.fullmatch(name) and DATA.fullmatch(name) is None and entry.is_file():
+            shards[v1_name(name)].append(name)
     return {
         whole: tuple(names)
         for whole, names in shards.items()
@@ -134,14 +134,14 @@ def old_shards(directory: str, entries: Entries) -> dict[str, tuple[str, ...]]:
     }
 
 
-def old_meta(name: str, entries: Entries) -> tuple[str, ...]:
+def v1_meta(name: str, entries: Entries) -> tuple[str, ...]:
     """Return the name of the ``.meta`` file of a version 1 checkpoint, if it exists."""
-    match = OLD_SHARD.fullmatch(name)
+    match = V1_SHARD.fullmatch(name)
     meta = f"{match['prefix'] if match else name}{META}"
     return (meta,) if meta in entries else ()
 
 
-def old_tables(directory: str, entries: Entries) -> Iterator[tuple[str, ...]]:
+def v1_tables(directory: str, entries: Entries) -> Iterator[tuple[str, ...]]:
     """Yield the files of each single-file version 1 checkpoint in a directory, the table first.
 
     A file without suffix is hard to recognise, so it needs a ``.meta`` file or an entry in the state file.
@@ -152,10 +152,10 @@ def old_tables(directory: str, entries: Entries) -> Iterator[tuple[str, ...]]:
         has_graph = name + META in entries
         if not (has_graph or name in listed) or not entry.is_file():
             continue
-        if prefix_of(name) is not None or name + INDEX in entries or OLD_SHARD.fullmatch(name):
+        if prefix_of(name) is not None or name + INDEX in entries or V1_SHARD.fullmatch(name):
             continue
         if (has_graph and is_table(entry.path)) or is_remnant(entry.path, is_listed=name in listed):
-            yield (name, *old_meta(name, entries))
+            yield (name, *v1_meta(name, entries))
 
 
 def is_remnant(path: str, *, is_listed: bool = False) -> bool:
@@ -184,14 +184,14 @@ def _names_in_state_file(directory: str, entries: Entries) -> frozenset[str]:
     return frozenset(os.path.basename(path.replace("\\", "/").rstrip("/")) for path in paths)
 
 
-def is_old(path: str) -> bool:
+def is_v1(path: str) -> bool:
     """Return whether a file is a version 1 checkpoint according to its ``.meta`` or the state file."""
     directory, name = os.path.split(path)
     if not any(map(fs.lexists, (path + META, os.path.join(directory, NAME)))):
         return False
     try:
         entries = scan(directory or os.curdir)
-        return name in entries and any(names[0] == name for names in old_tables(directory, entries))
+        return name in entries and any(names[0] == name for names in v1_tables(directory, entries))
     except CheckpointError:
         return False
 

@@ -33,7 +33,7 @@ from ckpttool.formats.tensorflow.bundle import BundleEntry, BundleHeader, read_e
 from ckpttool.formats.tensorflow.native import native_of
 from ckpttool.formats.tensorflow.object_graph import (
     GRAPH_KEY,
-    KnownVariable,
+    GraphVariable,
     own_names,
     path_of_key,
     read_graph,
@@ -41,8 +41,8 @@ from ckpttool.formats.tensorflow.object_graph import (
 )
 from ckpttool.formats.tensorflow.prefix import (
     INDEX,
+    MAX_NAMED,
     META,
-    MOST_NAMED,
     PART,
     TEMPORARY,
     parts_by_prefix,
@@ -98,7 +98,7 @@ def open_prefix(prefix: str) -> Checkpoint:
         tensors = _with_copies_marked(unordered)
         if graph:
             tensors.sort(key=lambda tensor: [natural(str(step)) for step in tensor.path])
-        bundle.findings += bundle.account()
+        bundle.findings += bundle.layout_findings()
         bundle.findings += _unfinished_saves(bundle, prefix, data_files)
         paths = [bundle.path, *(source.path for source in bundle.sources.values())]
         if not entries and not bundle.sources:
@@ -223,9 +223,9 @@ class Bundle(Opening):
                 self.sources[shard] = self.opened.enter_context(fs.open_source(path))
             except NotFound:
                 missing.append(os.path.basename(path))
-        for name in missing[:MOST_NAMED]:
+        for name in missing[:MAX_NAMED]:
             self.fault("shard-missing", "there is no such file", name)
-        if len(missing) > MOST_NAMED:
+        if len(missing) > MAX_NAMED:
             self.fault("shard-missing", f"{len(missing):,} of {self.header.shards:,} shards", None)
         if self.header.min_consumer > 1:
             found = f"only readers of version {self.header.min_consumer} may read it, and this is version 1"
@@ -249,7 +249,7 @@ class Bundle(Opening):
         self.stored.append((entry, name))
         return source
 
-    def graph(self, entry: BundleEntry | None) -> dict[str, KnownVariable]:
+    def graph(self, entry: BundleEntry | None) -> dict[str, GraphVariable]:
         """Return the variables in the object graph, by key; if it is damaged, add a finding."""
         message = self.text(entry, GRAPH_KEY)
         if message is None:
@@ -296,7 +296,7 @@ class Bundle(Opening):
         self.unreadable.add(name)
 
     def tensor(
-        self, entry: BundleEntry, graph: dict[str, KnownVariable], entries: dict[bytes, BundleEntry]
+        self, entry: BundleEntry, graph: dict[str, GraphVariable], entries: dict[bytes, BundleEntry]
     ) -> Tensor:
         """Return the tensor of an entry; without values if its bytes aren't available."""
         path = path_of_key(entry.name, graph)
@@ -330,7 +330,7 @@ class Bundle(Opening):
         swap = swap_width(entry.dtype.word_bytes, self.header.byteorder)
         return replace(tensor, values=sliced_values(entry, parts, opened, swap))
 
-    def account(self) -> Iterator[Finding]:
+    def layout_findings(self) -> Iterator[Finding]:
         """Yield findings about overlapping entries, gaps and trailing bytes in the shards."""
         by_shard: dict[int, list[tuple[BundleEntry, str]]] = defaultdict(list)
         for entry, where in self.stored:

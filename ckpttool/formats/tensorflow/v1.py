@@ -39,12 +39,12 @@ from ckpttool.formats.tensorflow.bundle import (
     read_dtype,
     read_shape,
     read_slice,
-    require_few,
+    require_slice_limit,
     slice_key,
 )
 from ckpttool.formats.tensorflow.native import native_of
 from ckpttool.formats.tensorflow.object_graph import role_of_key
-from ckpttool.formats.tensorflow.prefix import META, MOST_NAMED, OLD_SHARD
+from ckpttool.formats.tensorflow.prefix import MAX_NAMED, META, V1_SHARD
 from ckpttool.formats.tensorflow.reader import training_of
 from ckpttool.formats.tensorflow.values import TensorSlice, require_tiling, slice_box, sliced_values
 from ckpttool.storage import fs
@@ -163,7 +163,7 @@ def _read_listed(table: Table, message: memoryview) -> _ListedTensor:
             number = field.integer
         elif field.number == 4:
             slices.append(read_slice(path, name, field.data))
-            require_few(path, name, len(slices))
+            require_slice_limit(path, name, len(slices))
     dtype = read_dtype(path, name, number)
     return _ListedTensor(name, key, dtype, shape, tuple(slices), (table,) * len(slices))
 
@@ -180,7 +180,7 @@ def _join_tables(tables: Sequence[Table]) -> list[_ListedTensor]:
             other = f"{known.dtype} {list(known.shape)} in another shard"
             raise bundle_damage(path, listed.name, f"{listed.dtype} {list(listed.shape)}, and {other}")
         slices, holders = (*known.slices, *listed.slices), (*known.tables, *listed.tables)
-        require_few(tables[0].path, listed.name, len(slices))
+        require_slice_limit(tables[0].path, listed.name, len(slices))
         by_key[listed.key] = known._replace(slices=slices, tables=holders)
     return [by_key[key] for key in sorted(by_key)] if len(tables) > 1 else list(by_key.values())
 
@@ -205,7 +205,7 @@ def _slices_of(path: str, listed: _ListedTensor, *, is_complete: bool) -> tuple[
     return tuple(parts)
 
 
-def open_old(path: str, files: Sequence[str]) -> Checkpoint:
+def open_v1(path: str, files: Sequence[str]) -> Checkpoint:
     """Return the checkpoint in version 1 tables.
 
     Args:
@@ -229,9 +229,9 @@ def open_old(path: str, files: Sequence[str]) -> Checkpoint:
                 values = Computed(partial(_decoded_blocks, entry, _whole(entry), parts))
             tensors.append(Tensor((entry.name,), entry.dtype, entry.shape, role, values))
         name = os.path.basename(path)
-        sharded = OLD_SHARD.fullmatch(name)
+        sharded = V1_SHARD.fullmatch(name)
         # The ``.meta`` file belongs to the checkpoint: it is removed and moved with it.
-        whole = OLD_SHARD.fullmatch(path)
+        whole = V1_SHARD.fullmatch(path)
         meta = (whole["prefix"] if whole else path) + META
         metas = [file_entry(meta)] if fs.isfile(meta) else []
         return Checkpoint(
@@ -272,16 +272,16 @@ def _spans(source: Source, table: Table, listed: list[_ListedTensor]) -> Iterato
 
 
 def _missing_shards(path: str, files: Sequence[str]) -> Iterator[Finding]:
-    """Yield errors about missing and extra shards; beyond ``MOST_NAMED``, missing ones are counted."""
-    match = OLD_SHARD.fullmatch(os.path.basename(path))
+    """Yield errors about missing and extra shards; beyond ``MAX_NAMED``, missing ones are counted."""
+    match = V1_SHARD.fullmatch(os.path.basename(path))
     if match is None:
         return
     there, shards = set(map(os.path.basename, files)), int(match["shards"])
     names = (f"{match['prefix']}-{at:05d}-of-{shards:05d}" for at in range(shards))
     missing = [name for name in names if name not in there]
-    for name in missing[:MOST_NAMED]:
+    for name in missing[:MAX_NAMED]:
         yield error("shard-missing", "there is no such file", name)
-    if len(missing) > MOST_NAMED:
+    if len(missing) > MAX_NAMED:
         yield error("shard-missing", f"{len(missing):,} of {shards:,} shards")
     for name in sorted(there - {f"{match['prefix']}-{at:05d}-of-{shards:05d}" for at in range(shards)}):
         yield error("shard-extra", f"a shard that {shards:,} shards don't have", name)

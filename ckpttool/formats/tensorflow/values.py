@@ -131,12 +131,12 @@ def checksummed_bytes(
             source.path, f"{count:,} strings", expected=f"at most {MAX_STRINGS:,}", where=name
         )
     if count > entry.nbytes:
-        raise _unfit(source, name, f"{count:,} elements in {entry.nbytes:,} bytes")
+        raise _damage(source, name, f"{count:,} elements in {entry.nbytes:,} bytes")
     if entry.dtype.name == "variant":
         return ChecksummedBytes(source, list(_variant_segments(source, entry, byteorder, name, count)))
     lengths, start = _string_lengths(source, entry, name, count)
     if start + 4 + sum(lengths) != entry.end:
-        raise _unfit(source, name, f"strings of {sum(lengths):,} bytes in {entry.end - start:,}")
+        raise _damage(source, name, f"strings of {sum(lengths):,} bytes in {entry.end - start:,}")
     if max(lengths, default=0) <= _MAX_U32:  # as nearly always; millions of lengths are converted at once
         words = array("I", lengths)
         if byteorder != sys.byteorder:
@@ -147,7 +147,7 @@ def checksummed_bytes(
     return ChecksummedBytes(source, [table, (start, entry.end - start)])
 
 
-def _unfit(source: Source, name: str, found: str) -> DamagedCheckpoint:
+def _damage(source: Source, name: str, found: str) -> DamagedCheckpoint:
     return DamagedCheckpoint(source.path, found, where=name, code="checksum-mismatch")
 
 
@@ -164,7 +164,7 @@ def _string_lengths(source: Source, entry: BundleEntry, name: str, count: int) -
                 length, place = varint(window, place)
                 lengths.append(length)
         except ValueError as failure:
-            raise _unfit(source, name, str(failure)) from failure
+            raise _damage(source, name, str(failure)) from failure
         at += place
     return lengths, at
 
@@ -179,15 +179,15 @@ def _variant_segments(
         try:
             length, place = varint(head, 0)
         except ValueError as failure:
-            raise _unfit(source, name, str(failure)) from failure
+            raise _damage(source, name, str(failure)) from failure
         at += place
         if at + length + 4 > entry.end:
-            raise _unfit(source, name, f"a variant of {length:,} bytes")
+            raise _damage(source, name, f"a variant of {length:,} bytes")
         yield length.to_bytes(8, byteorder)
         yield at, length + 4
         at += length + 4
     if at != entry.end:
-        raise _unfit(source, name, f"{entry.end - at:,} bytes behind the last variant")
+        raise _damage(source, name, f"{entry.end - at:,} bytes behind the last variant")
 
 
 def decoded_strings(data: bytes, count: int) -> list[bytes]:

@@ -14,18 +14,18 @@ from typing import ClassVar
 
 from ckpttool.formats.sidecar import ENTRY, sidecar_of
 from ckpttool.formats.tensorflow.bundle_writer import MAX_KEY, NUMBERS, refused_type, write_bundle
-from ckpttool.formats.tensorflow.native import GRAPH, KEYS, keys_from, known_keys, readable, ties_in
+from ckpttool.formats.tensorflow.native import GRAPH, KEYS, key_text, keys_from, stored_keys, ties_of
 from ckpttool.formats.tensorflow.object_graph import (
     GRAPH_KEY,
     MAX_NODES,
-    cut_graph,
     graph_of,
     key_of,
     objects_of,
+    prune_graph,
 )
 from ckpttool.formats.writer import Content, Target, WriteOptions, Writer
 
-OWN = "tensorflow."
+NATIVE_PREFIX = "tensorflow."
 """Prefix of the native parts that are stored in a TensorFlow checkpoint itself, not in the sidecar."""
 
 _FROM_TENSORS = re.compile("(key|tensor) ").match
@@ -42,22 +42,22 @@ class TensorFlowWriter(Writer):
     shape = "prefix"
 
     def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
-        if keys_as_before(content) is None:
+        if original_keys(content) is None:
             yield from refused_names(content)
         for tensor in content.tensors:
             yield from refused_type(tensor)
 
     def dropped_native(self, content: Content) -> frozenset[str]:
         names = {tensor.name for tensor in content.tensors}
-        is_cut = not names >= (known_keys(content.native) or {}).keys()
-        return frozenset({GRAPH, KEYS}) if is_cut else frozenset()
+        is_selection = not names >= (stored_keys(content.native) or {}).keys()
+        return frozenset({GRAPH, KEYS}) if is_selection else frozenset()
 
     def write(self, content: Content, target: Target, options: WriteOptions) -> None:
-        content = without_computation(content)
-        own = keys_as_before(content)
-        keys, graph = own or keys_by_name(content)
+        content = without_graph_metadata(content)
+        own = original_keys(content)
+        keys, graph = own or derived_keys(content)
         # The sidecar holds what a bundle can't store; keys and graph are in the bundle itself.
-        native = {name: part for name, part in content.native.items() if not name.startswith(OWN)}
+        native = {name: part for name, part in content.native.items() if not name.startswith(NATIVE_PREFIX)}
         is_plain = content.tree is None and not content.metadata and not native and not content.conventions
         if own and is_plain and all(map(_FROM_TENSORS, content.training.origin.values())):
             sidecar = None
@@ -68,7 +68,7 @@ class TensorFlowWriter(Writer):
         write_bundle(target, "", tensors, {key: text for key, text in texts.items() if text is not None})
 
 
-def keys_as_before(content: Content) -> tuple[Mapping[str, bytes], bytes | None] | None:
+def original_keys(content: Content) -> tuple[Mapping[str, bytes], bytes | None] | None:
     """Return the keys and the graph that the content had in TensorFlow; None if renamed, or without keys."""
     if len(content.owned) < len(content.tensors):
         return None
@@ -77,17 +77,17 @@ def keys_as_before(content: Content) -> tuple[Mapping[str, bytes], bytes | None]
         return None
     graph = content.native.get(GRAPH)
     if graph is not None:
-        kept = {readable(key) for key in keys.values()}
-        known = known_keys(content.native) or {}
-        gone = {key for name, key in known.items() if name not in keys}
-        graph = cut_graph(GRAPH, graph, kept, gone - kept)
+        kept = {key_text(key) for key in keys.values()}
+        known = stored_keys(content.native) or {}
+        removed = {key for name, key in known.items() if name not in keys}
+        graph = prune_graph(GRAPH, graph, kept, removed - kept)
     return keys, graph
 
 
-def keys_by_name(content: Content) -> tuple[Mapping[str, bytes], bytes]:
+def derived_keys(content: Content) -> tuple[Mapping[str, bytes], bytes]:
     """Return keys and an object graph derived from the names of tensors."""
     keys = {tensor.name: key_of(tensor.name).encode() for tensor in content.owned}
-    return keys, graph_of(keys, ties_in(content.tensors))
+    return keys, graph_of(keys, ties_of(content.tensors))
 
 
 def refused_names(content: Content) -> Iterator[str]:
@@ -111,7 +111,7 @@ def refused_names(content: Content) -> Iterator[str]:
         yield f"its names describe {count:,} objects, and a graph of objects may have {MAX_NODES:,}"
 
 
-def without_computation(content: Content) -> Content:
+def without_graph_metadata(content: Content) -> Content:
     """Return the content without a SavedModel's metadata, which describes a graph that isn't written."""
     has_graphs = content.source_format == "savedmodel" and _GRAPHS in content.metadata
     return replace(content, metadata={}) if has_graphs else content

@@ -69,7 +69,7 @@ _MEANINGS = (
     (keras_sharded.INDEX, "an index of Keras's"),
     (tf_prefix.DATA, "a part of TensorFlow's"),
     (tf_prefix.TEMPORARY, "what TensorFlow is writing"),
-    (tf_prefix.OLD_SHARD, "a shard of TensorFlow's"),
+    (tf_prefix.V1_SHARD, "a shard of TensorFlow's"),
     (tf_prefix.STAGE, "what TensorFlow is writing"),
     (SERIAL, "a serial of Paddle Fluid"),
     (re.compile(r"checkpoint-\d{1,18}"), "a save of the Hugging Face Trainer"),
@@ -215,7 +215,7 @@ def _require_save_name(name: str, template: Template, values: Mapping[str, objec
 def unit_stem(entry: Entry) -> str:
     """Return the common start of all members' names: the checkpoint's name without its suffix."""
     name = entry.name
-    for pattern in (sharded.INDEX, keras_sharded.INDEX, tf_prefix.OLD_SHARD):
+    for pattern in (sharded.INDEX, keras_sharded.INDEX, tf_prefix.V1_SHARD):
         match = pattern.fullmatch(name)
         if match is not None and len(entry.unit.parts) > 1:
             return match.groupdict().get("stem") or match.groupdict()["prefix"]
