@@ -111,6 +111,8 @@ def node_digests(body: Body, functions: Digests, known: Mapping[int, bytes]) -> 
 def _own_digests(body: Body) -> dict[int, tuple[bytes, list[tuple[int, bytes]], list[str]]]:
     """Return for each node a digest of op and attributes, its inputs, and the functions it refers to."""
     own: dict[int, tuple[bytes, list[tuple[int, bytes]], list[str]]] = {}
+    # Variables have lasting names. The names of other resources (tables, iterators) are numbered anew in each
+    # save; they are replaced by their position among the nodes of the same op, to tell one from another.
     shared: Counter[str] = Counter()
     for at, node in body.nodes.items():
         if not node.op:

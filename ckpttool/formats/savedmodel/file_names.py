@@ -84,6 +84,10 @@ _FIRST_ARGUMENT: Mapping[tuple[str, bytes], int] = {
     ("StatelessIf", b"else_branch"): 1,
 }
 """Index of the input that becomes the first argument of the called function, by op and attribute."""
+# Savers write to ``<prefix>_temp/part``, TensorFlow 1's to ``<prefix>_temp_<uuid>/part``, and to
+# ``<prefix>.part`` in object stores; ``MergeV2Checkpoints`` moves the files when all are written. The suffix
+# is a constant in the graph. It can't be used to leave the directory, because nothing else may be joined to
+# the prefix.
 _SUFFIX = re.compile(rb"\.part|_temp(_[0-9a-f]{1,64})?/part")
 _HANDLE, _READ, _ASSIGN = "VarHandleOp", "ReadVariableOp", "AssignVariableOp"
 _VARIABLE_OPS = frozenset({_READ, _ASSIGN, "VarIsInitializedOp"})
@@ -103,14 +107,14 @@ class FileNames:
     Attributes:
         bodies: Nodes by function; ``""`` is the graph.
         calls: Nodes that refer to each function.
-        bound: Origins of the captured inputs of each function, one entry per object.
+        captured: Origins of the captured inputs of each function, one entry per object.
         opaque: Functions with callers outside this graph.
         fed: Origins of fed tensors, by node and output.
     """
 
     bodies: Mapping[str, Body]
     calls: Mapping[str, Collection[Call]]
-    bound: Mapping[str, Collection[Sequence[Origin]]]
+    captured: Mapping[str, Collection[Sequence[Origin]]]
     opaque: Collection[str]
     fed: Mapping[tuple[str, str], Origin]
     _known: dict[tuple[str, str], Origins] = field(default_factory=dict)
@@ -119,6 +123,7 @@ class FileNames:
     def opens_model_files(self, op: str, name: str, function: str) -> bool:
         """Return whether a node opens only files of the model."""
         node = self.bodies[function].nodes.get(hash(name)) if function in self.bodies else None
+        # Of several nodes with one name, which only a hostile file has, ``nodes`` keeps the last.
         if node is None or node.op != op or op in self.bodies:
             return False
         return all(
@@ -126,8 +131,8 @@ class FileNames:
             for one in FILE_INPUTS[op]
         )
 
-    def _origins_of_inputs(self, body: str, node: GraphNode, taken: slice, depth: int) -> Origins:
-        references = _data_inputs(node)[taken]
+    def _origins_of_inputs(self, body: str, node: GraphNode, positions: slice, depth: int) -> Origins:
+        references = _data_inputs(node)[positions]
         if not references:
             return _ELSEWHERE
         return frozenset().union(*(self._origins(body, one, depth + 1) for one in references))
@@ -186,9 +191,9 @@ class FileNames:
             at = first + position
             found |= self._origins_of_inputs(call.body, node, slice(at, at + 1), depth)
         # Objects call a function with captured inputs as its last arguments; the others come from outside.
-        for bound in self.bound.get(function, ()):
-            at = position - (self.bodies[function].arguments - len(bound))
-            found.add(bound[at] if 0 <= at < len(bound) else Origin.ELSEWHERE)
+        for captured in self.captured.get(function, ()):
+            at = position - (self.bodies[function].arguments - len(captured))
+            found.add(captured[at] if 0 <= at < len(captured) else Origin.ELSEWHERE)
         return frozenset(found)
 
     # Variables: TensorFlow 2 keeps the path of an asset in one ---------------------------------------

@@ -42,7 +42,7 @@ _VARIABLES = frozenset({"variables", "local_variables"})
 """Collections with the variables of a graph and their initializers."""
 _GROUPING = frozenset({"Identity", "NoOp"})
 _INIT_COLLECTIONS = frozenset({"saved_model_main_op", "legacy_init_op"})
-_REPEATED, _REPEATED_BYTES = 1 << 14, 256
+_CACHED, _CACHED_BYTES = 1 << 14, 256
 """Limits on the number of attributes that are cached by their bytes, and on the size of each."""
 _UNNAMED = "without a name"
 _ALIASES = 8
@@ -153,7 +153,7 @@ def _meta_graph(message: Message) -> MetaGraph:
             _PARTS[number](graph, part)
     graph.attribute_cache.clear()
     graph.saver.exposed |= graph.objects.exposed
-    _note_broken_reference(graph, "", graph.body)
+    _record_broken_reference(graph, "", graph.body)
     for part in () if graph.assets else graph.collected_assets:
         _add_asset(graph, part)
     # Whether an unsafe op is harmless is judged when all callers of its function are known.
@@ -162,7 +162,7 @@ def _meta_graph(message: Message) -> MetaGraph:
         if op.function in uncalled:
             graph.uncalled_ops.setdefault(op.op, _place(op.name, op.function))
         else:
-            _note_place(graph, op.op, op.name, op.function, False)
+            _record_place(graph, op.op, op.name, op.function, False)
     if graph.file_ops:
         _judge_files(graph, uncalled)
     return graph
@@ -183,7 +183,7 @@ def _judge_files(graph: MetaGraph, uncalled: Collection[str]) -> None:
             if not is_harmless and _is_for_initializers(graph, op):
                 graph.initializer_ops.setdefault(op.op, op.name)
                 continue
-        _note_place(graph, op.op, op.name, op.function, is_harmless)
+        _record_place(graph, op.op, op.name, op.function, is_harmless)
 
 
 def _is_for_initializers(graph: MetaGraph, op: FileOp) -> bool:
@@ -206,16 +206,16 @@ def _file_names(graph: MetaGraph, uncalled: Collection[str]) -> FileNames:
         name, _, output = reference.partition(":")
         if name and (origin is Origin.PREFIX or hash(name) not in served):
             fed[name, output or "0"] = origin
-    bound: dict[str, list[Sequence[Origin]]] = {}
-    for name, captured in graph.objects.functions:
-        origins = [Origin.ASSET if at in graph.objects.assets else Origin.ELSEWHERE for at in captured]
-        bound.setdefault(name, []).append(origins)
+    captured: dict[str, list[Sequence[Origin]]] = {}
+    for name, numbers in graph.objects.functions:
+        origins = [Origin.ASSET if at in graph.objects.assets else Origin.ELSEWHERE for at in numbers]
+        captured.setdefault(name, []).append(origins)
     for name in graph.objects.exposed:
-        bound.setdefault(name, [()])
+        captured.setdefault(name, [()])
     calls = {
         name: [one for one in found if one.body not in uncalled] for name, found in graph.callers.items()
     }
-    return FileNames({**graph.bodies, "": graph.body}, calls, bound, graph.opaque_functions, fed)
+    return FileNames({**graph.bodies, "": graph.body}, calls, captured, graph.opaque_functions, fed)
 
 
 def _add_meta_info(graph: MetaGraph, message: Message) -> None:
@@ -310,7 +310,7 @@ def _add_function(graph: MetaGraph, message: Message) -> None:
         graph.saver.exposed.add(name)
         graph.opaque_functions.add(name)
     graph.bodies[name or _UNNAMED] = body
-    _note_broken_reference(graph, name or _UNNAMED, body)
+    _record_broken_reference(graph, name or _UNNAMED, body)
 
 
 def _add_arguments(signature: Message, body: Body) -> None:
@@ -337,7 +337,7 @@ def _function_name(graph: MetaGraph, signature: Message, before: str) -> str:
     return name
 
 
-def _note_broken_reference(graph: MetaGraph, function: str, body: Body) -> None:
+def _record_broken_reference(graph: MetaGraph, function: str, body: Body) -> None:
     reference = body.broken_reference(known_ops())
     if reference is not None and len(graph.broken_references) < MAX_BROKEN:
         graph.broken_references.append((function, reference))
@@ -355,6 +355,9 @@ def _add_node(graph: MetaGraph, message: Message, function: str, body: Body) -> 
     if not function:
         graph.saver.add_node(name, inputs)
     _add_calls(graph, message, name, op, function, attributes)
+    # Whether an op is harmless may depend on the rest of the graph: on the origin of its file name, or on
+    # calls of its function. Such ops are kept until the graph is complete. Others are judged here, and of
+    # each op only the first place is kept; a large graph has many of each.
     if op in FILE_INPUTS:
         message.window.keep(len(name))
         graph.file_ops.append(FileOp(op, name, function))
@@ -365,7 +368,7 @@ def _add_node(graph: MetaGraph, message: Message, function: str, body: Body) -> 
             message.window.keep(len(name) + len(function))
             graph.unsafe_stateful_ops[op, function] = FileOp(op, name, function)
     elif is_harmless or (op, False) not in graph.op_places:
-        _note_place(graph, op, name, function, is_harmless)
+        _record_place(graph, op, name, function, is_harmless)
 
 
 def _node_fields(graph: MetaGraph, message: Message) -> tuple[str, str, list[str], list[Attribute]]:
@@ -378,7 +381,7 @@ def _node_fields(graph: MetaGraph, message: Message) -> tuple[str, str, list[str
         if number == 3:
             inputs.append(data.decode("utf-8", "backslashreplace"))
         elif number == 5:
-            attributes.append(_remembered_attribute(graph, message, start, data))
+            attributes.append(_cached_attribute(graph, message, start, data))
         elif number < 3:
             texts[number] = data.decode("utf-8", "backslashreplace")
     for number, part in message.parts() if parts is None else ():
@@ -391,7 +394,7 @@ def _node_fields(graph: MetaGraph, message: Message) -> tuple[str, str, list[str
     return texts.get(1, ""), texts.get(2, ""), inputs, attributes
 
 
-def _remembered_attribute(graph: MetaGraph, node: Message, start: int, data: bytes) -> Attribute:
+def _cached_attribute(graph: MetaGraph, node: Message, start: int, data: bytes) -> Attribute:
     """Return an attribute of a node."""
     # Most attributes of a large graph are equal (``T: DT_FLOAT``), so parsed ones are cached by their bytes.
     known = graph.attribute_cache.get(data)
@@ -399,7 +402,7 @@ def _remembered_attribute(graph: MetaGraph, node: Message, start: int, data: byt
         return known
     message = Message(node.window, start, start + len(data), node.depth + 1)
     attribute = attribute_of(message, functions_in(message), graph.attribute_budget)
-    if len(data) <= _REPEATED_BYTES and len(graph.attribute_cache) < _REPEATED:
+    if len(data) <= _CACHED_BYTES and len(graph.attribute_cache) < _CACHED:
         graph.attribute_cache[data] = attribute
     return attribute
 
@@ -419,7 +422,7 @@ def _add_calls(
         graph.callers.setdefault(called, []).append(Call(function, hash(name)))
 
 
-def _note_place(graph: MetaGraph, op: str, name: str, function: str, is_harmless: bool) -> None:
+def _record_place(graph: MetaGraph, op: str, name: str, function: str, is_harmless: bool) -> None:
     """Record the first place of an op, separately where it is harmless."""
     graph.op_places.setdefault((op, is_harmless), _place(name, function))
 

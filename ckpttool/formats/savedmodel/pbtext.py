@@ -26,6 +26,9 @@ Schema = Mapping[str, Mapping[str, tuple[int, str]]]
 MAX_TEXT = 1 << 26
 """Limit on the bytes of text; larger models are written in the binary form."""
 
+# A name in brackets is an extension, or the URL of a type in an ``Any`` message: hence ``.``, ``/`` and
+# ``-``. Numbers are matched loosely here (hexadecimal, octal, floats with a suffix), and checked if the
+# schema has the field.
 _TOKEN = re.compile(
     rb"""\s+ | \#[^\n]* |
     (?P<name>[A-Za-z_][\w./-]*) | (?P<number>-?(?:\.\d|\d)[\w.+-]*|-\s*inf(?:inity)?|-\s*nan) |

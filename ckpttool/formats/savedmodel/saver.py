@@ -137,6 +137,8 @@ class Saver:
 
         The nodes of an older saver serve it only, but aren't run.
         """
+        # Loading runs all that the restore op of the SaverDef depends on, with the functions called from
+        # there. An op that writes has no business among these, although the saver owns it.
         takes = self._takes()
         saving, left = self._own_nodes(takes)
         functions, nodes = self._own_functions(saving), saving | left

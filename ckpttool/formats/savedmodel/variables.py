@@ -190,6 +190,9 @@ def _outermost_kind(layers: Iterable[Layer], known: dict[int, KerasModel]) -> La
     """
     from ckpttool.formats.keras.model import KerasModel
 
+    # The layout of a Dense layer's kernel depends on the layers before it (a Flatten, say), which only a
+    # model knows. So the kind is the one that the outermost model gives, by the names of the layers below
+    # it; without a model, it is in doubt.
     models: list[Layer] = []
     for layer in layers:
         if layer.is_model:

@@ -58,28 +58,21 @@ def write_bundle(
         offset = data.offset
         checksum = _put_text(data, text)
         entries[key] = (_STRING, (), offset, data.offset - offset, checksum)
-    data.settle()
+    data.settle()  # other threads write and sum the elements; the entries need all sums
     table = TableWriter(target.create(prefix + INDEX))
     table.add(b"", _HEADER)
     for key in sorted(entries):
-        table.add(key, _entry_message(*entries[key]))
-    table.finish()
-
-
-def _entry_message(
-    dtype: str, shape: tuple[int, ...], offset: int, nbytes: int, checksum: int | Written
-) -> bytes:
-    """Return a BundleEntryProto; waits until the checksum of the elements is known."""
-    crc = checksum.checksum if isinstance(checksum, Written) else checksum
-    return b"".join(
-        (
+        dtype, shape, offset, nbytes, checksum = entries[key]
+        crc = checksum.checksum if isinstance(checksum, Written) else checksum
+        entry = (
             number_field(1, NUMBERS[dtype]),
             bytes_field(2, shape_message(shape)),
             number_field(4, offset),
             number_field(5, nbytes),
             fixed32_field(6, mask_crc(crc)),
         )
-    )
+        table.add(key, b"".join(entry))
+    table.finish()
 
 
 def shape_message(shape: tuple[int, ...]) -> bytes:

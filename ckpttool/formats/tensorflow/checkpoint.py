@@ -43,7 +43,8 @@ class TensorFlow(SetFormat):
         path = probe.source.path
         if is_table_source(probe.source):
             return True
-        # A file that belongs to a prefix by its name is one, however damaged.
+        # A file that belongs to a prefix by its name is one, however damaged. Other programs use ``.index``
+        # as well: a damaged index needs a shard next to it, or what its writer left of one.
         if not path.endswith(INDEX):
             return DATA.fullmatch(probe.name) is not None or bool(_shards_beside(path)) or is_v1(path)
         stem = os.path.basename(path).removesuffix(INDEX)

@@ -194,6 +194,7 @@ class Bundle(Opening):
     def read_index(self) -> dict[bytes, BundleEntry]:
         """Return all entries by key, including those of slices."""
         with fs.open_source(self.path) as source:
+            # A clone without Git LFS has a pointer, a text of some 130 bytes, in place of each large file.
             if source.size >= FOOTER_BYTES and source.read(0, len(_LFS_POINTER)) == _LFS_POINTER:
                 raise NotDownloaded(
                     self.path, "a Git LFS pointer, not the file", expected="run 'git lfs pull'"
@@ -257,7 +258,7 @@ class Bundle(Opening):
         try:
             return read_graph(self.path, message)
         except DamagedCheckpoint as failure:
-            self._note_unreadable(GRAPH_KEY, failure.code, failure.reason)
+            self._add_unreadable(GRAPH_KEY, failure.code, failure.reason)
             return {}
 
     def text(self, entry: BundleEntry | None, name: str) -> bytes | None:
@@ -270,7 +271,7 @@ class Bundle(Opening):
         except (DamagedCheckpoint, ValueError) as failure:
             code = getattr(failure, "code", "object-graph")
             reason = failure.reason if isinstance(failure, DamagedCheckpoint) else str(failure)
-            self._note_unreadable(name, code, reason)
+            self._add_unreadable(name, code, reason)
             return None
 
     def read_string(self, source: Source, entry: BundleEntry) -> bytes:
@@ -291,7 +292,7 @@ class Bundle(Opening):
         (text,) = decoded_strings(data, 1)
         return text
 
-    def _note_unreadable(self, name: str, code: str, reason: str) -> None:
+    def _add_unreadable(self, name: str, code: str, reason: str) -> None:
         self.findings.append(error(code, reason, name))
         self.unreadable.add(name)
 
@@ -332,6 +333,9 @@ class Bundle(Opening):
 
     def layout_findings(self) -> Iterator[Finding]:
         """Yield findings about overlapping entries, gaps and trailing bytes in the shards."""
+        # TensorFlow packs entries densely, unless it is asked to align them: a gap is a warning, since no
+        # tensor is wrong. Overlapping entries can't all be right. Empty tensors have an offset, but take no
+        # bytes.
         by_shard: dict[int, list[tuple[BundleEntry, str]]] = defaultdict(list)
         for entry, where in self.stored:
             by_shard[entry.shard].append((entry, where))
