@@ -30,7 +30,7 @@ from ckpttool.weights.pairing.rearrangement import (
     add_tensors,
     concatenate,
     cut,
-    pattern,
+    parse_pattern,
     rearrange,
     transpose_pattern,
     zeros,
@@ -137,7 +137,7 @@ def test_what_was_rearranged_can_be_again(form: str) -> None:
         array = np.broadcast_to(array[:1], array.shape)
         data = Buffer("x", array[:1].tobytes())
         lazy = Tensor(PATH, BY_NAME["float32"], array.shape, values=Strided(data, 0, 4, array.shape, (0, 1)))
-    once = rearrange(lazy, pattern("a (b c) -> (b a) c"), PATH, sizes={"b": 2})
+    once = rearrange(lazy, parse_pattern("a (b c) -> (b a) c"), PATH, sizes={"b": 2})
     made = array.reshape(4, 2, 3).transpose(1, 0, 2).reshape(8, 3)
     assert np.array_equal(once.array(), made)
     again = rearrange(once, transpose_pattern((1, 0)), PATH)

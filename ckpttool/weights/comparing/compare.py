@@ -99,7 +99,7 @@ def compare_all(
         advance: Called with the number of bytes done, from any thread. The total is the bytes of both sides
             of all pairs; axes that both sides repeat (stride 0) count once.
     """
-    reduced = [without_repeats(a, b) for a, b in pairs]
+    reduced = [drop_repeated_axes(a, b) for a, b in pairs]
     wanted = [TensorPair(a, b, unread=a.nbytes + b.nbytes) for a, b, _ in reduced]
     by_identity: dict[object, TensorPair] = {}  # tied tensors are compared once
     firsts = [by_identity.setdefault(pair.identity, pair) for pair in wanted]
@@ -111,7 +111,7 @@ def compare_all(
     for first, (a, _), (_, _, times) in zip(firsts, pairs, reduced, strict=True):
         outcome = by_pair[id(first)]
         if times > 1 and isinstance(outcome, Comparison) and outcome.statistics is not None:
-            statistics = repeat_statistics(outcome.statistics, a.shape, times)
+            statistics = scale_statistics(outcome.statistics, a.shape, times)
             outcome = Comparison(outcome.equal, statistics)
         outcomes.append(outcome)
     return outcomes
@@ -129,7 +129,7 @@ def _known_outcome(pair: TensorPair) -> Outcome | None:
             return NotCompared(
                 side, f"{tensor.dtype.name} elements, and {other.dtype.name} on the other side"
             )
-        if is_endless(tensor):
+        if is_expanded_too_far(tensor):
             return NotCompared(side, f"{tensor.size:,} elements, which repeat few that are stored")
         if tensor.nbytes == 0:
             return NotCompared(side, f"nothing is known of its {tensor.dtype.name} elements")
@@ -178,11 +178,11 @@ class _TwoPasses:
         streams: dict[int, list[WorkRange]] = defaultdict(list)
         placed: list[TensorPair] = []
         for pair in pairs:
-            stream = pair.stream
-            if stream is None:
+            stream_key = pair.stream_key
+            if stream_key is None:
                 placed.append(pair)
             else:
-                streams[stream] += cut(pair, whole=True)
+                streams[stream_key] += cut(pair, whole=True)
         with RangePool(MAX_STREAMS) as pool:
             own, *others = [partial(self._worker, one, pool) for one in begin]
             pool.recruit(others)
@@ -213,8 +213,8 @@ class _TwoPasses:
         Streamed tensors can't be sent to a child, so each gets a thread instead.
         """
         own = partial(ValuesWorker, tolerance=self._tolerance)
-        streams = len({pair.stream for pair in pairs} - {None})
-        placed = sum(pair.a.nbytes + pair.b.nbytes for pair in pairs if pair.stream is None)
+        streams = len({pair.stream_key for pair in pairs} - {None})
+        placed = sum(pair.a.nbytes + pair.b.nbytes for pair in pairs if pair.stream_key is None)
         children = min(self._jobs - 1, MAX_CHILDREN, placed // WORTH_BYTES)
         if children > 0:
             return [own, *[partial(RemoteWorker, tolerance=self._tolerance)] * children]
@@ -237,12 +237,12 @@ def _outcome_of(pair: TensorPair) -> Outcome:
     else:
         whole = Tally()
         for tally in pair.tallies:
-            whole.absorb(tally)
+            whole.merge(tally)
         statistics = whole.statistics(pair.a.shape)
     return Comparison(statistics is None, statistics)
 
 
-def without_repeats(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, int]:
+def drop_repeated_axes(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, int]:
     """Return both tensors with the axes that both repeat (stride 0) cut to length 1, and the repeat count."""
     if not isinstance(a.values, Strided) or not isinstance(b.values, Strided):
         return a, b, 1
@@ -260,13 +260,13 @@ def without_repeats(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, int]:
     return a, b, times
 
 
-def is_endless(tensor: Tensor) -> bool:
+def is_expanded_too_far(tensor: Tensor) -> bool:
     """Return whether a tensor expands (stride 0) to far more bytes than are stored, too many to read."""
     stored = tensor.storage.nbytes if tensor.storage is not None else tensor.nbytes
     return tensor.nbytes > MAX_REPEATED_BYTES and tensor.nbytes > 64 * stored
 
 
-def repeat_statistics(found: Statistics, shape: tuple[int, ...], times: int) -> Statistics:
+def scale_statistics(found: Statistics, shape: tuple[int, ...], times: int) -> Statistics:
     """Return the statistics of tensors of ``shape`` that repeat the measured part ``times`` times."""
     root = math.sqrt(times)
     return replace(

@@ -20,7 +20,7 @@ _EXACT_IN_FLOAT64 = 1 << 53
 
 _COMPLEX_PARTS = {"complex32": "<f2", "complex64": "<f4", "complex128": "<f8"}
 _LOW_WORD = 32
-_EIGHT = 8
+_BYTE_BITS = 8
 
 
 class Widening:
@@ -40,7 +40,7 @@ class Widening:
         narrow = dtype.bits <= (32 if dtype.kind == "float" else _EXACT_IN_FLOAT32)
         self.fits_float32 = narrow and not self.is_complex
         # Types of less than 8 bits, and floats of 8, are looked up in a table of all their values.
-        is_coded = dtype.bits < _EIGHT or (dtype.kind == "float" and dtype.bits == _EIGHT)
+        is_coded = dtype.bits < _BYTE_BITS or (dtype.kind == "float" and dtype.bits == _BYTE_BITS)
         self._table = _table(dtype) if is_coded else None
         self._numpy = None if is_coded else _numpy_type(dtype)
 
@@ -108,9 +108,9 @@ class Widening:
         import numpy as np
 
         bits = self.dtype.bits
-        if bits >= _EIGHT:
-            width = min(bits // _EIGHT, 8)
-            words = bits // (_EIGHT * width)
+        if bits >= _BYTE_BITS:
+            width = min(bits // _BYTE_BITS, 8)
+            words = bits // (_BYTE_BITS * width)
             return raw.view(f"<u{width}")[: count * words].reshape(count, words)
         columns = np.unpackbits(raw, bitorder="little", count=count * bits).reshape(count, bits)
         return np.packbits(columns, axis=1, bitorder="little")

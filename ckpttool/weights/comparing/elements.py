@@ -35,7 +35,7 @@ class Unreadable(Exception):
         self.error = error
 
 
-def place_of(tensor: Tensor) -> Contiguous | None:
+def contiguous_values(tensor: Tensor) -> Contiguous | None:
     """Return the contiguous range of a file or buffer that holds the elements, or None.
 
     Any thread can read such a range at any offset.
@@ -46,30 +46,30 @@ def place_of(tensor: Tensor) -> Contiguous | None:
     return values if isinstance(values.source, Source | Buffer) else None
 
 
-def stream_of(tensor: Tensor) -> int | None:
-    """Return a key shared by tensors to be read one after another; None if ``place_of`` has a range.
+def stream_key(tensor: Tensor) -> int | None:
+    """Return a key shared by tensors to be read one after another; None if ``contiguous_values`` has a range.
 
     Two readers at different offsets of one compressed record would inflate it from its start again and again.
     """
-    if place_of(tensor) is not None:
+    if contiguous_values(tensor) is not None:
         return None
     values = tensor.values
     return id(values.source) if isinstance(values, Contiguous) else id(tensor)
 
 
-class Elements:
+class ElementReader:
     """Reader of one side's elements as bytes in C order: little-endian, or ``as_stored`` in the file's order.
 
-    For one thread. Tensors without a ``place_of`` can only be read forwards, from offset 0.
+    For one thread. Tensors without a ``contiguous_values`` can only be read forwards, from offset 0.
     """
 
-    __slots__ = ("_block", "_blocks", "_place", "_position", "_side", "_swap", "_tensor")
+    __slots__ = ("_block", "_blocks", "_contiguous", "_position", "_side", "_swap", "_tensor")
 
     def __init__(self, tensor: Tensor, side: Side, *, as_stored: bool = False) -> None:
         self._tensor = tensor
         self._side = side
-        self._place = place_of(tensor)
-        self._swap = 1 if self._place is None or as_stored else self._place.swap
+        self._contiguous = contiguous_values(tensor)
+        self._swap = 1 if self._contiguous is None or as_stored else self._contiguous.swap
         self._blocks: Iterator[memoryview] = iter(())
         self._block = memoryview(b"")
         self._position = 0
@@ -77,10 +77,10 @@ class Elements:
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill a buffer from an offset in bytes; raises ``Unreadable``."""
         try:
-            if self._place is None:
+            if self._contiguous is None:
                 self._stream_into(offset, buffer)
             else:
-                self._place.source.read_into(self._place.offset + offset, buffer)
+                self._contiguous.source.read_into(self._contiguous.offset + offset, buffer)
         except CheckpointError as error:
             raise Unreadable(self._side, error) from error
         if self._swap != 1:

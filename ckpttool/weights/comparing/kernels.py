@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 BLAS_LENGTH = 8192
 """Vector length that NumPy's BLAS multiplies in the calling thread; from 10,000 on it may start threads."""
 
-_SAFE = 2.0**-900, 2.0**900
+_SAFE_SQUARES = 2.0**-900, 2.0**900
 """Range of sums of squares that lost nothing to underflow and are far from overflow."""
-_QUARTER = 2  # exponent: |b - a| and a complex modulus are below 2^2 times the largest float64
+_OVERFLOW_SHIFT = 2  # exponent: |b - a| and a complex modulus are below 2^2 times the largest float64
 
 _PART_ELEMENTS = 2 * BLAS_LENGTH
 """Elements measured at once as float64: a, b and d take 384 KiB, which fits in a core's own cache."""
@@ -37,14 +37,14 @@ BLOCK_ELEMENTS = 4 * _PART_ELEMENTS
 _MAX_ITEM_BYTES = 16
 _MANY_VIEWS = 64
 
-_SLACK = 2.0**-22
+_FLOAT32_ERROR = 2.0**-22
 """Upper bound on the relative error of a float32 quotient."""
 _LARGE = 1e30  # well inside the range of float32
-_FEW = 64
+_CANDIDATE_SHARE = 64
 """If fewer than one element in 64 is a candidate for the largest ratio, only candidates are divided."""
-_SUMS = 4
+_SUMS_PER_ROW = 4
 """Sums of a row: a·a, b·b, d·d and |d|. The largest |d| is stored in the row after them."""
-_FAR = 2.0**8
+_MAX_NORM_RATIO = 2.0**8
 """Largest ratio of a·a and b·b at which a·b is computed from the sums of squares."""
 
 
@@ -127,7 +127,7 @@ class Workspace:
         self._mask = _aligned_zeros(1, BLOCK_ELEMENTS, "?")[0]
         self._views: dict[tuple[int, bool], _Views] = {}
 
-    def take(self, dtypes: tuple[DType, DType]) -> None:
+    def set_dtypes(self, dtypes: tuple[DType, DType]) -> None:
         """Set the dtypes of the blocks that follow."""
         a, b = self._widenings = widening_of(dtypes[0]), widening_of(dtypes[1])
         self._is_narrow = a.fits_float32 and b.fits_float32
@@ -158,10 +158,10 @@ class Workspace:
 
     def _same(self, tally: Tally, count: int, base: int) -> bool:
         """Add a block of equal bytes, which only counts for the norms; False if squares are out of range."""
-        v = self._views_of(count)
-        self._load(v, 1)
+        views = self._views_of(count)
+        self._load(views, 1)
         squares = 0.0
-        for part in v.parts:
+        for part in views.parts:
             self._widen(part, 1)
             squares += dot(part.a, part.a)
         if not is_safe(squares, self._bytes_of(0, count)):
@@ -174,10 +174,10 @@ class Workspace:
     def _bytes_of(self, side: int, count: int) -> Array:
         return self._raw[side, : self._widenings[side].dtype.nbytes(count)]
 
-    def _load(self, v: _Views, sides: int = 2) -> None:
+    def _load(self, views: _Views, sides: int = 2) -> None:
         """Fill ``narrow`` if float32 holds all values; float32 tensors are viewed in the buffers instead."""
         if self._is_narrow and not self._in_place:
-            for widening, raw, narrow in zip(self._widenings[:sides], self._raw, v.narrow, strict=False):
+            for widening, raw, narrow in zip(self._widenings[:sides], self._raw, views.narrow, strict=False):
                 widening.fill_float32(raw, narrow)
 
     def _widen(self, part: _Part, sides: int = 2) -> None:
@@ -193,27 +193,34 @@ class Workspace:
         """Add a block of real numbers; False if one isn't finite or squares are out of range."""
         import numpy as np
 
-        v = self._views_of(count)
-        self._load(v)
-        max_rel = max(map(self._measure, v.parts))
-        aa, bb, dd, moduli = np.add.reduce(v.sums, axis=1).tolist()
+        views = self._views_of(count)
+        self._load(views)
+        max_rel = max(map(self._measure, views.parts))
+        aa, bb, dd, moduli = np.add.reduce(views.sums, axis=1).tolist()
         a, b = self._bytes_of(0, count), self._bytes_of(1, count)
-        if not (is_safe(aa, a) and is_safe(bb, b) and is_safe(dd, v.largest)):
+        if not (is_safe(aa, a) and is_safe(bb, b) and is_safe(dd, views.largest)):
             return False
-        largest = float(np.maximum.reduce(v.largest))
+        largest = float(np.maximum.reduce(views.largest))
         # d·d = a·a + b·b - 2·a·b gives a·b without another pass over the values. Its error is relative to
         # a·a + b·b, the cosine's to |a|·|b|: fine if both norms are of about one size. If they are not, the
         # rounding of the larger one would drown a·b, and the product is computed from the values.
-        ab = (aa + bb - dd) / 2 if aa / _FAR <= bb <= aa * _FAR else dot(*self._float64(0, count))
+        ab = (
+            (aa + bb - dd) / 2
+            if aa / _MAX_NORM_RATIO <= bb <= aa * _MAX_NORM_RATIO
+            else dot(*self._float64(0, count))
+        )
         tally.finite += count
         for total, of_block in zip(tally.sums(), (moduli, aa, bb, ab, dd), strict=True):
             total.add(of_block)
         if largest > tally.max_abs:
-            tally.max_abs, tally.largest = largest, self._place(count, base, self._index_of_largest(v, count))
+            tally.max_abs, tally.largest = (
+                largest,
+                self._place(count, base, self._index_of_largest(views, count)),
+            )
         if largest or self._bitwise:
-            self._count(tally, v, count, base)
+            self._count(tally, views, count, base)
         if largest and tally.max_rel < math.inf:
-            ratio = _largest_ratio(tally.max_rel, largest, v) if self._is_narrow else max_rel
+            ratio = _largest_ratio(tally.max_rel, largest, views) if self._is_narrow else max_rel
             tally.max_rel = max(tally.max_rel, ratio)
         return True
 
@@ -240,11 +247,11 @@ class Workspace:
         np.divide(part.d, part.a, out=part.a)
         return float(np.fmax.reduce(part.a, initial=0.0))
 
-    def _index_of_largest(self, v: _Views, count: int) -> int:
+    def _index_of_largest(self, views: _Views, count: int) -> int:
         import numpy as np
 
-        start = int(v.largest.argmax()) * v.length
-        length = min(v.length, count - start)
+        start = int(views.largest.argmax()) * views.length
+        length = min(views.length, count - start)
         a, b = self._float64(start, length)
         return start + int(np.abs(b - a).argmax())
 
@@ -265,18 +272,18 @@ class Workspace:
             allowed = self._tolerance.atol + self._tolerance.rtol * np.absolute(part.a)
             np.greater(part.d, allowed, out=part.mask)
 
-    def _count(self, tally: Tally, v: _Views, count: int, base: int) -> None:
+    def _count(self, tally: Tally, views: _Views, count: int, base: int) -> None:
         import numpy as np
 
         if self._bitwise:
             codes = [self._widenings[0].codes(raw, count) for raw in self._raw]
-            np.not_equal(codes[0], codes[1]).any(axis=1, out=v.mask)
+            np.not_equal(codes[0], codes[1]).any(axis=1, out=views.mask)
         elif not self._marks_parts:
-            np.not_equal(v.narrow[0], v.narrow[1], out=v.mask)
-        counted = int(np.count_nonzero(v.mask))
+            np.not_equal(views.narrow[0], views.narrow[1], out=views.mask)
+        counted = int(np.count_nonzero(views.mask))
         tally.count += counted
         if counted and tally.first is None:
-            tally.first = self._place(count, base, int(v.mask.argmax()))
+            tally.first = self._place(count, base, int(views.mask.argmax()))
 
     def _place(self, count: int, base: int, index: int) -> ElementPlace:
         return self._block(count, base).place(self._widenings, index)
@@ -294,14 +301,16 @@ class Workspace:
         import numpy as np
 
         length = min(count, BLAS_LENGTH)
-        sums = np.empty((_SUMS + 1, -(-count // length)))
+        sums = np.empty((_SUMS_PER_ROW + 1, -(-count // length)))
         narrow = (self._raw.view("<f4") if self._in_place else self._narrow)[:, :count]
         mask = self._mask[:count]
         parts = tuple(
             self._made_part(start, min(_PART_ELEMENTS, count - start), length, narrow, mask, sums)
             for start in range(0, count, _PART_ELEMENTS)
         )
-        return _Views(parts, length, sums[:_SUMS], sums[_SUMS], narrow, self._quotients[:count], mask)
+        return _Views(
+            parts, length, sums[:_SUMS_PER_ROW], sums[_SUMS_PER_ROW], narrow, self._quotients[:count], mask
+        )
 
     def _made_part(
         self, start: int, count: int, length: int, narrow: Array, mask: Array, sums: Array
@@ -322,12 +331,12 @@ class Workspace:
             padding=padded[:, count:],
             squares=own_sums[:3].reshape(3, rows, 1, 1),
             moduli=own_sums[3],
-            largest=own_sums[_SUMS],
+            largest=own_sums[_SUMS_PER_ROW],
             mask=mask[start : start + count],
         )
 
 
-def _largest_ratio(known: float, largest: float, v: _Views) -> float:
+def _largest_ratio(known: float, largest: float, views: _Views) -> float:
     """Return the largest |b - a| / |a| of a block, or any smaller value if it doesn't exceed ``known``."""
     import numpy as np
 
@@ -335,28 +344,28 @@ def _largest_ratio(known: float, largest: float, v: _Views) -> float:
     # maximum only if |a| < largest / known; mostly few or no elements are that small. Otherwise, float32
     # quotients b/a (the ratio is |b/a - 1|) bound the maximum, and only elements near the bound are divided
     # in float64.
-    below = largest / known * (1 + _SLACK) if known else math.inf
+    below = largest / known * (1 + _FLOAT32_ERROR) if known else math.inf
     if below < _LARGE:
-        np.absolute(v.narrow[0], out=v.quotients)
-        if np.minimum.reduce(v.quotients) > below:
+        np.absolute(views.narrow[0], out=views.quotients)
+        if np.minimum.reduce(views.quotients) > below:
             return 0.0
-        np.less_equal(v.quotients, below, out=v.mask)
-        if np.count_nonzero(v.mask) * _FEW < len(v.mask):
-            return _ratio_at(np.flatnonzero(v.mask), v)
-    np.divide(v.narrow[1], v.narrow[0], out=v.quotients)
-    high, low = float(np.fmax.reduce(v.quotients)), float(np.fmin.reduce(v.quotients))
-    estimate, slack = max(high - 1, 1 - low), _SLACK * (1 + max(high, -low))
+        np.less_equal(views.quotients, below, out=views.mask)
+        if np.count_nonzero(views.mask) * _CANDIDATE_SHARE < len(views.mask):
+            return _ratio_at(np.flatnonzero(views.mask), views)
+    np.divide(views.narrow[1], views.narrow[0], out=views.quotients)
+    high, low = float(np.fmax.reduce(views.quotients)), float(np.fmin.reduce(views.quotients))
+    estimate, slack = max(high - 1, 1 - low), _FLOAT32_ERROR * (1 + max(high, -low))
     if estimate + slack <= known:
         return 0.0
     least = estimate - 2 * slack if math.isfinite(estimate) else 0.0
-    return _ratio_at(np.flatnonzero((v.quotients >= 1 + least) | (v.quotients <= 1 - least)), v)
+    return _ratio_at(np.flatnonzero((views.quotients >= 1 + least) | (views.quotients <= 1 - least)), views)
 
 
-def _ratio_at(at: Array, v: _Views) -> float:
+def _ratio_at(at: Array, views: _Views) -> float:
     """Return the largest |b - a| / |a| at the indexes ``at``; 0 / 0 (NaN) counts as 0."""
     import numpy as np
 
-    a, b = (side[at].astype(np.float64) for side in v.narrow)
+    a, b = (side[at].astype(np.float64) for side in views.narrow)
     return float(np.fmax.reduce(np.abs(b - a) / np.abs(a), initial=0.0))
 
 
@@ -419,7 +428,7 @@ def tally_block(
     tally.finite += int(np.count_nonzero(finite))
     tally.count += int(np.count_nonzero(counted))
     tally.non_finite += int(np.count_nonzero(counted & ~finite))
-    tally.alike += int(np.count_nonzero(~(counted | finite)))
+    tally.equal_non_finite += int(np.count_nonzero(~(counted | finite)))
     if tally.first is None and counted.any():
         tally.first = block.place(widenings, int(counted.argmax()))
     largest = scaled(float(measured.modulus.max()), measured.shift)
@@ -481,7 +490,7 @@ def _measured(a: Array, b: Array, d: Array) -> _Measured:
     is_known = np.isfinite(modulus) & np.isfinite(length)
     shift = 0
     if not is_known.all():
-        shift = _QUARTER
+        shift = _OVERFLOW_SHIFT
         d = np.ldexp(b, -shift) - np.ldexp(a, -shift)
         modulus = _modulus(d)
         ratios = np.where(is_known, ratios, modulus / _modulus(np.ldexp(a, -shift)))
@@ -510,7 +519,7 @@ def _add_sums(tally: Tally, measured: _Measured) -> None:
 
     modulus, shift = measured.modulus, measured.shift
     top = float(modulus.max())
-    down = math.frexp(top)[1] if top > _SAFE[1] else 0
+    down = math.frexp(top)[1] if top > _SAFE_SQUARES[1] else 0
     tally.moduli.add(float(np.add.reduce(np.ldexp(modulus, -down))), down + shift)
     a, a_exponent = _add_squares(tally.aa, measured.a.reshape(-1), 0)
     b, b_exponent = _add_squares(tally.bb, measured.b.reshape(-1), 0)
@@ -533,7 +542,7 @@ def _add_squares(total: ExactSum, values: Array, exponent: int) -> tuple[Array, 
 
 def is_safe(squares: float, values: Array) -> bool:
     """Return whether a sum of squares is reliable: no underflow or overflow, all values finite."""
-    return _SAFE[0] < squares < _SAFE[1] or (squares == 0 and not values.any())
+    return _SAFE_SQUARES[0] < squares < _SAFE_SQUARES[1] or (squares == 0 and not values.any())
 
 
 def dot(a: Array, b: Array) -> float:

@@ -19,7 +19,7 @@ from ckpttool.core.values import Contiguous
 from ckpttool.storage import fs
 from ckpttool.storage.children import Child, Lost
 from ckpttool.storage.source import Source
-from ckpttool.weights.comparing.elements import place_of
+from ckpttool.weights.comparing.elements import contiguous_values
 from ckpttool.weights.comparing.statistics import Tally, Tolerance
 from ckpttool.weights.comparing.workers import (
     Meter,
@@ -86,7 +86,7 @@ def _request(part: WorkRange, tolerance: Tolerance) -> dict[str, Any] | None:
     """Return the request for a range; None if only this process can read it (memory, remote, computed)."""
     sides = []
     for tensor in (part.pair.a, part.pair.b):
-        place = place_of(tensor)
+        place = contiguous_values(tensor)
         if place is None or type(place.source) is not Source:
             return None
         sides.append(

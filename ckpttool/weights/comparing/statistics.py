@@ -102,7 +102,7 @@ class ExactSum:
         elif term:
             self._scaled.append((term, exponent))
 
-    def absorb(self, other: ExactSum) -> None:
+    def merge(self, other: ExactSum) -> None:
         """Add another sum."""
         self._terms += other._terms
         self._scaled += other._scaled
@@ -147,14 +147,14 @@ class ElementPlace:
 class Tally:
     """Measurements of some blocks of two tensors; merged over all blocks, they give the ``Statistics``.
 
-    ``finite`` counts element pairs that are finite on both sides, ``alike`` equal pairs that aren't. The sums
-    are of |b - a| (``moduli``) and of the products a·a, b·b, a·b and d·d with d = b - a.
+    ``finite`` counts element pairs that are finite on both sides, ``equal_non_finite`` equal pairs that
+    aren't. The sums are of |b - a| (``moduli``) and of the products a·a, b·b, a·b and d·d with d = b - a.
     """
 
     count: int = 0
     non_finite: int = 0
     finite: int = 0
-    alike: int = 0
+    equal_non_finite: int = 0
     max_abs: float = 0.0
     max_rel: float = 0.0
     largest: ElementPlace | None = None
@@ -173,19 +173,19 @@ class Tally:
         for total in self.sums():
             total.condense()
 
-    def absorb(self, other: Tally) -> None:
+    def merge(self, other: Tally) -> None:
         """Merge the tally of other blocks."""
         self.count += other.count
         self.non_finite += other.non_finite
         self.finite += other.finite
-        self.alike += other.alike
+        self.equal_non_finite += other.equal_non_finite
         self.max_rel = max(self.max_rel, other.max_rel)
         if other.largest is not None and self._is_beaten_by(other.max_abs, other.largest):
             self.max_abs, self.largest = other.max_abs, other.largest
         if other.first is not None and (self.first is None or other.first.index < self.first.index):
             self.first = other.first
         for mine, theirs in zip(self.sums(), other.sums(), strict=True):
-            mine.absorb(theirs)
+            mine.merge(theirs)
 
     def _is_beaten_by(self, max_abs: float, largest: ElementPlace) -> bool:
         if self.largest is None or max_abs > self.max_abs:
@@ -204,7 +204,9 @@ class Tally:
             count=self.count,
             non_finite=self.non_finite,
             max_abs=self.max_abs if is_known else math.nan,
-            mean_abs=scaled(total / (self.finite + self.alike), exponent) if is_known else math.nan,
+            mean_abs=scaled(total / (self.finite + self.equal_non_finite), exponent)
+            if is_known
+            else math.nan,
             max_rel=self.max_rel if is_known else math.nan,
             l2=self.dd.root(),
             cosine=self._cosine(),

@@ -7,7 +7,7 @@ import math
 from ckpttool.core.errors import DamagedCheckpoint
 from ckpttool.core.tensor import Tensor
 from ckpttool.formats.tensorflow.values import decoded_strings
-from ckpttool.weights.comparing.elements import Elements, Side, Unreadable
+from ckpttool.weights.comparing.elements import ElementReader, Side, Unreadable
 from ckpttool.weights.comparing.statistics import Statistics, unraveled
 
 MAX_BYTES = 1 << 24
@@ -59,7 +59,7 @@ def _strings(tensor: Tensor, side: Side) -> list[bytes]:
         limit = f"at most {MAX_STRINGS:,} of {MAX_BYTES:,} bytes are"
         raise NotDecoded(side, f"the stored bytes differ, and {found} are not taken apart ({limit})")
     data = bytearray(tensor.nbytes)
-    Elements(tensor, side).read_into(0, memoryview(data))
+    ElementReader(tensor, side).read_into(0, memoryview(data))
     try:
         return decoded_strings(bytes(data), tensor.size)
     except ValueError as failure:

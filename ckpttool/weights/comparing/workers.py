@@ -10,7 +10,14 @@ from typing import Protocol
 
 from ckpttool.core.tensor import Tensor
 from ckpttool.storage.work import Advance, Pool
-from ckpttool.weights.comparing.elements import Buffers, Elements, Side, Unreadable, place_of, stream_of
+from ckpttool.weights.comparing.elements import (
+    Buffers,
+    ElementReader,
+    Side,
+    Unreadable,
+    contiguous_values,
+    stream_key,
+)
 from ckpttool.weights.comparing.statistics import Tally, Tolerance
 
 _BUFFER_BYTES = 1 << 18
@@ -47,27 +54,27 @@ class TensorPair:
         return self.failure is None and not self.differs
 
     @property
-    def stream(self) -> int | None:
+    def stream_key(self) -> int | None:
         """Return a key shared by pairs to be read one after another; None if order doesn't matter."""
-        return stream_of(self.a) or stream_of(self.b)
+        return stream_key(self.a) or stream_key(self.b)
 
     @property
     def identity(self) -> object:
         """Return a key that is equal for pairs of tied tensors: same bytes, dtype, shape and byte order."""
         identity: list[object] = []
         for tensor in (self.a, self.b):
-            place = place_of(tensor)
+            place = contiguous_values(tensor)
             if place is None:
                 return id(self)
             source = id(place.source)
             identity += source, place.offset, place.nbytes, place.swap, tensor.dtype, tensor.shape
         return tuple(identity)
 
-    def elements(self, *, as_stored: bool = False) -> tuple[Elements, Elements]:
+    def elements(self, *, as_stored: bool = False) -> tuple[ElementReader, ElementReader]:
         """Return readers of both sides; ``as_stored`` keeps the file's byte order."""
         return (
-            Elements(self.a, Side.A, as_stored=as_stored),
-            Elements(self.b, Side.B, as_stored=as_stored),
+            ElementReader(self.a, Side.A, as_stored=as_stored),
+            ElementReader(self.b, Side.B, as_stored=as_stored),
         )
 
 
@@ -173,7 +180,7 @@ class BytesWorker(PairWorker):
         if pair.a.nbytes != pair.b.nbytes:
             pair.differs = True
         # Big-endian files: if both sides have one byte order, equality doesn't need the bytes swapped.
-        places = place_of(pair.a), place_of(pair.b)
+        places = contiguous_values(pair.a), contiguous_values(pair.b)
         has_one_order = None not in places and len({one.swap for one in places if one is not None}) == 1
         a, b = pair.elements(as_stored=has_one_order)
         start, end, step = part.start, part.start + part.count, _FIRST_BYTES
@@ -203,7 +210,7 @@ class ValuesWorker(PairWorker):
 
         pair, buffers, tally = part.pair, self._workspace.buffers, Tally()
         dtypes = pair.a.dtype, pair.b.dtype
-        self._workspace.take(dtypes)
+        self._workspace.set_dtypes(dtypes)
         a, b = pair.elements()
         with np.errstate(all="ignore"):
             for start in range(part.start, part.start + part.count, BLOCK_ELEMENTS):

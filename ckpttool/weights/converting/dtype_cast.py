@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 TARGETS = ("float32", "float16", "bfloat16")
-_STATE = (Role.OPTIMIZER, Role.TRAINING)
+_STATE_ROLES = (Role.OPTIMIZER, Role.TRAINING)
 _GROUP = 1 << 18
 """Elements per block; a multiple of 16, so that blocks of packed elements are whole bytes."""
 
@@ -41,7 +41,7 @@ def cast(content: Content, dtype_name: str) -> tuple[Content, list[str]]:
     kept: list[Tensor] = []
     for tensor in content.tensors:
         is_wanted = tensor.dtype.kind == "float" and tensor.dtype is not dtype
-        if is_wanted and tensor.role in _STATE and not _holds_all_values(dtype, tensor.dtype):
+        if is_wanted and tensor.role in _STATE_ROLES and not _holds_all_values(dtype, tensor.dtype):
             kept.append(tensor)
         elif is_wanted:
             owner = changed.get(tensor.shares_with or "")

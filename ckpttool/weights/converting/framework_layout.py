@@ -31,22 +31,22 @@ from ckpttool.weights.pairing.layouts import (
     SUMMED,
     LayoutItem,
     LayoutRule,
-    Turn,
+    VariableLayout,
     fuse_attention_inputs,
     torch_layout_items,
 )
 from ckpttool.weights.pairing.rearrangement import (
+    LayoutMismatch,
     Pattern,
-    Unfit,
     add_tensors,
     concatenate,
     cut,
-    pattern,
+    parse_pattern,
     rearrange,
     zeros,
 )
 
-_HOW = "--map with a [[tensor]] says how it lies, and --model takes the layout of another file"
+_MAP_HINT = "--map with a [[tensor]] says how it lies, and --model takes the layout of another file"
 _ONE_BIAS = ("bias_l0", "bias_l0_reverse")
 _CLASSES = {RULES["dense"].text: "Dense", RULES["gru"].text: "GRU"}
 """Classes of layers whose kernel's order needs a declared type, by the rule that makes them."""
@@ -54,12 +54,12 @@ _Conversions = list[tuple[Tensor, Tensor, str | None]]
 """(Old tensor, new tensor, text of the rule or None)."""
 KerasTensors = dict[int, list[tuple[Tensor, str | None]]]
 """(New tensor, text of the rule or None) by ``id`` of a tensor; empty if it is merged into another one."""
-_MODEL = "--model FILE takes names and layouts from a file of Keras"
+_MODEL_HINT = "--model FILE takes names and layouts from a file of Keras"
 _CLASS = re.compile(r"(?:__torch__\.)?torch\.nn\.modules\.(?:\w+\.)*?(?:___torch_mangle_\d+\.)?(\w+)")
 _KINDS = {module: kind for kind, rule in RULES.items() for module in rule.modules} | {
     "MultiheadAttention": "multi-head"
 }
-_IN_CHAINS = frozenset(
+_ORDER_PRESERVING = frozenset(
     (
         *("Sequential", "Linear", "Embedding", "LayerNorm", "BatchNorm1d", "Dropout", "AlphaDropout"),
         *("Identity", "ReLU", "ReLU6", "LeakyReLU", "ELU", "SELU", "GELU", "SiLU", "Tanh", "Sigmoid"),
@@ -67,12 +67,12 @@ _IN_CHAINS = frozenset(
     )
 )
 """Modules that keep features along the last axis in order, so that no flattened image can occur."""
-_ONCE_MORE = "_flat_weights"
+_FLAT_WEIGHTS = "_flat_weights"
 """Attribute of PyTorch's recurrent layers that lists their weights a second time."""
 _RECURRENT = ("lstm", "gru", "rnn")
-_INPUT = pattern("(h d) e -> e h d")
-_INPUT_BIAS = pattern("(h d) -> h d")
-_OUTPUT = pattern("e (h d) -> h d e")
+_INPUT = parse_pattern("(h d) e -> e h d")
+_INPUT_BIAS = parse_pattern("(h d) -> h d")
+_OUTPUT = parse_pattern("e (h d) -> h d e")
 _PARTS = ("query_dense", "key_dense", "value_dense")
 
 
@@ -123,7 +123,7 @@ def _to_torch(view: ContentView) -> _Conversions:
     unknown = [item.sources[0] for item in free if is_layout_unknown(item, view.checkpoint)]
     if unknown:
         problem = "nothing says of what type of layer it is, and its layout may be another"
-        raise UsageError(f"{name_list(unknown)}: {problem} ({_HOW})")
+        raise UsageError(f"{name_list(unknown)}: {problem} ({_MAP_HINT})")
     conversions: _Conversions = []
     for item in items:
         tensor = view.tensors[id(item.sources[0])]
@@ -233,7 +233,7 @@ def to_keras(checkpoint: Checkpoint, held: Collection[str]) -> KerasTensors:
     modules = _modules(checkpoint.metadata)
     if not modules:
         problem = "it does not say of what types its layers are, and names alone don't tell it"
-        raise UsageError(f"{checkpoint.path}: {problem} ({_MODEL})")
+        raise UsageError(f"{checkpoint.path}: {problem} ({_MODEL_HINT})")
     layers = [*_torch_layers(checkpoint, modules, held)]
     if not _is_plain_chain(modules):
         # A pickled module doesn't record its forward(): between any two modules, it may flatten or reshape.
@@ -298,13 +298,13 @@ def _is_plain_chain(modules: Mapping[str, TorchModule]) -> bool:
     names = [match[1] if (match := _CLASS.fullmatch(one.class_name)) else "" for one in modules.values()]
     parents = {prefix.rpartition(".")[0] for prefix in modules if prefix}
     chains = {prefix for prefix, name in zip(modules, names, strict=True) if name == "Sequential"}
-    return all(name in _IN_CHAINS for name in names) and "" in modules and parents <= chains
+    return all(name in _ORDER_PRESERVING for name in names) and "" in modules and parents <= chains
 
 
 def _keras_variables(layer: _TorchLayer) -> KerasTensors:
     """Return the conversions of a module's tensors."""
     kind = layer.module.kind
-    if layer.place[-1:] == (_ONCE_MORE,) and all(one.shares_with for one in layer.tensors.values()):
+    if layer.place[-1:] == (_FLAT_WEIGHTS,) and all(one.shares_with for one in layer.tensors.values()):
         return {id(tensor): [] for tensor in layer.tensors.values()}
     if kind == "multi-head":
         return _attention_inputs(layer)
@@ -326,35 +326,41 @@ def _keras_variables(layer: _TorchLayer) -> KerasTensors:
     return converted
 
 
-def _keras_variable(rule: LayoutRule, leaf: str) -> tuple[str, Turn] | None:
+def _keras_variable(rule: LayoutRule, leaf: str) -> tuple[str, VariableLayout] | None:
     """Return Keras's name for a variable of PyTorch, and the rule's conversion."""
     return next(
-        ((name, turn) for name, turns in rule.turns.items() for turn in turns if turn.leaf == leaf), None
+        (
+            (name, layout)
+            for name, variables in rule.variables.items()
+            for layout in variables
+            if layout.leaf == leaf
+        ),
+        None,
     )
 
 
 def _keras_tensor(
-    layer: _TorchLayer, tensor: Tensor, rule: LayoutRule, name: str, turn: Turn
+    layer: _TorchLayer, tensor: Tensor, rule: LayoutRule, name: str, layout: VariableLayout
 ) -> tuple[Tensor, str | None]:
     kind, attributes = layer.module.kind, layer.module.attributes
     if kind == "transposed conv":
         bias = layer.tensors.get("bias")
         is_one_group = bias is not None and bias.shape == layer.tensors["weight"].shape[1:2]
         if not (attributes["groups"] == 1 if "groups" in attributes else is_one_group):
-            raise UsageError(f"{tensor.name}: Keras has no transposed convolution in groups ({_MODEL})")
-    ways = {len(way.result): way for way in turn.ways.values()}
-    if not ways and (kind == "embedding" or len(tensor.shape) <= 1):
+            raise UsageError(f"{tensor.name}: Keras has no transposed convolution in groups ({_MODEL_HINT})")
+    patterns = {len(pattern.result): pattern for pattern in layout.patterns.values()}
+    if not patterns and (kind == "embedding" or len(tensor.shape) <= 1):
         return _under_keras_name(layer, tensor, name), rule.text
-    if len(tensor.shape) not in ways:
+    if len(tensor.shape) not in patterns:
         raise UsageError(_no_rule(layer, tensor))
-    way = ways[len(tensor.shape)].inverse()
-    return _rearrange_variable(layer, tensor, way, name, turn.sizes), rule.text
+    pattern = patterns[len(tensor.shape)].inverse()
+    return _rearrange_variable(layer, tensor, pattern, name, layout.sizes), rule.text
 
 
 def _no_rule(layer: _TorchLayer, tensor: Tensor) -> str:
     name = layer.module.class_name.rpartition(".")[2]
     problem = f"there is no rule for {name}" if name else "nothing says of what type of layer it is"
-    return f"{tensor.name}: {problem} ({_MODEL}; or --map with a [[tensor]] says how it lies)"
+    return f"{tensor.name}: {problem} ({_MODEL_HINT}; or --map with a [[tensor]] says how it lies)"
 
 
 def _under_keras_name(layer: _TorchLayer, tensor: Tensor, *names: str) -> Tensor:
@@ -362,12 +368,12 @@ def _under_keras_name(layer: _TorchLayer, tensor: Tensor, *names: str) -> Tensor
 
 
 def _rearrange_variable(
-    layer: _TorchLayer, tensor: Tensor, way: Pattern, name: str, sizes: Mapping[str, int], *inner: str
+    layer: _TorchLayer, tensor: Tensor, pattern: Pattern, name: str, sizes: Mapping[str, int], *inner: str
 ) -> Tensor:
     try:
-        return rearrange(tensor, way, (*layer.place, *inner, name), sizes=sizes)
-    except Unfit as failure:
-        raise UsageError(f"{tensor.name}: {failure} ({_MODEL})") from failure
+        return rearrange(tensor, pattern, (*layer.place, *inner, name), sizes=sizes)
+    except LayoutMismatch as failure:
+        raise UsageError(f"{tensor.name}: {failure} ({_MODEL_HINT})") from failure
 
 
 # Layers of several tensors ------------------------------------------------------------------------------
@@ -380,25 +386,25 @@ def _recurrent(layer: _TorchLayer, kind: str) -> KerasTensors:
     leaves = {"weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"}
     if rest := [leaf for leaf in layer.tensors if leaf not in leaves]:
         problem = "Keras has one layer for each layer and direction of it, with names of their own"
-        raise UsageError(f"{layer.tensors[rest[0]].name}: {problem} ({_MODEL})")
+        raise UsageError(f"{layer.tensors[rest[0]].name}: {problem} ({_MODEL_HINT})")
     rule, converted = RULES[kind], KerasTensors()
     for leaf in ("weight_ih_l0", "weight_hh_l0"):
         tensor, variable = layer.tensors.get(leaf), _keras_variable(rule, leaf)
         if tensor is not None and variable is not None:
-            name, turn = variable
-            way = next(iter(turn.ways.values())).inverse()
+            name, layout = variable
+            pattern = next(iter(layout.patterns.values())).inverse()
             converted[id(tensor)] = [
-                (_rearrange_variable(layer, tensor, way, name, turn.sizes, "cell"), rule.text)
+                (_rearrange_variable(layer, tensor, pattern, name, layout.sizes, "cell"), rule.text)
             ]
     biases = [layer.tensors[leaf] for leaf in sorted(leaves & layer.tensors.keys()) if "bias" in leaf]
     if len(biases) == 2:
         of_hidden, of_input = biases
         path = (*layer.place, "cell", "bias")
         if kind == "gru":
-            turn = rule.turns["bias"][0]
-            way = next(iter(turn.ways.values())).inverse()
+            layout = rule.variables["bias"][0]
+            pattern = next(iter(layout.patterns.values())).inverse()
             rows = [
-                _rearrange_variable(layer, one, way, "bias", turn.sizes, "cell")
+                _rearrange_variable(layer, one, pattern, "bias", layout.sizes, "cell")
                 for one in (of_input, of_hidden)
             ]
             converted[id(of_input)] = [(concatenate(rows, path), rule.text)]
@@ -411,15 +417,18 @@ def _recurrent(layer: _TorchLayer, kind: str) -> KerasTensors:
 def _attention_inputs(layer: _TorchLayer) -> KerasTensors:
     """Return the conversions of an attention's in_proj: rows [0:E], [E:2E], [2E:3E] are query, key, value."""
     sizes, converted = {"h": _heads(layer)}, KerasTensors()
-    ways = {"in_proj_weight": (_INPUT, "kernel"), "in_proj_bias": (_INPUT_BIAS, "bias")}
+    patterns = {"in_proj_weight": (_INPUT, "kernel"), "in_proj_bias": (_INPUT_BIAS, "bias")}
     for leaf, tensor in layer.tensors.items():
-        if leaf not in ways or not tensor.shape or tensor.shape[0] % len(_PARTS):
+        if leaf not in patterns or not tensor.shape or tensor.shape[0] % len(_PARTS):
             raise UsageError(_no_rule(layer, tensor))
-        way, name = ways[leaf]
+        pattern, name = patterns[leaf]
         rows = tensor.shape[0] // len(_PARTS)
         thirds = [cut(tensor, at * rows, rows, tensor.path) for at in range(len(_PARTS))]
         converted[id(tensor)] = [
-            (_rearrange_variable(layer, one, way, name, sizes, part), f"{RULES['attention'].text}; {JOINED}")
+            (
+                _rearrange_variable(layer, one, pattern, name, sizes, part),
+                f"{RULES['attention'].text}; {JOINED}",
+            )
             for part, one in zip(_PARTS, thirds, strict=True)
         ]
     return converted
@@ -442,4 +451,4 @@ def _heads(layer: _TorchLayer) -> int:
     if isinstance(heads, int) and heads > 0:
         return heads
     first = next(iter(layer.tensors.values()))
-    raise UsageError(f"{first.name}: the file does not say how many heads this attention has ({_MODEL})")
+    raise UsageError(f"{first.name}: the file does not say how many heads this attention has ({_MODEL_HINT})")

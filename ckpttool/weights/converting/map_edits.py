@@ -11,7 +11,7 @@ from ckpttool.formats.writer import Content
 from ckpttool.weights.converting.ties import carry_ties, lost_ties
 from ckpttool.weights.converting.tree_edits import edit_tree
 from ckpttool.weights.pairing.map_file import SideNames, TensorMap, TensorRule, apply_rule, fill_stars
-from ckpttool.weights.pairing.rearrangement import Unfit
+from ckpttool.weights.pairing.rearrangement import LayoutMismatch
 
 
 def rename_by_map(content: Content, tensor_map: TensorMap) -> tuple[Content, list[str]]:
@@ -21,7 +21,7 @@ def rename_by_map(content: Content, tensor_map: TensorMap) -> tuple[Content, lis
     """
     edits = _MapEdits(content, tensor_map)
     for rule in tensor_map.tensors:
-        edits.follow(rule)
+        edits.apply_table(rule)
     for glob, name in tensor_map.names.items():
         edits.rename(glob, name)
     for glob in tensor_map.drop:
@@ -40,38 +40,38 @@ class _MapEdits:
         self._tensors = {tensor.name: tensor for tensor in content.tensors}
         self._names = SideNames(tensor.name for tensor in content.tensors)
         self._edits: dict[int, list[Tensor]] = {}
-        self._given: dict[str, str] = {}
-        self._decided: dict[str, str] = {}
+        self._claimed: dict[str, str] = {}
+        self._mapped: dict[str, str] = {}
         self._dropped = 0
         self._has_state = any(tensor.role is Role.OPTIMIZER for tensor in content.tensors)
 
-    def follow(self, rule: TensorRule) -> None:
+    def apply_table(self, rule: TensorRule) -> None:
         """Apply one ``[[tensor]]`` table."""
         matched = 0
         for names, targets in self._names.find_groups(rule, self._is_taken):
             missing = next((name for name in names if name not in self._tensors), None)
             if missing is not None:
-                raise self._map.wrong(rule.place, f"no tensor is called {missing!r}")
+                raise self._map.error_at(rule.place, f"no tensor is called {missing!r}")
             taken = next((name for name in names if self._is_taken(name)), None)
             if taken is not None:
-                raise self._map.wrong(rule.place, f"a table before took {taken!r}")
+                raise self._map.error_at(rule.place, f"a table before took {taken!r}")
             sources = [self._tensors[name] for name in names]
             if not rule.is_plain:
                 self._require_no_state(rule.place, names[0])
             paths = [self._path(rule.place, sources[0], target) for target in targets]
             try:
                 results = apply_rule(sources, rule, paths, flip=False)
-            except Unfit as failure:
-                raise self._map.wrong(rule.place, f"{names[0]}: {failure} (rule {rule.rule})") from failure
+            except LayoutMismatch as failure:
+                raise self._map.error_at(rule.place, f"{names[0]}: {failure} (rule {rule.rule})") from failure
             for target in targets:
-                self._give(rule.place, target, names[0], "layout")
+                self._claim(rule.place, target, names[0], "layout")
             self._edits[id(sources[0])] = [
                 replace(tensor, path=path) for path, tensor in zip(paths, results, strict=True)
             ]
             self._edits.update((id(source), []) for source in sources[1:])
             matched += 1
         if not matched:
-            raise self._map.wrong(rule.place, self._none(rule.sources[0]))
+            raise self._map.error_at(rule.place, self._no_match(rule.sources[0]))
 
     def rename(self, glob: str, name: str) -> None:
         """Apply one line of ``[names]``."""
@@ -80,17 +80,17 @@ class _MapEdits:
             if self._is_taken(source):
                 continue
             tensor, target = self._tensors[source], fill_stars(name, captured)
-            self._give(place, target, source, "name")
+            self._claim(place, target, source, "name")
             self._edits[id(tensor)] = [replace(tensor, path=self._path(place, tensor, target))]
             matched += 1
         if not matched:
-            raise self._map.wrong(place, self._none(glob))
+            raise self._map.error_at(place, self._no_match(glob))
 
     def drop(self, glob: str) -> None:
         """Apply one glob of ``drop``."""
         names = [name for name, _ in self._names.find(glob) if not self._is_taken(name)]
         if not names:
-            raise self._map.wrong("drop", self._none(glob))
+            raise self._map.error_at("drop", self._no_match(glob))
         for name in names:
             if self._tensors[name].role is Role.WEIGHTS:
                 self._require_no_state("drop", name)
@@ -112,9 +112,9 @@ class _MapEdits:
             known[new.name] = old.name
         tensors = carry_ties(placed)
         tied = {id(new): tensor for (_, new), tensor in zip(placed, tensors, strict=True)}
-        by_table = sum(what == "layout" for what in self._decided.values())
+        by_table = sum(what == "layout" for what in self._mapped.values())
         counts = {
-            "renamed": len(self._decided) - by_table,
+            "renamed": len(self._mapped) - by_table,
             "made by its tables": by_table,
             "dropped": self._dropped,
         }
@@ -126,27 +126,27 @@ class _MapEdits:
             kept = {id(old): tied[id(old)] for old, new in placed if old is new}
             tree, tree_notes = edit_tree(tree, edits_of_tree, kept, content.tensors)
             notes += tree_notes
-        mapped = {**content.mapped, **self._decided}
+        mapped = {**content.mapped, **self._mapped}
         return replace(content, tensors=tensors, tree=tree, mapped=mapped), notes
 
     def _is_taken(self, name: str) -> bool:
         return id(self._tensors[name]) in self._edits
 
-    def _none(self, glob: str) -> str:
+    def _no_match(self, glob: str) -> str:
         is_taken = any(self._names.find(glob))
         return f"no {'other ' if is_taken else ''}tensor is called {glob!r}"
 
     def _require_no_state(self, place: str, name: str) -> None:
         if self._has_state:
             problem = "an optimizer's state goes with it, and would not fit any more (use --only weights)"
-            raise self._map.wrong(place, f"{name}: {problem}")
+            raise self._map.error_at(place, f"{name}: {problem}")
 
-    def _give(self, place: str, target: str, source: str, what: str) -> None:
-        if target in self._given:
-            problem = f"{source!r} becomes {target!r}, and so does {self._given[target]!r}"
-            raise self._map.wrong(place, problem)
-        self._given[target] = source
-        self._decided[target] = what
+    def _claim(self, place: str, target: str, source: str, what: str) -> None:
+        if target in self._claimed:
+            problem = f"{source!r} becomes {target!r}, and so does {self._claimed[target]!r}"
+            raise self._map.error_at(place, problem)
+        self._claimed[target] = source
+        self._mapped[target] = what
 
     def _path(self, place: str, tensor: Tensor, name: str) -> Path:
         """Return the path for a new name; in a tree, it must stay in the same container."""
@@ -156,5 +156,5 @@ class _MapEdits:
         front = f"{containers}." if containers else ""
         if not name.startswith(front) or name == front:
             problem = f"can't leave {containers!r}, in which it lies, for {name!r} (use --only weights)"
-            raise self._map.wrong(place, f"{tensor.name!r} {problem}")
+            raise self._map.error_at(place, f"{tensor.name!r} {problem}")
         return (*tensor.path[:-1], name.removeprefix(front))

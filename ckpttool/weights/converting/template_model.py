@@ -25,7 +25,7 @@ from ckpttool.weights.pairing.layouts import LayoutItem
 from ckpttool.weights.pairing.notes import display_name
 from ckpttool.weights.pairing.pair_up import Pairing, PairingOptions, pair_up
 from ckpttool.weights.pairing.pairs import Pair
-from ckpttool.weights.pairing.rearrangement import Unfit, concatenate
+from ckpttool.weights.pairing.rearrangement import LayoutMismatch, concatenate
 from ckpttool.weights.pairing.renames import same_content
 from ckpttool.weights.pairing.second_names import may_be_copy
 from ckpttool.weights.pairing.variable_names import leaf_name
@@ -174,7 +174,7 @@ class _TemplateTensors:
                 self._parts.setdefault(id(source), []).append((pair, at))
         self._bookkeeping = {id(item.sources[0]) for side, item in pairing.bookkeeping if side == "b"}
         self._owners: dict[str, Tensor] = {}
-        self._seconds = {id(tensor): name for tensor, name in pairing.seconds}
+        self._seconds = {id(tensor): name for tensor, name in pairing.second_names}
         self.unfilled: list[str] = []
 
     def tensor_for(self, tensor: Tensor) -> Tensor:
@@ -203,7 +203,7 @@ class _TemplateTensors:
         try:
             rows = [one.b.to_source(one.a.tensor, at) for one, at in parts]
             whole = rows[0] if len(rows) == 1 else concatenate(rows, tensor.path)
-        except Unfit as failure:
+        except LayoutMismatch as failure:
             raise UsageError(
                 f"{display_name(pair.a)}: it does not fit {tensor.name} of the model: {failure}"
             ) from failure

@@ -22,7 +22,7 @@ from ckpttool.weights.converting.ties import carry_ties
 _RANDOM = re.compile(r"(^|_)rng(_|s?$)|(^|_)random_states?$", re.IGNORECASE)
 _FLAT_OPTIMIZER = re.compile(r"(\w+_)?(optim|optimizer)(s|_states?|_state_dict)?", re.IGNORECASE)
 """Name of a tensor up to the first dot if it belongs to an optimizer, for contents without a tree."""
-_SIGNS: Mapping[re.Pattern[str], frozenset[str]] = {
+_STATE_KEYS: Mapping[re.Pattern[str], frozenset[str]] = {
     OPTIMIZER: frozenset({"param_groups"}),
     re.compile(r"sched", re.IGNORECASE): frozenset({"last_epoch", "_step_count"}),
     re.compile(r"scaler|scaling|^amp|^MixedPrecision", re.IGNORECASE): frozenset(
@@ -34,8 +34,8 @@ _SIGNS: Mapping[re.Pattern[str], frozenset[str]] = {
 Source: PyTorch ``torch/optim/optimizer.py``, ``torch/optim/lr_scheduler.py`` and ``torch/amp/grad_scaler.py``
 (``state_dict``).
 """
-_STATE = frozenset({Role.OPTIMIZER, Role.TRAINING})
-_DEEPEST = 3
+_STATE_ROLES = frozenset({Role.OPTIMIZER, Role.TRAINING})
+_MAX_DEPTH = 3
 """Maximum depth of a state in the tree."""
 
 
@@ -52,9 +52,11 @@ def without_training_state(content: Content) -> Content:
     if content.tree is None:
         state = training_state_paths(content)
         return replace(content, tensors=_tied(one for one in content.tensors if one.path not in state))
-    gone: set[Path] = set()
-    tree = _without_state(content.tree, (), gone)
-    kept = [one for one in content.tensors if not any(one.path[:end] in gone for end in range(_DEEPEST + 1))]
+    removed: set[Path] = set()
+    tree = _without_state(content.tree, (), removed)
+    kept = [
+        one for one in content.tensors if not any(one.path[:end] in removed for end in range(_MAX_DEPTH + 1))
+    ]
     tied = _tied(kept)
     # One tensor object may occur in several places of the tree, also in a removed one. Each remaining
     # occurrence is replaced by the tensor with the ties that are left.
@@ -66,10 +68,10 @@ def without_training_state(content: Content) -> Content:
 
 def training_state_paths(content: Content) -> set[Path]:
     """Return the paths of entries that hold only training state."""
-    gone: set[Path] = set()
+    removed: set[Path] = set()
     if content.tree is not None:
-        _without_state(content.tree, (), gone)
-        return gone
+        _without_state(content.tree, (), removed)
+        return removed
     knows_optimizer = traits_of(content.source_format).holds_layers
     state = filter(is_state_tensor, content.tensors)
     return {one.path for one in state if knows_optimizer or _is_flat(one)}
@@ -79,15 +81,15 @@ def _tied(kept: Iterable[Tensor]) -> tuple[Tensor, ...]:
     return carry_ties((tensor, tensor) for tensor in kept)
 
 
-def _without_state(node: object, keys: Path, gone: set[Path]) -> object:
-    """Return a dictionary without training state, recursively; add the removed paths to ``gone``."""
-    if not isinstance(node, dict) or len(keys) >= _DEEPEST or role_below(keys) is Role.WEIGHTS:
+def _without_state(node: object, keys: Path, removed: set[Path]) -> object:
+    """Return a dictionary without training state, recursively; add the removed paths to ``removed``."""
+    if not isinstance(node, dict) or len(keys) >= _MAX_DEPTH or role_below(keys) is Role.WEIGHTS:
         return node
-    gone.update((*keys, key) for key, value in node.items() if _is_state(key, value))
+    removed.update((*keys, key) for key, value in node.items() if _is_state(key, value))
     entries = [
-        (key, _without_state(value, (*keys, key), gone) if isinstance(key, str) else value)
+        (key, _without_state(value, (*keys, key), removed) if isinstance(key, str) else value)
         for key, value in node.items()
-        if (*keys, key) not in gone
+        if (*keys, key) not in removed
     ]
     if isinstance(node, Mapped):
         return Mapped(node.kind, entries, node.state, node.factory)
@@ -108,15 +110,15 @@ def _is_state(key: object, value: object) -> bool:
     if _RANDOM.search(key):
         is_one = is_random_state(value)
     else:
-        signs = next((signs for pattern, signs in _SIGNS.items() if pattern.search(key)), None)
-        is_one = signs is not None and _has_signs(value, signs)
-    return is_one and {tensor.role for tensor in tensors_in(value)} <= _STATE
+        expected = next((keys for pattern, keys in _STATE_KEYS.items() if pattern.search(key)), None)
+        is_one = expected is not None and _has_keys(value, expected)
+    return is_one and {tensor.role for tensor in tensors_in(value)} <= _STATE_ROLES
 
 
-def _has_signs(value: object, signs: frozenset[str]) -> bool:
-    """Return whether a value is a dictionary with the keys ``signs``, or a non-empty container of such."""
-    if isinstance(value, dict) and signs <= value.keys():
+def _has_keys(value: object, keys: frozenset[str]) -> bool:
+    """Return whether a value is a dictionary with some keys, or a non-empty container of such."""
+    if isinstance(value, dict) and keys <= value.keys():
         return True
     inner: list[object] = list(value) if isinstance(value, list | tuple) else []
     inner += value.values() if isinstance(value, dict) else ()
-    return bool(inner) and all(isinstance(one, dict) and signs <= one.keys() for one in inner)
+    return bool(inner) and all(isinstance(one, dict) and keys <= one.keys() for one in inner)

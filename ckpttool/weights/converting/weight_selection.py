@@ -16,9 +16,9 @@ from ckpttool.formats.traits import traits_of
 from ckpttool.formats.writer import Content
 from ckpttool.weights.converting.ties import carry_ties
 from ckpttool.weights.pairing.notes import training_tensors
-from ckpttool.weights.pairing.variable_names import INSIDE
+from ckpttool.weights.pairing.variable_names import WRAPPER_STEPS
 
-_WRAPPERS = ("module.", *(f"{name}." for name in sorted(INSIDE)))
+_WRAPPERS = ("module.", *(f"{name}." for name in sorted(WRAPPER_STEPS)))
 """Prefixes that DistributedDataParallel, torch.compile and FSDP add to a model's names."""
 _FILES = ("checkpoint", "ckpt", "snapshot")
 """Keys, in lower case, of a container of the whole checkpoint."""

@@ -26,13 +26,13 @@ from ckpttool.weights.pairing.layers import (
     steps_of,
 )
 from ckpttool.weights.pairing.rearrangement import (
+    LayoutMismatch,
     Pattern,
-    Unfit,
     add_tensors,
     concatenate,
     cut,
     lengths_of,
-    pattern,
+    parse_pattern,
     rearrange,
     zeros,
 )
@@ -71,14 +71,14 @@ class LayoutItem:
             Unfit: Its shape is not the item's.
         """
         if given.shape != self.tensor.shape:
-            raise Unfit(f"shape {list(given.shape)}, not {list(self.tensor.shape)}")
+            raise LayoutMismatch(f"shape {list(given.shape)}, not {list(self.tensor.shape)}")
         source = self.sources[at]
         made = given if self.back is None else self.back(given, at)
         return replace(made, path=source.path, role=source.role, key=source.key, shares_with=None)
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class VariableLayout:
     """Conversion of one variable to a tensor of PyTorch.
 
     Attributes:
@@ -89,7 +89,7 @@ class Turn:
     """
 
     leaf: str
-    ways: Mapping[int, Pattern] = field(default_factory=dict)
+    patterns: Mapping[int, Pattern] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
     row: int | None = None
 
@@ -105,40 +105,43 @@ class LayoutRule:
     """
 
     text: str
-    turns: Mapping[str, tuple[Turn, ...]]
+    variables: Mapping[str, tuple[VariableLayout, ...]]
     modules: tuple[str, ...] = ()
 
 
 CONVOLUTIONS = {
-    3: pattern("k i o -> o i k"),
-    4: pattern("h w i o -> o i h w"),
-    5: pattern("d h w i o -> o i d h w"),
+    3: parse_pattern("k i o -> o i k"),
+    4: parse_pattern("h w i o -> o i h w"),
+    5: parse_pattern("d h w i o -> o i d h w"),
 }
-_DEPTHWISE = {3: pattern("k c m -> (c m) 1 k"), 4: pattern("h w c m -> (c m) 1 h w")}
-_MATRIX = {2: pattern("i o -> o i")}
+_DEPTHWISE = {3: parse_pattern("k c m -> (c m) 1 k"), 4: parse_pattern("h w c m -> (c m) 1 h w")}
+_MATRIX = {2: parse_pattern("i o -> o i")}
 # LSTM gates have the same order in both frameworks (i, f, g, o = i, f, c, o), so a transpose is enough. A
 # GRU's gates are z, r, h in Keras and r, z, n in PyTorch: the axis ``g`` is permuted. Its bias (2, 3u) has a
 # row for the input and one for the recurrent kernel, which PyTorch stores as two vectors.
 _RESET_FIRST = (1, 0, 2)
-_GATES = {2: pattern("i (g u) -> (g u) i", _RESET_FIRST)}
+_GATES = {2: parse_pattern("i (g u) -> (g u) i", _RESET_FIRST)}
 _THREE = {"g": 3}
 DENSE = "Dense kernel (I, O) = Linear weight (O, I)"
 CONVOLUTION = "convolution kernel (k…, I, O) = weight (O, I, k…)"
 FLATTENED = "Dense kernel after a flatten (H·W·C, O) = Linear weight (O, C·H·W)"
 
 # Keras flattens channels last, PyTorch channels first: beyond the transpose, the inputs change order.
-FLATTEN = pattern("(h w c) o -> o (c h w)")
-_NORM = {"gamma": (Turn("weight"),), "beta": (Turn("bias"),)}
-_STATISTICS = {"moving_mean": (Turn("running_mean"),), "moving_variance": (Turn("running_var"),)}
+FLATTEN = parse_pattern("(h w c) o -> o (c h w)")
+_NORM = {"gamma": (VariableLayout("weight"),), "beta": (VariableLayout("bias"),)}
+_STATISTICS = {
+    "moving_mean": (VariableLayout("running_mean"),),
+    "moving_variance": (VariableLayout("running_var"),),
+}
 
 
 def _recurrent(name: str, module: str) -> LayoutRule:
     return LayoutRule(
         f"{name} kernel (I, g·u), recurrent_kernel (u, g·u) = weight_ih (g·u, I), weight_hh (g·u, u)",
         {
-            "kernel": (Turn("weight_ih_l0", _MATRIX),),
-            "recurrent_kernel": (Turn("weight_hh_l0", _MATRIX),),
-            "bias": (Turn("bias_l0"),),
+            "kernel": (VariableLayout("weight_ih_l0", _MATRIX),),
+            "recurrent_kernel": (VariableLayout("weight_hh_l0", _MATRIX),),
+            "bias": (VariableLayout("bias_l0"),),
         },
         (module,),
     )
@@ -146,27 +149,27 @@ def _recurrent(name: str, module: str) -> LayoutRule:
 
 RULES: Mapping[str, LayoutRule] = {
     "dense": LayoutRule(
-        DENSE, {"kernel": (Turn("weight", _MATRIX),)}, ("Linear", "NonDynamicallyQuantizableLinear")
+        DENSE, {"kernel": (VariableLayout("weight", _MATRIX),)}, ("Linear", "NonDynamicallyQuantizableLinear")
     ),
-    "flattened": LayoutRule(FLATTENED, {"kernel": (Turn("weight", {2: FLATTEN}),)}),
+    "flattened": LayoutRule(FLATTENED, {"kernel": (VariableLayout("weight", {2: FLATTEN}),)}),
     "conv": LayoutRule(
-        CONVOLUTION, {"kernel": (Turn("weight", CONVOLUTIONS),)}, ("Conv1d", "Conv2d", "Conv3d")
+        CONVOLUTION, {"kernel": (VariableLayout("weight", CONVOLUTIONS),)}, ("Conv1d", "Conv2d", "Conv3d")
     ),
     "transposed conv": LayoutRule(
         "transposed convolution kernel (k…, O, I) = weight (I, O, k…)",
-        {"kernel": (Turn("weight", CONVOLUTIONS),)},
+        {"kernel": (VariableLayout("weight", CONVOLUTIONS),)},
         ("ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"),
     ),
     "depthwise": LayoutRule(
         "depthwise kernel (k…, C, m) = convolution weight (C·m, 1, k…)",
-        {"depthwise_kernel": (Turn("weight", _DEPTHWISE),)},
+        {"depthwise_kernel": (VariableLayout("weight", _DEPTHWISE),)},
     ),
     "separable": LayoutRule(
         "separable convolution = a depthwise and a pointwise convolution",
         {
-            "depthwise_kernel": (Turn("depthwise.weight", _DEPTHWISE),),
-            "pointwise_kernel": (Turn("pointwise.weight", CONVOLUTIONS),),
-            "bias": (Turn("pointwise.bias"),),
+            "depthwise_kernel": (VariableLayout("depthwise.weight", _DEPTHWISE),),
+            "pointwise_kernel": (VariableLayout("pointwise.weight", CONVOLUTIONS),),
+            "bias": (VariableLayout("pointwise.bias"),),
         },
     ),
     "batch norm": LayoutRule(
@@ -175,19 +178,23 @@ RULES: Mapping[str, LayoutRule] = {
         ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"),
     ),
     "norm": LayoutRule("gamma, beta = norm weight, bias", _NORM, ("LayerNorm", "GroupNorm")),
-    "rms norm": LayoutRule("scale = RMSNorm weight", {"scale": (Turn("weight"),)}),
+    "rms norm": LayoutRule("scale = RMSNorm weight", {"scale": (VariableLayout("weight"),)}),
     "embedding": LayoutRule(
-        "embeddings (V, E) = Embedding weight (V, E)", {"embeddings": (Turn("weight"),)}, ("Embedding",)
+        "embeddings (V, E) = Embedding weight (V, E)",
+        {"embeddings": (VariableLayout("weight"),)},
+        ("Embedding",),
     ),
     "lstm": _recurrent("LSTM", "LSTM"),
     "rnn": _recurrent("SimpleRNN", "RNN"),
     "gru": LayoutRule(
         "GRU gates z, r, h = r, z, n; bias (2, 3u) = bias_ih, bias_hh",
         {
-            "kernel": (Turn("weight_ih_l0", _GATES, _THREE),),
-            "recurrent_kernel": (Turn("weight_hh_l0", _GATES, _THREE),),
+            "kernel": (VariableLayout("weight_ih_l0", _GATES, _THREE),),
+            "recurrent_kernel": (VariableLayout("weight_hh_l0", _GATES, _THREE),),
             "bias": tuple(
-                Turn(f"bias_{part}_l0", {2: pattern("row (g u) -> (g u)", _RESET_FIRST)}, _THREE, row)
+                VariableLayout(
+                    f"bias_{part}_l0", {2: parse_pattern("row (g u) -> (g u)", _RESET_FIRST)}, _THREE, row
+                )
                 for row, part in enumerate(("ih", "hh"))
             ),
         },
@@ -196,20 +203,20 @@ RULES: Mapping[str, LayoutRule] = {
     "attention": LayoutRule(
         "MultiHeadAttention kernel (E, H, d) = weight (H·d, E)",
         {
-            "kernel": (Turn("weight", {3: pattern("e h d -> (h d) e")}),),
-            "bias": (Turn("bias", {2: pattern("h d -> (h d)")}),),
+            "kernel": (VariableLayout("weight", {3: parse_pattern("e h d -> (h d) e")}),),
+            "bias": (VariableLayout("bias", {2: parse_pattern("h d -> (h d)")}),),
         },
     ),
     "attention output": LayoutRule(
         "MultiHeadAttention output kernel (H, d, E) = out_proj weight (E, H·d)",
-        {"kernel": (Turn("weight", {3: pattern("h d e -> e (h d)")}),)},
+        {"kernel": (VariableLayout("weight", {3: parse_pattern("h d e -> e (h d)")}),)},
     ),
     "paddle linear": LayoutRule(
-        "Paddle Linear weight (I, O) = Linear weight (O, I)", {"weight": (Turn("weight", _MATRIX),)}
+        "Paddle Linear weight (I, O) = Linear weight (O, I)", {"weight": (VariableLayout("weight", _MATRIX),)}
     ),
     "paddle batch norm": LayoutRule(
         "_mean, _variance = BatchNorm running_mean, running_var",
-        {"_mean": (Turn("running_mean"),), "_variance": (Turn("running_var"),)},
+        {"_mean": (VariableLayout("running_mean"),), "_variance": (VariableLayout("running_var"),)},
     ),
 }
 
@@ -231,8 +238,8 @@ def torch_layout_items(checkpoint: Checkpoint) -> list[LayoutItem]:
     for layer in layers_of(checkpoint):
         rule = RULES.get(layer.layout or "")
         for name, tensor in layer.variables.items():
-            if rule is not None and (turns := rule.turns.get(name)) is not None:
-                items = [_turned_item(tensor, layer, rule, turn) for turn in turns]
+            if rule is not None and (variables := rule.variables.get(name)) is not None:
+                items = [_converted_item(tensor, layer, rule, layout) for layout in variables]
                 converted[id(tensor)] = [one for one in items if one is not None] or [stored_item(tensor)]
             elif layer.layout is not None and steps_of(tensor.path) != (path := _torch_path(layer, name)):
                 # No rule for this variable, since both frameworks name it alike; in the file it had a number.
@@ -250,25 +257,27 @@ def torch_name_items(checkpoint: Checkpoint) -> list[LayoutItem]:
     return [_named_item(tensor, item.tensor.path, item.rule, item.name) for tensor, item in named]
 
 
-def _turned_item(tensor: Tensor, layer: WeightLayer, rule: LayoutRule, turn: Turn) -> LayoutItem | None:
+def _converted_item(
+    tensor: Tensor, layer: WeightLayer, rule: LayoutRule, layout: VariableLayout
+) -> LayoutItem | None:
     """Return the converted variable, or None if its shape doesn't fit the rule."""
-    path = _torch_path(layer, turn.leaf)
-    if not turn.ways:
+    path = _torch_path(layer, layout.leaf)
+    if not layout.patterns:
         return _named_item(tensor, path, None if path == steps_of(tensor.path) else rule.text)
-    way = turn.ways.get(len(tensor.shape))
-    if way is None:
+    pattern = layout.patterns.get(len(tensor.shape))
+    if pattern is None:
         return None
-    sizes = {**turn.sizes, **layer.sizes}
+    sizes = {**layout.sizes, **layer.sizes}
     try:
-        lengths = lengths_of(tensor.shape, way, sizes)
-        turned = rearrange(tensor, way, path, sizes=sizes, row=turn.row)
-    except Unfit:
+        lengths = lengths_of(tensor.shape, pattern, sizes)
+        converted_tensor = rearrange(tensor, pattern, path, sizes=sizes, row=layout.row)
+    except LayoutMismatch:
         return None
 
     def back(given: Tensor, at: int) -> Tensor:
-        return rearrange(given, way.inverse(), tensor.path, sizes=lengths)
+        return rearrange(given, pattern.inverse(), tensor.path, sizes=lengths)
 
-    return LayoutItem(".".join(path), turned, (tensor,), rule.text, turn.row, back=back)
+    return LayoutItem(".".join(path), converted_tensor, (tensor,), rule.text, layout.row, back=back)
 
 
 def _named_item(tensor: Tensor, path: Path, rule: str | None, name: str | None = None) -> LayoutItem:
@@ -355,7 +364,7 @@ def _fuse_members(members: list[LayoutItem], path: Steps, rule: str) -> dict[int
     tensors = [item.tensor for item in members]
     try:
         tensor = concatenate(tensors, path) if rule is JOINED else add_tensors(tensors[0], tensors[1], path)
-    except Unfit:
+    except LayoutMismatch:
         return {}
     rows = [item.tensor.shape[0] for item in members] if rule is JOINED else []
     places = [(number, at) for number, item in enumerate(members) for at in range(len(item.sources))]

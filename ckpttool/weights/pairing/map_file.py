@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, cast, get_args
 
 from ckpttool.containers.toml import parse_toml
@@ -17,11 +18,11 @@ from ckpttool.storage import fs
 from ckpttool.weights.pairing.layouts import CONVOLUTIONS, FLATTEN, LayoutItem, stored_item
 from ckpttool.weights.pairing.pairs import Pair, Unpaired
 from ckpttool.weights.pairing.rearrangement import (
+    LayoutMismatch,
     Pattern,
-    Unfit,
     concatenate,
     cut,
-    pattern,
+    parse_pattern,
     rearrange,
     transpose_pattern,
 )
@@ -88,95 +89,96 @@ class TensorMap:
     tensors: tuple[TensorRule, ...] = ()
     drop: tuple[str, ...] = ()
 
-    def wrong(self, place: str, problem: str) -> UsageError:
+    def error_at(self, place: str, problem: str) -> UsageError:
         return UsageError(f"{self.path}[{place}]: {problem}")
 
 
 def read_map(path: str) -> TensorMap:
     """Return the content of a map file."""
     try:
-        tables = parse_toml(_read_bytes(path).decode())
+        with fs.open_regular(path) as file:
+            if os.fstat(file.fileno()).st_size > MAX_BYTES:
+                raise UsageError(f"{path}: no map (a file of at most {MAX_BYTES:,} bytes)")
+            data = file.read(MAX_BYTES)
+    except OSError as failure:
+        raise from_os_error(failure, path) from failure
+    try:
+        tables = parse_toml(data.decode())
+    except UsageError:
+        raise
     except ValueError as failure:  # includes UnicodeDecodeError
-        if isinstance(failure, UsageError):
-            raise
         raise UsageError(f"{path} is not valid TOML: {failure}") from failure
     return parse_map(path, tables)
 
 
-def _read_bytes(path: str) -> bytes:
-    try:
-        with fs.open_regular(path) as file:
-            if os.fstat(file.fileno()).st_size > MAX_BYTES:
-                raise UsageError(f"{path}: no map (a file of at most {MAX_BYTES:,} bytes)")
-            return file.read(MAX_BYTES)
-    except OSError as failure:
-        raise from_os_error(failure, path) from failure
-
-
 def parse_map(path: str, tables: Mapping[str, Any]) -> TensorMap:
     """Return the content of a map file from its tables; see ``read_map``."""
-    unknown = sorted(tables.keys() - set(_TABLES))
-    if unknown:
+    if unknown := sorted(tables.keys() - set(_TABLES)):
         raise UsageError(f"{path}: unknown {unknown[0]} (there are {_KNOWN_TABLES})")
-    empty = TensorMap(path)
-    names = _names(empty, tables.get("names", {}))
+    error_at = TensorMap(path).error_at
+    names = _names(tables.get("names", {}), error_at)
     rows = tables.get("tensor", [])
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
-        raise empty.wrong("tensor", "it is no list of tables (write [[tensor]])")
-    rules = tuple(_rule(empty, f"tensor {number}", table) for number, table in enumerate(rows, 1))
-    drop = _name_list(empty, "drop", tables, "drop") if "drop" in tables else ()
+        raise error_at("tensor", "it is no list of tables (write [[tensor]])")
+    numbered = ((f"tensor {number}", table) for number, table in enumerate(rows, 1))
+    rules = tuple(_rule(place, table, partial(error_at, place)) for place, table in numbered)
+    drop = _name_list(tables, "drop", partial(error_at, "drop")) if "drop" in tables else ()
     if not names and not rules and not drop:
         raise UsageError(f"{path}: it maps nothing (there are {_KNOWN_TABLES})")
     return TensorMap(path, names, rules, drop)
 
 
-def _names(of: TensorMap, table: object) -> dict[str, str]:
+_Problem = Callable[[str], UsageError]
+"""Makes the error for a problem in one table."""
+
+
+def _names(table: object, error_at: Callable[[str, str], UsageError]) -> dict[str, str]:
     if not isinstance(table, Mapping):
-        raise of.wrong("names", f"{table!r:.40} (a table)")
+        raise error_at("names", f"{table!r:.40} (a table)")
     names: dict[str, str] = {}
     for name, to in table.items():
-        place = f'names."{name}"'
         if isinstance(to, Mapping):
-            raise of.wrong(f"names.{name}", 'a table (a name with dots is written in quotes: "fc.weight")')
+            raise error_at(f"names.{name}", 'a table (a name with dots is written in quotes: "fc.weight")')
+        problem = partial(error_at, f'names."{name}"')
         if not isinstance(to, str) or not to or not name:
-            raise of.wrong(place, f"{to!r:.40} (a name)")
-        _require_stars(of, place, name, to)
+            raise problem(f"{to!r:.40} (a name)")
+        _require_stars(name, to, problem)
         names[name] = to
     return names
 
 
-def _require_stars(of: TensorMap, place: str, glob: str, name: str) -> None:
+def _require_stars(glob: str, name: str, problem: _Problem) -> None:
     needed, stars = glob.count("*"), name.count("*")
     if stars != needed:
-        raise of.wrong(place, f"{name!r} has {counted(stars, 'star')} ({needed}, as {glob!r} has)")
+        raise problem(f"{name!r} has {counted(stars, 'star')} ({needed}, as {glob!r} has)")
 
 
-def _rule(of: TensorMap, place: str, table: Mapping[str, Any]) -> TensorRule:
-    unknown = sorted(table.keys() - set(_KEYS))
-    if unknown:
-        raise of.wrong(place, f"unknown key {unknown[0]} (there are {', '.join(_KEYS)})")
-    sources, targets = (_name_list(of, place, table, key) for key in ("from", "to"))
+def _rule(place: str, table: Mapping[str, Any], problem: _Problem) -> TensorRule:
+    if unknown := sorted(table.keys() - set(_KEYS)):
+        raise problem(f"unknown key {unknown[0]} (there are {', '.join(_KEYS)})")
+    sources, targets = (_name_list(table, key, problem) for key in ("from", "to"))
     for name in (*sources[1:], *targets):
-        _require_stars(of, place, sources[0], name)
+        _require_stars(sources[0], name, problem)
     rule = table.get("rule", "as-is")
     if rule not in get_args(Rule):
-        raise of.wrong(place, f"rule is {rule!r:.40} (one of {', '.join(get_args(Rule))})")
-    shape, axes = (_numbers(of, place, table, key) for key in ("shape", "axes"))
-    _require(of, place, rule == "flatten", "shape", shape, 3, "[C, H, W] of what was flattened")
-    _require(of, place, rule == "permute", "axes", axes, None, "an axis for each, as [1, 0]")
-    if rule == "permute" and sorted(axes) != list(range(len(axes))):
-        raise of.wrong(place, f"axes is {list(axes)} (each of 0 to {len(axes) - 1} once)")
-    join, split = (_axis(of, place, table, key) for key in ("join", "split"))
+        raise problem(f"rule is {rule!r:.40} (one of {', '.join(get_args(Rule))})")
+    shape, axes = (_numbers(table, key, problem) for key in ("shape", "axes"))
+    _require_lists(rule, shape, axes, problem)
+    join, split = (table.get(key) for key in ("join", "split"))
+    for key, axis in (("join", join), ("split", split)):
+        if axis is not None and (type(axis) is not int or axis != 0):
+            raise problem(f"{key} is {axis!r:.40} (0: the first axis, after the rule)")
+    counts = f"{len(sources)} to {len(targets)}"
     if (len(sources) > 1) != (join is not None) or (len(targets) > 1) != (split is not None):
-        raise of.wrong(
-            place,
-            f"{len(sources)} to {len(targets)} (several become one with join = 0, one several by split = 0)",
-        )
+        raise problem(f"{counts} (several become one with join = 0, one several by split = 0)")
     if len(sources) > 1 and len(targets) > 1:
-        raise of.wrong(place, f"{len(sources)} to {len(targets)} (several to one, or one to several)")
-    sizes = _numbers(of, place, table, "sizes")
+        raise problem(f"{counts} (several to one, or one to several)")
+    sizes = _numbers(table, "sizes", problem)
     if "sizes" in table and (split is None or len(sizes) != len(targets)):
-        raise of.wrong(place, f"sizes is {list(sizes)} (with split = 0, one for each of {len(targets)})")
+        raise problem(f"sizes is {list(sizes)} (with split = 0, one for each of {len(targets)})")
+    inverse = table.get("inverse")
+    if inverse is not None and (type(inverse) is not bool or rule not in _DIRECTED):
+        raise problem(f"inverse is {inverse!r:.40} (true or false, with rule = {_DIRECTED_TEXT})")
     return TensorRule(
         place=place,
         sources=sources,
@@ -184,60 +186,50 @@ def _rule(of: TensorMap, place: str, table: Mapping[str, Any]) -> TensorRule:
         rule=cast(Rule, rule),
         shape=shape,
         axes=axes,
-        inverse=_inverse(of, place, table, rule),
+        inverse=inverse,
         join=join,
         split=split,
         sizes=sizes,
     )
 
 
-def _inverse(of: TensorMap, place: str, table: Mapping[str, Any], rule: str) -> bool | None:
-    value = table.get("inverse")
-    if value is not None and (type(value) is not bool or rule not in _DIRECTED):
-        raise of.wrong(place, f"inverse is {value!r:.40} (true or false, with rule = {_DIRECTED_TEXT})")
-    return value
+def _require_lists(rule: str, shape: tuple[int, ...], axes: tuple[int, ...], problem: _Problem) -> None:
+    """Require ``shape`` with the rule flatten only, and ``axes`` with the rule permute only."""
+    for owner, key, value, is_wrong, expected in (
+        ("flatten", "shape", shape, len(shape) != 3, "[C, H, W] of what was flattened"),
+        ("permute", "axes", axes, not axes, "an axis for each, as [1, 0]"),
+    ):
+        if rule == owner and is_wrong:
+            raise problem(f"{key} is {list(value)} ({expected})")
+        if rule != owner and value:
+            raise problem(f'{key} goes with rule = "{owner}" alone')
+    if rule == "permute" and sorted(axes) != list(range(len(axes))):
+        raise problem(f"axes is {list(axes)} (each of 0 to {len(axes) - 1} once)")
 
 
-def _name_list(of: TensorMap, place: str, table: Mapping[str, Any], key: str) -> tuple[str, ...]:
+def _name_list(table: Mapping[str, Any], key: str, problem: _Problem) -> tuple[str, ...]:
     if key not in table:
-        raise of.wrong(place, f"{key} is missing (a name, or a list of names)")
+        raise problem(f"{key} is missing (a name, or a list of names)")
     value = table[key]
     names = [value] if isinstance(value, str) else value
-    is_right = isinstance(names, list) and names and all(isinstance(name, str) and name for name in names)
-    if not is_right:
-        raise of.wrong(place, f"{key} is {value!r:.40} (a name, or a list of names)")
+    if not (isinstance(names, list) and names and all(isinstance(name, str) and name for name in names)):
+        raise problem(f"{key} is {value!r:.40} (a name, or a list of names)")
     if len(set(names)) != len(names):
-        raise of.wrong(place, f"{key} names one tensor twice")
+        raise problem(f"{key} names one tensor twice")
     return tuple(names)
 
 
-def _numbers(of: TensorMap, place: str, table: Mapping[str, Any], key: str) -> tuple[int, ...]:
+def _numbers(table: Mapping[str, Any], key: str, problem: _Problem) -> tuple[int, ...]:
     value = table.get(key, [])
     if not isinstance(value, list) or not all(type(one) is int and one >= 0 for one in value):
-        raise of.wrong(place, f"{key} is {value!r:.40} (a list of whole numbers)")
+        raise problem(f"{key} is {value!r:.40} (a list of whole numbers)")
     return tuple(value)
-
-
-def _require(
-    of: TensorMap, place: str, is_needed: bool, key: str, value: tuple[int, ...], count: int | None, what: str
-) -> None:
-    if is_needed and (not value or (count is not None and len(value) != count)):
-        raise of.wrong(place, f"{key} is {list(value)} ({what})")
-    if value and not is_needed:
-        raise of.wrong(place, f'{key} goes with rule = "{"flatten" if key == "shape" else "permute"}" alone')
-
-
-def _axis(of: TensorMap, place: str, table: Mapping[str, Any], key: str) -> int | None:
-    value = table.get(key)
-    if value is not None and (type(value) is not int or value != 0):
-        raise of.wrong(place, f"{key} is {value!r:.40} (0: the first axis, after the rule)")
-    return value
 
 
 # Rules ------------------------------------------------------------------------------------------------
 
 
-Becomes = Callable[[LayoutItem], list[LayoutItem]]
+LayoutConversion = Callable[[LayoutItem], list[LayoutItem]]
 
 
 class SideNames:
@@ -249,7 +241,7 @@ class SideNames:
 
     def __init__(self, names: Iterable[str]) -> None:
         self._count = Counter(names)
-        self.twice = {name for name, times in self._count.items() if times > 1}
+        self.duplicates = {name for name, times in self._count.items() if times > 1}
 
     def __contains__(self, name: str) -> bool:
         return name in self._count
@@ -304,20 +296,20 @@ def apply_rule(
     axis_lengths = dict(zip("chw", rule.shape, strict=True)) if rule.rule == "flatten" else {}
     turned = []
     for tensor in tensors:
-        way = _pattern_of(rule, len(tensor.shape))
-        if way is not None:
-            way = way.inverse() if is_backwards else way
-            tensor = rearrange(tensor, way, tensor.path, sizes=axis_lengths)
+        pattern = _pattern_of(rule, len(tensor.shape))
+        if pattern is not None:
+            pattern = pattern.inverse() if is_backwards else pattern
+            tensor = rearrange(tensor, pattern, tensor.path, sizes=axis_lengths)
         turned.append(tensor)
     if rule.split is None:
         return [turned[0] if len(turned) == 1 else concatenate(turned, paths[0])]
     (whole,) = turned
     length = whole.shape[0] if whole.shape else 0
     if not rows and not rule.sizes and length % len(paths):
-        raise Unfit(f"{length:,} rows for {len(paths)} equal parts")
+        raise LayoutMismatch(f"{length:,} rows for {len(paths)} equal parts")
     parts = rule.sizes or rows or (length // len(paths),) * len(paths)
     if not whole.shape or sum(parts) != length or (rows and tuple(rows) != tuple(parts)):
-        raise Unfit(f"shape {list(whole.shape)} for {' + '.join(map(str, rows or parts))} rows")
+        raise LayoutMismatch(f"shape {list(whole.shape)} for {' + '.join(map(str, rows or parts))} rows")
     return [cut(whole, sum(parts[:at]), parts[at], path) for at, path in enumerate(paths)]
 
 
@@ -325,7 +317,7 @@ def _pattern_of(rule: TensorRule, axes: int) -> Pattern | None:
     if rule.rule == "as-is":
         return None
     if rule.rule == "dense":
-        return pattern("i o -> o i")
+        return parse_pattern("i o -> o i")
     if rule.rule == "transpose":
         return transpose_pattern(range(axes)[::-1])
     if rule.rule == "permute":
@@ -333,7 +325,7 @@ def _pattern_of(rule: TensorRule, axes: int) -> Pattern | None:
     if rule.rule == "flatten":
         return FLATTEN
     if axes not in CONVOLUTIONS:
-        raise Unfit(f"{axes} axes, not {', '.join(map(str, CONVOLUTIONS))}")
+        raise LayoutMismatch(f"{axes} axes, not {', '.join(map(str, CONVOLUTIONS))}")
     return CONVOLUTIONS[axes]
 
 
@@ -341,7 +333,11 @@ def _pattern_of(rule: TensorRule, axes: int) -> Pattern | None:
 
 
 def apply_map(
-    unpaired: Unpaired, tensor_map: TensorMap, layouts: tuple[Becomes, Becomes], *, flip: bool
+    unpaired: Unpaired,
+    tensor_map: TensorMap,
+    layouts: tuple[LayoutConversion, LayoutConversion],
+    *,
+    flip: bool,
 ) -> list[LayoutItem]:
     """Pair the tensors that a map names; return those whose new name doesn't exist on the other side.
 
@@ -353,19 +349,19 @@ def apply_map(
     """
     mapped = _MapPairs(unpaired, tensor_map)
     for rule in tensor_map.tensors:
-        mapped.follow(rule, flip)
+        mapped.apply_table(rule, flip)
     for glob, name in tensor_map.names.items():
         mapped.rename(glob, name, layouts)
     for glob in tensor_map.drop:
         mapped.drop(glob)
-    unpaired.take(mapped.pairs)
-    ids = mapped.used[0] | mapped.used[1]
+    unpaired.add_pairs(mapped.pairs)
+    ids = mapped.taken[0] | mapped.taken[1]
     unpaired.drop(
         [item for item in unpaired.a if id(item.tensor) in ids],
         [item for item in unpaired.b if id(item.tensor) in ids],
     )
-    unpaired.drop(mapped.aside, [])
-    return mapped.aside
+    unpaired.drop(mapped.without_counterpart, [])
+    return mapped.without_counterpart
 
 
 class _MapPairs:
@@ -384,78 +380,78 @@ class _MapPairs:
             {item.tensor.name: item for item in reversed(side)} for side in (unpaired.a, unpaired.b)
         )
         self._names = [SideNames(item.tensor.name for item in side) for side in (unpaired.a, unpaired.b)]
-        self._given: dict[str, str] = {}
+        self._claimed: dict[str, str] = {}
         self.pairs: list[Pair] = []
-        self.aside: list[LayoutItem] = []
-        self.used: tuple[set[int], set[int]] = (set(), set())
+        self.without_counterpart: list[LayoutItem] = []
+        self.taken: tuple[set[int], set[int]] = (set(), set())
 
-    def follow(self, rule: TensorRule, flip: bool) -> None:
+    def apply_table(self, rule: TensorRule, flip: bool) -> None:
         """Apply one ``[[tensor]]`` table."""
 
         def is_taken(name: str) -> bool:
-            return id(self._a[name].tensor) in self.used[0]
+            return id(self._a[name].tensor) in self.taken[0]
 
         matched = 0
         for names, targets in self._names[0].find_groups(rule, is_taken):  # the first table that matches wins
             first = names[0]
             self._require_single(rule.place, names, targets)
             sources = [self._get(rule.place, self._a, name, "first") for name in names]
-            taken = next((item for item in sources if id(item.tensor) in self.used[0]), None)
+            taken = next((item for item in sources if id(item.tensor) in self.taken[0]), None)
             if taken is not None:
-                raise self._map.wrong(rule.place, f"a table before took {taken.tensor.name!r}")
+                raise self._map.error_at(rule.place, f"a table before took {taken.tensor.name!r}")
             others = [self._get(rule.place, self._b, name, "second") for name in targets]
             for target in targets:
-                self._give(rule.place, target, first)
+                self._claim(rule.place, target, first)
             try:
                 items = _mapped_items(sources, others, rule, flip)
-            except Unfit as failure:
-                raise self._map.wrong(rule.place, f"{first}: {failure} (rule {rule.rule})") from failure
+            except LayoutMismatch as failure:
+                raise self._map.error_at(rule.place, f"{first}: {failure} (rule {rule.rule})") from failure
             for item, other in zip(items, others, strict=True):
                 self._pair(item, stored_item(other.tensor))
             matched += 1
         if not matched:
-            raise self._map.wrong(rule.place, self._none(rule.sources[0]))
+            raise self._map.error_at(rule.place, self._no_match(rule.sources[0]))
 
-    def rename(self, glob: str, name: str, layouts: tuple[Becomes, Becomes]) -> None:
+    def rename(self, glob: str, name: str, layouts: tuple[LayoutConversion, LayoutConversion]) -> None:
         """Apply one line of ``[names]``."""
         place = f'names."{glob}"'
         matched = 0
         for source, captured in self._names[0].find(glob):
             item = self._a[source]
-            if id(item.tensor) in self.used[0]:
+            if id(item.tensor) in self.taken[0]:
                 continue
             target = fill_stars(name, captured)
             self._require_single(place, [source], [target])
-            self._give(place, target, source)
+            self._claim(place, target, source)
             other = self._b.get(target)
             if other is None:
-                self.aside.append(item)
-                self.used[0].add(id(item.tensor))
+                self.without_counterpart.append(item)
+                self.taken[0].add(id(item.tensor))
                 continue
             matched += 1
             self._pair(_torch_item(item, layouts[0]), _torch_item(other, layouts[1]))
         if not matched and any(self._names[0].find(glob)):
             problem = f"the second side has no {name!r} (or a line before took what is to be called so)"
-            raise self._map.wrong(place, problem)
+            raise self._map.error_at(place, problem)
         if not matched:
-            raise self._map.wrong(place, self._none(glob))
+            raise self._map.error_at(place, self._no_match(glob))
 
     def drop(self, glob: str) -> None:
         """Apply one glob of ``drop``."""
         items = [self._a[name] for name, _ in self._names[0].find(glob)]
-        items = [item for item in items if id(item.tensor) not in self.used[0]]
+        items = [item for item in items if id(item.tensor) not in self.taken[0]]
         if not items:
-            raise self._map.wrong("drop", self._none(glob))
-        self.aside += items
-        self.used[0].update(id(item.tensor) for item in items)
+            raise self._map.error_at("drop", self._no_match(glob))
+        self.without_counterpart += items
+        self.taken[0].update(id(item.tensor) for item in items)
 
-    def _none(self, glob: str) -> str:
+    def _no_match(self, glob: str) -> str:
         is_taken = any(self._names[0].find(glob))
         return f"nothing {'more ' if is_taken else ''}on the first side is called {glob!r}"
 
     def _get(self, place: str, side: dict[str, LayoutItem], name: str, which: str) -> LayoutItem:
         if name not in side:
-            raise self._map.wrong(place, f"nothing on the {which} side is called {name!r}")
+            raise self._map.error_at(place, f"nothing on the {which} side is called {name!r}")
         return side[name]
 
     def _require_single(self, place: str, sources: Sequence[str], targets: Sequence[str]) -> None:
@@ -465,23 +461,25 @@ class _MapPairs:
             (targets, self._names[1], "second"),
         ):
             for name in names:
-                if name in side.twice:
-                    raise self._map.wrong(place, f"several tensors of the {which} side are called {name!r}")
+                if name in side.duplicates:
+                    raise self._map.error_at(
+                        place, f"several tensors of the {which} side are called {name!r}"
+                    )
 
-    def _give(self, place: str, target: str, source: str) -> None:
-        if target in self._given:
-            raise self._map.wrong(
-                place, f"{source!r} becomes {target!r}, and so does {self._given[target]!r}"
+    def _claim(self, place: str, target: str, source: str) -> None:
+        if target in self._claimed:
+            raise self._map.error_at(
+                place, f"{source!r} becomes {target!r}, and so does {self._claimed[target]!r}"
             )
-        self._given[target] = source
+        self._claimed[target] = source
 
     def _pair(self, item: LayoutItem, other: LayoutItem) -> None:
-        self.used[0].update(id(source) for source in item.sources)
-        self.used[1].update(id(source) for source in other.sources)
+        self.taken[0].update(id(source) for source in item.sources)
+        self.taken[1].update(id(source) for source in other.sources)
         self.pairs.append(Pair(item, other, "map"))
 
 
-def _torch_item(item: LayoutItem, layouts: Becomes) -> LayoutItem:
+def _torch_item(item: LayoutItem, layouts: LayoutConversion) -> LayoutItem:
     converted = layouts(item)
     return converted[0] if len(converted) == 1 else item  # one that becomes several is compared as stored
 

@@ -12,7 +12,7 @@ from ckpttool.formats.traits import Family, traits_of
 from ckpttool.weights.pairing.layers import steps_of
 from ckpttool.weights.pairing.layouts import LayoutItem
 from ckpttool.weights.pairing.pairs import Clash, Pair, Unpaired
-from ckpttool.weights.pairing.variable_names import INSIDE
+from ckpttool.weights.pairing.variable_names import WRAPPER_STEPS
 
 _SHOWN = 3
 _TURNS = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
@@ -73,12 +73,12 @@ def _prefix_notes(pairs: Iterable[Pair]) -> list[str]:
 def _differing_prefixes(pair: Pair) -> tuple[str, str]:
     """Return the part before the common suffix of the two module paths, per side."""
     modules = [steps_of(item.tensor.path)[:-1] for item in (pair.a, pair.b)]
-    ours, theirs = ([step for step in steps if step not in INSIDE] for steps in modules)
+    ours, theirs = ([step for step in steps if step not in WRAPPER_STEPS] for steps in modules)
     shared = 0
     while shared < min(len(ours), len(theirs)) and ours[-1 - shared] == theirs[-1 - shared]:
         shared += 1
     fronts = (ours[: len(ours) - shared], theirs[: len(theirs) - shared])
-    wrappers = ([step for step in steps if step in INSIDE] for steps in modules)
+    wrappers = ([step for step in steps if step in WRAPPER_STEPS] for steps in modules)
     first, second = (
         "".join(f"{step}." for step in (*front, *inside))
         for front, inside in zip(fronts, wrappers, strict=True)

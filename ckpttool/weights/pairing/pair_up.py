@@ -26,7 +26,7 @@ from ckpttool.weights.pairing.layouts import (
     torch_layout_items,
     torch_name_items,
 )
-from ckpttool.weights.pairing.map_file import Becomes, TensorMap, apply_map
+from ckpttool.weights.pairing.map_file import LayoutConversion, TensorMap, apply_map
 from ckpttool.weights.pairing.notes import (
     display_name,
     non_weight_notes,
@@ -40,7 +40,7 @@ from ckpttool.weights.pairing.renames import (
     in_file_order,
     layer_order,
     pair_by_optimizer_order,
-    pair_twin_layers,
+    pair_layers,
 )
 from ckpttool.weights.pairing.second_names import copies_among, pair_copies, take_second_names
 from ckpttool.weights.pairing.variable_names import (
@@ -108,7 +108,7 @@ class Pairing:
     undecided: tuple[Pair, ...] = ()
     unmatched: tuple[str, ...] = ()
     ordered: tuple[Pair, ...] = ()
-    seconds: tuple[tuple[Tensor, str], ...] = ()
+    second_names: tuple[tuple[Tensor, str], ...] = ()
 
 
 def pair_up(a: Checkpoint, b: Checkpoint, options: PairingOptions = PairingOptions()) -> Pairing:
@@ -131,11 +131,11 @@ def pair_up(a: Checkpoint, b: Checkpoint, options: PairingOptions = PairingOptio
 
     # From certain to likely. Names as stored are paired before the conversion only within a family; across
     # families, equal names may have different layouts. The second run pairs names as PyTorch has them.
-    layouts = tuple(_Layouts(one, options, names_only=names_only).of for one in (a, b))
-    aside: list[LayoutItem] = []
+    layouts = tuple(_LayoutConverter(one, options, names_only=names_only).convert for one in (a, b))
+    without_counterpart: list[LayoutItem] = []
     if options.mapping is not None:
         flip = families[0] is Family.TORCH and across  # apply the map's rules for PyTorch's layout backwards
-        aside = apply_map(unpaired, options.mapping, (layouts[0], layouts[1]), flip=flip)
+        without_counterpart = apply_map(unpaired, options.mapping, (layouts[0], layouts[1]), flip=flip)
     pair_copies(unpaired, (a.conventions, b.conventions))
     if not across or options.layout == "as-is":
         _pair_equal_names(unpaired)
@@ -145,11 +145,11 @@ def pair_up(a: Checkpoint, b: Checkpoint, options: PairingOptions = PairingOptio
     clashes += _pair_by_own_names(unpaired, a, b, notes)
     by_content = find_renames(unpaired, across=across) if options.rename and options.content else []
     by_order = (
-        pair_twin_layers(unpaired, (layer_order(a), layer_order(b)))
+        pair_layers(unpaired, (layer_order(a), layer_order(b)))
         if options.rename and not options.content
         else []
     )
-    tie_notes, seconds = take_second_names(unpaired, ours, theirs)
+    tie_notes, second_names = take_second_names(unpaired, ours, theirs)
     notes += tie_notes
 
     crossed = crossed_pairs(by_content, (_positions(ours), _positions(theirs))) if across else []
@@ -161,7 +161,7 @@ def pair_up(a: Checkpoint, b: Checkpoint, options: PairingOptions = PairingOptio
     if options.layout == "auto":
         pairs, undecided = split_undecided(pairs, a, b)
         notes += unknown_layouts(pairs, a, b)
-    removed, added = [*unpaired.a, *aside], unpaired.b
+    removed, added = [*unpaired.a, *without_counterpart], unpaired.b
     paired = [*pairs, *undecided]
     bookkeeping = [
         *_bookkeeping_items("a", removed, [pair.a for pair in paired], a, across),
@@ -178,7 +178,7 @@ def pair_up(a: Checkpoint, b: Checkpoint, options: PairingOptions = PairingOptio
         undecided=tuple(undecided),
         unmatched=_unmatched_globs(options, a, b),
         ordered=tuple(by_order),
-        seconds=tuple(seconds),
+        second_names=tuple(second_names),
     )
 
 
@@ -240,7 +240,7 @@ def _positions(items: list[LayoutItem]) -> dict[int, int]:
 # Layouts ----------------------------------------------------------------------------------------------
 
 
-class _Layouts:
+class _LayoutConverter:
     """Conversion of a checkpoint's tensors to PyTorch's layout, computed on first use.
 
     ``names_only`` converts the names and keeps the layouts.
@@ -251,7 +251,7 @@ class _Layouts:
         self._follows_rules = options.layout == "auto"
         self._items = torch_name_items if names_only else torch_layout_items
 
-    def of(self, item: LayoutItem) -> list[LayoutItem]:
+    def convert(self, item: LayoutItem) -> list[LayoutItem]:
         """Return the converted items of a stored tensor."""
         items = self._by_source.get(id(item.tensor), [item]) if self._follows_rules else [item]
         return [item] if len(items) == 1 and items[0].tensor is item.tensor else items
@@ -264,7 +264,7 @@ class _Layouts:
         return by_source
 
 
-def _convert_layouts(unpaired: Unpaired, of_a: Becomes, of_b: Becomes) -> None:
+def _convert_layouts(unpaired: Unpaired, of_a: LayoutConversion, of_b: LayoutConversion) -> None:
     """Convert the unpaired to PyTorch's layout, and fuse parameters that the other side has fused."""
     a = [made for item in unpaired.a for made in of_a(item)]
     b = [made for item in unpaired.b for made in of_b(item)]

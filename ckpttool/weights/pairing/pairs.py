@@ -10,7 +10,7 @@ from ckpttool.core.layers import DoubtReason
 from ckpttool.weights.pairing.layouts import LayoutItem
 
 How = Literal["name", "convention", "map", "content", "shape"]
-Keyed = Callable[[LayoutItem], "Hashable | None"]
+Key = Callable[[LayoutItem], "Hashable | None"]
 Clash = tuple[Sequence[LayoutItem], Sequence[LayoutItem]]
 """Tensors of both sides with one key, too many to pair."""
 
@@ -39,7 +39,7 @@ class Unpaired:
 
     def match(
         self,
-        key: Keyed,
+        key: Key,
         how: How | Callable[[LayoutItem, LayoutItem], How],
         *,
         in_order: bool = False,
@@ -68,10 +68,10 @@ class Unpaired:
                 ]
             else:
                 clashes.append((a_items, b_items))
-        self.take(pairs)
+        self.add_pairs(pairs)
         return clashes
 
-    def take(self, pairs: Iterable[Pair]) -> None:
+    def add_pairs(self, pairs: Iterable[Pair]) -> None:
         """Add pairs, and remove their tensors from the unpaired."""
         new = list(pairs)
         if new:
@@ -85,7 +85,7 @@ class Unpaired:
         self.b = [item for item in self.b if id(item) not in theirs]
 
 
-def _group_by_key(items: Iterable[LayoutItem], key: Keyed) -> dict[Hashable, list[LayoutItem]]:
+def _group_by_key(items: Iterable[LayoutItem], key: Key) -> dict[Hashable, list[LayoutItem]]:
     groups: dict[Hashable, list[LayoutItem]] = {}
     for item in items:
         if (value := key(item)) is not None:

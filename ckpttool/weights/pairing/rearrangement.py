@@ -12,7 +12,7 @@ from ckpttool.core.tensor import Path, Tensor, Values
 from ckpttool.core.values import Concatenated, Reordered, Strided, add, all_zero, as_strided
 
 
-class Unfit(ValueError):
+class LayoutMismatch(ValueError):
     """Raised if a tensor doesn't fit an operation; the message is the reason."""
 
 
@@ -40,7 +40,7 @@ class Pattern:
         return Pattern(self.result, stored, back)
 
 
-def pattern(text: str, gates: tuple[int, ...] = ()) -> Pattern:
+def parse_pattern(text: str, gates: tuple[int, ...] = ()) -> Pattern:
     """Return the pattern of a text like ``i (g u) -> (g u) i``."""
     stored, _, result = text.partition("->")
     return Pattern(_axes(stored), _axes(result), gates)
@@ -67,24 +67,24 @@ def transpose_pattern(order: Sequence[int]) -> Pattern:
     return Pattern(tuple((f"a{at}",) for at in range(len(order))), tuple((f"a{at}",) for at in order))
 
 
-def lengths_of(shape: tuple[int, ...], way: Pattern, known: Mapping[str, int]) -> dict[str, int]:
+def lengths_of(shape: tuple[int, ...], pattern: Pattern, known: Mapping[str, int]) -> dict[str, int]:
     """Return the length of each named axis.
 
     Raises:
         Unfit: The shape doesn't fit the pattern.
     """
-    if len(shape) != len(way.stored):
-        raise Unfit(f"{len(shape)} axes, not {len(way.stored)}")
+    if len(shape) != len(pattern.stored):
+        raise LayoutMismatch(f"{len(shape)} axes, not {len(pattern.stored)}")
     lengths = dict(known)
-    for length, names in zip(shape, way.stored, strict=True):
+    for length, names in zip(shape, pattern.stored, strict=True):
         open_names = [name for name in names if name not in lengths]
         rest = math.prod(lengths[name] for name in names if name in lengths)
         if len(open_names) > 1:
-            raise Unfit(f"nothing says how long {open_names[0]} is")
+            raise LayoutMismatch(f"nothing says how long {open_names[0]} is")
         if open_names and (rest == 0 or length % rest):
-            raise Unfit(f"an axis of {length:,}, which {rest:,} does not divide")
+            raise LayoutMismatch(f"an axis of {length:,}, which {rest:,} does not divide")
         if not open_names and length != rest:
-            raise Unfit(f"an axis of {length:,}, not {rest:,}")
+            raise LayoutMismatch(f"an axis of {length:,}, not {rest:,}")
         lengths.update((name, length // rest) for name in open_names)
     return lengths
 
@@ -94,7 +94,7 @@ def lengths_of(shape: tuple[int, ...], way: Pattern, known: Mapping[str, int]) -
 
 def rearrange(
     tensor: Tensor,
-    way: Pattern,
+    pattern: Pattern,
     path: Path,
     *,
     sizes: Mapping[str, int] | None = None,
@@ -113,32 +113,32 @@ def rearrange(
             Unfit: Its shape doesn't fit the pattern, or its elements aren't whole bytes.
     """
     if tensor.dtype.bits < 8:
-        raise Unfit(f"elements of {tensor.dtype.bits} bits")
-    lengths = lengths_of(tensor.shape, way, sizes or {})
-    names = [name for group in way.stored for name in group]
-    order = [name for group in way.result for name in group]
-    shape = tuple(math.prod(lengths[name] for name in group) for group in way.result)
+        raise LayoutMismatch(f"elements of {tensor.dtype.bits} bits")
+    lengths = lengths_of(tensor.shape, pattern, sizes or {})
+    names = [name for group in pattern.stored for name in group]
+    order = [name for group in pattern.result for name in group]
+    shape = tuple(math.prod(lengths[name] for name in group) for group in pattern.result)
     long_names = [name for name in names if lengths[name] != 1]
-    if row is None and not way.gates and long_names == [name for name in order if lengths[name] != 1]:
+    if row is None and not pattern.gates and long_names == [name for name in order if lengths[name] != 1]:
         return replace(tensor, path=path, shape=shape)  # only axes of length 1 move: the order stays
     # Permuted gates: if ``g`` is the outermost axis of the result, the result is the concatenation of one
     # strided piece per gate. Otherwise gates alternate within rows; ``Reordered`` permutes them as it reads.
     start = {name: 0 for name in names} | ({} if row is None else {"row": row})
     count = dict(lengths) | ({} if row is None else {"row": 1})
     order = ["row", *order] if row is not None else order
-    is_outermost = bool(way.gates) and order[0] == "g"
-    steps = [{"g": at} for at in way.gates] if is_outermost else [{}]
+    is_outermost = bool(pattern.gates) and order[0] == "g"
+    steps = [{"g": at} for at in pattern.gates] if is_outermost else [{}]
     pieces = []
     for step in steps:
         begins, extents = start | step, count | dict.fromkeys(step, 1)
         pieces.append(
             Reordered(
                 tensor,
-                tuple(tuple(lengths[name] for name in group) for group in way.stored),
+                tuple(tuple(lengths[name] for name in group) for group in pattern.stored),
                 tuple(begins[name] for name in names),
                 tuple(extents[name] for name in names),
                 tuple(names.index(name) for name in order),
-                (names.index("g"), way.gates) if way.gates and not is_outermost else None,
+                (names.index("g"), pattern.gates) if pattern.gates and not is_outermost else None,
             )
         )
     return _tensor_of(
@@ -159,9 +159,9 @@ def concatenate(tensors: Sequence[Tensor], path: Path) -> Tensor:
     """
     first = tensors[0]
     if not first.shape or any(one.shape[1:] != first.shape[1:] or not one.shape for one in tensors):
-        raise Unfit("shapes " + ", ".join(str(list(one.shape)) for one in tensors))
+        raise LayoutMismatch("shapes " + ", ".join(str(list(one.shape)) for one in tensors))
     if any(one.dtype is not first.dtype for one in tensors) or first.dtype.bits < 8:
-        raise Unfit("types " + ", ".join(one.dtype.name for one in tensors))
+        raise LayoutMismatch("types " + ", ".join(one.dtype.name for one in tensors))
     shape = (sum(one.shape[0] for one in tensors), *first.shape[1:])
     values = tuple(one.values for one in tensors if one.values is not None)
     return _tensor_of(first, path, shape, values if len(values) == len(tensors) else None)
@@ -174,7 +174,7 @@ def cut(tensor: Tensor, start: int, count: int, path: Path) -> Tensor:
         Unfit: It has fewer rows, or its elements aren't whole bytes.
     """
     if not tensor.shape or start + count > tensor.shape[0] or tensor.dtype.bits < 8:
-        raise Unfit(f"rows {start:,}..{start + count:,} of shape {list(tensor.shape)}")
+        raise LayoutMismatch(f"rows {start:,}..{start + count:,} of shape {list(tensor.shape)}")
     lengths, rest = tensor.shape, tensor.shape[1:]
     counts = (count, *rest)
     order = tuple(range(len(lengths)))
@@ -189,9 +189,9 @@ def add_tensors(a: Tensor, b: Tensor, path: Path) -> Tensor:
         Unfit: They differ in shape or dtype, or NumPy can't add the dtype.
     """
     if a.shape != b.shape or a.dtype is not b.dtype:
-        raise Unfit(f"{a.dtype} {list(a.shape)} and {b.dtype} {list(b.shape)}")
+        raise LayoutMismatch(f"{a.dtype} {list(a.shape)} and {b.dtype} {list(b.shape)}")
     if a.dtype.kind not in ("float", "complex", "integer") or a.dtype.numpy is None or a.dtype.bits < 8:
-        raise Unfit(f"elements of type {a.dtype}")
+        raise LayoutMismatch(f"elements of type {a.dtype}")
     known = a.values is not None and b.values is not None
     return _tensor_of(a, path, a.shape, (add(a, b),) if known else None)
 

@@ -1,7 +1,7 @@
 """Pairs renamed tensors: by equal content, by layer, by equal shape and position.
 
 Content is compared by a few elements spread over a tensor and, if several tensors share these, by the CRC-32
-of all. ``pair_twin_layers`` pairs without content: by the names and shapes of layers' variables.
+of all. ``pair_layers`` pairs without content: by the names and shapes of layers' variables.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _ContentMatcher:
     def match(self, unpaired: Unpaired, *, in_order: bool = False) -> None:
         """Pair tensors of unique content; with ``in_order``, also several of equal content and leaf name."""
         if self._words is not None:
-            self._match(unpaired, self._words.of, in_order=in_order)
+            self._match(unpaired, self._words.shared_word, in_order=in_order)
         self._match(unpaired, lambda item: None, in_order=in_order)
 
     def _match(self, unpaired: Unpaired, word: Callable[[LayoutItem], str | None], *, in_order: bool) -> None:
@@ -143,7 +143,7 @@ def pair_by_shape(unpaired: Unpaired, words: LayerWords | None) -> None:
         return (item.tensor.role, leaf_name(item), item.tensor.shape, *more)
 
     if words is not None:
-        unpaired.match(lambda item: key(item, words.of(item)), "shape", in_order=True)
+        unpaired.match(lambda item: key(item, words.shared_word(item)), "shape", in_order=True)
     unpaired.match(key, "shape", in_order=True)
     if any(_NUMBER.fullmatch(leaf_name(item)) for item in (*unpaired.a, *unpaired.b)):
         # Variables of layers of unknown type have numbers for names; a unique kind still pairs them.
@@ -174,7 +174,7 @@ def pair_by_optimizer_order(unpaired: Unpaired) -> None:
         for side in (ours, theirs)
     )
     if has_numbers and list(map(_kind, ours)) == list(map(_kind, theirs)):
-        unpaired.take(Pair(a, b, "convention") for a, b in zip(ours, theirs, strict=True))
+        unpaired.add_pairs(Pair(a, b, "convention") for a, b in zip(ours, theirs, strict=True))
 
 
 def in_file_order(items: list[LayoutItem]) -> list[LayoutItem]:
@@ -231,7 +231,7 @@ def same_content(a: Tensor, b: Tensor) -> bool:
     return total is not None and total == checksum(b)
 
 
-def same_samples(items: Iterable[LayoutItem]) -> list[list[LayoutItem]]:
+def group_by_sample(items: Iterable[LayoutItem]) -> list[list[LayoutItem]]:
     """Return the groups of at least two items with equal dtype, shape and sample."""
     groups: dict[Hashable, list[LayoutItem]] = {}
     for item in items:
@@ -242,7 +242,7 @@ def same_samples(items: Iterable[LayoutItem]) -> list[list[LayoutItem]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def same_checksums(items: Iterable[LayoutItem]) -> list[list[LayoutItem]]:
+def group_by_checksum(items: Iterable[LayoutItem]) -> list[list[LayoutItem]]:
     """Return the groups of at least two items with equal checksums."""
     groups: dict[Hashable, list[LayoutItem]] = {}
     for item in items:
@@ -255,7 +255,7 @@ def same_checksums(items: Iterable[LayoutItem]) -> list[list[LayoutItem]]:
 # Layers -------------------------------------------------------------------------------------------------
 
 
-def pair_twin_layers(unpaired: Unpaired, orders: tuple[_Order, _Order]) -> list[Pair]:
+def pair_layers(unpaired: Unpaired, orders: tuple[_Order, _Order]) -> list[Pair]:
     """Pair layers by the names and shapes of their variables; return the pairs made by order only.
 
     Layers that are unique on both sides are paired first. The rest is paired in order only if the sequences
@@ -270,12 +270,12 @@ def pair_twin_layers(unpaired: Unpaired, orders: tuple[_Order, _Order]) -> list[
         ours, theirs = (_layers_in_order(unpaired.a, orders[0]), _layers_in_order(unpaired.b, orders[1]))
         singles = [_single_layers(side, known_words) for side in (ours, theirs)]
         shared = [(place, singles[1][key]) for key, place in singles[0].items() if key in singles[1]]
-        unpaired.take(_pairs_of_layers((ours[a], theirs[b]) for a, b in shared))
+        unpaired.add_pairs(_pairs_of_layers((ours[a], theirs[b]) for a, b in shared))
     ours, theirs = (_layers_in_order(unpaired.a, orders[0]), _layers_in_order(unpaired.b, orders[1]))
     if [_layer_key(one, None) for one in ours.values()] != [_layer_key(one, None) for one in theirs.values()]:
         return []
     by_order = _pairs_of_layers(zip(ours.values(), theirs.values(), strict=True))
-    unpaired.take(by_order)
+    unpaired.add_pairs(by_order)
     return by_order
 
 
@@ -294,7 +294,7 @@ def _layers_in_order(items: Sequence[LayoutItem], order: _Order) -> _Layers:
 def _layer_key(layer: Mapping[str, LayoutItem], words: LayerWords | None) -> Hashable:
     """Return the key of a layer: names and shapes of its variables, and its word."""
     kinds = frozenset((name, one.tensor.shape) for name, one in layer.items() if name != _BOOKKEEPING)
-    return kinds if words is None else (kinds, frozenset(words.of(one) for one in layer.values()))
+    return kinds if words is None else (kinds, frozenset(words.shared_word(one) for one in layer.values()))
 
 
 def _single_layers(layers: _Layers, words: LayerWords | None) -> dict[Hashable, Steps]:

@@ -10,7 +10,7 @@ from ckpttool.formats.traits import traits_of
 from ckpttool.weights.pairing.layers import steps_of
 from ckpttool.weights.pairing.layouts import LayoutItem, stored_item
 from ckpttool.weights.pairing.pairs import Unpaired
-from ckpttool.weights.pairing.renames import same_checksums, same_content, same_samples
+from ckpttool.weights.pairing.renames import group_by_checksum, group_by_sample, same_content
 from ckpttool.weights.pairing.variable_names import bare_name
 
 _LISTS = (("_all_variables",), ("keras_api",))
@@ -18,7 +18,7 @@ _LISTS = (("_all_variables",), ("keras_api",))
 _CELL = re.compile(r"(?P<of>.+)\.(?P<at>\d+)\.cell(_(?P<way>fw|bw))?\.(?P<what>(weight|bias)_(ih|hh))")
 _SHOWN = 3
 
-Seconds = list[tuple[Tensor, str]]
+SecondNames = list[tuple[Tensor, str]]
 """Tensors of the second side, each with the other name under which it is paired."""
 
 
@@ -45,8 +45,8 @@ def _is_listed(item: LayoutItem) -> bool:
 def _originals_of_copies(items: Sequence[LayoutItem]) -> dict[int, Hashable]:
     """Return (list, name of the original) by ``id`` of the copy; equal originals are assigned by name."""
     originals: dict[int, Hashable] = {}
-    for group in same_samples(_copies_and_candidates(items)):
-        for same in [group] if len(group) == 2 else same_checksums(group):
+    for group in group_by_sample(_copies_and_candidates(items)):
+        for same in [group] if len(group) == 2 else group_by_checksum(group):
             copies = [item for item in same if _is_listed(item)]
             names = sorted(bare_name(item.tensor) for item in same if not _is_listed(item))
             originals |= {
@@ -64,10 +64,10 @@ def copies_among(items: Iterable[LayoutItem], compared: Iterable[LayoutItem], fo
     ids = set(map(id, listed))
     sources = [stored_item(source) for item in compared for source in item.sources]
     copies = set()
-    for group in same_samples(_copies_and_candidates([*listed, *sources])):
+    for group in group_by_sample(_copies_and_candidates([*listed, *sources])):
         if ids.isdisjoint(map(id, group)):
             continue
-        for same in same_checksums(group):
+        for same in group_by_checksum(group):
             if any(id(item) not in ids for item in same):
                 copies |= {id(item) for item in same} & ids
     return copies
@@ -92,24 +92,24 @@ def _copies_and_candidates(items: Sequence[LayoutItem]) -> list[LayoutItem]:
 
 def take_second_names(
     unpaired: Unpaired, ours: Iterable[LayoutItem], theirs: Iterable[LayoutItem]
-) -> tuple[list[str], Seconds]:
+) -> tuple[list[str], SecondNames]:
     """Remove tensors that are paired under another name from the unpaired; return notes and those of B."""
     if not unpaired.a and not unpaired.b:
         return [], []
     paired = {id(source) for pair in unpaired.pairs for item in (pair.a, pair.b) for source in item.sources}
     notes: list[str] = []
-    seconds: Seconds = []
+    second_names: SecondNames = []
     for side, items, participants in (("A", unpaired.a, ours), ("B", unpaired.b, theirs)):
         twins = _paired_twins(items, participants, paired)
         gone = [item for item in items if id(item) in twins]
         unpaired.drop(*((gone, []) if side == "A" else ([], gone)))
         if side == "B":
-            seconds += [(item.sources[0], twins[id(item)]) for item in gone]
+            second_names += [(item.sources[0], twins[id(item)]) for item in gone]
         if gone:
             names = ", ".join(f"{item.sources[0].name} is {twins[id(item)]}" for item in gone[:_SHOWN])
             more = f", and {len(gone) - _SHOWN:,} more" if len(gone) > _SHOWN else ""
             notes.append(f"ignored second names in {side}: {names}{more}")
-    return notes, seconds
+    return notes, second_names
 
 
 def _paired_twins(

@@ -15,7 +15,7 @@ from ckpttool.weights.pairing.layers import Steps, steps_of
 from ckpttool.weights.pairing.layouts import LayoutItem
 from ckpttool.weights.pairing.pairs import Pair, Unpaired
 
-INSIDE = {
+WRAPPER_STEPS = {
     "_orig_mod",
     "_fsdp_wrapped_module",
     "_checkpoint_wrapped_module",
@@ -23,7 +23,7 @@ INSIDE = {
     "_functional",
 }
 """Steps that a wrapper adds at any depth; no module is named like that otherwise."""
-_IN_FRONT = re.compile(
+_CONTAINERS = re.compile(
     r"_?(module|model|net|network)|(model_|module_|net_)?state(_dict)?|params|weights|variables|model_weights"
     r"|(sequential|functional|model)(_\d+)?"
 )
@@ -50,11 +50,11 @@ _SEED = re.compile(r"_?seed_generator(_\d+)?")
 _SEEDED = {"seed_generator_state", "_state", "state", "0"}
 """Names of the state of a layer's random number generator in Keras."""
 _SEED_SIZE = 2
-_COUNT = re.compile(r"^_?(iter|iterations?|step)$|beta_?[12]_pow")
+_STEP_COUNTER = re.compile(r"^_?(iter|iterations?|step)$|beta_?[12]_pow")
 VariableClass = tuple[Role, str, tuple[int, ...]]
 """Key of variables that may be paired."""
 _RECURRENT_LAYER = re.compile(r"_l\d+")
-_PART = re.compile(
+_PROJECTION = re.compile(
     r"(?:(?:w|to|fc|linear|lin|dense)_?)?(?:(?P<q>q|query)|(?P<k>k|key)|(?P<v>v|value)"
     r"|(?P<out>o|out|output|attention_output))(?:_?(?:proj|projection|lin|linear|dense|layer|fc))?"
 )
@@ -89,8 +89,8 @@ def bare_name(tensor: Tensor) -> Steps:
 @lru_cache(maxsize=1 << 17)
 def _bare_name(path: Path, is_optimizer: bool) -> Steps:
     steps = _torch_name(path)
-    wrapper = _OPTIMIZER if is_optimizer else _IN_FRONT
-    modules = tuple(step for step in steps[:-1] if step not in INSIDE)
+    wrapper = _OPTIMIZER if is_optimizer else _CONTAINERS
+    modules = tuple(step for step in steps[:-1] if step not in WRAPPER_STEPS)
     depth = 0
     while depth < len(modules) and wrapper.fullmatch(modules[depth]):
         depth += 1
@@ -119,7 +119,9 @@ def is_bookkeeping(tensor: Tensor, format: str, *, across: bool) -> bool:
         return steps[-1] in _SEEDED and is_integer and is_keras
     if steps[:2] == ("keras_api", "metrics"):
         return traits.has_object_graph and tensor.role is Role.OTHER and not tensor.shape
-    is_count = tensor.role is Role.OPTIMIZER and tensor.size == 1 and _COUNT.search(steps[-1]) is not None
+    is_count = (
+        tensor.role is Role.OPTIMIZER and tensor.size == 1 and _STEP_COUNTER.search(steps[-1]) is not None
+    )
     return across and is_count
 
 
@@ -133,7 +135,7 @@ def layer_word(item: LayoutItem) -> str | None:
     """Return the name of a tensor's layer if it has no digits; those of an attention become q, k, v, out."""
     steps = bare_name(item.tensor)
     name = steps[-2].lstrip("_").lower() if len(steps) > 1 else ""
-    if match := _PART.fullmatch(name):
+    if match := _PROJECTION.fullmatch(name):
         return match.lastgroup
     return name if name and not any(map(str.isdecimal, name)) else None
 
@@ -145,14 +147,14 @@ class LayerWords:
         ours, theirs = ({_class_and_word(item) for item in side} for side in (unpaired.a, unpaired.b))
         self._shared = ours & theirs
 
-    def of(self, item: LayoutItem) -> str | None:
+    def shared_word(self, item: LayoutItem) -> str | None:
         """Return the word for a tensor's layer if the other side has it for an equal variable, else None."""
         key = _class_and_word(item)
         return key[1] if key in self._shared else None
 
     def contradict(self, a: LayoutItem, b: LayoutItem) -> bool:
         """Return whether both layers have words, and these differ."""
-        ours, theirs = self.of(a), self.of(b)
+        ours, theirs = self.shared_word(a), self.shared_word(b)
         return ours is not None and theirs is not None and ours != theirs
 
 

@@ -11,7 +11,7 @@ import pytest
 from ckpttool import Checkpoint, open_checkpoint
 from ckpttool.core.layers import LayerKind
 from ckpttool.weights.pairing.layouts import RULES, LayoutItem, fuse_split_parameters, torch_layout_items
-from ckpttool.weights.pairing.rearrangement import Unfit
+from ckpttool.weights.pairing.rearrangement import LayoutMismatch
 from tests.support.checkpoints import checkpoint, numbers
 from tests.support.frameworks import python_with_frameworks
 from tests.support.tensors import Array
@@ -411,7 +411,7 @@ def test_what_was_put_together_comes_back() -> None:
 def test_the_way_back_takes_the_shape_of_its_item_alone() -> None:
     (item,) = torch_layout_items(checkpoint({"d.kernel": numbers(3, 5)}, "keras"))
     (other,) = torch_layout_items(checkpoint({"d.weight": numbers(3, 5)}))
-    with pytest.raises(Unfit, match=r"shape \[3, 5\], not \[5, 3\]"):
+    with pytest.raises(LayoutMismatch, match=r"shape \[3, 5\], not \[5, 3\]"):
         item.to_source(other.tensor)
 
 

@@ -18,13 +18,13 @@ from ckpttool.core import values
 from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.values import Reordered, Strided, in_memory
 from ckpttool.weights.pairing.rearrangement import (
+    LayoutMismatch,
     Pattern,
-    Unfit,
     add_tensors,
     concatenate,
     cut,
     elements,
-    pattern,
+    parse_pattern,
     rearrange,
     transpose_pattern,
 )
@@ -92,7 +92,7 @@ def test_the_inverse_leads_back(drawn: tuple[Array, Pattern, dict[str, int], Arr
 @pytest.mark.parametrize("is_sequential", [False, True])
 def test_gates_change_places_and_back(gates: tuple[int, ...], is_sequential: bool) -> None:
     array = numbers(5, 12)
-    way = pattern("i (g u) -> (g u) i", gates)
+    way = parse_pattern("i (g u) -> (g u) i", gates)
     stored = sequential(tensor("x", array)) if is_sequential else tensor("x", array)
     made = rearrange(stored, way, ("y",), sizes={"g": 3})
     expected = np.concatenate([array.T[4 * gate : 4 * gate + 4] for gate in gates])
@@ -104,7 +104,7 @@ def test_gates_change_places_and_back(gates: tuple[int, ...], is_sequential: boo
 def test_one_row_of_two() -> None:
     array = numbers(2, 6)
     made = rearrange(
-        tensor("x", array), pattern("row (g u) -> (g u)", (1, 0, 2)), ("y",), sizes={"g": 3}, row=1
+        tensor("x", array), parse_pattern("row (g u) -> (g u)", (1, 0, 2)), ("y",), sizes={"g": 3}, row=1
     )
     assert made.array().tolist() == [8, 9, 6, 7, 10, 11]
 
@@ -138,12 +138,12 @@ def test_compressed_chunks_of_hdf5(
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("x", data=array, chunks=(7, 2, 6), compression="gzip")
     with open_checkpoint(tmp_path / "x.h5") as stored:
-        made = rearrange(stored["x"], pattern("k i o -> o i k"), ("y",))
+        made = rearrange(stored["x"], parse_pattern("k i o -> o i k"), ("y",))
         assert isinstance(made.values, Reordered)
         assert np.array_equal(made.array(), array.transpose(2, 1, 0))
-        merged = rearrange(stored["x"], pattern("e h d -> (h d) e"), ("y",))
+        merged = rearrange(stored["x"], parse_pattern("e h d -> (h d) e"), ("y",))
         assert np.array_equal(merged.array(), array.reshape(23, 30).T)
-        turned = rearrange(stored["x"], pattern("(g u) i o -> i (g u) o", (0,)), ("y",), sizes={"g": 1})
+        turned = rearrange(stored["x"], parse_pattern("(g u) i o -> i (g u) o", (0,)), ("y",), sizes={"g": 1})
         assert np.array_equal(turned.array(), array.transpose(1, 0, 2))
         assert np.array_equal(cut(stored["x"], 3, 9, ("y",)).array(), array[3:12])
 
@@ -155,7 +155,7 @@ def test_stored_views_stay_views_and_what_keeps_its_order_stays_as_it_is() -> No
     assert isinstance(turned.values, Strided) and isinstance(again.values, Strided)
     assert np.array_equal(again.array(), numbers(4, 6))
     assert rearrange(tensor("x", numbers(1, 6)), transpose_pattern((1, 0)), ("y",)).shape == (6, 1)
-    flat = rearrange(stored, pattern("h d -> (h d)"), ("y",))
+    flat = rearrange(stored, parse_pattern("h d -> (h d)"), ("y",))
     assert flat.values is stored.values and flat.shape == (24,)
 
 
@@ -176,15 +176,15 @@ def test_big_endian_elements_are_swapped_once() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(shape: Any, text: str, sizes: dict[str, int], told: str) -> None:
-    with pytest.raises(Unfit, match=f"^{told}$"):
-        rearrange(tensor("x", numbers(*shape)), pattern(text), ("y",), sizes=sizes)
+    with pytest.raises(LayoutMismatch, match=f"^{told}$"):
+        rearrange(tensor("x", numbers(*shape)), parse_pattern(text), ("y",), sizes=sizes)
 
 
 def test_packed_elements_are_refused() -> None:
     four = Tensor(("x",), BY_NAME["float4_e2m1fn"], (4, 2), values=in_memory(b"abcd"))
-    with pytest.raises(Unfit, match="4 bits"):
+    with pytest.raises(LayoutMismatch, match="4 bits"):
         rearrange(four, transpose_pattern((1, 0)), ("y",))
-    with pytest.raises(Unfit, match="float4"):
+    with pytest.raises(LayoutMismatch, match="float4"):
         concatenate([four, four], ("y",))
 
 
@@ -198,11 +198,11 @@ def test_rows_are_joined_and_cut(is_sequential: bool) -> None:
     stored = tensor("y", expected)
     rows = cut(sequential(stored) if is_sequential else stored, 1, 3, ("z",))
     assert np.array_equal(rows.array(), expected[1:4])
-    with pytest.raises(Unfit, match=r"rows 5\.\.8 of shape"):
+    with pytest.raises(LayoutMismatch, match=r"rows 5\.\.8 of shape"):
         cut(stored, 5, 3, ("z",))
-    with pytest.raises(Unfit, match="shapes"):
+    with pytest.raises(LayoutMismatch, match="shapes"):
         concatenate([stored, tensor("x", numbers(2, 4))], ("z",))
-    with pytest.raises(Unfit, match="types float32, float64"):
+    with pytest.raises(LayoutMismatch, match="types float32, float64"):
         concatenate([stored, tensor("x", numbers(2, 3, dtype="<f8"))], ("z",))
 
 
@@ -213,7 +213,7 @@ def test_sums_are_those_of_the_type() -> None:
         assert np.array_equal(total.array(), a + b, equal_nan=True)
     half = np.arange(40, dtype="<f2")
     assert content(add_tensors(tensor("a", half), tensor("b", half), ("y",)), 16) == (half + half).tobytes()
-    with pytest.raises(Unfit):
+    with pytest.raises(LayoutMismatch):
         add_tensors(tensor("a", a), tensor("b", half), ("y",))
 
 
@@ -257,6 +257,6 @@ def test_what_lies_in_pieces_is_gathered_from_them(monkeypatch: pytest.MonkeyPat
     whole = replace(tensor("x", array), values=values.Tiled((5, 12), 4, tuple(pieces)), extent=None)
     made = rearrange(whole, transpose_pattern((1, 0)), ("y",))
     assert np.array_equal(made.array(), array.T)
-    way = pattern("i (g u) -> (g u) i", (1, 0, 2))
+    way = parse_pattern("i (g u) -> (g u) i", (1, 0, 2))
     gated = rearrange(whole, way, ("y",), sizes={"g": 3})
     assert np.array_equal(gated.array(), np.concatenate([array.T[4:8], array.T[:4], array.T[8:]]))
