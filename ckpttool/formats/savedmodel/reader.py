@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache, partial
 from itertools import chain
 from zlib import crc32
@@ -71,19 +71,7 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
         names: Names of the files that may have the model; the first that exists is read.
     """
     entries = scan(directory)
-    if {BINARY, TEXT, CHUNKED}.isdisjoint(entries):
-        found = f"the variables of a SavedModel without its graph: there is no {BINARY}"
-        raise DamagedCheckpoint(os.path.join(directory, BINARY), found, code="no-meta-graph")
-    file = next((name for name in names if name in entries and name != CHUNKED), None)
-    if file is None:
-        found = "a model in chunks, which only TensorFlow reads"
-        raise Unsupported(os.path.join(directory, CHUNKED), found, expected=f"{BINARY} or {TEXT}")
-    path = os.path.join(directory, file)
-    with fs.open_source(path) as source:
-        model = read_model(text_message(source) if file == TEXT else message_in(source))
-    if not model.graphs:
-        found = f"{fs.getsize(path):,} bytes without a meta graph"
-        raise DamagedCheckpoint(path, found, expected="a SavedModel", code="no-meta-graph")
+    file, model = _read_graph(directory, entries, names)
     graph = next((graph for graph in model.graphs if graph.objects.nodes), None)  # of TensorFlow 2
     fingerprint, findings = read_fingerprint(directory)
     with OpenedParts("variables") as parts:
@@ -124,17 +112,39 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
             safety=tuple(safety_of(model, directory, entries, sum(file.nbytes for file in files))),
             derives_metadata=True,  # digests of all that a graph computes take their time
         )
-        # A conversion to SavedModel writes this file.
-        sidecar = os.path.join(directory, SIDECAR)
-        if not fs.isfile(sidecar) or not is_inside(sidecar, directory):
-            return checkpoint
-        try:
-            with fs.open_source(sidecar) as source:
-                data = source.read(0, source.size)
-        except CheckpointError as failure:
-            checkpoint.findings += (warning("content-entry", failure.reason, SIDECAR),)
-            return checkpoint
-        return apply_sidecar(checkpoint, data, SIDECAR)
+        return _with_sidecar(checkpoint, directory)
+
+
+def _read_graph(directory: str, entries: Collection[str], names: Iterable[str]) -> tuple[str, SavedModel]:
+    """Return the name of the file with the model, and its contents."""
+    if {BINARY, TEXT, CHUNKED}.isdisjoint(entries):
+        found = f"the variables of a SavedModel without its graph: there is no {BINARY}"
+        raise DamagedCheckpoint(os.path.join(directory, BINARY), found, code="no-meta-graph")
+    file = next((name for name in names if name in entries and name != CHUNKED), None)
+    if file is None:
+        found = "a model in chunks, which only TensorFlow reads"
+        raise Unsupported(os.path.join(directory, CHUNKED), found, expected=f"{BINARY} or {TEXT}")
+    path = os.path.join(directory, file)
+    with fs.open_source(path) as source:
+        model = read_model(text_message(source) if file == TEXT else message_in(source))
+    if not model.graphs:
+        found = f"{fs.getsize(path):,} bytes without a meta graph"
+        raise DamagedCheckpoint(path, found, expected="a SavedModel", code="no-meta-graph")
+    return file, model
+
+
+def _with_sidecar(checkpoint: Checkpoint, directory: str) -> Checkpoint:
+    """Return the checkpoint with the sidecar, if a conversion to SavedModel wrote one."""
+    sidecar = os.path.join(directory, SIDECAR)
+    if not fs.isfile(sidecar) or not is_inside(sidecar, directory):
+        return checkpoint
+    try:
+        with fs.open_source(sidecar) as source:
+            data = source.read(0, source.size)
+    except CheckpointError as failure:
+        checkpoint.findings += (warning("content-entry", failure.reason, SIDECAR),)
+        return checkpoint
+    return apply_sidecar(checkpoint, data, SIDECAR)
 
 
 def _metadata(

@@ -67,6 +67,7 @@ class Saver:
     _entry_points: set[int] = field(default_factory=set)
     _scoped: set[int] = field(default_factory=set)
     _calls: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
+    # Half a million edges are compact as arrays; dictionaries are made of them for each analysis.
     _nodes: array[int] = field(default_factory=lambda: array("q"))
     _inputs: array[int] = field(default_factory=lambda: array("q"))
 
@@ -97,8 +98,8 @@ class Saver:
     def _users(self) -> Mapping[int, list[int]]:
         """Nodes that have each node as input, after all were added."""
         users: dict[int, list[int]] = defaultdict(list)
-        for node, taken in zip(self._nodes, self._inputs, strict=True):
-            users[taken].append(node)
+        for node, source in zip(self._nodes, self._inputs, strict=True):
+            users[source].append(node)
         return users
 
     def add_node(self, name: str, inputs: Iterable[str]) -> None:
@@ -116,12 +117,12 @@ class Saver:
 
     def reachable_from(self, references: Iterable[str]) -> set[int]:
         """Return the hashed names of all nodes that tensors depend on."""
-        return _reachable(map(_node_of, references), self._takes())
+        return _reachable(map(_node_of, references), self._inputs_by_node())
 
     def nodes_and_functions(self) -> tuple[set[int], set[str]]:
         """Return the nodes (hashed names) and the functions that serve the saver only."""
-        saving, left = self._own_nodes(self._takes())
-        return saving | left, self._own_functions(saving)
+        saving, unused = self._own_nodes(self._inputs_by_node())
+        return saving | unused, self._own_functions(saving)
 
     @cached_property
     def uncalled_functions(self) -> set[str]:
@@ -139,11 +140,11 @@ class Saver:
         """
         # Loading runs all that the restore op of the SaverDef depends on, with the functions called from
         # there. An op that writes has no business among these, although the saver owns it.
-        takes = self._takes()
-        saving, left = self._own_nodes(takes)
-        functions, nodes = self._own_functions(saving), saving | left
+        inputs = self._inputs_by_node()
+        saving, unused = self._own_nodes(inputs)
+        functions, nodes = self._own_functions(saving), saving | unused
         loading = _reachable(
-            [end for number, end in self._saver_nodes.items() if number == _RESTORE_OP], takes
+            [end for number, end in self._saver_nodes.items() if number == _RESTORE_OP], inputs
         )
         loaded = _reachable(self._called_by(loading), self.functions)
         found = {}
@@ -151,25 +152,25 @@ class Saver:
             node = hash(op.name)
             is_own = op.function in functions if op.function else node in nodes
             is_loaded = op.function in loaded if op.function else node in loading
-            is_run = bool(op.function) or node not in left
+            is_run = bool(op.function) or node not in unused
             found[op] = is_own and not (is_loaded and op.op in _WRITING), is_run
         return found
 
-    def _takes(self) -> dict[int, list[int]]:
-        takes: dict[int, list[int]] = defaultdict(list)
-        for node, taken in zip(self._nodes, self._inputs, strict=True):
-            takes[node].append(taken)
-        return takes
+    def _inputs_by_node(self) -> dict[int, list[int]]:
+        inputs: dict[int, list[int]] = defaultdict(list)
+        for node, source in zip(self._nodes, self._inputs, strict=True):
+            inputs[node].append(source)
+        return inputs
 
-    def _own_nodes(self, takes: Mapping[int, list[int]]) -> tuple[set[int], set[int]]:
+    def _own_nodes(self, inputs: Mapping[int, list[int]]) -> tuple[set[int], set[int]]:
         """Return the nodes that only the saver depends on, and the unused ones of older savers."""
         # TensorFlow 1 adds a saver to the graph each time the graph is saved, in a scope ``save_1/``, and
         # SaverDef names the last. The scope makes a node a candidate only; it is dropped if anything else
         # depends on it.
-        saving = _reachable(self._saver_nodes.values(), takes)
+        saving = _reachable(self._saver_nodes.values(), inputs)
         candidates = saving | self._scoped
-        needed = {taken for node, inputs in takes.items() if node not in candidates for taken in inputs}
-        foreign = _reachable((needed | self._entry_points) & candidates, takes)
+        needed = {source for node, sources in inputs.items() if node not in candidates for source in sources}
+        foreign = _reachable((needed | self._entry_points) & candidates, inputs)
         return saving - foreign, self._scoped - saving - foreign
 
     def _own_functions(self, saving: set[int]) -> set[str]:

@@ -30,12 +30,12 @@ MAX_NODES = 200_000
 MAX_LINKS = 500_000
 MAX_DEPTH = 64
 """Limit on the length of a path; layers of real models nest less deep."""
+_MARK = "/.ATTRIBUTES/"
 VALUE = "VARIABLE_VALUE"
-KEY_END = f"/.ATTRIBUTES/{VALUE}"
+KEY_END = _MARK + VALUE
 """End of the key of a variable; other attributes have other names in place of ``VALUE``."""
 SLOT_MARK = "/.OPTIMIZER_SLOT/"
 _UNNAMED = "Variable"
-_MARK = "/.ATTRIBUTES/"
 _OPTIMIZER = re.compile(r"optim", re.IGNORECASE)
 # Children that every Keras optimizer has: since TensorFlow 2.11, and before.
 _OPTIMIZER_CHILDREN = (frozenset({"_iterations", "_learning_rate"}), frozenset({"iter", "learning_rate"}))
