@@ -12,13 +12,19 @@ from hypothesis import strategies as st
 
 from ckpttool import DamagedCheckpoint
 from ckpttool.core.readable import Buffer
-from ckpttool.formats.paddle.operators import Operator, kind_by_name, kinds_by_operator, operators_in
+from ckpttool.formats.paddle.operators import Operator, kind_by_name, kinds_by_operator
 from ckpttool.formats.paddle.pir import read_pir
+from ckpttool.formats.paddle.program import read_operators
 from ckpttool.storage.source import Source
 
 
-def takes(kind: str, gives: str = "out", **slots: str) -> Operator:
-    return Operator(kind, {slot: (name,) for slot, name in slots.items()}, (gives,))
+def takes(kind: str, gives: str = "out", *, transposing: bool = False, **slots: str) -> Operator:
+    inputs = [(slot, (name,)) for slot, name in slots.items()]
+    return Operator(kind, inputs, [("Out", (gives,))], is_transposing=transposing)
+
+
+def rnn(*weights: str, mode: str) -> Operator:
+    return Operator("rnn", [("WeightList", weights)], [], mode=mode)
 
 
 @pytest.mark.parametrize(
@@ -26,20 +32,22 @@ def takes(kind: str, gives: str = "out", **slots: str) -> Operator:
     [
         ([takes("mul", X="x", Y="w")], {"w": "linear"}),
         ([takes("matmul_v2", X="w", Y="y")], {"y": "linear"}),
-        ([Operator("matmul_v2", {"X": ("x",), "Y": ("w",)}, ("o",), True)], {"w": "linear transposed"}),
+        ([takes("matmul_v2", X="x", Y="w", transposing=True)], {"w": "linear transposed"}),
         ([takes("cast", "half", X="w"), takes("mul", X="x", Y="half")], {"w": "linear"}),
         ([takes("relu", "act", X="w"), takes("mul", X="x", Y="act")], {"act": "linear"}),
         (
             [
                 takes("lookup_table_v2", Ids="i", W="w"),
-                Operator("matmul_v2", {"X": ("x",), "Y": ("w",)}, ("o",), True),
+                takes("matmul_v2", X="x", Y="w", transposing=True),
             ],
             {"w": "embedding"},
         ),
-        ([Operator("rnn", {"WeightList": ("a", "b")}, (), mode="GRU")], {"a": "gru_cell", "b": "gru_cell"}),
-        ([Operator("rnn", {"WeightList": ("a",)}, (), mode="NEW")], {}),
+        ([rnn("a", "b", mode="GRU")], {"a": "gru_cell", "b": "gru_cell"}),
+        ([rnn("a", mode="NEW")], {}),
         ([takes("conv2d", Input="x", Filter="w")], {"w": "conv2d"}),
         ([takes("elementwise_add", X="x", Y="b")], {}),
+        ([Operator("embedding", [(None, ("i", "w"))], [(None, ("o",))])], {"w": "embedding"}),
+        ([Operator("relu_", [(None, ("x",))], [(None, ("o",))])], {}),
     ],
 )
 def test_an_operator_tells_what_it_takes(operators: list[Operator], kinds: Mapping[str, str]) -> None:
@@ -65,7 +73,7 @@ def test_only_names_that_paddle_makes_up_tell_something(name: str, kind: str | N
 @given(st.binary(max_size=200))
 def test_any_bytes_are_operators_or_none(data: bytes) -> None:
     try:
-        assert isinstance(kinds_by_operator(operators_in(Buffer("p", data))), dict)
+        assert isinstance(kinds_by_operator(read_operators(Buffer("p", data))), dict)
     except DamagedCheckpoint as failure:
         assert failure.reason
 

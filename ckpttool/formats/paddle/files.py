@@ -22,11 +22,16 @@ from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.core.report import error, not_scanned, warning
 from ckpttool.formats.interface import HEAD_BYTES, Format, Probe, SetFormat, Unit, scan
 from ckpttool.formats.opening import open_with
-from ckpttool.formats.paddle.fluid_parts import FluidParts, role_of, spans_in_order
-from ckpttool.formats.paddle.fluid_programs import add_combined, check_program
+from ckpttool.formats.paddle.fluid_parts import (
+    FluidParts,
+    add_combined,
+    check_program,
+    role_of,
+    spans_in_order,
+)
 from ckpttool.formats.paddle.operators import layers_of
 from ckpttool.formats.paddle.pir import looks_like_pir, read_pir
-from ckpttool.formats.paddle.program import Program, looks_like_program, read_program
+from ckpttool.formats.paddle.program import looks_like_program, read_program
 from ckpttool.formats.pickles import PaddlePickle, PlainPickle
 from ckpttool.formats.readings import add_part_name
 from ckpttool.storage import fs
@@ -68,22 +73,23 @@ class PaddleFiles(SetFormat):
         if stem == name:
             parameters, program = (None, program) if is_program else (parameters, None)
         with FluidParts(directory or os.curdir) as parts:
-            read = _add_program(parts, program) if program is not None else None
+            if program is not None:
+                _add_program(parts, program)
             if parameters is not None:
-                _add_parameters(parts, parameters, read)
+                _add_parameters(parts, parameters)
             elif pickled := [files[stem + end] for end in PICKLES if stem + end in files]:
-                _add_pickles(parts, pickled, read)
-            elif read is not None and read.stored:
-                parts.fault("parameters-missing", f"the program has {len(read.stored):,} variables", name)
+                _add_pickles(parts, pickled)
+            elif parts.program is not None and (stored := parts.program.stored):
+                parts.fault("parameters-missing", f"the program has {len(stored):,} variables", name)
             if json is not None and json is not program:
                 message = "Paddle 3 loads it as the program, and it was not looked at"
                 parts.safety.append(warning("not-scanned", message, json.name))
-            if read is not None:
-                check_program(parts, read)
+            if parts.program is not None:
+                check_program(parts, parts.program)
                 information = files.get(stem + INFORMATION)
                 if information is not None and parts.is_inside(information):
                     _judge_information(parts, information)
-            return _checkpoint_of(probe, parts, read)
+            return _checkpoint_of(probe, parts)
 
     def units(self, directory: str, entries: Mapping[str, os.DirEntry[str]]) -> Iterable[Unit]:
         for name, entry in entries.items():
@@ -113,30 +119,29 @@ def _stem(name: str) -> str:
     return name.removesuffix(PROGRAM) if name.endswith(PROGRAM) else name.removesuffix(PIR_PROGRAM)
 
 
-def _add_program(parts: FluidParts, entry: os.DirEntry[str]) -> Program | None:
-    """Return a program, or None with an error if it can't be read; the parameters then have no names."""
+def _add_program(parts: FluidParts, entry: os.DirEntry[str]) -> None:
+    """Add a program, or an error if it can't be read; the parameters then have no names."""
     if not parts.is_inside(entry):
-        return None
+        return
     source = parts.source(entry)
     try:
         is_pir = looks_like_pir(source.read(0, min(HEAD_BYTES, source.size)))
-        program = read_pir(source) if is_pir else read_program(source)
+        parts.program = read_pir(source) if is_pir else read_program(source)
     except DamagedCheckpoint as failure:
         place = "" if failure.where is None else f"{failure.where}: "
         parts.fault(failure.code, f"{place}{failure.reason}", entry.name)
         parts.safety.append(warning("not-scanned", "what running it would do is not known", entry.name))
-        return None
-    parts.safety += (add_part_name(finding, entry.name) for finding in program.safety)
-    return program
+        return
+    parts.safety += (add_part_name(finding, entry.name) for finding in parts.program.safety)
 
 
-def _add_parameters(parts: FluidParts, entry: os.DirEntry[str], program: Program | None) -> None:
+def _add_parameters(parts: FluidParts, entry: os.DirEntry[str]) -> None:
     """Add the tensors of a file of parameters."""
     if not parts.is_inside(entry):
         return
     # The operator ``save`` writes one variable a file, which may be a SelectedRows; ``save_combine`` writes
     # LoDTensors only. Both begin with a version of 0, so a file without a program is tried as one variable.
-    if program is None:
+    if parts.program is None:
         with fs.open_source(entry.path) as source:
             try:
                 rows = read_file(source).rows
@@ -146,13 +151,13 @@ def _add_parameters(parts: FluidParts, entry: os.DirEntry[str], program: Program
             parts.add_rows(("rows",), *stream)
             parts.add(("values",), role_of("values"), *stream)
             return
-    add_combined(parts, entry, program)
-    if program is None and (len(parts.tensors) != 1 or entry.name.endswith(PARAMETERS)):
+    add_combined(parts, entry)
+    if parts.program is None and (len(parts.tensors) != 1 or entry.name.endswith(PARAMETERS)):
         message = "no program that names the tensors: whether all of them are here is not known"
         parts.findings.append(warning("no-program", message, entry.name))
 
 
-def _add_pickles(parts: FluidParts, entries: Iterable[os.DirEntry[str]], program: Program | None) -> None:
+def _add_pickles(parts: FluidParts, entries: Iterable[os.DirEntry[str]]) -> None:
     """Add the tensors of the state dicts of a program, and require all of its variables in them."""
     for entry in entries:
         if not parts.is_inside(entry):
@@ -169,10 +174,10 @@ def _add_pickles(parts: FluidParts, entries: Iterable[os.DirEntry[str]], program
         parts.findings += (add_part_name(finding, entry.name) for finding in pickled.findings)
         parts.safety += (add_part_name(finding, entry.name) for finding in pickled.safety)
     names = {tensor.name for tensor in parts.tensors}
-    stored = [variable.name for variable in program.stored] if program is not None else []
-    lacking = [name for name in stored if name not in names]
-    if lacking and parts.complete:
-        message = f"{len(lacking):,} variables of the program are not here, like {lacking[0]!r}"
+    stored = [variable.name for variable in parts.program.stored] if parts.program is not None else []
+    missing = [name for name in stored if name not in names]
+    if missing and parts.complete:
+        message = f"{len(missing):,} variables of the program are not here, like {missing[0]!r}"
         parts.fault("variable-missing", message)
 
 
@@ -187,7 +192,8 @@ def _judge_information(parts: FluidParts, entry: os.DirEntry[str]) -> None:
         parts.safety.append(not_scanned(entry.name))
 
 
-def _checkpoint_of(probe: Probe, parts: FluidParts, program: Program | None) -> Checkpoint:
+def _checkpoint_of(probe: Probe, parts: FluidParts) -> Checkpoint:
+    program = parts.program
     is_single = program is None and len(parts.tensors) == 1
     tensors = tuple(
         replace(tensor, path=("tensor",)) if is_single and tensor.path == ("#0",) else tensor

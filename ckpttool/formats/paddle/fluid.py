@@ -10,21 +10,27 @@ A serial is one checkpoint of a run, in one of three generations::
 The marker ``_SUCCESS`` is written after the variables. It is all that Paddle's own loader asks for; tables
 are written later, and may be missing in a serial with a marker.
 
+An inference model has a program in the file ``__model__``, and its variables next to it, in a file each or in
+one combined file. A directory of variables alone is read as well.
+
 Source: PaddlePaddle/Paddle ``python/paddle/fluid/io.py`` and ``contrib/trainer.py`` of 2018.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cache
+from itertools import islice
 from typing import ClassVar
 
+from ckpttool.containers.lodtensor import read_all
 from ckpttool.core.checkpoint import Checkpoint, Producer, TrainingState
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.core.report import note, warning
 from ckpttool.core.tensor import Tensor
+from ckpttool.core.text import counted
 from ckpttool.formats.content.plain_data import lazy_scalar
 from ckpttool.formats.interface import SIDECARS, Format, Probe, scan
 from ckpttool.formats.paddle.fluid_parts import (
@@ -35,12 +41,14 @@ from ckpttool.formats.paddle.fluid_parts import (
     TRAINER,
     Entries,
     FluidParts,
+    add_combined,
     add_variables,
+    check_program,
+    files_by_variable,
     is_stream_file,
     native_of,
     spans_in_order,
 )
-from ckpttool.formats.paddle.fluid_programs import add_inference, add_loose
 from ckpttool.formats.paddle.fluid_serial import (
     SERIAL,
     add_tables,
@@ -50,10 +58,12 @@ from ckpttool.formats.paddle.fluid_serial import (
     siblings_have_marker,
 )
 from ckpttool.formats.paddle.operators import layers_of
-from ckpttool.formats.paddle.program import looks_like_program
+from ckpttool.formats.paddle.program import looks_like_program, read_program
+from ckpttool.formats.readings import add_part_name
 from ckpttool.formats.sidecar import ENTRY, MAX_DOCUMENT, apply_sidecar
 from ckpttool.storage import fs
 
+_COMBINED = "__params__"
 _RATE = "learning_rate_0"
 
 
@@ -68,16 +78,15 @@ class Fluid(Format):
     def open(self, probe: Probe) -> Checkpoint:
         kind = kind_of(probe.path, probe.entries)
         with FluidParts(probe.path, probe.also) as parts:
-            producer = Producer("paddle")
             if kind == "checkpoint":
                 _add_serial(parts, probe.entries)
             elif kind == "inference":
-                producer = add_inference(parts, probe.entries)
+                _add_inference(parts, probe.entries)
             else:
-                add_loose(parts, probe.entries)
+                _add_loose(parts, probe.entries)
             if kind is not None and not parts.files:
                 raise DamagedCheckpoint(probe.path, "no file in it", expected="variables or a trainer's")
-            return _checkpoint(probe, kind, parts, producer)
+            return _checkpoint(probe, kind, parts)
 
 
 def kind_of(path: str, entries: Entries) -> str | None:
@@ -138,12 +147,88 @@ def has_marker(entries: Entries) -> bool:
     return MARKER in entries and fs.isfile(entries[MARKER].path)
 
 
+# Inference models and variables alone ------------------------------------------------------------------
+
+
+def _add_inference(parts: FluidParts, entries: Entries) -> None:
+    """Add a program and its variables."""
+    program = parts.program = read_program(parts.source(entries[MODEL]), MODEL)
+    found = (*program.safety, *program.paths_outside())
+    parts.safety += (add_part_name(finding, MODEL) for finding in found)
+    stored = [variable.name for variable in program.stored]
+    combined = _combined_file(entries, frozenset(stored))
+    if combined is None:
+        # Strays are neither variables of the program nor streams; ``add_variables`` notes hidden files.
+        known = {*stored, MODEL}
+        strays = {
+            name: entry
+            for name, entry in files_by_variable(entries)
+            if name not in known and not entry.name.startswith(".") and not is_stream_file(entry)
+        }
+        add_variables(parts, entries, lambda name: name == MODEL or name in strays)
+        names = {tensor.path[0] for tensor in parts.tensors}
+        if lacking := [name for name in stored if name not in names]:
+            message = f"no file of {counted(len(lacking), 'variable')} of the program, like {lacking[0]!r}"
+            parts.fault("variable-missing", message)
+    else:
+        strays = {key: entry for key, entry in entries.items() if key not in (MODEL, combined.name)}
+        if parts.is_inside(combined):
+            add_combined(parts, combined)
+    for name in strays:
+        parts.findings.append(note("not-part", "no variable of the program; it was not looked at", name))
+    check_program(parts, program)
+
+
+def _add_loose(parts: FluidParts, entries: Entries) -> None:
+    """Add variables of a directory without a program: a file each, or one combined file."""
+    combined = _combined_file(entries)
+    if combined is None:
+        add_variables(parts, entries, lambda name: False)
+    elif parts.is_inside(combined):
+        add_combined(parts, combined)
+        message = "no program that names the tensors: whether all of them are here is not known"
+        parts.findings.append(warning("no-program", message, combined.name))
+
+
+def _combined_file(entries: Entries, names: Collection[str] = ()) -> os.DirEntry[str] | None:
+    """Return the combined file of a directory, or None if its variables are in files of their own.
+
+    Args:
+        entries: The directory's.
+        names: Names of the program's variables, if there is a program.
+    """
+    # ``save_inference_model`` lets the user name the combined file, so the only file of variables counts as
+    # one, too. If it has the name of a variable, or if no program says how many there should be, it may as
+    # well be the one variable of the directory: then it must hold two streams at least.
+    if _COMBINED in entries:
+        return entries[_COMBINED]
+    others = [entry for name, entry in entries.items() if name != MODEL and not name.startswith(".")]
+    if names:
+        others = [entry for entry in others if entry.name in names or is_stream_file(entry)]
+    if len(others) != 1 or others[0].is_symlink() or not others[0].is_file():
+        return None
+    if names and others[0].name not in names:
+        return others[0]
+    try:
+        with fs.open_source(others[0].path) as source:
+            holds_several = len(list(islice(read_all(source), 2))) > 1
+    except DamagedCheckpoint:
+        return None
+    return others[0] if holds_several else None
+
+
+# Serials ----------------------------------------------------------------------------------------------
+
+
 def _add_serial(parts: FluidParts, entries: Entries) -> None:
     name = os.path.basename(fs.abspath(parts.root))
     is_named = is_serial(entries, name)
     model = entries.get(MODEL)
     if model is not None:
-        add_directory_of_variables(parts, model)
+        if parts.is_inside(model):
+            inner = scan(model.path)
+            add_variables(parts, inner, lambda name: False)
+            parts.add_marker(inner)
     elif not is_named:
         manifests = _manifest_names(parts.root)
         add_variables(parts, entries, lambda name: name in manifests)
@@ -198,17 +283,8 @@ def _manifest_names(root: str) -> frozenset[str]:
     return frozenset(f".{name}{ending}" for ending in SIDECARS)
 
 
-def add_directory_of_variables(parts: FluidParts, model: os.DirEntry[str]) -> None:
-    """Add the variables and the marker in ``__model__``."""
-    if not parts.is_inside(model):
-        return
-    inner = scan(model.path)
-    add_variables(parts, inner, lambda name: False)
-    parts.add_marker(inner)
-
-
-def _checkpoint(probe: Probe, kind: str | None, parts: FluidParts, producer: Producer) -> Checkpoint:
-    tensors = tuple(parts.tensors)
+def _checkpoint(probe: Probe, kind: str | None, parts: FluidParts) -> Checkpoint:
+    tensors, program = tuple(parts.tensors), parts.program
     match = SERIAL.fullmatch(os.path.basename(fs.abspath(probe.path)))
     serial = int(match[1]) if match and kind == "checkpoint" else None
 
@@ -218,7 +294,7 @@ def _checkpoint(probe: Probe, kind: str | None, parts: FluidParts, producer: Pro
             "serial": serial,
             "trainers": parts.trainers or None,
             "lookup_tables": parts.tables or None,
-            "program": parts.program(),
+            "program": None if program is None else program.computation(),
         }
         return {key: value for key, value in known.items() if value is not None}
 
@@ -231,9 +307,9 @@ def _checkpoint(probe: Probe, kind: str | None, parts: FluidParts, producer: Pro
         spans=lambda: spans_in_order(parts.spans),
         metadata=metadata,
         training=lambda: _training_of(parts.trainers, tensors),
-        layers=lambda: layers_of(tensors, parts.kinds()),
+        layers=lambda: layers_of(tensors, {} if program is None else program.kinds()),
         native=lambda: native_of(parts),
-        producer=producer,
+        producer=Producer("paddle", None if program is None else program.release),
     )
     return checkpoint if parts.sidecar is None else apply_sidecar(checkpoint, parts.sidecar, ENTRY)
 

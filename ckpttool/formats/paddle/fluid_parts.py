@@ -1,7 +1,10 @@
 """Parts that all of Paddle's directories and pairs of files share: variables in files, roles, native parts.
 
 A variable is a file with one stream, a LoDTensor or SelectedRows, and the file's name is the variable's; a
-slash in the name makes a directory.
+slash in the name makes a directory. A combined file is a sequence of LoDTensors without names, sorted by the
+names that the program has.
+
+Source: PaddlePaddle/Paddle ``python/paddle/fluid/io.py``, ``save_vars``.
 """
 
 from __future__ import annotations
@@ -11,9 +14,17 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ckpttool.containers.jsontext import parse_json
-from ckpttool.containers.lodtensor import Stream, lod_bytes, lod_fault, read_file, starts_like_stream
+from ckpttool.containers.lodtensor import (
+    Stream,
+    lod_bytes,
+    lod_fault,
+    read_all,
+    read_file,
+    starts_like_stream,
+)
 from ckpttool.core.checkpoint import FileEntry
 from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
@@ -25,6 +36,9 @@ from ckpttool.formats.interface import scan
 from ckpttool.formats.opening import Opening
 from ckpttool.storage import fs
 from ckpttool.storage.source import Source
+
+if TYPE_CHECKING:
+    from ckpttool.formats.paddle.program import Program
 
 MODEL = "__model__"
 MARKER = "_SUCCESS"
@@ -70,8 +84,7 @@ class FluidParts(Opening):
         heights: Rows of the full table by name of the SelectedRows, which may hold fewer.
         levels: File and stream of tensors with a LoD (bounds of sequences), by tensor name.
         sidecar: Content of the sidecar file, if there is one.
-        kinds: Returns the kinds of layers from the program's operators, by parameter name.
-        program: Returns the summary of the program, None without one.
+        program: The program whose variables these are, if there is one.
     """
 
     root: str
@@ -84,8 +97,7 @@ class FluidParts(Opening):
     heights: dict[str, int] = field(default_factory=dict)
     levels: dict[str, tuple[Source, Stream]] = field(default_factory=dict)
     sidecar: bytes | None = None
-    kinds: Callable[[], Mapping[str, str]] = dict
-    program: Callable[[], object] = lambda: None
+    program: Program | None = None
 
     def is_inside(self, entry: os.DirEntry[str]) -> bool:
         """Return whether an entry is in the checkpoint; add an error for a link that leads out of it."""
@@ -177,6 +189,44 @@ def add_variables(parts: FluidParts, entries: Entries, is_skipped: Callable[[str
             else:
                 parts.add((name,), role_of(name), source, stream)
     check_accumulators(parts)
+
+
+def add_combined(parts: FluidParts, entry: os.DirEntry[str]) -> None:
+    """Add the tensors of a combined file, with names from the program, or ``#0``, ``#1`` … without one."""
+    source, where = parts.source(entry), parts.name_of(entry.path)
+    streams: list[Stream] = []
+    try:
+        streams.extend(read_all(source))
+    except DamagedCheckpoint as failure:
+        # Tensors before the damage are kept.
+        place = "" if failure.where is None else f"{failure.where}: "
+        parts.fault(failure.code, f"{place}{failure.reason}", where)
+    names = [variable.name for variable in parts.program.stored] if parts.program is not None else []
+    if parts.program is not None and parts.complete and len(names) != len(streams):
+        message = f"{len(streams):,} tensors, and the program has {len(names):,} variables"
+        parts.fault("program-mismatch", message, where)
+        names = []
+    for number, stream in enumerate(streams):
+        name = names[number] if number < len(names) else f"#{number}"
+        if (fault := lod_fault(source, stream)) is not None:
+            parts.findings.append(warning("lod-inconsistent", fault, name))
+        parts.add((name,), role_of(name), source, stream)
+    check_accumulators(parts)
+
+
+def check_program(parts: FluidParts, program: Program) -> None:
+    """Add an error for each tensor that differs from the program's declaration, where -1 is any length."""
+    for tensor in parts.tensors:
+        declared = program.variables.get(str(tensor.path[0]))
+        if declared is None or declared.shape is None or len(tensor.path) > 1:
+            continue
+        fits = len(declared.shape) == len(tensor.shape) and all(
+            want in (-1, have) for want, have in zip(declared.shape, tensor.shape, strict=True)
+        )
+        if not fits or declared.dtype not in (None, tensor.dtype):
+            have = f"{tensor.dtype.name} {list(tensor.shape)}"
+            want = f"{declared.dtype.name if declared.dtype else '?'} {list(declared.shape)}"
+            parts.fault("program-mismatch", f"{have}, and the program declares {want}", tensor.name)
 
 
 def files_by_variable(entries: Entries) -> Iterator[tuple[str, os.DirEntry[str]]]:

@@ -11,7 +11,6 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 from ckpttool.containers.lodtensor import Stream, integers
 from ckpttool.core.errors import CheckpointError
@@ -41,6 +40,9 @@ SHARD = re.compile(r"(?:(?P<table>.*)_)?(?P<index>[0-9]{1,9})", re.DOTALL)
 MAX_ARGUMENT = 1 << 12
 """Limit on the bytes of a trainer's argument: a number as text."""
 _NUMBER = re.compile(r"\s*([-+]?[0-9]{1,18})\s*")
+
+_Shard = tuple[str, Source, Stream]
+"""Name and stream of the file of one parameter server."""
 
 
 def only_serial(path: str) -> str | None:
@@ -96,7 +98,7 @@ def check_trainers(parts: FluidParts) -> None:
 def add_tables(parts: FluidParts, entries: Iterable[tuple[str, os.DirEntry[str]]]) -> None:
     """Add the shards of all lookup tables, given the names and entries of their files."""
     names: dict[str, dict[int, str]] = defaultdict(dict)
-    shards: dict[str, list[_TableShard]] = defaultdict(list)
+    shards: dict[str, list[_Shard]] = defaultdict(list)
     for name, entry in entries:
         match = SHARD.fullmatch(name)
         if name == MARKER or match is None:
@@ -110,7 +112,7 @@ def add_tables(parts: FluidParts, entries: Iterable[tuple[str, os.DirEntry[str]]
             parts.fault("table-shard-twice", message, parts.name_of(entry.path))
         names[table][index] = name
         if (stream := parts.read(entry)) is not None:
-            shards[table].append(_TableShard(name, *stream))
+            shards[table].append((name, *stream))
             parts.add_rows((TABLES[0], name, "rows"), *stream)
             parts.add((TABLES[0], name, "values"), Role.WEIGHTS, *stream)
     # Servers are numbered from 0. The range is cut at the first number that must be missing, since the last
@@ -124,45 +126,33 @@ def add_tables(parts: FluidParts, entries: Iterable[tuple[str, os.DirEntry[str]]
     for table, of_table in shards.items():
         _check_rows(parts, of_table)
         _check_row_types(parts, of_table)
+        streams = [stream for _, _, stream in of_table]
+        counts = (one.rows.total if one.rows else one.shape[0] if one.shape else 1 for one in streams)
         parts.tables[table] = {
-            "shards": len(of_table),
-            "rows": sum(shard.rows for shard in of_table),
-            "height": max((one.stream.rows.height for one in of_table if one.stream.rows), default=None),
-            "row_shape": list(of_table[0].stream.shape[1:]),
+            "shards": len(streams),
+            "rows": sum(counts),
+            "height": max((one.rows.height for one in streams if one.rows), default=None),
+            "row_shape": list(streams[0].shape[1:]),
         }
 
 
-class _TableShard(NamedTuple):
-    """File of one parameter server."""
-
-    name: str
-    source: Source
-    stream: Stream
-
-    @property
-    def rows(self) -> int:
-        if self.stream.rows is not None:
-            return self.stream.rows.total
-        return self.stream.shape[0] if self.stream.shape else 1
-
-
-def _check_row_types(parts: FluidParts, shards: list[_TableShard]) -> None:
+def _check_row_types(parts: FluidParts, shards: list[_Shard]) -> None:
     """Add an error for each shard whose rows have another type or shape than those of the first."""
-    first, *others = shards
-    want = first.stream.dtype.name, list(first.stream.shape[1:])
-    for shard in others:
-        have = shard.stream.dtype.name, list(shard.stream.shape[1:])
+    first_name, _, first = shards[0]
+    want = first.dtype.name, list(first.shape[1:])
+    for name, _, stream in shards[1:]:
+        have = stream.dtype.name, list(stream.shape[1:])
         if have != want:
-            message = f"rows of {have[0]} {have[1]}, and those in {first.name} are {want[0]} {want[1]}"
-            parts.findings.append(error("table-shard-mismatch", message, shard.name))
+            message = f"rows of {have[0]} {have[1]}, and those in {first_name} are {want[0]} {want[1]}"
+            parts.findings.append(error("table-shard-mismatch", message, name))
 
 
-def _check_rows(parts: FluidParts, shards: list[_TableShard]) -> None:
+def _check_rows(parts: FluidParts, shards: list[_Shard]) -> None:
     """Add an error for each shard with a row number that it or an earlier shard had already."""
-    total = sum(shard.stream.rows.total for shard in shards if shard.stream.rows)
+    total = sum(stream.rows.total for _, _, stream in shards if stream.rows)
     if total > MAX_ROWS:
         message = f"{total:,} rows, which were not compared (more than {MAX_ROWS:,})"
-        parts.findings.append(note("rows-not-compared", message, shards[0].name))
+        parts.findings.append(note("rows-not-compared", message, shards[0][0]))
         return
     seen: set[int] = set()
     for name, source, stream in shards:

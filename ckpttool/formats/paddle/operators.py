@@ -1,6 +1,10 @@
-"""The kind of layer that each parameter belongs to, from the operator that takes it as an input.
+"""Operators of Paddle programs: the kind of layer of each parameter, and a summary of the computation.
 
-Without a program the names that Paddle generates are used: ``linear_0.w_0`` is a weight of a linear layer.
+``program`` and ``pir`` read operators from the two kinds of programs. Without a program the names that Paddle
+generates are used: ``linear_0.w_0`` is a weight of a linear layer.
+
+Two saves of one program have the same summary: the source lines and devices of operators are left out, and
+intermediate variables, whose names Paddle generates, are numbered instead.
 
 Source: PaddlePaddle/Paddle ``paddle/fluid/framework/framework.proto``, ``paddle/fluid/operators``,
 ``python/paddle/base/unique_name.py``.
@@ -8,21 +12,22 @@ Source: PaddlePaddle/Paddle ``paddle/fluid/framework/framework.proto``, ``paddle
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
+from zlib import crc32
 
-from ckpttool.containers.protobuf import BYTES, VARINT, Field, fields
+from ckpttool.core.errors import CheckpointError
 from ckpttool.core.layers import LayerKind
 from ckpttool.core.readable import Readable
 from ckpttool.core.tensor import Role, Tensor
+from ckpttool.core.text import counted
+from ckpttool.formats.content.plain_data import describe_content, describe_operators, digest
 
 Kinds = Mapping[str, str]
 
 LINEAR, EMBEDDING, TRANSPOSED = "linear", "embedding", "linear transposed"
-
-MAX_FIELDS = 8_000_000
-"""Limit on protobuf fields read for operators; later operators are ignored."""
 
 _NORMALIZED = ("Scale", "Bias")
 _PARAMETER_SLOTS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -33,6 +38,7 @@ _PARAMETER_SLOTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "fc": (LINEAR, ("W",)),
     "lookup_table": (EMBEDDING, ("W",)),
     "lookup_table_v2": (EMBEDDING, ("W",)),
+    "embedding": (EMBEDDING, ("W",)),
     "batch_norm": ("batch_norm", (*_NORMALIZED, "Mean", "Variance")),
     "sync_batch_norm": ("batch_norm", (*_NORMALIZED, "Mean", "Variance")),
     "rnn": ("rnn", ("WeightList",)),
@@ -46,13 +52,25 @@ _PARAMETER_SLOTS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 """Kind of layer, and the input slots that hold its parameters, by kind of operator."""
 
+_INPUT_SLOTS: dict[str, tuple[str, ...]] = {
+    "matmul": ("X", "Y"),
+    "embedding": ("Ids", "W"),
+    "batch_norm": ("X", "Mean", "Variance", "Scale", "Bias"),
+    **{kind: ("X", "Scale", "Bias") for kind in ("layer_norm", "group_norm", "instance_norm")},
+    **{
+        f"{kind}{ending}": ("Input", "Filter")
+        for kind in ("conv2d", "conv3d", "depthwise_conv2d")
+        for ending in ("", "_transpose")
+    },
+}
+"""Slots of an operator's inputs in order, for Paddle 3, whose operators have inputs without slots."""
+
 _CELLS = {
     "LSTM": "lstm_cell",
     "GRU": "gru_cell",
     "RNN_TANH": "simple_rnn_cell",
     "RNN_RELU": "simple_rnn_cell",
 }
-_TRANSPOSING = frozenset({"trans_y", "transpose_Y", "transpose_y"})
 _SAME = frozenset({"cast", "assign", "share_data"})
 """Operators whose output is their input, perhaps in another type."""
 
@@ -60,21 +78,36 @@ _MADE_UP_NAME = re.compile(r"(?:.*/)?(?P<kind>[a-z][a-z0-9_]*?)_[0-9]+\.[wb]_[0-
 _MADE_UP_KINDS = {"fc": LINEAR}
 
 
+INPUTS = frozenset({"feed", "data"})
+"""Operators that return inputs of the program, under the names that its callers use."""
+MALFORMED = (CheckpointError, KeyError, IndexError, TypeError, AttributeError)
+"""Exceptions of readers of operators that are damaged."""
+
+Slots = Sequence[tuple[str | None, tuple[str, ...]]]
+"""Names of variables by slot; the slot is None in Paddle 3."""
+
+
 class Operator(NamedTuple):
     """An operator.
 
     Attributes:
-        takes: Names of input variables by slot.
-        gives: Names of output variables.
+        kind: Its type, such as ``matmul_v2``.
+        inputs: Names of input variables.
+        outputs: Names of output variables.
+        settings: The attributes that change the computation, as bytes that are equal for equal attributes.
         is_transposing: Whether it transposes its second operand, as ``matmul`` can.
         mode: Type of an RNN's cells; empty for other operators.
     """
 
     kind: str
-    takes: Mapping[str, tuple[str, ...]]
-    gives: tuple[str, ...]
+    inputs: Slots
+    outputs: Slots
+    settings: bytes = b""
     is_transposing: bool = False
     mode: str = ""
+
+
+# Layers -----------------------------------------------------------------------------------------------
 
 
 def kinds_by_operator(operators: Iterable[Operator]) -> dict[str, str]:
@@ -83,17 +116,29 @@ def kinds_by_operator(operators: Iterable[Operator]) -> dict[str, str]:
     origins: dict[str, str] = {}
     for operator in operators:
         # A layer may take a copy of its parameter, cast to another type: the copy counts as the parameter.
-        taken = [name for names in operator.takes.values() for name in names]
-        if operator.kind in _SAME and len(taken) == len(operator.gives) == 1:
-            origins[operator.gives[0]] = origins.get(taken[0], taken[0])
-        kind, slots = _PARAMETER_SLOTS.get(operator.kind, ("", ()))
+        taken = [name for _, names in operator.inputs for name in names]
+        given = [name for _, names in operator.outputs for name in names]
+        if operator.kind in _SAME and len(taken) == len(given) == 1:
+            origins[given[0]] = origins.get(taken[0], taken[0])
+        operation = operator.kind.removesuffix("_")  # in Paddle 3, that of an operator that works in place
+        kind, slots = _PARAMETER_SLOTS.get(operation, ("", ()))
         if kind == LINEAR and operator.is_transposing:
             kind = TRANSPOSED
         elif kind == "rnn":
             kind = _CELLS.get(operator.mode, "")
-        for name in (name for slot in slots if kind for name in operator.takes.get(slot, ())):
-            kinds.setdefault(origins.get(name, name), kind)
+        for slot, name in _by_slot(operation, operator.inputs):
+            if kind and slot in slots:
+                kinds.setdefault(origins.get(name, name), kind)
     return kinds
+
+
+def _by_slot(operation: str, inputs: Slots) -> Iterator[tuple[str, str]]:
+    """Yield slot and name of each input."""
+    for slot, names in inputs:
+        if slot is None and operation != "rnn":
+            yield from zip(_INPUT_SLOTS.get(operation, ()), names, strict=False)
+        else:  # the weights of an RNN are one list among its inputs
+            yield from ((slot or "WeightList", name) for name in names)
 
 
 def kind_by_name(name: str) -> str | None:
@@ -121,64 +166,44 @@ def layers_of(
     return layers
 
 
-# Programs -------------------------------------------------------------------------------------------
+# Computation ------------------------------------------------------------------------------------------
 
 
-def operators_in(source: Readable) -> Iterator[Operator]:
-    """Yield the operators of a program, block after block."""
-    reader = _OperatorReader(source.path)
-    for block in reader.messages_in(source.read(0, source.size), 1):
-        for operator in reader.messages_in(block.data, 4):
-            yield reader.operator(operator)
+def describe_program(
+    source: Readable,
+    read_operators: Callable[[], Iterable[Operator]],
+    saved: Iterable[str],
+    types: Mapping[str, str],
+) -> object:
+    """Return a summary of a program; if its operators can't be read, the checksum of the file.
 
+    Args:
+        source: The program's file.
+        read_operators: Returns its operators.
+        saved: Names of the variables whose values are saved; other names are replaced by numbers.
+        types: Types by name of variable, for programs whose operators don't have them.
+    """
+    try:
+        operators = [*read_operators()]
+    except MALFORMED:
+        return describe_content(source.size, crc32(source.read(0, source.size)))
+    inputs = (operator.outputs for operator in operators if operator.kind in INPUTS)
+    named = {*saved, *(name for slots in inputs for _, names in slots for name in names)}
+    numbers: dict[str, int] = {}
 
-class _OperatorReader:
-    """Reads the messages of one program, up to ``MAX_FIELDS`` fields."""
+    def labels(slots: Slots) -> Iterator[str]:
+        for slot, names in slots:
+            if slot is not None:
+                yield f"\0{slot}"  # no variable begins so
+            for name in names:
+                known = f"={name}" if name in named else f"%{numbers.setdefault(name, len(numbers))}"
+                yield f"{known} {types.get(name, '')}"
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._allowed = MAX_FIELDS
-
-    def messages_in(self, message: bytes | memoryview, number: int) -> Iterator[Field]:
-        """Return the messages and strings in the fields with a number."""
-        return (field for field in self._fields(message) if (field.number, field.kind) == (number, BYTES))
-
-    def _fields(self, message: bytes | memoryview) -> Iterator[Field]:
-        for field in fields(message, self._path, "a program"):
-            self._allowed -= 1
-            if self._allowed < 0:
-                return
-            yield field
-
-    def operator(self, message: Field) -> Operator:
-        kind, mode, is_transposing = "", "", False
-        takes: dict[str, tuple[str, ...]] = {}
-        gives: list[str] = []
-        for field in self._fields(message.data):
-            if field.kind != BYTES:
-                continue
-            if field.number == 3:
-                kind = field.text
-            elif field.number == 1:
-                slot, names = self._variables(field)
-                takes[slot] = names
-            elif field.number == 2:
-                gives += self._variables(field)[1]
-            elif field.number == 4:
-                name, text, flag = "", "", False
-                for inner in self._fields(field.data):
-                    if (inner.number, inner.kind) == (1, BYTES):
-                        name = inner.text
-                    elif (inner.number, inner.kind) == (5, BYTES):
-                        text = inner.text
-                    elif (inner.number, inner.kind) == (10, VARINT):
-                        flag = bool(inner.integer)
-                mode = text if name == "mode" else mode
-                is_transposing |= flag and name in _TRANSPOSING
-        return Operator(kind, takes, tuple(gives), is_transposing, mode)
-
-    def _variables(self, message: Field) -> tuple[str, tuple[str, ...]]:
-        """Return the name of a slot, and those of its variables."""
-        texts = [field for field in self._fields(message.data) if field.kind == BYTES]
-        slot = next((field.text for field in texts if field.number == 1), "")
-        return slot, tuple(field.text for field in texts if field.number == 2)
+    wiring = digest(
+        json.dumps([operator.kind, *labels(operator.inputs), "->", *labels(operator.outputs)]).encode()
+        for operator in operators
+    )
+    return {
+        "operators": describe_operators((operator.kind, operator.settings) for operator in operators),
+        "wiring": f"<{counted(len(operators), 'operator')}, CRC-32 {wiring:08x}>",
+    }

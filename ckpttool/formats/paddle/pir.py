@@ -16,8 +16,9 @@ Source: PaddlePaddle/Paddle ``paddle/fluid/pir/serialize_deserialize``, ``python
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,8 +26,7 @@ from ckpttool.containers.jsontext import Doubled, parse_json
 from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Readable
-from ckpttool.formats.paddle.computation import ComputationStep, describe_program, pir_steps
-from ckpttool.formats.paddle.operators import Operator, kinds_by_operator
+from ckpttool.formats.paddle.operators import INPUTS, Operator
 from ckpttool.formats.paddle.program import (
     FILE_SETTINGS,
     LOD_TENSOR,
@@ -62,20 +62,8 @@ ELEMENTS = {
 }
 """Types of elements by their names in the JSON."""
 
-_SLOTS = {
-    "matmul": ("matmul", ("X", "Y")),
-    "embedding": ("lookup_table_v2", ("Ids", "W")),
-    "batch_norm": ("batch_norm", ("X", "Mean", "Variance", "Scale", "Bias")),
-    "layer_norm": ("layer_norm", ("X", "Scale", "Bias")),
-    "group_norm": ("group_norm", ("X", "Scale", "Bias")),
-    "instance_norm": ("instance_norm", ("X", "Scale", "Bias")),
-    **{
-        f"{kind}{ending}": (f"{kind}{ending}", ("Input", "Filter"))
-        for kind in ("conv2d", "conv3d", "depthwise_conv2d")
-        for ending in ("", "_transpose")
-    },
-}
-"""Kind and input slots of operators as in ``operators``; PIR has inputs in this order, without slots."""
+_NOT_COMPUTED = frozenset({"op_callstack", "struct_name", "name"})
+"""Attributes that don't change the computation."""
 
 
 def looks_like_pir(head: bytes) -> bool:
@@ -111,12 +99,9 @@ def read_pir(source: Readable) -> Program:
         what = f"operator {operators:,} is malformed"
         raise DamagedCheckpoint(source.path, what, expected="a program") from failure
 
-    def steps() -> Iterator[ComputationStep]:
-        return pir_steps(_operators(_parse(source)["program"]))
-
-    computation = partial(describe_program, source, steps, list(variables))
-    safety = operator_findings(kinds)
-    return Program(variables, 0, operators, safety, partial(_layer_kinds, source), computation)
+    return Program(
+        source, variables, operator_findings(kinds), partial(read_operators, source), is_typed=True
+    )
 
 
 def _parse(source: Readable) -> Any:
@@ -124,35 +109,37 @@ def _parse(source: Readable) -> Any:
     return parse_json(source.path, source.read(0, source.size), "program")
 
 
-def _layer_kinds(source: Readable) -> Mapping[str, str]:
-    tree = _parse(source)
-    try:
-        return kinds_by_operator(_name_values(_operators(tree["program"])))
-    except (KeyError, IndexError, TypeError, AttributeError):
-        return {}
-
-
-def _name_values(operators: Iterable[Any]) -> Iterator[Operator]:
-    """Yield operators as ``operators`` reads them from older programs: names, not numbers, by input slot."""
-    # Values have numbers: an operator "p" gives a parameter one, by which later operators refer to it. Inputs
-    # have no slots, so ``_SLOTS`` has the kinds whose slots matter; other inputs get their index as a slot.
+def read_operators(source: Readable) -> Iterator[Operator]:
+    """Yield the operators of a program, but for those that declare its parameters."""
+    # Values have numbers. An operator "p" gives a parameter one, by which later operators refer to it; these
+    # and the program's inputs are named here, others ``%<number>``.
     names: dict[object, str] = {}
-    for operator in operators:
-        kind = _bare(operator["#"]).removesuffix("_")
-        if kind == _PARAMETER:
-            names[operator["O"]["%"]] = _read_parameter(operator).name
+
+    def names_of(values: list[Mapping[str, Any]]) -> tuple[str, ...]:
+        return tuple(names.get(value.get("%"), f"%{value.get('%')}") for value in values)
+
+    for operator in _operators(_parse(source)["program"]):
+        kind, results = _bare(operator["#"]), _as_list(operator.get("O"))
+        if operator["#"] == _PARAMETER:
+            names[results[0].get("%")] = _read_parameter(operator).name
             continue
-        taken = [names.get(value.get("%"), f"%{value.get('%')}") for value in operator.get("I", ())]
-        given = [f"%{value.get('%')}" for value in operator.get("O", ())]
-        settings = {setting["N"]: setting["AT"].get("D") for setting in operator["A"]}
-        kind, slots = _SLOTS.get(kind, (kind, ()))
-        slots = slots or tuple(str(at) for at in range(len(taken)))
-        takes: dict[str, tuple[str, ...]] = {slot: (name,) for slot, name in zip(slots, taken, strict=False)}
-        if kind == "rnn":
-            takes["WeightList"] = tuple(taken)
+        attributes = {attribute["N"]: attribute["AT"] for attribute in operator["A"]}
+        values = {name: value.get("D") for name, value in attributes.items()}
+        if kind in INPUTS and results:
+            names[results[0].get("%")] = str(values.get("name", ""))
+        computed = sorted((name, value) for name, value in attributes.items() if name not in _NOT_COMPUTED)
         yield Operator(
-            kind, takes, tuple(given), settings.get("transpose_y") is True, str(settings.get("mode", ""))
+            kind,
+            [(None, names_of(_as_list(operator.get("I"))))],
+            [(None, names_of(results))],
+            json.dumps([computed, [value.get("TT") for value in results]], sort_keys=True).encode(),
+            values.get("transpose_y") is True,
+            str(values.get("mode", "")),
         )
+
+
+def _as_list(values: Any) -> list[Mapping[str, Any]]:
+    return values if isinstance(values, list) else [] if values is None else [values]
 
 
 def _doubled_key(tree: Any) -> str | None:
@@ -184,7 +171,7 @@ def _read_parameter(operator: Any) -> ProgramVariable:
     if not all(type(length) is int for length in lengths):
         raise TypeError("no shape")
     dtype = ELEMENTS.get(_bare(element))
-    return ProgramVariable(name, LOD_TENSOR, True, True, dtype, tuple(lengths))
+    return ProgramVariable(name, LOD_TENSOR, True, dtype, tuple(lengths))
 
 
 def _bare(name: str) -> str:

@@ -7,7 +7,7 @@ files, without names: the program's saved variables, sorted by name, are in the 
 
     ProgramDesc  1 blocks, 4 version {1 version}
     BlockDesc    1 idx, 2 parent_idx, 3 vars, 4 ops
-    VarDesc      1 name, 2 type, 3 persistable, 5 is_parameter
+    VarDesc      1 name, 2 type, 3 persistable
     VarType      1 type, 3 lod_tensor {1 tensor description, 2 lod_level}
     OpDesc       1 inputs, 2 outputs, 3 type, 4 attrs {1 name, 5 s, 10 b}
 
@@ -17,7 +17,7 @@ Source: PaddlePaddle/Paddle ``paddle/fluid/framework/framework.proto``, ``python
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -29,11 +29,13 @@ from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.name_lists import OperatorLists
 from ckpttool.core.readable import Readable
 from ckpttool.core.report import Finding, error
-from ckpttool.formats.paddle.computation import describe_program, program_steps
-from ckpttool.formats.paddle.operators import kinds_by_operator, operators_in
+from ckpttool.formats.content.plain_data import digest
+from ckpttool.formats.paddle.operators import MALFORMED, Operator, describe_program, kinds_by_operator
 
 MAX_FIELDS = 2_000_000
 """Limit on protobuf fields read per program; one of 50,000 operators has about as many."""
+MAX_OPERATOR_FIELDS = 8_000_000
+"""The same for its operators with all their attributes, which are read on demand."""
 MAX_VARIABLES = 1_000_000
 MAX_NAME = 1 << 16
 _SHOWN, _LONGEST = 20, 200
@@ -41,10 +43,13 @@ _SHOWN, _LONGEST = 20, 200
 # A program begins with its first block (field 1, of any length), whose idx is 0 and whose parent_idx is -1: a
 # negative int32 is a varint of 10 bytes.
 _START = re.compile(rb"\x0a[\x80-\xff]{0,9}[\x00-\x7f]\x08\x00\x10\xff{9}\x01")
-LOD_TENSOR, _SELECTED_ROWS = 7, 8  # of VarType.Type
+LOD_TENSOR = 7  # of VarType.Type
 
 FILE_SETTINGS = frozenset({"file_path", "filename", "output_dir"})
 """Attributes of operators that name a file."""
+_NOT_COMPUTED = frozenset({"op_callstack", "op_device", "op_namescope", "op_role", "op_role_var"})
+"""Attributes that don't change the computation."""
+_TRANSPOSING = frozenset({"trans_y", "transpose_Y", "transpose_y"})
 OPERATORS = OperatorLists(Path(__file__).with_name("lists"), "paddle")
 
 
@@ -54,7 +59,6 @@ class ProgramVariable(NamedTuple):
     name: str
     kind: int
     is_persistable: bool
-    is_parameter: bool
     dtype: DType | None
     shape: tuple[int, ...] | None
 
@@ -65,22 +69,23 @@ class ProgramVariable(NamedTuple):
 
 
 class Program(NamedTuple):
-    """Variables, version and safety findings of a program.
+    """A program of either generation.
 
     Attributes:
+        source: Its file.
         variables: By name, persistable or not.
+        safety: Findings about its operators.
+        read_operators: Reads the file again, and yields its operators.
         version: Of Paddle, as ``major * 10^6 + minor * 10^3 + patch``; 0 if it isn't recorded.
-        operators: Their number.
-        kinds: Reads the file again for the kinds of layers, by parameter name.
-        computation: Reads the file again for a summary of its computation.
+        is_typed: Whether operators have the types of their results, as in Paddle 3; otherwise variables have.
     """
 
+    source: Readable
     variables: dict[str, ProgramVariable]
-    version: int
-    operators: int
     safety: tuple[Finding, ...]
-    kinds: Callable[[], Mapping[str, str]] = dict
-    computation: Callable[[], object] = lambda: None
+    read_operators: Callable[[], Iterable[Operator]]
+    version: int = 0
+    is_typed: bool = False
 
     @property
     def stored(self) -> list[ProgramVariable]:
@@ -89,6 +94,23 @@ class Program(NamedTuple):
             (variable for variable in self.variables.values() if variable.is_stored),
             key=lambda variable: variable.name,
         )
+
+    def kinds(self) -> Mapping[str, str]:
+        """Return the kinds of layers by name of parameter; none if the operators are damaged."""
+        try:
+            return kinds_by_operator(self.read_operators())
+        except MALFORMED:
+            return {}
+
+    def computation(self) -> object:
+        """Return a summary of the computation."""
+        types = {
+            one.name: f"{one.kind} {one.dtype and one.dtype.name} {one.shape}"
+            for one in self.variables.values()
+            if not self.is_typed
+        }
+        saved = [variable.name for variable in self.variables.values() if variable.is_stored]
+        return describe_program(self.source, self.read_operators, saved, types)
 
     def paths_outside(self) -> tuple[Finding, ...]:
         """Return an error for each variable that names a file outside of the directory."""
@@ -112,22 +134,22 @@ def looks_like_program(head: bytes) -> bool:
 
 
 class _ProgramReader:
-    """Reads the messages of one program, up to ``MAX_FIELDS`` fields, as even an empty one costs time."""
+    """Reads the messages of one program, up to a number of fields, as even an empty one costs time."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: str, limit: int) -> None:
+        self._path, self._limit = path, limit
         self._seen = 0
 
     def fields(self, message: bytes | memoryview, where: str | None) -> Iterator[Field]:
         for field in fields(message, self._path, where):
             self._seen += 1
-            if self._seen > MAX_FIELDS:
-                raise LimitExceeded(self._path, f"more than {MAX_FIELDS:,} fields", where=where)
+            if self._seen > self._limit:
+                raise LimitExceeded(self._path, f"more than {self._limit:,} fields", where=where)
             yield field
 
     def variable(self, message: Field) -> ProgramVariable:
         """Return the variable of a ``VarDesc``."""
-        name, kind, is_persistable, is_parameter = "", -1, False, False
+        name, kind, is_persistable = "", -1, False
         dtype, shape = None, None
         for field in self.fields(message.data, "a variable"):
             if (field.number, field.kind) == (1, BYTES):
@@ -140,9 +162,7 @@ class _ProgramReader:
                 kind, dtype, shape = self._type(field)
             elif (field.number, field.kind) == (3, VARINT):
                 is_persistable = bool(field.integer)
-            elif (field.number, field.kind) == (5, VARINT):
-                is_parameter = bool(field.integer)
-        return ProgramVariable(name, kind, is_persistable, is_parameter, dtype, shape)
+        return ProgramVariable(name, kind, is_persistable, dtype, shape)
 
     def _type(self, message: Field) -> tuple[int, DType | None, tuple[int, ...] | None]:
         kind, dtype, shape = -1, None, None
@@ -169,15 +189,56 @@ class _ProgramReader:
         """Return the path in the attributes of an ``OpDesc`` that reads or writes a file."""
         for field in self.fields(message.data, "an operator"):
             if (field.number, field.kind) == (4, BYTES):
-                name = text = ""
-                for inner in self.fields(field.data, "an attribute"):
-                    if (inner.number, inner.kind) == (1, BYTES):
-                        name = inner.text
-                    elif (inner.number, inner.kind) == (5, BYTES):
-                        text = inner.text
+                name, text, _ = self._attribute(field)
                 if name in FILE_SETTINGS:
                     return text
         return None
+
+    def operator(self, message: Field) -> Operator:
+        """Return the operator of an ``OpDesc``."""
+        kind, mode, is_transposing = "", "", False
+        sides: dict[int, list[tuple[str, tuple[str, ...]]]] = {1: [], 2: []}  # inputs, outputs
+        settings: list[bytes] = []
+        for field in self.fields(message.data, "an operator"):
+            if field.kind != BYTES:
+                continue
+            if field.number in sides:
+                texts = [inner for inner in self.fields(field.data, "a slot") if inner.kind == BYTES]
+                slot = next((inner.text for inner in texts if inner.number == 1), "")
+                sides[field.number].append((slot, tuple(one.text for one in texts if one.number == 2)))
+            elif field.number == 3:
+                kind = field.text
+            elif field.number == 4:
+                name = self._attribute_name(field)
+                if name not in _NOT_COMPUTED:
+                    settings.append(bytes(field.data))
+                if name == "mode":
+                    _, mode, _ = self._attribute(field)
+                elif name in _TRANSPOSING:
+                    _, _, flag = self._attribute(field)
+                    is_transposing |= flag
+        settings_digest = digest(sorted(settings)).to_bytes(4, "little")
+        return Operator(kind, sides[1], sides[2], settings_digest, is_transposing, mode)
+
+    def _attribute_name(self, message: Field) -> str:
+        # A fast path, as a program has many attributes: protobuf writes fields in order, so the name (field
+        # 1, key 0x0A) is first, and under 128 bytes its length is one byte.
+        data = message.data
+        if len(data) > 2 and data[0] == 0x0A and data[1] < 0x80:
+            return bytes(data[2 : 2 + data[1]]).decode("utf-8", "backslashreplace")
+        return self._attribute(message)[0]
+
+    def _attribute(self, message: Field) -> tuple[str, str, bool]:
+        """Return the name of an attribute, and its value as a text and as a bool, of which one counts."""
+        name, text, flag = "", "", False
+        for field in self.fields(message.data, "an attribute"):
+            if (field.number, field.kind) == (1, BYTES):
+                name = field.text
+            elif (field.number, field.kind) == (5, BYTES):
+                text = field.text
+            elif (field.number, field.kind) == (10, VARINT):
+                flag = bool(field.integer)
+        return name, text, flag
 
 
 def read_program(source: Readable, where: str | None = None) -> Program:
@@ -187,10 +248,10 @@ def read_program(source: Readable, where: str | None = None) -> Program:
         source: The file.
         where: Its name for errors, if it is a part of a checkpoint.
     """
-    reader = _ProgramReader(source.path)
+    reader = _ProgramReader(source.path, MAX_FIELDS)
     variables: dict[str, ProgramVariable] = {}
     kinds: dict[str, str | None] = {}
-    version = operators = 0
+    version = 0
     for outer in reader.fields(source.read(0, source.size), where):
         if (outer.number, outer.kind) == (1, BYTES):
             for field in reader.fields(outer.data, "a block"):
@@ -198,7 +259,6 @@ def read_program(source: Readable, where: str | None = None) -> Program:
                     variable = reader.variable(field)
                     variables.setdefault(variable.name, variable)
                 elif (field.number, field.kind) == (4, BYTES):
-                    operators += 1
                     kind = reader.kind(field)
                     if kind not in kinds:
                         kinds[kind] = reader.file(field) if OPERATORS.danger(kind) else None
@@ -209,15 +269,8 @@ def read_program(source: Readable, where: str | None = None) -> Program:
             version = next(versions, 0)
         elif outer.number not in (2, 3, 5):
             raise DamagedCheckpoint(source.path, f"field {outer.number}", expected="a program", where=where)
-    stored = [variable.name for variable in variables.values() if variable.is_stored]
-
-    def type_of(name: str) -> str:
-        one = variables.get(name)
-        return "" if one is None else f"{one.kind} {one.dtype and one.dtype.name} {one.shape}"
-
-    computation = partial(describe_program, source, partial(program_steps, source), stored, type_of)
     safety = operator_findings(kinds)
-    return Program(variables, version, operators, safety, partial(_layer_kinds, source), computation)
+    return Program(source, variables, safety, partial(read_operators, source), version)
 
 
 def operator_findings(kinds: Mapping[str, str | None]) -> tuple[Finding, ...]:
@@ -226,8 +279,11 @@ def operator_findings(kinds: Mapping[str, str | None]) -> tuple[Finding, ...]:
     return tuple(OPERATORS.judge(kinds, "operator", "running it calls", files))
 
 
-def _layer_kinds(source: Readable) -> Mapping[str, str]:
-    try:
-        return kinds_by_operator(operators_in(source))
-    except DamagedCheckpoint:
-        return {}
+def read_operators(source: Readable) -> Iterator[Operator]:
+    """Yield the operators of a program, block after block."""
+    reader = _ProgramReader(source.path, MAX_OPERATOR_FIELDS)
+    for block in reader.fields(source.read(0, source.size), None):
+        if (block.number, block.kind) == (1, BYTES):
+            for field in reader.fields(block.data, "a block"):
+                if (field.number, field.kind) == (4, BYTES):
+                    yield reader.operator(field)
