@@ -275,10 +275,10 @@ def _optimizer(
     state = _optimizer_state(job, content)
     own = {key: value.name for key, value in layer.state_dict().items()}
     if not table:
-        from ckpttool.formats.paddle.pickles import names_in
+        from ckpttool.formats.paddle.pickles import generated_names
 
         place = tuple(job.options["state_path"])
-        paths = names_in(job.options["file"]).items()
+        paths = generated_names(job.options["file"]).items()
         table = {str(path[-1]): name for path, name in paths if path[:-1] == place}
     # Paddle numbers layers as they are created, so the parameters may have other names here.
     names = {table[key]: name for key, name in own.items() if key in table}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool import Finding, Safety, Severity, open_checkpoint, verify
-from ckpttool.formats.paddle.program import FILE_SETTINGS, OPERATORS
+from ckpttool.formats.paddle.program import FILE_ATTRIBUTES, OPERATORS
 from tests.formats.paddle_programs import operator, program
 
 
@@ -84,7 +84,7 @@ def test_all_operators_of_paddle_are_known(tmp_path: Path) -> None:
         name
         for name, attributes in found["attributes"].items()
         if any(
-            one in FILE_SETTINGS or any(part in one for part in ("path", "file", "endpoint"))
+            one in FILE_ATTRIBUTES or any(part in one for part in ("path", "file", "endpoint"))
             for one in attributes
         )
     }

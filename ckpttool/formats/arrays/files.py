@@ -25,7 +25,7 @@ from ckpttool.core.readable import Readable, reader_from, swap_width
 from ckpttool.core.report import Finding, Severity, error, note, warning
 from ckpttool.core.tensor import Extent, Path, Role, Span, Values, role_of
 from ckpttool.core.values import Contiguous, Strided, is_contiguous
-from ckpttool.formats.content.assembly import checkpoint_of_tree, training_of
+from ckpttool.formats.content.assembly import checkpoint_of_tree
 from ckpttool.formats.content.plain_data import PayloadChecksums
 from ckpttool.formats.content.tree import Flat, TensorParts
 from ckpttool.formats.interface import Format, Probe
@@ -80,7 +80,7 @@ class _Arrays:
         except ValueError as failure:
             raise DamagedCheckpoint(self.path, str(failure), where=where, code="npy-header") from failure
         if header.has_objects:
-            self.descriptions[name] = describe_array(header, crc32)
+            self.descriptions[name] = _describe_array(header, crc32)
             return self._add_objects(source, header, end, name, where)
         if nbytes > _MAX_INT64 or math.prod(header.shape) > _MAX_INT64:
             found = f"shape {list(header.shape)} overflows"
@@ -90,7 +90,7 @@ class _Arrays:
             raise Truncated(self.path, found, where=where)
         dtype, order = element_type(header.descr)
         if dtype is None:
-            self.descriptions[name] = describe_array(header, crc32)
+            self.descriptions[name] = _describe_array(header, crc32)
             return header.data + nbytes
         if dtype.kind == "bits":
             message = (
@@ -191,7 +191,7 @@ def element_type(descr: Any) -> tuple[DType | None, Literal["little", "big"]]:
     return None, order
 
 
-def describe_array(header: ArrayHeader, crc32: int | None) -> dict[str, object]:
+def _describe_array(header: ArrayHeader, crc32: int | None) -> dict[str, object]:
     """Return metadata of an array that is no tensor; ``crc32`` is the checksum of header and elements."""
     dtype = header.descr if isinstance(header.descr, str) else repr(header.descr)[:1000]
     description: dict[str, object] = {"<class>": "numpy.ndarray", "dtype": dtype, "shape": list(header.shape)}
@@ -212,8 +212,6 @@ class Npy(Format):
         end = arrays.add(source, 0, source.size, "tensor", extent=True, where=None)
         if end < source.size:
             arrays.findings.append(arrays.judge_rest(source, end, source.size, None))
-        if arrays.descriptions:
-            return self._open_without_tensors(probe, arrays)
 
         def spans() -> Iterator[Span]:
             for path, parts in arrays.tensors:
@@ -221,7 +219,7 @@ class Npy(Format):
                     read = reader_from(source, parts.storage.offset)
                     yield Span(parts.storage, str(path[0]), read, None, parts.dtype, parts.byteorder)
 
-        return checkpoint_of_tree(
+        checkpoint = checkpoint_of_tree(
             probe=probe,
             format=self.name,
             variant="npy",
@@ -232,34 +230,19 @@ class Npy(Format):
             findings=tuple(arrays.findings),
             safety=tuple(arrays.safety),
         )
-
-    def _open_without_tensors(self, probe: Probe, arrays: _Arrays) -> Checkpoint:
-        # The metadata has a checksum in place of the elements, for ``diff``; it is computed when it is asked
-        # for.
-        content = Payload(probe.source, 0, probe.source.size, "bytes")
+        if not arrays.descriptions:
+            return checkpoint
 
         @functools.cache
         def metadata() -> Mapping[str, object]:
-            checksum = PayloadChecksums().of(content)
+            # Such an array is compared by its checksum, for which the file is read on demand.
+            checksum = PayloadChecksums().of(Payload(source, 0, source.size, "bytes"))
             if checksum is None:
                 return arrays.descriptions
             ((name, description),) = arrays.descriptions.items()
             return {name: {**description, "CRC-32": f"{checksum[1]:08x}"}}
 
-        return Checkpoint(
-            path=probe.path,
-            format=self.name,
-            variant="npy",
-            tensors=(),
-            files=(FileEntry(probe.path, probe.source.size),),
-            spans=lambda: iter(()),
-            metadata=metadata,
-            training=lambda: training_of(arrays.descriptions, (), probe.name),
-            producer=Producer("numpy"),
-            findings=tuple(arrays.findings),
-            safety=tuple(arrays.safety),
-            close=probe.close,
-        )
+        return checkpoint.but(metadata=metadata)
 
 
 class Npz(Format):

@@ -55,7 +55,7 @@ class NpzWriter(Writer):
     def write(self, content: Content, target: Target, options: WriteOptions) -> None:
         archive = NumpyZip(target.create())
         for tensor in content.owned:
-            archive.put(tensor.name + _SUFFIX, tensor, npy_header(tensor))
+            archive.put(tensor.name + _SUFFIX, tensor, _npy_header(tensor))
         sidecar = sidecar_of(content)
         if sidecar is not None:
             archive.add(ENTRY, sidecar)
@@ -77,7 +77,7 @@ def _name_refusals(name: str, names: set[str]) -> Iterator[str]:
         yield f"{name}: NumPy gives something else under this name (use --map)"
 
 
-def npy_header(tensor: Tensor) -> bytes:
+def _npy_header(tensor: Tensor) -> bytes:
     """Return the bytes before the elements of a ``.npy``, byte for byte as NumPy writes them."""
     # Magic number, version 1.0, the header's length as a uint16, and the header: a literal, padded with
     # spaces and closed by a newline, so that the elements begin at a multiple of 64 bytes.

@@ -167,7 +167,7 @@ def _array_leaf(
             return None
         order = "" if axes == tuple(range(len(axes))) else f", stored by axes {axes}"
         description = _describe_content(_content(data), sums)
-        return Leaf(plain=f"<NumPy array of {dtype_text(dtype)}, shape {list(shape)}{order}: {description}>")
+        return Leaf(plain=f"<NumPy array of {_dtype_text(dtype)}, shape {list(shape)}{order}: {description}>")
     element, byteorder = typed
     content = _content(data)
     nbytes = element.nbytes(math.prod(stored_shape))
@@ -262,7 +262,7 @@ def _scalar(call: Call, sums: PayloadChecksums) -> object:
     typed = element_type(dtype)
     code = None if typed is None else _SCALARS.get(typed[0].name)
     if typed is None or code is None:
-        name = dtype_text(dtype) if typed is None else typed[0].name
+        name = _dtype_text(dtype) if typed is None else typed[0].name
         try:
             content = _content(call.args[1])
         except TypeError:  # a scalar of dtype ``object`` has any object as its content
@@ -309,7 +309,7 @@ def _extension(dtype: object) -> tuple[DType, ByteOrder] | None:
     return None
 
 
-def dtype_text(dtype: object) -> str:
+def _dtype_text(dtype: object) -> str:
     """Return the code of a pickled dtype, with byte order, unit of dates, or fields of a structure."""
     if not isinstance(dtype, Call) or not dtype.args or not isinstance(dtype.args[0], str):
         return str(describe(dtype))

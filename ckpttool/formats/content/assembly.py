@@ -44,14 +44,23 @@ from ckpttool.core.tensor import (
 from ckpttool.core.training import is_training_scalar, training_state
 from ckpttool.core.values import Contiguous, Strided
 from ckpttool.formats.content.plain_data import describe, lazy_scalar, under_free_key
-from ckpttool.formats.content.tree import Flat, Leaf, NodeParts, TensorParts, fold, itself, mark_none, members
+from ckpttool.formats.content.tree import (
+    Flat,
+    Leaf,
+    NodeParts,
+    TensorParts,
+    fold,
+    identity,
+    mark_none,
+    members,
+)
 from ckpttool.formats.interface import Probe
 
 MAX_READ = 1 << 26
 """Limit on bytes of strings and bytes objects per pickle that are read into a tree."""
 OPAQUE, TENSOR = 1, 2
 """Flags of a node: it is or has an ``Opaque``, or a tensor, at any depth."""
-_RECORDS = frozenset({("argparse", "Namespace"), ("types", "SimpleNamespace")})
+_RECORDS = (Global("argparse", "Namespace"), Global("types", "SimpleNamespace"))
 """Classes that remain valid if an attribute is ``Opaque``."""
 
 
@@ -76,7 +85,7 @@ class TreeBuilder:
         tensors: tuple[Tensor, ...],
         path: str,
         framework_node: FrameworkNode,
-        unwrap: Callable[[object], object] = lambda node: node,
+        unwrap: Callable[[object], object] = identity,
     ) -> None:
         self._leaf, self._path, self._framework_node, self._unwrap = leaf, path, framework_node, unwrap
         self._tensors = tensors
@@ -217,7 +226,8 @@ class TreeBuilder:
         def make(done: list[Any]) -> object:
             made: Call = rebuild(call, [function, *done] if is_named else [done[-1], *done[:-1]])
             self.remember(made, done)
-            is_complete = not self._flags(made) & OPAQUE or _is_record(made)
+            is_record = is_named and function in _RECORDS and not made.args
+            is_complete = is_record or not self._flags(made) & OPAQUE
             return made if known and is_complete else self._opaque_object(call, made, known)
 
         return NodeParts(parts if is_named else [*parts, function], make)
@@ -235,9 +245,9 @@ class TreeBuilder:
 
     # Flags of new nodes ----------------------------------------------------------------------------------
 
-    def remember(self, node: object, parts: Iterable[object], also: int = 0) -> object:
+    def remember(self, node: object, parts: Iterable[object], flags: int = 0) -> object:
         """Record the flags of a new node from those of its parts, and the first reason; return the node."""
-        flags, reason = also, ""
+        reason = ""
         for part in parts:
             known = self._known.get(id(part))
             if known is not None:
@@ -308,11 +318,6 @@ def _nested_tensors(tensors: Iterable[tuple[Path, Any]], by_values: dict[int, Te
     return Call(FROM_TYPE, (itself, Global("torch", "Tensor"), root)) if root else itself
 
 
-def _is_record(call: Call) -> bool:
-    function = call.function
-    return isinstance(function, Global) and (function.module, function.name) in _RECORDS and not call.args
-
-
 def _plain_value(call: Call) -> object:
     """Return the complex number or bytearray that a call makes, or None."""
     if call.kwargs or call.state is not None or call.items or call.pairs:
@@ -331,7 +336,7 @@ def _plain_value(call: Call) -> object:
     return None
 
 
-_OWN = ("weight", "bias")
+_LAYER_TENSORS = ("weight", "bias")
 """Names of the tensors of a module that is one layer."""
 
 
@@ -390,12 +395,11 @@ def tree_of(
     leaf: Callable[[object], Leaf[TensorParts] | None],
     path: str,
     framework_node: FrameworkNode,
-    unwrap: Callable[[object], object] = itself,
+    unwrap: Callable[[object], object] = identity,
 ) -> Callable[[tuple[Tensor, ...]], object]:
     """Return a function that builds the tree from named tensors, for ``TreeBuilder``'s other arguments."""
 
     def build(tensors: tuple[Tensor, ...]) -> object:
-
         return TreeBuilder(leaf, tensors, path, framework_node, unwrap).run(root)
 
     return build
@@ -513,7 +517,7 @@ def _layers(shapes: Mapping[Path, tuple[int, ...]]) -> dict[Path, set[str]]:
     layers: dict[Path, set[str]] = {}
     for path, shape in shapes.items():
         key = path[-1] if path else None
-        if not isinstance(key, str) or ("." not in key and key not in _OWN):
+        if not isinstance(key, str) or ("." not in key and key not in _LAYER_TENSORS):
             continue
         if role_of((key,), shape) is Role.WEIGHTS:
             layers.setdefault(path[:-1], set()).add(key.partition(".")[0])

@@ -117,7 +117,7 @@ def merge_slots(state: object) -> object:
     return state
 
 
-def own_state(state: object) -> object:
+def _mapping_attributes(state: object) -> object:
     """Return the attributes of a mapping, without the ``_metadata`` of a module's state dict."""
     state = merge_slots(state)
     return {k: v for k, v in state.items() if k != "_metadata"} if isinstance(state, dict) else state
@@ -145,12 +145,12 @@ def members(call: Call) -> list[tuple[Any, Any]]:
         keyless.append(("<state>", state))
     keyed = [*attributes, *call.pairs, *enumerate(call.items)]
     if _are_distinct_keys([key for key, _ in keyed]):
-        return add_under_free_keys(keyed, keyless)
+        return _add_under_free_keys(keyed, keyless)
     if call.items:
         keyless.append(("<items>", call.items))
     if call.pairs:
         keyless.append(("<pairs>", [[*pair] for pair in call.pairs]))
-    return add_under_free_keys(attributes, keyless)
+    return _add_under_free_keys(attributes, keyless)
 
 
 def _are_distinct_keys(keys: Sequence[object]) -> bool:
@@ -164,7 +164,7 @@ def _are_distinct_keys(keys: Sequence[object]) -> bool:
     return len(set(keys)) == len(keys)
 
 
-def add_under_free_keys(
+def _add_under_free_keys(
     keyed: list[tuple[Any, Any]], keyless: list[tuple[Any, Any]]
 ) -> list[tuple[Any, Any]]:
     """Append parts to others, with more angle brackets around a key that is taken."""
@@ -308,14 +308,14 @@ def node_parts(node: object) -> NodeParts | None:
     return None if parts is None else NodeParts(parts, lambda done: rebuild(node, done))
 
 
-def no_cycle(node: object) -> object:
+def _refuse_cycle(node: object) -> object:
     raise ValueError("a tree that holds itself")
 
 
 def fold(
     root: object,
     expand: Callable[[object], object],
-    cycle: Callable[[object], object] = no_cycle,
+    cycle: Callable[[object], object] = _refuse_cycle,
     where: str = "",
 ) -> object:
     """Transform a tree from its leaves up, without recursion; a shared node is transformed once.
@@ -453,11 +453,8 @@ class Flat(Generic[T]):
     optimizers: set[Path] = field(default_factory=set)
 
 
-class _Nothing:
-    """Plain form of a node that holds tensors only, and is removed from the plain data."""
-
-
-_NOTHING = _Nothing()
+_NOTHING = object()
+"""Plain form of a node that holds tensors only, and is removed from the plain data."""
 
 
 class _OpenContainer(NamedTuple):
@@ -476,7 +473,7 @@ class _OpenContainer(NamedTuple):
     key: Any
 
 
-def itself(node: object) -> object:
+def identity(node: object) -> object:
     """Return a node as it is: the default ``unwrap``."""
     return node
 
@@ -485,7 +482,7 @@ def flatten(
     root: object,
     leaf: Callable[[object], Leaf[T] | None],
     where: str,
-    unwrap: Callable[[object], object] = itself,
+    unwrap: Callable[[object], object] = identity,
     budget: TreeBudget | None = None,
 ) -> Flat[T]:
     """Separate a tree into tensors and plain data, without recursion.
@@ -519,7 +516,7 @@ class _Flattening(Generic[T]):
         self._entered: set[int] = set()
         self._known: set[int] = set()
         self._spent = budget
-        self._is_wrapped = unwrap is not itself
+        self._is_wrapped = unwrap is not identity
         self._plain = PlainDataRenderer().render
 
     def run(self, root: object) -> Flat[T]:
@@ -600,8 +597,8 @@ class _Flattening(Generic[T]):
 
     def _children(self, node: object) -> Iterator[tuple[Any, Any]] | None:
         """Return the keys and parts of a container, or None for any other node."""
-        if isinstance(node, Mapped) and (state := own_state(node.state)):
-            return iter(add_under_free_keys(list(node.items()), [("<state>", state)]))
+        if isinstance(node, Mapped) and (state := _mapping_attributes(node.state)):
+            return iter(_add_under_free_keys(list(node.items()), [("<state>", state)]))
         if isinstance(node, dict):
             return iter(list(node.items()))
         if isinstance(node, list | tuple):

@@ -46,7 +46,8 @@ MAX_KEY_PARTS = 1000
 """Limit on the parts of a key that is a tuple, at any depth."""
 MAX_COLLISIONS = 1000
 """Limit on keys with the same hash: n such keys take n² comparisons in a dictionary."""
-_OWN = (NDARRAY, REQUIRES_GRAD)
+_TREE_CALLS = (NDARRAY, REQUIRES_GRAD)
+"""Functions that only trees have, and no pickle: each takes one tensor."""
 _INTEGER = re.compile("-?0x[0-9a-f]+")
 _FLOAT = re.compile("[0-9a-f]{16}")
 _NAMED = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
@@ -297,7 +298,7 @@ class _Decoding:
         function = Global(*_name_parts(name))
         if function == NOTHING and len(form) == 1:
             return NodeParts([], lambda done: Call(NOTHING, ()))
-        if function not in _OWN and (function in EXACT_ONLY or not is_constructor(function)):
+        if function not in _TREE_CALLS and (function in EXACT_ONLY or not is_constructor(function)):
             raise ValueError(f"a call of {function}, which is not known to be harmless")
         pairs = _flat(form.get("pairs", []))
         parts = [_require_type(list, form.get(key, [])) for key in ("args", "items")]
@@ -306,11 +307,11 @@ class _Decoding:
 
         def make(done: list[Any]) -> Call:
             args, items, state, *flat = done
-            if function in _OWN and (len(args) != 1 or not isinstance(args[0], Tensor)):
+            if function in _TREE_CALLS and (len(args) != 1 or not isinstance(args[0], Tensor)):
                 raise ValueError(f"{function} of what is no tensor")
             made = zip(flat[::2], flat[1::2], strict=True)
             call = Call(function, tuple(args), None, state, items, made, is_new=form.get("new") is True)
-            is_written_otherwise = function in _OWN or is_rewritten(call)
+            is_written_otherwise = function in _TREE_CALLS or is_rewritten(call)
             if not (has_plain_attributes(state) if is_written_otherwise else is_plain(call)):
                 raise ValueError(f"a call of {function} that is not known to be harmless")
             return call

@@ -78,10 +78,7 @@ class Hdf5(Format):
         opened = opened_hdf5(probe)
         tensors = _infer_roles(opened)
 
-        @functools.cache
-        def metadata() -> dict[str, object]:
-            return metadata_of(opened)
-
+        metadata = functools.cache(lambda: _metadata_of(opened))
         checkpoint = Checkpoint(
             path=probe.path,
             format=self.name,
@@ -122,7 +119,7 @@ def _infer_roles(opened: OpenedHdf5) -> tuple[Tensor, ...]:
     return tuple(replace(tensor, role=roles[path]) for path, tensor in opened.tensors.items())
 
 
-def metadata_of(opened: OpenedHdf5) -> dict[str, object]:
+def _metadata_of(opened: OpenedHdf5) -> dict[str, object]:
     """Return the root's attributes, and by kind other attributes, datasets without numbers, and links."""
     tree = opened.tree
     metadata: dict[str, object] = dict(tree.groups.get((), {}))

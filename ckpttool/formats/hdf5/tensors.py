@@ -42,65 +42,6 @@ from ckpttool.core.values import Contiguous
 from ckpttool.formats.content.plain_data import MAX_SUMMED
 from ckpttool.formats.sidecar import ENTRY, MAX_DOCUMENT
 
-
-def is_text(dataset: Dataset) -> bool:
-    """Return whether a dataset is a scalar string of fixed length, stored contiguously."""
-    is_one = dataset.kind.family == "string" and not dataset.kind.is_variable and dataset.shape == ()
-    in_place = dataset.layout == "contiguous" and dataset.offset is not None
-    return is_one and in_place and dataset.stored == dataset.nbytes <= MAX_DOCUMENT
-
-
-def text_reader(source: Readable, base: int, dataset: Dataset) -> Callable[[], bytes]:
-    """Return a function that reads the text; ``base`` is the offset of the HDF5 file in its source."""
-    offset, nbytes, name = base + (dataset.offset or 0), dataset.nbytes, dataset.name
-
-    def read() -> bytes:
-        source.check(offset, nbytes, name)
-        return source.read(offset, nbytes, name).rstrip(b"\0")
-
-    return read
-
-
-def parts_of(path: Path) -> tuple[str, ...]:
-    """Return the groups and the dataset of a tensor's path; slashes in its parts make groups."""
-    return tuple(name for part in path for name in str(part).split("/"))
-
-
-def restore_slashes(tensors: tuple[Tensor, ...], document: bytes) -> tuple[Tensor, ...]:
-    """Return tensors with the paths that the sidecar has for them, where parts of these have slashes."""
-    paths = _paths_with_slashes(document, {tensor.path for tensor in tensors}) if b"/" in document else {}
-    changed = {
-        tensor.name: replace(tensor, path=paths[tensor.path], key="/" + "/".join(map(str, tensor.path)))
-        for tensor in tensors
-        if tensor.path in paths
-    }
-    names = {name: tensor.name for name, tensor in changed.items()}
-    restored = []
-    for old in tensors:
-        tensor = changed.get(old.name, old)
-        if owner := tensor.shares_with:
-            tensor = replace(tensor, shares_with=names.get(owner, owner))
-        restored.append(tensor)
-    return tuple(restored)
-
-
-def _paths_with_slashes(document: bytes, taken: Set[Path]) -> dict[Path, Path]:
-    """Return the paths with slashes in a sidecar by their datasets' paths, except those in ``taken``."""
-    try:
-        parsed: Any = parse_json("", document, "entry")
-    except CheckpointError:
-        return {}
-    entries = parsed.get("tensors") if isinstance(parsed, dict) else None
-    paths: dict[Path, Path] = {}
-    for entry in entries.values() if isinstance(entries, dict) else ():
-        path = entry.get("path") if isinstance(entry, dict) else None
-        if isinstance(path, list) and all(type(part) in (str, int) for part in path):
-            parts = parts_of(tuple(path))
-            if len(parts) != len(path) and tuple(path) not in taken:
-                paths[parts] = tuple(path)
-    return paths
-
-
 _BUILT_IN = frozenset({1, 2, FLETCHER32, 4, 5, 6, 32000})
 """Filters without a plug-in: deflate, shuffle, Fletcher-32, szip, n-bit, scale-offset, and h5py's LZF."""
 _INFLATION = 1100
@@ -271,8 +212,8 @@ def open_h5(location: Location, source: Readable, base: int, *, in_place: bool =
     opened = OpenedHdf5(location, source, base, tree, in_place)
     for path, dataset in tree.datasets.items():
         dtype = dtype_of(dataset.kind, dataset.attributes)
-        if path == (ENTRY,) and is_text(dataset):
-            opened.entry = text_reader(source, base, dataset)
+        if path == (ENTRY,) and _is_text(dataset):
+            opened.entry = _text_reader(source, base, dataset)
         elif dtype is None or dataset.shape is None:
             _describe(opened, dataset)
         else:
@@ -438,3 +379,64 @@ def dtype_of(kind: Kind, attributes: Attributes) -> DType | None:
         dtype = BY_NAME.get(stated) if isinstance(stated, str) else None
         return dtype if dtype and dtype.bits == 8 * kind.size else BY_NAME.get(f"bits{8 * kind.size}")
     return None
+
+
+# The sidecar ------------------------------------------------------------------------------------------
+
+
+def _is_text(dataset: Dataset) -> bool:
+    """Return whether a dataset is a scalar string of fixed length, stored contiguously."""
+    is_one = dataset.kind.family == "string" and not dataset.kind.is_variable and dataset.shape == ()
+    in_place = dataset.layout == "contiguous" and dataset.offset is not None
+    return is_one and in_place and dataset.stored == dataset.nbytes <= MAX_DOCUMENT
+
+
+def _text_reader(source: Readable, base: int, dataset: Dataset) -> Callable[[], bytes]:
+    """Return a function that reads the text; ``base`` is the offset of the HDF5 file in its source."""
+    offset, nbytes, name = base + (dataset.offset or 0), dataset.nbytes, dataset.name
+
+    def read() -> bytes:
+        source.check(offset, nbytes, name)
+        return source.read(offset, nbytes, name).rstrip(b"\0")
+
+    return read
+
+
+def hdf5_path(path: Path) -> tuple[str, ...]:
+    """Return the groups and the dataset of a tensor's path; slashes in its parts make groups."""
+    return tuple(name for part in path for name in str(part).split("/"))
+
+
+def restore_slashes(tensors: tuple[Tensor, ...], document: bytes) -> tuple[Tensor, ...]:
+    """Return tensors with the paths that the sidecar has for them, where parts of these have slashes."""
+    paths = _paths_with_slashes(document, {tensor.path for tensor in tensors}) if b"/" in document else {}
+    changed = {
+        tensor.name: replace(tensor, path=paths[tensor.path], key="/" + "/".join(map(str, tensor.path)))
+        for tensor in tensors
+        if tensor.path in paths
+    }
+    names = {name: tensor.name for name, tensor in changed.items()}
+    restored = []
+    for old in tensors:
+        tensor = changed.get(old.name, old)
+        if owner := tensor.shares_with:
+            tensor = replace(tensor, shares_with=names.get(owner, owner))
+        restored.append(tensor)
+    return tuple(restored)
+
+
+def _paths_with_slashes(document: bytes, taken: Set[Path]) -> dict[Path, Path]:
+    """Return the paths with slashes in a sidecar by their datasets' paths, except those in ``taken``."""
+    try:
+        parsed: Any = parse_json("", document, "entry")
+    except CheckpointError:
+        return {}
+    entries = parsed.get("tensors") if isinstance(parsed, dict) else None
+    paths: dict[Path, Path] = {}
+    for entry in entries.values() if isinstance(entries, dict) else ():
+        path = entry.get("path") if isinstance(entry, dict) else None
+        if isinstance(path, list) and all(type(part) in (str, int) for part in path):
+            parts = hdf5_path(tuple(path))
+            if len(parts) != len(path) and tuple(path) not in taken:
+                paths[parts] = tuple(path)
+    return paths

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from ckpttool.containers.hdf5_writer import HELD, MAX_AXES, MAX_NAME, Plan, draw
 from ckpttool.core.tensor import Tensor
-from ckpttool.formats.hdf5.tensors import parts_of
+from ckpttool.formats.hdf5.tensors import hdf5_path
 from ckpttool.formats.sidecar import ENTRY, sidecar_of
 from ckpttool.formats.writer import Content, Target, WriteOptions, Writer
 
@@ -24,7 +24,7 @@ class Hdf5Writer(Writer):
     dtypes: ClassVar[frozenset[str]] = HELD
 
     def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
-        paths = {tensor.name: parts_of(tensor.path) for tensor in content.tensors}
+        paths = {tensor.name: hdf5_path(tensor.path) for tensor in content.tensors}
         taken: dict[str, str] = {}
         for name, path in paths.items():  # readers join groups by dots, which must give different names, too
             other = taken.setdefault(".".join(path), name)
@@ -35,7 +35,7 @@ class Hdf5Writer(Writer):
     def write(self, content: Content, target: Target, options: WriteOptions) -> None:
         # A slash in a part of a path separates groups in HDF5, so that the tensor would be read with a longer
         # path: then the sidecar has the names.
-        paths = {tensor.name: parts_of(tensor.path) for tensor in content.tensors}
+        paths = {tensor.name: hdf5_path(tensor.path) for tensor in content.tensors}
         plan = hdf5_plan(paths, content.tensors)
         has_slashes = any(len(paths[tensor.name]) != len(tensor.path) for tensor in content.tensors)
         sidecar = sidecar_of(content, names=has_slashes)

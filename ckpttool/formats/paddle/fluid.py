@@ -73,10 +73,10 @@ class Fluid(Format):
     name: ClassVar[str] = "fluid"
 
     def matches(self, probe: Probe) -> bool:
-        return probe.is_directory and kind_of(probe.path, probe.entries) is not None
+        return probe.is_directory and _variant_of(probe.path, probe.entries) is not None
 
     def open(self, probe: Probe) -> Checkpoint:
-        kind = kind_of(probe.path, probe.entries)
+        kind = _variant_of(probe.path, probe.entries)
         with FluidParts(probe.path, probe.also) as parts:
             if kind == "checkpoint":
                 _add_serial(parts, probe.entries)
@@ -89,7 +89,7 @@ class Fluid(Format):
             return _checkpoint(probe, kind, parts)
 
 
-def kind_of(path: str, entries: Entries) -> str | None:
+def _variant_of(path: str, entries: Entries) -> str | None:
     """Return the variant of a directory: ``checkpoint``, ``inference``, ``variables``, or None for no Fluid.
 
     None is also the answer for the directories in a serial, which are a part of it.
@@ -167,8 +167,8 @@ def _add_inference(parts: FluidParts, entries: Entries) -> None:
         }
         add_variables(parts, entries, lambda name: name == MODEL or name in strays)
         names = {tensor.path[0] for tensor in parts.tensors}
-        if lacking := [name for name in stored if name not in names]:
-            message = f"no file of {counted(len(lacking), 'variable')} of the program, like {lacking[0]!r}"
+        if missing := [name for name in stored if name not in names]:
+            message = f"no file of {counted(len(missing), 'variable')} of the program, like {missing[0]!r}"
             parts.fault("variable-missing", message)
     else:
         strays = {key: entry for key, entry in entries.items() if key not in (MODEL, combined.name)}

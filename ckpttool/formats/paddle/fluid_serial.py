@@ -87,8 +87,8 @@ def check_trainers(parts: FluidParts) -> None:
     """Add a warning for each trainer that lacks a counter of another."""
     counters = {name for arguments in parts.trainers.values() for name in arguments} & set(COUNTERS)
     for number, arguments in parts.trainers.items():
-        if lacking := sorted(counters - arguments.keys()):
-            message = f"no {' and no '.join(lacking)}, which other trainers have"
+        if missing := sorted(counters - arguments.keys()):
+            message = f"no {' and no '.join(missing)}, which other trainers have"
             parts.findings.append(warning("trainer-argument", message, f"trainer_{number}"))
 
 
@@ -119,9 +119,9 @@ def add_tables(parts: FluidParts, entries: Iterable[tuple[str, os.DirEntry[str]]
     # one is whatever a file's name says.
     for table, numbers in names.items():
         last = max(numbers)
-        lacking = [index for index in range(min(last + 1, len(numbers) + 1)) if index not in numbers]
-        if lacking:
-            message = f"the shard of parameter server {lacking[0]:,} is missing, and that of {last:,} is here"
+        missing = [index for index in range(min(last + 1, len(numbers) + 1)) if index not in numbers]
+        if missing:
+            message = f"the shard of parameter server {missing[0]:,} is missing, and that of {last:,} is here"
             parts.fault(_SHARD_MISSING, message, table or None)
     for table, of_table in shards.items():
         _check_rows(parts, of_table)
@@ -189,11 +189,11 @@ def check_neighbour(parts: FluidParts, entries: Entries, *, is_marked: bool) -> 
             continue
         present = _variable_names(entries)
         if present < names:
-            lacking = sorted(names - present)
+            missing = sorted(names - present)
             message = f"no such variable, and {name} has it"
-            if len(lacking) > 1:
-                message = f"no such variable, nor {counted(len(lacking) - 1, 'other')}, and {name} has them"
-            parts.fault("variable-missing", message, lacking[0])
+            if len(missing) > 1:
+                message = f"no such variable, nor {counted(len(missing) - 1, 'other')}, and {name} has them"
+            parts.fault("variable-missing", message, missing[0])
         if MODEL in neighbour:
             _compare_shards_and_trainers(parts, entries, name, neighbour, is_marked=is_marked)
         return

@@ -29,10 +29,10 @@ from ckpttool.formats.paddle.fluid_parts import role_of
 from ckpttool.formats.paddle.operators import layers_of
 from ckpttool.storage import fs
 
-NAMES = "StructuredToParameterName@@"
+_NAMES = "StructuredToParameterName@@"
 """Key of the parameters' generated names (``linear_0.w_0``) by their names in the state dict."""
 _SCHEDULER = "LR_Scheduler"
-PIECES = "UnpackBigParamInfor@@"
+_PIECES = "UnpackBigParamInfor@@"
 """Key of the shapes and pieces of arrays that were too large for one pickle string."""
 # Paddle 2 has no uint16 tensors, and pickles bfloat16 as arrays of uint16 without any mark.
 _UINT16, _BFLOAT16 = BY_NAME["uint16"], BY_NAME["bfloat16"]
@@ -45,7 +45,7 @@ def open_saved_pickle(probe: Probe, name: str) -> Checkpoint:
     objects = _ArrayReader(probe.path)
     root = judged.pickles[0].root
     try:
-        flat = flatten(root, objects.leaf, probe.path, unwrap)
+        flat = flatten(root, objects.leaf, probe.path, _unwrap)
         stored = list(flat.tensors)
         _join_pieces(flat, probe.path)
     except DamagedCheckpoint as failure:
@@ -104,13 +104,13 @@ def _with_scheduler_rate(state: TrainingState, metadata: Mapping[str, Any]) -> T
 
 
 def _parameter_names(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Return the generated names of parameters by tensor name, from ``NAMES`` at any level of a dict."""
+    """Return the generated names of parameters by tensor name, from ``_NAMES`` at any level of a dict."""
     parameters: dict[str, str] = {}
     pending: list[tuple[str, Mapping[str, Any]]] = [("", metadata)]
     while pending:
         prefix, level = pending.pop()
         for key, value in level.items():
-            if key == NAMES and isinstance(value, Mapping):
+            if key == _NAMES and isinstance(value, Mapping):
                 names = {name: parameter for name, parameter in value.items() if isinstance(parameter, str)}
                 parameters |= {f"{prefix}{name}": parameter for name, parameter in names.items()}
             elif isinstance(value, Mapping):
@@ -118,7 +118,7 @@ def _parameter_names(metadata: Mapping[str, Any]) -> dict[str, str]:
     return parameters
 
 
-def names_in(path: str) -> dict[Path, str]:
+def generated_names(path: str) -> dict[Path, str]:
     """Return the generated names of the tensors that a pickle has as ``tuple((name, array))``, by path."""
     with fs.open_source(path) as source:
         (root, *_) = (pickle.root for pickle in read_pickles(source, 0, source.size).pickles)
@@ -127,7 +127,7 @@ def names_in(path: str) -> dict[Path, str]:
         seen: set[int] = set()
         while pending:
             path_in_tree, node = pending.pop()
-            if isinstance(node, Call) and unwrap(node) is not node and len(node.args) == 1:
+            if isinstance(node, Call) and _unwrap(node) is not node and len(node.args) == 1:
                 names[path_in_tree] = node.args[0][0]
             elif isinstance(node, dict) and id(node) not in seen:
                 seen.add(id(node))
@@ -158,7 +158,7 @@ class _ArrayReader:
         return TensorParts(_BFLOAT16 if dtype is _UINT16 else dtype, shape, values, *place)
 
 
-def unwrap(node: object) -> object:
+def _unwrap(node: object) -> object:
     """Return the array of ``tuple((name, array))``; any other node as it is."""
     if not isinstance(node, Call) or not node.is_of("builtins", "tuple") or node.state is not None:
         return node
@@ -173,8 +173,8 @@ def _join_pieces(flat: Flat[TensorParts], path: str) -> None:
         DamagedCheckpoint: A piece is missing, or the pieces don't make the recorded shape.
     """
     # With pickle protocols 2 and 3 Paddle cuts arrays of 2^30 bytes or more into flat pieces ``<key>@@.<i>``,
-    # and records their shapes and the pieces' names under ``PIECES``.
-    split = flat.plain.pop(PIECES, None) if isinstance(flat.plain, dict) else None
+    # and records their shapes and the pieces' names under ``_PIECES``.
+    split = flat.plain.pop(_PIECES, None) if isinstance(flat.plain, dict) else None
     if not isinstance(split, dict):
         return
     tensors = dict(flat.tensors)
@@ -197,8 +197,8 @@ def _join_pieces(flat: Flat[TensorParts], path: str) -> None:
 
 def _tree(root: object, objects: _ArrayReader, tensors: tuple[Tensor, ...], path: str) -> object:
     """Return the content tree of a pickle, with whole tensors in place of pieces."""
-    tree = tree_of(root, objects.leaf, path, array_as_tensor, unwrap)(tensors)
-    split = tree.pop(PIECES, None) if isinstance(tree, dict) else None
+    tree = tree_of(root, objects.leaf, path, array_as_tensor, _unwrap)(tensors)
+    split = tree.pop(_PIECES, None) if isinstance(tree, dict) else None
     if not isinstance(tree, dict) or not isinstance(split, dict):
         return tree
     pieces = {str(piece) for entry in split.values() for piece in entry["slices"]}

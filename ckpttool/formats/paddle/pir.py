@@ -28,7 +28,7 @@ from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Readable
 from ckpttool.formats.paddle.operators import INPUTS, Operator
 from ckpttool.formats.paddle.program import (
-    FILE_SETTINGS,
+    FILE_ATTRIBUTES,
     LOD_TENSOR,
     Program,
     ProgramVariable,
@@ -93,7 +93,7 @@ def read_pir(source: Readable) -> Program:
             dialect, _, bare = operator["#"].rpartition(".")
             kind = bare.removesuffix("_") if dialect in _DIALECTS else operator["#"]
             if not kinds.get(kind):
-                files = (one["AT"].get("D") for one in operator.get("A", ()) if one["N"] in FILE_SETTINGS)
+                files = (one["AT"].get("D") for one in operator.get("A", ()) if one["N"] in FILE_ATTRIBUTES)
                 kinds[kind] = next((str(file) for file in files), None)
     except (KeyError, IndexError, TypeError, AttributeError) as failure:
         what = f"operator {operators:,} is malformed"

@@ -45,7 +45,7 @@ _SHOWN, _LONGEST = 20, 200
 _START = re.compile(rb"\x0a[\x80-\xff]{0,9}[\x00-\x7f]\x08\x00\x10\xff{9}\x01")
 LOD_TENSOR = 7  # of VarType.Type
 
-FILE_SETTINGS = frozenset({"file_path", "filename", "output_dir"})
+FILE_ATTRIBUTES = frozenset({"file_path", "filename", "output_dir"})
 """Attributes of operators that name a file."""
 _NOT_COMPUTED = frozenset({"op_callstack", "op_device", "op_namescope", "op_role", "op_role_var"})
 """Attributes that don't change the computation."""
@@ -190,7 +190,7 @@ class _ProgramReader:
         for field in self.fields(message.data, "an operator"):
             if (field.number, field.kind) == (4, BYTES):
                 name, text, _ = self._attribute(field)
-                if name in FILE_SETTINGS:
+                if name in FILE_ATTRIBUTES:
                     return text
         return None
 

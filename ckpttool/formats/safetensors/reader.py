@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from ckpttool.containers.jsontext import Doubled, parse_json
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
@@ -70,7 +70,7 @@ class Safetensors(Format):
 
     def open(self, probe: Probe) -> Checkpoint:
         source, path = probe.source, probe.path
-        text = read_header(source)
+        text = _read_header(source)
         header = parse_json(path, text, "header")
         if not isinstance(header, dict):
             raise DamagedCheckpoint(
@@ -81,10 +81,10 @@ class Safetensors(Format):
             )
         if isinstance(header, Doubled):
             raise _damaged(path, header.key, "a name that stands twice in the header", "duplicate-key")
-        metadata = read_metadata(path, header.pop(_METADATA, None))
+        metadata = _read_metadata(path, header.pop(_METADATA, None))
         findings = tuple(_oddities(text, header, metadata))
         start = _LENGTH.size + len(text)
-        tensors = tuple(place_all(source, start, header))
+        tensors = tuple(_read_tensors(source, start, header))
         excess = source.size - max((one.extent.end for one in tensors if one.extent), default=start)
         if excess > 0:  # refused before, unless damaged files may be opened
             findings += (error("trailing-bytes", f"trailing bytes behind the last tensor: {excess:,}"),)
@@ -116,7 +116,7 @@ def _damaged(path: str, where: str, found: str, code: str, expected: str | None 
     return DamagedCheckpoint(path, found, expected=expected, where=where, code=code)
 
 
-def read_header(source: Source) -> bytes:
+def _read_header(source: Source) -> bytes:
     """Return the bytes of the header."""
     if source.size < _LENGTH.size:
         raise Truncated(source.path, f"truncated: {source.size} bytes", expected=f"at least {_LENGTH.size}")
@@ -130,7 +130,7 @@ def read_header(source: Source) -> bytes:
     return source.read(_LENGTH.size, length, "header")
 
 
-def read_metadata(path: str, metadata: object) -> dict[str, str]:
+def _read_metadata(path: str, metadata: object) -> dict[str, str]:
     """Return ``__metadata__``, which maps text to text; null, which the library accepts, is empty."""
     if metadata is None:
         return {}
@@ -161,20 +161,14 @@ def _oddities(text: bytes, header: Mapping[str, Any], metadata: Mapping[str, str
         yield warning("unknown-field", message, large[0])
 
 
-class HeaderEntry(NamedTuple):
-    """Entry of one tensor in the header; offsets in bytes after the header, by which entries sort."""
-
-    begin: int
-    end: int
-    name: str
-    dtype: DType
-    shape: tuple[int, ...]
+_Entry = tuple[int, int, str, DType, tuple[int, ...]]
+"""Entry of a tensor in the header: begin and end in bytes after the header, name, type, shape."""
 
 
-def place_all(source: Source, start: int, header: Mapping[str, Any]) -> Iterator[Tensor]:
+def _read_tensors(source: Source, start: int, header: Mapping[str, Any]) -> Iterator[Tensor]:
     """Yield the tensors by offset; ``start`` is the offset of the data in bytes."""
     path = source.path
-    entries = [read_entry(path, name, entry) for name, entry in header.items()]
+    entries = [_read_entry(path, name, entry) for name, entry in header.items()]
     entries.sort(key=lambda entry: entry[:2])
     _check_tiles(path, entries, source.size, start)
     for begin, end, name, dtype, shape in entries:
@@ -184,7 +178,7 @@ def place_all(source: Source, start: int, header: Mapping[str, Any]) -> Iterator
         yield Tensor((name,), dtype, shape, role, values, extent, extent)
 
 
-def _check_tiles(path: str, entries: list[HeaderEntry], size: int, start: int) -> None:
+def _check_tiles(path: str, entries: list[_Entry], size: int, start: int) -> None:
     """Require that each extent begins at the end of the previous one, and the last ends with the file.
 
     Raises:
@@ -208,7 +202,7 @@ def _check_tiles(path: str, entries: list[HeaderEntry], size: int, start: int) -
         raise DamagedCheckpoint(path, found, expected=f"{start + expected:,} in all", code="trailing-bytes")
 
 
-def read_entry(path: str, name: str, entry: object) -> HeaderEntry:
+def _read_entry(path: str, name: str, entry: object) -> _Entry:
     """Return the entry of a tensor, with its fields checked."""
     if not isinstance(entry, dict):
         raise _damaged(
@@ -234,7 +228,7 @@ def read_entry(path: str, name: str, entry: object) -> HeaderEntry:
     if end - begin != nbytes:
         found = f"bytes {begin:,}..{end:,} are {end - begin:,}"
         raise _damaged(path, name, found, "size-mismatch", f"{nbytes:,} for {dtype} {shape}")
-    return HeaderEntry(begin, end, name, BY_SAFETENSORS[dtype], tuple(shape))
+    return begin, end, name, BY_SAFETENSORS[dtype], tuple(shape)
 
 
 def _check_numbers(path: str, name: str, numbers: object, field: str) -> None:
