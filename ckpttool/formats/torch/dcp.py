@@ -1,7 +1,12 @@
-"""Distributed checkpoints: a directory in which every rank of a job wrote its chunks of the tensors.
+"""Distributed checkpoints of ``torch.distributed.checkpoint``: a directory with the chunks of each rank.
 
-``.metadata``, which is written last, says where each chunk lies; a chunk is a whole file of ``torch.save``
-inside a ``.distcp`` file, with its checksums.
+``.metadata``, which is written last, has the type, shape and chunks of each tensor, and the place of each
+chunk: file, offset and length (``dcp_metadata.py``). A place in a ``__<rank>_<n>.distcp`` file holds an
+*item*, a whole file of ``torch.save`` with checksums, of a chunk or of any other object (``dcp_items.py``).
+Here the items are opened file by file, and the chunks assembled into tensors.
+
+Lightning's Fabric (``meta.pt``) and Megatron (``common.pt`` and ``metadata.json``) write a file of
+everything that isn't sharded, whose content joins the items'.
 
 Source: PyTorch ``torch/distributed/checkpoint/filesystem.py``, ``default_planner.py``.
 """
@@ -43,9 +48,9 @@ from ckpttool.storage.source import Source
 
 METADATA = ".metadata"
 EXTRA = "meta.pt"
-"""What Lightning's Fabric writes beside: everything that is not sharded."""
+"""Lightning Fabric's file of everything that isn't sharded."""
 _ITEM_FRAME = 1 << 11
-"""Bytes that the records of an item take before and after its values, nearly always."""
+"""Bytes of records before and after an item's values, in nearly all items."""
 _OF_A_RANK = re.compile(r"__\d{1,9}\.metadata")
 _DATA = re.compile(r"__\d{1,9}_\d{1,9}\.distcp")
 _TEMPORARY = re.compile(r"(\.metadata|__.*)\.tmp")
@@ -55,7 +60,7 @@ MEGATRON_COMMON, MEGATRON_CONFIG = "common.pt", "metadata.json"
 _BACKEND = "sharded_backend"
 _MAX_CONFIG = 1 << 16
 _SEPARATELY = "torch"
-"""The one means of saving what is not sharded by which it gets a file of its own."""
+"""The only ``common_backend`` of Megatron's that writes ``common.pt``."""
 
 
 class TorchDcp(Format):
@@ -99,7 +104,7 @@ class TorchDcp(Format):
 
 
 def _with_flat_role(item: tuple[Path, TensorParts]) -> tuple[Path, TensorParts]:
-    """Return a tensor as the optimizer's state if its one key begins as Megatron's do."""
+    """Return a tensor with the optimizer's role if its one key has the prefix of Megatron's optimizer."""
     path, parts = item
     if len(path) == 1 and FLAT_OPTIMIZER.match(str(path[0])):
         return path, replace(parts, role=Role.OPTIMIZER)
@@ -107,17 +112,19 @@ def _with_flat_role(item: tuple[Path, TensorParts]) -> tuple[Path, TensorParts]:
 
 
 def _metadata_files(entries: Entries) -> dict[str, os.DirEntry[str]]:
-    """Return the one ``.metadata``, or else those that each rank wrote."""
+    """Return ``.metadata``, or else the ``__<rank>.metadata`` of all ranks."""
     if METADATA in entries and entries[METADATA].is_file():
         return {METADATA: entries[METADATA]}
     return {name: entry for name, entry in entries.items() if _OF_A_RANK.fullmatch(name) and entry.is_file()}
 
 
 class _DcpDirectory:
-    """The files of a checkpoint, and the tensors and values that their items make.
+    """The files of a checkpoint, and the tensors and values from their items.
 
     Attributes:
-        sources: The files of metadata by name.
+        sources: The metadata files by name.
+        tensors: By path; those of items that hold no single chunk as well.
+        values: Everything but tensors, by path.
         _files: The ``.distcp`` files by name.
         _items_at: The items of each ``.distcp`` file by offset.
     """
@@ -134,7 +141,7 @@ class _DcpDirectory:
         self._extra: Checkpoint | None = None
 
     def read(self) -> None:
-        """Open everything, and note what is wrong."""
+        """Open metadata and items, and assemble tensors and values; problems become findings."""
         self._read_metadata()
         self._open_items()
         for fqn, entry in self._metadata.entries.items():
@@ -146,7 +153,7 @@ class _DcpDirectory:
         self._note_unnamed_files()
 
     def tree(self, tensors: tuple[Tensor, ...]) -> object:
-        """Return all that the items hold, in the containers that paths make; None where these contradict."""
+        """Return tensors and objects in nested containers, as the paths say; None if the paths contradict."""
         by_path = {tensor.path: tensor for tensor in reversed(tensors)}
         nodes: list[tuple[Path, object]] = []
         for fqn, entry in self._metadata.entries.items():
@@ -164,19 +171,19 @@ class _DcpDirectory:
         return containers_of_paths(nodes) if nodes else None
 
     def files(self) -> Iterator[str]:
-        """Yield the paths of all files that belong to it."""
+        """Yield the paths of all files of the checkpoint."""
         names = (ENTRY, EXTRA, MEGATRON_COMMON, MEGATRON_CONFIG) if self._is_megatron else (ENTRY, EXTRA)
         for name, entry in self._probe.entries.items():
             if entry.is_file() and (name in names or name.endswith((".distcp", ".metadata"))):
                 yield entry.path
 
     def scanned_paths(self) -> frozenset[str]:
-        """Return the paths of the files whose pickles were looked into."""
+        """Return the paths of the files whose pickles were judged."""
         sources = (*self.sources.values(), *self._files.values())
         return frozenset((*self._parts.judged, *(fs.abspath(source.path) for source in sources)))
 
     def spans(self, parts: OpenedParts) -> Iterator[Span]:
-        """Iterate over the metadata, which has no checksum, and the records of all items file by file."""
+        """Yield the metadata files, which have no checksum, and the records of all items, file by file."""
         for name, source in self.sources.items():
             yield Span(Extent(source.path, 0, source.size), name, source.read_into)
         for name in self._files:
@@ -221,11 +228,12 @@ class _DcpDirectory:
                 continue
             items = sorted(by_file[name], key=lambda item: item[0])
             self._check_ranges(name, source.size, [place for place, _ in items])
-            # What is read of an item lies around the values, at both of its ends.
+            # Only the zip records around the values are read, which are at both ends of an item. Items follow
+            # each other, so one range around each boundary has the end of one and the start of the next.
             boundaries = {at for place, _ in items for at in (place.offset, place.end)}
             source.prefetch((max(0, at - _ITEM_FRAME), at + _ITEM_FRAME) for at in boundaries)
             for place, key in items:
-                # Items behind the end of the file, and transformed ones, have a finding for them all.
+                # Items beyond the end of the file, and transformed ones, share one finding.
                 if place.end <= source.size and key not in self._metadata.transformed:
                     self._open_item(source, place, key)
 
@@ -244,7 +252,7 @@ class _DcpDirectory:
         return None
 
     def _check_ranges(self, name: str, size: int, places: list[Extent]) -> None:
-        """Compare the ranges of the items with each other and the file."""
+        """Add findings if items overlap, leave gaps, or exceed the file."""
         expected, findings = 0, self._parts.findings
         for place in dict.fromkeys(places):
             if place.offset < expected:
@@ -265,7 +273,7 @@ class _DcpDirectory:
         fqn, items = key[0], self._items_at[place.file]
         where = f"{fqn}: {place.file}"
         entry = self._metadata.entries.get(fqn)
-        # Chunks of one tensor, and of others of its type and shape, are compared with one of them.
+        # Chunks of tensors of one type and shape are compared with the first of them instead of parsed.
         kind = None if entry is None or entry.dtype is None else (entry.dtype.name, entry.shape)
         try:
             item = items.get(place.offset)
@@ -280,7 +288,7 @@ class _DcpDirectory:
             self._parts.safety += (add_part_name(note, where) for note in getattr(failure, "safety", ()))
             self._parts.safety.append(warning("not-scanned", "it could not be read", where))
 
-    # The tensors and values that they make ----------------------------------------------------------
+    # Tensors and values ---------------------------------------------------------------------------
 
     def _add_value(self, fqn: str, entry: MetadataEntry) -> None:
         item = self._find_item(fqn, None)
@@ -290,7 +298,7 @@ class _DcpDirectory:
                 self.values.append((entry.path, item.plain))
 
     def _add_tensor(self, fqn: str, entry: MetadataEntry, dtype: DType) -> None:
-        """Add the tensor that chunks make; one that they don't tile has no values."""
+        """Add the tensor assembled from its chunks; it has no values if they don't tile it."""
         pieces = [Piece(chunk, self._chunk_tensor(fqn, entry, chunk)) for chunk in entry.chunks]
         whole, fault = assemble(self._probe.path, fqn, TensorParts(dtype, entry.shape), pieces)
         if fault is not None:
@@ -299,7 +307,7 @@ class _DcpDirectory:
         self.tensors.append((entry.path, whole))
 
     def _chunk_tensor(self, fqn: str, entry: MetadataEntry, chunk: Box) -> TensorParts | None:
-        """Return a chunk as its item holds it; None if the item is lost or holds something else."""
+        """Return the tensor in a chunk's item; None if the item is lost or holds something else."""
         item = self._find_item(fqn, chunk.offsets)
         if item is None:
             return None
@@ -315,21 +323,21 @@ class _DcpDirectory:
         return None
 
     def _find_item(self, fqn: str, offsets: tuple[int, ...] | None) -> Item | None:
-        """Return an item; one that is nowhere is a finding, unless its file's findings say so already."""
+        """Return the item of a chunk or value, if any; one without a place is a finding."""
         item = self._items.get((fqn, offsets))
         if item is None and (fqn, offsets) not in self._metadata.places:
             self._parts.fault("part-missing", ".metadata does not say where it lies", fqn)
         return item
 
-    # The files beside the items -------------------------------------------------------------------
+    # Files besides the items ----------------------------------------------------------------------
 
     @cached_property
     def _is_megatron(self) -> bool:
-        """Return whether Megatron wrote the directory, by its ``.metadata`` or the file next to it."""
+        """Return whether Megatron wrote the directory, by ``.metadata`` or ``metadata.json``."""
         return self._metadata.is_megatron or _BACKEND.encode() in _megatron_config(self._probe.entries)
 
     def _add_extra(self) -> None:
-        """Add what is not sharded, which is in a file beside."""
+        """Add the content of the file of everything that isn't sharded."""
         if self._is_megatron:
             self._check_megatron()
         name = MEGATRON_COMMON if self._is_megatron else EXTRA
@@ -347,7 +355,7 @@ class _DcpDirectory:
         self.values += (((key,), value) for key, value in extra.metadata.items())
 
     def _check_megatron(self) -> None:
-        """Note what Megatron would miss in a directory that it wrote."""
+        """Add findings about files that Megatron needs and that are lost or damaged."""
         entries, fault = self._probe.entries, self._parts.fault
         means: object = _SEPARATELY
         if MEGATRON_CONFIG not in entries:
@@ -368,7 +376,7 @@ class _DcpDirectory:
             fault("part-missing", message, MEGATRON_COMMON)
 
     def _note_unnamed_files(self) -> None:
-        """Note data that the metadata does not name, and what an interrupted save left."""
+        """Add findings about data files that the metadata doesn't name, and temporary files."""
         files = {place.file for places in self._metadata.places.values() for place in places}
         for name in self._probe.entries:
             if name.endswith(".distcp") and name not in files and self._metadata.entries:
@@ -380,11 +388,11 @@ class _DcpDirectory:
 
 
 class _Level(dict[Any, Any]):
-    """A container that paths lead through."""
+    """A container made from the keys of paths, as opposed to a dictionary that an item holds."""
 
 
 def containers_of_paths(nodes: Iterable[tuple[Path, object]]) -> object:
-    """Return the containers that paths make; None where one leads through the end of another."""
+    """Return nodes in nested containers by their paths; None if one path is a prefix of another."""
     root = _Level()
     for path, node in nodes:
         level = root
@@ -400,7 +408,7 @@ def containers_of_paths(nodes: Iterable[tuple[Path, object]]) -> object:
 
 
 def _list_or_dict(node: object) -> object:
-    """Return a level as a list where its keys are 0 to n, else as a dictionary."""
+    """Return a level as a list if its keys are 0 to n, else as a dictionary."""
     if type(node) is not _Level:
         return node
     indices = sorted(node) if all(type(key) is int for key in node) else []

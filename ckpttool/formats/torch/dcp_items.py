@@ -1,4 +1,9 @@
-"""One item of a distributed checkpoint: a whole file of ``torch.save`` that is inside another file."""
+"""Items of a distributed checkpoint: whole files of ``torch.save`` inside another file.
+
+Large checkpoints have many items of the same few types and shapes, which PyTorch writes with the
+same bytes except for values, checksums and a serialization id. So the first item of each type, shape and size
+is parsed, and becomes a template; of the others only the bytes around the values are read and compared.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +27,8 @@ from ckpttool.formats.torch.zip import Records, StorageRecords, trailing_finding
 from ckpttool.storage.source import Part, Source
 
 _MAX_KNOWN, _MAX_KNOWN_BYTES = 512, 4096
-_MAX_TEMPLATE = 1 << 16  # bytes around the values; torch writes 1,500
-_PICKLE = 0x80
+_MAX_TEMPLATE = 1 << 16  # bytes around the values; PyTorch writes some 1,500
+_PICKLE = 0x80  # the first byte of a pickle: the opcode PROTO
 _CENTRAL_FIELDS = struct.Struct("<16xI8x3H8xI")  # checksum; lengths of name, extra, comment; local header
 _CENTRAL_BYTES, _CHECKSUM_IN_CENTRAL, _CHECKSUM_IN_LOCAL = 46, 16, 14
 _HAS_DESCRIPTOR, _CHECKSUM_IN_DESCRIPTOR = 0x0008, 4
@@ -31,7 +36,16 @@ _DIRECTORY_BEFORE_END = 6  # where the end record says, in 4 bytes, at which off
 
 
 class Item(NamedTuple):
-    """What an item holds; extents count from the start of the file that it is in."""
+    """The content of an item.
+
+    Attributes:
+        nbytes: Length of the item in the file.
+        base: Offset of the item in the file.
+        records: Opens its archive.
+        tensors: With extents counted from the start of the file.
+        stored: The same tensors, with extents counted from the start of the item.
+        plain: Everything but tensors, as plain data.
+    """
 
     fqn: str
     nbytes: int
@@ -43,23 +57,23 @@ class Item(NamedTuple):
     findings: tuple[Finding, ...]
     safety: tuple[Finding, ...]
     tree: Callable[[tuple[Tensor, ...]], object]
-    """Gives what it holds as ``Checkpoint.tree``, from the tensors with their names."""
+    """Returns the content as ``Checkpoint.tree``, given the checkpoint's tensors."""
 
     def spans(self, file: str) -> Iterator[Span]:
-        """Iterate over its records; ``file`` is the name for people of the file that it is in."""
+        """Yield the item's records; ``file`` is the file's name in messages."""
         for span in self.records().spans(self.stored):
             extent = span.extent._replace(offset=self.base + span.extent.offset)
             yield span._replace(extent=extent, where=f"{self.fqn}: {file}: {span.where}")
 
 
 class KnownPickles:
-    """Interprets the pickles of items; chunks of one type and shape have the very same one."""
+    """Cache of items' interpreted pickles by their bytes, which chunks of one type and shape share."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, PickleSequence] = {}
 
     def read(self, records: Records) -> PickleSequence:
-        """Return what the main pickle of an item holds."""
+        """Return the interpreted ``data.pkl`` of an item."""
         member = records.by_name.get("data.pkl")
         if member is None or member.size > _MAX_KNOWN_BYTES:
             return records.judged_pickle("data.pkl")
@@ -72,7 +86,7 @@ class KnownPickles:
 
 
 def open_item(source: Source, place: Extent, fqn: str, pickles: KnownPickles) -> Item:
-    """Return what is at a place."""
+    """Return the item at a place of a file."""
     records = _records(source, place, fqn)
     judged = pickles.read(records)
     with attach_safety(judged.safety):
@@ -116,17 +130,14 @@ def _extent_in_file(extent: Extent | None, source: Source, base: int) -> Extent 
 
 
 class Items:
-    """Opens the items of a checkpoint: one of a kind is looked through, the others are compared with it.
-
-    Chunks of one type and shape differ in their values and checksums alone, wherever torch wrote them.
-    """
+    """Opens the items of a checkpoint, with a template for each kind and size."""
 
     def __init__(self) -> None:
         self._pickles = KnownPickles()
         self._templates: dict[Hashable, _ItemTemplate] = {}
 
     def open(self, source: Source, place: Extent, fqn: str, kind: Hashable) -> Item:
-        """Return what is at a place; ``kind`` is what it should be."""
+        """Return the item at a place; ``kind`` is its tensor's type and shape according to the metadata."""
         template = self._templates.get((kind, place.nbytes))
         if template is not None and template.matches(source, place):
             return template.item_at(source, place, fqn)
@@ -138,14 +149,15 @@ class Items:
 
 
 class _ItemTemplate(NamedTuple):
-    """What the bytes of all items of a kind have in common.
+    """The bytes that all items of a kind share.
 
     Attributes:
-        item: The one that was looked through.
-        skipped: Where the values begin and end, which are not read; offsets below don't count them.
-        constants: Bytes that are the same in all, and where.
-        checksums: Of each record that is another in each: all the places of its one checksum.
-        others: Where records begin that are no values, and must not be pickles.
+        item: The item that was parsed.
+        skipped: Range of the values, which aren't read; the offsets below are without it.
+        constants: Offset and content of the bytes that are the same in all.
+        checksums: For each record that varies, the offsets of its checksum: in the central directory, and
+            in the local header or the data descriptor.
+        others: Offsets of varying records besides the values, which must not be pickles.
     """
 
     item: Item
@@ -155,19 +167,19 @@ class _ItemTemplate(NamedTuple):
     others: tuple[int, ...]
 
     def matches(self, source: Source, place: Extent) -> bool:
-        """Return whether what is at a place is the same item but for values and checksums."""
+        """Return whether the item at a place differs from the template in values and checksums only."""
         data = _read_except(source, place, self.skipped)
         if not all(data.startswith(constant, offset) for offset, constant in self.constants):
             return False
         for first, *others in self.checksums:
             checksum = data[first : first + 4]
-            # 0 is what a file without checksums has.
+            # Files without checksums have 0; their items are parsed one by one.
             if checksum == b"\0\0\0\0" or not all(data.startswith(checksum, offset) for offset in others):
                 return False
         return not any(data[offset] == _PICKLE for offset in self.others)
 
     def item_at(self, source: Source, place: Extent, fqn: str) -> Item:
-        """Return the item at a place that matches."""
+        """Return the item at a place that ``matches``."""
         ((path, parts),) = self.item.stored
         values = parts.values
         assert isinstance(values, Contiguous)  # or there would be no template
@@ -188,7 +200,7 @@ class _ItemTemplate(NamedTuple):
 
 
 def _read_except(source: Source, place: Extent, skipped: tuple[int, int]) -> bytes:
-    """Return the bytes of an item without those in a range."""
+    """Return the bytes of an item without those of a range, in one read if it is small."""
     start, end = skipped
     if place.nbytes <= _MAX_KNOWN_BYTES:
         data = source.read(place.offset, place.nbytes)
@@ -197,13 +209,14 @@ def _read_except(source: Source, place: Extent, skipped: tuple[int, int]) -> byt
 
 
 def _make_template(source: Source, place: Extent, item: Item) -> _ItemTemplate | None:
-    """Return what items that are like this one have in common, or None where it is not a plain tensor's."""
+    """Return a template from an item, or None unless it holds one contiguous tensor and nothing else."""
     if item.findings or item.safety or [path for path, _ in item.stored] != [()]:
         return None
     if not isinstance(item.stored[0][1].values, Contiguous):
         return None
     members = item.records().archive.members
-    # What differs from item to item: the values, and the number that torch gives each save.
+    # Two records vary from item to item: the values, and the serialization id. All their checksums vary with
+    # them, and everything else must be equal byte for byte.
     paths = {member.header: member.name.partition("/")[2] for member in members}
     varying = [
         member
@@ -247,7 +260,7 @@ def _make_template(source: Source, place: Extent, item: Item) -> _ItemTemplate |
 
 
 def _central_checksums(data: bytes, index: Callable[[int], int]) -> dict[int, int]:
-    """Return where the directory has each record's checksum, in the item, by the record's own offset."""
+    """Return the offset of each record's checksum in the central directory, by the record's own offset."""
     (start,) = struct.unpack("<I", data[-_DIRECTORY_BEFORE_END:-2])
     gap = start - index(start)
     entry, checksums = index(start), {}
@@ -259,7 +272,7 @@ def _central_checksums(data: bytes, index: Callable[[int], int]) -> dict[int, in
 
 
 def _between(data: bytes, ranges: list[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
-    """Yield the bytes between ranges, and where they begin."""
+    """Yield offset and content of the bytes between ranges."""
     start = 0
     for begin, end in (*ranges, (len(data), len(data))):
         if start < begin:

@@ -1,6 +1,12 @@
-"""The ``.metadata`` of a distributed checkpoint: what each tensor is, and where its chunks lie.
+"""The ``.metadata`` of a distributed checkpoint: tensors, their chunks, and the chunks' places in files.
 
-It is a pickle of a few dataclasses, which are read as inert nodes.
+It is the pickle of a ``Metadata`` dataclass, which is read as inert nodes. Names (``fqn``) are the keys of
+the nested state dict joined by dots:
+
+- ``state_dict_metadata``: by name, the type, shape and chunks (offsets and sizes) of a tensor, or a mark that
+  it is another object.
+- ``planner_data``: by name, the path in the state dict as a tuple of keys.
+- ``storage_data``: by name and offsets, the file, offset and length of each item.
 
 Source: PyTorch ``torch/distributed/checkpoint/metadata.py``, ``filesystem.py``.
 """
@@ -25,14 +31,14 @@ from ckpttool.formats.torch.types import COMPONENTS, sizes, torch_dtype
 from ckpttool.storage import fs
 
 MAX_ITEMS = 1_000_000
-"""The most chunks and values that one checkpoint may consist of."""
+"""Limit on the items of a checkpoint."""
 
 _MODULE = "torch.distributed.checkpoint.metadata"
 _OLD_MODULE = "torch.distributed._shard.sharded_tensor.metadata"  # of properties, until PyTorch 2.2
 _PROPERTIES = ((_MODULE, "TensorProperties"), (_OLD_MODULE, "TensorProperties"))
 _ENCODINGS = ((_MODULE, "_MEM_FORMAT_ENCODING"), (_OLD_MODULE, "MEM_FORMAT_ENCODING"))
 _MOST_NAMED = 10
-"""How many names get a finding of a kind."""
+"""Number of names with a finding of one kind; the rest is left out."""
 _PLACE = ("torch.distributed.checkpoint.filesystem", "_StorageInfo")
 _LAYOUTS = frozenset(
     {"torch.strided", "torch.jagged", "torch._mkldnn", *(f"torch.{name}" for name in COMPONENTS)}
@@ -48,7 +54,7 @@ Key = tuple[str, tuple[int, ...] | None]
 
 @dataclass(slots=True)
 class MetadataEntry:
-    """What is saved under one name: a tensor in chunks, or with ``dtype`` None any other object."""
+    """Entry of ``state_dict_metadata``: a tensor in chunks, or another object if ``dtype`` is None."""
 
     path: Path
     dtype: DType | None = None
@@ -58,14 +64,14 @@ class MetadataEntry:
 
 @dataclass(slots=True)
 class Metadata:
-    """What one or several ``.metadata`` files say.
+    """The content of one or several ``.metadata`` files.
 
     Attributes:
         entries: By name.
-        places: Where each chunk lies, by name and offsets; offsets are None for what is no tensor. Several
-            where each rank wrote metadata of its own, and a copy of what is not cut.
-        transformed: How the bytes of items were transformed when they were written: ``stream.zstd``.
-        is_megatron: Whether Megatron wrote them, which adds what it knows of the tensors.
+        places: Places of each item, by name and offsets of its chunk (None for other objects). There are
+            several if each rank wrote metadata of its own, and a copy of a tensor that isn't sharded.
+        transformed: Transforms of items' bytes, such as ``stream.zstd``, by name and offsets.
+        is_megatron: Whether the field ``mcore_data`` shows that Megatron wrote them.
     """
 
     entries: dict[str, MetadataEntry] = field(default_factory=dict)
@@ -88,7 +94,7 @@ class Metadata:
 
 
 class _MetadataReader:
-    """Adds what one ``.metadata`` says to the metadata of all."""
+    """Reads one ``.metadata`` into the metadata of all files."""
 
     def __init__(self, metadata: Metadata, path: str, name: str) -> None:
         self._metadata, self._path, self._name = metadata, path, name
@@ -116,7 +122,7 @@ class _MetadataReader:
         paths, storage_meta = fields["planner_data"], fields.get("storage_meta")
         if storage_meta is not None:
             _fields(storage_meta, (_MODULE, "StorageMeta"))
-        self._paths = paths if isinstance(paths, dict) else {}  # a planner of one's own may store anything
+        self._paths = paths if isinstance(paths, dict) else {}  # a user's planner may store anything
         for fqn, node in entries.items():
             self._add_entry(_text(fqn), node)
         for index, info in places.items():
@@ -161,9 +167,9 @@ class _MetadataReader:
             self._metadata.findings.append(error("chunk-twice", message, fqn))
 
     def _compare_names(self, entries: Mapping[str, Any]) -> Iterator[Finding]:
-        """Yield where ``planner_data`` gives a name another path than that from which PyTorch made it.
+        """Yield an error for each name that isn't its path in ``planner_data``, joined by dots.
 
-        It joins the keys of the path by dots; there are no paths where it was told not to flatten.
+        A planner that doesn't flatten has no paths.
         """
         for fqn in entries:
             keys = self._paths.get(fqn, (fqn,))
@@ -172,7 +178,7 @@ class _MetadataReader:
                 yield error("metadata-disagrees", message, fqn)
         nameless = [fqn for fqn in entries if fqn not in self._paths]
         others = [name for name in self._paths if name not in entries]
-        if not (nameless and others):  # a planner of one's own may keep fewer paths, or more
+        if not (nameless and others):  # a user's planner may keep fewer paths, or more
             return
         for fqn in nameless[:_MOST_NAMED]:
             yield error("metadata-disagrees", f"{self._name}: no entry in planner_data", fqn)
@@ -181,7 +187,7 @@ class _MetadataReader:
             yield error("metadata-disagrees", f"{self._name}: {message}")
 
     def _compare_places(self) -> Iterator[Finding]:
-        """Yield which items ``storage_data`` places that no entry describes."""
+        """Yield an error for each item in ``storage_data`` that ``state_dict_metadata`` doesn't describe."""
         entries = self._metadata.entries
         described: set[Key] = {(fqn, None) for fqn, entry in entries.items() if entry.dtype is None}
         described |= {(fqn, chunk.offsets) for fqn, entry in entries.items() for chunk in entry.chunks}
@@ -211,7 +217,7 @@ class _MetadataReader:
 
 
 def _fields(node: object, *kinds: tuple[str, str]) -> Mapping[str, Any]:
-    """Return the fields of a dataclass that must be one of some."""
+    """Return the fields of a dataclass of one of these kinds."""
     state = _state(node, *kinds)
     if not isinstance(state, dict) or not all(type(key) is str for key in state):
         raise TypeError(f"{describe(node)!s:.60} without fields, or with one that has no name")
@@ -225,7 +231,7 @@ def _state(node: object, *kinds: tuple[str, str]) -> Any:
 
 
 def _element_type(node: object) -> DType:
-    """Return the element type of a tensor's properties, having checked the others."""
+    """Return the element type in a ``TensorProperties``; the other properties are checked."""
     state = _state(node, *_PROPERTIES)
     if not isinstance(state, tuple) or len(state) != 5:
         raise TypeError(f"{describe(state)!s:.60} where five properties of a tensor should be")
@@ -254,7 +260,7 @@ def _text(node: object) -> str:
 
 
 def tree_of(values: list[tuple[Path, object]]) -> dict[str, object]:
-    """Return values by path as nested dictionaries; those with keys 0 to n are lists again."""
+    """Return values in nested dictionaries by their paths; those with keys 0 to n become lists."""
     root: dict[Any, Any] = {}
     for path, value in values:
         level = root

@@ -1,7 +1,9 @@
-"""Distributed checkpoints in safetensors: each rank wrote its chunks of the tensors into files of its own.
+"""Distributed checkpoints in safetensors: the chunks of each rank in files of its own.
 
-No ``.metadata`` is there: the header of each file says where in its tensor each of its chunks begins.
-Where the chunks were put together at the end, the whole tensors lie above as a set of shards with its index.
+The directory has no ``.metadata``. The header of each file has, under ``DCP_SHARDING_INFO``, JSON with the
+offsets of each chunk in its tensor (``saved_offsets``); the shape of a whole tensor is where its chunks end.
+If the chunks were consolidated, the whole tensors are a set of shards with an index, and the chunks in the
+subdirectory ``sharded``.
 
 Source: PyTorch ``torch/distributed/checkpoint/hf_storage.py``, ``_consolidate_hf_safetensors.py``.
 """
@@ -31,7 +33,7 @@ from ckpttool.formats.sharded import indexes, open_set, read_index
 _RANK_FILE = re.compile(r"shard-(?P<rank>\d{5,9})-model-(?P<part>\d{5,9})-of-(?P<total>\d{5,9})\.safetensors")
 _SHARDING, _VERSION = "DCP_SHARDING_INFO", "DCP_VERSION"
 _SHARDED = "sharded"
-"""Where the chunks lie that were put together at the end."""
+"""Subdirectory of the chunks that were consolidated."""
 _MAX_INT64 = (1 << 63) - 1
 
 
@@ -55,7 +57,7 @@ class DcpSafetensors(Format):
                     parts.fault("part-damaged", f"a {part.format} file, not safetensors", name)
             tensors = tuple(merger.tensors())
             _check_names(parts, names)
-            # Other weights PyTorch's reader would take for chunks.
+            # PyTorch's reader takes every .safetensors file for chunks.
             for name, entry in probe.entries.items():
                 if name.endswith(".safetensors") and not _is_rank_file(entry):
                     parts.findings.append(
@@ -77,7 +79,7 @@ class DcpSafetensors(Format):
 
 
 class DcpConsolidated(Format):
-    """What ``HuggingFaceStorageWriter`` put together: a set of shards, above the chunks that made it."""
+    """A set of shards that ``HuggingFaceStorageWriter`` consolidated, with their chunks below it."""
 
     name: ClassVar[str] = "safetensors"
     takes_in = True
@@ -106,7 +108,7 @@ def _indexes(probe: Probe) -> list[str]:
 
 
 def _check_names(parts: OpenedParts, names: list[str]) -> None:
-    """Compare what the names ``shard-00002-model-00001-of-00003`` say of each other, and of the holes."""
+    """Add findings about missing files, by the numbers in ``shard-<rank>-model-<part>-of-<total>``."""
     matches = [match for name in names if (match := _RANK_FILE.fullmatch(name))]
     totals = {int(match["total"]) for match in matches}
     if len(totals) > 1:
@@ -126,25 +128,25 @@ def _check_names(parts: OpenedParts, names: list[str]) -> None:
     count = counted(max(ranks), "rank")
     message = f"{count}; the files do not tell how many there were, so more may be lost"
     parts.findings.append(note("ranks-unknown", message))
-    # What is missing explains the holes.
+    # A missing file comes first, as it explains the holes in tensors.
     parts.findings.sort(key=lambda finding: finding.code != "part-missing")
 
 
 def _first_missing(numbers: set[int], last: int) -> int | None:
-    """Return the first number from 1 to ``last`` that is not there."""
+    """Return the first number from 1 to ``last`` that is missing, or None."""
     candidates = range(1, min(last, len(numbers) + 1) + 1)
     return next((number for number in candidates if number not in numbers), None)
 
 
 class _ChunkMerger:
-    """Makes tensors of the chunks of all ranks; each chunk has its start in the tensor."""
+    """Assembles tensors from the chunks of all ranks and their offsets."""
 
     def __init__(self, path: str, parts: OpenedParts) -> None:
         self._path, self._parts = path, parts
         self._chunks: dict[str, list[tuple[tuple[int, ...], Tensor]]] = {}
 
     def add(self, name: str, part: Checkpoint) -> None:
-        """Take over the chunks of a file."""
+        """Add the chunks of a file."""
         try:
             starts = dict(_starts(part))
         except DamagedCheckpoint as failure:
@@ -165,7 +167,7 @@ class _ChunkMerger:
                 self._parts.fault("metadata-disagrees", message, f"{name}: {tensor.name}")
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield all tensors; those whose chunks don't tile them are without values."""
+        """Yield all tensors; one that its chunks don't tile has no values."""
         for name, chunks in self._chunks.items():
             if chunks:
                 yield self._merge(name, chunks)
@@ -173,7 +175,8 @@ class _ChunkMerger:
     def _merge(self, name: str, chunks: Sequence[tuple[tuple[int, ...], Tensor]]) -> Tensor:
         _, first = chunks[0]
         boxes = [Box(start, part.shape) for start, part in chunks]
-        # The shape of the whole is not stated: it reaches as far as its chunks do.
+        # No file states the whole tensor's shape, so it ends where the last chunk ends along each axis. A
+        # missing last chunk therefore goes unnoticed here; the numbers in the names may show it.
         shape = tuple(map(max, zip(*(box.ends for box in boxes), strict=True))) if first.shape else ()
         empty = replace(first, shape=shape, values=None, extent=None, storage=None)
         if math.prod(shape) > _MAX_INT64:
@@ -188,7 +191,7 @@ class _ChunkMerger:
 
 
 def _starts(part: Checkpoint) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield where each chunk of a file begins in its tensor, one number an axis."""
+    """Yield the name of each chunk of a file, and its offsets in the tensor, one for each axis."""
     text = part.metadata.get(_SHARDING)
     info = parse_json(part.path, text.encode(), "metadata") if isinstance(text, str) else None
     if isinstance(info, Doubled):
@@ -199,7 +202,7 @@ def _starts(part: Checkpoint) -> Iterator[tuple[str, tuple[int, ...]]]:
         entry = info.get(tensor.name) if isinstance(info, Mapping) else None
         start = entry.get("saved_offsets") if isinstance(entry, Mapping) else None
         if info is None:
-            start = [0] * len(tensor.shape)  # as PyTorch takes it
+            start = [0] * len(tensor.shape)  # as PyTorch assumes
         if (
             not isinstance(start, list)
             or len(start) != len(tensor.shape)

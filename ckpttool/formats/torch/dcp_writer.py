@@ -1,8 +1,8 @@
-"""Writes distributed checkpoints, as one rank of ``torch.distributed.checkpoint`` does or without entries.
+"""Writes distributed checkpoints: a whole one, as a single rank does, or an existing one with fewer entries.
 
-The pickle ``.metadata`` is written opcode by opcode. If entries are removed, items keep their bytes, and the
-metadata name the rest: data files that lose an item are written anew under unused names. Until the new
-``.metadata`` replaces the old one, the directory is the old checkpoint, and from then on the new one.
+A whole one has all items in ``__0_0.distcp``. To remove entries, items are copied byte by byte: each data
+file that loses an item is written again under an unused name, and the rest stays as it is. Until the new
+``.metadata`` replaces the old one, the directory is the old checkpoint; from then on it is the new one.
 
 Source: PyTorch ``torch/distributed/checkpoint/filesystem.py``, ``default_planner.py``, ``_traverse.py``,
 ``metadata.py``; CPython ``Lib/pickle.py``.
@@ -50,24 +50,24 @@ _SHARED = frozenset(
     {_STRIDED, _CONTIGUOUS, "properties", "size", "chunks", "offsets", "sizes", "fqn", "index", "offset"}
     | {"relative_path", "length"}
 )
-"""What is written once, next to the names of classes, and referred to where it is used again."""
+"""Values, besides classes, that are written once and then taken from the pickle's memo."""
 _BATCH = 1000
-"""How many pairs are set at once: a reader keeps them on its stack."""
+"""Number of dictionary entries per SETITEMS; a reader keeps that many on its stack."""
 _WORDS = {None: b"N", True: b"\x88", False: b"\x89"}
 
 
 @dataclass(frozen=True, slots=True)
 class StoredItem:
-    """What is saved under one name, and where.
+    """An entry of the state dict, and its place in a data file.
 
     Attributes:
-        fqn: The name: the keys of the path, joined by dots.
-        path: Where it is in the state dict; integers are indexes of lists.
-        tensor: What it is; None for anything but a tensor.
-        requires_grad: Whether it is a parameter that is trained.
-        file: The name of the file.
-        offset: Where it begins in the file, in bytes.
-        nbytes: How many bytes it takes there.
+        fqn: The keys of the path, joined by dots.
+        path: Keys in the state dict; integers are indexes of lists.
+        tensor: None for another object.
+        requires_grad: Whether it is a trained parameter.
+        file: Name of the data file.
+        offset: Offset in the file, in bytes.
+        nbytes: Length in the file, in bytes.
     """
 
     fqn: str
@@ -80,7 +80,7 @@ class StoredItem:
 
 
 def write_metadata(write: Callable[[bytes], object], stored: Sequence[StoredItem]) -> None:
-    """Write the metadata of a checkpoint in which each tensor is one chunk."""
+    """Write the ``.metadata`` of a checkpoint in which each tensor is one chunk."""
 
     def size(lengths: tuple[int, ...]) -> Call:
         return Call(_SIZE, (lengths,))
@@ -114,11 +114,13 @@ def write_metadata(write: Callable[[bytes], object], stored: Sequence[StoredItem
 
 
 def write_fields(write: Callable[[bytes], object], fields: Mapping[str, object]) -> None:
-    """Write a ``Metadata`` with these fields; an iterator gives the entries of a dictionary.
+    """Write the pickle of a ``Metadata`` with these fields; an iterator yields the entries of a dictionary.
 
     Raises:
-        TypeError: One holds what no metadata of PyTorch's holds.
+        TypeError: A field holds an object that PyTorch's metadata never holds.
     """
+    # Written opcode by opcode, as PyTorch isn't imported. In protocol 2: PROTO, the class, an empty tuple and
+    # NEWOBJ make the object; then a dictionary gets each field by a SETITEM, and BUILD sets it as the state.
     pickle = _MetadataPickler(write)
     write(b"\x80\x02")
     pickle.put(_METADATA)
@@ -134,19 +136,19 @@ def write_fields(write: Callable[[bytes], object], fields: Mapping[str, object])
 
 
 def _new(kind: Global, state: object) -> Call:
-    """Return an object that is made without arguments, and then given its state."""
+    """Return the node of an object made without arguments (NEWOBJ) and then given its state (BUILD)."""
     return Call(kind, (), state=state, is_new=True)
 
 
 class _MetadataPickler:
-    """Writes values opcode by opcode."""
+    """Writes values as opcodes of pickle protocol 2; shared values are memoized (BINPUT, BINGET)."""
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._write = write
         self._memo: dict[object, int] = {}
 
     def put(self, value: object) -> None:
-        """Write the opcodes that put a value on a reader's stack."""
+        """Write the opcodes that push a value on the reader's stack."""
         is_shared = isinstance(value, Global) or (isinstance(value, str | Call) and value in _SHARED)
         known = self._memo.get(value) if is_shared else None
         if known is not None:
@@ -187,7 +189,7 @@ class _MetadataPickler:
             raise TypeError(f"no metadata holds a {type(value).__name__}")
 
     def _write_integer(self, value: int) -> None:
-        """Write a number, as short as it can be."""
+        """Write an integer in its shortest opcode."""
         if 0 <= value < 1 << 8:
             self._write(b"K" + bytes([value]))
         elif 0 <= value < 1 << 16:
@@ -212,10 +214,10 @@ class _MetadataPickler:
 
 
 _BY_NAME = ("state_dict_metadata", "planner_data", "mcore_data")
-"""Fields of the metadata that are dictionaries by the names of entries; the last one is Megatron's."""
+"""Fields of the metadata that are dictionaries by name; the last one is Megatron's."""
 _STORED = "storage_data"
 _FIELDS = frozenset({*_BY_NAME, _STORED, "storage_meta", "version"})
-"""Other fields are not written again: they may hold anything."""
+"""Known fields; a checkpoint with others isn't rewritten, as those may hold anything."""
 _NUMBERED = re.compile(r"(__\d{1,9}_)(\d{1,9})\.distcp")
 _BLOCK = 1 << 20
 _GROWTH = 8
@@ -223,10 +225,10 @@ _GROWTH = 8
 
 
 def without_entries(path: str, gone: Collection[Path]) -> Trim:
-    """Return how a directory loses the entries below some keys, which are paths in the state dict.
+    """Return the names of the entries below some paths, and a function that writes all others.
 
     Raises:
-        CheckpointError: It can't be read, or has what can't be written again.
+        CheckpointError: The directory can't be read, or holds something that can't be written again.
     """
     place = os.path.join(path, METADATA)
     if not fs.exists(place):
@@ -293,7 +295,9 @@ def _write(
 
 
 def _bounded(sink: Sink, most: int) -> Callable[[bytes], object]:
-    """Return what writes to a file up to so many bytes: lists that share lists are written at length."""
+    """Return a function that writes to a file, and raises ``ValueError`` beyond ``most`` bytes."""
+    # A list that many lists of a hostile pickle share is written once for each, so the new metadata could be
+    # larger than the old by any factor.
 
     def write(data: bytes) -> None:
         if sink.offset + len(data) > most:
@@ -304,7 +308,7 @@ def _bounded(sink: Sink, most: int) -> Callable[[bytes], object]:
 
 
 def _free_name(file: str, taken: set[str]) -> str:
-    """Return a name for a data file of the same rank that no file of the directory has."""
+    """Return an unused name for a data file of the same rank, and add it to ``taken``."""
     numbered = _NUMBERED.fullmatch(file)
     stem, number = (numbered[1], int(numbered[2])) if numbered else ("__0_", 0)
     while (name := f"{stem}{number}.distcp") in taken:
@@ -314,7 +318,7 @@ def _free_name(file: str, taken: set[str]) -> str:
 
 
 def _copy(read: Callable[[int, int], Any], place: Extent, sink: Sink, advance: Advance) -> int:
-    """Append an item to a file, and return the checksum of its bytes."""
+    """Append an item to a file, and return its CRC-32."""
     crc = 0
     for offset in range(0, place.nbytes, _BLOCK):
         block = read(place.offset + offset, min(_BLOCK, place.nbytes - offset))
@@ -325,7 +329,7 @@ def _copy(read: Callable[[int, int], Any], place: Extent, sink: Sink, advance: A
 
 
 def _read_staged(extent: Extent) -> Callable[[int, memoryview], None]:
-    """Return what reads bytes of a file that is complete by then."""
+    """Return a reader of an extent that opens the file when it is called, after it has been written."""
 
     def read(offset: int, buffer: memoryview) -> None:
         with fs.open_source(extent.file) as source:
@@ -337,7 +341,7 @@ def _read_staged(extent: Extent) -> Callable[[int, memoryview], None]:
 def _stored_entries(
     stored: Mapping[Call, Call], lost: Collection[str], moved: Mapping[Extent, Extent]
 ) -> Iterator[tuple[Call, Call]]:
-    """Yield the entries of ``storage_data`` that stay, with the places that their items have now."""
+    """Yield the remaining entries of ``storage_data`` with the new places of their items."""
     for index, info in stored.items():
         if index.state["fqn"] in lost:
             continue
@@ -350,7 +354,7 @@ def _stored_entries(
 
 _DATA_FILE, _METADATA_FILE = "__0_0.distcp", ".metadata"
 _MOST_ENTRIES = 100_000
-"""The most tensors and values: the metadata of more would be a longer pickle than any that is read."""
+"""Limit on entries; the metadata of more would exceed the limit of our own reader."""
 
 
 class TorchDcpWriter(Writer):
@@ -387,7 +391,7 @@ class TorchDcpWriter(Writer):
 
 
 def _write_items(items: list[StateDictEntry], target: Target) -> list[StoredItem]:
-    """Write everything into one file, ties once; return where it lies."""
+    """Write all items into one file, tied tensors once, and return their places."""
     sink = target.create(_DATA_FILE)
     unsealed: list[TorchZip] = []
     places: dict[object, tuple[int, int]] = {}
@@ -411,7 +415,7 @@ def _write_items(items: list[StateDictEntry], target: Target) -> list[StoredItem
 
 
 def _owner_of(node: object) -> object:
-    """Return a key that all have in common that are stored once; None for one that is stored alone."""
+    """Return a key that tied tensors share; None for an entry with an item of its own."""
     if isinstance(node, Tensor):
         return node.shares_with or node.name
     if isinstance(node, Call) and node.function == NDARRAY:
@@ -432,14 +436,15 @@ class StateDictEntry:
 
     @property
     def fqn(self) -> str:
-        """Return the name under which it is saved."""
+        """Return the name in the metadata."""
         return ".".join(map(str, self.path))
 
 
 def flat_state_dict(content: Content) -> Iterator[StateDictEntry]:
-    """Yield the entries of a state dict: what is nested in dictionaries, and in lists that hold tensors.
+    """Yield the entries of a flattened state dict.
 
-    A tree that is no dictionary is no state dict; its tensors are taken by their names then.
+    Dictionaries are flattened, and so are lists with tensors or dictionaries at any depth; any other list is
+    an entry. A tree that isn't a dictionary isn't a state dict: its tensors are entries by their names.
     """
     if not isinstance(content.tree, dict):
         yield from (StateDictEntry((tensor.name,), tensor) for tensor in content.tensors)
@@ -466,8 +471,8 @@ def _has_entries(items: list[object], known: dict[int, bool]) -> bool:
     """Return whether a list holds tensors or dictionaries, at any depth of lists.
 
     Args:
-        items: The list, which nothing in it holds.
-        known: The answers of lists that were asked before, by ``id``; new ones are added.
+        items: A list that doesn't contain itself.
+        known: Answers by ``id``; new ones are added.
     """
     stack = [items]
     while stack:
@@ -485,7 +490,7 @@ def _has_entries(items: list[object], known: dict[int, bool]) -> bool:
 
 
 def _tensor_in(node: object) -> tuple[Tensor, bool] | None:
-    """Return the tensor that a node is, and whether it requires gradients; None if it is none."""
+    """Return a tensor or parameter as a tensor and ``requires_grad``; None for another node."""
     if isinstance(node, Tensor):
         return node, False
     if not isinstance(node, Call) or not node.args or not isinstance(node.args[0], Tensor):

@@ -1,6 +1,17 @@
-"""What DeepSpeed writes under one tag: a directory with files of each rank, as one checkpoint.
+"""Checkpoints of DeepSpeed: a directory for one tag (``global_step500``) with the files of all ranks.
 
-``zero_to_fp32.py``, which lies beside, is a program; it is neither run nor judged.
+- ``mp_rank_<mp>_model_states.pt``, of each model-parallel rank: weights, settings and counters. At ZeRO stage
+  3 each data-parallel rank has one, ``zero_pp_rank_<dp>_mp_rank_<mp>_model_states.pt``, with empty tensors as
+  placeholders of the parameters.
+- ``zero_pp_rank_<dp>_mp_rank_<mp>_optim_states.pt``, of each rank if ZeRO is on: its partition of the
+  optimizer and, at stage 3, of the parameters (``deepspeed_zero.py``).
+- ``layer_<layer>-model_<mp>-model_states.pt`` of a pipeline, and ``layer_<layer>_expert_<expert>_…`` of a
+  mixture of experts: weights of a layer or an expert.
+- Universal checkpoints have a directory ``zero`` instead of the optimizer states.
+
+Tensors of the first model states keep their paths, layers' and experts' join the module, and those of any
+other file are below its name. ``zero_to_fp32.py`` next to the directory is a program; it is neither run nor
+judged.
 
 Source: deepspeedai/DeepSpeed ``deepspeed/runtime/engine.py`` (``save_checkpoint``).
 """
@@ -50,7 +61,7 @@ _OTHER = re.compile(r"(expp_rank_\d+_)?mp_rank_\d+_optim_states\.pt")
 _LOADABLE = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".safetensors")
 _OF_A_JOB = ("dp_world_size", "mp_world_size")
 _INNER = ("base_optimizer_state", "optimizer_state_dict")
-"""Where the optimizer's own state lies: in stages 1 and 2, and in stage 3."""
+"""Keys of the optimizer's own state: at stages 1 and 2, and at stage 3."""
 
 
 class DeepSpeed(Format):
@@ -98,7 +109,7 @@ class DeepSpeed(Format):
 
 
 class _StateFile(NamedTuple):
-    """A file of the checkpoint: what it is for, whose it is, and what it holds."""
+    """A file with the numbers in its name: data- and model-parallel rank, layer, expert."""
 
     name: str
     kind: str  # model, optimizer, layer, expert, other
@@ -114,7 +125,7 @@ class _StateFile(NamedTuple):
 
 
 def _open_files(parts: OpenedParts, probe: Probe, skipped: Sequence[str]) -> list[_StateFile]:
-    """Open all files that a framework could load; directories that are read elsewhere are skipped."""
+    """Open all files that a framework could load; ``skipped`` are directories that are read elsewhere."""
     files = []
     for name, entry in probe.entries.items():
         if entry.is_file() and name.endswith(_LOADABLE):
@@ -128,7 +139,7 @@ def _open_files(parts: OpenedParts, probe: Probe, skipped: Sequence[str]) -> lis
 
 
 def _parse_name(name: str) -> tuple[str, tuple[tuple[str, int], ...]]:
-    """Return what a file is for, and its numbers by their names, however many digits these have."""
+    """Return the kind of a file and the numbers in its name, without regard to leading zeros."""
     for kind, pattern in KINDS.items():
         match = pattern.fullmatch(name)
         if match:
@@ -142,10 +153,8 @@ def _parse_name(name: str) -> tuple[str, tuple[tuple[str, int], ...]]:
 def _ranks(
     parts: OpenedParts, files: list[_StateFile], metadata: Mapping[str, Any], *, is_universal: bool
 ) -> Ranks:
-    """Return the states of all ranks, and note those that are missing or of another save.
-
-    A universal checkpoint has none of the files that ZeRO writes, though its settings tell of a stage.
-    """
+    """Return the states of all ranks, and add findings about missing files and those of another save."""
+    # A universal checkpoint has none of the files that ZeRO writes, though its settings still have a stage.
     stage = stage_of(metadata, [file.part for file in files if file.kind == "optimizer"])
     stage = 0 if is_universal else stage
     world, models = _count(metadata.get("dp_world_size")), _count(metadata.get("mp_world_size")) or 1
@@ -174,7 +183,7 @@ def _ranks(
 def _note_other_ranks(
     parts: OpenedParts, files: list[_StateFile], stage: int | None, world: int, models: int
 ) -> None:
-    """Note files of ranks that such a job does not have."""
+    """Add an error for each file of a rank beyond the job's size."""
     for file in files:
         is_cut = file.kind == "optimizer" or stage == 3
         numbers = range(world) if is_cut else (None,)
@@ -214,7 +223,7 @@ def _expected_layer_and_expert_files(files: list[_StateFile]) -> Iterator[str]:
 
 
 def _expected_layer_files(files: list[_StateFile], states: list[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the names of the files of those layers of a pipeline of which parameters are named."""
+    """Yield the names of a pipeline's layer files, by the layers in the names of the parameters."""
     layer_files = [file for file in files if file.kind == "layer"]
     if not layer_files and not all(state.get("module", state) is None for state in states):
         return
@@ -231,18 +240,18 @@ def _count(value: object) -> int | None:
     return value if type(value) is int and value > 0 else None
 
 
-# What they hold -------------------------------------------------------------------------------------
+# Their content --------------------------------------------------------------------------------------
 
 
 def _tensors(file: _StateFile, ranks: Ranks, first: Checkpoint | None) -> Iterator[Tensor]:
-    """Yield the tensors of a file: those of the first model states as they are, others below its name."""
+    """Yield the tensors of a file with their paths in the checkpoint."""
     if file.part is first:
         if ranks.stage == 3:
             yield from rebuild_parameters(ranks, file.part.tensors)
         else:
             yield from file.part.tensors
     elif file.kind in ("layer", "expert") and file.mp == 0:
-        # A layer's file has the names that its parameters have in the layer, an expert's those in the module.
+        # Names in a layer's file are relative to the layer, names in an expert's file to the module.
         prefix = f"{file.layer}." if file.kind == "layer" else ""
         for tensor in file.part.tensors:
             owner = None if tensor.shares_with is None else f"module.{prefix}{tensor.shares_with}"
@@ -259,7 +268,7 @@ def _tensors(file: _StateFile, ranks: Ranks, first: Checkpoint | None) -> Iterat
 
 
 def _training_state(metadata: Mapping[str, Any], files: list[_StateFile], name: str) -> TrainingState:
-    """Return the training state; the learning rate may be in the optimizer states of a rank."""
+    """Return the training state; the learning rate may be in a rank's optimizer states."""
     values = dict(metadata)
     for file in files:
         if file.kind == "optimizer" and not values.get("optimizer"):
@@ -272,7 +281,7 @@ def _training_state(metadata: Mapping[str, Any], files: list[_StateFile], name: 
 
 
 def _check_model_states(parts: Mapping[str, Checkpoint]) -> Iterator[Finding]:
-    """Yield where model states, by the names of their files, are of another step or job than the first."""
+    """Yield an error for each model state (by file name) of another step or job than the first one."""
     if not parts:
         return
     first = next(iter(parts.values())).metadata
@@ -289,9 +298,9 @@ def _check_model_states(parts: Mapping[str, Checkpoint]) -> Iterator[Finding]:
 
 
 def _check_optimizers(parts: Sequence[Checkpoint]) -> Iterator[Finding]:
-    """Yield where a rank's optimizer has made another number of steps than the first rank's.
+    """Yield an error for each rank whose optimizer has another number of steps than the first rank's.
 
-    A step that is a tensor isn't read: it is compared by the checksum that its file states of it.
+    A step that is a tensor isn't read, but compared by its checksum in the file.
     """
     if len(parts) < 2:
         return
@@ -311,7 +320,7 @@ def _check_optimizers(parts: Sequence[Checkpoint]) -> Iterator[Finding]:
 
 
 def _steps(part: Checkpoint) -> dict[str, object]:
-    """Return what is counted as plain numbers: steps of each group, learning rates, the loss scaler's."""
+    """Return an optimizer's plain numbers: steps, learning rates, the loss scaler's iteration."""
     states = part.metadata.get(STATES)
     outer = states if isinstance(states, Mapping) else {}
     inner: Mapping[str, object] = next(
@@ -335,7 +344,7 @@ def _take(numbers: dict[str, object], name: str, tree: object, key: str) -> None
 
 
 def _step_checksums(part: Checkpoint) -> dict[tuple[object, ...], int]:
-    """Return the stated checksums of steps that are tensors of one element, by their paths."""
+    """Return the checksums of steps that are tensors of one element, by path."""
     steps = [
         tensor
         for tensor in part.tensors

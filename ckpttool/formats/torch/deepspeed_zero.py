@@ -1,7 +1,16 @@
-"""ZeRO's partitions of parameters over ranks, and DeepSpeed's universal checkpoints without them.
+"""ZeRO's partitions of parameters over ranks, and DeepSpeed's universal checkpoints, which have none.
 
-``ds_to_universal`` puts ``zero/<parameter>/fp32.pt`` and a file for each state of the optimizer beside copies
-of the model states. Those hold rounded weights, and still describe the job whose files they were.
+ZeRO keeps groups of parameters as flat tensors, of which each data-parallel rank has a partition:
+
+- Stages 1 and 2: the parameters of a group, one after another, are cut into one partition for each rank
+  (``single_partition_of_fp32_groups``), so a parameter may span ranks. The model states have all weights.
+- Stage 3: each parameter is cut into equal parts, the last one padded, and a rank's partition has its part of
+  each parameter, one after another (``fp32_flat_groups``). No file has a whole weight.
+
+``param_shapes`` in the model states has the order and shapes of the parameters of each group.
+
+``ds_to_universal`` writes ``zero/<parameter>/fp32.pt`` and a file for each state of the optimizer, next to
+copies of the model states. Those copies hold rounded weights, and still describe the job that wrote them.
 
 Source: deepspeedai/DeepSpeed ``deepspeed/utils/zero_to_fp32.py``,
 ``deepspeed/checkpoint/ds_to_universal.py``, ``universal_checkpoint.py``, ``constants.py``.
@@ -38,12 +47,12 @@ class Ranks(NamedTuple):
     """The states of all ranks.
 
     Attributes:
-        stage: What ZeRO cuts: 1 the optimizer, 2 the gradients too, 3 the parameters too.
-        world: Number of data-parallel ranks; 0 where it is not known.
+        stage: ZeRO partitions the optimizer (1), the gradients too (2), the parameters too (3).
+        world: Number of data-parallel ranks; 0 if unknown.
         models: Number of model-parallel ranks.
         model: Model states of the first model-parallel rank, by data-parallel rank.
-        optimizer: Optimizer states, likewise.
-        metadata: What the first model states say.
+        optimizer: Optimizer states of the first model-parallel rank, by data-parallel rank.
+        metadata: Of the first model states.
         names: Names of all files.
     """
 
@@ -57,17 +66,17 @@ class Ranks(NamedTuple):
 
     @property
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
-        """Return the shapes of the parameters by name, group by group, as far as they are told."""
+        """Return the shapes of the parameters by name for each group; empty if the model states lack them."""
         return shapes_of(self.metadata.get("param_shapes"))
 
     @property
     def has_experts(self) -> bool:
-        """Return whether there are layers of which each rank has some experts only."""
+        """Return whether the model is a mixture of experts, which are spread over the ranks."""
         return bool(self.metadata.get("num_experts"))
 
     @property
     def is_whole(self) -> bool:
-        """Return whether the optimizer states of all ranks are here."""
+        """Return whether the optimizer states of all ranks exist."""
         return self.world > 0 and set(self.optimizer) == set(range(self.world))
 
 
@@ -82,7 +91,7 @@ def stage_of(metadata: Mapping[str, Any], optimizers: Iterable[Checkpoint]) -> i
 
 
 def stage_in_states(states: Mapping[str, Any]) -> int | None:
-    """Return the stage of ZeRO that the optimizer states of a rank tell."""
+    """Return the stage of ZeRO in the optimizer states of a rank, None if they have none."""
     stage = _inner(states, STATES, "zero_stage")
     if isinstance(stage, Mapping):
         stage = stage.get("<class>")
@@ -99,7 +108,7 @@ def _inner(tree: object, *keys: str) -> Any:
 
 
 def shapes_of(node: object) -> list[dict[str, tuple[int, ...]]]:
-    """Return shapes by name, group by group; what is none is left out."""
+    """Return the shapes by name for each group; values that are no shapes are left out."""
     groups = node if isinstance(node, list) else [node] if isinstance(node, Mapping) else []
     return [
         {name: tuple(shape) for name, shape in group.items() if _is_shape(shape)}
@@ -120,7 +129,7 @@ def _is_shape(shape: object) -> bool:
 
 
 def check_partitions(ranks: Ranks) -> Iterator[Finding]:
-    """Yield where the partitions of the ranks contradict each other or the parameters' shapes."""
+    """Yield an error for each partition that contradicts the others or the parameters' shapes."""
     for part in ranks.optimizer.values():
         yield from _check_rank(ranks, part)
     if not ranks.is_whole or ranks.models != 1:
@@ -140,7 +149,7 @@ def check_partitions(ranks: Ranks) -> Iterator[Finding]:
 
 def _check_rank(ranks: Ranks, part: Checkpoint) -> Iterator[Finding]:
     stage = stage_in_states(part.metadata)
-    # The optimizer for bfloat16 cuts as stage 1 does, and names no stage: none of its ranks does.
+    # DeepSpeed's bfloat16 optimizer partitions as stage 1 does, but its states have no stage on any rank.
     has_stages = any(stage_in_states(other.metadata) is not None for other in ranks.optimizer.values())
     if stage != ranks.stage and has_stages:
         message = f"ZeRO stage {stage}, and others have {ranks.stage}"
@@ -153,18 +162,19 @@ def _check_rank(ranks: Ranks, part: Checkpoint) -> Iterator[Finding]:
 
 
 def _partition_counts(part: Checkpoint) -> list[int]:
-    """Return in how many partitions each group lies; experts' groups in fewer, as not all ranks have each."""
+    """Return the number of partitions of each group; a group of experts may have fewer than the ranks."""
     counts = _inner(part.metadata, STATES, "partition_count")
     counts = counts if isinstance(counts, list) else [counts]
     return [count for count in counts if type(count) is int and count > 0]
 
 
 def _check_groups(ranks: Ranks) -> Iterator[Finding]:
-    """Compare the partitions of each group with the shapes; a little is added so that all are alike."""
+    """Compare the total size of each group's partitions with its parameters."""
     for index, group in enumerate(ranks.shapes):
         path = (STATES, "single_partition_of_fp32_groups", index)
         sizes = [t.size for part in ranks.optimizer.values() for t in part.tensors if t.path == path]
-        # Partitions end at multiples of twice the number of ranks, whatever was added for that.
+        # Versions of DeepSpeed pad a group to a multiple of twice the number of ranks, or not at all. A group
+        # of experts is in ``count`` partitions for each of ``copies`` sets of ranks.
         counts = _partition_counts(ranks.optimizer[0])
         count = counts[index] if index < len(counts) and ranks.has_experts else ranks.world
         copies = max(1, ranks.world // count)
@@ -178,15 +188,15 @@ def _check_groups(ranks: Ranks) -> Iterator[Finding]:
 
 
 def flat_of(ranks: Ranks, rank: int) -> list[Tensor]:
-    """Return the flat groups of a rank, in order."""
+    """Return a rank's flat tensors, in the order of the groups."""
     path = (STATES, "fp32_flat_groups")
     return [tensor for tensor in ranks.optimizer[rank].tensors if tensor.path[:2] == path]
 
 
 def rebuild_parameters(ranks: Ranks, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield a model's tensors, each placeholder replaced by the parameter that the ranks hold together.
+    """Yield a model's tensors, each placeholder replaced by the parameter joined from the ranks.
 
-    Where a rank is missing, the parameter is a tensor without values.
+    If a rank is missing, the parameter has no values.
     """
     shapes = {name: shape for group in ranks.shapes for name, shape in group.items()}
     shapes |= _frozen_shapes(ranks)
@@ -212,7 +222,10 @@ def rebuild_parameters(ranks: Ranks, tensors: Iterable[Tensor]) -> Iterator[Tens
 
 
 def _parameters(ranks: Ranks) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters by name; each rank has an equal part of each, the last one padded."""
+    """Yield the parameters by name, joined from the ranks' parts."""
+    # Every rank has a part of the same size, rounded up, of each parameter at the same offset of its flat
+    # tensor; the padding of the last part is beyond the parameter's shape. Frozen parameters aren't in the
+    # optimizer: each rank's model states have its part under ``frozen_param_fragments``.
     if ranks.is_whole:
         flat = [flat_of(ranks, rank) for rank in range(ranks.world)]
         offset = 0
@@ -241,7 +254,7 @@ def _frozen_shapes(ranks: Ranks) -> dict[str, tuple[int, ...]]:
 
 
 def apart_notes(ranks: Ranks) -> Iterator[Finding]:
-    """Yield why a model's tensors have no values, where they have none."""
+    """Yield a note if stage 3 parameters aren't joined, as they are of several model-parallel ranks."""
     if ranks.stage == 3 and ranks.models > 1:
         message = "ZeRO-3 parameters of several model-parallel ranks are shown in their parts only"
         yield note("partitions-apart", message)
@@ -250,10 +263,10 @@ def apart_notes(ranks: Ranks) -> Iterator[Finding]:
 VARIANT = "deepspeed-universal"
 ZERO, FP32, MODULE = "zero", "fp32", "module"
 _VALUE = "param"
-"""The key under which a file has its tensor; of stage 3 it has the tensor alone, flat."""
+"""Key of the tensor in a file; a file converted from stage 3 holds the flat tensor without a key."""
 _STEP = "step"
 _ALWAYS = frozenset({"exp_avg", "exp_avg_sq"})
-"""The states of the optimizer that ``ds_to_universal`` writes of every parameter, whatever the optimizer."""
+"""States that ``ds_to_universal`` writes for every parameter, whatever the optimizer."""
 _SUFFIX = ".pt"
 _OF_ALL = "optimizer_state.pt"
 _RANKS_OPTIMIZER = "optim_states.pt"
@@ -263,7 +276,7 @@ _HALF_MASTERS = (
     ("bf16", "bf16_master_weights_and_grads", "bfloat16"),
     ("bfloat16", "bf16_master_weights_and_grads", "bfloat16"),
 )
-"""Settings with which the optimizer keeps its weights in less than float32.
+"""Sections and settings of ``ds_config`` with which the optimizer keeps weights in half precision.
 
 Source: deepspeedai/DeepSpeed ``deepspeed/runtime/precision_config.py``.
 """
@@ -271,14 +284,14 @@ Shape = tuple[int, ...]
 
 
 class _Model(NamedTuple):
-    """What the model states of all ranks say of the parameters.
+    """The parameters according to the model states of all ranks.
 
     Attributes:
-        slices: The shapes of each parameter's slices, one of each model-parallel rank; empty if not told.
-        names: Names of all weights, whatever rank has them.
-        untrained: Names of weights that the optimizer does not know: buffers, frozen ones, second names.
-        masters: Types that the weights in full precision may have.
-        rows: Rows of the vocabulary without padding, None if it is not told.
+        slices: Shapes of each parameter's slices, one for each model-parallel rank; empty if unknown.
+        names: All weights by name, of any rank.
+        untrained: Names of weights that the optimizer doesn't have: buffers, frozen and tied ones.
+        masters: Possible types of the optimizer's copies of the weights.
+        rows: Rows of the vocabulary without padding, None if unknown.
     """
 
     slices: Mapping[str, tuple[Shape, ...]]
@@ -289,10 +302,10 @@ class _Model(NamedTuple):
 
 
 class UniversalStates:
-    """The parameters of a universal checkpoint, and what its optimizer keeps of them.
+    """The parameters and optimizer states of a universal checkpoint, from the files below ``zero``.
 
     Attributes:
-        metadata: Of the whole optimizer.
+        metadata: Plain values of ``optimizer_state.pt``, the states of the whole optimizer.
         paths: All files below ``zero``.
         _states: For each parameter and state, the tensor of its file, None if damaged, and its metadata.
     """
@@ -314,15 +327,14 @@ class UniversalStates:
                 self._add_shared(entry)
 
     def tensors(self, models: Mapping[str, Checkpoint], tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return all tensors, and note what is missing or contradicts the model states.
+        """Return all tensors of the checkpoint; missing and contradicting ones become findings.
 
-        The weights in full precision have the names that the first rank's rounded copies had; those are below
-        the name of their file, as the other ranks' do, and are no weights of their own. A weight that is lost
-        has no values.
+        The weights in full precision take the names of the first rank's rounded copies. The copies of all
+        ranks are below the names of their files, and aren't weights. A lost weight has no values.
 
         Args:
-            models: The model states of all ranks by the names of their files, the first rank's first.
-            tensors: What the files beside ``zero`` hold, the first rank's at the root.
+            models: Model states of all ranks by file name, the first rank's first.
+            tensors: Those of the files next to ``zero``, with the first rank's at the root.
         """
         model = _model_of(models)
         expected = self._check_names(model)
@@ -342,7 +354,7 @@ class UniversalStates:
         return [*ordered.values(), *_others(tensors, ordered, models), *states, *self._shared]
 
     def _check_names(self, model: _Model) -> Iterable[str]:
-        """Return the names of the trained parameters, and note directories that are missing or unknown."""
+        """Return the names of the trained parameters; missing and unknown directories become findings."""
         if not self._has_directory:
             return model.slices or model.names
         if model.names and not model.slices:
@@ -362,7 +374,7 @@ class UniversalStates:
         return expected
 
     def _check_states(self) -> None:
-        """Note states of the optimizer that are lost; whether a parameter has a step, is its own affair."""
+        """Add findings about lost optimizer states; a parameter may have no step."""
         states = set().union(*self._states.values()) - {FP32}
         if not states:
             if self._states:
@@ -382,7 +394,7 @@ class UniversalStates:
                 self._parts.findings.append(warning("part-missing", message, where))
 
     def _checked(self, tensor: Tensor, metadata: Mapping[str, Any], model: _Model) -> Tensor | None:
-        """Return a tensor in its parameter's shape, None if it can't be it."""
+        """Return a tensor in its parameter's shape; None, and a finding, if its type or shape doesn't fit."""
         _, name, state = map(str, tensor.path)
         place = f"{ZERO}/{name}/{state}{_SUFFIX}"
         if state == FP32 and tensor.dtype.name not in model.masters:
@@ -416,7 +428,7 @@ class UniversalStates:
                 states[state] = tensor, part.metadata
 
     def _only_tensor(self, part: Checkpoint, path: tuple[str, str, str], place: str) -> Tensor | None:
-        """Return the one tensor of a file; a step may be a number."""
+        """Return the one tensor of a file; None without a finding for a step that is a number."""
         values = [one for one in part.tensors if one.path in ((_VALUE,), ("tensor",))]
         if len(values) == 1:
             return replace(values[0], path=path, role=Role.OPTIMIZER, shares_with=None)
@@ -441,7 +453,7 @@ class UniversalStates:
 
 
 def is_universal(probe: Probe) -> bool:
-    """Return whether model states are of a universal checkpoint, even if what was below ``zero`` is lost."""
+    """Return whether a directory is a universal checkpoint, even if ``zero`` is lost."""
     entry = probe.entries.get(ZERO)
     if entry is not None:
         return entry.is_dir(follow_symlinks=False)
@@ -451,7 +463,7 @@ def is_universal(probe: Probe) -> bool:
 
 
 def has_parameters(probe: Probe) -> bool:
-    """Return whether ``zero`` has directories of parameters, even if the model states are lost."""
+    """Return whether ``zero`` has directories of parameters, which remain if the model states are lost."""
     entry = probe.entries.get(ZERO)
     if entry is None or not entry.is_dir(follow_symlinks=False):
         return False
@@ -462,11 +474,11 @@ def has_parameters(probe: Probe) -> bool:
 
 
 def is_full_precision(tensor: Tensor) -> bool:
-    """Return whether a weight is none of the model states."""
+    """Return whether a weight is from a file ``fp32.pt``, not from the model states."""
     return any(os.path.basename(one.file) == FP32 + _SUFFIX for one in storages_of(tensor))
 
 
-# What the model states say --------------------------------------------------------------------------
+# The model states -----------------------------------------------------------------------------------
 
 
 def _model_of(models: Mapping[str, Checkpoint]) -> _Model:
@@ -494,7 +506,7 @@ def _model_of(models: Mapping[str, Checkpoint]) -> _Model:
 
 
 def _name_in_module(tensor: Tensor) -> str | None:
-    """Return what a model calls a tensor of its state dict, however that is nested."""
+    """Return the name in the model of a tensor of the model states; None for any other tensor."""
     if len(tensor.path) < 2 or tensor.path[0] != MODULE:
         return None
     return ".".join(map(str, tensor.path[1:]))
@@ -517,7 +529,7 @@ def _half_masters(config: object) -> Iterator[str]:
 def _fitting_shape(
     shape: Shape, metadata: Mapping[str, Any], slices: Sequence[Shape], rows: int | None
 ) -> Shape | None:
-    """Return the shape of a parameter that ranks had slices of, None if that of its file is another."""
+    """Return a file's shape if it fits the model-parallel ranks' slices, unflattened; None if it doesn't."""
     experts = metadata.get("ep_num_experts")
     if metadata.get("is_expert_param") is True and type(experts) is int:  # each rank has some of them only
         slices = [(experts, *one[1:]) for one in slices]
@@ -534,10 +546,10 @@ def _fitting_shape(
 
 
 def _joined_shapes(slices: Sequence[Shape]) -> list[Shape]:
-    """Return the shapes that slices may have together: joined along an axis, each kept once or repeatedly.
-
-    All ranks have a parameter that isn't cut, and two stages of a pipeline one that is tied.
-    """
+    """Return the possible shapes of a parameter whose ranks have these slices."""
+    # The model states don't have the axis along which a parameter was cut, nor whether ranks have slices or
+    # copies of it: all ranks have a copy of a parameter that isn't cut (a layer norm), and two stages of a
+    # pipeline a copy of a tied one. So each axis, and each number of copies that divides the ranks, is tried.
     counts = Counter(slices)
     most = math.gcd(*counts.values())
     shapes = []
@@ -556,7 +568,7 @@ def _joined_shapes(slices: Sequence[Shape]) -> list[Shape]:
 
 
 def _lost(name: str, model: _Model) -> Tensor | None:
-    """Return a weight without values."""
+    """Return a weight without values, None if its shape is unknown."""
     copy = model.names.get(name)
     if name not in model.slices and copy is None:
         return None
@@ -567,7 +579,7 @@ def _lost(name: str, model: _Model) -> Tensor | None:
 def _others(
     tensors: Iterable[Tensor], weights: Mapping[str, Tensor], models: Mapping[str, Checkpoint]
 ) -> Iterator[Tensor]:
-    """Yield the tensors beside ``zero``: copies of weights as such, and second names as names of weights."""
+    """Yield the tensors next to ``zero``: rounded copies of weights, and tied names of weights."""
     stems = [os.path.splitext(file)[0] for file in models]
     first = next(iter(models.values()), None)
     owners = _owners(first, weights) if first is not None else {}
@@ -584,7 +596,7 @@ def _others(
 
 
 def _owners(first: Checkpoint, weights: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return for second names of weights, by which the optimizer doesn't know them, the names that it has."""
+    """Return the optimizer's name of each tied weight, by the names that the optimizer doesn't have."""
     stated = first.metadata.get("shared_params")
     owners = {str(name): str(owner) for name, owner in stated.items()} if isinstance(stated, Mapping) else {}
     named = {name: one for one in first.tensors if one.nbytes and (name := _name_in_module(one)) is not None}

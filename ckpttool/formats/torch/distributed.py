@@ -1,8 +1,9 @@
-"""Tensors of distributed jobs in a process's own file: ``DTensor``, and ``ShardedTensor`` before it.
+"""Sharded tensors in the file of one process: ``DTensor``, and ``ShardedTensor`` before it.
 
-Each file has the elements that its process kept, and says where in the whole they lie. Of a ``DTensor`` that
-follows from the mesh of processes, the process's place in it, and one placement for each of its dimensions,
-carried out from left to right; a ``ShardedTensor`` says it in offsets.
+Such a tensor is a local tensor and its place in the global one. A ``DTensor`` has a device mesh (an array of
+processes), the coordinate of this process in it, and a placement for each dimension of the mesh:
+``Shard(axis)`` cuts an axis among the processes along that dimension, ``Replicate`` and ``Partial`` keep all
+of it. A ``ShardedTensor`` has offsets and sizes.
 
 Source: PyTorch ``torch/distributed/tensor/_dtensor_spec.py``, ``placement_types.py``, ``_utils.py``
 (``compute_local_shape_and_global_offset``), ``torch/distributed/device_mesh.py``,
@@ -34,25 +35,25 @@ _MODULES = (
     "torch.distributed._shard.sharded_tensor",
 )
 ONE_OF_SEVERAL = "<shard "
-"""How the names begin of the parts that a process has of one tensor, where there are several."""
+"""Prefix of the names of a tensor's shards if a process has several."""
 _MAX_MESH = 1 << 24
-"""The most processes of a mesh; no job has had more."""
+"""Limit on processes of a mesh, far beyond any known job."""
 _MAX_DIMENSIONS = 64
-"""The most dimensions of a mesh, and of a tensor."""
+"""Limit on dimensions of a mesh."""
 _MAX_PIECES = 1 << 12
-"""The most pieces of a strided cut: as many as processes along another dimension of the mesh."""
-_STATE_LENGTH = 5  # what `ShardedTensor.__getstate__` gives
+"""Limit on the split factor of a strided shard, which is the size of another dimension of the mesh."""
+_STATE_LENGTH = 5  # of the tuple from `ShardedTensor.__getstate__`
 
 
 def is_distributed(kind: object) -> bool:
-    """Return whether a class is one of those that keep a process's part of a tensor."""
+    """Return whether a class is ``DTensor`` or ``ShardedTensor``."""
     if not isinstance(kind, Global) or kind.name not in (_DTENSOR, _SHARDED):
         return False
     return any(f"{kind.module}.".startswith(f"{module}.") for module in _MODULES)
 
 
 def local_parts(objects: TorchObjects, call: Call) -> Leaf[TensorParts]:
-    """Return the elements that the file holds of a distributed tensor, with their places in the whole."""
+    """Return the local part of a distributed tensor, with its place in the global tensor."""
     _, kind, args, state = call.args[:4]
     if kind.name == _SHARDED:
         return _sharded_tensor(objects, args, state)
@@ -72,7 +73,7 @@ def local_parts(objects: TorchObjects, call: Call) -> Leaf[TensorParts]:
 
 
 def _attributes(state: Any) -> dict[str, Any]:
-    """Return what BUILD sets: ``__dict__``, ``__slots__``, or both of them."""
+    """Return the attributes in a pickled state: a dictionary, or a pair of it and that of the slots."""
     attributes: dict[str, Any] = {}
     for part in state if isinstance(state, tuple) and len(state) == 2 else (state,):
         attributes |= part if isinstance(part, dict) else {}
@@ -90,9 +91,15 @@ def _shape(node: Any) -> tuple[int, ...]:
 
 
 class Mesh(NamedTuple):
-    """Processes in an array: how many along each axis, where this one stands, and its number in the job.
+    """A device mesh: an array of processes.
 
-    ``stored`` says where their numbers lie as tensors, which old versions of PyTorch read.
+    Attributes:
+        shape: Number of processes along each dimension.
+        place: Coordinate of this process; None if it isn't known.
+        is_member: Whether this process is in the mesh; others have no elements.
+        rank: Number of this process in the job, None if it isn't known.
+        world: Number of processes that the mesh implies.
+        stored: Storages of the tensor of ranks that old versions of PyTorch pickle.
     """
 
     shape: tuple[int, ...]
@@ -127,7 +134,7 @@ def _dtensor_shard(
 
 
 def _placement(node: Any, axes: int) -> tuple[str, int | None, int]:
-    """Return a pickled placement as text, the axis that it cuts, or None, and the pieces cut first."""
+    """Return a placement as text, the axis that it shards (None if it doesn't), and its split factor."""
     function = node.function if isinstance(node, Call) else None
     if not isinstance(function, Global):
         raise TypeError("no placement")
@@ -145,7 +152,7 @@ def _placement(node: Any, axes: int) -> tuple[str, int | None, int]:
 
 
 def _cut_order(spec: Mapping[str, Any], dimensions: int) -> list[int]:
-    """Return in which order the dimensions of the mesh cut: from left to right, or as it is said."""
+    """Return the dimensions of the mesh in the order in which they cut: from left to right by default."""
     order: list[int] = []
     entries = spec.get("shard_order")
     if not spec.get("use_strided_shard_as_shard_order") and isinstance(entries, tuple):
@@ -158,10 +165,13 @@ def _cut_order(spec: Mapping[str, Any], dimensions: int) -> list[int]:
 def _ranges(
     shape: tuple[int, ...], mesh: Mesh, cuts: Sequence[tuple[int | None, int]], order: Sequence[int]
 ) -> tuple[tuple[Range, ...], ...]:
-    """Return the indexes of each axis that a process has, by cutting the rest again and again.
+    """Return the indexes that a process has along each axis.
 
-    ``cuts`` has for each dimension of the mesh the axis, None without one, and the pieces that are cut first.
+    ``cuts`` has, for each dimension of the mesh, the axis that it shards (None if it doesn't) and the split
+    factor.
     """
+    # Each dimension of the mesh cuts what the earlier ones left of its axis (``Shard(0), Shard(0)`` cuts axis
+    # 0 twice), so the ranges are narrowed one dimension after another.
     ranges: list[list[Range]] = [[(0, length)] if length else [] for length in shape]
     for dimension in order:
         axis, pieces = cuts[dimension]
@@ -173,10 +183,10 @@ def _ranges(
 
 
 def _chunks(total: int, pieces: int, count: int, place: int) -> Iterator[Range]:
-    """Yield which indexes one of ``count`` processes has, of each piece that they are cut into first.
-
-    Pieces are as ``torch.chunk`` cuts them: all as long as the first, and the last ones shorter or empty.
-    """
+    """Yield the indexes of one of ``count`` processes in each of ``pieces``."""
+    # A strided shard first cuts the axis into as many pieces as another dimension of the mesh will, and takes
+    # a chunk of each. Both cuts follow ``torch.chunk``: all pieces are as long as the first, rounded up, so
+    # the last ones are shorter or empty.
     length = -(-total // pieces)
     for start in range(0, total, max(length, 1)):
         size = min(length, total - start)
@@ -185,9 +195,9 @@ def _chunks(total: int, pieces: int, count: int, place: int) -> Iterator[Range]:
 
 
 def _select(runs: Sequence[Range], positions: Iterator[Range]) -> Iterator[Range]:
-    """Yield the indexes at positions in runs, both in their order; what follows without a gap is one run."""
-    begin = end = 0  # the run that is to be yielded next
-    number = skipped = 0  # of the runs, and the positions before that one
+    """Yield the indexes at some positions among those of ``runs``; adjacent ones are joined."""
+    begin = end = 0  # the run to be yielded next
+    number = skipped = 0  # index of the current run, and the positions before it
     for low, high in positions:
         while low < high:
             start, stop = runs[number]
@@ -206,10 +216,7 @@ def _select(runs: Sequence[Range], positions: Iterator[Range]) -> Iterator[Range
 
 
 def _mesh(objects: TorchObjects, node: Any) -> Mesh:
-    """Return a mesh as it is pickled, which each version of PyTorch does in a way of its own.
-
-    It is read once: it is that of many tensors, and may have a hundred thousand processes.
-    """
+    """Return a pickled ``DeviceMesh``; each node is read once, as many tensors share a large mesh."""
     if (known := objects.meshes.get(id(node))) is not None:
         return known
     leaves = (leaf for reference in references(node) if (leaf := objects.bare(reference)) is not None)
@@ -244,7 +251,7 @@ def _mesh(objects: TorchObjects, node: Any) -> Mesh:
 
 
 def _mesh_shape(fields: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the processes along each dimension: by its layout, before 2.9 by an array of numbers."""
+    """Return the shape of a mesh, from its layout, or before 2.9 from its tensor of ranks."""
     layout_node = fields.get("_layout")
     if layout_node is None:
         array = fields.get("mesh", fields.get("_mesh"))
@@ -257,7 +264,7 @@ def _mesh_shape(fields: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _count(lengths: Any) -> int:
-    """Return the processes along one dimension, which may be several that were flattened."""
+    """Return the number of processes along a dimension, which may be several flattened ones."""
     lengths = (lengths,) if type(lengths) is int else lengths
     if len(lengths) > _MAX_DIMENSIONS or not all(type(length) is int for length in lengths):
         raise ValueError("dimensions in dimensions of a mesh")
@@ -265,7 +272,7 @@ def _count(lengths: Any) -> int:
 
 
 def _mesh_ranks(fields: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the numbers of the mesh's processes, or of the mesh's that it is a part of."""
+    """Return the ranks of the mesh, or of the larger mesh that it is a part of; empty if unknown."""
     for key in ("_flatten_rank_map", "_flatten_mesh_list"):
         ranks = fields.get(key)
         if isinstance(ranks, tuple | list) and all(
@@ -279,7 +286,7 @@ def _mesh_ranks(fields: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _sharded_tensor(objects: TorchObjects, args: Any, state: Any) -> Leaf[TensorParts]:
-    """Return the parts that a process kept of a ``ShardedTensor``: one nearly always, none, or several."""
+    """Return the local shards of a ``ShardedTensor``: nearly always one, but there may be none or several."""
     if not isinstance(state, tuple) or len(state) != _STATE_LENGTH:
         raise TypeError("no state of a ShardedTensor")
     shards, _, group, _, _ = state

@@ -1,7 +1,10 @@
-"""Exported programs: what ``torch.export.save`` writes, a graph as JSON with weights and constants.
+"""Exported programs of ``torch.export.save``: a graph as JSON, with weights and constants.
 
-The layout since PyTorch 2.8 and the one of 2.1 to 2.7 are read. Types, inputs and the operators that the
-graph calls are checked; nothing is run.
+Since PyTorch 2.8 the container is that of ``zip.py``: ``models/<model>.json`` is a program with its graph and
+signature; ``data/weights/<model>_weights_config.json`` has type, shape, strides and record of each weight,
+and ``data/constants`` likewise; ``data/aotinductor`` has compiled models. From 2.1 to 2.7 it is a plain zip
+of ``serialized_exported_program.json`` and files of ``torch.save`` (``serialized_state_dict.pt``). Types,
+inputs, texts and the operators that the graph calls are judged; nothing is run.
 
 Source: PyTorch ``torch/export/pt2_archive/_package.py``, ``torch/_export/serde/schema.py``; the old layout,
 ``torch/export/__init__.py``.
@@ -72,11 +75,11 @@ _OPERATOR = re.compile(
     rf"torch\.ops\.(?:(?P<space>{_IDENTIFIER})\.(?P<name>{_IDENTIFIER})\.(?P<overload>{_IDENTIFIER})"
     rf"|higher_order\.(?P<function>{_IDENTIFIER}))"
 )
-"""An overload of an operator, or an operator that takes functions."""
+"""An overload of an operator, or a higher-order operator."""
 _OF_PACKETS = frozenset({"op", "op_overloads", "overloads"})
-"""Methods of operators in Python, which no overload is called."""
+"""Attributes of operators in Python, which aren't names of overloads."""
 _RESOLVED = ("torch", "_operator", "math")
-"""What begins like these is looked up in Python's modules, attribute by attribute."""
+"""Prefixes of targets that PyTorch looks up in Python modules, attribute by attribute."""
 _ARITHMETIC = "abs add and_ floordiv getitem lshift mod mul neg or_ pos pow rshift sub truediv xor"
 _COMPARING = "eq ge gt le lt ne not_"
 _FUNCTIONS = frozenset(
@@ -96,7 +99,7 @@ _FUNCTIONS = frozenset(
     }
     | {f"torch._functorch.predispatch.{name}" for name in ("lazy_load_decompositions", "_unwrap_for_grad")}
 )
-"""What graphs call besides operators: arithmetic on sizes, and switches.
+"""Python functions that graphs call besides operators: arithmetic on sizes, and mode switches.
 
 Source: PyTorch ``torch/_export/verifier.py``, ``_SYM_OPS`` of ``torch/_export/serde/serialize.py``.
 """
@@ -113,7 +116,7 @@ def scalar_type(path: str, where: str, number: object) -> DType:
 
 
 def size_number(size: Any) -> int:
-    """Return a size as a number."""
+    """Return the number of a size or stride; ``TypeError`` or ``KeyError`` if it isn't constant."""
     number = size["as_int"]
     if type(number) is not int:
         raise TypeError("a size that is no number")
@@ -121,7 +124,7 @@ def size_number(size: Any) -> int:
 
 
 def _specs(program: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield what the signature of a graph says of each input."""
+    """Yield the specification of each input in a graph's signature."""
     graph = program.get("graph_module")
     signature = graph.get("signature") if isinstance(graph, dict) else None
     specs = signature.get("input_specs") if isinstance(signature, dict) else None
@@ -129,7 +132,7 @@ def _specs(program: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def needed_tensors(program: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of the tensors that a graph needs."""
+    """Yield the names of the parameters, buffers and constants that a graph takes."""
     fields = {
         "parameter": "parameter_name",
         "buffer": "buffer_name",
@@ -143,7 +146,7 @@ def needed_tensors(program: Mapping[str, Any]) -> Iterator[str]:
 
 
 def user_inputs(program: Mapping[str, Any]) -> list[str]:
-    """Return the names of the inputs that a caller gives."""
+    """Return the names of the tensors that a caller passes."""
     names = []
     for spec in _specs(program):
         user_input = spec.get("user_input")
@@ -155,9 +158,10 @@ def user_inputs(program: Mapping[str, Any]) -> list[str]:
 
 
 def describe_graph(program: Mapping[str, Any]) -> dict[str, object]:
-    """Return what a program computes: its operators by kind, and a checksum of all that it says.
+    """Return a program's operators by kind, and a checksum of the whole program.
 
-    Who wrote it is left out, and where in a source a node comes from; that is removed from ``program``.
+    The checksum excludes the writer's version and the origin of each node in its source; the latter is
+    removed from ``program``.
     """
     calls = [node for node in objects(program) if _is_call(node)]
     for node in calls:
@@ -175,7 +179,7 @@ def _is_call(node: Mapping[str, Any]) -> bool:
 
 
 def _settings(node: Mapping[str, Any]) -> bytes:
-    """Return what is set for a node, without the tensors that it takes."""
+    """Return a node's arguments other than tensors, as JSON."""
     settings = []
     for given in node["inputs"] if isinstance(node["inputs"], list) else ():
         argument = given.get("arg") if isinstance(given, dict) else None
@@ -185,12 +189,12 @@ def _settings(node: Mapping[str, Any]) -> bytes:
 
 
 def judge_operators(program: Mapping[str, Any], where: str) -> Iterator[Finding]:
-    """Yield what a graph calls besides PyTorch's own operators, wherever in it a call stands."""
+    """Judge the targets of all calls in a program, which should be PyTorch's own operators."""
     targets: dict[str, None] = {}
     for node in objects(program):
         if _is_call(node):
             targets[node["target"]] = None
-        if isinstance(node.get("as_operator"), str):  # handed to a call
+        if isinstance(node.get("as_operator"), str):  # an argument of a call
             targets[node["as_operator"]] = None
     operators: set[str] = set()
     for target in targets:
@@ -212,7 +216,7 @@ def judge_operators(program: Mapping[str, Any], where: str) -> Iterator[Finding]
 
 
 MAX_JSON = 1 << 27
-"""The most bytes of one program that are parsed."""
+"""Limit in bytes on the JSON of a program."""
 
 _STRIDED = 7
 _CONFIG = re.compile(r"data/(?P<kind>weights|constants)/(?P<model>.+?)_(model_)?\w+_config\.json")
@@ -220,18 +224,18 @@ _OLD_PARTS = {"serialized_state_dict": (), "serialized_constants": ("constants",
 _NATIVE = re.compile(r"\.(so|dylib|dll|pyd|o|a|cubin|ptx|fatbin|hsaco|spv|metallib|exe)$")
 _NATIVE_MAGIC = (b"\x7fELF", b"MZ", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
 _COMPILED = re.compile(r"(?:^|/)data/aotinductor/", re.IGNORECASE)
-"""Where compiled models lie: machine code, or sources and flags of a compiler that loading runs."""
+"""Records of compiled models: machine code, or sources and flags of a compiler that loading runs."""
 _UNPICKLED = re.compile(
     r"(?:[^/]*/)?(?:data/(?:weights|constants|sample_inputs)/(?!.*_config\.json$).+|serialized_\w+\.pt)",
     re.IGNORECASE,
 )
-"""Records that PyTorch unpickles, whatever they begin with, unless they are a tensor's elements."""
+"""Records that PyTorch unpickles whatever their first bytes are, unless they are a tensor's values."""
 _OBJECTS = ("custom_obj_", "opaque_obj_")
-"""What the names of constants begin with that are no tensors."""
+"""Prefixes of the records of constants that aren't tensors."""
 
 
 def open_program(probe: Probe, format: str, old_program: str | None) -> Checkpoint:
-    """Return the checkpoint that an archive holds; ``old_program`` names the program of one before 2.8."""
+    """Return the checkpoint of an archive; ``old_program`` is the name of the program before 2.8."""
     program = _ProgramArchive(probe.archive, probe.path)
     if old_program is not None:
         program = _OldProgramArchive(probe.archive, probe.path, old_program)
@@ -250,7 +254,7 @@ def open_program(probe: Probe, format: str, old_program: str | None) -> Checkpoi
 
 
 class _ProgramArchive:
-    """An archive in the layout since 2.8."""
+    """An archive in the layout since PyTorch 2.8."""
 
     variant: str | None = None
 
@@ -261,10 +265,10 @@ class _ProgramArchive:
         self.findings: list[Finding] = []
         self.safety: list[Finding] = []
         self.torch_version: str | None = None
-        self._raw: set[str] = set()  # records that are nothing but elements
+        self._raw: set[str] = set()  # records that are a tensor's values
 
     def read(self) -> None:
-        """Read all that is described, and judge the rest."""
+        """Read tensors and graphs, and judge all other records."""
         self._records = Records(self._archive, self._path)
         self.findings += self._records.findings()
         format = self._records.text("archive_format")
@@ -288,7 +292,7 @@ class _ProgramArchive:
         self.safety += self._judge_members(self._archive.members)
 
     def spans(self) -> Iterator[Span]:
-        """Iterate over all records with their checksums."""
+        """Yield all records with their checksums."""
         return self._records.spans(self.tensors)
 
     # The graph -------------------------------------------------------------------------------------
@@ -307,7 +311,7 @@ class _ProgramArchive:
         return document
 
     def _read_graph(self, model: str, member: Member, tensor_names: set[str]) -> None:
-        """Read a graph: what it takes, what it needs, what it calls."""
+        """Read a graph: its inputs, the tensors that it needs, the operators that it calls."""
         program = self._json(member)
         version = program.get("torch_version")
         self.torch_version = version if isinstance(version, str) else self.torch_version
@@ -331,7 +335,7 @@ class _ProgramArchive:
     # The tensors -----------------------------------------------------------------------------------
 
     def _read_tensors(self) -> set[str]:
-        """Read what the configurations describe, and return the names."""
+        """Read the tensors in all configurations, and return their names."""
         names: set[str] = set()
         models = {m["model"] for n in self._records.by_name if (m := _CONFIG.fullmatch(n))}
         for name, member in self._records.by_name.items():
@@ -387,7 +391,7 @@ class _ProgramArchive:
         return objects.view(storage, element, size_number(meta["storage_offset"]), shape, strides)
 
     def _open_file_inside(self, member: Member) -> Item:
-        """Return what a whole file of ``torch.save`` inside a record holds."""
+        """Return the content of a record that is a whole file of ``torch.save``."""
         if member.method != STORED:
             raise Unsupported(self._path, "a compressed archive inside the archive", where=member.name)
         content, start = self._archive.content(member), self._archive.offset(member)
@@ -398,13 +402,14 @@ class _ProgramArchive:
         place = Extent(member.name, member.payload, member.size)
         return open_item(self._archive.source, place, member.name, KnownPickles())
 
-    # What loading and running it could do -----------------------------------------------------------
+    # Safety -----------------------------------------------------------------------------------------
 
     def _judge_members(self, members: Iterable[Member]) -> Iterator[Finding]:
-        """Judge every record, whatever its name says."""
+        """Judge the content of every record, whatever its name."""
         for member in members:
             name = member.name.rpartition("/")[2].casefold()
-            # PyTorch unpickles records of some names whatever else is said of them.
+            # A configuration may declare a record as a tensor's values. PyTorch unpickles it all the same if
+            # it has one of these names, so only others are exempt.
             if member.name in self._raw and not (name.endswith(".pt") or name.startswith(_OBJECTS)):
                 continue
             try:
@@ -434,7 +439,7 @@ class _ProgramArchive:
         yield from (note._replace(where=f"{member.name}: {note.where}") for note in item.safety)
 
     def _list_other_parts(self) -> None:
-        """Note what is in the archive besides tensors and graphs."""
+        """List sample inputs, compiled models and extra files in the metadata."""
         names = list(self._records.by_name)
         for key in ("sample_inputs", "aotinductor"):
             parts = [name.partition(f"data/{key}/")[2] for name in names if name.startswith(f"data/{key}/")]
@@ -449,7 +454,7 @@ class _ProgramArchive:
 
 
 class _OldProgramArchive(_ProgramArchive):
-    """An archive in the layout of 2.1 to 2.7: files of ``torch.save`` in a plain zip."""
+    """An archive in the layout of PyTorch 2.1 to 2.7: files of ``torch.save`` in a plain zip."""
 
     variant = "old"
 
@@ -497,7 +502,7 @@ class _OldProgramArchive(_ProgramArchive):
 
 
 def _is_graph(name: str) -> bool:
-    """Return whether a record is a program: PyTorch loads all of a directory, whatever their suffix."""
+    """Return whether a record is a program: PyTorch loads all in ``models/``, whatever their suffix."""
     return name.startswith("models/") and not name.endswith("/")
 
 
@@ -511,7 +516,7 @@ def _pickle_findings(content: Readable, start: int, member: Member) -> Iterator[
 
 _FIRST_RECORDS = ("data/weights/", "data/constants/", "data/aotinductor/", "models/", "archive_format")
 OLD_PROGRAM = "serialized_exported_program.json"
-"""What archives of PyTorch 2.1 to 2.7 have."""
+"""The program's record in archives of PyTorch 2.1 to 2.7."""
 
 
 class TorchExport(Format):

@@ -1,18 +1,11 @@
-"""Texts in an exported program that PyTorch evaluates as Python when it loads or runs one.
+"""Texts of an exported program that PyTorch evaluates as Python when it loads or runs the program.
 
-Variable sizes are text, which ``sympy.sympify`` evaluates; guards are code, which ``exec`` runs. Honest ones
-are arithmetic over a few known names; here they are parsed, and nothing is run. A text inside an expression
-is evaluated once more by SymPy's functions, so it must be a name or a number.
-
-Names of inputs, nodes and tensors become the source of a module, which ``exec`` runs: inputs as parameters of
-``forward``, tensors as ``getattr(self, "NAME")``, keys of a dictionary of inputs between single quotes.
-
-The structure of inputs and outputs is JSON in a text, and may name modules that are imported.
-
-SymPy computes numbers exactly: a few characters state powers of which no computer holds the digits. It also
-expands polynomials to divide them, and compares each argument of a maximum with all others. The bounds here
-grow with the syntax tree, and nothing is evaluated: the bits of the numbers, and the terms of the polynomials
-that an expression could be expanded to.
+- Symbolic sizes (``expr_str``) are evaluated by ``sympy.sympify``, guards (``guards_code``) by ``exec``.
+  Honest ones are arithmetic over a few known names. Here they are parsed and never run. SymPy's functions
+  evaluate a text inside an expression again, so it must be a name or a number.
+- Names of inputs, nodes and tensors become the source of a module for ``exec``: inputs as parameters of
+  ``forward``, tensors as ``getattr(self, "NAME")``, keys of a dictionary of inputs between single quotes.
+- The structure of inputs and outputs is JSON in a text, and may name modules that are imported.
 
 Source: PyTorch ``torch/_export/serde/serialize.py``, ``torch/export/_unlift.py``, ``torch/utils/_sympy``,
 ``torch/utils/_pytree.py`` (``enum_object_hook``, ``_defaultdict_deserialize``), ``torch/fx/graph.py``;
@@ -34,15 +27,15 @@ from ckpttool.containers.pickle.pickle_nodes import Trust, trust
 from ckpttool.core.report import Finding, error, warning
 
 MAX_BITS = 1024
-"""Of numbers as they are computed; sizes and their products have 64 to a few hundred."""
+"""Limit on the bits of computed numbers; sizes and their products have 64 to a few hundred."""
 MAX_TERMS = 250
 MAX_NODES = 2000
 MAX_POWER = 64
-"""The largest exponent, shift, and number of digits; exponents of honest sizes have one digit."""
+"""Limit on exponents, shifts, and numbers of digits; exponents of honest sizes have one digit."""
 _SCALE = re.compile(r"\d\.?[eE][+-]?\d{4,}")
-"""A number in scientific notation that is beyond double precision, as Python and SymPy spell it."""
+"""A number in scientific notation beyond the range of doubles, as Python and SymPy spell it."""
 MAX_COMPARED = 16
-"""The most arguments of all maxima and minima, of which SymPy compares each with the others."""
+"""Limit on the arguments of all maxima and minima together; SymPy compares each with all others."""
 _COMPARING = frozenset({"Max", "Min", "max", "min"})
 _POWERS = frozenset({"Pow", "PowByNatural", "FloatPow"})
 _SHIFTS = frozenset({"LShift", "RShift"})
@@ -51,16 +44,26 @@ _EXPONENTIALS = frozenset({"exp"})
 
 
 class UnboundedError(Exception):
-    """Evaluating an expression may take any time or memory; the message says why."""
+    """Evaluating an expression may take unbounded time or memory; the message is the reason."""
 
 
 class HugeNumberError(UnboundedError):
-    """It computes a number that no size is."""
+    """An expression computes a number larger than any size."""
 
 
 @dataclass(frozen=True)
 class _Bound:
-    """Bounds of a value: bits of its numbers, and terms when it is expanded."""
+    """Upper bounds of a value: bits of its numbers, and terms of its expanded polynomial.
+
+    Raises:
+        HugeNumberError, UnboundedError: A bound is over its limit.
+    """
+
+    # SymPy computes exactly, so a few characters may be a power with more digits than a computer holds. It
+    # also expands polynomials to divide them. Neither can be known without evaluating, so both are bounded
+    # from the syntax tree: a sum has the terms of both sides and one bit more than the larger, a product
+    # multiplies terms and adds bits, and the n-th power of a sum of k terms has as many terms as there are
+    # multisets of n out of k.
 
     bits: int
     terms: int
@@ -88,8 +91,8 @@ def check_size(text: str, parsed: ast.Expression) -> None:
     """Check that evaluating an expression takes bounded time and memory.
 
     Raises:
-        HugeNumberError: It computes a number that no size is.
-        UnboundedError: It may take any time or memory for another reason.
+        HugeNumberError: It computes a number larger than any size.
+        UnboundedError: It may take unbounded time or memory for another reason.
     """
     if _SCALE.search(text):
         raise HugeNumberError("it holds a number of a thousand digits or more")
@@ -149,7 +152,7 @@ def _bound_of_call(name: str, node: ast.Call) -> _Bound:
 
 
 def _exponent(node: ast.expr) -> int:
-    """Return the size of an exponent, a number that is there or a fraction of two."""
+    """Return the absolute value, rounded up, of a constant exponent; of a fraction, the larger part."""
     if isinstance(node, ast.UnaryOp):
         return _exponent(node.operand)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
@@ -174,11 +177,11 @@ _SYMBOL = re.compile(r"(?!__)[A-Za-z_]\w*")
 _WORD = re.compile(rf"{_SYMBOL.pattern}|[+-]?\d*\.?\d*(?:[eE][+-]?\d+)?")
 """A text inside an expression: the name of a symbol, or a number."""
 _QUOTABLE = re.compile(r"[^'\"\\\x00-\x1f\x7f\x85\u2028\u2029]*")
-"""What stays a text between any quotes."""
+"""A text that can't end a string literal of either quote."""
 _IDENTIFIER = re.compile(r"[\w.]*")
 _IDENTIFIERS = frozenset({"name", "as_name", "forward_arg_names"})
 _QUOTED = "_name", "fqn"
-"""How the keys of texts end that PyTorch writes between quotes, if at all."""
+"""Endings of the keys whose texts PyTorch puts between quotes, or doesn't use."""
 _NAMES = (
     "Abs Add And BitwiseFn_bitwise_and BitwiseFn_bitwise_or CeilToInt CleanDiv Eq Equality Float FloatPow "
     "FloatTrueDiv FloorDiv FloorToInt Ge GreaterThan Gt Identity Integer IntInfinity IntTrueDiv "
@@ -212,13 +215,13 @@ _HARMLESS = (
 
 _STRUCTURES = frozenset({"in_spec", "out_spec"})
 _FACTORIES = frozenset(("builtins", name) for name in ("dict", "float", "int", "list", "set", "str", "tuple"))
-"""What a ``defaultdict`` may call."""
+"""Harmless factories of a ``defaultdict``."""
 
 
 def judge_structures(tree: object, where: str) -> Iterator[Finding]:
-    """Yield which modules loading a program imports for what the layout of its inputs and outputs names.
+    """Judge the modules that loading a program imports for the structure of its inputs and outputs.
 
-    The layout is JSON in a text, and has texts that are JSON again.
+    The structure is JSON in a text, which has texts that are JSON again.
     """
     findings: dict[Finding, None] = {}
     pending: list[tuple[str, object]] = [("", tree)]
@@ -243,7 +246,7 @@ def judge_structures(tree: object, where: str) -> Iterator[Finding]:
 
 
 def _judge_layout(node: dict[str, object], where: str) -> Iterator[Finding]:
-    """Judge what a node imports: the enumeration that it is a member of, or the factory of a dictionary."""
+    """Judge the import of a node: an enumeration for its member, or a factory for a ``defaultdict``."""
     module, _, name = str(node.get("fqn", "")).partition(":")
     is_factory = "default_factory_module" in node
     if is_factory:
@@ -261,7 +264,7 @@ def _judge_layout(node: dict[str, object], where: str) -> Iterator[Finding]:
 
 
 def judge_names(tree: object, where: str) -> Iterator[Finding]:
-    """Yield an error for each name in a program's JSON that is more than a name in the source made of it."""
+    """Yield an error for each name in a program's JSON that would become more than a name in source code."""
     strange: dict[str, None] = {}
     for node in objects(tree):
         for key, value in node.items():
@@ -278,9 +281,9 @@ def _becomes_code(text: str, where: str) -> Finding:
 
 
 def judge_expressions(tree: object, where: str) -> Iterator[Finding]:
-    """Yield a finding for each text in a program's JSON that is evaluated, and is no plain arithmetic.
+    """Yield an error for each evaluated text that isn't plain arithmetic.
 
-    It is a warning if the text is arithmetic, but evaluating it may not end soon.
+    If it is arithmetic that may take unbounded time, it is a warning.
     """
     texts: dict[str, None] = {}
     for node in objects(tree):
@@ -297,10 +300,10 @@ def judge_expressions(tree: object, where: str) -> Iterator[Finding]:
 
 
 def objection(text: str) -> str | None:
-    """Return why an expression is more than arithmetic of sizes over known names, or None.
+    """Return the reason if an expression is more than arithmetic over known names, or None.
 
     Raises:
-        UnboundedError: It is arithmetic, but evaluating it may not end soon.
+        UnboundedError: It is arithmetic that may take unbounded time.
     """
     if len(text) > MAX_TEXT or max(map(text.count, "([{")) > MAX_NESTING * 20:
         return "it is too long"
@@ -314,7 +317,7 @@ def objection(text: str) -> str | None:
         parsed = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return "it is no expression"
-    # A subscript may be a key of a dictionary, which a guard repeats between quotes.
+    # A subscript may be the key of a dictionary of inputs, which a guard has between quotes.
     subscripts = [node.slice for node in ast.walk(parsed) if isinstance(node, ast.Subscript)]
     keys = {
         id(key)

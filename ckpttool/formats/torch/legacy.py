@@ -1,7 +1,8 @@
 """PyTorch's serialization before the zip: five pickles, then the storages.
 
-The storages follow the pickles without a directory, so the object is interpreted first: only its
-persistent ids say how large each storage is.
+The pickles are ``PARTS``. After them each storage is a count of elements (int64) and its bytes, one after
+another in the order of the last pickle, without alignment, checksums or a directory. So the object is
+interpreted first: only its persistent ids give the element type of each storage.
 
 Source: PyTorch ``torch/serialization.py`` (``_legacy_save``, ``_legacy_load``) and
 ``torch/csrc/generic/serialization.cpp``, which writes little-endian values on any machine.
@@ -34,13 +35,13 @@ from ckpttool.storage.source import Source
 
 PROTOCOL = 1001
 PARTS = ("magic number", "protocol version", "system info", "object", "storage keys")
-"""The pickles, in their order."""
+"""The pickles, in the order of the file."""
 
 _NUMEL_BYTES = 8
 
 
 def open_legacy(probe: Probe, name: str) -> Checkpoint:
-    """Return the checkpoint of a file; ``name`` is its format's."""
+    """Return the checkpoint of a file; ``name`` is the format's name."""
     source = probe.source
     pickles = Pickles(source)
     with attach_safety(pickles.safety):
@@ -70,9 +71,9 @@ def open_legacy(probe: Probe, name: str) -> Checkpoint:
 
 
 class ContainerInterpreter(Interpreter):
-    """Reads a pickle in which a class may stand as a persistent id, next to the source text it had.
+    """Interprets a pickle with classes as persistent ids, ``("module", class, file, source text)``.
 
-    ``sources`` says which classes were made into objects and came with their text.
+    ``sources`` describes the source text of each class with an object in the pickle.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class ContainerInterpreter(Interpreter):
 
 
 def module_fields(persistent_id: object) -> tuple[Global, object, object] | None:
-    """Return class, file and source text of the persistent id of a class, or None where it is none."""
+    """Return class, file and source text of the persistent id of a class, or None for another id."""
     if not isinstance(persistent_id, tuple):
         return None
     fields = persistent_id[1:] if persistent_id[:1] == ("module",) else persistent_id
@@ -108,7 +109,7 @@ def module_fields(persistent_id: object) -> tuple[Global, object, object] | None
 
 
 class Pickles:
-    """Interprets pickles one after the other, and keeps what loading them could run."""
+    """Interprets several pickles of one file within one budget, and collects their safety findings."""
 
     def __init__(self, source: Readable) -> None:
         self.source = source
@@ -171,7 +172,10 @@ def _parse_storage_id(path: str, persistent_id: Any) -> tuple[str, DType | None,
 
 
 class LegacyStorages:
-    """Finds the storage that a persistent id names, once ``locate`` has walked them."""
+    """Finds the storage that a persistent id names, after ``locate`` has walked all storages.
+
+    ``announced`` has element type and number of elements by key, from the persistent ids.
+    """
 
     def __init__(self, source: Readable, announced: dict[str, tuple[DType | None, int]]) -> None:
         self._source = source
@@ -203,17 +207,18 @@ class LegacyStorages:
             self._fail(f"{stated:,} elements", where, "storage-size", f"{count:,}")
         start = offset + _NUMEL_BYTES
         self._require(start, nbytes, end, where)
-        # What lies in memory has no place in the file.
+        # A source that isn't the file itself (bytes in memory) has no extent in it.
         extent = Extent(self._source.path, start, nbytes) if isinstance(self._source, Source) else None
         self.by_key[key] = Storage(key, dtype, nbytes, self._source, start, extent)
         return start + nbytes
 
     def __call__(self, persistent_id: Any) -> Storage:
-        """Return the storage, which may be a view of another."""
+        """Return the storage, or a part of it if the persistent id has view metadata."""
         key, _, _ = _parse_storage_id(self._source.path, persistent_id)
         storage = self.by_key.get(key)
         if storage is None or len(persistent_id) != 6:
             self._fail("a persistent id that names no storage", PARTS[3], "tensor-damaged")
+        # ``(view key, offset, size)`` in elements if it is a part of the storage, else None.
         view = persistent_id[5]
         if view is None:
             return storage
@@ -236,7 +241,7 @@ class LegacyStorages:
 
 
 def view_of(path: str, storage: Storage, offset: Any, count: Any) -> Storage:
-    """Return a part of a storage as one of its own; offset and count in elements."""
+    """Return a part of a storage as a storage; offset and count in elements."""
     width = 1 if storage.dtype is None else storage.dtype.itemsize
     if type(offset) is not int or type(count) is not int or not 0 <= offset <= offset + count:
         found = "a view of a storage without offset and size"
@@ -249,13 +254,13 @@ def view_of(path: str, storage: Storage, offset: Any, count: Any) -> Storage:
 
 
 class _LegacyObjects(TorchObjects):
-    """Reads the object, in which a class may stand as a persistent id."""
+    """Reads an object that may contain classes as persistent ids."""
 
     def bare(self, node: Persistent) -> Leaf[TensorParts] | None:
         return None if module_fields(node.id) is not None else super().bare(node)
 
 
-# What is told besides the tensors -----------------------------------------------------------------
+# Spans and embedded sources ------------------------------------------------------------------------
 
 
 def storage_spans(storages: dict[Any, Storage], flat: Flat[TensorParts]) -> Iterator[Span]:
@@ -269,7 +274,7 @@ def storage_spans(storages: dict[Any, Storage], flat: Flat[TensorParts]) -> Iter
 
 
 def note_embedded_sources(flat: Flat[TensorParts], sources: dict[str, str]) -> Flat[TensorParts]:
-    """Return the tree with word of the source texts that are in the file; they are not shown."""
+    """Return the object with a description of the source texts in the file as plain data."""
     if not sources:
         return flat
     plain = flat.plain if isinstance(flat.plain, dict) else {} if flat.plain is None else {"": flat.plain}

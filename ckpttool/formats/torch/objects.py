@@ -1,6 +1,9 @@
-"""PyTorch's objects in a pickle, read as tensors: what ``torch._utils`` would rebuild, without calling it.
+"""Tensors and modules in a pickle, read from the inert nodes of the calls that would rebuild them.
 
-A pickled ``torch.nn.Module`` is read as its state dict.
+A pickled tensor is a call of a function such as ``torch._utils._rebuild_tensor_v2`` with a storage, an
+offset, a shape and strides, in elements; ``_REBUILDERS`` has a method for each such function. A parameter, a
+quantized, sparse or nested tensor and a tensor subclass are calls around other tensors. A pickled
+``torch.nn.Module`` is read as its state dict.
 
 Source: PyTorch ``torch/_utils.py``, ``torch/_tensor.py``, ``torch/serialization.py``; ``_save_to_state_dict``
 in ``torch/nn/modules/module.py``.
@@ -39,7 +42,7 @@ MAX_MODULES = 1_000_000
 
 _TENSORS = ("_parameters", "_buffers", "_modules")
 _ALWAYS_OWN = frozenset({*_TENSORS, "_non_persistent_buffers_set", "_flat_weights"})
-"""Attributes whose content the state dict has, or says; an RNN lists its own parameters once more."""
+"""Attributes that repeat the state dict; an RNN lists its parameters again in ``_flat_weights``."""
 _OF_EVERY_MODULE = frozenset(
     {
         "_backward_hooks",
@@ -57,15 +60,15 @@ _OF_EVERY_MODULE = frozenset(
         "_state_dict_pre_hooks",
     }
 )
-"""Attributes that every module has for itself, and that mean nothing where they are empty."""
+"""Hooks that every module has; empty ones are left out."""
 
 
 def module_leaf(objects: TorchObjects, call: Call) -> Leaf[TensorParts] | None:
     """Return the tensors of a pickled ``torch.nn.Module`` under the names of its state dict, or None.
 
-    Names are the dotted paths of ``_modules`` keys. All other attributes of the modules are plain data; the
-    tensors among them, such as buffers that are not persistent, come behind those of the state dict. What
-    the module refers to is checked.
+    Names are the dotted paths of ``_modules`` keys. All other attributes of the modules are plain data;
+    tensors among them, such as buffers that aren't persistent, follow those of the state dict. All storages
+    that the module refers to are checked.
     """
     if not is_module(call):
         return None
@@ -90,7 +93,7 @@ def module_leaf(objects: TorchObjects, call: Call) -> Leaf[TensorParts] | None:
                 name = f"{prefix}{describe(key)}"
                 tensors.append(((name, *path), replace(parts, role=Role.WEIGHTS)))
     budget, spent = objects.budget, objects.budget.visits
-    # A module that attributes refer to is told by its name; of several names, by the first.
+    # An attribute that refers to a module (a cycle, often) is described by the module's first name.
     names = {id(module): f"<the module {prefix.rstrip('.')!r}>" for prefix, module in reversed(modules)}
     with objects.name_nodes(names):
         others = flatten(attributes, objects.leaf, objects.path, budget=budget)
@@ -102,7 +105,7 @@ def module_leaf(objects: TorchObjects, call: Call) -> Leaf[TensorParts] | None:
 
 
 def _attributes(module: Call) -> dict[Any, Any]:
-    """Return what a module is besides its state dict."""
+    """Return a module's attributes besides its state dict, by name."""
     state = module.state
     attributes = {name: node for name, node in state["_buffers"].items() if _is_hidden(state, name)}
     attributes |= {name: node for name, node in state["_modules"].items() if not _is_child(node)}
@@ -135,7 +138,7 @@ def _modules(objects: TorchObjects, root: Call) -> Iterator[tuple[str, Call]]:
 
 
 def _is_hidden(state: dict[str, Any], name: object) -> bool:
-    """Return whether a buffer is none of the state dict's."""
+    """Return whether a buffer isn't persistent, so that it isn't in the state dict."""
     hidden = state.get("_non_persistent_buffers_set")
     return isinstance(hidden, set | frozenset | list | tuple) and name in hidden
 
@@ -153,7 +156,7 @@ def is_module(call: Call) -> bool:
 
 MAX_AXES = 64
 MAX_NESTING = 50
-"""How deep tensors may are in tensors: a parameter holds a tensor, which holds attributes."""
+"""Limit on tensors inside tensors: a parameter holds a tensor, which may have attributes."""
 MAX_TENSORS = 5_000_000
 _MAX_INT64 = (1 << 63) - 1
 _NESTED = ("buffer", "sizes", "strides", "storage_offsets")
@@ -161,7 +164,13 @@ _NESTED = ("buffer", "sizes", "strides", "storage_offsets")
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Stored bytes that tensors are views of; ``dtype`` is None where the storage is untyped."""
+    """Stored bytes that tensors are views of.
+
+    Attributes:
+        dtype: None if the storage is untyped; each tensor has its own then.
+        source: Where the bytes are read from, ``nbytes`` of them from ``offset`` on.
+        extent: The same place in the file; None if the bytes are compressed or in memory.
+    """
 
     key: str
     dtype: DType | None
@@ -173,11 +182,11 @@ class Storage:
 
 
 Resolve = Callable[[Any], Storage]
-"""Returns the storage that a persistent id names."""
+"""Returns the storage that a persistent id names; raises ``DamagedCheckpoint`` if there is none."""
 
 
 class TorchObjects:
-    """Reads the nodes of one pickle; ``leaf`` is what ``tree.flatten`` asks."""
+    """Reads the tensors in the nodes of one pickle; ``leaf`` is a callback of ``tree.flatten``."""
 
     def __init__(self, path: str, resolve: Resolve) -> None:
         self.path = self._path = path
@@ -185,22 +194,23 @@ class TorchObjects:
         self._seen: dict[int, Leaf[TensorParts] | None] = {}
         self._checked: set[int] = set()
         self.budget = TreeBudget()
-        """What the trees inside its objects have cost."""
+        """Counts the nodes inside tensors and modules against the limit on trees."""
         self._sums = PayloadChecksums()
         self.meshes: dict[int, Mesh] = {}
-        """By the address of their nodes, the meshes of processes that tensors are on."""
+        """Device meshes that were read, by the ``id`` of their nodes."""
         self._depth = 0
         self._tensors = 0
 
     def leaf(self, node: object) -> Leaf[TensorParts] | None:
-        """Return the tensors that a node represents, or None where it is no tensor."""
+        """Return the tensors that a node represents, or None if it represents no tensor."""
         if isinstance(node, Persistent):
             return self.bare(node)
         if not isinstance(node, Call):
             return None
         address = id(node)
         if address not in self._seen:
-            self._seen[address] = Leaf()  # what it is met as inside itself: a parameter may know its module
+            # A node may contain itself (a parameter that knows its module): inside, it counts as empty.
+            self._seen[address] = Leaf()
             self._seen[address] = self._read_call(node)
         return self._seen[address]
 
@@ -247,6 +257,8 @@ class TorchObjects:
         ):
             found = f"shape {describe(shape)}, strides {describe(strides)}, offset {describe(offset)}"
             raise self._bounds(storage, found)
+        # The numbers come from the pickle, so the view is checked against its storage before anything is
+        # read. A stride of 0 (an expanded tensor) is legal: shapes say nothing about the stored bytes.
         in_one_piece = is_contiguous(shape, strides)
         end = dtype.nbytes(offset + (size if in_one_piece else reach(shape, strides)))
         if end > storage.nbytes and 0 not in shape:
@@ -273,18 +285,18 @@ class TorchObjects:
         )
 
     def charge(self, visits: int) -> None:
-        """Count what was looked at inside a tensor that is told for no other reason."""
+        """Add nodes or numbers that were visited inside a tensor to the budget of the tree."""
         self.budget.visits += visits
         if self.budget.visits > MAX_VISITS:
             raise self.exceeded(f"a tree of more than {MAX_VISITS:,} objects")
 
     def exceeded(self, found: str) -> LimitExceeded:
-        """Return the error that says which limit was passed."""
+        """Return the error of a limit that was exceeded."""
         return LimitExceeded(self._path, found)
 
     @contextmanager
     def name_nodes(self, names: Mapping[int, str]) -> Iterator[None]:
-        """Tell nodes, by address, as what they are elsewhere, as long as the context lasts."""
+        """Describe nodes, by ``id``, by these names instead of reading them, within the context."""
         before = {node: self._seen[node] for node in names if node in self._seen}
         self._seen.update({node: Leaf(plain=name) for node, name in names.items()})
         try:
@@ -295,7 +307,7 @@ class TorchObjects:
             self._seen.update(before)
 
     def check_references(self, node: object) -> None:
-        """Require that whatever a node refers to is there."""
+        """Raise ``DamagedCheckpoint`` unless each storage that a node refers to exists."""
         for reference in references(node, self._checked):
             self.leaf(reference)
 
@@ -327,7 +339,7 @@ class TorchObjects:
         return Leaf((((), self.view(storage, dtype, offset, sizes(shape), sizes(strides))),))
 
     def _first(self, call: Call) -> Leaf[TensorParts]:
-        """Read what wraps a tensor: a parameter, a tensor on a device."""
+        """Read the tensor in a wrapper: a parameter, a tensor on a device."""
         leaf = self.leaf(call.args[0])
         if leaf is None:
             raise TypeError("no tensor")
@@ -337,10 +349,9 @@ class TorchObjects:
         return with_attributes(self._first(call), self._attributes(call.args[3]))
 
     def _attributes(self, state: Any) -> list[tuple[Path, TensorParts]]:
-        """Return the tensors among the attributes of a tensor; some subclasses keep their data there.
-
-        They may are in slots, and in containers; in these, some of no elements only represent a length.
-        """
+        """Return the tensors among the attributes of a tensor; some subclasses keep their data there."""
+        # They may be in slots and in containers. In containers, tensors without elements are left out: some
+        # subclasses keep one to represent a length.
         tensors = flatten(merge_slots(state), self.leaf, self.path, budget=self.budget).tensors
         return [(path, parts) for path, parts in tensors if len(path) == 1 or 0 not in parts.shape]
 
@@ -350,7 +361,7 @@ class TorchObjects:
     def quantized_leaf(
         self, elements: tuple[tuple[Path, TensorParts], ...], parameters: Any
     ) -> Leaf[TensorParts]:
-        """Return the elements of a quantized tensor with the parameters that make numbers of them."""
+        """Return the stored integers of a quantized tensor with its scales and zero points."""
         scheme, *params = parameters
         name_of_scheme = str(describe(scheme)).removeprefix("torch.")
         plain = LogicalTensor({"scheme": name_of_scheme}, value_components=("",))
@@ -398,10 +409,13 @@ class TorchObjects:
         return Leaf((((), TensorParts(dtype, shape)),), LogicalTensor({"device": "meta"}))
 
     def _from_type(self, call: Call) -> Leaf[TensorParts]:
-        """Read a tensor with attributes, or of a subclass; some subclasses keep the data in attributes."""
+        """Read a tensor with attributes, or of a subclass."""
         function, kind, args, state = call.args[:4]
         if is_distributed(kind):
             return local_parts(self, call)
+        # ``_rebuild_from_type_v2(function, class, args, state)``: the function rebuilds a tensor, which gets
+        # the class and the state. A wrapper subclass (torchao's quantized tensors, for one) rebuilds without
+        # values: its data are the tensors in the state, and its own shape is that of the whole.
         # Not by `leaf`, which knows nodes by their address: this one is gone after the call.
         leaf = self._read_call(Call(function, args if isinstance(args, tuple) else (args,)))
         if leaf is None:
@@ -442,13 +456,13 @@ _REBUILDERS: dict[tuple[str, str], Callable[[TorchObjects, Call], Leaf[TensorPar
 def with_attributes(
     leaf: Leaf[TensorParts], attributes: Iterable[tuple[Path, TensorParts]]
 ) -> Leaf[TensorParts]:
-    """Return a tensor with those that hang on it, which are no part of a model's state."""
+    """Return a tensor with the tensors of its attributes, which aren't weights."""
     others = ((path, replace(parts, role=Role.OTHER)) for path, parts in attributes)
     return replace(leaf, tensors=(*leaf.tensors, *others))
 
 
 def apply_lazy_signs(leaf: Leaf[TensorParts], bits: object) -> Leaf[TensorParts]:
-    """Return a tensor with its lazy conjugation and negation carried out when it is read."""
+    """Return a tensor whose conjugate and negative bits are applied when it is read."""
     if not isinstance(bits, dict) or not (bits.get("conj") or bits.get("neg")):
         return leaf
     ((path, parts),) = leaf.tensors

@@ -1,9 +1,9 @@
-"""One save of which every process of the job wrote its own file of ``torch.save``: how these are named.
+"""Names of the files of a save in which each process of the job wrote its own file of ``torch.save``.
 
-``model_world_size_2_rank_0.pt`` with ``optim_…`` and ``extra_state_…`` (verl, SkyRL) and ``checkpoint_0.pt``
-beside ``metadata.pkl`` (torch_checkpointing) have a directory to themselves. Names that end in the number of
-a rank, ``pytorch_model_fsdp_rank0.bin`` or ``model_0000999.rank_0.pth``, may lie beside those of other saves:
-they are one checkpoint where they hold parts of tensors, under what their names have in common.
+``model_world_size_2_rank_0.pt`` with ``optim_…`` and ``extra_state_…`` (verl, SkyRL), and ``checkpoint_0.pt``
+next to ``metadata.pkl`` (torch_checkpointing), have a directory to themselves. Names that end in the number
+of a rank, ``pytorch_model_fsdp_rank0.bin`` or ``model_0000999.rank_0.pth``, may share a directory with other
+saves: if they hold parts of tensors they are one checkpoint, named by their common stem.
 
 Source: volcengine/verl ``verl/utils/checkpoint/fsdp_checkpoint_manager.py``; huggingface/accelerate
 ``utils/fsdp_utils.py``; meta-pytorch/torch_checkpointing ``metadata_manager.py``; facebookresearch/dinov2
@@ -24,7 +24,7 @@ from ckpttool.storage import fs
 
 METADATA = "metadata.pkl"
 FSDP = re.compile(r"(pytorch_model_fsdp|optimizer)(_\d{1,4})?_rank\d{1,9}\.bin")
-"""How Accelerate names what a process kept of a model and of its optimizer, beside other parts."""
+"""Accelerate's files of a process's part of a model or optimizer, in a directory with other files."""
 
 _WORLD_FILE = re.compile(
     r"(?P<stem>model|optim|optimizer|extra_state)_world_size_(?P<world>\d{1,9})"
@@ -35,16 +35,16 @@ LOADABLE = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".pkl")
 COMPANION = re.compile(
     r"(data|dataloader|rng_state|random_states|scheduler|scaler|training_args)([._-]?\d{1,9})?\.\w+"
 )
-"""What trainers write next to the files of the ranks; any other checkpoint there is another save."""
+"""Other files of the same save; any other loadable file in the directory is another save."""
 _WORLD_SIZE = re.compile(rb"\bworld_size\b")
 _SEARCHED = 1 << 16
-"""How many first and last bytes are searched: a file's pickle comes first, a count in it perhaps last."""
+"""Bytes searched at each end of a file: its pickle is at the start, and a count may be its last entry."""
 
 Entries = Mapping[str, os.DirEntry[str]]
 
 
 class RankFile(NamedTuple):
-    """A file of one process: what it holds, whose it is, and of how many, where the name says it."""
+    """The file of one process; ``world`` is the number of ranks in its name, 0 if there is none."""
 
     path: str
     stem: str
@@ -57,7 +57,7 @@ class RankFile(NamedTuple):
 
 
 def _files_of_one_save(entries: Entries) -> list[RankFile]:
-    """Return the ranks' files in a directory that one save has to itself; none beside another checkpoint."""
+    """Return the files of the ranks in a directory; none if it holds another checkpoint too."""
     files = [file for entry in entries.values() if (file := _parse_world_file(entry.path)) is not None]
     if not files and METADATA in entries and has_at_an_end(entries[METADATA].path, _WORLD_SIZE):
         matches = ((entry.path, _NUMBERED.fullmatch(name)) for name, entry in entries.items())
@@ -70,7 +70,7 @@ def _files_of_one_save(entries: Entries) -> list[RankFile]:
 
 
 def parse_rank_file(path: str) -> RankFile | None:
-    """Return what a name that ends in the number of a rank says; None of any other."""
+    """Return the parts of a name that ends in the number of a rank; None for another name."""
     match = RANKED.fullmatch(os.path.basename(path))
     if match is None:
         return None
@@ -83,7 +83,7 @@ def rank_files(entries: Entries) -> Iterator[RankFile]:
 
 
 def files_at(probe: Probe) -> list[RankFile]:
-    """Return the files of ranks that a path represents: a directory, or what their names begin with."""
+    """Return the files of the ranks at a path: a directory, or the common stem of their names."""
     if probe.is_directory:
         return _files_of_one_save(probe.entries)
     if fs.lexists(probe.path):
@@ -102,7 +102,7 @@ def _order(file: RankFile) -> tuple[bool, object, int]:
 
 
 def files_by_stem(files: Iterable[RankFile]) -> dict[str, list[RankFile]]:
-    """Return files by what their names have in common, in the order of ranks; no rank is there twice."""
+    """Return the files of each stem in the order of ranks; stems with a rank twice are left out."""
     groups: dict[str, list[RankFile]] = defaultdict(list)
     for file in sorted(files, key=_order):
         groups[file.stem].append(file)
@@ -114,6 +114,6 @@ def has_at_an_end(path: str, pattern: re.Pattern[bytes]) -> bool:
         with fs.open_source(path) as source:
             length = min(source.size, _SEARCHED)
             ends = source.read(0, length) + source.read(source.size - length, length)
-    except CheckpointError:  # whoever opens it says why
+    except CheckpointError:  # opening the file reports it
         return False
     return pattern.search(ends) is not None

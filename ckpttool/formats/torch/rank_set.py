@@ -64,7 +64,7 @@ class RankFiles(SetFormat):
 
 
 def fsdp_units(directory: str, entries: Entries) -> list[Unit]:
-    """Return what the processes kept of each model and each optimizer that Accelerate saved."""
+    """Return the files of the ranks of each model and optimizer that Accelerate saved, as units."""
     files = (file for file in rank_files(entries) if FSDP.fullmatch(file.name))
     return [
         Unit(os.path.join(directory, stem), tuple(file.name for file in group), RankFiles())

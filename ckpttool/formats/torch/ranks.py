@@ -1,9 +1,13 @@
-"""The files of all ranks of one save as one checkpoint: each tensor put together from what they kept of it.
+"""The files of all ranks of one save as one checkpoint: tensors are assembled from the ranks' shards.
 
-What all ranks have alike is once, under its own name. Where a rank has something else under the same name
-(the state of its random numbers, the statistics of a batch normalisation that nobody averaged), the first
-rank's has the name, and the others' are below ``rank_<K>``. Whether two ranks have the same is known without
-reading it: by the checksums that their files state.
+Each file is opened as a checkpoint of its own (``rank_files.py`` has their names), whose sharded tensors say
+which indexes of the global tensor they hold (``distributed.py``). Then for each name:
+
+- Shards are assembled; replicas of one shard count once.
+- A tensor or value that all ranks have alike is kept once, under its name. Whether two tensors are equal is
+  known from the checksums in their files, without reading them.
+- If ranks differ (random states, statistics of a batch normalisation), the first rank's has the name, and
+  the others' are below ``rank_<K>``.
 """
 
 from __future__ import annotations
@@ -35,26 +39,26 @@ from ckpttool.storage import fs
 
 VARIANT = "ranks"
 _MAX_DEPTH = 100
-"""How deep trees of several ranks are compared; what is deeper is one value."""
+"""Depth to which the ranks' trees are compared; anything deeper is one value."""
 _MAX_PIECES = 1 << 22
-"""The most pieces that all tensors may are in together."""
+"""Limit on the pieces of all tensors together."""
 _SAVED_AT = ("epoch", "step", "learning_rate")
 _ALONE = "rank-alone"
-"""What a rank's own file says of itself: that there are others, which are here."""
+"""Code of the finding in a rank's file that other ranks' files exist; it is dropped, as they are here."""
 
 
 def rank_key(rank: int) -> str:
-    """Return the key below which lies what a rank has of its own."""
+    """Return the key for a rank's own content."""
     return f"rank_{rank}"
 
 
 def is_rank_key(key: object) -> bool:
-    """Return whether what a key leads to is a rank's own."""
+    """Return whether a key is of a rank's own content."""
     return isinstance(key, str) and key.startswith("rank_") and key[5:].isdigit()
 
 
 class _Same:
-    """Stands for what is as the first rank has it."""
+    """Marks content that equals the first rank's."""
 
 
 _SAME = _Same()
@@ -62,7 +66,7 @@ _SAME = _Same()
 
 @dataclass(slots=True)
 class _RankTensor:
-    """What one rank has under a name."""
+    """A rank's tensor of some name; ``checksum`` is of its storage, None if its file has none."""
 
     file: str
     rank: int
@@ -72,7 +76,7 @@ class _RankTensor:
 
 @dataclass(slots=True)
 class _RankGroup:
-    """The files of one kind, by rank: those of the model, of its optimizer, or all that there are."""
+    """The files of one stem (model, optimizer), by rank; ``prefix`` is empty if all have one stem."""
 
     prefix: Path
     parts: dict[int, tuple[RankFile, Checkpoint]] = field(default_factory=dict)
@@ -81,10 +85,13 @@ class _RankGroup:
 def open_ranks(
     path: str, files: Sequence[RankFile], metadata: str | None = None, others: Iterable[str] = ()
 ) -> Checkpoint:
-    """Return the checkpoint that files of ranks make; one that is missing or of another save is a finding.
+    """Return the checkpoint of the files of all ranks; a missing file, or one of another save, is a finding.
 
-    ``files`` are those of one save or, by mistake, of several; ``metadata`` is what torch_checkpointing wrote
-    next to them, and ``others`` are the names of what else is there, which is not read.
+    Args:
+        path: The directory, or the common stem of the files.
+        files: Of one save or, by mistake, of several.
+        metadata: Path of the ``metadata.pkl`` of torch_checkpointing.
+        others: Names of files next to them, which aren't read.
     """
     with OpenedParts("part") as parts:
         world, job_files = _files_of_one_world(parts, files)
@@ -106,7 +113,7 @@ def open_ranks(
         name = os.path.basename(fs.abspath(path))
         values = _metadata(groups) | ({"metadata": job_metadata} if job_metadata else {})
         paths = [file.path for file in files] + ([metadata] if metadata is not None else [])
-        # The training state is the first rank's of each kind; where two say the same, the model's counts.
+        # The training state is from each kind's first rank; the first kind, the model, has precedence.
         firsts = [next(iter(group.parts.values()))[1] for group in groups if group.parts]
         first_metadata = {key: value for part in reversed(firsts) for key, value in part.metadata.items()}
         tensors = tuple(assembly.tensors)
@@ -124,14 +131,14 @@ def open_ranks(
         )
 
 
-# Which files there are --------------------------------------------------------------------------------
+# Finding the files ------------------------------------------------------------------------------------
 
 
 def _files_of_one_world(parts: OpenedParts, files: Sequence[RankFile]) -> tuple[int, list[RankFile]]:
-    """Return how many ranks the names speak of, and their files; those of another job are an error each."""
+    """Return the number of ranks in the files' names, and its files; files of other numbers are errors."""
 
     def presence(world: int) -> tuple[float, int]:
-        """Return how much of a job of so many ranks is there, and of how many files."""
+        # The most complete job counts; of two, that with more files.
         stems = [file.stem for file in files if file.world == world]
         return len(stems) / max(1, world * len(set(stems))), len(stems)
 
@@ -156,7 +163,7 @@ def _open_groups(parts: OpenedParts, files: Sequence[RankFile]) -> list[_RankGro
 
 
 def _world_of_tensors(groups: Iterable[_RankGroup]) -> int:
-    """Return how many ranks the tensors speak of, or what the highest number among the names asks for."""
+    """Return the number of ranks in the tensors' meshes, else one more than the highest rank."""
     worlds = [shard.world for group in groups for _, part in group.parts.values() for shard in _shards(part)]
     return max(worlds, default=0) or max((max(group.parts) + 1 for group in groups if group.parts), default=0)
 
@@ -166,7 +173,7 @@ def _shards(part: Checkpoint) -> Iterator[Shard]:
 
 
 def _note_missing(parts: OpenedParts, files: Sequence[RankFile], world: int) -> None:
-    """Note the files that a job of so many ranks writes and that are not there."""
+    """Add findings for the files of a job of ``world`` ranks that are missing, and for others."""
     if world > MAX_RANKS:
         parts.fault("part-missing", f"{world:,} ranks are not to be believed", None)
         return
@@ -183,11 +190,11 @@ def _note_missing(parts: OpenedParts, files: Sequence[RankFile], world: int) -> 
             parts.findings.append(error("part-extra", message, file.name))
 
 
-# Whether they are of one save -------------------------------------------------------------------------
+# Checking that they are of one save -------------------------------------------------------------------
 
 
 def _stale_findings(groups: Sequence[_RankGroup], world: int) -> Iterator[Finding]:
-    """Yield where a file is another rank's than its name says, of another job, or of another step."""
+    """Yield an error for each file of another rank than its name says, another job, or another step."""
     firsts: dict[str, tuple[object, str]] = {}
     for group in groups:
         for rank, (file, part) in group.parts.items():
@@ -204,9 +211,9 @@ def _stale_findings(groups: Sequence[_RankGroup], world: int) -> Iterator[Findin
 
 
 def _step_findings(group: _RankGroup, firsts: dict[str, tuple[object, str]]) -> Iterator[Finding]:
-    """Yield where a file says another step, epoch or rate than the first that says one."""
+    """Yield an error for each file with another step, epoch or learning rate than the first that has one."""
     for file, part in group.parts.values():
-        state = training_state(part.metadata)  # of what is no tensor: none is read
+        state = training_state(part.metadata)  # from plain values; no tensor is read
         for name in _SAVED_AT:
             value = getattr(state, name)
             if value is None:
@@ -218,11 +225,11 @@ def _step_findings(group: _RankGroup, firsts: dict[str, tuple[object, str]]) -> 
                 break
 
 
-# What they make together ------------------------------------------------------------------------------
+# Assembling -------------------------------------------------------------------------------------------
 
 
 class _Assembly:
-    """Puts the tensors of a checkpoint together from what its ranks kept."""
+    """Assembles the tensors of a checkpoint from those of its ranks."""
 
     def __init__(self, path: str, groups: Sequence[_RankGroup], *, is_whole: bool) -> None:
         self._path, self._groups = path, groups
@@ -230,10 +237,10 @@ class _Assembly:
         self.tensors: list[Tensor] = []
         self.findings: list[Finding] = []
         self._replacements: dict[int, Tensor] = {}
-        """By the address of a rank's own tensor, what takes its place in the tree."""
+        """Tensors of the whole checkpoint, by the ``id`` of the rank's tensor that they replace."""
         self._by_rank: dict[int, list[Tensor]] = defaultdict(list)
         self._differing: dict[int, Tensor] = {}
-        """By the same, what a rank has of its own."""
+        """A rank's own tensors, by the ``id`` of the tensor in its file."""
         self._cuts: list[str] = []
         self._stale: set[str] = set()
         self._pieces = 0
@@ -242,7 +249,7 @@ class _Assembly:
         )
 
     def run(self) -> None:
-        """Put all tensors together, each group's in the order of its first rank."""
+        """Assemble all tensors, in the order of each group's first rank."""
         for group in self._groups:
             for path, parts in _parts_by_path(group).items():
                 if any(part.tensor.shard is not None for part in parts):
@@ -258,7 +265,7 @@ class _Assembly:
             self.findings.append(warning("cut-not-said", message, self._cuts[0]))
 
     def tree(self) -> object:
-        """Return all that the files hold: in common, and below its number what a rank has otherwise."""
+        """Return the common content, with the content in which a rank differs below ``rank_<K>``."""
         if self._cuts or not all(group.parts for group in self._groups):
             return None
         common: dict[Any, Any] = {}
@@ -279,7 +286,7 @@ class _Assembly:
         return {**common, **by_rank}
 
     def _tree_difference(self, first: object, other: object, depth: int = 0) -> object:
-        """Return what of a rank's tree is not as in the first one's, in dictionaries."""
+        """Return the differing parts of a rank's tree in nested dictionaries, or ``_SAME``."""
         if isinstance(other, Tensor):
             return self._differing.get(id(other), _SAME)
         pairs = _common_items(first, other) if depth < _MAX_DEPTH else None
@@ -291,7 +298,7 @@ class _Assembly:
         return {key: part for key, part in parts.items() if part is not _SAME} or _SAME
 
     def _add_sharded(self, group: _RankGroup, path: Path, parts: list[_RankTensor]) -> None:
-        """Add what the ranks have under one name where at least one has a part of a tensor."""
+        """Add the tensor of a name for which at least one rank has a shard."""
         first = next(part for part in parts if part.tensor.shard is not None)
         full_path, (dtype, shape) = (*group.prefix, *path), _global_type(first.tensor)
         shards: list[_RankTensor] = []
@@ -317,11 +324,12 @@ class _Assembly:
         return _name((*group.prefix, tensor.shares_with))
 
     def _add_plain(self, group: _RankGroup, path: Path, parts: list[_RankTensor]) -> None:
-        """Add what each rank has as a whole: once where it is the same."""
+        """Add the tensors of a name that no rank shards: equal ones once, others for each rank."""
         first = parts[0]
         others = [part for part in parts[1:] if not _are_same(first, part)]
         full_path = (*group.prefix, *path)
-        # Weights, unlike buffers, are the same in all ranks; ranks that have others have slices of them.
+        # Weights, unlike buffers, are equal in all ranks of a data-parallel job. If they differ, the ranks
+        # have slices of them (tensor parallelism), which can't be assembled without knowing the axis.
         is_cut = first.tensor.role is Role.WEIGHTS and any(
             first.tensor.shape != other.tensor.shape
             or (not self._has_shards and _are_same(first, other) is False)
@@ -341,7 +349,7 @@ class _Assembly:
             self._add_for_rank(full_path, other)
 
     def _check_step(self, path: Path, first: _RankTensor, other: _RankTensor) -> None:
-        """Note where a rank's optimizer has made another number of steps, by the checksums of these."""
+        """Add an error if the checksum of a rank's optimizer step differs from the first rank's."""
         is_step = path[-1] == "step" and first.tensor.role is Role.OPTIMIZER and first.tensor.size == 1
         if is_step and _are_same(first, other) is False and other.file not in self._stale:
             self._stale.add(other.file)
@@ -349,7 +357,7 @@ class _Assembly:
             self._fault(error("part-stale", message, other.file))
 
     def _add_for_rank(self, path: Path, part: _RankTensor) -> None:
-        """Add what a rank has of its own, below its number."""
+        """Add a rank's own tensor below ``rank_<K>``."""
         role = Role.OTHER if part.tensor.role is Role.WEIGHTS else part.tensor.role
         rank_path = (rank_key(part.rank), *path)
         tensor = replace(part.tensor, path=rank_path, role=role, shares_with=None, shard=None)
@@ -357,7 +365,7 @@ class _Assembly:
         self._differing[id(part.tensor)] = tensor
 
     def _without_replicas(self, path: Path, shards: Sequence[_RankTensor]) -> list[_RankTensor]:
-        """Return parts without those that several ranks have alike; copies that differ are told, and kept."""
+        """Return one shard of each range; replicas that differ get a warning, and are kept for their rank."""
         distinct: dict[object, _RankTensor] = {}
         for part in shards:
             assert part.tensor.shard is not None  # the caller chose those
@@ -372,7 +380,7 @@ class _Assembly:
         return list(distinct.values())
 
     def _put_together(self, path: Path, shape: tuple[int, ...], parts: Sequence[_RankTensor]) -> Tensor:
-        """Return a tensor in one piece or in several; one without values where they don't make it."""
+        """Return a tensor assembled from shards; it has no values if they don't tile it."""
         first = parts[0].tensor
         name = _name(path)
         empty = replace(first, shape=shape, values=None, extent=None, storage=None)
@@ -388,7 +396,7 @@ class _Assembly:
         pieces = [piece for part in parts for piece in _pieces(part.tensor)]
         whole, fault = assemble(self._path, name, empty, pieces)
         if fault is not None:
-            # Where a file is missing, that was told, and stands for all tensors.
+            # If a file is missing, its finding counts for all tensors.
             self.is_whole = False
             self.findings += [fault] if self._has_all_ranks else []
         elif whole.values is None:
@@ -402,7 +410,7 @@ class _Assembly:
 
 
 def _parts_by_path(group: _RankGroup) -> dict[Path, list[_RankTensor]]:
-    """Return what the ranks have under each name, in the order of ranks."""
+    """Return the ranks' tensors of each path, in the order of ranks."""
     by_path: dict[Path, list[_RankTensor]] = defaultdict(list)
     for rank, (file, part) in group.parts.items():
         checksums = {(s.extent.file, s.extent.offset, s.extent.nbytes): s.crc32 for s in part.spans()}
@@ -416,12 +424,12 @@ def _parts_by_path(group: _RankGroup) -> dict[Path, list[_RankTensor]]:
 
 
 def _global_type(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
-    """Return the type and the shape of a tensor, or of that of which it is a part."""
+    """Return the type and shape of a tensor, or of the global tensor if it is a shard."""
     return tensor.dtype.name, tensor.shape if tensor.shard is None else tensor.shard.shape
 
 
 def _are_same(one: _RankTensor, other: _RankTensor) -> bool | None:
-    """Return whether two tensors are views of the same stored bytes; None where no checksum says it."""
+    """Return whether two tensors are equal views of equal storages; None without checksums."""
     a, b = one.tensor, other.tensor
     if (a.dtype, a.shape, a.byteorder) != (b.dtype, b.shape, b.byteorder):
         return False
@@ -433,7 +441,7 @@ def _are_same(one: _RankTensor, other: _RankTensor) -> bool | None:
 
 
 def _view(tensor: Tensor) -> object:
-    """Return where in its storage a tensor lies, and how large that is."""
+    """Return a tensor's offset and strides in its storage, and the storage's size, or None."""
     if tensor.values is None:
         return None
     view = as_strided(tensor.values, tensor.shape, tensor.dtype.itemsize)
@@ -442,7 +450,9 @@ def _view(tensor: Tensor) -> object:
 
 
 def _pieces(tensor: Tensor) -> Iterator[Piece[Tensor]]:
-    """Yield the boxes of the whole tensor that a rank has."""
+    """Yield the boxes of the global tensor that a rank has, with their places in its own tensor."""
+    # The shard is the product of index ranges along each axis, and its own elements are those ranges without
+    # gaps: so each combination of one range an axis is a box.
     assert tensor.shard is not None  # the caller chose those
     assert tensor.shard.ranges is not None
     axes = []
@@ -457,11 +467,11 @@ def _pieces(tensor: Tensor) -> Iterator[Piece[Tensor]]:
         yield Piece(Box(offsets, lengths), tensor, start_in_part)
 
 
-# What is no tensor ------------------------------------------------------------------------------------
+# Metadata ---------------------------------------------------------------------------------------------
 
 
 def _metadata(groups: Sequence[_RankGroup]) -> dict[str, Any]:
-    """Return what the ranks say of what is no tensor, and below its number what one says otherwise."""
+    """Return the ranks' common metadata, with that in which a rank differs below ``rank_<K>``."""
     common: dict[str, Any] = {}
     by_rank: dict[str, Any] = {}
     for group in groups:
@@ -478,7 +488,7 @@ def _metadata(groups: Sequence[_RankGroup]) -> dict[str, Any]:
 
 
 def _metadata_difference(first: object, other: object, depth: int = 0) -> object:
-    """Return what of plain data is not as in another, in dictionaries."""
+    """Return the differing parts of plain data in nested dictionaries, or ``_SAME``."""
     if not isinstance(first, Mapping) or not isinstance(other, Mapping) or depth == _MAX_DEPTH:
         return _SAME if repr(first) == repr(other) else other
     parts = {
@@ -490,7 +500,7 @@ def _metadata_difference(first: object, other: object, depth: int = 0) -> object
 
 
 def _common_items(first: object, other: object) -> dict[Any, tuple[object, object]] | None:
-    """Return what two containers have under the same keys; None of what is told as one value."""
+    """Return pairs of the values of two containers by common key; None if they are compared as a whole."""
     if isinstance(first, dict) and isinstance(other, dict):
         return {key: (first[key], value) for key, value in other.items() if key in first}
     if not isinstance(first, list | tuple) or not isinstance(other, list | tuple) or len(first) != len(other):
@@ -501,7 +511,7 @@ def _common_items(first: object, other: object) -> dict[Any, tuple[object, objec
 
 
 def _put(tree: dict[Any, Any], path: Path, content: object) -> None:
-    """Put content into dictionaries where a path leads; without a path it is all of them."""
+    """Put content into nested dictionaries at a path; with an empty path it joins the root's."""
     for key in path[:-1]:
         tree = tree.setdefault(key, {})
     if path:
@@ -511,7 +521,7 @@ def _put(tree: dict[Any, Any], path: Path, content: object) -> None:
 
 
 def _add_missing(first: object, other: object, depth: int = 0) -> object:
-    """Return a tree with what another has besides it; what is in both is the first one's."""
+    """Return a tree with the keys that only another one has; the first one's values have precedence."""
     if not isinstance(first, dict) or not isinstance(other, dict) or depth == _MAX_DEPTH:
         return first
     pairs = {

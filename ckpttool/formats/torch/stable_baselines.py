@@ -1,6 +1,7 @@
-"""Agents of stable-baselines3: a zip in which files of ``torch.save`` lie, and their settings as JSON.
+"""Agents of stable-baselines3: a zip of files of ``torch.save``, with settings as JSON in ``data``.
 
-What JSON has no place for is in ``data`` as pickles in base64, which loading the agent unpickles.
+A setting that isn't JSON (a space, a schedule) is an object with a pickle in base64 under ``:serialized:``,
+which loading the agent unpickles.
 
 Source: DLR-RM/stable-baselines3 ``stable_baselines3/common/save_util.py``, ``common/base_class.py``.
 """
@@ -66,7 +67,7 @@ class StableBaselines(Format):
 
 
 class _Agent:
-    """What is in the zip."""
+    """The settings and tensors of the zip."""
 
     def __init__(self, probe: Probe) -> None:
         """Open every file of tensors, and read the settings."""
@@ -81,7 +82,7 @@ class _Agent:
                 if name.endswith(_TENSORS):
                     self._open_tensors(probe, name.removesuffix(_TENSORS), member)
                 elif name not in (SETTINGS, VERSION):
-                    # What no framework loads is judged, too: whoever put it there has a use for it.
+                    # Pickles that no framework loads are judged too: a program may load them.
                     content, start = self._archive.content(member), self._archive.offset(member)
                     if is_pickle(content, start, start + member.size):
                         self._judge(content, start, start + member.size, name)
@@ -108,7 +109,7 @@ class _Agent:
         self.safety += (add_part_name(finding, member.name) for finding in item.safety)
 
     def _read_settings(self) -> dict[str, Any]:
-        """Return the settings, pickled ones by their type; these are judged."""
+        """Return the settings; pickles among them are judged, and represented by their type."""
         data = self._archive.read(self._archive.require(self._members.get(SETTINGS), SETTINGS))
         settings = parse_json(self._path, data, "config", constants=True)
         if not isinstance(settings, dict):
@@ -135,7 +136,7 @@ class _Agent:
             self.safety += (*failure.safety, warning("not-scanned", message, where))
 
     def spans(self) -> Iterator[Span]:
-        """Yield each record with its checksum; of files of tensors those that are in them."""
+        """Yield each record with its checksum, and the records inside the files of tensors."""
         for member in sorted(self._archive.members, key=lambda member: member.payload):
             item = self.items.get(member.name.removesuffix(_TENSORS))
             if item is not None and member.name.endswith(_TENSORS):

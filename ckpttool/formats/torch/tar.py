@@ -1,7 +1,13 @@
 """PyTorch's first serialization: a tar of four members, before 0.1.10.
 
-``storages`` holds the values, ``tensors`` the views of them, and ``pickle`` the object, in which whole
-numbers represent tensors.
+Members mix pickles and raw little-endian numbers:
+
+- ``sys_info``: a pickled dictionary.
+- ``storages``: a count; for each storage a pickled ``(key, location, class)``, an int64 number of elements
+  and its bytes; then a list of views ``(key, root key, offset, number of elements)``.
+- ``tensors``: a count; for each tensor a pickled ``(key, storage key, class)``, an int32 number of axes, 4
+  ignored bytes, then int64 shape, strides and offset.
+- ``pickle``: the object, with the integer key of a tensor or storage as its persistent id.
 
 Source: PyTorch ``torch/serialization.py`` (``legacy_load``); POSIX.1-1988 for the headers.
 """
@@ -40,7 +46,7 @@ _BLOCK = 512
 _RECORD = 20 * _BLOCK  # a tar is padded to whole records
 _MAGIC = b"ustar"
 _MAGIC_AT = 257
-_FIELDS = struct.Struct("100s8s8s8s12s12s8sc100s5s")
+_FIELDS = struct.Struct("100s8s8s8s12s12s8sc100s5s")  # name, …, size, time, checksum, type, link, magic
 _CHECKSUM = slice(148, 156)
 _REGULAR = (b"0", b"\0")
 _INT64 = struct.Struct("<q")
@@ -80,7 +86,7 @@ class PytorchTar(Format):
 
 
 class TarMember(NamedTuple):
-    """Where the content of a member lies, in bytes."""
+    """The range of a member's content in the tar, in bytes."""
 
     name: str
     offset: int
@@ -92,7 +98,7 @@ class TarMember(NamedTuple):
 
 
 def read_tar(source: Source) -> tuple[dict[str, TarMember], list[Finding]]:
-    """Return the four members by name, and what is wrong around them."""
+    """Return the four members by name, and findings about padding and trailing bytes."""
     members: dict[str, TarMember] = {}
     findings: list[Finding] = []
     offset = 0
@@ -140,7 +146,7 @@ def _parse_header(source: Source, header: bytes, offset: int) -> TarMember:
 
 
 def _number(source: Source, field: bytes, where: str) -> int:
-    """Return a number of a header: octal digits, or binary where those don't suffice."""
+    """Return a number of a header: octal digits, or base 256 after a byte 0x80 for large ones (GNU)."""
     if field[:1] == b"\x80":
         return int.from_bytes(field[1:], "big")
     digits = field.strip(b" \0")
@@ -154,7 +160,7 @@ def _number(source: Source, field: bytes, where: str) -> int:
 
 
 class _TarReader:
-    """Reads a member from its start: pickles, and numbers between them."""
+    """Reads the pickles and numbers of a member, one after another."""
 
     def __init__(self, pickles: Pickles, member: TarMember) -> None:
         self.source, self._pickles, self._member = pickles.source, pickles, member
@@ -184,7 +190,7 @@ class _TarReader:
         return struct.unpack(f"<{count}q", data)
 
     def skip(self, nbytes: int) -> int:
-        """Pass over bytes, and return where they start."""
+        """Skip bytes, and return their offset."""
         start = self.offset
         if start + nbytes > self._member.end:
             found = f"bytes {start:,}..{start + nbytes:,} lie behind the end of the member"
@@ -194,7 +200,7 @@ class _TarReader:
         return start
 
     def trailing_findings(self) -> list[Finding]:
-        """Return a finding where bytes follow that nothing declares."""
+        """Return an error if bytes of the member are left that nothing declares."""
         trailing = self._member.end - self.offset
         message = f"{trailing:,} bytes lie behind the end of what the member holds"
         return [error("trailing-bytes", message, self._member.name)] if trailing else []
@@ -205,7 +211,12 @@ class _TarReader:
 
 
 class _TarContents:
-    """What the members hold; keys are whole numbers, and tensors and storages share them."""
+    """The storages, tensors and object of the members; tensors and storages share one set of integer keys.
+
+    Attributes:
+        stored: The storages with bytes of their own, by key.
+        storages: Those and the views of them.
+    """
 
     def __init__(self, pickles: Pickles, members: dict[str, TarMember], findings: list[Finding]) -> None:
         self._pickles, self._members, self._findings = pickles, members, findings
@@ -221,7 +232,7 @@ class _TarContents:
         self._read_tensors(self._reader("tensors"))
 
     def root(self) -> object:
-        """Return the object, in which persistent ids represent tensors."""
+        """Return the object, with persistent ids in place of tensors."""
         reader = self._reader("pickle")
         root = reader.pickle()
         self._findings += reader.trailing_findings()
@@ -283,7 +294,7 @@ def _no_storage(persistent_id: Any) -> NoReturn:
 
 
 class _TarObjects(TorchObjects):
-    """Reads the object, in which the key of a tensor or storage represents it."""
+    """Reads the object, in which a persistent id is the key of a tensor or storage."""
 
     def __init__(self, path: str, contents: _TarContents) -> None:
         super().__init__(path, _no_storage)

@@ -1,4 +1,4 @@
-"""PyTorch's operators and classes in C++, and what those of them do that do more than compute.
+"""PyTorch's operators and C++ classes; some do more than compute.
 
 Source: PyTorch ``aten/src/ATen/native/native_functions.yaml``, ``torch/csrc/jit/runtime/register_*.cpp``,
 ``torch/custom_class.h``.
@@ -18,11 +18,11 @@ _SHOWN = 8
 
 OPERATORS = OperatorLists(_LISTS, "torch")
 CLASSES = "__torch__.torch.classes."
-"""What the names of classes in C++ begin with in pickles, before namespace and name."""
+"""Prefix of the names of C++ classes in pickles, before namespace and name."""
 
 
 def judge_classes(names: Iterable[str], where: str) -> Iterator[Finding]:
-    """Yield which classes in C++, by namespace and name, are on no list, or take any settings."""
+    """Yield a warning for C++ classes that are unknown, or that don't check their settings."""
     known, found = _known_classes(), set(names)
     foreign = sorted(found - known.keys())
     unchecked = sorted(name for name in found & known.keys() if known[name])
@@ -36,6 +36,6 @@ def judge_classes(names: Iterable[str], where: str) -> Iterator[Finding]:
 
 @cache
 def _known_classes() -> dict[str, bool]:
-    """Return the known classes, and of each whether it takes settings that it doesn't check."""
+    """Return the known classes, with whether each takes settings without checking them."""
     rows = (line.partition(" ") for line in lines_of(_LISTS / "torch_classes.txt"))
     return {name: bool(mark) for name, _, mark in rows}

@@ -1,7 +1,10 @@
-"""TorchScript archives: what ``torch.jit.save`` writes, a model with its attributes, constants and code.
+"""TorchScript archives of ``torch.jit.save``: a model with its attributes, constants and code.
 
-The code is TorchScript, which ``torch.jit.load`` compiles and runs without Python. Classes of the pickles
-are looked up in it and never imported.
+The container is that of ``zip.py``. ``data.pkl`` is the model: objects with their attributes, among them
+parameters and buffers, whose storages are ``data/<key>``. ``constants.pkl``, with ``constants/<key>``, has
+the tensors that the code refers to. ``code/`` has the classes and functions in TorchScript, a subset of
+Python that ``torch.jit.load`` compiles and runs without Python; the classes of the pickles are looked up
+there and never imported. An archive for the lite interpreter has byte code in ``bytecode.pkl``.
 
 Source: PyTorch ``torch/csrc/jit/serialization/export_module.cpp``, ``import.cpp``, ``unpickler.cpp``,
 ``torch/jit/_pickle.py``.
@@ -53,7 +56,7 @@ def open_torchscript(probe: Probe, format: str) -> Checkpoint:
     data, constants = StorageRecords(records, "data"), StorageRecords(records, "constants")
     with attach_safety(pickles.safety):
         flat = _attributes(pickles.root("data.pkl"), TorchObjects(probe.path, data), probe.path)
-        # The tensors that belong to the code.
+        # The tensors that the code refers to are in a pickle of their own.
         leaf = TorchObjects(probe.path, constants).leaf
         of_code = flatten(pickles.root("constants.pkl"), leaf, probe.path, _unwrap)
         flat.tensors += [
@@ -97,19 +100,19 @@ def open_torchscript(probe: Probe, format: str) -> Checkpoint:
 
 
 class _ArchivePickles:
-    """Interprets the pickle records, and keeps what is wrong with them and what they name."""
+    """Interprets the pickle records, each once, and collects their findings and classes."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
         self._read: set[str] = set()
         self._roots: dict[str, object] = {}
         self._defined: set[Global] = set()
-        """Classes of objects that the archive's own code should define."""
+        """Classes of objects that the archive's code must define."""
         self.safety: dict[Finding, None] = {}
         self.findings: list[Finding] = []
 
     def root(self, name: str) -> object:
-        """Return what a pickle record holds."""
+        """Return the object in a pickle record."""
         if name not in self._roots:
             pickle = self._interpret(name).pickles[0]
             self._roots[name] = pickle.root
@@ -117,7 +120,7 @@ class _ArchivePickles:
         return self._roots[name]
 
     def judge_others(self, is_storage: Callable[[str], bool]) -> None:
-        """Interpret all pickles that no tensor is in: inputs, byte code, debug records, and all others."""
+        """Judge all other pickles: inputs, byte code, debug records, and any elsewhere in the archive."""
         for name, member in self._records.by_name.items():
             if name.endswith("pkl") and name not in self._read:
                 try:
@@ -132,7 +135,7 @@ class _ArchivePickles:
         self.safety |= dict.fromkeys(others)
 
     def undefined_classes(self, code: Mapping[bytes, bytes]) -> Iterator[Finding]:
-        """Yield an error for each class that objects have, and the archive's code does not define."""
+        """Yield an error for each class of an object that the archive's code doesn't define."""
         for name in sorted(f"{name.module}.{name.name}" for name in self._defined):
             if not name.startswith(CLASSES) and name.encode() not in code:
                 yield error("class-undefined", "the code lacks this class, which an object has", name)
@@ -154,12 +157,12 @@ class _ArchivePickles:
 
 
 def _is_own(name: Global) -> bool:
-    """Return whether a name is that of a class which the archive's own code defines."""
+    """Return whether a class is one that the archive's code defines."""
     return name.module.partition(".")[0] == _OWN_PREFIX
 
 
 def _without_own_names(pickle: Pickle) -> Pickle:
-    """Return a pickle without the archive's own classes, which the loader finds in the archive's code."""
+    """Return a pickle without the names of the archive's classes, which loading doesn't import."""
     names = {name: at for name, at in pickle.names.items() if not _is_own(name)}
     return replace(pickle, names=names)
 
@@ -168,13 +171,13 @@ def _without_own_names(pickle: Pickle) -> Pickle:
 
 
 def _own_class(node: object) -> Global | None:
-    """Return the class of an object that the archive's own code defines, or None of any other node."""
+    """Return the class of an object that the archive's code defines, or None for another node."""
     function = node.function if isinstance(node, Call) else None
     return function if isinstance(function, Global) and _is_own(function) else None
 
 
 def _unwrap(node: object) -> object:
-    """Return the value that a call only tags with its type, or the state of an object that isn't a module."""
+    """Return the list or dictionary in a type tag, or the state of an object that isn't a module."""
     while (
         isinstance(node, Call)
         and isinstance(node.function, Global)
@@ -189,11 +192,9 @@ def _unwrap(node: object) -> object:
 
 
 def _attributes(root: object, objects: TorchObjects, path: str) -> Flat[TensorParts]:
-    """Return the attributes of the model, each tensor under its dotted name.
-
-    What a module holds itself are its weights: parameters and buffers. What is in its lists and
-    dictionaries is no part of the state dict.
-    """
+    """Return the attributes of the model, each tensor under its dotted name."""
+    # TorchScript doesn't tell parameters from other tensors. Tensors that are attributes of a module count as
+    # weights; those in its lists and dictionaries aren't part of a state dict.
     weights: set[int] = set()
     for node in nodes(root):
         if isinstance(node, Call) and _own_class(node):
@@ -232,7 +233,7 @@ def _metadata(
         "extra": records.describe_directory("extra/"),
     }
     if "bytecode.pkl" in records.by_name:
-        # Size and checksum of what it says, whatever a process added to the names of classes.
+        # Size and checksum are of the normalised content, without the mangled names of one process.
         byte_code = pickles.root("bytecode.pkl")
         plain = flatten(byte_code, lambda node: None, records.path, _unwrap).plain
         text = without_mangles(json.dumps(plain, sort_keys=True).encode())
@@ -254,7 +255,7 @@ def _code(records: Records) -> Iterator[tuple[str, Member]]:
 
 
 def _texts(root: object) -> Iterator[str]:
-    """Yield the texts in a pickle, however old a pickle writes them."""
+    """Yield the texts in a pickle; old pickles have them as byte strings."""
     for node in nodes(root):
         for part in children(node) or ():
             if isinstance(part, str):

@@ -1,12 +1,14 @@
-"""The code of a TorchScript archive: its classes in a stable order, and the types that objects must have.
+"""The code of a TorchScript archive, as tokens: operators, types, loops, and a description for diffs.
 
-PyTorch reads an attribute by its index in the declared class and doesn't check the object: if that is of
-another class, it reads memory beyond it. Loading sets attributes and tags lists without checking their types,
-and ``unchecked_cast`` does what its name says.
-
-A process that has loaded a class of the same name before gives the next one another name,
-``__torch__.___torch_mangle_3.Net``, in a file of its own. Here classes of one name are numbered in the order
-in which they are reached from the model, so that two saves of one model compare equal.
+- **Operators** (``judge_text``): the paths in the code that name operators or C++ classes are looked up in
+  lists.
+- **Types** (``judge_types``, ``unchecked_casts``): PyTorch reads an attribute by its index in the declared
+  class and doesn't check the object, so an object of another class makes it read memory out of bounds.
+  Loading sets attributes and tags lists without checking types, and ``unchecked_cast`` doesn't check either.
+- **Loops** (``judge_loops``): loading runs ``__setstate__``, so a loop there may hang it.
+- **Description** (``describe_code``): a process that has loaded a class of the same name gives the next one
+  another name, ``__torch__.___torch_mangle_3.Net``, in a file of its own. Classes of one name are numbered
+  in the order in which the model reaches them, so that two saves of one model compare equal.
 
 Source: PyTorch ``torch/csrc/jit/serialization/import.cpp``, ``import_source.cpp``, ``unpickler.cpp``,
 ``python_print.cpp``, ``torch/csrc/jit/api/compilation_unit.h``, ``aten/src/ATen/core/ivalue.h``
@@ -36,13 +38,13 @@ WRAPPERS = frozenset(
         "restore_type_tag",
     )
 )
-"""What only tags a list or a dictionary with its type."""
+"""Calls that tag a list or dictionary with its type."""
 _TAG = Global("torch.jit._pickle", "restore_type_tag")
 _PLAIN = frozenset(
     {"Any", "Device", "Generator", "Layout", "NoneType", "QScheme", "Storage", "Stream", "Tensor"}
     | {"bool", "complex", "float", "int", "number", "str"}
 )
-"""Types of one value, whose kind PyTorch checks whenever it takes it."""
+"""Types whose values PyTorch checks whenever it takes one."""
 _CONTAINERS = frozenset({"Dict", "List", "Optional"})
 _MAX_DEPTH = 60
 _CAST = b"unchecked_cast"
@@ -62,7 +64,7 @@ class Type(NamedTuple):
 
     @property
     def is_checked(self) -> bool:
-        """Whether PyTorch checks each value that it takes out of one."""
+        """Whether PyTorch checks each value that it takes from an object of this type."""
         return self.name in _PLAIN or (
             self.name in _CONTAINERS and all(part.is_checked for part in self.parts)
         )
@@ -79,7 +81,7 @@ class Class(NamedTuple):
 
 
 def read_type(tokens: Sequence[bytes], at: int, depth: int = 0) -> tuple[Type | None, int]:
-    """Return the type that begins at a token, None if it is none, and where it ends."""
+    """Return the type that begins at a token (None if there is none), and the index after it."""
     name: list[bytes] = []
     while at < len(tokens) and _NAME.fullmatch(tokens[at]):
         name.append(tokens[at])
@@ -101,7 +103,7 @@ def read_type(tokens: Sequence[bytes], at: int, depth: int = 0) -> tuple[Type | 
 
 
 def classes_in(files: Iterable[tuple[str, Sequence[bytes]]]) -> dict[str, list[Class]]:
-    """Return the classes that files define, by name, from the tokens of each; a name should have one."""
+    """Return the classes in the tokens of files, by name; more than one for a name is suspicious."""
     classes: dict[str, list[Class]] = {}
     for file, tokens in files:
         module = file.removeprefix("code/").removesuffix(".py").replace("/", ".")
@@ -130,12 +132,12 @@ def _attributes(tokens: Sequence[bytes], start: int) -> Iterator[tuple[str, Type
         else:
             continue
         declared, _ = read_type(tokens, at + 1)
-        if declared is None or declared.name != "Final":  # a constant is none of the object's attributes
+        if declared is None or declared.name != "Final":  # constants aren't attributes of objects
             yield name.decode("utf-8", "replace"), declared
 
 
 def judge_types(root: object, classes: Mapping[str, Sequence[Class]], where: str) -> Iterator[Finding]:
-    """Yield a warning for the first value below the root of a pickle that isn't of its declared type."""
+    """Yield a warning for the first value in a pickle that isn't of its declared type."""
     values = _Values(classes)
     for node in nodes(root):
         for name, value, declared in values.declared(node):
@@ -146,14 +148,14 @@ def judge_types(root: object, classes: Mapping[str, Sequence[Class]], where: str
 
 
 class _Values:
-    """Compares values with types; a value that many places share is looked at once for each type."""
+    """Compares values with types; a shared value is compared once with each type."""
 
     def __init__(self, classes: Mapping[str, Sequence[Class]]) -> None:
         self._classes = classes
         self._checked: set[tuple[int, Type]] = set()
 
     def declared(self, node: object) -> Iterator[tuple[str, object, Type | None]]:
-        """Yield the name, value and type of each attribute of an object, or of what has a tag."""
+        """Yield name, value and declared type of each attribute of an object, or of a tagged value."""
         if not isinstance(node, Call):
             return
         name = str(node.function)
@@ -172,7 +174,7 @@ class _Values:
                 yield name, node, None
 
     def is_of(self, value: object, declared: Type) -> bool:
-        """Return whether a value is of a type."""
+        """Return whether a value is of a type, or its type is one that PyTorch checks itself."""
         if declared.is_checked:
             return True
         while isinstance(value, Call) and value.function in WRAPPERS and value.args:
@@ -211,9 +213,10 @@ class _Values:
 
 
 def unchecked_casts(tokens: Sequence[bytes]) -> Iterator[str]:
-    """Yield each type that code casts to and that PyTorch doesn't check.
+    """Yield each type of an ``unchecked_cast`` whose values PyTorch doesn't check.
 
-    What is declared as optional may be cast to what it is if it isn't None, as the printed code does.
+    A variable declared ``Optional[T]`` may be cast to ``T``, as PyTorch's own code does after a check for
+    None.
     """
     starts = [at for at, token in enumerate(tokens) if token == b"def"]
     for start, end in pairwise([0, *starts, len(tokens)]):
@@ -227,7 +230,7 @@ def unchecked_casts(tokens: Sequence[bytes]) -> Iterator[str]:
 
 
 def _optional(body: Sequence[bytes], type: Sequence[bytes]) -> set[bytes]:
-    """Return the variables of a function that are declared as optional, and hold nothing else."""
+    """Return the variables of a function declared ``Optional`` of a type that only get such values."""
     declaration = [b":", b"Optional", b"[", *type, b"]"]
     declared = {at for at in range(1, len(body)) if list(body[at : at + len(declaration)]) == declaration}
     names = {body[at - 1] for at in declared}
@@ -247,7 +250,7 @@ def _optional(body: Sequence[bytes], type: Sequence[bytes]) -> set[bytes]:
 
 
 def _closing(body: Sequence[bytes], at: int) -> int:
-    """Return where the parenthesis around a token closes."""
+    """Return the index of the parenthesis that closes the one around a token."""
     depth = 1
     while depth and at < len(body) - 2:
         at += 1
@@ -270,7 +273,9 @@ _DEFINED_NAME = re.compile(rb"(?:class|def) (\w+)")
 _REFERENCE = re.compile(rb"__torch__(?:\.\w+)+")
 _MANGLE = re.compile(rb"___torch_mangle_\d+\.")
 MAX_TEXT = 1 << 23
-"""The longest text, in bytes, that is cut into tokens; the largest models have a tenth of it."""
+"""Limit in bytes on code that is cut into tokens; the largest models have a tenth of it."""
+# One token of TorchScript, as its lexer accepts it, or else all the rest of the text: a lexer that skipped
+# anything it doesn't know could be made to see other code than PyTorch does.
 _TOKEN_OR_REST = re.compile(
     rb"""
     [ \t\r\v\f\n]*
@@ -284,7 +289,7 @@ _TOKEN_OR_REST = re.compile(
     | is\ not | not\ in | [A-Za-z_]\w*
     | [-+*/%@()\[\]:,={}><.?!&^|~]
     | \Z
-    | .+                                       # what no rule fits, and all behind
+    | .+                                       # no token: the rest of the text
     )
     """,
     re.VERBOSE | re.DOTALL,
@@ -293,13 +298,13 @@ _TOKEN = re.compile(_TOKEN_OR_REST.pattern.replace(b"| .+", b""), re.VERBOSE | r
 _BLANKS = frozenset(b"#\\")
 _ROOTS = frozenset({b"torch", b"ops", b"__torch__", b"print"})
 _NAMING = frozenset({b".", b"def", b"class", b"import"})
-"""Before these a name is no value."""
+"""A name after one of these isn't a value."""
 _NAMED = frozenset({b":", b"="})
-"""Behind these, too: an attribute with its type, an argument, what is assigned to."""
+"""A name before one of these isn't a value: an attribute with its type, an argument, a target."""
 _SAME = "autograd"
-"""``torch.autograd`` is ``torch``, and so is it below any ``ops.NAMESPACE``."""
+"""``torch.autograd`` means ``torch``, and so it does below any ``ops.NAMESPACE``."""
 _CLASSES = ["__torch__", "torch", "classes"]
-"""Where classes in C++ are, each by namespace and name."""
+"""Path of the C++ classes, which continues with namespace and name."""
 _LONGEST_PATH, _SHOWN = 100, 8
 _LOOPS = frozenset({b"for", b"while"})
 _DEFINITIONS = frozenset({b"def", b"class"})
@@ -312,7 +317,7 @@ _BYTE_CODE_OPERATOR = re.compile(r"\w+::\w+")
 
 
 def describe_code(definitions: Mapping[bytes, bytes], root: str) -> dict[str, str]:
-    """Return size and checksum of each class and function, by its name without what a process adds.
+    """Return size and checksum of each class and function, by its name without mangling.
 
     ``root`` is the name of the model's class.
     """
@@ -328,7 +333,7 @@ def describe_code(definitions: Mapping[bytes, bytes], root: str) -> dict[str, st
 
 
 def definitions_of(files: Iterable[tuple[str, bytes]]) -> dict[bytes, bytes]:
-    """Return the texts of classes and functions, by their full names; what is none, by its file's.
+    """Return the text of each class and function by full name, and other text by the name of its file.
 
     ``files`` are names like ``code/__torch__.py`` and their texts.
     """
@@ -350,13 +355,13 @@ def definitions_of(files: Iterable[tuple[str, bytes]]) -> dict[bytes, bytes]:
 
 
 def _renumber_temporaries(definition: bytes) -> bytes:
-    """Return a definition with its temporaries counted from 0; printing counts through a whole file."""
+    """Return a definition with temporaries ``_0``, ``_1``…; PyTorch numbers them through a whole file."""
     numbers: dict[bytes, bytes] = {}
     return _TEMPORARY.sub(lambda match: numbers.setdefault(match[0], b"_%d" % len(numbers)), definition)
 
 
 def _number_definitions(definitions: Mapping[bytes, bytes], root: bytes) -> dict[bytes, bytes]:
-    """Return the names that definitions are told under, in the order in which the first leads to them."""
+    """Return the description's name of each definition, in the order in which ``root`` reaches them."""
     counts: dict[bytes, int] = {}
     numbers: dict[bytes, bytes] = {}
     order = sorted((without_mangles(name), without_mangles(text), name) for name, text in definitions.items())
@@ -373,12 +378,12 @@ def _number_definitions(definitions: Mapping[bytes, bytes], root: bytes) -> dict
 
 
 def without_mangles(text: bytes) -> bytes:
-    """Return a text without what a process adds to the names of classes."""
+    """Return a text without mangled parts of names, ``___torch_mangle_3.``"""
     return _MANGLE.sub(b"", text)
 
 
 def judge_text(text: bytes, where: str) -> Iterator[Finding]:
-    """Yield what running a text would do besides computing."""
+    """Judge the effects, besides computing, of running a text."""
     if len(text) > MAX_TEXT:
         yield warning("not-scanned", f"{len(text):,} bytes of code, more than are searched", where)
         return
@@ -398,11 +403,13 @@ def judge_text(text: bytes, where: str) -> Iterator[Finding]:
 
 
 def judge_loops(files: Iterable[tuple[str, Sequence[bytes]]]) -> Iterator[Finding]:
-    """Yield a warning for each file with a loop that loading the archive may run, and that may never end.
+    """Yield a warning for each file with a loop that loading the archive may run.
 
-    A method leads to all functions and methods whose names are in it, and to those that syntax calls.
     ``files`` are names and tokens.
     """
+    # Reachability by name, from ``__setstate__``: a body reaches every function or method whose name is in
+    # it, all special methods, which syntax calls (``__add__``), and if it calls a value, anything that value
+    # may be. That is more than it can run, but nothing less.
     bodies: dict[bytes, list[tuple[str, Sequence[bytes]]]] = {}
     values: set[bytes] = set()
     for file, tokens in files:
@@ -437,7 +444,7 @@ def _definitions(tokens: Sequence[bytes]) -> Iterator[tuple[bytes, Sequence[byte
 
 
 def judge_byte_code(texts: Iterable[str], where: str) -> Iterator[Finding]:
-    """Yield what byte code of a lite archive could do, and what its texts lead to: operators, and types."""
+    """Judge byte code for the lite interpreter, by the operators and classes in its texts."""
     operators: set[str] = set()
     classes: set[str] = set()
     for text in texts:
@@ -452,14 +459,14 @@ def judge_byte_code(texts: Iterable[str], where: str) -> Iterator[Finding]:
 
 
 class CodeReferences:
-    """The operators and classes that a text names.
+    """The operators and C++ classes in a text.
 
     Attributes:
         operators: Operators that it calls, ``aten::add``.
-        classes: Classes in C++, by namespace and name.
-        unresolved: Names that lead to operators or classes, but don't call or name one there.
-        tokens: Its tokens, without blanks and comments.
-        readable: How many bytes of the text PyTorch could read.
+        classes: C++ classes, as namespace and name.
+        unresolved: Paths to operators or classes that don't end in a call or a class.
+        tokens: Without blanks and comments.
+        readable: Number of bytes that PyTorch could read.
     """
 
     def __init__(self, text: bytes) -> None:
@@ -473,7 +480,7 @@ class CodeReferences:
                 self._follow_path(tokens, index)
 
     def _follow_path(self, tokens: list[bytes], index: int) -> None:
-        """Add what the path that begins with a token leads to."""
+        """Add the operator or class at the end of the path that begins at a token."""
         path = [tokens[index].decode()]
         while tokens[index + 1 : index + 2] == [b"."] and len(path) < _LONGEST_PATH:
             if not _NAME.fullmatch(b"".join(tokens[index + 2 : index + 3])):
@@ -489,7 +496,7 @@ class CodeReferences:
                 self.classes.add(".".join(path[3:5]))
             elif path[:3] == _CLASSES[: len(path)]:
                 self.unresolved.add(".".join(path))
-            # All other paths lead to the archive's own code.
+            # All other paths are of the archive's own code.
         elif path[0] == "print":
             self.operators |= {"prim::Print"} if is_called and len(path) == 1 else set()
         elif is_called and (operator := _operator(path)):
@@ -499,9 +506,9 @@ class CodeReferences:
 
 
 def code_tokens(text: bytes) -> tuple[list[bytes], int]:
-    """Return the tokens of a text but blanks and comments, and how many bytes PyTorch could read.
+    """Return the tokens of a text without blanks and comments, and the number of bytes PyTorch could read.
 
-    What is behind ``MAX_TEXT`` is left out: ``judge_text`` says so.
+    Text beyond ``MAX_TEXT`` is left out; ``judge_text`` has a finding for that.
     """
     text = text[:MAX_TEXT]
     tokens: list[bytes] = _TOKEN_OR_REST.findall(text)
@@ -514,7 +521,7 @@ def code_tokens(text: bytes) -> tuple[list[bytes], int]:
 
 
 def _operator(path: list[str]) -> str | None:
-    """Return the operator that a path leads to; ``torch.ops`` is no longer read, and means ``ops``."""
+    """Return the operator at a path; the obsolete ``torch.ops`` means ``ops``."""
     path = path[1:] if path[:2] == ["torch", "ops"] else path
     space, names = ("aten", path[1:]) if path[0] == "torch" else ("".join(path[1:2]), path[2:])
     while names[:1] == [_SAME]:

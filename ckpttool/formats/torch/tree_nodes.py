@@ -1,7 +1,7 @@
-"""PyTorch's objects in a tree: how they come into it out of a pickle, and what a tree tells by them.
+"""PyTorch's objects in a content tree (``content/tree.py``): made from pickles, and read again.
 
-A tree holds fewer of them than a pickle, with fewer arguments (``content/tree.py``): a tensor is in it
-instead of what rebuilds it.
+A tree has a ``Tensor`` in place of the call that rebuilds it. Of PyTorch's calls it keeps those that say more
+than the tensor: that it requires gradients, is quantized, or is of a subclass.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ckpttool.formats.content.assembly import FrameworkNode, TreeBuilder
 
 _UNTRACKED = Global("torch._utils", "_rebuild_tensor")
-"""What rebuilds a tensor without saying whether it has gradients."""
+"""The oldest function, which has no ``requires_grad``."""
 _VIEWS = (
     _UNTRACKED,
     Global("torch._utils", "_rebuild_tensor_v2"),
@@ -45,7 +45,7 @@ _VIEWS = (
 
 
 def torch_node(builder: TreeBuilder, node: Call | Persistent, leaf: Leaf[Any]) -> object:
-    """Return what an object of PyTorch's or NumPy's becomes, as ``FrameworkNode`` says."""
+    """Return the tree's node for an object of PyTorch's or NumPy's (see ``FrameworkNode``)."""
     if isinstance(node, Persistent):
         return _storage(builder, node, leaf)
     if is_module(node):
@@ -84,7 +84,7 @@ def _quantized_tensor(builder: TreeBuilder, call: Call, leaf: Leaf[Any]) -> Node
 
 
 def _of_type(builder: TreeBuilder, call: Call, leaf: Leaf[Any]) -> object:
-    """Return a tensor of a subclass, or with attributes, around what it is without these."""
+    """Return a tensor of a subclass or with attributes as a call around the plain tensor."""
     function, kind, args, state = call.args[:4]
     if function == FROM_TYPE:
         return builder.opaque_call(call, leaf, "a class in a class")
@@ -118,12 +118,15 @@ _NODES: dict[object, FrameworkNode] = {
 
 
 def metadata_of(tree: object, tensors: tuple[Tensor, ...], path: str) -> Mapping[str, object]:
-    """Return what a tree holds beside tensors, as plain data.
+    """Return everything in a tree but tensors, as plain data.
 
     Args:
         tree: As ``Checkpoint.tree``.
-        tensors: All that it is to hold, each in its place.
-        path: The file, for errors.
+        tensors: All tensors that it must hold, each at its path.
+        path: The file's path, for errors.
+
+    Raises:
+        ValueError: A tensor is missing or at another path.
     """
     flat = flatten(tree, _TreeTensors(path).leaf, path, _content_of_opaque)
     owners = {id(tensor.values): tensor.shares_with or tensor.name for tensor in reversed(tensors)}
@@ -140,7 +143,7 @@ def metadata_of(tree: object, tensors: tuple[Tensor, ...], path: str) -> Mapping
 
 
 def read_out(tree: object, path: str) -> tuple[tuple[Tensor, ...], TrainingState]:
-    """Return the tensors of a tree with their roles, and the training state that it tells."""
+    """Return the tensors of a tree with their roles, and its training state."""
     flat = flatten(tree, _TreeTensors(path).leaf, path, _content_of_opaque)
     tensors = name_tensors(flat.tensors, flat.plain, flat.modules, flat.optimizers)
     return tensors, training_of(_as_mapping(flat.plain), tensors, "")
@@ -151,7 +154,7 @@ def _as_mapping(plain: object) -> Mapping[str, object]:
 
 
 class _TreeTensors(TorchObjects):
-    """Reads the nodes of a tree, in which tensors stand instead of what rebuilds them."""
+    """Reads the nodes of a tree, in which tensors replace the calls that rebuild them."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path, _no_storage)
@@ -172,7 +175,7 @@ class _TreeTensors(TorchObjects):
         return self._leaf_of_wrapper(node) or super().leaf(node)
 
     def _leaf_of_wrapper(self, call: Call) -> Leaf[TensorParts] | None:
-        """Return what wraps a tensor and has no arguments of PyTorch's or NumPy's, None elsewhere."""
+        """Return the tensors in a call that only trees have, None for any other call."""
         first, function = call.args[0], call.function
         if function == FROM_TYPE and len(call.args) == 3:
             if isinstance(first, Call) and first.function == FROM_TYPE:

@@ -1,4 +1,4 @@
-"""What PyTorch's names in a pickle represent: element types, storages, shapes, layouts.
+"""PyTorch's element types, storage classes, shapes and layouts, as a pickle names them.
 
 Source: PyTorch ``torch/_utils.py``, ``torch/storage.py``.
 """
@@ -18,7 +18,7 @@ COMPONENTS = {
     "sparse_csc": ("ccol_indices", "row_indices", "values"),
     "sparse_bsc": ("ccol_indices", "row_indices", "values"),
 }
-"""The tensors that make a sparse one, by its layout, in the order of their arguments."""
+"""The component tensors of a sparse tensor, by layout, in the order of ``_rebuild_sparse_tensor``."""
 
 
 def sizes(node: Any) -> tuple[int, ...]:
@@ -31,7 +31,7 @@ def sizes(node: Any) -> tuple[int, ...]:
 
 
 def checked_sizes(node: Any) -> tuple[int, ...]:
-    """Return a shape of which nothing else is known to fit, such as that of a sparse tensor."""
+    """Return a shape that no stored bytes confirm, such as that of a sparse tensor, after checking it."""
     shape = sizes(node)
     if not all(type(length) is int and length >= 0 for length in shape):
         raise ValueError(f"{describe(shape)} is no shape")
@@ -66,7 +66,7 @@ def sparse_layout(node: object) -> str:
 
 
 def quantizer_fields(scheme: object) -> tuple[str, ...]:
-    """Return what the parameters of a quantization scheme are called, in their order."""
+    """Return the names of a quantization scheme's parameters, in PyTorch's order."""
     if str(scheme).startswith("per_channel"):
         return ("scales", "zero_points", "axis")
     return ("scale", "zero_point")

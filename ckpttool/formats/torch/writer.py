@@ -1,4 +1,4 @@
-"""Writes what ``torch.save`` writes: one file, or shards of an index as Hugging Face cuts them.
+"""Writes files of ``torch.save``: one file, or Hugging Face's shards with an index.
 
 Source: PyTorch ``torch/serialization.py``, ``caffe2/serialize/inline_container.cc``; huggingface/transformers
 ``modeling_utils.py``.
@@ -28,26 +28,30 @@ from ckpttool.storage.sink import Sink
 _STEM, _SUFFIX = "pytorch_model", ".bin"
 _INDEX = f"{_STEM}{_SUFFIX}.index.json"
 _MOST_TENSORS = 350_000
-"""The most tensors of one file: the pickle of more would be a longer one than any that is read."""
+"""Limit on tensors per file; the pickle of more would exceed the limit of our own reader."""
 _UNSEALED = 16
-"""How many shards may wait for their checksums: to put these in waits until all is copied."""
+"""Number of shards written before their checksums are filled in, which waits until all bytes are copied."""
 ANONYMOUS = "archive"
-"""The directory of all records in what was not saved under a name of its own."""
+"""Root directory in an archive that isn't a file of its own, as PyTorch names it for a buffer."""
 WHOLE = frozenset(dtype.name for dtype in BY_STORAGE.values() if dtype.kind != "quantized")
-"""The types of tensors that represent themselves."""
+"""Element types whose values need no scales."""
 QUANTIZED = frozenset(dtype.name for dtype in BY_STORAGE.values() if dtype.kind == "quantized")
-"""The types whose tensors need scales next to them."""
+"""Element types whose values need scales and zero points."""
 _VERSION = b"3\n"
 _FORMAT_VERSION = b"1"
-"""Says that the storages follow each other in the order in which the pickle first names them."""
+"""States that the storages are in the order in which the pickle first names them.
+
+A PyTorch that is set to compute offsets of storages (``calculate_storage_offsets``) doesn't look at headers
+then: it relies on this order, on the padding and on the data descriptors, as ``TorchZip`` writes them.
+"""
 _RECORDS_BESIDE = 5
-"""Records of an archive that hold no tensor: the pickle, versions, byte order and alignment."""
+"""Number of records without a tensor: the pickle, two versions, byte order and alignment."""
 _LONGER_REFERENCES = 32
-"""By how much an entry of a long pickle may exceed that of a short one: indexes of its memo, keys."""
+"""Bytes by which an entry of a long pickle may exceed that of a short one: memo indexes and keys grow."""
 _RECORD_BYTES = RECORD_BYTES + 2 * len("pytorch_model-00001-of-00001/.storage_alignment") + len("1234567890")
-"""The most that the archive of a shard has next to the content of a record."""
+"""Upper bound of the archive's own bytes for each record of a shard."""
 _KEPT = 1 << 24
-"""Up to how many bytes a pickle is kept; a longer one, which has arrays in it, is made twice."""
+"""Limit in bytes on a pickle kept in memory; a longer one, which has arrays in it, is made twice."""
 
 
 class PyTorchWriter(Writer):
@@ -117,7 +121,7 @@ def _too_many(name: str, tensors: list[Tensor] | tuple[Tensor, ...]) -> Iterator
 
 
 def name_refusals(names: Iterable[str]) -> Iterator[str]:
-    """Yield which names are longer than any key that is read from a pickle."""
+    """Yield a refusal of each name longer than any key that our reader accepts."""
     for name in names:
         nbytes = len(name.encode("utf-8", "surrogatepass"))
         if nbytes > PAYLOAD_BYTES:
@@ -125,13 +129,15 @@ def name_refusals(names: Iterable[str]) -> Iterator[str]:
 
 
 def _index_metadata(content: Content) -> dict[str, str]:
-    """Return what the index says besides which shard holds what."""
+    """Return the index's metadata besides the weight map."""
     sidecar = sidecar_of(content)
     return {} if sidecar is None else {ENTRY: sidecar.decode()}
 
 
 def _shards(content: Content, limit: int) -> dict[str, list[Tensor]]:
-    """Return the tensors of each shard by its name; without tensors there is none."""
+    """Return the tensors of each shard, by the shard's name; no shard is empty."""
+    # The limit is on whole files, so each tensor counts with its entry in the pickle and its record's
+    # headers. Both are estimated from above, by the pickle of that tensor alone.
     empty = _pickle_bytes({})
 
     def overhead(tensor: Tensor) -> int:
@@ -159,12 +165,12 @@ def _seal(archives: list[TorchZip]) -> None:
 
 
 def write_archive(sink: Sink, root: str, tree: object, sidecar: bytes | None = None) -> TorchZip:
-    """Append an archive that holds an object; its checksums are still to be sealed.
+    """Append an archive that holds an object, and return it; the caller seals its checksums.
 
     Args:
         root: The directory of all its records.
         tree: The object, as ``Content.tree`` has it.
-        sidecar: What it can't hold, if anything.
+        sidecar: A record of what PyTorch's format can't hold, if anything.
     """
     storages, archive = Storages(), TorchZip(sink)
     try:
@@ -193,7 +199,7 @@ def _add_pickle(archive: TorchZip, name: str, tree: object, storages: Storages) 
 
 
 class _MeasuredPickle:
-    """Length and checksum of a pickle that is written piece by piece, and all of it if it is short."""
+    """Length and checksum of a pickle written in pieces, and its bytes while it is short."""
 
     def __init__(self) -> None:
         self.nbytes = self.crc = 0
@@ -201,7 +207,7 @@ class _MeasuredPickle:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether ``data`` is all there is."""
+        """Return whether ``data`` is the whole pickle."""
         return self.nbytes <= _KEPT
 
     def write(self, piece: Piece) -> None:
@@ -214,7 +220,7 @@ class _MeasuredPickle:
 
 
 def root_of(name: str) -> str:
-    """Return the directory that PyTorch puts all records of a file of this name in."""
+    """Return the root directory of the records that PyTorch derives from a file's name."""
     base = name.replace("\\", "/").rpartition("/")[2]
     stem = base.rpartition(".")[0] if "." in base else base
     return stem if stem and stem.isascii() else ANONYMOUS

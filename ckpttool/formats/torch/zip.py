@@ -1,4 +1,10 @@
-"""PyTorch's zip serialization: what ``torch.save`` has written since 1.6.
+"""PyTorch's zip serialization, which ``torch.save`` has written since 1.6.
+
+All records are in one root directory, named after the file: ``data.pkl`` is the pickled object, with a
+persistent id in place of each storage, ``data/<key>`` the bytes of a storage, ``byteorder`` and ``version``
+texts. Records are stored without compression, aligned to 64 bytes, and the central directory has a CRC-32 of
+each. TorchScript and exported programs use the same container, so ``Records`` and ``StorageRecords`` serve
+them as well.
 
 Source: PyTorch ``torch/serialization.py``, ``caffe2/serialize/inline_container.cc``.
 """
@@ -38,10 +44,10 @@ _LAYOUT_RECORDS = frozenset(
     {"version", "byteorder", "archive_format", "archive_version", ".format_version", ".storage_alignment"}
     | {".data/serialization_id", ".data/version"}
 )
-"""Records that say how the archive is laid out."""
+"""Records about the archive's layout, which hold nothing of the user's."""
 _OLD_SCRIPT = "model.json"
 Tensors = list[tuple[Any, TensorParts]]
-"""Tensors with their paths, as a tree was taken apart into them."""
+"""Tensors with their paths in the pickled object."""
 
 
 class PytorchZip(Format):
@@ -80,7 +86,10 @@ class PytorchZip(Format):
 
 
 class Records:
-    """The records of a PyTorch archive, by their names after the common root, in any case."""
+    """The records of a PyTorch archive, by their names below the root directory, in lower case.
+
+    PyTorch's reader ignores case, so two names that differ only in case are one record to it.
+    """
 
     def __init__(self, archive: Archive, path: str) -> None:
         """Index the records."""
@@ -136,7 +145,8 @@ class Records:
     def byteorder(self) -> Literal["little", "big"]:
         """Return the byte order of the storages."""
         order = self.text("byteorder")
-        if "byteorder" in self.lost:  # the checksum of what it said is left
+        # It has two possible texts, so the checksum in the directory tells which one a lost record held.
+        if "byteorder" in self.lost:
             stated = self.lost["byteorder"].crc32
             order = next((one for one in ("little", "big") if zlib.crc32(one.encode()) == stated), None)
         if order in (None, "little"):
@@ -159,7 +169,7 @@ class Records:
         return read_pickles(self.archive.content(member), start, start + member.size, member.name)
 
     def unknown(self, is_known: Callable[[str], bool]) -> dict[str, str]:
-        """Return how the records are told that neither the format nor the archive itself has a use for."""
+        """Return a description of each record that neither the format nor the archive uses, by name."""
         return {
             member.name.partition("/")[2]: self._describe(member)
             for name, member in self.by_name.items()
@@ -167,7 +177,7 @@ class Records:
         }
 
     def describe_directory(self, prefix: str) -> dict[str, str]:
-        """Return how the records below a directory are told, by their names in it."""
+        """Return a description of each record below a directory, by its name in there."""
         names = ((member.name.partition("/")[2], member) for member in self.archive.members)
         return {
             name[len(prefix) :]: self._describe(member) for name, member in names if name.startswith(prefix)
@@ -177,19 +187,16 @@ class Records:
         return describe_member(member, has_checksums=self.archive.has_checksums)
 
     def judged_others(self, known: str = "") -> Iterator[Finding]:
-        """Yield what loading any pickle but the known one could run, wherever it is in the archive.
-
-        No framework loads the others by itself, nor arrays of objects, which ``np.load`` finds in any zip;
-        whoever ships them has a use for them.
-        """
+        """Judge all pickles but the known one, wherever they are in the archive."""
         return self.judged_but(lambda name: name.startswith("data/") or name == known)
 
     def judged_but(self, is_read: Callable[[str], bool]) -> Iterator[Finding]:
-        """Yield what loading any pickle could run whose name, in small letters, is none of those read.
+        """Judge all pickles and arrays of objects for which ``is_read``, given the lower-case name, is false.
 
-        Before version 1.2 a TorchScript archive named the records of its code in ``model.json``; where
-        PyTorch is built to load those, that record decides.
+        No framework loads them by itself, but a program that ships one may (``np.load`` opens any zip).
         """
+        # Before version 1.2 a TorchScript archive named the records of its code in ``model.json``. A PyTorch
+        # that still loads those goes by that record, so code may be under any name.
         if _OLD_SCRIPT in self.by_name:
             message = "TorchScript of before version 1.2, whose code was not looked at"
             yield warning("not-scanned", message, self.by_name[_OLD_SCRIPT].name)
@@ -227,10 +234,10 @@ class Records:
             return (*failure.safety, warning("not-scanned", message, member.name))
 
     def findings(self) -> Iterator[Finding]:
-        """Yield what is wrong with the archive as a whole."""
+        """Yield findings about the archive: its directory, lost records, its version."""
         yield from self._findings
         for name, record in self.lost.items():
-            if not name.startswith("data/"):  # what it held of tensors is told by the tensors
+            if not name.startswith("data/"):  # a lost storage is a finding of its tensors
                 yield error("checksum-mismatch", record.why, name)
         version = self.text("version") or self.text(".data/version")
         if version is None and not self.lost.keys().isdisjoint(("version", ".data/version")):
@@ -241,7 +248,7 @@ class Records:
             yield error("torch-version", f"archive version {version!r}; PyTorch reads 1 to 10", "version")
 
     def spans(self, tensors: Tensors) -> Iterator[Span]:
-        """Yield every record with its checksum, and with its element type where it has one."""
+        """Yield each record with its checksum, and the element type of the tensors in it."""
         types = element_types(tensors)
         has_checksums = self.archive.has_checksums
         for member in self.archive.members:
@@ -256,10 +263,10 @@ class Records:
 def unused_storages(
     storages: Iterable[Storage], tensors: Tensors, unnamed: Iterable[int] = ()
 ) -> Iterator[Finding]:
-    """Yield a warning where bytes are stored that are of no tensor, so that nothing looks at their values.
+    """Yield a warning if the file has storages that no tensor views, so their values aren't checked.
 
-    ``storages`` are those that the pickle refers to, of which compressed ones are left out; ``unnamed`` are
-    the sizes of those that it doesn't refer to, in bytes.
+    ``storages`` are those that the pickle refers to (compressed ones aren't counted); ``unnamed`` has the
+    sizes, in bytes, of those that it doesn't refer to.
     """
     used = {parts.storage for _, parts in tensors}.union(*(parts.described_by for _, parts in tensors))
     idle = [
@@ -272,7 +279,7 @@ def unused_storages(
 
 
 def element_types(tensors: Tensors) -> dict[tuple[int, int], DType]:
-    """Return the element type of each storage whose tensors agree on it, by offset and bytes."""
+    """Return the element type of each storage whose tensors agree on it, by offset and size in bytes."""
     types: dict[tuple[int, int], DType | None] = {}
     for _, parts in tensors:
         if parts.storage is not None:
@@ -282,7 +289,7 @@ def element_types(tensors: Tensors) -> dict[tuple[int, int], DType]:
 
 
 def trailing_findings(judged: PickleSequence) -> Iterator[Finding]:
-    """Yield what is after the one pickle that a record should hold."""
+    """Yield an error if something follows the first pickle of ``data.pkl``."""
     if len(judged.pickles) > 1:
         yield error("pickle-trailing", f"{len(judged.pickles) - 1} more pickles behind the first", "data.pkl")
     if judged.trailing:
@@ -290,7 +297,7 @@ def trailing_findings(judged: PickleSequence) -> Iterator[Finding]:
 
 
 class StorageRecords:
-    """Finds the record of a storage that a persistent id names."""
+    """Finds the record of the storage that a persistent id names; the records are below ``directory``."""
 
     def __init__(self, records: Records, directory: str) -> None:
         self._records = records
@@ -328,7 +335,8 @@ class StorageRecords:
         return storage
 
     def _lost(self, key: str, dtype: DType | None, count: int, where: str) -> Storage:
-        """Return a storage whose record is missing: it lies beyond the end of the file."""
+        # A salvaged checkpoint keeps tensors whose record is lost. Their storage gets an extent of its own
+        # beyond the end of the file, so that no two lost storages look shared, and reading one fails.
         path, nbytes = self._records.path, count * (1 if dtype is None else dtype.itemsize)
         extent = Extent(path, self._records.archive.source.size + 1 + len(self._used), nbytes)
         if (record := self._records.lost.get(where.casefold())) is not None:
@@ -337,7 +345,7 @@ class StorageRecords:
         return self._used[key]
 
     def why_lost(self, tensors: Iterable[Tensor]) -> dict[str, str]:
-        """Return why the records of tensors are lost, by the tensors' names."""
+        """Return the reason for each tensor whose record is lost, by name."""
         return {
             tensor.name: why
             for tensor in tensors
@@ -345,16 +353,17 @@ class StorageRecords:
         }
 
     def holds(self, name: str) -> bool:
-        """Return whether a record, by its name in small letters, is a storage that is used."""
+        """Return whether a record (name in lower case) is a storage that the pickle refers to."""
         return name in self._names
 
     def findings(self, tensors: Tensors) -> Iterator[Finding]:
-        """Yield what is remarkable about the storages as a whole, of which ``tensors`` are views."""
+        """Yield findings about all storages together; ``tensors`` are views of them."""
         archive = self._records.archive
         prefix = f"{self._directory}/"
         data = {name: member for name, member in self._records.by_name.items() if name.startswith(prefix)}
         idle = [member.size for name, member in data.items() if name not in self._names]
         yield from unused_storages(self._used.values(), tensors, idle)
+        # ``torch.serialization.skip_data()`` leaves holes of zeros for the storages, and checksums of 0.
         filled = [member for member in data.values() if member.size]
         if filled and archive.has_checksums and not any(member.crc32 for member in filled):
             yield error(
@@ -363,7 +372,10 @@ class StorageRecords:
 
 
 def parse_persistent_id(path: str, persistent_id: Any) -> tuple[str, DType | None, int]:
-    """Return key, element type and number of elements of a storage; an untyped one counts bytes."""
+    """Return key, element type and number of elements of a storage; None and bytes for an untyped one.
+
+    The persistent id is ``("storage", class, key, location, count)``; Python 2 wrote byte strings.
+    """
     try:
         if not isinstance(persistent_id, tuple | list):
             raise TypeError(f"a {type(persistent_id).__name__}")
