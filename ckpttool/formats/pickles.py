@@ -21,7 +21,7 @@ from ckpttool.core.readable import Buffer, Readable, reader_from
 from ckpttool.core.report import Finding, error, warning
 from ckpttool.core.tensor import Extent, Span
 from ckpttool.formats.arrays.objects import array_as_tensor
-from ckpttool.formats.content.assembly import checkpoint_of_tree, tree_of
+from ckpttool.formats.content.assembly import checkpoint_of_tree, tree_builder
 from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.content.tree import Flat, Leaf, TensorParts, flatten
 from ckpttool.formats.interface import Format, Probe
@@ -143,7 +143,7 @@ def open_plain(probe: Probe, name: str) -> Checkpoint:
         producer=Producer(framework),
         findings=tuple(findings),
         safety=tuple(objects.safety),
-        tree=tree_of(root, objects.leaf, probe.path, framework_node),
+        tree=tree_builder(root, objects.leaf, probe.path, framework_node),
     )
 
 

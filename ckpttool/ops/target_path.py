@@ -14,8 +14,8 @@ from ckpttool.core.text import did_you_mean
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.discovery import unit_at
 from ckpttool.formats.interface import SIDECARS, scan
-from ckpttool.formats.paddle.fluid_parts import MARKER
 from ckpttool.formats.paddle.fluid_serial import only_serial
+from ckpttool.formats.paddle.parts import MARKER
 from ckpttool.formats.traits import traits_of
 from ckpttool.formats.writer import WRITABLE, format_of
 from ckpttool.ops.conversion import ConvertOptions

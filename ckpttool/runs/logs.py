@@ -25,7 +25,7 @@ from ckpttool.core.errors import (
     Unsupported,
     from_os_error,
 )
-from ckpttool.formats.content.plain_data import shortest
+from ckpttool.formats.content.plain_data import shortest_decimal
 from ckpttool.formats.interface import scan
 
 Number = int | float
@@ -494,7 +494,7 @@ def _add_value(data: memoryview, path: str, where: str, step: int, log: Log, pre
         if item.number == _TAG:
             tag = item.text
         elif item.number == _SIMPLE and item.kind == FIXED32:
-            value = shortest(struct.unpack("<f", struct.pack("<I", item.integer))[0])
+            value = shortest_decimal(struct.unpack("<f", struct.pack("<I", item.integer))[0])
         elif item.number == _TENSOR:
             value = _scalar(item.data, path, where)
     if value is None or not tag or tag.startswith("_hparams_/"):
@@ -558,4 +558,4 @@ def _last_value(layout: str, value: bytes | int, path: str, where: str) -> float
 
 def _unpack(layout: str, data: bytes) -> float:
     (number,) = struct.unpack(layout, data)
-    return shortest(number) if layout == "<f" else float(number)
+    return shortest_decimal(number) if layout == "<f" else float(number)

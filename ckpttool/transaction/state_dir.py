@@ -26,8 +26,8 @@ from typing import Any, NamedTuple, TypeVar
 from ckpttool.core.errors import AccessDenied, CheckpointError, DamagedCheckpoint, from_os_error
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.paddle.fluid import Fluid
-from ckpttool.formats.paddle.fluid_parts import MODEL, TABLES
 from ckpttool.formats.paddle.fluid_serial import SERIAL
+from ckpttool.formats.paddle.parts import MODEL, TABLES
 from ckpttool.storage import fs
 from ckpttool.storage.directories import OpenDirectory
 from ckpttool.storage.source import NotRegular, regular_descriptor

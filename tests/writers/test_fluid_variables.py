@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from ckpttool import TrainingState
-from ckpttool.formats.paddle.fluid_parts import LEVELS
 from ckpttool.formats.paddle.fluid_writer import FluidWriter, _source_trainers, _trainers
+from ckpttool.formats.paddle.parts import LEVELS
 from ckpttool.formats.writer import Content, WriteOptions
 from tests.support.writing import tensor
 

@@ -30,7 +30,7 @@ from ckpttool.core.errors import DamagedCheckpoint
 from ckpttool.core.readable import swap_bytes, swap_width
 from ckpttool.core.tensor import Extent, Values
 from ckpttool.core.values import Computed, Contiguous, Strided, in_memory, is_contiguous
-from ckpttool.formats.content.plain_data import PayloadChecksums, describe, describe_bytes, shortest
+from ckpttool.formats.content.plain_data import PayloadChecksums, describe, describe_bytes, shortest_decimal
 from ckpttool.formats.content.tree import Leaf, NodeParts
 from ckpttool.storage.source import Source
 
@@ -273,7 +273,7 @@ def _scalar(call: Call, sums: PayloadChecksums) -> object:
     if isinstance(content, Payload):
         raise TypeError(f"{content.nbytes:,} bytes of a scalar")
     (number,) = struct.unpack(("<" if byteorder == "little" else ">") + code, content)
-    return shortest(number) if element.name in ("float16", "float32") else number
+    return shortest_decimal(number) if element.name in ("float16", "float32") else number
 
 
 def _describe_content(content: bytes | Payload, sums: PayloadChecksums) -> str:

@@ -43,7 +43,7 @@ from ckpttool.core.tensor import (
 )
 from ckpttool.core.training import is_training_scalar, training_state
 from ckpttool.core.values import Contiguous, Strided
-from ckpttool.formats.content.plain_data import describe, lazy_scalar, under_free_key
+from ckpttool.formats.content.plain_data import describe, lazy_scalar, other_records
 from ckpttool.formats.content.tree import (
     Flat,
     Leaf,
@@ -372,7 +372,7 @@ def checkpoint_of_tree(
     tensors = name_tensors(flat.tensors, flat.plain, flat.modules, flat.optimizers)
     metadata = flat.plain if isinstance(flat.plain, dict) else {} if flat.plain is None else {"": flat.plain}
     if records:
-        metadata = {**metadata, **under_free_key(records, metadata)}
+        metadata = {**metadata, **other_records(records, metadata)}
     return Checkpoint(
         path=probe.path,
         format=format,
@@ -390,7 +390,7 @@ def checkpoint_of_tree(
     )
 
 
-def tree_of(
+def tree_builder(
     root: object,
     leaf: Callable[[object], Leaf[TensorParts] | None],
     path: str,

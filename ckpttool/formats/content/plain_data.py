@@ -254,7 +254,7 @@ def describe_members(archive: Archive, is_known: Callable[[str], bool]) -> dict[
     }
 
 
-def under_free_key(records: Mapping[str, str], metadata: Mapping[str, object]) -> dict[str, object]:
+def other_records(records: Mapping[str, str], metadata: Mapping[str, object]) -> dict[str, object]:
     """Return records under ``RECORDS``, with ``'`` added while metadata has the key; {} without records."""
     key = RECORDS
     while key in metadata:
@@ -296,7 +296,7 @@ def lazy_scalar(tensor: Tensor) -> Scalar:
             return None
         if tensor.dtype.name in _SCALARS:
             (number,) = struct.unpack(_SCALARS[tensor.dtype.name], data)
-            return float(number) if tensor.dtype.name == "float64" else shortest(number)
+            return float(number) if tensor.dtype.name == "float64" else shortest_decimal(number)
         if tensor.dtype.name == "bfloat16":
             (number,) = struct.unpack("<f", b"\0\0" + data)
             return float(f"{number:.3g}")
@@ -307,7 +307,7 @@ def lazy_scalar(tensor: Tensor) -> Scalar:
     return read
 
 
-def shortest(number: float) -> float:
+def shortest_decimal(number: float) -> float:
     """Return the shortest decimal of a float32: 0.02 for 0.019999999552965164."""
     # 6 digits always survive a float32, and 9 always identify one.
     if not math.isfinite(number):

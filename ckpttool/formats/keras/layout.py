@@ -20,7 +20,7 @@ from ckpttool.core.checkpoint import TrainingState
 from ckpttool.core.report import Finding, error
 from ckpttool.core.tensor import Path, Role, Tensor
 from ckpttool.core.training import training_state
-from ckpttool.formats.content.plain_data import lazy_scalar, shortest
+from ckpttool.formats.content.plain_data import lazy_scalar, shortest_decimal
 from ckpttool.formats.hdf5.tensors import OpenedHdf5
 from ckpttool.formats.interface import natural
 
@@ -288,5 +288,5 @@ def configured_rate(metadata: Mapping[str, Any]) -> float | None:
                 (single,) = struct.unpack("<f", struct.pack("<f", node))
             except OverflowError:
                 return node
-            return shortest(single) if single == node else node
+            return shortest_decimal(single) if single == node else node
     return None

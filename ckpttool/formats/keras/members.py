@@ -19,7 +19,7 @@ from ckpttool.core.readable import Buffer, Readable, reader_from
 from ckpttool.core.report import error, not_scanned, warning
 from ckpttool.core.tensor import Extent, Span, Tensor
 from ckpttool.formats.arrays.files import safety_of
-from ckpttool.formats.content.plain_data import describe_members, under_free_key
+from ckpttool.formats.content.plain_data import describe_members, other_records
 from ckpttool.formats.hdf5.tensors import OpenedHdf5, open_h5
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.keras.compare import compare_grouped_weights, compare_layer_names
@@ -88,7 +88,7 @@ class Model(Opening):
         for member in self._by_name.values():
             self._judge_member(member)
         known = (CONFIG, METADATA, WEIGHTS, ENTRY)
-        self.metadata |= under_free_key(
+        self.metadata |= other_records(
             describe_members(self.archive, lambda name: name in known), self.metadata
         )
         return self._read_weights()

@@ -22,14 +22,14 @@ from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.core.report import error, not_scanned, warning
 from ckpttool.formats.interface import HEAD_BYTES, Format, Probe, SetFormat, Unit, scan
 from ckpttool.formats.opening import open_with
-from ckpttool.formats.paddle.fluid_parts import (
-    FluidParts,
+from ckpttool.formats.paddle.operators import layers_of
+from ckpttool.formats.paddle.parts import (
+    PaddleParts,
     add_combined,
     check_program,
     role_of,
     spans_in_order,
 )
-from ckpttool.formats.paddle.operators import layers_of
 from ckpttool.formats.paddle.pir import looks_like_pir, read_pir
 from ckpttool.formats.paddle.program import looks_like_program, read_program
 from ckpttool.formats.pickles import PaddlePickle, PlainPickle
@@ -72,7 +72,7 @@ class PaddleFiles(SetFormat):
             program = files.get(stem + PROGRAM) or (json if json and _is_program(json) else None)
         if stem == name:
             parameters, program = (None, program) if is_program else (parameters, None)
-        with FluidParts(directory or os.curdir) as parts:
+        with PaddleParts(directory or os.curdir) as parts:
             if program is not None:
                 _add_program(parts, program)
             if parameters is not None:
@@ -119,7 +119,7 @@ def _stem(name: str) -> str:
     return name.removesuffix(PROGRAM) if name.endswith(PROGRAM) else name.removesuffix(PIR_PROGRAM)
 
 
-def _add_program(parts: FluidParts, entry: os.DirEntry[str]) -> None:
+def _add_program(parts: PaddleParts, entry: os.DirEntry[str]) -> None:
     """Add a program, or an error if it can't be read; the parameters then have no names."""
     if not parts.is_inside(entry):
         return
@@ -135,7 +135,7 @@ def _add_program(parts: FluidParts, entry: os.DirEntry[str]) -> None:
     parts.safety += (add_part_name(finding, entry.name) for finding in parts.program.safety)
 
 
-def _add_parameters(parts: FluidParts, entry: os.DirEntry[str]) -> None:
+def _add_parameters(parts: PaddleParts, entry: os.DirEntry[str]) -> None:
     """Add the tensors of a file of parameters."""
     if not parts.is_inside(entry):
         return
@@ -157,7 +157,7 @@ def _add_parameters(parts: FluidParts, entry: os.DirEntry[str]) -> None:
         parts.findings.append(warning("no-program", message, entry.name))
 
 
-def _add_pickles(parts: FluidParts, entries: Iterable[os.DirEntry[str]]) -> None:
+def _add_pickles(parts: PaddleParts, entries: Iterable[os.DirEntry[str]]) -> None:
     """Add the tensors of the state dicts of a program, and require all of its variables in them."""
     for entry in entries:
         if not parts.is_inside(entry):
@@ -181,7 +181,7 @@ def _add_pickles(parts: FluidParts, entries: Iterable[os.DirEntry[str]]) -> None
         parts.fault("variable-missing", message)
 
 
-def _judge_information(parts: FluidParts, entry: os.DirEntry[str]) -> None:
+def _judge_information(parts: PaddleParts, entry: os.DirEntry[str]) -> None:
     """Add the safety findings of ``.pdiparams.info``, a pickle that ``paddle.jit.save`` writes."""
     source = parts.source(entry)
     try:
@@ -192,7 +192,7 @@ def _judge_information(parts: FluidParts, entry: os.DirEntry[str]) -> None:
         parts.safety.append(not_scanned(entry.name))
 
 
-def _checkpoint_of(probe: Probe, parts: FluidParts) -> Checkpoint:
+def _checkpoint_of(probe: Probe, parts: PaddleParts) -> Checkpoint:
     program = parts.program
     is_single = program is None and len(parts.tensors) == 1
     tensors = tuple(

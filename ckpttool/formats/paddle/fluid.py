@@ -33,22 +33,6 @@ from ckpttool.core.tensor import Tensor
 from ckpttool.core.text import counted
 from ckpttool.formats.content.plain_data import lazy_scalar
 from ckpttool.formats.interface import SIDECARS, Format, Probe, scan
-from ckpttool.formats.paddle.fluid_parts import (
-    COUNTERS,
-    MARKER,
-    MODEL,
-    TABLES,
-    TRAINER,
-    Entries,
-    FluidParts,
-    add_combined,
-    add_variables,
-    check_program,
-    files_by_variable,
-    is_stream_file,
-    native_of,
-    spans_in_order,
-)
 from ckpttool.formats.paddle.fluid_serial import (
     SERIAL,
     add_tables,
@@ -58,6 +42,22 @@ from ckpttool.formats.paddle.fluid_serial import (
     siblings_have_marker,
 )
 from ckpttool.formats.paddle.operators import layers_of
+from ckpttool.formats.paddle.parts import (
+    COUNTERS,
+    MARKER,
+    MODEL,
+    TABLES,
+    TRAINER,
+    Entries,
+    PaddleParts,
+    add_combined,
+    add_variables,
+    check_program,
+    files_by_variable,
+    is_stream_file,
+    native_of,
+    spans_in_order,
+)
 from ckpttool.formats.paddle.program import looks_like_program, read_program
 from ckpttool.formats.readings import add_part_name
 from ckpttool.formats.sidecar import ENTRY, MAX_DOCUMENT, apply_sidecar
@@ -77,7 +77,7 @@ class Fluid(Format):
 
     def open(self, probe: Probe) -> Checkpoint:
         kind = _variant_of(probe.path, probe.entries)
-        with FluidParts(probe.path, probe.also) as parts:
+        with PaddleParts(probe.path, probe.also) as parts:
             if kind == "checkpoint":
                 _add_serial(parts, probe.entries)
             elif kind == "inference":
@@ -150,7 +150,7 @@ def has_marker(entries: Entries) -> bool:
 # Inference models and variables alone ------------------------------------------------------------------
 
 
-def _add_inference(parts: FluidParts, entries: Entries) -> None:
+def _add_inference(parts: PaddleParts, entries: Entries) -> None:
     """Add a program and its variables."""
     program = parts.program = read_program(parts.source(entries[MODEL]), MODEL)
     found = (*program.safety, *program.paths_outside())
@@ -179,7 +179,7 @@ def _add_inference(parts: FluidParts, entries: Entries) -> None:
     check_program(parts, program)
 
 
-def _add_loose(parts: FluidParts, entries: Entries) -> None:
+def _add_loose(parts: PaddleParts, entries: Entries) -> None:
     """Add variables of a directory without a program: a file each, or one combined file."""
     combined = _combined_file(entries)
     if combined is None:
@@ -220,7 +220,7 @@ def _combined_file(entries: Entries, names: Collection[str] = ()) -> os.DirEntry
 # Serials ----------------------------------------------------------------------------------------------
 
 
-def _add_serial(parts: FluidParts, entries: Entries) -> None:
+def _add_serial(parts: PaddleParts, entries: Entries) -> None:
     name = os.path.basename(fs.abspath(parts.root))
     is_named = is_serial(entries, name)
     model = entries.get(MODEL)
@@ -252,7 +252,7 @@ def _add_serial(parts: FluidParts, entries: Entries) -> None:
             parts.fault("no-variables", "no variable in it", MODEL if model is not None else None)
 
 
-def _add_trainers_and_tables(parts: FluidParts, entries: Entries, *, is_marked: bool) -> None:
+def _add_trainers_and_tables(parts: PaddleParts, entries: Entries, *, is_marked: bool) -> None:
     """Add the trainers and lookup tables of a serial, and notes on files that are no part of it."""
     manifests = _manifest_names(parts.root)
     for name, entry in entries.items():
@@ -283,7 +283,7 @@ def _manifest_names(root: str) -> frozenset[str]:
     return frozenset(f".{name}{ending}" for ending in SIDECARS)
 
 
-def _checkpoint(probe: Probe, kind: str | None, parts: FluidParts) -> Checkpoint:
+def _checkpoint(probe: Probe, kind: str | None, parts: PaddleParts) -> Checkpoint:
     tensors, program = tuple(parts.tensors), parts.program
     match = SERIAL.fullmatch(os.path.basename(fs.abspath(probe.path)))
     serial = int(match[1]) if match and kind == "checkpoint" else None

@@ -18,14 +18,14 @@ from ckpttool.core.report import error, note, warning
 from ckpttool.core.tensor import Role
 from ckpttool.core.text import counted
 from ckpttool.formats.interface import scan
-from ckpttool.formats.paddle.fluid_parts import (
+from ckpttool.formats.paddle.parts import (
     COUNTERS,
     MARKER,
     MODEL,
     TABLES,
     TRAINER,
     Entries,
-    FluidParts,
+    PaddleParts,
     files_by_variable,
 )
 from ckpttool.storage import fs
@@ -57,7 +57,7 @@ def only_serial(path: str) -> str | None:
 # Trainers -------------------------------------------------------------------------------------------
 
 
-def add_trainer(parts: FluidParts, number: str, entries: Entries, *, is_marked: bool) -> None:
+def add_trainer(parts: PaddleParts, number: str, entries: Entries, *, is_marked: bool) -> None:
     """Add the arguments of one trainer; ``is_marked`` says whether the serial's variables have the marker."""
     arguments: dict[str, object] = {}
     for name, entry in entries.items():
@@ -83,7 +83,7 @@ def add_trainer(parts: FluidParts, number: str, entries: Entries, *, is_marked: 
     parts.trainers[number] = arguments
 
 
-def check_trainers(parts: FluidParts) -> None:
+def check_trainers(parts: PaddleParts) -> None:
     """Add a warning for each trainer that lacks a counter of another."""
     counters = {name for arguments in parts.trainers.values() for name in arguments} & set(COUNTERS)
     for number, arguments in parts.trainers.items():
@@ -95,7 +95,7 @@ def check_trainers(parts: FluidParts) -> None:
 # Lookup tables --------------------------------------------------------------------------------------
 
 
-def add_tables(parts: FluidParts, entries: Iterable[tuple[str, os.DirEntry[str]]]) -> None:
+def add_tables(parts: PaddleParts, entries: Iterable[tuple[str, os.DirEntry[str]]]) -> None:
     """Add the shards of all lookup tables, given the names and entries of their files."""
     names: dict[str, dict[int, str]] = defaultdict(dict)
     shards: dict[str, list[_Shard]] = defaultdict(list)
@@ -136,7 +136,7 @@ def add_tables(parts: FluidParts, entries: Iterable[tuple[str, os.DirEntry[str]]
         }
 
 
-def _check_row_types(parts: FluidParts, shards: list[_Shard]) -> None:
+def _check_row_types(parts: PaddleParts, shards: list[_Shard]) -> None:
     """Add an error for each shard whose rows have another type or shape than those of the first."""
     first_name, _, first = shards[0]
     want = first.dtype.name, list(first.shape[1:])
@@ -147,7 +147,7 @@ def _check_row_types(parts: FluidParts, shards: list[_Shard]) -> None:
             parts.findings.append(error("table-shard-mismatch", message, name))
 
 
-def _check_rows(parts: FluidParts, shards: list[_Shard]) -> None:
+def _check_rows(parts: PaddleParts, shards: list[_Shard]) -> None:
     """Add an error for each shard with a row number that it or an earlier shard had already."""
     total = sum(stream.rows.total for _, _, stream in shards if stream.rows)
     if total > MAX_ROWS:
@@ -177,7 +177,7 @@ def siblings_have_marker(path: str) -> bool:
     return False
 
 
-def check_neighbour(parts: FluidParts, entries: Entries, *, is_marked: bool) -> None:
+def check_neighbour(parts: PaddleParts, entries: Entries, *, is_marked: bool) -> None:
     """Add errors for variables, shards and trainers that the nearest serial of the same network has."""
     # Parameter servers write their shards after the marker, and each trainer writes on its own: a job that
     # was killed leaves some out, and nothing in the serial records it. Nor is there a list of files from
@@ -200,7 +200,7 @@ def check_neighbour(parts: FluidParts, entries: Entries, *, is_marked: bool) -> 
 
 
 def _compare_shards_and_trainers(
-    parts: FluidParts, entries: Entries, name: str, neighbour: Entries, *, is_marked: bool
+    parts: PaddleParts, entries: Entries, name: str, neighbour: Entries, *, is_marked: bool
 ) -> None:
     is_noted = any(finding.code == _SHARD_MISSING for finding in parts.findings)
     if (shards := sorted(_table_shards(neighbour) - _table_shards(entries))) and not is_noted:

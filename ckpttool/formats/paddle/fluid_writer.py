@@ -30,7 +30,8 @@ from ckpttool.core.readable import Buffer
 from ckpttool.core.tensor import Path, Tensor
 from ckpttool.core.training import training_state
 from ckpttool.formats.content.plain_data import lazy_scalar
-from ckpttool.formats.paddle.fluid_parts import (
+from ckpttool.formats.paddle.fluid_serial import MAX_ARGUMENT, SHARD
+from ckpttool.formats.paddle.parts import (
     COUNTERS,
     HEIGHTS,
     LEVELS,
@@ -42,7 +43,6 @@ from ckpttool.formats.paddle.fluid_parts import (
     heights_of,
     mismatched_accumulators,
 )
-from ckpttool.formats.paddle.fluid_serial import MAX_ARGUMENT, SHARD
 from ckpttool.formats.sharded import Files
 from ckpttool.formats.sidecar import ENTRY, sidecar_of
 from ckpttool.formats.writer import Content, Target, WriteOptions, Writer, fold_name

@@ -22,11 +22,11 @@ from ckpttool.core.report import error, note, warning
 from ckpttool.core.tensor import Extent, Path, Role, Span, Tensor
 from ckpttool.core.values import Concatenated
 from ckpttool.formats.arrays.objects import array_as_tensor, numpy_leaf
-from ckpttool.formats.content.assembly import name_tensors, training_of, tree_of
+from ckpttool.formats.content.assembly import name_tensors, training_of, tree_builder
 from ckpttool.formats.content.tree import Flat, Leaf, TensorParts, flatten, mark_none
 from ckpttool.formats.interface import Probe
-from ckpttool.formats.paddle.fluid_parts import role_of
 from ckpttool.formats.paddle.operators import layers_of
+from ckpttool.formats.paddle.parts import role_of
 from ckpttool.storage import fs
 
 _NAMES = "StructuredToParameterName@@"
@@ -197,7 +197,7 @@ def _join_pieces(flat: Flat[TensorParts], path: str) -> None:
 
 def _tree(root: object, objects: _ArrayReader, tensors: tuple[Tensor, ...], path: str) -> object:
     """Return the content tree of a pickle, with whole tensors in place of pieces."""
-    tree = tree_of(root, objects.leaf, path, array_as_tensor, _unwrap)(tensors)
+    tree = tree_builder(root, objects.leaf, path, array_as_tensor, _unwrap)(tensors)
     split = tree.pop(_PIECES, None) if isinstance(tree, dict) else None
     if not isinstance(tree, dict) or not isinstance(split, dict):
         return tree

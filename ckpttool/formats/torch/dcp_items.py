@@ -19,7 +19,7 @@ from ckpttool.core.readable import Buffer
 from ckpttool.core.report import Finding
 from ckpttool.core.tensor import Extent, Path, Span, Tensor
 from ckpttool.core.values import Contiguous
-from ckpttool.formats.content.assembly import tree_of
+from ckpttool.formats.content.assembly import tree_builder
 from ckpttool.formats.content.tree import TensorParts, flatten
 from ckpttool.formats.torch.objects import TorchObjects
 from ckpttool.formats.torch.tree_nodes import torch_node
@@ -104,7 +104,7 @@ def open_item(source: Source, place: Extent, fqn: str, pickles: KnownPickles) ->
         flat.plain,
         findings,
         (*judged.safety, *records.judged_others("data.pkl")),
-        tree_of(root, leaf, source.path, torch_node),
+        tree_builder(root, leaf, source.path, torch_node),
     )
 
 

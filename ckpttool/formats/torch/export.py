@@ -34,7 +34,7 @@ from ckpttool.formats.content.plain_data import (
     describe_content,
     describe_members,
     describe_operators,
-    under_free_key,
+    other_records,
 )
 from ckpttool.formats.content.tree import Flat, TensorParts
 from ckpttool.formats.interface import Format, Probe
@@ -287,7 +287,7 @@ class _ProgramArchive:
                 or self._records.by_name[name].name in self._raw
             )
         )
-        self.metadata |= under_free_key(others, self.metadata)
+        self.metadata |= other_records(others, self.metadata)
         self.safety += self._records.judged_others()
         self.safety += self._judge_members(self._archive.members)
 
@@ -488,7 +488,7 @@ class _OldProgramArchive(_ProgramArchive):
             *(f"{stem}{end}" for stem in _OLD_PARTS for end in (".pt", ".json")),
         }
         others = describe_members(self._archive, lambda name: name in known)
-        self.metadata |= under_free_key(others, self.metadata)
+        self.metadata |= other_records(others, self.metadata)
         version = members.get("version")
         if version is not None and version.size < 100:
             self.metadata["version"] = self._archive.read(version).decode("ascii", "replace")

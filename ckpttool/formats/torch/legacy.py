@@ -24,7 +24,7 @@ from ckpttool.core.errors import DamagedCheckpoint, Truncated
 from ckpttool.core.readable import Readable, reader_from
 from ckpttool.core.report import Finding, error
 from ckpttool.core.tensor import Extent, Span
-from ckpttool.formats.content.assembly import checkpoint_of_tree, tree_of
+from ckpttool.formats.content.assembly import checkpoint_of_tree, tree_builder
 from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.content.tree import Flat, Leaf, TensorParts, flatten
 from ckpttool.formats.interface import Probe
@@ -63,7 +63,7 @@ def open_legacy(probe: Probe, name: str) -> Checkpoint:
             *unused_storages(storages.by_key.values(), flat.tensors),
         ),
         safety=tuple(pickles.safety),
-        tree=tree_of(root, leaf, probe.path, torch_node),
+        tree=tree_builder(root, leaf, probe.path, torch_node),
     )
 
 

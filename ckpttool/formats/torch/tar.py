@@ -23,7 +23,7 @@ from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.errors import DamagedCheckpoint, Truncated
 from ckpttool.core.report import Finding, error
 from ckpttool.core.tensor import Extent
-from ckpttool.formats.content.assembly import checkpoint_of_tree, tree_of
+from ckpttool.formats.content.assembly import checkpoint_of_tree, tree_builder
 from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.content.tree import Leaf, TensorParts, flatten
 from ckpttool.formats.interface import Format, Probe
@@ -78,7 +78,7 @@ class PytorchTar(Format):
             producer=Producer("pytorch"),
             findings=(*findings, *unused_storages(contents.stored.values(), flat.tensors)),
             safety=tuple(pickles.safety),
-            tree=tree_of(root, leaf, probe.path, torch_node),
+            tree=tree_builder(root, leaf, probe.path, torch_node),
         )
 
 

@@ -26,7 +26,7 @@ from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.core.report import Finding, error, warning
 from ckpttool.core.tensor import Role
 from ckpttool.formats.content.assembly import checkpoint_of_tree
-from ckpttool.formats.content.plain_data import describe_content, under_free_key
+from ckpttool.formats.content.plain_data import describe_content, other_records
 from ckpttool.formats.content.tree import Flat, Leaf, TensorParts, flatten
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.torch.objects import TorchObjects
@@ -245,7 +245,7 @@ def _metadata(
         is_described = is_code or name in _PICKLES or name.startswith("extra/")
         return is_described or any(storage.holds(name) for storage in storages)
 
-    return metadata | under_free_key(records.unknown(is_known), metadata)
+    return metadata | other_records(records.unknown(is_known), metadata)
 
 
 def _code(records: Records) -> Iterator[tuple[str, Member]]:

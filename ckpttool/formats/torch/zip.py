@@ -28,7 +28,7 @@ from ckpttool.core.readable import Buffer, reader_from
 from ckpttool.core.report import Finding, error, warning
 from ckpttool.core.tensor import Extent, Span, Tensor
 from ckpttool.core.text import counted
-from ckpttool.formats.content.assembly import checkpoint_of_tree, tree_of
+from ckpttool.formats.content.assembly import checkpoint_of_tree, tree_builder
 from ckpttool.formats.content.plain_data import describe_member
 from ckpttool.formats.content.tree import TensorParts, flatten
 from ckpttool.formats.interface import Format, Probe
@@ -79,7 +79,7 @@ class PytorchZip(Format):
             findings=findings,
             safety=(*judged.safety, *records.judged_others("data.pkl")),
             records=records.unknown(lambda name: name in ("data.pkl", ENTRY) or storages.holds(name)),
-            tree=tree_of(root, objects.leaf, probe.path, torch_node),
+            tree=tree_builder(root, objects.leaf, probe.path, torch_node),
         )
         checkpoint = checkpoint.but(missing=storages.why_lost(checkpoint.tensors))
         return apply_sidecar_record(checkpoint, probe.archive, records.by_name.get(ENTRY))

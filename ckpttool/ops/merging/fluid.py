@@ -14,8 +14,8 @@ from ckpttool.core.errors import DamagedCheckpoint
 from ckpttool.core.tensor import Tensor
 from ckpttool.core.text import counted
 from ckpttool.formats.content.boxes import Run, join_runs
-from ckpttool.formats.paddle.fluid_parts import HEIGHTS, TABLES, heights_of
 from ckpttool.formats.paddle.fluid_serial import SHARD
+from ckpttool.formats.paddle.parts import HEIGHTS, TABLES, heights_of
 from ckpttool.ops.merging.merged_checkpoint import MergedCheckpoint, with_contents
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from ckpttool.core.text import counted
 from ckpttool.formats import detect
 from ckpttool.formats.interface import Probe, ranked_paths, scan
 from ckpttool.formats.paddle.fluid import Fluid
-from ckpttool.formats.paddle.fluid_parts import MODEL, TABLES
 from ckpttool.formats.paddle.fluid_serial import SERIAL
+from ckpttool.formats.paddle.parts import MODEL, TABLES
 from ckpttool.formats.sharded import indexes, mapped_files
 from ckpttool.formats.torch.dcp import METADATA, TorchDcp
 from ckpttool.formats.torch.dcp_safetensors import DcpSafetensors

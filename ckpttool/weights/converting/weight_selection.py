@@ -11,7 +11,7 @@ from ckpttool.core.checkpoint import Checkpoint, TrainingState
 from ckpttool.core.errors import UsageError
 from ckpttool.core.tensor import WHOLE_WEIGHTS, Path, Role, Tensor
 from ckpttool.core.text import counted
-from ckpttool.formats.paddle.fluid_parts import HEIGHTS, heights_of
+from ckpttool.formats.paddle.parts import HEIGHTS, heights_of
 from ckpttool.formats.traits import traits_of
 from ckpttool.formats.writer import Content
 from ckpttool.weights.converting.ties import carry_ties

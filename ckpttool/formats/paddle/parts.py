@@ -73,7 +73,7 @@ def role_of(name: str) -> Role:
 
 
 @dataclass(eq=False)
-class FluidParts(Opening):
+class PaddleParts(Opening):
     """Parts of a checkpoint, collected by its reader.
 
     Attributes:
@@ -173,7 +173,7 @@ class FluidParts(Opening):
         return True
 
 
-def add_variables(parts: FluidParts, entries: Entries, is_skipped: Callable[[str], bool]) -> None:
+def add_variables(parts: PaddleParts, entries: Entries, is_skipped: Callable[[str], bool]) -> None:
     """Add every variable of a directory; files of a name for which ``is_skipped`` is true are ignored."""
     for name, entry in files_by_variable(entries):
         if name == MARKER or is_skipped(name):
@@ -191,7 +191,7 @@ def add_variables(parts: FluidParts, entries: Entries, is_skipped: Callable[[str
     check_accumulators(parts)
 
 
-def add_combined(parts: FluidParts, entry: os.DirEntry[str]) -> None:
+def add_combined(parts: PaddleParts, entry: os.DirEntry[str]) -> None:
     """Add the tensors of a combined file, with names from the program, or ``#0``, ``#1`` … without one."""
     source, where = parts.source(entry), parts.name_of(entry.path)
     streams: list[Stream] = []
@@ -214,7 +214,7 @@ def add_combined(parts: FluidParts, entry: os.DirEntry[str]) -> None:
     check_accumulators(parts)
 
 
-def check_program(parts: FluidParts, program: Program) -> None:
+def check_program(parts: PaddleParts, program: Program) -> None:
     """Add an error for each tensor that differs from the program's declaration, where -1 is any length."""
     for tensor in parts.tensors:
         declared = program.variables.get(str(tensor.path[0]))
@@ -244,7 +244,7 @@ def files_by_variable(entries: Entries) -> Iterator[tuple[str, os.DirEntry[str]]
                 yield prefix + key, entry
 
 
-def check_accumulators(parts: FluidParts) -> None:
+def check_accumulators(parts: PaddleParts) -> None:
     """Add an error for each accumulator whose shape is not that of its parameter."""
     shapes = {str(tensor.path[0]): tensor.shape for tensor in parts.tensors if len(tensor.path) == 1}
     for name, parameter in mismatched_accumulators(shapes):
@@ -282,7 +282,7 @@ def is_stream_file(entry: os.DirEntry[str]) -> bool | None:
 # Native parts ----------------------------------------------------------------------------------------
 
 
-def native_of(parts: FluidParts) -> dict[str, bytes]:
+def native_of(parts: PaddleParts) -> dict[str, bytes]:
     """Return the LoDs and heights of a checkpoint, which its tensors lack; see ``Checkpoint.native``."""
     native = {LEVELS + name: lod_bytes(source, stream) for name, (source, stream) in parts.levels.items()}
     if parts.heights:
