@@ -55,9 +55,9 @@ def is_without_graph(directory: str, names: Collection[str]) -> bool:
     """Return whether a directory is a SavedModel without its ``saved_model.pb``."""
     # ``variables/variables.index`` alone isn't enough. It has to have at least one neighbour, and only those
     # that a SavedModel has.
-    beside = set(names) - {VARIABLES}
+    neighbours = set(names) - {VARIABLES}
     index = os.path.join(directory, VARIABLES, f"{VARIABLES}.index")
-    return VARIABLES in names and bool(beside) and beside <= _NEIGHBOURS and fs.isfile(index)
+    return VARIABLES in names and bool(neighbours) and neighbours <= _NEIGHBOURS and fs.isfile(index)
 
 
 def is_inside(path: str, directory: str) -> bool:

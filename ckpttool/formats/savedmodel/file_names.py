@@ -31,8 +31,8 @@ class Origin(Enum):
     ASSET = auto()
     PREFIX = auto()
     """Checkpoint prefix, fed to the saver."""
-    BESIDE = auto()
-    """File name that starts with the checkpoint prefix."""
+    DERIVED = auto()
+    """File name made of the checkpoint prefix and a suffix."""
     SUFFIX = auto()
     """Constant suffix that TensorFlow's savers append to the prefix."""
     ELSEWHERE = auto()
@@ -40,7 +40,7 @@ class Origin(Enum):
 
 Origins = frozenset[Origin]
 _ASSET, _PREFIX = frozenset({Origin.ASSET}), frozenset({Origin.PREFIX})
-_WRITTEN, _ELSEWHERE = frozenset({Origin.PREFIX, Origin.BESIDE}), frozenset({Origin.ELSEWHERE})
+_WRITABLE, _ELSEWHERE = frozenset({Origin.PREFIX, Origin.DERIVED}), frozenset({Origin.ELSEWHERE})
 
 
 class FileInput(NamedTuple):
@@ -57,16 +57,16 @@ FILE_INPUTS: Mapping[str, tuple[FileInput, ...]] = {
     "RestoreV2": (FileInput(0, _PREFIX),),
     "Restore": (FileInput(0, _PREFIX),),
     "RestoreSlice": (FileInput(0, _PREFIX),),
-    "SaveV2": (FileInput(0, _WRITTEN),),
-    "Save": (FileInput(0, _WRITTEN),),
-    "SaveSlices": (FileInput(0, _WRITTEN),),
-    "MergeV2Checkpoints": (FileInput(0, _WRITTEN), FileInput(1, _PREFIX)),
+    "SaveV2": (FileInput(0, _WRITABLE),),
+    "Save": (FileInput(0, _WRITABLE),),
+    "SaveSlices": (FileInput(0, _WRITABLE),),
+    "MergeV2Checkpoints": (FileInput(0, _WRITABLE), FileInput(1, _PREFIX)),
 }
 """Ops that are safe if they open only files of the model."""
 
 
 _SAME = {one: one for one in Origin}
-_NUMBERED = {Origin.PREFIX: Origin.BESIDE, Origin.BESIDE: Origin.BESIDE}
+_NUMBERED = {Origin.PREFIX: Origin.DERIVED, Origin.DERIVED: Origin.DERIVED}
 _FORWARDING: Mapping[str, tuple[slice, Mapping[Origin, Origin]]] = {
     "Identity": (slice(0, 1), _SAME),
     "Pack": (slice(None), _SAME),
@@ -170,11 +170,11 @@ class FileNames:
         return frozenset(becomes.get(one, Origin.ELSEWHERE) for one in found)
 
     def _origins_of_joined(self, body: str, node: GraphNode, depth: int) -> Origins:
-        """Return the origins of joined strings; the prefix with suffixes has the origin ``BESIDE``."""
+        """Return the origins of joined strings; the prefix with suffixes has the origin ``DERIVED``."""
         first = self._origins_of_inputs(body, node, slice(0, 1), depth)
         rest = self._origins_of_inputs(body, node, slice(1, None), depth)
-        is_beside = first <= _PREFIX and rest <= {Origin.SUFFIX} and not _attribute_text(node, b"separator")
-        return frozenset({Origin.BESIDE}) if is_beside else _ELSEWHERE
+        is_derived = first <= _PREFIX and rest <= {Origin.SUFFIX} and not _attribute_text(node, b"separator")
+        return frozenset({Origin.DERIVED}) if is_derived else _ELSEWHERE
 
     # Functions --------------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ class TensorFlow(SetFormat):
         # A file that belongs to a prefix by its name is one, however damaged. Other programs use ``.index``
         # as well: a damaged index needs a shard next to it, or what its writer left of one.
         if not path.endswith(INDEX):
-            return DATA.fullmatch(probe.name) is not None or bool(_shards_beside(path)) or is_v1(path)
+            return DATA.fullmatch(probe.name) is not None or bool(_sibling_shards(path)) or is_v1(path)
         stem = os.path.basename(path).removesuffix(INDEX)
         directory = os.path.dirname(path) or os.curdir
         try:
@@ -79,7 +79,7 @@ class TensorFlow(SetFormat):
 
             return open_stage(unit.path)
         # A checkpoint of version 1 is a file of this very name, or shards of it.
-        is_v1_checkpoint = fs.isfile(unit.path) or bool(_shards_beside(unit.path))
+        is_v1_checkpoint = fs.isfile(unit.path) or bool(_sibling_shards(unit.path))
         if is_v1_checkpoint and not any(map(prefix_of, [unit.path, *unit.members])):
             return self._open_v1(unit.path)
         if not unit.members or (fs.isdir(unit.path) and not fs.lexists(unit.path + INDEX)):
@@ -91,7 +91,7 @@ class TensorFlow(SetFormat):
             return Unit(probe.path, (probe.name,), self) if is_stage(probe.path) else None
         prefix = prefix_of(probe.path) or prefix_of(probe.source.path) or probe.source.path
         directory = os.path.dirname(prefix)
-        if _shards_beside(prefix):
+        if _sibling_shards(prefix):
             prefix = os.path.join(directory, v1_name(os.path.basename(prefix)))
         units = self.units(directory, scan(directory or os.curdir))
         return next((unit for unit in units if unit.path == prefix), Unit(probe.path, (probe.name,), self))
@@ -106,7 +106,7 @@ class TensorFlow(SetFormat):
     def _open_v1(path: str) -> Checkpoint:
         from ckpttool.formats.tensorflow.v1 import open_v1
 
-        directory, shards = os.path.dirname(path), _shards_beside(path)
+        directory, shards = os.path.dirname(path), _sibling_shards(path)
         if not shards:
             return open_v1(path, [path])
         whole = os.path.join(directory, v1_name(os.path.basename(path)))
@@ -123,7 +123,7 @@ class TensorFlow(SetFormat):
             yield Unit(os.path.join(directory, name), (name,), self)
 
 
-def _shards_beside(path: str) -> tuple[str, ...]:
+def _sibling_shards(path: str) -> tuple[str, ...]:
     """Return all shards of a version 1 checkpoint, given one of them or their ``?????`` name; else none."""
     directory, name = os.path.split(path)
     if V1_SHARD.fullmatch(name) is None or DATA.fullmatch(name) is not None:
