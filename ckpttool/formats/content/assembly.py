@@ -89,6 +89,7 @@ class TreeBuilder:
     ) -> None:
         self._leaf, self._path, self._framework_node, self._unwrap = leaf, path, framework_node, unwrap
         self._tensors = tensors
+        # Of tied tensors the first one counts, so that both dictionaries are filled backwards.
         self._by_view: dict[object, Tensor] | None = None
         self._by_values = {
             id(tensor.values): tensor for tensor in reversed(tensors) if tensor.values is not None
@@ -216,6 +217,8 @@ class TreeBuilder:
 
     def object_node(self, call: Call) -> object:
         """Return an object of a class known as data as it is, any other as an ``Opaque`` with its members."""
+        # Some values are pickled as calls: a complex number, a bytearray. Of other objects the parts are
+        # transformed first, as an opaque part makes the object opaque, too.
         number = _plain_value(call)
         if number is not None:
             return number

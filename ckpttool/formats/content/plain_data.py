@@ -60,6 +60,8 @@ class PlainDataRenderer:
 
     def render(self, node: object) -> object:
         """Return a node as plain data, or its description."""
+        # Most nodes are short strings and numbers, which are returned as they are. Of the others, only those
+        # whose description takes a checksum over many bytes are worth remembering.
         if node is None or isinstance(node, bool | float):
             return node
         if isinstance(node, str) and len(node) <= _MAX_TEXT:
@@ -93,6 +95,8 @@ class PlainDataRenderer:
 
     def _line(self, node: object) -> str:
         """Return a node with all its parts in one line; a long one is cut, with the CRC-32 of all of it."""
+        # The line is never held as a whole: a small pickle can make one of many gigabytes by sharing, for
+        # which ``MAX_WORDS`` is the limit, and only its beginning is shown.
         shown, length, crc = "", 0, 0
         for word in self._line_pieces(node):
             if self._words < 0:
@@ -297,6 +301,7 @@ def lazy_scalar(tensor: Tensor) -> Scalar:
         if tensor.dtype.name in _SCALARS:
             (number,) = struct.unpack(_SCALARS[tensor.dtype.name], data)
             return float(number) if tensor.dtype.name == "float64" else shortest_decimal(number)
+        # The 16 bits of a bfloat16 are the upper half of a float32, and worth three decimal digits.
         if tensor.dtype.name == "bfloat16":
             (number,) = struct.unpack("<f", b"\0\0" + data)
             return float(f"{number:.3g}")

@@ -86,6 +86,8 @@ def replace_tensors(tree: object, tensors: Mapping[int, Tensor]) -> object:
 def without_opaque(tree: object) -> object:
     """Return a tree without ``Opaque`` nodes: each is replaced by its content, or removed if it has none."""
 
+    # A pair of a dictionary with an opaque key or value is removed; in other containers and in the arguments
+    # of calls a removed part becomes None, so that the parts after it keep their places.
     def none_for_dropped(done: list[Any]) -> list[Any]:
         return [None if part is _DROPPED else part for part in done]
 
@@ -155,8 +157,7 @@ def members(call: Call) -> list[tuple[Any, Any]]:
 
 def _are_distinct_keys(keys: Sequence[object]) -> bool:
     """Return whether keys are distinct and hashable."""
-    # Python doesn't cache the hash of a tuple, so that nested tuples that share their parts take exponential
-    # time to hash: they count as not hashable.
+    # Nested tuples that share their parts may take exponential time to hash: they count as not hashable.
     for key in keys:
         parts = key if isinstance(key, tuple) else (key,)
         if any(isinstance(part, list | dict | set | bytearray | tuple) for part in parts):
@@ -193,6 +194,7 @@ def is_object_array(call: Call) -> bool:
 
 def walk(tree: object) -> Iterator[tuple[Path, object]]:
     """Yield every node but plain values once, with its first path; keys of dictionaries are nodes, too."""
+    # The stack gives the last part first, so that parts are pushed in reverse order.
     seen: set[int] = set()
     pending: list[tuple[Path, object]] = [((), tree)]
     while pending:
@@ -215,6 +217,7 @@ def _keyed_parts(node: object) -> Iterator[tuple[str | int | None, object]]:
     elif isinstance(node, list | tuple | set | frozenset):
         yield from enumerate(node)
     elif isinstance(node, Call):
+        # A call around a tensor (an array, a parameter, a storage) has the path of the tensor's name.
         if any(isinstance(part, Tensor) for part in node.args):
             yield from (
                 (None, part) for part in (*node.args, node.kwargs, node.state, node.items, node.pairs)
@@ -260,6 +263,8 @@ def trees_equal(tree: object, other: object) -> bool:
         one, two = pending.pop()
         if type(one) is not type(two):
             return False
+        # Sharing of nodes without parts means nothing, as Python itself shares small numbers, short strings
+        # and the empty tuple.
         compare = _COMPARE.get(type(one))
         if compare is not None or (one == () and two == ()):
             if compare is not None and not compare(one, two):
@@ -338,6 +343,8 @@ def fold(
     stack: list[tuple[object, Iterator[object], Callable[[list[Any]], object], list[Any]]] = []
     stack.append((None, iter((root,)), lambda done: done[0], []))
     visits = 0
+    # Each round goes on with the innermost node. Its parts are an iterator, so that after a part with parts
+    # of its own (``break``) the loop resumes behind it; once all have results, ``else`` makes the node's own.
     while True:
         whole, parts, make, done = stack[-1]
         for node in parts:
@@ -566,6 +573,7 @@ class _Flattening(Generic[T]):
             self._flat.tensors.extend((path + below, tensor) for below, tensor in leaf.tensors)
             self._spent.visits += len(leaf.tensors) + leaf.visits
             return _NOTHING if leaf.plain is None else leaf.plain
+        # A fast path for long lists of numbers, which hold no tensors.
         if isinstance(node, list | tuple) and _SCALARS.issuperset(map(type, node)):
             self._spent.visits += len(node) // _SCALARS_PER_VISIT
             return [self._plain(item) for item in node]
@@ -606,6 +614,7 @@ class _Flattening(Generic[T]):
         if isinstance(node, set | frozenset):
             return iter(enumerate(stable_order(node)))
         if isinstance(node, Call):
+            # An object is opened if it has parts by key, or may hold a tensor; others become one line.
             is_special = is_object_array(node) or is_size(node)
             has_members = isinstance(merge_slots(node.state), dict) or bool(node.pairs or node.items)
             return iter(members(node)) if is_special or has_members or not self._fits_line(node) else None

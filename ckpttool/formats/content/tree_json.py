@@ -45,7 +45,7 @@ _SHAREABLE = (list, tuple, set, frozenset, dict, bytearray, Call, Opaque)
 MAX_KEY_PARTS = 1000
 """Limit on the parts of a key that is a tuple, at any depth."""
 MAX_COLLISIONS = 1000
-"""Limit on keys with the same hash: n such keys take n² comparisons in a dictionary."""
+"""Limit on keys with the same hash."""
 _TREE_CALLS = (NDARRAY, REQUIRES_GRAD)
 """Functions that only trees have, and no pickle: each takes one tensor."""
 _INTEGER = re.compile("-?0x[0-9a-f]+")
@@ -124,6 +124,7 @@ def _shared_addresses(tree: object) -> set[int]:
 
 
 def _encode_text(text: str) -> object:
+    # Lone surrogates, which Python's strings can have, are no UTF-8 and no valid JSON.
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -136,6 +137,8 @@ def _base64(data: bytes | bytearray) -> str:
 
 
 def _encode_float(number: float) -> object:
+    # JSON has neither infinities nor NaN. A NaN has many bit patterns, of which all but the usual one are
+    # written as they are, in hexadecimal, so that the tree is the same bit by bit.
     if math.isfinite(number):
         return number
     packed = struct.pack(">d", number)
@@ -311,6 +314,9 @@ class _Decoding:
                 raise ValueError(f"{function} of what is no tensor")
             made = zip(flat[::2], flat[1::2], strict=True)
             call = Call(function, tuple(args), None, state, items, made, is_new=form.get("new") is True)
+            # The pickler writes some calls of a tree in another form than the tree has (tensors, arrays,
+            # storages), so that only their attributes are judged here; all others must be plain data as they
+            # stand, as in a pickle.
             is_written_otherwise = function in _TREE_CALLS or is_rewritten(call)
             if not (has_plain_attributes(state) if is_written_otherwise else is_plain(call)):
                 raise ValueError(f"a call of {function} that is not known to be harmless")
@@ -327,6 +333,8 @@ class _Decoding:
         """Return a key if it is hashable, small, and not one of too many with the same hash."""
         if isinstance(key, str | bytes) or (type(key) is int and abs(key) < SAFE_INTEGER):
             return key
+        # Nested tuples that share their parts may take exponential time to hash, and n keys with one hash
+        # (large integers can be chosen so) n² comparisons.
         pending, parts = [key], 0
         while pending:
             part = pending.pop()

@@ -266,6 +266,8 @@ def _tensor(opened: OpenedHdf5, dataset: Dataset, dtype: DType) -> Tensor:
 
 def _is_readable(opened: OpenedHdf5, dataset: Dataset) -> bool:
     """Return whether the elements can be read from this file alone; if not, add a finding."""
+    # External storage and virtual datasets read other files, any that the user can read. libhdf5 would load a
+    # filter that it lacks as a shared library, and it reads whole chunks into memory.
     name, layout = dataset.name, dataset.layout
     if layout == "external":
         message = f"loading it would read the file {dataset.target!r:.100}"
@@ -312,6 +314,7 @@ def _matches_storage(opened: OpenedHdf5, dataset: Dataset) -> bool:
 
 def _judge_links(opened: OpenedHdf5) -> None:
     """Add a finding for each link; a second hard link to a dataset becomes a tied tensor."""
+    # Hard links are found by the address of the object, which ``walk`` has seen before under ``target``.
     for path, kind, target in opened.tree.links:
         name = "/" + "/".join(path)
         if kind == "external":

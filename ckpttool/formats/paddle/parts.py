@@ -103,6 +103,7 @@ class PaddleParts(Opening):
         """Return whether an entry is in the checkpoint; add an error for a link that leads out of it."""
         if not entry.is_symlink():
             return True
+        # A hostile checkpoint may link to any file of the user, whose content would be shown or converted.
         root = fs.realpath(self.root) + os.sep
         if fs.realpath(entry.path).startswith(root):
             return True
@@ -257,6 +258,7 @@ def mismatched_accumulators(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[t
     for name, shape in shapes.items():
         match = _ACCUMULATOR.fullmatch(name)
         parameter: str = (match["parameter"] or "") if match else ""
+        # ``beta1_pow_acc`` and the like are one number for a parameter of any shape.
         if parameter in shapes and shape not in (shapes[parameter], (1,), ()):
             yield name, parameter
 

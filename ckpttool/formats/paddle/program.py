@@ -229,7 +229,7 @@ class _ProgramReader:
         return self._attribute(message)[0]
 
     def _attribute(self, message: Field) -> tuple[str, str, bool]:
-        """Return the name of an attribute, and its value as a text and as a bool, of which one counts."""
+        """Return the name of an attribute, and its value as a string and as a bool; it has one of them."""
         name, text, flag = "", "", False
         for field in self.fields(message.data, "an attribute"):
             if (field.number, field.kind) == (1, BYTES):
@@ -259,6 +259,8 @@ def read_program(source: Readable, where: str | None = None) -> Program:
                     variable = reader.variable(field)
                     variables.setdefault(variable.name, variable)
                 elif (field.number, field.kind) == (4, BYTES):
+                    # One finding a kind is enough; a program has thousands of operators of few kinds, and
+                    # attributes are parsed only for the first of a dangerous kind.
                     kind = reader.kind(field)
                     if kind not in kinds:
                         kinds[kind] = reader.file(field) if OPERATORS.danger(kind) else None

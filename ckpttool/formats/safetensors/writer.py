@@ -90,6 +90,7 @@ class SafetensorsWriter(Writer):
             yield from _header_refusal(shard, metadata)
 
     def write(self, content: Content, target: Target, options: WriteOptions) -> None:
+        # Each shard has the metadata; the sidecar, which may be large, is in the index alone.
         metadata, sidecar = _metadata_and_sidecar(content)
         if options.shard_size is None:
             _write_file(target.create(), content.owned, metadata | sidecar)
