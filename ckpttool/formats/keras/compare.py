@@ -1,4 +1,6 @@
-"""Compares a Keras model with the weights in its file: each layer has its own, and there are no others.
+"""Compares a Keras configuration with the weights in its file: missing, extra and misshapen ones.
+
+An ``.h5`` has no checksums, so a flipped byte in a name or in a shape often shows only here.
 
 Source: Keras ``src/legacy/saving/legacy_h5_format.py``, ``src/saving/saving_lib.py``.
 """
@@ -14,19 +16,19 @@ from ckpttool.core.text import counted
 from ckpttool.formats.hdf5.tensors import OpenedHdf5
 from ckpttool.formats.keras.layer_tree import LAYERS_GROUP, Layer, Steps, layer_of, paths_below
 from ckpttool.formats.keras.layers import Shape
-from ckpttool.formats.keras.layout import SEEDS, Groups, called_in
+from ckpttool.formats.keras.layout import OLD_LAYERS, SEEDS, Groups, layer_name_in
 from ckpttool.formats.keras.model import KerasModel
 
 _MAX_COMPARED = 100
-"""The most different shapes in one layer that are compared, each with each."""
-_ODD_TOP = "_layer_checkpoint_dependencies"
-"""How Keras 2.12 and before began the names of a model's layers."""
+"""Maximum number of different shapes in one layer that are compared, pair by pair."""
 
 
 def compare_listed_weights(model: KerasModel, shapes: Mapping[str, Sequence[Shape]]) -> Iterator[Finding]:
-    """Compare a model with the shapes of weights that are listed by the names of its layers.
+    """Yield the findings for weights that are listed by the names of layers.
 
-    A shape is None if it is not known.
+    Args:
+        model: The configured model.
+        shapes: The shapes of the weights of each layer; None if one is not known.
     """
     layers = model.layer.layers
     is_built = _is_built(model.layer) or any(shapes.values())
@@ -39,9 +41,10 @@ def compare_listed_weights(model: KerasModel, shapes: Mapping[str, Sequence[Shap
 
 
 def compare_grouped_weights(model: KerasModel, opened: OpenedHdf5) -> Iterator[Finding]:
-    """Compare a model with weights in groups that are named after the classes of layers."""
-    if any(path[:1] and _ODD_TOP in path[0] for path in opened.tree.groups):
+    """Yield the findings for weights in groups that are named after the classes of layers."""
+    if any(path[:1] and OLD_LAYERS in path[0] for path in opened.tree.groups):
         return
+    # A layer that several models of the configuration use is stored once, below any of them.
     layers = filter(None, map(layer_of, objects(model.layer.node)))
     names = Counter(layer.name for layer in layers if layer.name)
     shared = {name for name, count in names.items() if count > 1}
@@ -49,7 +52,7 @@ def compare_grouped_weights(model: KerasModel, opened: OpenedHdf5) -> Iterator[F
 
 
 class _GroupedWeights:
-    """The groups of a file, compared model by model; a layer that several share is stored once."""
+    """The groups of a file, compared model by model."""
 
     def __init__(self, opened: OpenedHdf5, shared: set[str]) -> None:
         self._groups = opened.tree.groups
@@ -79,7 +82,7 @@ class _GroupedWeights:
 
 
 def _is_built(model: Layer) -> bool:
-    """Return whether its layers have weights already; a chain without an input has none until it is used."""
+    """Return whether its layers have weights; a Sequential without an input has none until its first call."""
     if model.cls != "Sequential" or model.config.get("build_input_shape") or model.node.get("build_config"):
         return True
     first = next(iter(model.layers), None)
@@ -88,7 +91,7 @@ def _is_built(model: Layer) -> bool:
 
 
 def _layer_findings(layer: Layer, stored: Sequence[Shape], *, is_built: bool) -> Iterator[Finding]:
-    """Compare the weights of one layer, in any order, with those that its configuration makes."""
+    """Yield the findings for the weights of one layer, in any order."""
     expected = layer.weight_shapes()
     if expected is None or (not stored and not is_built):
         return
@@ -100,6 +103,8 @@ def _layer_findings(layer: Layer, stored: Sequence[Shape], *, is_built: bool) ->
         )
         yield error(code, message, where)
         return
+    # Known shapes may have open axes, so they are not sorted and matched one to one: each stored shape must
+    # fit some expected one, and the other way round.
     shapes, possible = set(stored), set(expected)
     if max(len(shapes), len(possible)) > _MAX_COMPARED:
         return
@@ -132,9 +137,9 @@ def _foreign_weights(name: str) -> Finding:
 
 
 def compare_layer_names(configured: Mapping[Steps, str], groups: Groups) -> Iterator[Finding]:
-    """Yield a warning for each layer that its group and the configuration call differently."""
+    """Yield a warning for each layer whose name in its group and in the configuration differ."""
     for group, name in configured.items():
-        own = called_in(groups, group)
+        own = layer_name_in(groups, group)
         if own is not None and own != name:
             message = (
                 f"its group says that it is layer {own!r:.100}, and the configuration says {name!r:.100}"

@@ -1,13 +1,14 @@
 """Findings for a Keras configuration: classes, functions and code at any depth, and unknown arguments.
 
 Code is recognised by the field that a loader decodes, never by how it looks: the decoders are lenient. Texts
-that are configurations are looked into. Nothing is imported or unmarshalled.
+that are configurations are parsed. Nothing is imported or unmarshalled.
 
-Keras resolves ``module`` and ``class_name``; where Keras 2 finds nothing there, ``registered_name`` in the
-same module. A function has its name in ``config``. A name is harmless if an exact list has it.
+Keras resolves ``class_name`` in ``module``; if Keras 2 finds nothing, ``registered_name`` in the same module.
+A function has its name in ``config``. A name is harmless if an exact list has it.
 
-A configuration has no checksum in HDF5, and its keys are names of arguments: Keras refuses to build a model
-with one that it doesn't know. Only classes of Keras itself are looked at; one's own may take anything.
+A configuration in HDF5 has no checksum. Its keys are names of arguments, and Keras refuses to build a model
+with an unknown one, so unknown keys show damage. Only Keras's own classes are checked; a user's class may
+take any argument.
 
 Source: Keras ``src/saving/serialization_lib.py``, ``src/layers/layer.py``,
 ``src/layers/core/lambda_layer.py``, ``src/legacy/saving/serialization.py``; tf_keras the same.
@@ -58,6 +59,7 @@ _FREE_VALUES = 1 << 20
 _LITERAL = re.compile(r"[^\[\](){}*+?|]*(?:\.\*[^\[\](){}*+?|]*){0,2}")
 """Regular expressions that match in linear time: literal text with up to two ``.*``."""
 ASSETS = "assets/"
+"""Directory in a ``.keras`` with the files of layers."""
 _VOCABULARY = "/vocabulary.txt"
 MAX_CONFIG = 100_000_000
 """Maximum size of a configuration in bytes."""
@@ -66,6 +68,7 @@ MAX_ALIKE = 100
 _MAX_TEXTS = 8
 """Maximum nesting depth of JSON strings inside JSON."""
 TEXT = "(text)"
+"""Step to the parsed content of a JSON string."""
 _KIND_OF_FUNCTION = "_type"
 """Suffix of the Keras 2 keys that give the serialization of a function in a sibling field."""
 _RUNS_CODE = "loading it would run code that is stored in the config"
@@ -136,12 +139,12 @@ class _Level(NamedTuple):
 
 
 def judge(config: object, where: str, nbytes: int) -> tuple[Finding, ...]:
-    """Return an error for each dangerous part of a configuration, a warning for each unknown one.
+    """Return the findings for what loading a configuration could run, read or allocate.
 
     Args:
         config: Parsed configuration.
         where: Name of the configuration in the file.
-        nbytes: Size of the file with its weights, which limits what an object may make room for.
+        nbytes: Size of the file with its weights, which limits the values that an object may allocate.
     """
     by_code: dict[str, dict[Finding, None]] = {}
     for place, finding in _findings_in(config, nbytes):
@@ -152,10 +155,10 @@ def judge(config: object, where: str, nbytes: int) -> tuple[Finding, ...]:
 
 
 def _findings_in(config: object, nbytes: int) -> Iterator[tuple[Place | None, Finding]]:
-    """Yield the findings for every object and string.
-
-    Memory grows with the depth of the tree, not with its number of nodes.
-    """
+    """Yield the findings for every object and string, with its place."""
+    # A depth-first walk with a stack of iterators: memory grows with the depth of the tree and not with its
+    # number of nodes. Strings that hold JSON are walked as well, since some layers store a configuration as
+    # a text (a nested level counts in ``texts``).
     levels = [_Level(None, _nested([("", config)]), 0, False)]
     while levels:
         above, children, texts, is_looked_up = levels[-1]
@@ -167,7 +170,7 @@ def _findings_in(config: object, nbytes: int) -> Iterator[tuple[Place | None, Fi
         place = None if len(levels) == 1 else Place(above, step)
         is_looked_up |= isinstance(step, str) and _is_looked_up(step)
         if isinstance(node, dict):
-            for finding in (*_judge_object(node), *_judge_work(node, nbytes)):
+            for finding in (*_judge_object(node), *_judge_cost(node, nbytes)):
                 yield place, finding
             is_looked_up &= "class_name" not in node
             levels.append(_Level(place, _nested(node.items()), texts, is_looked_up))
@@ -191,7 +194,7 @@ def _nested(children: Iterable[tuple[str | int, object]]) -> Iterator[tuple[str 
 
 
 def _tree_in_text(text: str, texts: int) -> object:
-    """Return the JSON value of a string, None if it is not JSON."""
+    """Return the JSON value of a string, or None if it is not JSON."""
     try:
         tree = parse_json("", text.encode("utf-8", "replace"), "text", constants=True, surrogates=True)
     except LimitExceeded:
@@ -205,6 +208,7 @@ def _tree_in_text(text: str, texts: int) -> object:
 
 def _judge_object(node: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield the findings for one object and the names that Keras resolves in it."""
+    # An object with ``code`` and ``closure`` is a marshalled function; Keras decodes it without a class, too.
     if isinstance(node, Doubled):
         yield error("duplicate-key", f"{node.key!r} stands twice; readers take different ones")
     if "class_name" not in node and isinstance(node.get("code"), str) and "closure" in node:
@@ -228,15 +232,17 @@ def _judge_kind_of_function(key: str, kind: str, node: Mapping[str, Any]) -> Ite
         yield _unknown(f"the function {name}")
 
 
-# Work ------------------------------------------------------------------------------------------------
+# Cost ------------------------------------------------------------------------------------------------
 
 
-def _judge_work(node: Mapping[str, Any], nbytes: int) -> Iterator[Finding]:
+def _judge_cost(node: Mapping[str, Any], nbytes: int) -> Iterator[Finding]:
     """Yield warnings for sizes above the limit of the file, and for slow regular expressions."""
+    # Building a layer allocates its weights before any are loaded. Honest weights are in the file, so a
+    # layer has no more of them than the file has bytes.
     for key, power in SIZES.items():
         size = node.get(key)
-        most = max(_FREE_VALUES, nbytes) ** (1 / power)
-        if isinstance(size, int | float) and size > most:
+        limit = max(_FREE_VALUES, nbytes) ** (1 / power)
+        if isinstance(size, int | float) and size > limit:
             yield warning("keras-work", f"its {key} makes room for more values than the file has bytes")
     if node.get("unroll"):
         yield warning(
@@ -288,6 +294,9 @@ def _judge_class(name: str, node: Node) -> Iterator[Finding]:
 def _judge_module(
     module: str | None, name: str, registered: str | None, *, is_listed: bool = False
 ) -> Iterator[Finding]:
+    # Without a module, Keras looks the name up among its classes and the registered ones. In a module of
+    # Keras, only listed classes of the parts with classes are harmless: others have functions that read
+    # files and load code. Any other module would be imported. ``package>Name`` is a registered class.
     part = None if module is None else part_of_keras(module)
     other = registered if registered != name else None
     if module is None:
@@ -310,7 +319,7 @@ def _judge_module(
 
 
 def _judge_class_without_module(name: str, other: str | None, is_listed: bool) -> Iterator[Finding]:
-    """Judge a class without a module, which is looked up among Keras classes and custom objects."""
+    """Judge a class without a module, which Keras looks up among its classes and custom objects."""
     for found_by_name in (name, other):
         if found_by_name in LOOKUPS:
             yield _gadget(found_by_name)
@@ -323,6 +332,8 @@ def _judge_class_without_module(name: str, other: str | None, is_listed: bool) -
 
 def _judge_import(module: str, name: str) -> Finding:
     """Return the finding for a name imported from a module outside Keras."""
+    # A class of a user's module is unknown, and is a warning. It is an error if the name is known to be
+    # something else: Python's, a library's, or a path through attributes, which no class of a layer has.
     parts = [*module.split("."), *name.split(".")]
     is_dunder = any(part.startswith("__") and part != "__main__" for part in parts)
     is_python = module == "builtins" and hasattr(builtins, name)
@@ -412,18 +423,18 @@ def is_own_asset(name: str) -> bool:
 
 
 _WRAPPER = frozenset({"class_name", "config", "module", "registered_name"})
-_BESIDE = _WRAPPER | {"build_config", "compile_config", "shared_object_id"}
-"""What Keras 3 writes of an object."""
-_OF_KERAS_2 = frozenset({"name", "inbound_nodes", "keras_version", "backend", "dtype", "batch_input_shape"})
+_OBJECT_KEYS = _WRAPPER | {"build_config", "compile_config", "shared_object_id"}
+"""Keys of an object in Keras 3."""
+_KERAS_2_KEYS = frozenset({"name", "inbound_nodes", "keras_version", "backend", "dtype", "batch_input_shape"})
 _TYPES = frozenset({f"{kind}{bits}" for kind in ("int", "uint") for bits in (4, 8, 16, 32, 64)}) | {
     *("bool", "string", "float16", "float32", "float64", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
     *("complex64", "complex128", "mixed_float16", "mixed_bfloat16", "infer", "_infer"),
 }
-_OF_COMPILE = frozenset(
+_COMPILE_ARGUMENTS = frozenset(
     {"optimizer", "loss", "loss_weights", "metrics", "weighted_metrics", "run_eagerly", "jit_compile"}
     | {"steps_per_execution", "auto_scale_loss", "sample_weight_mode", "is_compiled", "cloning"}
 )
-"""What ``compile`` of Keras's own models takes."""
+"""Arguments of ``compile`` of Keras's own models."""
 _POLICIES = frozenset({"DTypePolicy", "Policy"})
 _QUANTIZED = "_from_"
 """Separator before the original type of a quantized layer: ``int8_from_float32``."""
@@ -431,11 +442,11 @@ _PARTS = frozenset(
     {"", "constraints", "dtype_policies", "initializers", "layers", "losses", "metrics", "models"}
     | {"optimizers", "quantizers", "regularizers"}
 )
-"""The parts of Keras whose classes have their arguments in the list."""
+"""Parts of Keras whose classes have their arguments in ``ARGUMENTS``."""
 
 
 def unknown_arguments(config: object, where: str) -> Iterator[Finding]:
-    """Yield a warning for each key that Keras wouldn't know, at most 100."""
+    """Yield a warning for each key that Keras doesn't know, up to ``MAX_ALIKE``."""
     yield from islice(
         (warning("keras-argument", message, where) for message in _unknown_parts(config)), MAX_ALIKE
     )
@@ -458,13 +469,13 @@ def _unknown_parts_of(node: Node) -> Iterator[str]:
         yield f"an object with {', '.join(map(repr, list(node)[:6]))}, and no class_name"
     if not isinstance(kind, str):
         return
-    for key in sorted(node.keys() - _BESIDE - _OF_KERAS_2):
+    for key in sorted(node.keys() - _OBJECT_KEYS - _KERAS_2_KEYS):
         yield f"{kind} has {key!r:.100} beside its config, which Keras doesn't know"
     if "config" not in node:
         yield f"{kind} has no config"
     config, compiled = node.get("config"), node.get("compile_config")
     if isinstance(compiled, dict):
-        for key in sorted(compiled.keys() - _OF_COMPILE):
+        for key in sorted(compiled.keys() - _COMPILE_ARGUMENTS):
             yield f"{kind} is compiled with {key!r:.100}, which Keras doesn't know"
     if isinstance(config, dict):
         layers = config.get("layers")
@@ -479,7 +490,7 @@ def _unknown_parts_of(node: Node) -> Iterator[str]:
 
 
 def _is_of_keras(node: Node) -> bool:
-    """Return whether an object is of a class of Keras itself; Keras 2 doesn't name the module."""
+    """Return whether an object is of Keras's own class; Keras 2 doesn't write the module."""
     kind = node["class_name"]
     if kind not in CLASSES or node.get("registered_name", kind) not in (None, kind):
         return False

@@ -1,10 +1,10 @@
-"""Converts a model's configuration to the other of Keras's two kinds of files, and from Keras 2 to Keras 3.
+"""Converts a model's configuration between ``.keras`` and ``.h5``, and from Keras 2 to Keras 3.
 
-``.keras`` has one text, in which each object says its module. ``.h5`` has the model in ``model_config``, and
-the losses, metrics and the optimizer in ``training_config``, in which only some do. What a file of the same
-kind had goes back byte for byte.
+``.keras`` has one text, in which each object has its module. ``.h5`` has the model in ``model_config``, and
+the losses, metrics and the optimizer in ``training_config``, in which only some objects have it. The text of
+a file of the same kind is written again byte for byte.
 
-Of Keras 2 only layers are translated that both versions have, with settings that mean the same to both, and
+From Keras 2 only layers are translated that both versions have, with settings that mean the same in both, and
 with weights in one order; anything else is refused. Losses, metrics and the optimizer are left out, so that
 the model has to be compiled again.
 
@@ -26,7 +26,7 @@ from ckpttool.formats.keras.native import CONFIG, METADATA, TRAINING_CONFIG, obj
 _MODELS = {"Functional": "keras.src.models.functional", "Sequential": "keras", "Model": "keras"}
 _MODULES = {"loss": "keras.losses", "metrics": "keras.metrics", "weighted_metrics": "keras.metrics"}
 _OF_KERAS_3 = b'{"keras_version": "3.0.0", "backend": "tensorflow"}'
-"""The metadata of a configuration of Keras 2: the first release that reads it."""
+"""Metadata of a configuration that is translated from Keras 2: the first release that reads it."""
 _COMPILE, _OPTIMIZER = "compile_config", "optimizer_config"
 _FUNCTIONS: frozenset[object] = frozenset(
     [
@@ -40,10 +40,11 @@ _CHOICES: Mapping[str, frozenset[object]] = {
     "interpolation": frozenset({"bilinear", "nearest"}),
     "dtype": frozenset({"float16", "float32", "float64", "int32", "int64"}),
 }
-"""The values of settings that mean the same to both."""
+"""Values of settings that mean the same in Keras 2 and 3."""
 _INNER = ("layer", "backward_layer")
+"""Settings of wrappers that hold a layer."""
 _KERAS_3_MODELS = {"Functional": "Functional", "Model": "Functional", "Sequential": "Sequential"}
-"""What Keras 3 calls the kinds of models."""
+"""Classes of models in Keras 3, by those in Keras 2."""
 
 
 def has_model(native: Mapping[str, bytes]) -> bool:
@@ -52,7 +53,7 @@ def has_model(native: Mapping[str, bytes]) -> bool:
 
 
 def model_of(native: Mapping[str, bytes]) -> Layer | None:
-    """Return the model that a config describes, None if there is none."""
+    """Return the model in the config, or None without one."""
     return layer_of(object_of(native.get(CONFIG, b"")))
 
 
@@ -101,6 +102,7 @@ def _is_of_archive(model: Mapping[str, Any]) -> bool:
 
 def _add_modules(value: Any, module: str | None) -> Any:
     """Return a configuration of objects with the module of each class."""
+    # Keras registers a user's class as ``package>Name``, and looks it up without a module.
     if module is None:
         return value
     if isinstance(value, list):
@@ -108,7 +110,7 @@ def _add_modules(value: Any, module: str | None) -> Any:
     if not isinstance(value, dict):
         return value
     if isinstance(value.get("class_name"), str) and "module" not in value:
-        if ">" in value["class_name"]:  # somebody else's
+        if ">" in value["class_name"]:
             return {**value, "module": None, "registered_name": value["class_name"]}
         return {**value, "module": module, "registered_name": None}
     if "class_name" in value:
@@ -141,7 +143,7 @@ def attribute_configs(native: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def attribute_metadata(native: Mapping[str, bytes]) -> dict[str, str]:
-    """Return the attributes of an ``.h5`` that name the version of Keras and its backend."""
+    """Return the attributes of an ``.h5`` with the version of Keras and its backend."""
     metadata = object_of(native.get(METADATA, b""))
     texts = {key: metadata[key] for key in ("keras_version", "backend") if isinstance(metadata.get(key), str)}
     return {key: value for key, value in texts.items() if attribute_fault(key, value) is None}
@@ -151,7 +153,11 @@ def attribute_metadata(native: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def as_keras_3(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model's configuration for Keras 3 in an ``.h5``; refuse one that it would misread."""
+    """Return a Keras 2 model's configuration as Keras 3 reads it from an ``.h5``.
+
+    Raises:
+        KerasRefusal: Keras 3 would misread it.
+    """
     config = model.get("config")
     layers = config.get("layers") if isinstance(config, Mapping) else None
     kind = _KERAS_3_MODELS.get(str(model.get("class_name")))
@@ -190,6 +196,8 @@ def _keras_3_layer(node: Any) -> dict[str, Any]:
 
 
 def _keras_3_settings(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    # Settings that Keras 3 lacks are left out if they have the value that it implies. A setting with a value
+    # that means something else in Keras 3 is refused, and so is an initializer that is not Keras's own.
     layer = f"layer {config.get('name')!r} ({kind})"
     removed = LAYERS.get(kind, UNKNOWN).removed_settings
     if removed is None:
@@ -216,7 +224,9 @@ def _keras_3_settings(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _renumber(calls: list[Any], inner: set[str]) -> list[Any]:
-    """Return references to calls of layers; Keras 2 counts those of a Sequential from 1."""
+    """Return references to calls of layers, renumbered for Keras 3."""
+    # ``["layer", call, output]``: Keras 2 counts the calls of a Sequential from 1, as it calls it once itself
+    # when it builds it; Keras 3 counts from 0.
     renumbered = []
     for call in calls:
         if isinstance(call, list) and call and isinstance(call[0], str) and call[0] in inner:

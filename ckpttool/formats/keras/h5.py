@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from ckpttool.formats.hdf5.tensors import OpenedHdf5
     from ckpttool.formats.keras.model import KerasModel, Kinds
 
-_CONFIGS = ("model_config", "training_config")
-_IN_DIRECTORY, _CONFIG = "model.weights.h5", "config.json"
-"""What Keras loads as a model out of a directory."""
+_WEIGHTS, _CONFIG = "model.weights.h5", "config.json"
+"""Files that Keras loads as a model from a directory."""
 _MARKS = (b"keras_version", b"layer_names", b"model_weights")
+"""Attributes and groups of Keras's, which are in the first bytes of its files."""
 
 
 class KerasH5(Format):
-    """A model or weights that Keras stored in HDF5; the variant says which."""
+    """A model or weights that Keras stored in HDF5: the variants ``model`` and ``weights``."""
 
     name: ClassVar[str] = "keras-h5"
     suffixes = (".weights.h5", ".h5")
@@ -38,26 +38,36 @@ class KerasH5(Format):
     def matches(self, probe: Probe) -> bool:
         if not is_hdf5(probe):
             return False
-        WORKER.begin(probe.path)  # it takes longer to start than the import of what takes its answer apart
+        WORKER.begin(probe.path)  # it starts while the reader of its answers is imported
         from ckpttool.formats.keras.layout import kind_of_file
 
         try:
             return kind_of_file(opened_hdf5(probe)) is not None
         except DamagedCheckpoint:
+            # Its groups can't be read. Its first bytes or its name can still show that Keras wrote it, so
+            # that it is reported as a damaged file of this format, and not as plain HDF5.
             return any(mark in probe.head for mark in _MARKS) or probe.name.endswith(".weights.h5")
 
     def open(self, probe: Probe) -> Checkpoint:
-        from ckpttool.formats.keras.layout import kind_of_file, layers_of, tensors_with_names, training_of
+        from ckpttool.formats.keras.layout import (
+            kind_of_file,
+            listed_shapes,
+            tensors_with_names,
+            training_of,
+        )
         from ckpttool.formats.keras.native import h5_native
 
         opened = opened_hdf5(probe)
         tensors = tensors_with_names(opened)
         metadata, findings, safety = _metadata_of(opened, probe.path, probe.source.size)
-        model = _model_of(metadata)
-        if opened.complete and model is not None:
+        model: KerasModel | None = None
+        if "model_config" in metadata:
             from ckpttool.formats.keras.compare import compare_listed_weights
+            from ckpttool.formats.keras.model import KerasModel
 
-            findings += compare_listed_weights(model, layers_of(opened))
+            model = KerasModel.of_config(metadata["model_config"])
+            if opened.complete and model is not None:
+                findings += compare_listed_weights(model, listed_shapes(opened))
         version = metadata.get("keras_version")
         checkpoint = Checkpoint(
             path=probe.path,
@@ -72,34 +82,28 @@ class KerasH5(Format):
             native=lambda: h5_native(opened.tree.groups, tensors),
             producer=Producer("keras", version if isinstance(version, str) else None),
             findings=(*dict.fromkeys(opened.findings), *findings),
-            safety=(*opened.safety, *safety, *_safety_of_config_beside(probe)),
+            safety=(*opened.safety, *safety, *_safety_of_next_config(probe)),
             complete=opened.complete,
             close=opened.close_then(probe.close),
         )
         return apply_hdf5_sidecar(checkpoint, opened)
 
 
-def _model_of(metadata: Mapping[str, Any]) -> KerasModel | None:
-    if "model_config" not in metadata:
-        return None
-    from ckpttool.formats.keras.model import KerasModel
-
-    return KerasModel.of_config(metadata["model_config"])
-
-
 def _kinds(metadata: Mapping[str, Any], model: KerasModel | None, tensors: tuple[Tensor, ...]) -> Kinds:
     """Return the kinds of weights: by the config of a whole model, or by the names of groups."""
+    if "model_config" in metadata:
+        return {} if model is None else model.kinds_by_name(tensors)
     from ckpttool.formats.keras.model import kinds_of_groups
 
-    if "model_config" not in metadata:
-        return kinds_of_groups(tensors)
-    return {} if model is None else model.kinds_by_name(tensors)
+    return kinds_of_groups(tensors)
 
 
-def _safety_of_config_beside(probe: Probe) -> Iterator[Finding]:
-    """Yield the safety of ``config.json`` beside weights: Keras loads such a directory as a model."""
+def _safety_of_next_config(probe: Probe) -> Iterator[Finding]:
+    """Yield the safety findings of the ``config.json`` next to ``model.weights.h5``."""
+    # Keras loads a directory with both files as a model, so opening the weights alone must not hide what
+    # their configuration would run.
     path = os.path.join(os.path.dirname(probe.path), _CONFIG)
-    if probe.name != _IN_DIRECTORY or not fs.lexists(path):
+    if probe.name != _WEIGHTS or not fs.lexists(path):
         return
     from ckpttool.formats.keras.config import MAX_CONFIG, judge, read_config
 
@@ -116,17 +120,19 @@ def _metadata_of(
     opened: OpenedHdf5, path: str, nbytes: int
 ) -> tuple[dict[str, Any], list[Finding], list[Finding]]:
     """Return the metadata, its findings, and its safety findings."""
+    from ckpttool.formats.keras.native import CONFIGS
+
     groups = opened.tree.groups
     root = groups.get((), {})
     metadata: dict[str, Any] = {
         key: value
         for attributes in (root, groups.get(("model_weights",), {}))
         for key, value in attributes.items()
-        if not key.startswith(("layer_names", *_CONFIGS))
+        if not key.startswith(("layer_names", *CONFIGS))
     }
     findings: list[Finding] = []
     safety: list[Finding] = []
-    for key in _CONFIGS:
+    for key in CONFIGS:
         if key not in root:
             continue
         from ckpttool.formats.keras.config import judge, read_config, unknown_arguments

@@ -1,11 +1,11 @@
-"""Layers as a configuration of Keras has them: wiring, groups in files, parts, and weights in order.
+"""Layers in a configuration of Keras: wiring, groups in files, parts, and weights in order.
 
-A layer's weights are its own, then those of the layers that it is made of, in the order in which it made
-them; an ``.h5`` has those that are trained before the others. ``.weights.h5`` numbers each layer's own, below
-the name of the attribute that holds the layer.
+A layer has weights of its own, then those of its parts (the layers inside it), in the order in which it made
+them; an ``.h5`` lists the trained ones before the others. ``.weights.h5`` numbers the own weights of each
+layer; the group of a part is named after the attribute that holds it.
 
-A layer's kind is known if it is one of Keras's own and has the weights that its class has when nothing
-changed them: not quantized, not adapted. Of a wrapper it is the kind of the layer inside it.
+The kind of a layer is known if it is one of Keras's own and its weights are those of its class: not
+quantized, not adapted. A wrapper has the kind of the layer inside it.
 
 Source: Keras ``src/layers/layer.py``, ``src/legacy/saving/legacy_h5_format.py``,
 ``src/saving/saving_lib.py``.
@@ -25,16 +25,16 @@ from ckpttool.formats.keras.layers import LAYERS, UNKNOWN, BuildShape, Config, L
 from ckpttool.formats.keras.names import part_of_keras
 
 Steps = tuple[str, ...]
-"""Names that lead to a layer or a variable: of models and layers, or of groups in a file."""
+"""Path of a layer or a variable: names of models and layers, or of groups in a file."""
 WeightCount = Callable[[Steps, "Layer"], int]
-"""Returns how many weights of its own the layer of a group has; raises ``KerasRefusal``."""
+"""Returns the number of own weights of the layer of a group; raises ``KerasRefusal``."""
 
 LAYERS_GROUP, VARIABLES_GROUP = "layers", "vars"
 _MODELS = frozenset({"Functional", "Sequential", "Model"})
 _SOURCE_CLASSES = {"GroupQueryAttention": "GroupedQueryAttention"}
-"""Names of classes in Keras's source, if a configuration has another one."""
+"""Names of classes in Keras's source, after which groups are named, by other names in a configuration."""
 GROUP_WORDS = ("[a-z]+", "[a-z0-9]+")
-"""Patterns of a word in the name of a class: Keras 2 has digits in it."""
+"""Patterns of a word in the name of a class, of Keras 3 and Keras 2; see ``snake_case``."""
 _PLAIN_POLICIES = ("DTypePolicy", "FloatDTypePolicy", "Policy")
 _CHANGED_BY = (
     *("lora_rank", "lora_enabled", "quantization_config", "use_gate", "rms_scaling", "renorm", "stateful"),
@@ -43,22 +43,22 @@ _CHANGED_BY = (
 _MAX_REPEATED = 1000
 """Maximum number of weights that a Bidirectional repeats backwards: nested ones double them at each level."""
 _MAX_AXES = 10 * _MAX_REPEATED
-"""Axes of these weights, together."""
+"""Maximum number of axes of these weights, together."""
 _OPTIONAL = {"scale": "gamma", "center": "beta"}
-"""The weights that a norm may lack, by the settings that say so."""
+"""Optional weights of norms, by the settings that add them."""
 _NORMS = ("batch norm", "norm")
 CONV_CELL = "ConvLSTMCell"
 
 
 class KerasRefusal(Exception):
-    """Why a model can't be written as a Keras file, in a sentence that names the layer."""
+    """A model can't be written as a Keras file; the message names the layer."""
 
 
 class Part(NamedTuple):
-    """A layer that another one is made of.
+    """A layer inside another one.
 
     Attributes:
-        group: Groups that lead to its variables from those of the other one.
+        group: Path of its group below that of the other one.
         name: Its name in the lists of an ``.h5``.
         layer: None if the configuration does not describe it.
     """
@@ -69,7 +69,13 @@ class Part(NamedTuple):
 
 
 class Weight(NamedTuple):
-    """One weight: its dataset among the numbered ones, its name in a list, and whether it is trained."""
+    """One weight of a layer.
+
+    Attributes:
+        path: Its dataset in a file with numbered variables.
+        name: Its name in a list, below that of the layer.
+        is_trained: Whether training changes it.
+    """
 
     path: Steps
     name: Steps
@@ -80,15 +86,15 @@ class Weight(NamedTuple):
 
 
 class Layer:
-    """One object of a configuration; the layers inside it are parsed when they are first asked for.
+    """One layer or model of a configuration; the layers inside it are parsed at their first use.
 
     Attributes:
         name: Empty without one.
         cls: Name of its class: ``Dense``.
         config: Its settings.
-        node: The object that has class and settings, and says of which module it is and how it is wired.
-        path: The names of the models inside of which it is, without the outermost, and its own.
-        groups: The names that Keras 3 and Keras 2 give to its group, among those of its model.
+        node: The object with its class, module, settings and inputs.
+        path: Names of the models around it, without the outermost, and its own.
+        groups: Names of its group in its model, in Keras 3 and in Keras 2: ``dense_1``.
     """
 
     def __init__(self, name: str, cls: str, config: Config, node: Config) -> None:
@@ -136,19 +142,19 @@ class Layer:
         return shape if isinstance(shape, list) and shape else None
 
     def group_in(self, model: Steps, present: Container[Steps]) -> Steps:
-        """Return the group of the layer in a file, below that of its model.
+        """Return the path of the layer's group in a file, below that of its model.
 
         Args:
             model: Group of the model; empty for the outermost.
-            present: All groups; if neither name is one of them, that of Keras 3 is taken.
+            present: All groups of the file; if neither name is one of them, that of Keras 3 is taken.
         """
         groups = [(*model, LAYERS_GROUP, name) for name in self.groups]
         return next((group for group in groups if group in present), groups[0])
 
-    def layers_with_groups(self, own: Steps, present: Container[Steps]) -> Iterator[tuple[Steps, Layer]]:
-        """Yield the layers of a model, and those of models inside it, with their groups; see ``group_in``."""
+    def layers_with_groups(self, model: Steps, present: Container[Steps]) -> Iterator[tuple[Steps, Layer]]:
+        """Yield the layers of a model, also of inner models, with their groups; see ``group_in``."""
         for layer in self.layers:
-            group = layer.group_in(own, present)
+            group = layer.group_in(model, present)
             yield group, layer
             if layer.is_model:
                 yield from layer.layers_with_groups(group, present)
@@ -157,16 +163,16 @@ class Layer:
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """The layers that it is made of, in its order."""
+        """The layers inside it, in the order in which it made them."""
         return () if self.type.is_weightless else tuple(_parts_of(self))
 
     @property
     def is_mirrored(self) -> bool:
-        """Whether it has the layer inside it twice, forwards and backwards."""
+        """Whether it has a copy of the layer inside it, for the backward direction."""
         return self.cls == "Bidirectional" and not self.config.get("backward_layer")
 
     def weight_shapes(self) -> list[Shape] | None:
-        """Return the shapes of its weights once it is built, or None if they are not known."""
+        """Return the shapes of its weights after it was built, or None if they are not known."""
         if self.is_model:
             is_ambiguous = len({layer.name for layer in self.layers}) < len(self.layers)
             return None if is_ambiguous else self._shapes_of_parts()
@@ -188,6 +194,7 @@ class Layer:
     @property
     def _is_changed(self) -> bool:
         """Whether settings change its weights, or may add some."""
+        # A quantized layer has a dtype policy such as ``int8_from_float32``, and more weights than its class.
         dtype = self.config.get("dtype")
         is_quantized = (isinstance(dtype, Mapping) and dtype.get("class_name") not in _PLAIN_POLICIES) or (
             isinstance(dtype, str) and "_from_" in dtype
@@ -204,11 +211,15 @@ class Layer:
         shapes: list[Shape] = []
         last: Layer | None = None
         for part in self.parts:
-            if part.layer is not None and part.layer is last:  # a Bidirectional's, backwards
+            if part.layer is None:
+                return None
+            # The backward copy of a Bidirectional has the shapes of the layer before it. A configuration may
+            # nest Bidirectionals, and each level doubles the weights: a few kilobytes would take all memory.
+            if part.layer is last:
                 axes = sum(len(shape or ()) for shape in shapes)
                 known = [*shapes] if len(shapes) < _MAX_REPEATED and axes < _MAX_AXES else None
             else:
-                known = _shapes_inside(part.layer)
+                known = [] if part.layer.type.is_weightless else part.layer.weight_shapes()
             if known is None:
                 return None
             shapes += known
@@ -220,11 +231,14 @@ class Layer:
 
         Args:
             group: Its group in a file with numbered weights.
-            count: Returns how many weights of its own a layer has.
+            count: Returns the number of own weights of a layer.
 
         Raises:
             KerasRefusal: Their order is not known.
         """
+        # An ``.h5`` lists the trained weights of a layer, also of all its parts, before the others: the
+        # moving averages of norms come last. A frozen layer has none that is trained, and the order of its
+        # numbers. Sorting is stable.
         weights = list(self._numbered_weights(group, (), count))
         if len({weight.path for weight in weights}) < len(weights):
             raise KerasRefusal(f"layer {self.name!r} contains a layer twice")
@@ -255,12 +269,14 @@ class Layer:
                 yield from part.layer._numbered_weights(*places, count, is_inner=True, is_twice=is_twice)
 
     def variable_names(self, count: int) -> list[str]:
-        """Return the names of as many weights of its own, in the order in which Keras numbers them."""
+        """Return names for ``count`` own weights, in the order in which Keras numbers them."""
+        # A norm without ``scale`` has no gamma, and its beta is number 0. Weights without names in ``LAYERS``
+        # are called variable_0, variable_1 …
         kind = LAYERS["LSTMCell"] if self.cls.endswith("Cell") else self.type
         known = kind.names
         if kind.layout in _NORMS:
-            lacking = {word for key, word in _OPTIONAL.items() if not self.config.get(key)}
-            known = tuple(word for word in known if word not in lacking)
+            absent = {word for key, word in _OPTIONAL.items() if not self.config.get(key)}
+            known = tuple(word for word in known if word not in absent)
         if kind.layout == "separable" or len(known) >= count:
             return list(known[:count])
         return [f"variable_{at}" for at in range(count)] if count > 1 else ["variable"] * count
@@ -269,7 +285,7 @@ class Layer:
 
     @property
     def kind(self) -> LayerKind | None:
-        """Its kind, or that of the layer that it wraps, by its own configuration; None if it is not known."""
+        """Its kind or that of the layer inside it, without its place in a model; None if it is not known."""
         inner = self
         while (key := inner.type.wraps) and key != "cells" and inner.is_known:
             wrapped = layer_of(inner.config.get(key))
@@ -289,7 +305,7 @@ class Layer:
 
 
 def layer_of(node: object) -> Layer | None:
-    """Return the layer that an object of a configuration describes, or None."""
+    """Return the layer of an object in a configuration, or None if it is none."""
     if not isinstance(node, Mapping):
         return None
     cls, config = node.get("class_name"), node.get("config")
@@ -303,14 +319,9 @@ def layer_of(node: object) -> Layer | None:
     return Layer(name if isinstance(name, str) else "", cls, config, node)
 
 
-def _shapes_inside(layer: Layer | None) -> list[Shape] | None:
-    if layer is None:
-        return None
-    return [] if layer.type.is_weightless else layer.weight_shapes()
-
-
 def snake_case(name: str, words: str = GROUP_WORDS[0]) -> str:
-    """Return the name that Keras gives to the group of a class."""
+    """Return the name of a class as Keras names groups: ``Conv2DTranspose`` is ``conv2d_transpose``."""
+    # Keras 2 has digits in words: its ConvLSTM2D is ``conv_lst_m2d``, that of Keras 3 ``conv_lstm2d``.
     name = re.sub(rf"(.)([A-Z]{words})", r"\1_\2", re.sub(r"\W+", "", name))
     return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
 

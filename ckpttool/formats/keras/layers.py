@@ -1,6 +1,6 @@
 """``LAYERS``: facts about each class of Keras's layers, a row each.
 
-A rule yields the shapes of a layer's weights from its settings, and raises if these lack what decides.
+A rule yields the shapes of a layer's weights from its settings, and raises if they lack one that decides.
 
 Source: Keras ``src/layers``; tf_keras ``src/layers``.
 """
@@ -12,14 +12,17 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 Shape = tuple[int | None, ...] | None
-"""The shape of a weight; None for an axis of any length, and for any shape at all."""
+"""Shape of a weight; None is an axis of any length, or any shape at all."""
 Config = Mapping[str, Any]
 
 # Rules ----------------------------------------------------------------------------------------------
+#
+# The weights are yielded in the order in which a layer makes them. Keras's kernels have the input features
+# before the output features, as the last two axes: (in, out), and (*size, in, out) of a convolution.
 
 
 class BuildShape(NamedTuple):
-    """The input shape that a layer was built for, with the batch; None if it is not known."""
+    """Input shape that a layer was built for, with the batch; None if it is not known."""
 
     shape: list[Any] | None
 
@@ -46,15 +49,15 @@ def _bias(config: Config, *shape: int | None) -> Iterator[Shape]:
         yield shape
 
 
-def _dense(config: Config, given: BuildShape) -> Iterator[Shape]:
-    yield given.along(-1), config["units"]
+def _dense(config: Config, inputs: BuildShape) -> Iterator[Shape]:
+    yield inputs.along(-1), config["units"]
     yield from _bias(config, config["units"])
 
 
 def _any_and(bias: str) -> Rule:
-    """Return the rule of a kernel of any shape, and of a bias if the setting of that name says so."""
+    """Return the rule of a kernel of any shape, and of a bias if a setting is true."""
 
-    def rule(config: Config, given: BuildShape) -> Iterator[Shape]:
+    def rule(config: Config, inputs: BuildShape) -> Iterator[Shape]:
         yield None
         if config[bias]:
             yield None
@@ -62,74 +65,77 @@ def _any_and(bias: str) -> Rule:
     return rule
 
 
-def _embeddings(config: Config, given: BuildShape) -> Iterator[Shape]:
+def _embeddings(config: Config, inputs: BuildShape) -> Iterator[Shape]:
     yield config["input_dim"], config["output_dim"]
 
 
-def _reversible_embeddings(config: Config, given: BuildShape) -> Iterator[Shape]:
+def _reversible_embeddings(config: Config, inputs: BuildShape) -> Iterator[Shape]:
     yield config["input_dim"], config["output_dim"]
     if not config["tie_weights"]:
         yield config["output_dim"], config["input_dim"]
 
 
-def _convolution(config: Config, given: BuildShape) -> Iterator[Shape]:
-    channels, filters = given.channels(config), config["filters"]
+def _convolution(config: Config, inputs: BuildShape) -> Iterator[Shape]:
+    channels, filters = inputs.channels(config), config["filters"]
     yield *config["kernel_size"], None if channels is None else channels // config["groups"], filters
     yield from _bias(config, filters)
 
 
-def _transposed_convolution(config: Config, given: BuildShape) -> Iterator[Shape]:
-    yield *config["kernel_size"], config["filters"], given.channels(config)
+def _transposed_convolution(config: Config, inputs: BuildShape) -> Iterator[Shape]:
+    # The gradient of a convolution: the output features come before the input features.
+    yield *config["kernel_size"], config["filters"], inputs.channels(config)
     yield from _bias(config, config["filters"])
 
 
-def _depthwise(config: Config, given: BuildShape) -> Iterator[Shape]:
-    channels = given.channels(config)
+def _depthwise(config: Config, inputs: BuildShape) -> Iterator[Shape]:
+    channels = inputs.channels(config)
     yield *config["kernel_size"], channels, config["depth_multiplier"]
     yield from _bias(config, _times(channels, config["depth_multiplier"]))
 
 
-def _separable(config: Config, given: BuildShape) -> Iterator[Shape]:
-    channels, size = given.channels(config), config["kernel_size"]
+def _separable(config: Config, inputs: BuildShape) -> Iterator[Shape]:
+    channels, size = inputs.channels(config), config["kernel_size"]
     yield *size, channels, config["depth_multiplier"]
     yield *(1 for _ in size), _times(channels, config["depth_multiplier"]), config["filters"]
     yield from _bias(config, config["filters"])
 
 
-def _normalized_shape(config: Config, given: BuildShape) -> Shape:
+def _normalized_shape(config: Config, inputs: BuildShape) -> Shape:
     axis = config["axis"]
     axis = axis[0] if isinstance(axis, list) and len(axis) == 1 else axis
-    return (given.along(axis),) if isinstance(axis, int) else None
+    return (inputs.along(axis),) if isinstance(axis, int) else None
 
 
-def _scale_and_center(config: Config, given: BuildShape) -> Iterator[Shape]:
-    shape = _normalized_shape(config, given)
+def _scale_and_center(config: Config, inputs: BuildShape) -> Iterator[Shape]:
+    shape = _normalized_shape(config, inputs)
     yield from (shape for key in ("scale", "center") if config[key])
 
 
-def _batch_norm(config: Config, given: BuildShape) -> Iterator[Shape]:
-    yield from _scale_and_center(config, given)
-    yield from (_normalized_shape(config, given),) * 2  # moving mean and variance
+def _batch_norm(config: Config, inputs: BuildShape) -> Iterator[Shape]:
+    yield from _scale_and_center(config, inputs)
+    yield from (_normalized_shape(config, inputs),) * 2  # moving mean and variance
 
 
 def _recurrent(gates: int) -> Rule:
-    def rule(config: Config, given: BuildShape) -> Iterator[Shape]:
+    # The gates are side by side in the last axis. A GRU with ``reset_after`` has one bias for the inputs and
+    # one for the state, stacked: (2, 3 * units).
+    def rule(config: Config, inputs: BuildShape) -> Iterator[Shape]:
         units = config["units"]
-        yield given.along(-1), units * gates
+        yield inputs.along(-1), units * gates
         yield units, units * gates
         yield from _bias(config, *((2,) if config.get("reset_after") else ()), units * gates)
 
     return rule
 
 
-def _recurrent_convolution(config: Config, given: BuildShape) -> Iterator[Shape]:
+def _recurrent_convolution(config: Config, inputs: BuildShape) -> Iterator[Shape]:
     filters, size = config["filters"], config["kernel_size"]
     yield *size, None, 4 * filters
     yield *size, filters, 4 * filters
     yield from _bias(config, 4 * filters)
 
 
-def _attention(config: Config, given: BuildShape) -> Iterator[Shape]:
+def _attention(config: Config, inputs: BuildShape) -> Iterator[Shape]:
     heads, keys = config["num_heads"], config["key_dim"]
     values = config["value_dim"] or keys
     for shape in ((heads, keys), (heads, keys), (heads, values)):
@@ -140,7 +146,7 @@ def _attention(config: Config, given: BuildShape) -> Iterator[Shape]:
         yield None
 
 
-def _grouped_attention(config: Config, given: BuildShape) -> Iterator[Shape]:
+def _grouped_attention(config: Config, inputs: BuildShape) -> Iterator[Shape]:
     for heads in ("num_query_heads", "num_key_value_heads", "num_key_value_heads"):
         yield None, config[heads], config["head_dim"]
         yield from _bias(config, config[heads], config["head_dim"])
@@ -149,14 +155,14 @@ def _grouped_attention(config: Config, given: BuildShape) -> Iterator[Shape]:
         yield (None,)
 
 
-def _attention_scales(config: Config, given: BuildShape) -> Iterator[Shape]:
+def _attention_scales(config: Config, inputs: BuildShape) -> Iterator[Shape]:
     if config["use_scale"]:
         yield None
     if config.get("score_mode") == "concat":
         yield None
 
 
-def _any_weight(config: Config, given: BuildShape) -> Iterator[Shape]:
+def _any_weight(config: Config, inputs: BuildShape) -> Iterator[Shape]:
     yield None
 
 
@@ -166,20 +172,20 @@ def _any_weight(config: Config, given: BuildShape) -> Iterator[Shape]:
 class Flow(Enum):
     """Effect of a layer on the order of features; ``orders`` follows it through a model."""
 
-    SAME = "each element is where it was"
+    SAME = "keeps each element in its place"
     NORM = "the same, with weights for each feature"
     SPATIAL = "works along all axes but the channels"
-    CONVOLUTION = "makes channels of channels"
-    GLOBAL_POOL = "leaves one value of each channel"
-    RECURRENT = "makes features of each sequence"
-    ATTENTION = "mixes what it takes"
-    DENSE = "makes features along the last axis"
-    EMBEDDING = "makes features of numbers"
-    FLATTEN = "makes one axis of all"
-    INPUT = "says what the model takes"
+    CONVOLUTION = "turns channels into other channels"
+    GLOBAL_POOL = "reduces each channel to one value"
+    RECURRENT = "turns each sequence into features"
+    ATTENTION = "mixes the elements of sequences"
+    DENSE = "turns features along the last axis into others"
+    EMBEDDING = "turns numbers into features"
+    FLATTEN = "joins all axes to one"
+    INPUT = "gives the shape of the model's input"
     REPEAT = "makes a sequence of one element"
     RESHAPE = "makes other axes"
-    DISTRIBUTE = "does to each step what the layer inside does"
+    DISTRIBUTE = "applies the layer inside to each step"
 
 
 class LayerType(NamedTuple):
@@ -188,14 +194,14 @@ class LayerType(NamedTuple):
     Attributes:
         flow: Effect on the order of features; None if it is not followed.
         layout: Layout of its weights: a key of ``RULES`` in ``weights/pairing/layouts.py``.
-        shapes: Yields the shapes of its weights once it is built; None if they are not known.
+        shapes: Yields the shapes of its weights after it was built; None if they are not known.
         is_weightless: Whether it never has weights.
         names: Names of its weights in Keras 3, in the order of their numbers.
         untrained: Number of weights at the end that are never trained.
-        wraps: Setting that holds the layer or the cells whose weights are all that it has.
-        cell: Class of the cell that has its weights.
-        removed_settings: Settings of Keras 2 that Keras 3 lacks, with the values that it implies; None if
-            Keras 3 is not known to read the layer of Keras 2.
+        wraps: Setting with the layer or the cells inside it; it has no weights besides theirs.
+        cell: Class of the cell that has its weights: ``LSTMCell``.
+        removed_settings: Settings of Keras 2 that Keras 3 lacks, with the values that it implies; None if it
+            isn't known whether Keras 3 reads this layer of Keras 2.
     """
 
     flow: Flow | None = None
@@ -210,12 +216,12 @@ class LayerType(NamedTuple):
 
     @property
     def has_known_weights(self) -> bool:
-        """Whether its configuration says which weights it has, if nothing changed them."""
+        """Whether the weights of an unchanged layer follow from its configuration."""
         return self.shapes is not None or bool(self.wraps)
 
 
 ANY = object()
-"""Any value of a setting."""
+"""Any value of a removed setting."""
 _UNCHANGED: Mapping[str, object] = {}
 _KERNEL, _NORM = ("kernel", "bias"), ("gamma", "beta")
 _SEPARATE_KERNELS = ("depthwise_kernel", "pointwise_kernel", "bias")
@@ -330,7 +336,7 @@ LAYERS: Mapping[str, LayerType] = {
     "Bidirectional": LayerType(Flow.RECURRENT, wraps="layer", removed_settings=_UNCHANGED),
     "TimeDistributed": LayerType(Flow.DISTRIBUTE, wraps="layer", removed_settings=_UNCHANGED),
 }
-"""By the name of the class."""
+"""Facts by the name of the class."""
 
 UNKNOWN = LayerType()
 """Facts about any other class."""

@@ -1,7 +1,7 @@
-"""Names, roles and training state of Keras's variables in HDF5, in its three layouts.
+"""Names, roles and training state of Keras's variables in HDF5, listed or numbered.
 
-Whole models and old weights list layers and weights in attributes; ``.weights.h5`` has groups of numbered
-variables, in the order in which the layer made them.
+Whole models (below ``model_weights``) and old weights (at the root) list layers and weights in attributes;
+``.weights.h5`` has groups of numbered variables, in the order in which the layer made them.
 
 Source: Keras ``src/legacy/saving/legacy_h5_format.py``, ``src/saving/saving_lib.py``.
 """
@@ -21,44 +21,53 @@ from ckpttool.core.report import Finding, error
 from ckpttool.core.tensor import Path, Role, Tensor
 from ckpttool.core.training import training_state
 from ckpttool.formats.content.plain_data import lazy_scalar, shortest_decimal
-from ckpttool.formats.hdf5.tensors import OpenedHdf5
 from ckpttool.formats.interface import natural
 
 if TYPE_CHECKING:
+    from ckpttool.formats.hdf5.tensors import OpenedHdf5
     from ckpttool.formats.keras.layer_tree import Steps
 
 MODEL, WEIGHTS = "model", "weights"
 TOP_LEVEL = "top_level_model_weights"
 
 Groups = Mapping[tuple[str, ...], Attributes]
-Called = Mapping[tuple[str, ...], str]
-"""Names of layers by their groups, from outside of the groups."""
+LayerNames = Mapping[tuple[str, ...], str]
+"""Names of layers in a configuration, by their groups."""
 
 _ITERATION = ("iteration", "iter", "iterations")
 _RATE = ("learning_rate", "lr", "current_learning_rate")
 _LAYERS, _VARIABLES = "layers", "vars"
 _SCALER = "loss_scale_optimizer"
 SEEDS = "seed_generator"
-"""In the names of variables that hold the state of random numbers."""
+"""Part of the names of variables that hold the state of a random number generator."""
 _MAX_NAME = 255
+"""Maximum length of a layer's name in characters; a longer one is taken for damage."""
 _WRAPPED = ("layer", "forward_layer", "backward_layer")
 """Groups of the layers inside Keras's wrappers."""
-_TOP = ("layers", "optimizer", "vars", "_layer_checkpoint_dependencies", "metrics")
+OLD_LAYERS = "_layer_checkpoint_dependencies"
+"""Beginning of the names of the layers' groups in ``.weights.h5`` of Keras 2.12 and before."""
+TOP_GROUPS = (_LAYERS, "optimizer", _VARIABLES, OLD_LAYERS, "metrics")
+"""Groups at the root of a ``.weights.h5``."""
 
 
 def kind_of_file(opened: OpenedHdf5) -> str | None:
-    """Return which kind of Keras file it is: a whole model, weights, or None for neither."""
+    """Return the variant of a Keras file, or None if it is not one."""
+    # The groups of ``.weights.h5`` have no attribute of their own that says Keras, so it takes both a group
+    # ``vars`` and one of Keras's names at the top. Keras 2.12 wrote ``_layer_checkpoint_dependencies\dense``.
     groups, root = opened.tree.groups, opened.tree.groups.get((), {})
     if "model_config" in root or "layer_names" in groups.get(("model_weights",), {}):
         return MODEL
     if names_in(root, "layer_names") is not None:
         return WEIGHTS
-    has_variables = any(path[-1:] == ("vars",) and path[0].partition("\\")[0] in _TOP for path in groups)
+    has_variables = any(
+        path[-1:] == (_VARIABLES,) and path[0].partition("\\")[0] in TOP_GROUPS for path in groups
+    )
     return WEIGHTS if has_variables else None
 
 
 def names_in(attributes: Attributes, key: str) -> list[str] | None:
-    """Return the list of names in an attribute, which is split in several where it is long; or None."""
+    """Return the list of names in an attribute, or None if there is none."""
+    # HDF5 limits an attribute to 64 KiB. Keras splits longer lists: ``layer_names0``, ``layer_names1`` …
     parts = []
     if key in attributes:
         parts = [attributes[key]]
@@ -78,8 +87,8 @@ def top_of(groups: Groups) -> Steps | None:
     return next((top for top in tops if names_in(groups.get(top, {}), "layer_names") is not None), None)
 
 
-def layers_of(opened: OpenedHdf5) -> dict[str, list[tuple[int, ...] | None]]:
-    """Return the shapes of the weights that each listed layer lists; None if one is not there."""
+def listed_shapes(opened: OpenedHdf5) -> dict[str, list[tuple[int, ...] | None]]:
+    """Return the shapes of the weights in the list of each layer; None for a missing weight."""
     groups = opened.tree.groups
     top = top_of(groups)
     shapes: dict[str, list[tuple[int, ...] | None]] = {}
@@ -94,11 +103,13 @@ def layers_of(opened: OpenedHdf5) -> dict[str, list[tuple[int, ...] | None]]:
     return shapes
 
 
-def tensors_with_names(opened: OpenedHdf5, called: Called = MappingProxyType({})) -> tuple[Tensor, ...]:
+def tensors_with_names(
+    opened: OpenedHdf5, layer_names: LayerNames = MappingProxyType({})
+) -> tuple[Tensor, ...]:
     """Return the tensors of a file with the names that Keras gives them, in its order."""
     groups = opened.tree.groups
     top = top_of(groups)
-    tensors, findings = name_tensors(groups, opened.tensors, called)
+    tensors, findings = name_tensors(groups, opened.tensors, layer_names)
     if top is not None and opened.complete:
         for layer in names_in(groups.get(top, {}), "layer_names") or ():
             if (*top, *layer.split("/")) not in groups:  # Keras makes one even without weights
@@ -111,15 +122,17 @@ def tensors_with_names(opened: OpenedHdf5, called: Called = MappingProxyType({})
 
 
 def name_tensors(
-    groups: Groups, stored: Mapping[Steps, Tensor], called: Called = MappingProxyType({})
+    groups: Groups, stored: Mapping[Steps, Tensor], layer_names: LayerNames = MappingProxyType({})
 ) -> tuple[tuple[Tensor, ...], list[Finding]]:
     """Return tensors with the names that Keras gives them, and findings for its lists.
 
     Args:
         groups: The attributes of all groups.
-        stored: The datasets by their path in the file, which becomes the ``key`` of what is named otherwise.
-        called: Names of layers in a configuration; a name in the group itself comes first.
+        stored: The datasets by their path in the file, which becomes the ``key`` of a renamed tensor.
+        layer_names: Names of layers in a configuration; a name in the group itself comes first.
     """
+    # Listed variables come in the order of their lists, which is the order of the model. Two lists may name
+    # one dataset, and two datasets may get one name: the first has it, the second has its path in the file.
     top = top_of(groups)
     tensors, findings, taken, used = [], [], set(), set()
     for raw, path, role in () if top is None else _listed_variables(groups, top):
@@ -138,7 +151,7 @@ def name_tensors(
         message = "its layer does not list it, so that Keras would not read it"
         findings += (error("weight-extra", message, "/" + "/".join(path)) for path in unlisted)
     rest.sort(key=lambda path: [natural(part) for part in path])
-    names = _unambiguous({path: _known_path(groups, path, called) for path in rest}, used)
+    names = _unambiguous({path: _path_by_layers(groups, path, layer_names) for path in rest}, used)
     for path in rest:
         name = names[path]
         tensors.append(replace(stored[path], path=name, role=role_of(path), key=_key(path, name)))
@@ -149,12 +162,17 @@ def _key(raw: Steps, name: Path) -> str | None:
     return "/" + "/".join(raw) if name != raw else None
 
 
-def _known_path(groups: Groups, path: Path, called: Called) -> Path:
-    """Return the path under which people know a numbered variable: by the names of layers.
+def stored_path(tensor: Tensor) -> Steps:
+    """Return the path of a tensor in the file: groups, and name of the dataset."""
+    return tuple(tensor.key[1:].split("/")) if tensor.key else tuple(map(str, tensor.path))
 
-    Keras names the groups of a model's layers after their classes, and numbers them in the model's order;
-    layers that nobody named have numbers in the order in which they were made.
-    """
+
+def _path_by_layers(groups: Groups, path: Path, layer_names: LayerNames) -> Path:
+    """Return the path of a numbered variable, by the names of layers: ``fc2.0`` for the kernel of ``fc2``."""
+    # ``layers/dense_1/vars/0``: the group is named after the class, and numbered in the order of the model.
+    # The layer's own name, which users know, is the attribute ``name`` of ``vars`` in Keras 3; in Keras 2
+    # only the configuration has it. Groups such as ``layers`` hold no variables and belong to no layer: they
+    # are left out.
     parts = tuple(map(str, path))
     if parts[-2:-1] != (_VARIABLES,) or _LAYERS not in parts:
         return path
@@ -163,18 +181,20 @@ def _known_path(groups: Groups, path: Path, called: Called) -> Path:
         group = parts[: at + 1]
         if part != _LAYERS or (*group, _VARIABLES) in groups:
             is_layer = at > 0 and (parts[at - 1] == _LAYERS or part in _WRAPPED)
-            names.append((called_in(groups, group) or called.get(group) or part) if is_layer else part)
+            names.append(
+                (layer_name_in(groups, group) or layer_names.get(group) or part) if is_layer else part
+            )
     return (*names, parts[-1])
 
 
-def called_in(groups: Groups, group: Steps) -> str | None:
-    """Return the name of its layer that a group states, None without a plausible one."""
+def layer_name_in(groups: Groups, group: Steps) -> str | None:
+    """Return the name of the layer in the attributes of its group, or None without a plausible one."""
     name = groups.get((*group, _VARIABLES), {}).get("name")
     return name if isinstance(name, str) and 0 < len(name) <= _MAX_NAME else None
 
 
 def _unambiguous(known: Mapping[Path, Path], used: set[Path]) -> dict[Path, Path]:
-    """Return the names that no two variables would share; the others stay as they are in the file."""
+    """Return the new names by path; variables that would share one keep their path in the file."""
     counts = Counter(".".join(map(str, path)) for path in (*known.values(), *used, *known))
     return {
         path: name if name != path and counts[".".join(map(str, name))] == 1 else path
@@ -198,6 +218,8 @@ def _listed_variables(groups: Groups, top: Steps) -> Iterator[tuple[Steps, Path,
     for layer in [*(names_in(groups.get(top, {}), "layer_names") or ()), TOP_LEVEL]:
         group = (*top, *layer.split("/"))
         for weight in names_in(groups.get(group, {}), "weight_names") or ():
+            # ``fc/kernel:0`` (Keras 2) and ``sequential/fc/kernel`` (Keras 3) of the layer ``fc`` are both
+            # ``fc.kernel``.
             parts = weight.split("/")
             name = [*parts[:-1], parts[-1].partition(":")[0]]
             if layer in name:
@@ -239,10 +261,8 @@ def training_of(metadata: Mapping[str, Any], tensors: tuple[Tensor, ...], name: 
 
 
 def _optimizer_scalars(tensors: tuple[Tensor, ...]) -> list[Tensor]:
-    """Return the scalars of the optimizer; those of the one that trains come first.
-
-    An optimizer around another one, which scales the loss, never counts its own steps.
-    """
+    """Return the scalars of the optimizer."""
+    # A LossScaleOptimizer wraps the one that trains and never counts its own steps, so its scalars are last.
     scalars = [
         tensor
         for tensor in tensors
@@ -262,20 +282,19 @@ def _counter(tensors: tuple[Tensor, ...]) -> Tensor | None:
 def _rate(tensors: tuple[Tensor, ...]) -> Tensor | None:
     counter = _counter(tensors)
     for tensor in _optimizer_scalars(tensors):
-        is_behind_counter = (
+        # Numbered optimizers have the counter as variable 0, and the learning rate as 1.
+        is_after_counter = (
             counter and tensor.path == (*counter.path[:-1], "1") and tensor.path[-2] == _VARIABLES
         )
-        is_rate = tensor.path[-1] in _RATE or is_behind_counter
+        is_rate = tensor.path[-1] in _RATE or is_after_counter
         if tensor.dtype.kind == "float" and not tensor.shape and is_rate:
             return tensor
     return None
 
 
 def configured_rate(metadata: Mapping[str, Any]) -> float | None:
-    """Return the learning rate that the model was compiled with, where the config has a plain one.
-
-    It has the digits that 32 bits have, where it has no more.
-    """
+    """Return the learning rate that the model was compiled with; None if the config has no plain number."""
+    # The config has the float64 of a float32 variable: 0.0010000000474974513, which is returned as 0.001.
     for keys in (
         ("model_config", "compile_config", "optimizer", "config", "learning_rate"),
         ("training_config", "optimizer_config", "config", "learning_rate"),

@@ -1,4 +1,4 @@
-"""The records of a ``.keras`` zip: their content, and what loading them could run.
+"""Reads the records of a ``.keras`` zip, and judges what loading them could run.
 
 Source: Keras ``src/saving/saving_lib.py``.
 """
@@ -15,7 +15,7 @@ from ckpttool.containers.pickle.pickle_safety import read_pickles
 from ckpttool.containers.zip_reader import STORED, Archive, Member, with_version_errors
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
 from ckpttool.core.layers import LayerKind
-from ckpttool.core.readable import Buffer, Readable, reader_from
+from ckpttool.core.readable import Buffer, reader_from
 from ckpttool.core.report import error, not_scanned, warning
 from ckpttool.core.tensor import Extent, Span, Tensor
 from ckpttool.formats.arrays.files import safety_of
@@ -42,15 +42,15 @@ CONFIG, METADATA, WEIGHTS, ARRAYS = "config.json", "metadata.json", "model.weigh
 
 MIN_INLINE = 1 << 26
 INLINE_A_BYTE = 16
-"""Limits on compressed weights, which are read into memory: bytes in any case, and bytes for each byte of the
-file."""
+"""Limits on compressed weights, which are inflated into memory: bytes that any file may take, and bytes per
+byte of a larger file."""
 
 _EXPECTED = frozenset({CONFIG, METADATA, WEIGHTS, ARRAYS, ENTRY})
 _ARRAYS = ".npz"
 
 
 def spans_of(archive: Archive, path: str) -> Iterator[Span]:
-    """Yield each record; its checksum covers all its content."""
+    """Yield the byte range of each record, with the CRC-32 of its whole content."""
     for member in archive.members:
         content, start = archive.content(member), archive.offset(member)
         extent = Extent(path, member.payload, member.stored)
@@ -58,8 +58,8 @@ def spans_of(archive: Archive, path: str) -> Iterator[Span]:
         yield Span(extent, member.name, reader_from(content, start), member.crc32, inflated=inflated)
 
 
-class Model(Opening):
-    """The records of one model, read one by one; one that is damaged doesn't hide the others."""
+class KerasArchive(Opening):
+    """The records of a ``.keras``, read one by one; a damaged one doesn't hide the others."""
 
     def __init__(self, probe: Probe) -> None:
         super().__init__()
@@ -76,14 +76,18 @@ class Model(Opening):
         return version if isinstance(version, str) else None
 
     def read(self) -> tuple[Tensor, ...]:
-        """Return the tensors, having looked at every record."""
+        """Return the tensors, after reading or judging every record."""
+        # Readers differ in which of two records with one name they take, so neither can be judged.
         for member in self.archive.members:
             if member.name in self._by_name:
                 found = "two records with one name"
                 raise DamagedCheckpoint(self._probe.path, found, where=member.name, code="zip-duplicate")
             self._by_name[member.name] = member
         self.findings += with_version_errors(self.archive.findings)
-        self._read_metadata()
+        try:
+            self.metadata.update(read_config(self._probe.path, self.text(METADATA), "metadata"))
+        except CheckpointError as failure:
+            self.fault(failure.code, failure.reason, METADATA)
         self._read_config()
         for member in self._by_name.values():
             self._judge_member(member)
@@ -94,49 +98,43 @@ class Model(Opening):
         return self._read_weights()
 
     def native(self, tensors: tuple[Tensor, ...]) -> dict[str, bytes]:
-        """Return the native parts; see ``native``."""
+        """Return ``Checkpoint.native``."""
         from ckpttool.formats.keras.native import ASSET, STORED, stored_native
         from ckpttool.formats.keras.native import CONFIG as KEPT_CONFIG
         from ckpttool.formats.keras.native import METADATA as KEPT_METADATA
 
         kept = {CONFIG: KEPT_CONFIG, METADATA: KEPT_METADATA}
         kept |= {name: ASSET + name for name in self._by_name if name.startswith(ASSETS)}
-        found = {key: self._text(name) for name, key in kept.items() if name in self._by_name}
+        found = {key: self.text(name) for name, key in kept.items() if self.has(name)}
         if self.weights is not None:
             found[STORED] = stored_native(self.weights.tree.groups, tensors)
         return found
 
-    def sidecar(self) -> bytes | None:
-        """Return the sidecar ``ckpttool.content``, None if there is none."""
-        return self._text(ENTRY) if ENTRY in self._by_name else None
-
     def layers(self, tensors: tuple[Tensor, ...]) -> Mapping[str, LayerKind]:
         """Return the kinds of weights."""
-        groups = () if self.weights is None else self.weights.tree.groups
-        return (
-            kinds_of_groups(tensors) if self._model is None else self._model.kinds_by_group(groups, tensors)
-        )
+        if self._model is None:
+            return kinds_of_groups(tensors)
+        return self._model.kinds_by_group(() if self.weights is None else self.weights.tree.groups, tensors)
 
     @cached_property
     def _model(self) -> KerasModel | None:
         return KerasModel.of_config(self.metadata.get("model_config"))
 
-    def _text(self, name: str) -> bytes:
+    def has(self, name: str) -> bool:
+        """Return whether it has a record of a name."""
+        return name in self._by_name
+
+    def text(self, name: str) -> bytes:
+        """Return the content of a record, up to a limit."""
         member = self.archive.require(self._by_name.get(name), name)
         if member.size > MAX_CONFIG:
             found = f"a record of {member.size:,} bytes"
             raise LimitExceeded(self._probe.path, found, expected=f"at most {MAX_CONFIG:,}", where=name)
         return self.archive.content(member).read(self.archive.offset(member), member.size, name)
 
-    def _read_metadata(self) -> None:
-        try:
-            self.metadata.update(read_config(self._probe.path, self._text(METADATA), "metadata"))
-        except CheckpointError as failure:
-            self.fault(failure.code, failure.reason, METADATA)
-
     def _read_config(self) -> None:
         try:
-            config = read_config(self._probe.path, self._text(CONFIG))
+            config = read_config(self._probe.path, self.text(CONFIG))
         except CheckpointError as failure:
             self.fault(failure.code, failure.reason, CONFIG)
             self.safety.append(not_scanned(CONFIG))
@@ -147,6 +145,8 @@ class Model(Opening):
 
     def _judge_member(self, member: Member) -> None:
         """Add findings for a name that leads out of the target directory, and for unexpected content."""
+        # Keras unpacks the records below a directory by their names: ``..``, an absolute path and, on
+        # Windows, a drive (``C:``) lead out of it.
         name = member.name
         parts = name.replace("\\", "/").split("/")
         if ".." in parts or parts[0] == "" or ":" in parts[0] or "\0" in name:
@@ -154,12 +154,20 @@ class Model(Opening):
         if (name in _EXPECTED and not name.endswith(_ARRAYS)) or name.endswith("/"):
             return
         try:
-            (self._judge_arrays if name.endswith(_ARRAYS) else self._judge_content)(member)
+            if name.endswith(_ARRAYS):
+                self._judge_arrays(member)
+                return
+            content, start = self.archive.content(member), self.archive.offset(member)
+            if is_pickle(content, start, start + member.size):
+                self.safety += read_pickles(content, start, start + member.size, name).safety
+            elif not is_own_asset(name):
+                message = "a record that Keras does not write; what would use it is not known"
+                self.safety.append(warning("not-scanned", message, name))
         except CheckpointError as failure:
             self.fault(failure.code, failure.reason, name)
 
     def _judge_arrays(self, member: Member) -> None:
-        """Judge the pickles in NumPy arrays, which Keras reads where there is no HDF5."""
+        """Judge the pickles in NumPy arrays, which Keras loads if the file has no HDF5."""
         if member.method != STORED:
             message = "arrays in a compressed record, which were not looked at"
             self.safety.append(warning("not-scanned", message, member.name))
@@ -171,18 +179,10 @@ class Model(Opening):
             self.safety.append(not_scanned(member.name))
             self.fault(failure.code, failure.reason, member.name)
 
-    def _judge_content(self, member: Member) -> None:
-        content, start = self.archive.content(member), self.archive.offset(member)
-        if is_pickle(content, start, start + member.size):
-            self.safety += read_pickles(content, start, start + member.size, member.name).safety
-        elif not is_own_asset(member.name):
-            message = "a record that Keras does not write; what would use it is not known"
-            self.safety.append(warning("not-scanned", message, member.name))
-
     def _read_weights(self) -> tuple[Tensor, ...]:
         member = self._by_name.get(WEIGHTS)
         if member is None:
-            if ARRAYS in self._by_name:
+            if self.has(ARRAYS):
                 message = "weights in NumPy arrays, which are not read here"
                 self.findings.append(warning("weights-not-read", message, ARRAYS))
             else:
@@ -206,17 +206,18 @@ class Model(Opening):
         return tensors
 
     def _open_weights(self, member: Member) -> OpenedHdf5:
+        # Keras stores this record without compression, so HDF5 is read in place, from the record's offset.
+        # It loads a deflated one as well: such a record is inflated into memory.
         path, source = self._probe.path, self._probe.source
         if member.method == STORED:
             location = Location(path, member.payload, member.size, where=WEIGHTS)
             return open_h5(location, source, member.payload)
-        most = max(MIN_INLINE, INLINE_A_BYTE * source.size)
-        if member.size > most:
+        limit = max(MIN_INLINE, INLINE_A_BYTE * source.size)
+        if member.size > limit:
             found = f"a compressed record of {member.size:,} bytes"
-            raise LimitExceeded(path, found, expected=f"at most {most:,}", where=WEIGHTS)
+            raise LimitExceeded(path, found, expected=f"at most {limit:,}", where=WEIGHTS)
         buffer = bytearray(member.size)
         self.archive.content(member).read_into(0, memoryview(buffer), member.name)
         data = bytes(buffer)
         location = Location(path, 0, len(data), data, where=WEIGHTS)
-        inside: Readable = Buffer(path, data)
-        return open_h5(location, inside, 0, in_place=False)
+        return open_h5(location, Buffer(path, data), 0, in_place=False)

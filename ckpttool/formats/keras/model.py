@@ -1,7 +1,7 @@
 """A model of Keras: all its layers, the kind of each, and names and kinds for the weights in its file.
 
-Files with lists name layers; files with groups number those of one class, in the order of the model. Without
-a configuration, the groups alone say which layers there are.
+Files with lists have the names of layers; files with numbered variables have groups named after classes and
+numbered in the order of the model. Without a configuration, the groups alone give the classes of layers.
 
 Source: Keras ``src/legacy/saving/legacy_h5_format.py``, ``src/saving/saving_lib.py``.
 """
@@ -28,6 +28,7 @@ from ckpttool.formats.keras.layer_tree import (
     snake_case,
 )
 from ckpttool.formats.keras.layers import LAYERS
+from ckpttool.formats.keras.layout import stored_path
 
 if TYPE_CHECKING:
     from ckpttool.formats.keras.orders import KernelOrder
@@ -35,9 +36,9 @@ if TYPE_CHECKING:
 Kinds = Mapping[str, LayerKind]
 """The kinds of layers by the names of their weights."""
 _WRAPPED = "layer"
-"""Where a wrapper has its layer, in its group and in its configuration."""
+"""Name of a wrapped layer, in the wrapper's group and in its configuration."""
 _TO_BE_WIRED = ("Dense", "GRU")
-"""Classes of which a group doesn't say enough."""
+"""Classes whose layout depends on more than their group: layers before and after, or ``reset_after``."""
 _COUNT = re.compile(r"_[0-9]+$")
 
 
@@ -77,7 +78,7 @@ class KerasModel:
         return kind._replace(flattened=order.flattened, doubt=order.doubt)
 
     def layer_names(self, paths: Iterable[Steps]) -> dict[Steps, str]:
-        """Return the names of all layers, also of models inside it, by their groups.
+        """Return the names of all layers, also those in inner models, by their groups.
 
         Args:
             paths: Groups and datasets of its file.
@@ -94,6 +95,8 @@ class KerasModel:
             elif layer.is_model:
                 kinds.setdefault(layer.path)
 
+        # A listed name may have steps that are no layers, such as name scopes: they are skipped until one is
+        # a layer, or an inner model, whose layers are looked up next.
         def find(path: Steps) -> LayerKind | None:
             place: Steps = ()
             for step in path:
@@ -121,6 +124,8 @@ class KerasModel:
 
 
 def _names_by_group(model: Layer, place: Steps, present: Container[Steps]) -> Iterator[tuple[Steps, str]]:
+    # The group of the layer inside a wrapper is ``layers/time_distributed/layer``; it has a name only if the
+    # file has that group.
     for layer in model.layers:
         group = layer.group_in(place, present)
         if layer.name:
@@ -143,7 +148,7 @@ def weight_names(model: Layer, paths: Mapping[str, Steps]) -> dict[str, str]:
         paths: The datasets by the names of their tensors.
 
     Returns:
-        Such as ``kernel``, by the names of tensors; without those whose layer has no known order.
+        Names such as ``kernel``, by the names of tensors; without layers whose order is not known.
     """
     tensors = {path: name for name, path in paths.items()}
     counts = Counter(path[:-2] for path in tensors if path[-2:-1] == (VARIABLES_GROUP,))
@@ -161,10 +166,8 @@ def weight_names(model: Layer, paths: Mapping[str, Steps]) -> dict[str, str]:
 
 
 def kind_for_weight(kind: LayerKind, tensor: Tensor) -> LayerKind:
-    """Return the kind with only the facts that apply to one weight of the layer.
-
-    The layers before a Dense decide about its kernel alone, and not about its bias.
-    """
+    """Return the kind with only the facts that apply to one weight of the layer."""
+    # The layers before a Dense decide about the rows of its kernel, and not about its bias.
     if len(tensor.shape) > 1:
         return kind
     is_of_inputs = kind.doubt == UNWIRED or (
@@ -188,17 +191,12 @@ _CLASSES = {
 
 
 def _kind_of_group(path: Steps) -> LayerKind | None:
-    """Return the kind that the outermost group of a known one is named after; in lists, Keras does so."""
+    """Return the kind of the outermost group that is named after a known class."""
     for part, group in pairwise(path):
         cls = _CLASSES.get(_COUNT.sub("", group)) if part == LAYERS_GROUP else None
         if cls is not None:
             return LayerKind(cls, doubt=UNWIRED if cls in _TO_BE_WIRED else None)
     return None
-
-
-def stored_path(tensor: Tensor) -> Steps:
-    """Return the path of a tensor in the file: groups, and name of the dataset."""
-    return tuple(tensor.key[1:].split("/")) if tensor.key else tuple(map(str, tensor.path))
 
 
 def _kinds_of_weights(

@@ -1,6 +1,6 @@
 """Names in Keras 2 and 3 that a configuration may use; the lists are in ``lists/``, one name a line.
 
-``fixtures/make_keras_names.py`` writes them from the real Keras and TensorFlow, and says what each holds.
+``fixtures/make_keras_names.py`` writes them from the real Keras and TensorFlow.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ FUNCTION_PARTS = frozenset(
 LOOKED_UP = frozenset(
     ["activation", "fn", "loss", "metrics", "optimizer", "recurrent_activation", "weighted_metrics"]
 )
-"""Keys of a config below which a text is looked up as the name of a function or class of Keras."""
+"""Keys of a config below which Keras looks strings up as names of its functions and classes."""
 
 LOOKED_UP_ENDS = ("_activation", "_constraint", "_initializer", "_regularizer")
 """Suffixes of other such keys."""
@@ -86,7 +86,7 @@ RUNNING = {
     "JaxLayer": "runs a function of its own",
     "FlaxLayer": "runs a function of its own",
 }
-"""Layers of Keras that run more than Keras."""
+"""Layers of Keras that run other code, with what they do."""
 
 RAGGED_MAKERS = frozenset(
     (
@@ -109,7 +109,7 @@ ATTRIBUTES = frozenset(
 """Attributes and methods of tensors that layers of Keras 2 may read and call."""
 
 VOCABULARIES = frozenset({"StringLookup", "IntegerLookup", "IndexLookup", "TextVectorization"})
-"""Layers whose ``vocabulary`` may be the name of a file that is read."""
+"""Layers whose ``vocabulary`` may be the name of a file to read."""
 
 FILES = frozenset({"ckpt_to_load_from", "vocabulary_file"})
 """Keys of feature columns that name files to read."""
@@ -120,10 +120,10 @@ SIZES = {
     **dict.fromkeys(("num_heads", "key_dim", "value_dim", "num_thresholds"), 1),
     "num_classes": 2,
 }
-"""Keys with a number of values that an object allocates, with the power that it is raised to."""
+"""Keys with a number of values that an object allocates; the value is the exponent: 2 for a matrix."""
 
 PATTERNS = frozenset(["exclude_layers", "policy_map", "optimizer_map"])
-"""Keys with regular expressions that are matched with the paths of variables: in a list, or as keys."""
+"""Keys with regular expressions, in a list or as keys, that are matched with the paths of variables."""
 
 
 _INITIALIZERS = "tensorflow.python.ops.init_ops_v2"
@@ -131,7 +131,7 @@ _INITIALIZERS = "tensorflow.python.ops.init_ops_v2"
 
 
 def part_of_keras(module: str) -> str | None:
-    """Return the part of Keras that a module belongs to, "" for the top, or None if it is none."""
+    """Return the part of Keras that a module belongs to: "layers"; "" for the top, None outside Keras."""
     if module == _INITIALIZERS:
         return "initializers"
     for root in _ROOTS:

@@ -3,7 +3,7 @@
 ``keras.config``
     The architecture as its file has it: ``config.json`` of a ``.keras``, or ``model_config`` of an ``.h5``.
 ``keras.training_config``
-    What ``.h5`` says of losses, metrics and the optimizer; ``.keras`` has it in the config.
+    Losses, metrics and the optimizer of an ``.h5``; a ``.keras`` has them in the config.
 ``keras.metadata``
     ``metadata.json`` of a ``.keras``; of an ``.h5``, an object with the same keys.
 ``keras.stored``
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckpttool.containers.jsontext import parse_json
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.tensor import Tensor
-from ckpttool.formats.keras.layout import Groups, top_of
+from ckpttool.formats.keras.layout import Groups, stored_path, top_of
 
 if TYPE_CHECKING:
     from ckpttool.formats.keras.layer_tree import Steps
@@ -30,7 +30,7 @@ CONFIG, TRAINING_CONFIG, METADATA = "keras.config", "keras.training_config", "ke
 STORED, ASSET = "keras.stored", "keras.asset:"
 
 CONFIGS = ("model_config", "training_config")
-"""The attributes of an ``.h5`` that have a configuration."""
+"""Attributes of an ``.h5`` that hold a configuration."""
 _METADATA_KEYS = ("keras_version", "backend")
 
 
@@ -47,16 +47,13 @@ class Stored(NamedTuple):
 
     @property
     def lists(self) -> bool:
-        """Return whether layers and weights are listed in attributes, as ``.h5`` does; or else numbered."""
+        """Return whether attributes list the layers and weights, as in ``.h5``; else they are numbered."""
         return top_of(self.groups) is not None
 
 
 def stored_native(groups: Groups, tensors: tuple[Tensor, ...]) -> bytes:
     """Return the ``keras.stored`` of a file."""
-    paths = {
-        one.name: tuple(one.key.split("/")[1:]) if one.key else tuple(map(str, one.path)) for one in tensors
-    }
-    return _stored_text(groups, paths)
+    return _stored_text(groups, {tensor.name: stored_path(tensor) for tensor in tensors})
 
 
 def merged_native(parts: Iterable[Mapping[str, bytes]]) -> dict[str, bytes]:
@@ -83,19 +80,18 @@ def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes that can be written again, without the configs."""
     plain = {}
     for key, value in attributes.items():
-        if key in CONFIGS:
-            continue
         if isinstance(value, list):
             is_plain = any(all(isinstance(one, kind) for one in value) for kind in (str, int | float))
         else:
             is_plain = isinstance(value, bool | int | float | str)
-        if is_plain:
+        if is_plain and key not in CONFIGS:
             plain[key] = value
     return plain
 
 
 def stored_of(native: Mapping[str, bytes]) -> Stored | None:
     """Return the groups and datasets of the source, or None without a valid record of them."""
+    # A sidecar may have brought this text, so nothing in it is trusted.
     stored = object_of(native.get(STORED, b""))
     groups, paths = stored.get("groups"), stored.get("datasets")
     if not isinstance(groups, list) or not isinstance(paths, dict):
@@ -117,7 +113,7 @@ def _is_path(path: object) -> bool:
 
 
 def object_of(text: bytes) -> dict[str, Any]:
-    """Return the object that JSON holds, an empty one if it is no JSON or no object."""
+    """Return the object in a JSON text; an empty one if the text is no valid JSON, or no object."""
     try:
         tree = parse_json("", text, "native part", constants=True)
     except CheckpointError:

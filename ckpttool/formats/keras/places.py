@@ -1,7 +1,8 @@
-"""Places of tensors in a Keras file: among the numbered variables of a layer, or in its list.
+"""Places of tensors in a Keras file to be written: numbered variables, or entries of lists.
 
 ``.weights.h5`` and ``.keras`` number the variables of each layer; whole models in ``.h5`` list layers and
-weights. A file of the same kind gets back the places that it had.
+weights. Tensors that come from a file of the same kind get the places that they had. Between the two kinds,
+the configuration gives the order of a layer's weights; if it doesn't, the file is refused.
 
 Source: Keras ``src/saving/saving_lib.py``, ``src/legacy/saving/legacy_h5_format.py``.
 """
@@ -26,7 +27,14 @@ from ckpttool.formats.keras.layer_tree import (
     Weight,
     paths_below,
 )
-from ckpttool.formats.keras.layout import TOP_LEVEL, name_tensors, names_in, top_of
+from ckpttool.formats.keras.layout import (
+    TOP_GROUPS,
+    TOP_LEVEL,
+    name_tensors,
+    names_in,
+    stored_path,
+    top_of,
+)
 from ckpttool.formats.keras.model import KerasModel
 from ckpttool.formats.keras.names import CLASSES
 from ckpttool.formats.keras.native import CONFIG, Stored, object_of, stored_of
@@ -40,25 +48,25 @@ _KERAS_2 = "Keras 2 wrote it, and its variables have another order (Keras 3 load
 _KERAS_2_OPTIMIZER = (
     "Keras 2 wrote it, and its optimizer's state has another order (--only weights leaves it out)"
 )
-_TOPS = (LAYERS_GROUP, _OPTIMIZER_GROUP, VARIABLES_GROUP, "_layer_checkpoint_dependencies", "metrics")
 _NOT_KERAS = "its name is not that of a Keras variable (layers/<name>/vars/<n>)"
-_BY_LAYER = "variables are numbered layer by layer"
 _MODEL_WEIGHTS = "model_weights"
 _OPTIMIZER = (_OPTIMIZER_GROUP, VARIABLES_GROUP)
-_INNER = (_OPTIMIZER_GROUP, "inner_optimizer", VARIABLES_GROUP)
-_COUNTED = ("iteration", "learning_rate")
-_OWN_STORE = frozenset({"TextVectorization", "StringLookup", "IntegerLookup", "Hashing", "FeatureSpace"})
-"""Layers with a state of their own beside their weights."""
+_INNER_OPTIMIZER = (_OPTIMIZER_GROUP, "inner_optimizer", VARIABLES_GROUP)
+"""Groups of the variables of an optimizer, and of the one inside a LossScaleOptimizer."""
+_OPTIMIZER_NAMES = ("iteration", "learning_rate")
+"""Names of an optimizer's first variables; the others have no names of their own."""
+_STATEFUL = frozenset({"TextVectorization", "StringLookup", "IntegerLookup", "Hashing", "FeatureSpace"})
+"""Layers with other state besides their weights."""
 
 
 @dataclass(slots=True)
 class Places:
-    """Places of tensors, and the groups around them.
+    """Groups and datasets of a file to be written.
 
     Attributes:
         groups: The attributes of each group.
         paths: The datasets, by the names of their tensors.
-        problems: Reasons why others have no place, a sentence each.
+        problems: Reasons why the file can't be written, a sentence each.
         config: Configuration of the model, if the file has one.
     """
 
@@ -68,7 +76,8 @@ class Places:
     config: object = None
 
     def reader_paths(self, tensors: Iterable[Tensor]) -> dict[str, Path]:
-        """Return the paths that a reader will give to tensors, by the names that they have now."""
+        """Return the paths that the reader of the file will give to tensors, by their names now."""
+        # The reader's own functions name the tensors as if they had been read, so that the two can't differ.
         stored = {
             self.paths[tensor.name]: replace(tensor, path=self.paths[tensor.name], shares_with=None)
             for tensor in tensors
@@ -76,13 +85,12 @@ class Places:
         }
         model = KerasModel.of_config(self.config)
         layer_names = {} if model is None else model.layer_names((*self.groups, *stored))
-        given: dict[Path, Path] = {}
-        for tensor in name_tensors(self.groups, stored, layer_names)[0]:
-            given[tuple(tensor.key.split("/")[1:]) if tensor.key else tensor.path] = tensor.path
-        return {name: given[path] for name, path in self.paths.items()}
+        named = name_tensors(self.groups, stored, layer_names)[0]
+        reader_paths = {stored_path(tensor): tensor.path for tensor in named}
+        return {name: reader_paths[path] for name, path in self.paths.items()}
 
     def note_shared_paths(self) -> None:
-        """Add a problem for each tensor that has the place of another."""
+        """Add a problem for each tensor whose place is that of another."""
         taken: dict[Steps, str] = {}
         for name, path in self.paths.items():
             if path in taken:
@@ -90,12 +98,13 @@ class Places:
             taken[path] = name
 
     def note_faulty_group(self) -> None:
-        """Add a problem for the first group that HDF5 can't hold; the source may have had any."""
+        """Add a problem for the first group that can't be written."""
+        # The groups may be from ``keras.stored`` in a sidecar, and then have any names and attributes.
         datasets = {*self.paths.values(), (ENTRY,)}
         for path, attributes in self.groups.items():
-            why = next(_group_faults(path, attributes, datasets), None)
-            if why is not None:
-                self.problems.append(f"the group /{'/'.join(path)}: {why} (--only weights leaves it out)")
+            fault = next(_group_faults(path, attributes, datasets), None)
+            if fault is not None:
+                self.problems.append(f"the group /{'/'.join(path)}: {fault} (--only weights leaves it out)")
                 return
 
 
@@ -107,12 +116,13 @@ def _group_faults(path: Steps, attributes: Attributes, datasets: set[Steps]) -> 
     if len(attributes) > MAX_ATTRIBUTES:
         yield f"{len(attributes):,} attributes, and at most {MAX_ATTRIBUTES:,} are written"
     for name, value in attributes.items():
-        if why := attribute_fault(name, value):
-            yield f"its attribute {name[:100]!r}: {why}"
+        if fault := attribute_fault(name, value):
+            yield f"its attribute {name[:100]!r}: {fault}"
 
 
 def chunked_attribute(key: str, names: list[str]) -> Attributes:
     """Return the attributes that hold a list of names: several if one would be too long."""
+    # The names become an array of fixed-length strings, so the longest decides how many fit in an attribute.
     width = max((len(name.encode("utf-8", "surrogateescape")) for name in names), default=1)
     count = max(1, MAX_ATTRIBUTE // max(1, width))
     if len(names) <= count:
@@ -140,6 +150,7 @@ def numbered_places(content: Content) -> Places:
     for tensor in content.tensors:
         if tensor.name in places.paths:
             continue
+        # A tensor from another format is placed if its name is that of a variable, perhaps by ``--map``.
         name = tensor.name
         readings = (tuple(map(str, tensor.path)), tuple(name.split("/")), tuple(name.split(".")))
         if (path := next(filter(is_variable, readings), None)) is not None:
@@ -153,11 +164,11 @@ def numbered_places(content: Content) -> Places:
 
 def is_variable(path: Steps) -> bool:
     """Return whether a path is that of a numbered variable."""
-    return path[-2:-1] == (VARIABLES_GROUP,) and path[0] in _TOPS and path[-1].isdecimal() and all(path)
+    return path[-2:-1] == (VARIABLES_GROUP,) and path[0] in TOP_GROUPS and path[-1].isdecimal() and all(path)
 
 
 class _NumberedPlaces:
-    """Gives numbers to the weights of a file that listed them."""
+    """Numbers the weights of a file that listed them."""
 
     def __init__(self, places: Places, content: Content, stored: Stored) -> None:
         self._places, self._stored, self._native = places, stored, content.native
@@ -167,8 +178,10 @@ class _NumberedPlaces:
     def run(self) -> None:
         model = model_of(self._native)
         if model is None or not model.is_model:
-            message = f"the layers are not known, only the order of their weights, and {_BY_LAYER} {_HINT}"
-            self._places.problems.append(message)
+            self._places.problems.append(
+                "the layers are not known, only the order of their weights, "
+                f"and variables are numbered layer by layer {_HINT}"
+            )
             return
         top = top_of(self._stored.groups) or ()
         try:
@@ -185,6 +198,7 @@ class _NumberedPlaces:
         self._add_optimizer()
 
     def _require_order_of_keras_3(self) -> None:
+        # Keras 2 lists some weights in another order. A model that can be translated has the same.
         if not is_keras2(self._native):
             return
         try:
@@ -208,6 +222,9 @@ class _NumberedPlaces:
             self._places.groups[own] = {"name": one.name}
 
     def _add_layer(self, layer: Layer, listed: list[tuple[Steps, str]]) -> None:
+        # A list has the trained weights first, numbers have those of each part of the layer together. Parts
+        # are known for models and Keras's wrappers; any other layer must be one without parts, whose list
+        # and numbers are in one order.
         if not listed:
             return
         group = (LAYERS_GROUP, layer.groups[0])
@@ -217,9 +234,9 @@ class _NumberedPlaces:
             _require_own_layer(layer)
             for path, _ in listed if not layer.type.has_known_weights else ():
                 # A weight that is named after a layer inside shows that there is one.
-                behind = path[::-1][: path[::-1].index(layer.name)] if layer.name in path else path[-1:]
-                if len(behind) > 1:
-                    raise KerasRefusal(_made_in_an_unknown_way(layer))
+                below = path[::-1][: path[::-1].index(layer.name)] if layer.name in path else path[-1:]
+                if len(below) > 1:
+                    raise KerasRefusal(_unknown_parts(layer))
             weights = [Weight((*group, VARIABLES_GROUP, str(at)), (), True) for at in range(len(listed))]
         if len(weights) != len(listed):
             raise KerasRefusal(
@@ -242,7 +259,7 @@ class _NumberedPlaces:
 
 
 def _own_weight_count(group: Steps, layer: Layer) -> int:
-    """Return how many weights of its own a layer makes, by its config; a ``WeightCount``."""
+    """Return the number of own weights that a layer makes, by its config; a ``WeightCount``."""
     if layer.type.is_weightless or layer.parts:
         return 0
     if layer.cls == CONV_CELL:
@@ -255,16 +272,16 @@ def _own_weight_count(group: Steps, layer: Layer) -> int:
 
 
 def _require_own_layer(layer: Layer) -> None:
-    """Require that a layer stores its weights as Keras's own layers do, and not in an order of its own."""
+    """Raise ``KerasRefusal`` if a layer may store other weights than Keras's layers of its class do."""
     if not layer.is_known or layer.cls not in CLASSES:
         raise KerasRefusal(f"layer {layer.name!r} ({layer.cls}) is not one of Keras's own")
-    if layer.cls in _OWN_STORE or (layer.type.has_known_weights and layer.weight_shapes() is None):
+    if layer.cls in _STATEFUL or (layer.type.has_known_weights and layer.weight_shapes() is None):
         raise KerasRefusal(
             f"layer {layer.name!r} ({layer.cls}) was quantized, adapted or stores its own state"
         )
 
 
-def _made_in_an_unknown_way(layer: Layer) -> str:
+def _unknown_parts(layer: Layer) -> str:
     return f"layer {layer.name!r} ({layer.cls}) is made of layers in a way that is not known"
 
 
@@ -294,7 +311,7 @@ def listed_places(content: Content) -> Places:
 
 
 def _restore_lists(places: Places, stored: Stored) -> None:
-    """Keep the lists of the source, without tensors that are gone."""
+    """Set the lists of the source, without the tensors that aren't written."""
     present = set(places.paths.values())
     for group, attributes in stored.groups.items():
         kept = dict(attributes)
@@ -305,8 +322,8 @@ def _restore_lists(places: Places, stored: Stored) -> None:
         names = names_in(attributes, "weight_names")
         if names is not None:
             kept = {key: value for key, value in kept.items() if not key.startswith("weight_names")}
-            there = [name for name in names if (*group, *name.split("/")) in present]
-            kept |= chunked_attribute("weight_names", there)
+            names = [name for name in names if (*group, *name.split("/")) in present]
+            kept |= chunked_attribute("weight_names", names)
         places.groups[group] = kept
 
 
@@ -359,19 +376,21 @@ class _ListedPlaces:
             self._places.paths[self._names[path]] = (*group, *"/".join(name).split("/"))
 
     def _count(self, group: Steps, layer: Layer) -> int:
-        """Return how many variables are there, of a layer that stores them as Keras's own do."""
+        """Return the number of own variables of a layer in the file; a ``WeightCount``."""
+        # Without any, the layer may be one that shares its weights, which are below its first use. Variables
+        # below the group but not in ``vars`` are those of parts, and these must be known.
         below = [path for path in paths_below(self._paths, group) if path in self._unlisted]
         own = [path for path in below if path[len(group) : -1] == (VARIABLES_GROUP,)]
         if not below:
             is_made = layer.type.is_weightless or layer.parts
-            if self._is_built and not is_made and layer.weight_shapes():  # they lie elsewhere
+            if self._is_built and not is_made and layer.weight_shapes():
                 raise KerasRefusal(
                     f"layer {layer.name!r} ({layer.cls}) shares its weights with another place"
                 )
             return 0
         _require_own_layer(layer)
         if len(own) < len(below) and not layer.parts:
-            raise KerasRefusal(_made_in_an_unknown_way(layer))
+            raise KerasRefusal(_unknown_parts(layer))
         if {path[-1] for path in own} != {str(at) for at in range(len(own))}:
             raise KerasRefusal(f"layer {layer.name!r} lacks a variable")
         return len(own)
@@ -383,17 +402,19 @@ class _ListedPlaces:
         stored = self._groups.get(_OPTIMIZER, {}).get("name")
         name = stored if isinstance(stored, str) and stored and "/" not in stored else _OPTIMIZER_GROUP
         names: list[Steps] = [
-            (name, _COUNTED[at] if at < len(_COUNTED) else f"variable_{at}") for at in range(len(own))
+            (name, _OPTIMIZER_NAMES[at] if at < len(_OPTIMIZER_NAMES) else f"variable_{at}")
+            for at in range(len(own))
         ]
         self._list((_OPTIMIZER_LIST,), own, names)
-        # What an optimizer stores for the one inside it stands for what that one stores again.
-        inner = self._numbered(_INNER)
+        # A LossScaleOptimizer stores the variables of the inner optimizer after its own, and the inner one
+        # stores them again: both have one place in the list.
+        inner = self._numbered(_INNER_OPTIMIZER)
         if len(inner) <= len(own):
             for path, same in zip(inner, own[len(own) - len(inner) :], strict=True):
                 self._unlisted.discard(path)
                 self._places.paths[self._names[path]] = self._places.paths[self._names[same]]
 
     def _numbered(self, group: Steps) -> list[Steps]:
-        """Return the variables of a group that are not listed yet, in their order."""
+        """Return the variables of a group that are not listed yet, by number."""
         paths = [path for path in self._unlisted if path[:-1] == group]
         return sorted(paths, key=lambda path: int(path[-1]) if path[-1].isdecimal() else -1)

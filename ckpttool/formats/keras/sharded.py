@@ -1,7 +1,7 @@
 """Keras weights in several files: ``x.weights.json`` is the index of ``x_0000N.weights.h5``.
 
-Every shard has the groups of all layers, and variables only in those that it is to hold. A shard that is
-missing, one too many, of another save, or damaged is told apart, and all others stay readable.
+Every shard has the groups of all layers, and variables only in those that the index maps to it. Missing,
+extra, stale and damaged shards have findings of their own, and the others can still be read.
 
 Source: Keras ``src/saving/saving_lib.py``, ``ShardedH5IOStore``.
 """
@@ -33,7 +33,15 @@ Entries = Mapping[str, os.DirEntry[str]]
 
 
 class KerasIndex(NamedTuple):
-    """Content of an index: the shards of each group of variables, and their names without the refused."""
+    """Content of an index.
+
+    Attributes:
+        path: Path of the index; it need not exist.
+        groups: The shards of each group of variables: ``/layers/dense/vars``.
+        files: Names of all shards that may be opened, sorted.
+        total: ``total_size`` as the index has it; None without one.
+        findings: Duplicate keys, and names of shards that are refused.
+    """
 
     path: str
     groups: Mapping[str, tuple[str, ...]]
@@ -44,6 +52,7 @@ class KerasIndex(NamedTuple):
 
 def read_index(path: str) -> KerasIndex:
     """Return the contents of an index file."""
+    # Keras maps a group to a list of shards, as its variables may be in several; a single name is read, too.
     weight_map, metadata, doubled_keys = read_weight_map(path)
     findings = list(doubled_keys)
     groups: dict[str, tuple[str, ...]] = {}
@@ -86,6 +95,9 @@ class KerasSharded(SetFormat):
         return open_set(unit.path, KerasIndex(unit.path, {}, tuple(sorted(unit.members)), None, (missing,)))
 
     def units(self, directory: str, entries: Entries) -> Iterator[Unit]:
+        # A set is an index with its shards: those that it maps, and those named like it. Shards without an
+        # index are a set if several have one stem, so that they are found as one damaged checkpoint, and a
+        # single ``x_00000.weights.h5`` is an ordinary file.
         stems = defaultdict(list)
         for name, entry in entries.items():
             if (match := SHARD.fullmatch(name)) and entry.is_file():
@@ -105,7 +117,7 @@ class KerasSharded(SetFormat):
                 yield Unit(path, tuple(sorted(unnamed)), self)
 
     def _index_in(self, probe: Probe) -> str | None:
-        """Return the name of the index in a directory that holds its set alone."""
+        """Return the name of the index in a directory that has one set and no other weights."""
         names = [name for name, entry in probe.entries.items() if INDEX.fullmatch(name) and entry.is_file()]
         if len(names) != 1:
             return None
@@ -124,7 +136,7 @@ def _stem(name: str) -> str | None:
 
 
 def _mapped_files(directory: str, name: str) -> tuple[str, ...]:
-    """Return the shards that an index names; none where it can't be read."""
+    """Return the shards that an index maps; none if it can't be read."""
     try:
         return read_index(os.path.join(directory, name)).files
     except CheckpointError:
@@ -132,8 +144,9 @@ def _mapped_files(directory: str, name: str) -> tuple[str, ...]:
 
 
 def open_set(path: str, index: KerasIndex) -> Checkpoint:
-    """Return the checkpoint that the shards of an index make, as many of them as there are."""
-    from ckpttool.formats.keras.layout import training_of  # costs other JSON files nothing
+    """Return the checkpoint of the shards in an index; it is incomplete if some are missing or damaged."""
+    # ``matches`` is called for every JSON file, so the modules that read Keras's are imported only here.
+    from ckpttool.formats.keras.layout import training_of
     from ckpttool.formats.keras.native import merged_native
 
     directory = os.path.dirname(index.path)
@@ -173,17 +186,15 @@ def open_set(path: str, index: KerasIndex) -> Checkpoint:
 
 def _group(tensor: Tensor) -> str:
     """Return the group of a tensor in the file."""
-    return (tensor.key or "/" + "/".join(map(str, tensor.path))).rpartition("/")[0]
+    from ckpttool.formats.keras.layout import stored_path
+
+    return "".join(f"/{step}" for step in stored_path(tensor)[:-1])
 
 
 def _add_shard(shards: OpenedParts, index: KerasIndex, name: str, path: str) -> None:
-    """Open a shard, and compare it with what the index maps to it."""
+    """Open a shard, and compare its groups with those that the index maps to it."""
     directory = fs.realpath(os.path.dirname(index.path) or os.curdir)
-    if not fs.exists(path):
-        shards.fault("shard-missing", "there is no such file", name)
-        return
-    if not fs.realpath(path).startswith(directory.rstrip(os.sep) + os.sep):
-        shards.fault("shard-path", "a link that leads out of the checkpoint; it was not opened", name)
+    if not shards.is_in_place(name, path, [directory]):
         return
     part = shards.add(name, partial(open_file, path))
     if part is None or not index.groups:
@@ -209,7 +220,7 @@ def _extra_shards(index: KerasIndex, directory: str) -> Iterator[Finding]:
 
 
 def _shards_by_stem(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the shards among the names in a directory, by the stem that those of one set have in common."""
+    """Return the shards among the names in a directory, by the stem of their set."""
     found = defaultdict(list)
     for name in names:
         if stem := _stem(name):

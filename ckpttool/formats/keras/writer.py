@@ -1,7 +1,7 @@
 """Writes Keras's files: ``.keras``, and models and weights in HDF5.
 
-``.keras`` is a zip of the model's config, its variables in HDF5 and the files beside it. ``.weights.h5`` has
-the same variables by number, whole models in ``.h5`` have lists of layers and weights.
+``.keras`` is a zip of the model's config, its variables in HDF5 and the files of its layers. ``.weights.h5``
+has the same numbered variables; whole models in ``.h5`` have lists of layers and weights.
 
 Source: Keras ``src/saving/saving_lib.py``, ``src/legacy/saving/legacy_h5_format.py``.
 """
@@ -59,11 +59,11 @@ KERAS_TYPES = frozenset(
         *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
     )
 )
-"""Names of the types that Keras reads: it gets others back from h5py as bytes without a type."""
+"""Names of the types that Keras reads; h5py returns others as bytes without a type."""
 
 
 class _KerasFileWriter(Writer):
-    """A writer that finds out while it writes which names its reader will give to tensors."""
+    """A writer that computes the names that the reader will give to tensors while it writes."""
 
     dtypes: ClassVar[frozenset[str]] = KERAS_TYPES
     own_metadata: ClassVar[frozenset[str]] = frozenset(
@@ -119,20 +119,22 @@ class KerasWriter(_KerasFileWriter):
         archive.seal()
 
 
-# Files beside a model -------------------------------------------------------------------------------
+# Files of layers ------------------------------------------------------------------------------------
 
 
 def _assets(native: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the files beside a model (a vocabulary), which loading it unpacks, by their names."""
+    """Return the files of layers (a vocabulary), which Keras unpacks when it loads the model, by name."""
     return {key.removeprefix(ASSET): data for key, data in native.items() if key.startswith(ASSET)}
 
 
 def _faulty_assets(native: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
-    """Yield the assets that can't be stored, and why: Keras unpacks them by their names."""
+    """Yield the assets that can't be stored, with the reason."""
+    # Keras unpacks them by their names: two may not be one file on a file system that ignores case, and none
+    # may be the directory of another.
     taken: dict[str, str] = {}
     for name in _assets(native):
-        if why := _asset_name_refusal(name):
-            yield name, why
+        if refusal := _asset_name_refusal(name):
+            yield name, refusal
         elif (other := taken.setdefault(fold_name(name), name)) != name:
             yield name, f"some file systems take its name for {other[:100]!r}"
     for folded, name in taken.items():
@@ -160,7 +162,7 @@ def _asset_name_refusal(name: str) -> str | None:
 
 
 class KerasH5Writer(_KerasFileWriter):
-    """A model, or weights, in HDF5; the target's name says which."""
+    """Weights in HDF5 if the target's name ends in ``.weights.h5``, otherwise a whole model."""
 
     name: ClassVar[str] = "keras-h5"
 
@@ -208,13 +210,13 @@ def _places_by_name(content: Content, options: WriteOptions) -> Places:
 
 
 def keras_plan(content: Content, places: Places) -> Plan:
-    """Return a file with the variables of a model in their places."""
+    """Return the plan of an HDF5 file with the variables of a model in their places."""
     plan = hdf5_plan(places.paths, content.tensors)
     plan.groups = dict(places.groups)
     return plan
 
 
-# The entry of what a file does not hold natively ----------------------------------------------------
+# Sidecar --------------------------------------------------------------------------------------------
 
 
 def _sidecar(
@@ -223,14 +225,17 @@ def _sidecar(
     held_metadata: Mapping[str, object],
     held_native: Mapping[str, bytes],
 ) -> bytes | None:
-    """Return the sidecar, or None if the file holds everything; one that is there has the training, too.
+    """Return the sidecar, or None if the file holds everything without it.
 
     Args:
-        content: What is written.
-        paths: The path under which the file's reader knows each tensor, by its name in the content.
-        held_metadata: Metadata that the file's reader finds without it, digests of records excluded.
-        held_native: Native parts that it finds without it, places of tensors excluded.
+        content: The content to write.
+        paths: The paths that the file's reader gives to tensors, by their names in the content.
+        held_metadata: Metadata that the reader finds in the file itself, without digests of records.
+        held_native: Native parts that it finds in the file itself, without places of tensors.
     """
+    # The content of a Keras file fits into a file of the same kind, without a sidecar. Training state,
+    # conventions, ties and trees from elsewhere have no place in it. A sidecar that is needed for one of them
+    # has the training state as well.
     native = {
         key: value for key, value in content.native.items() if key != STORED and held_native.get(key) != value
     }
@@ -251,7 +256,7 @@ def _sidecar(
 
 
 def _move_tensors(content: Content, paths: Mapping[str, Path]) -> Content:
-    """Return a content whose tensors have the paths under which a reader will know them."""
+    """Return the content with the paths that the file's reader will give to its tensors."""
     from ckpttool.formats.content.tree import replace_tensors
 
     names = {name: ".".join(map(str, path)) for name, path in paths.items()}

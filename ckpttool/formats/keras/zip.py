@@ -27,19 +27,20 @@ class KerasZip(Format):
             return False
         try:
             names = set(probe.archive.names)
-        except CheckpointError:  # what is left of a damaged one begins like this
+        except CheckpointError:
+            # The directory of records, at the end, is damaged. The local header of the first record has the
+            # length of its name at 26 and the name at 30; Keras writes metadata.json first.
             length = int.from_bytes(probe.head[26:28], "little")
             return probe.head[30 : 30 + length] in (b"metadata.json", b"config.json")
         return _CONFIG in names and not names.isdisjoint(_OTHERS)
 
     def open(self, probe: Probe) -> Checkpoint:
-        # Every zip is shown to this format; only Keras's own pay for what reads them.
+        # ``matches`` is called for every zip, so the modules that read Keras's are imported only here.
         from ckpttool.formats.keras.layout import training_of
-        from ckpttool.formats.keras.members import Model, spans_of
+        from ckpttool.formats.keras.members import KerasArchive, spans_of
 
-        model = Model(probe)
+        model = KerasArchive(probe)
         tensors = model.read()
-
         checkpoint = Checkpoint(
             path=probe.path,
             format=self.name,
@@ -57,5 +58,4 @@ class KerasZip(Format):
             complete=model.complete and not model.archive.is_cut,
             close=probe.close if model.weights is None else model.weights.close_then(probe.close),
         )
-        sidecar = model.sidecar()
-        return checkpoint if sidecar is None else apply_sidecar(checkpoint, sidecar, ENTRY)
+        return apply_sidecar(checkpoint, model.text(ENTRY), ENTRY) if model.has(ENTRY) else checkpoint
