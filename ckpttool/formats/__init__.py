@@ -1,25 +1,30 @@
-"""Formats: a path is shown to each of them, and the one that recognises it opens it.
+"""Formats: recognising a path by its content, and opening it with the format that recognises it.
 
-To add a format, write one module in its framework's folder, and a row of ``TRAITS`` that names it. What
-formats share is in ``content/``, which knows no framework: a pickle's tree is taken apart once into tensors
-by path and plain data, and tensors get their roles and ties there. So a new pickle-based format brings only
-the rules for its own nodes: a ``leaf``, which says which tensors a node is, and a ``FrameworkNode``, which
-says what it becomes in ``Checkpoint.tree``.
+``open_checkpoint`` makes a ``Probe``, which looks at a path once: its first bytes, or the names in a
+directory. ``detect`` asks the formats for it, and ``opening`` opens it and judges what other loaders could
+run in it. ``discovery`` finds checkpoints in a directory tree.
 
-- The table has the kinds of first bytes of a format (zip, pickle, JSON), and a record that its zips have. All
-  formats that fit are asked, so that their order decides nothing, and the others are not imported. If two
-  match, a declared specialisation wins; otherwise it is an error that names both, never a guess.
+- ``TRAITS`` has a row for each format, with its readers, the kinds of content (zip, pickle, JSON) that each
+  may have, and a record that its zips have. All readers that fit are asked, so their order decides nothing;
+  the others are not imported. If two match, a declared specialisation wins; otherwise it is an error that
+  names both, never a guess. Formats of other packages are asked if none matches.
 - ``open()`` checks all structure: every extent is inside its file, shape times type is the number of
   bytes, offsets and strides stay inside the storage. After it, reading a tensor can't go out of bounds.
-- Whoever opens a file closes it, unless a checkpoint takes it over: ``open_with`` does that for a probe,
-  ``Opening`` for further files; it gathers what is found in them, too.
-- All readings of a file count for its safety. ``readings`` knows where other loaders look (first bytes,
-  last bytes, doubling offsets), ``readings`` also judges files of a directory that its format has no use for.
+- The function that opens a file closes it, unless it passes it to a checkpoint: ``open_with`` does that for a
+  probe, ``Opening`` for further files, whose findings it collects.
+- All readings of a file count for its safety: ``readings`` judges a file at the places where other loaders
+  look (first bytes, last bytes, doubling offsets), and the files of a directory that its format doesn't read.
 - A directory is listed once, however many sets of files are in it.
-- A tensor of which several files have parts is put together by ``content/boxes``: a reader names the box of
-  each part in the whole, or lets the parts follow each other; overlaps and gaps are found there.
-- A checkpoint is a mapping of tensors, so ``values()`` is the mapping's own; what isn't a tensor is
+- A tensor with parts in several files is assembled by ``content/boxes``: a reader gives the box of each part
+  in the whole, or the order of the parts; overlaps and gaps are found there.
+- A checkpoint is a mapping of tensors, so ``values()`` is the mapping's own; everything else is
   ``metadata``.
+
+To add a format, write one module in its framework's folder, and name it in a row of ``TRAITS``. The code that
+formats share is in ``content/``, which knows no framework: it turns the tree of a pickle into tensors by path
+and plain data, with roles and ties. So a new pickle-based format needs only rules for its own nodes: a
+``leaf``, which returns the tensors of a node, and a ``FrameworkNode``, which returns the node of
+``Checkpoint.tree``.
 """
 
 from __future__ import annotations
@@ -41,9 +46,15 @@ from ckpttool.storage import fs
 
 
 class _Reader(NamedTuple):
-    """Class that opens a format, the kinds of content that it may have, and a record that its zips have."""
+    """A reader in ``TRAITS``.
 
-    place: str
+    Attributes:
+        class_path: ``module:Class``.
+        kinds: The kinds of content that it may have; see ``Probe.kinds``.
+        record: Name of a record that its zips have; None if there is none.
+    """
+
+    class_path: str
     kinds: frozenset[str]
     record: re.Pattern[str] | None
 
@@ -55,18 +66,19 @@ class _Reader(NamedTuple):
 
 _READERS = tuple(
     _Reader(
-        f"ckpttool.formats.{place}",
+        f"ckpttool.formats.{class_path}",
         frozenset(kinds.split()),
         re.compile(row.record, re.DOTALL) if row.record else None,
     )
     for row in TRAITS.values()
-    for place, kinds in row.readers.items()
+    for class_path, kinds in row.readers.items()
 )
 
-_LAST = "ckpttool.formats.step_directory:StepDirectory"
-"""What a directory is that no format knows, and that is called as one save is: whatever is in it."""
+_FALLBACK = "ckpttool.formats.step_directory:StepDirectory"
+"""Format of a directory that no other recognises; it goes by the directory's name (``step_100``)."""
 
 ENTRY_POINTS = "ckpttool.formats"
+"""Group of the entry points of other packages' formats."""
 
 PYTORCH_BIN = (
     "pytorch_model",
@@ -77,7 +89,7 @@ PYTORCH_BIN = (
     "training_args",
     "model",
 )
-"""What a ``.bin`` is called that PyTorch wrote; all kinds of data have that suffix."""
+"""Beginnings of the names of PyTorch's ``.bin`` files; all kinds of data have that suffix."""
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _HTML = (b"<!doctype html", b"<html")
@@ -87,13 +99,13 @@ _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zX": "xz
 @cache
 def formats() -> tuple[Format, ...]:
     """Return the formats of this package."""
-    return tuple(_load(reader.place) for reader in _READERS)
+    return tuple(_load(reader.class_path) for reader in _READERS)
 
 
 @cache
 def set_formats() -> tuple[SetFormat, ...]:
     """Return the formats of this package whose checkpoints are several entries of a directory."""
-    return tuple(cast(SetFormat, _load(reader.place)) for reader in _READERS if "set" in reader.kinds)
+    return tuple(cast(SetFormat, _load(reader.class_path)) for reader in _READERS if "set" in reader.kinds)
 
 
 @cache
@@ -105,21 +117,21 @@ def third_party_formats() -> tuple[Format, ...]:
 
 
 @cache
-def _load(place: str) -> Format:
-    format: Format = _class_at(place)()
+def _load(class_path: str) -> Format:
+    format: Format = _class_at(class_path)()
     return format
 
 
-def _class_at(place: str) -> Any:
-    module, _, name = place.partition(":")
+def _class_at(class_path: str) -> Any:
+    module, _, name = class_path.partition(":")
     return getattr(import_module(module), name)
 
 
 @cache
 def checkpoint_lists() -> tuple[CheckpointList, ...]:
     """Return the kinds of files in which frameworks list the checkpoints of a directory."""
-    places = (row.checkpoint_list for row in TRAITS.values() if row.checkpoint_list)
-    return tuple(_class_at(f"ckpttool.formats.{place}")() for place in places)
+    paths = (row.checkpoint_list for row in TRAITS.values() if row.checkpoint_list)
+    return tuple(_class_at(f"ckpttool.formats.{path}")() for path in paths)
 
 
 def list_kind(name: str) -> CheckpointList | None:
@@ -141,13 +153,14 @@ def detect(probe: Probe) -> Format | None:
 
 
 def matching_formats(probe: Probe) -> list[Format]:
-    """Return all formats that recognise a path, but for those that others of them specialise."""
-    candidates = (_load(reader.place) for reader in _READERS if reader.may_match(probe))
+    """Return all formats that recognise a path, without those that others of them specialise."""
+    # ``may_match`` goes by the table alone, so that only readers of this kind of content are imported.
+    candidates = (_load(reader.class_path) for reader in _READERS if reader.may_match(probe))
     matching = [format for format in candidates if format.matches(probe)]
     if not matching:
         matching = [format for format in third_party_formats() if format.matches(probe)]
-    if not matching and probe.is_directory:
-        matching = [format for format in (_load(_LAST),) if format.matches(probe)]
+    if not matching and probe.is_directory and (fallback := _load(_FALLBACK)).matches(probe):
+        matching = [fallback]
     return [
         format
         for format in matching
@@ -158,8 +171,8 @@ def matching_formats(probe: Probe) -> list[Format]:
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a checkpoint of any format; no value is read.
 
-    Close what it returns, or use it as a context manager. A directory that holds one serial of Paddle Fluid,
-    and nothing else, represents it.
+    Close the checkpoint, or use it as a context manager. A directory that holds nothing but one serial of
+    Paddle Fluid is opened as this serial.
 
     Raises:
         NotACheckpoint: No format recognises it.
@@ -200,7 +213,9 @@ def recognise(probe: Probe) -> Format:
 
 
 def recognition_error(probe: Probe) -> NotACheckpoint | DamagedCheckpoint:
-    """Return the error that says best why no format recognises a path."""
+    """Return the most specific error for a path that no format recognises."""
+    # A file whose suffix means a format was probably one of it: it is damaged, and other loaders, which go by
+    # the suffix, may still run it. Any other file is no checkpoint.
     foreign = recognise_foreign(probe)
     if probe.is_directory:
         message = foreign.description if foreign else "no checkpoint in this directory"
@@ -224,7 +239,7 @@ def recognition_error(probe: Probe) -> NotACheckpoint | DamagedCheckpoint:
 
 
 def suffix_format(name: str) -> Format | None:
-    """Return the format that usually has such a name, or None."""
+    """Return the format that the suffix of a file name means, or None."""
     lowered = name.lower()
     if lowered.endswith(".bin") and not lowered.startswith(PYTORCH_BIN):
         return None
@@ -232,7 +247,7 @@ def suffix_format(name: str) -> Format | None:
 
 
 def _describe(probe: Probe) -> tuple[str, str | None]:
-    """Return what the content looks like, and what to do about it, if that is known."""
+    """Return a description of unknown content, and a hint or None."""
     if probe.source.size == 0:
         return "the file is empty", None
     for magic, name in _COMPRESSED.items():

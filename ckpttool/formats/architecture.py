@@ -29,7 +29,7 @@ _CLASS = "<class>"
 
 
 class Signature(NamedTuple):
-    """How a graph is called: the types and shapes of its inputs and outputs, by name."""
+    """Signature of a graph: the types and shapes of its inputs and outputs, by name."""
 
     name: str
     inputs: Mapping[str, str]
@@ -38,14 +38,14 @@ class Signature(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Class, layers and signatures of a model, as its checkpoint states them.
+    """Class, layers and signatures of a model, as recorded in its checkpoint.
 
     Attributes:
-        model: The class of the model; empty if none is named.
-        family: What Hugging Face's libraries call its architecture, such as ``gpt2``.
-        layers: The classes of layers and modules, by the prefixes of the tensors' names.
-        weights: What a layer's class calls a tensor whose name has a number for it, such as ``kernel``.
-        signatures: The ways to call the model.
+        model: Class of the model; empty if it isn't recorded.
+        family: ``model_type`` of Hugging Face's configuration: ``gpt2``.
+        layers: Classes of layers and modules, by the prefixes of the tensors' names.
+        weights: Names such as ``kernel`` of numbered variables, by the names of their tensors.
+        signatures: Signatures of the model's graphs.
     """
 
     model: str = ""
@@ -67,7 +67,7 @@ UNKNOWN = Architecture()
 
 
 def architecture_of(checkpoint: Checkpoint) -> Architecture:
-    """Return the model that the metadata of a checkpoint, or the configuration next to it, describe."""
+    """Return the model in the metadata of a checkpoint, or in the configuration next to it."""
     metadata = checkpoint.metadata
     if "model_config" in metadata:
         return _from_keras_config(metadata["model_config"], checkpoint)
@@ -123,7 +123,7 @@ def _shape_text(shape: list[int | None] | None) -> str:
 
 
 def _from_classes(classes: Mapping[str, str]) -> Architecture:
-    """Return the architecture made of modules with these classes, by dotted name; the model's is ``""``."""
+    """Return the architecture of modules, given their classes by dotted name; ``""`` is the model."""
     short = {name: kind.rpartition(".")[2] for name, kind in classes.items()}
     return Architecture(short.pop("", ""), layers=short)
 
@@ -142,7 +142,7 @@ def _module_classes(attributes: Mapping[str, Any], above: str = "") -> Iterator[
 
 
 def _from_hub_config(checkpoint: Checkpoint) -> Architecture:
-    """Return the model that Transformers' ``config.json`` next to the weights describes."""
+    """Return the model in Transformers' ``config.json`` next to the weights."""
     config = checkpoint.config
     family, names = config.get("model_type"), config.get("architectures")
     model = names[0] if isinstance(names, list) and names else ""
@@ -152,19 +152,18 @@ def _from_hub_config(checkpoint: Checkpoint) -> Architecture:
 
 
 def hub_config(files: Iterable[FileEntry]) -> Mapping[str, Any]:
-    """Return what ``config.json`` beside weights says, if they are named as Hugging Face's libraries do."""
-    for one in files:
-        directory, name = os.path.split(one.path)
-        if name.startswith(_HUB_WEIGHTS):
-            return _small_json(os.path.join(directory, _HUB_CONFIG))
-    return {}
+    """Return the ``config.json`` next to weights that are named as by Hugging Face's libraries.
 
-
-def _small_json(path: str) -> Mapping[str, Any]:
-    """Return the object in a file; an empty one if it isn't there, isn't valid or isn't small."""
+    Empty if there is none, or if it isn't valid or is larger than 1 MiB.
+    """
+    places = (os.path.split(one.path) for one in files)
+    directory = next((directory for directory, name in places if name.startswith(_HUB_WEIGHTS)), None)
+    if directory is None:
+        return {}
     from ckpttool.containers.jsontext import parse_json
     from ckpttool.storage import fs
 
+    path = os.path.join(directory, _HUB_CONFIG)
     try:
         with fs.open_regular(path) as file:
             text = file.read(_MAX_CONFIG_BYTES + 1)

@@ -1,4 +1,8 @@
-"""Finds the checkpoints in a directory tree: what is kept or removed together is one."""
+"""Finds the checkpoints in a directory tree; files that are kept or removed together are one checkpoint.
+
+In each directory, sets of files are found first (shards with their index), then files and directories that
+are checkpoints by themselves; other directories are searched.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +24,19 @@ from ckpttool.formats.opening import COPYING, EVERYTHING, interrupted_copy, read
 from ckpttool.storage import fs
 
 MATCHED_NOTHING = "matched nothing"
-"""What the warning about a glob ends with; of several directories it is only true where it is of all."""
+"""End of the warning about a glob; for several directories it is true only if it is true for each."""
 
 _WILD = re.compile(r"[*?\[]")
 
 
-class _Form(NamedTuple):
-    """One way to take a glob: of paths in a directory, and of names anywhere below it if it ``is_loose``."""
+class _Pattern(NamedTuple):
+    """One interpretation of a glob.
+
+    Attributes:
+        pattern: Matches paths relative to the root.
+        parts: The glob's parts between slashes.
+        is_loose: Whether it matches names anywhere below the root, too.
+    """
 
     pattern: re.Pattern[str]
     parts: tuple[str, ...]
@@ -35,51 +45,56 @@ class _Form(NamedTuple):
     def matches(self, relative: str, name: str) -> bool:
         return bool(self.pattern.match(relative) or (self.is_loose and self.pattern.match(name)))
 
-    def is_of_something_in(self, relative: str) -> bool:
-        """Return whether it could match something in a directory."""
+    def may_match_in(self, relative: str) -> bool:
+        """Return whether it could match a path in a directory."""
         count = relative.count("/") + 1
         return count < len(self.parts) and fnmatchcase(relative, "/".join(self.parts[:count]))
 
 
 class Globs:
-    """Globs, and which of them have matched something.
+    """Globs of paths in a directory; they record whether they have matched.
 
-    A slash at the end and ``./`` at the beginning say nothing. What has a slash in it is relative to the
-    directory; a path that leads into it from the root, or from the working directory, is taken as one in it,
-    too.
+    A slash at the end and ``./`` at the beginning mean nothing. A glob with a slash is relative to the
+    directory; an absolute path into it, and one from the working directory, match as well.
     """
 
     def __init__(self, globs: Sequence[str], root: str) -> None:
         self._root = os.path.join(root, "")
-        self._forms = {glob: tuple(_forms(glob, root)) for glob in globs}
+        self._patterns = {glob: tuple(_patterns(glob, root)) for glob in globs}
         self._matched: set[str] = set()
 
-    def of(self, path: str) -> list[str]:
+    def matching(self, path: str) -> list[str]:
         """Return the globs that match a path in the directory, as they were given."""
-        if not self._forms:
+        if not self._patterns:
             return []
         name = os.path.basename(path)
         is_below = path.startswith(self._root)
         relative = path[len(self._root) :] if is_below else os.path.relpath(path, self._root)
         matching = [
-            glob for glob, forms in self._forms.items() if any(form.matches(relative, name) for form in forms)
+            glob
+            for glob, patterns in self._patterns.items()
+            if any(pattern.matches(relative, name) for pattern in patterns)
         ]
         self._matched.update(matching)
         return matching
 
-    def passes_over(self, path: str) -> bool:
-        """Return whether a glob matches a path, whose content no other glob is then tried on."""
-        if not self.of(path):
+    def excludes(self, path: str) -> bool:
+        """Return whether a glob matches a path, so that its content is skipped."""
+        if not self.matching(path):
             return False
+        # Globs of paths in a skipped directory aren't tried any more: they count as matched, since a warning
+        # that they matched nothing would be false.
         relative = path.removeprefix(self._root)
-        for glob, forms in self._forms.items():
-            if any(form.is_of_something_in(relative) for form in forms):
+        for glob, patterns in self._patterns.items():
+            if any(pattern.may_match_in(relative) for pattern in patterns):
                 self._matched.add(glob)
         return True
 
     def unmatched(self, option: str) -> list[str]:
-        """Return a warning for each that has matched nothing."""
-        return [f"{option} {glob!r} {MATCHED_NOTHING}" for glob in self._forms if glob not in self._matched]
+        """Return a warning for each glob that has matched nothing."""
+        return [
+            f"{option} {glob!r} {MATCHED_NOTHING}" for glob in self._patterns if glob not in self._matched
+        ]
 
 
 def last_name(glob: str) -> str:
@@ -87,17 +102,19 @@ def last_name(glob: str) -> str:
     return os.path.basename(glob.rstrip("/"))
 
 
-def _forms(glob: str, root: str) -> Iterator[_Form]:
-    """Yield the ways to take a glob."""
+def _patterns(glob: str, root: str) -> Iterator[_Pattern]:
+    """Yield the interpretations of a glob."""
+    # A user may write ``a.pt``, ``sub/a.pt``, ``**/a.pt``, ``runs/sub/a.pt`` from the working directory
+    # ``.``, or the absolute path, each of them with symlinks in its directories or in the root's. Those that
+    # lead into the root are cut to the part below it.
     parts = [part for part in glob.split("/") if part not in ("", os.curdir)]
     if parts and not glob.startswith("/"):
-        yield _form(parts, is_loose=True)
+        yield _pattern(parts, is_loose=True)
         if parts[0] == "**" and len(parts) > 1:
-            yield _form(parts[1:], is_loose=True)
+            yield _pattern(parts[1:], is_loose=True)
     if len(parts) < 2:
         return
     is_wild = glob.startswith("/")
-    # A path from the root on, and the same without symlinks in the directories that it names.
     paths = [fs.abspath(glob)]
     if "\0" not in paths[0] and not _WILD.search(os.path.dirname(paths[0])):
         paths.append(os.path.join(fs.realpath(os.path.dirname(paths[0])), os.path.basename(paths[0])))
@@ -110,15 +127,15 @@ def _forms(glob: str, root: str) -> Iterator[_Form]:
         for root_names in names_of_roots:
             inner = names[len(root_names) :]
             if inner != parts and _leads_into(names, root_names, is_wild=is_wild):
-                yield _form(inner, is_loose=False)
+                yield _pattern(inner, is_loose=False)
 
 
-def _form(parts: Sequence[str], *, is_loose: bool) -> _Form:
-    return _Form(re.compile(translate("/".join(parts))), tuple(parts), is_loose)
+def _pattern(parts: Sequence[str], *, is_loose: bool) -> _Pattern:
+    return _Pattern(re.compile(translate("/".join(parts))), tuple(parts), is_loose)
 
 
 def _leads_into(names: Sequence[str], root: Sequence[str], *, is_wild: bool) -> bool:
-    """Return whether a path leads into the root: further than to it."""
+    """Return whether a path is below the root."""
     return len(names) > len(root) and all(
         name == root_name or (is_wild and fnmatchcase(root_name, name))
         for name, root_name in zip(names, root, strict=False)
@@ -130,29 +147,29 @@ def _split(path: str) -> list[str]:
 
 
 OWN_PREFIX = ".ckpttool"
-"""What ckpttool itself leaves in a directory: journal, lock, trash, pins."""
+"""Beginning of the names of ckpttool's own files in a directory: journal, lock, trash, pins."""
 
 _NEVER_ENTERED = frozenset({".git"})
 _INDEX = re.compile(r"(index|weights).*\.json$")
 _LEVELS_ABOVE = 2
-"""How far above a directory an index is looked for that names files in it: ``shards/part_1.safetensors``."""
+"""Number of directories above one in which an index may name files in it: ``shards/part_1.safetensors``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """Which part of a tree is looked at.
+    """Options of a search.
 
     Attributes:
         recursive: Whether to descend into directories that are no checkpoints themselves.
-        exclude: Globs of names, or of paths relative to the root, that are skipped; ``Globs`` where
-            somebody wants to know which of them matched.
-        max_depth: How many levels to descend at most; None for all.
-        enters_root: Whether a set of files that is alone in the root is in it, as it would beside another,
-            instead of being what the root is.
-        on_error: Told of what could not be looked at; the walk continues.
-        on_vanished: Told the path of what was listed and is no longer there when it is looked at.
-        on_unread: Told the path of what looks like a model, and why it is not read: a file or a directory of
-            another format, or a file that may be a checkpoint by its name alone, like ``model.bin``.
+        exclude: Globs of names, or of paths relative to the root, that are skipped; ``Globs`` if the caller
+            reports which of them matched.
+        max_depth: Maximum number of levels to descend; None for all.
+        enters_root: Whether a set of files that is alone in the root is found as a set in it, with the path
+            of its index; otherwise it is the root itself.
+        on_error: Called with the errors of paths that can't be looked at; the walk continues.
+        on_vanished: Called with each path that was listed and then vanished.
+        on_unread: Called with the path and the reason for each model that is not read: a file or a directory
+            of another format, or a file that only has a name such as ``model.bin``.
     """
 
     recursive: bool = True
@@ -165,12 +182,11 @@ class Walk:
 
 
 def discover(root: str | os.PathLike[str], walk: Walk = Walk()) -> Iterator[Unit]:
-    """Yield the checkpoints at a path: itself, where it is one; else those in the directory.
+    """Yield the checkpoint at a path or, if it is a directory of others, the checkpoints in it.
 
     Directory symlinks are never followed. A file symlink whose target is in the tree is a pointer, not
-    a second checkpoint. A file that an index names, in its directory or above, is a part of what the index
-    represents, and none either; where several indexes name it, or it is deeper than its index, it is in
-    ``Unit.shared``.
+    a second checkpoint. A file that an index names, in its directory or above, is a part of that checkpoint;
+    it is in ``Unit.shared`` if several indexes name it, or if it is in a directory below its index.
 
     Raises:
         CheckpointError: The root itself can't be looked at.
@@ -182,9 +198,9 @@ def discover(root: str | os.PathLike[str], walk: Walk = Walk()) -> Iterator[Unit
 
 
 def candidates(root: str | os.PathLike[str], walk: Walk = Walk()) -> Iterator[Unit | str]:
-    """Yield the checkpoints that ``discover`` does, of files by themselves only the paths of all there are.
+    """Yield the checkpoints that ``discover`` yields, but only the paths of all single files.
 
-    Whether such a file is a checkpoint is not known yet; ``unit_of_candidate`` tells.
+    ``unit_of_candidate`` returns the checkpoint of such a file, if it is one.
     """
     path = os.fspath(root)
     unit = unit_at(path)
@@ -203,7 +219,7 @@ def candidates(root: str | os.PathLike[str], walk: Walk = Walk()) -> Iterator[Un
 
 
 def units_inside(directory: str, walk: Walk = Walk()) -> Iterator[Unit]:
-    """Yield the checkpoints in a directory, whatever it is itself."""
+    """Yield the checkpoints in a directory, even if it is one itself."""
     globs = walk.exclude if isinstance(walk.exclude, Globs) else Globs(walk.exclude, directory)
     for candidate in _in_tree(directory, replace(walk, exclude=globs)):
         unit = unit_of_candidate(candidate, walk) if isinstance(candidate, str) else candidate
@@ -212,9 +228,9 @@ def units_inside(directory: str, walk: Walk = Walk()) -> Iterator[Unit]:
 
 
 def unit_at(path: str) -> Unit | None:
-    """Return the checkpoint that a path itself is, or None.
+    """Return the checkpoint at a path itself, or None.
 
-    A file with a checkpoint's suffix and other content is one too: a damaged one.
+    A file with a checkpoint's suffix and other content counts as a damaged one.
 
     Raises:
         CheckpointError: It can't be looked at.
@@ -224,9 +240,9 @@ def unit_at(path: str) -> Unit | None:
 
 
 def unit_of(probe: Probe) -> Unit | None:
-    """Return the checkpoint that the path of a probe itself is, or None; see ``unit_at``.
+    """Return the checkpoint at the path of a probe, or None; see ``unit_at``.
 
-    A file that several formats recognise is one, too, of none of them.
+    A file that several formats recognise is one without a format.
 
     Raises:
         CheckpointError: It can't be looked at.
@@ -245,9 +261,13 @@ def unit_of(probe: Probe) -> Unit | None:
 
 
 class _Subdirectory(NamedTuple):
-    """A directory that is no checkpoint, ``depth`` levels below the root; indexes above it name ``parts``.
+    """A directory to search.
 
-    ``foreign`` is the format that is not read of what it is, or is a part of.
+    Attributes:
+        path: Its path.
+        depth: Number of levels below the root.
+        parts: Paths of the files that indexes above it name.
+        foreign: Format of the unread model that it is, or is a part of, so that this is reported once.
     """
 
     path: str
@@ -257,7 +277,8 @@ class _Subdirectory(NamedTuple):
 
 
 def _in_tree(root: str, walk: Walk, parts: frozenset[str] = frozenset()) -> Iterator[Unit | str]:
-    """Yield the checkpoints in a tree in order, except files named by indexes above; without recursion."""
+    """Yield the checkpoints in a tree in order, except files named by indexes above."""
+    # A stack of generators instead of recursion: a tree may be deeper than Python's limit.
     stack = [_in_directory(_Subdirectory(root, 0, parts), root, walk)]
     while stack:
         found = next(stack[-1], None)
@@ -287,6 +308,7 @@ def _in_directory(directory: _Subdirectory, root: str, walk: Walk) -> Iterator[U
     entries = {name: entry for name, entry in everything.items() if not is_excluded(entry.path, walk)}
     for unit in sets:
         excluded = tuple(name for name in unit.members if name not in entries)
+        # Excluded shards of a set are never removed, so they become shared.
         if len(excluded) == len(unit.members) or is_excluded(unit.path, walk):
             continue
         members = tuple(name for name in unit.members if name not in excluded)
@@ -320,7 +342,8 @@ def _in_directory(directory: _Subdirectory, root: str, walk: Walk) -> Iterator[U
 
 
 def _report_named_by_link(entry: os.DirEntry[str], walk: Walk) -> None:
-    """Report a model that isn't read, if only a link has its name, as in the cache of Hugging Face."""
+    """Report a model that isn't read, if only a link has its suffix."""
+    # In the cache of Hugging Face, the target of the link is a blob without a suffix, which isn't recognised.
     is_model = entry.is_symlink() and entry.name.lower().endswith(SUFFIXES)
     if not is_model or os.path.splitext(fs.realpath(entry.path))[1]:
         return
@@ -335,16 +358,16 @@ def _names_being_copied(
     """Return the names in a directory that belong to incomplete copies; each copy is reported as an error."""
     names: set[str] = set()
     for name, members in read_note(os.path.join(directory, COPYING)).items():
-        there = set(listed) if EVERYTHING in members else {*members, name} & listed.keys()
-        if there - {COPYING}:
+        copied = set(listed) if EVERYTHING in members else {*members, name} & listed.keys()
+        if copied - {COPYING}:
             path = directory if EVERYTHING in members else os.path.join(directory, name)
             walk.on_error(interrupted_copy(path))
-        names |= there
+        names |= copied
     return names
 
 
 def report(error: CheckpointError, walk: Walk) -> None:
-    """Report an error to the walk, except a vanished file: a trainer may be at work."""
+    """Report an error to the walk; a vanished file is none, since a training may be running."""
     if isinstance(error, NotFound) and not fs.lexists(error.path):
         walk.on_vanished(error.path)
     else:
@@ -352,12 +375,12 @@ def report(error: CheckpointError, walk: Walk) -> None:
 
 
 def _is_sidecar(name: str, entries: Mapping[str, os.DirEntry[str]]) -> bool:
-    """Return whether a name belongs to another entry of the directory; it is no checkpoint of its own."""
+    """Return whether a name is that of the manifest of another entry."""
     return any(name.endswith(ending) and name.removesuffix(ending) in entries for ending in SIDECARS)
 
 
 def _is_candidate(entry: os.DirEntry[str], root: str) -> bool:
-    """Return whether an entry is a file of its own: no link into the tree, no device, no pipe."""
+    """Return whether an entry is a file to look at: no link into the tree, no device, no pipe."""
     if not entry.is_symlink():
         return entry.is_file(follow_symlinks=False)
     target, tree = fs.realpath(entry.path), fs.realpath(root)
@@ -378,10 +401,9 @@ def _with_sidecars(unit: Unit) -> Unit:
 
 
 def sets_in(directory: str, entries: Mapping[str, os.DirEntry[str]]) -> list[Unit]:
-    """Return the checkpoints of several entries in a directory; an entry that two of them name is shared.
-
-    Of two that have the same name, or that one format takes for a part of the other, the first is meant.
-    """
+    """Return the checkpoints of several entries in a directory; an entry that two of them name is shared."""
+    # Two formats may find the same set: the first in the table wins. A symlink to an index of the directory
+    # is no second set. An index that another set names is still that of its own set (``anchors``).
     units: dict[str, Unit] = {}
     for format in set_formats():
         taken = {name for unit in units.values() for name in unit.members}
@@ -417,7 +439,7 @@ def names_indexed_above(
 ) -> dict[str, str]:
     """Return the paths in a directory that indexes in the directories above it name, with those indexes.
 
-    ``on_error`` is told of what can't be read there, but not of directories that are closed to this user.
+    ``on_error`` is called with errors there, but not with those of directories without read permission.
     """
     indexes: dict[str, str] = {}
     real = above = fs.realpath(directory)
@@ -451,19 +473,19 @@ def _require_readable(path: str, on_error: Callable[[CheckpointError], object]) 
 
 
 def unit_of_candidate(path: str, walk: Walk) -> Unit | None:
-    """Return the checkpoint that a candidate is, or None; errors are reported to the walk."""
+    """Return the checkpoint at the path of a candidate, or None; errors are reported to the walk."""
     try:
         with Probe(path) as probe:
             unit = unit_of(probe)
-            why = unread_reason(probe) if unit is None else None
+            reason = unread_reason(probe) if unit is None else None
     except CheckpointError as error:
         report(error, walk)
         return None
-    if why is not None:
-        walk.on_unread(path, why)
+    if reason is not None:
+        walk.on_unread(path, reason)
     return unit
 
 
 def is_excluded(path: str, walk: Walk) -> bool:
     """Return whether a path in the tree is excluded."""
-    return isinstance(walk.exclude, Globs) and walk.exclude.passes_over(path)
+    return isinstance(walk.exclude, Globs) and walk.exclude.excludes(path)

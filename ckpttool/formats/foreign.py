@@ -1,4 +1,7 @@
-"""Formats of models that ckpttool does not read, with their names and the tools that read them."""
+"""Formats of models that ckpttool does not read, with the tools that read them.
+
+They are recognised so that an error can name the format and the tool, and a search can report such files.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ class Foreign(NamedTuple):
     """A format that is not read.
 
     Attributes:
-        name: What to call it.
-        reader: What reads it.
+        name: Name with its article, for messages.
+        reader: Tool that reads it.
         matches: Recognises it by its content.
-        suffixes: How its files are called; no others are looked for in a directory.
-        is_suffix_shared: Whether other files are called so, too.
-        needs_suffix: Whether other files may have such content.
-        is_named: Whether it is named when a directory is searched; a run is not, its checkpoints are.
+        suffixes: Suffixes of its files; a search of a directory looks at no others.
+        is_suffix_shared: Whether files of other formats have these suffixes, too.
+        needs_suffix: Whether other files may have such content, so that a suffix is needed as well.
+        is_named: Whether a search of a directory reports it; False for a run, whose checkpoints are reported.
     """
 
     name: str
@@ -36,19 +39,21 @@ class Foreign(NamedTuple):
     is_named: bool = True
 
     def has_suffix(self, probe: Probe) -> bool:
-        """Return whether a file is called like one."""
+        """Return whether a file has one of its suffixes."""
         return not probe.is_directory and probe.name.lower().endswith(self.suffixes)
 
     def recognises(self, probe: Probe) -> bool:
-        """Return whether a path is one by its content."""
+        """Return whether a path has this format."""
         return (not self.needs_suffix or self.has_suffix(probe)) and self.matches(probe)
 
     @property
     def description(self) -> str:
-        """Say what it is and what to do."""
+        """Message with its name and tool."""
         return f"{self.name}, which ckpttool does not read; use {self.reader}"
 
 
+# First bytes. Protobuf has no magic: a file begins with the tag of its first field (field number << 3 | wire
+# type), which is a weak sign, so Core ML and Caffe need their suffix as well.
 _GGUF, _GZIP, _OCDBT = b"GGUF", b"\x1f\x8b", (b"\x0c\xdb\x3a\x2a", b"\x0c\xdb\x20\xde")
 _ORBAX = frozenset({"_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt"})
 _ORBAX_TEMPORARY = ".orbax-checkpoint-tmp"
@@ -64,18 +69,22 @@ _TAR_BLOCK, _MOST_TAR_NAMES = 512, 16
 
 
 def _is_onnx(probe: Probe) -> bool:
-    """Return whether it begins like a ModelProto: its version, then a producer, a graph or operator sets."""
+    """Return whether it begins like a ModelProto."""
+    # The IR version (field 1), then a producer, a graph or operator sets. A SavedModel begins alike, with a
+    # message in place of the producer's name.
     head = probe.head
     if len(head) < 4 or head[0] != 0x08 or head[1] not in _IR_VERSIONS or head[2] not in _ONNX_TAGS:
         return False
     if head[2] != _PRODUCER:
         return True
-    name = head[4 : 4 + head[3]]  # of a SavedModel, which begins alike, this is a message
+    name = head[4 : 4 + head[3]]
     return name.isascii() and name.decode("ascii").isprintable()
 
 
 def _is_flax(probe: Probe) -> bool:
-    """Return whether it begins as a msgpack map with text keys does, and holds Flax's arrays."""
+    """Return whether it begins like a msgpack map with string keys, and has arrays of Flax."""
+    # fixmap (0x80 to 0x8f), map16 (0xde) or map32 (0xdf); then a key as fixstr (0xa0 to 0xbf) or str8 (0xd9).
+    # Flax stores arrays as extensions: ext8, ext16, ext32 (0xc7 to 0xc9).
     head = probe.head
     if not head or not (0x81 <= head[0] <= 0x8F or head[0] in (0xDE, 0xDF)):
         return False
@@ -85,14 +94,12 @@ def _is_flax(probe: Probe) -> bool:
 
 
 def _is_orbax(probe: Probe) -> bool:
+    # A checkpoint has Orbax's files, or it is a step (``100``) with items in directories that have them.
     return probe.is_directory and (
-        _ORBAX_TEMPORARY in probe.name or not _ORBAX.isdisjoint(probe.entries) or _holds_items(probe)
+        _ORBAX_TEMPORARY in probe.name
+        or not _ORBAX.isdisjoint(probe.entries)
+        or (probe.name.isdecimal() and _holds_orbax(probe.path))
     )
-
-
-def _holds_items(probe: Probe) -> bool:
-    """Return whether it is a step whose items, in directories, have the marks of Orbax."""
-    return probe.name.isdecimal() and _holds_orbax(probe.path)
 
 
 def _is_orbax_run(probe: Probe) -> bool:
@@ -112,7 +119,7 @@ def _holds_orbax(path: str) -> bool:
 
 
 def _is_paddle_distributed(probe: Probe) -> bool:
-    """Return whether a directory is Paddle's, which has pickles where PyTorch's has zips."""
+    """Return whether a directory is Paddle's: its ``.distcp`` files are pickles, PyTorch's are zips."""
     names = [name for name in probe.entries if name.endswith(".distcp") and not name.startswith("__")]
     for name in names[:1]:
         try:
@@ -124,19 +131,19 @@ def _is_paddle_distributed(probe: Probe) -> bool:
 
 
 def _is_openvino(probe: Probe) -> bool:
-    """Return whether the file of the model's structure is next to these weights."""
+    """Return whether these weights have the model's structure next to them, in ``.xml``."""
     return fs.isfile(f"{os.path.splitext(probe.path)[0]}.xml")
 
 
 def _is_tar_of_models(probe: Probe) -> bool:
-    """Return whether a tar holds a file that is called like a pickle or a checkpoint."""
+    """Return whether a tar has a file with the suffix of a pickle or a checkpoint."""
     return _begins_as_tar(probe.head) and any(
         name.lower().endswith(tuple(CONTENTS)) for name in _tar_names(probe)
     )
 
 
 def _is_nemo(probe: Probe) -> bool:
-    """Return whether it is a tar, compressed or not; its first files may be too large to look further."""
+    """Return whether it is a tar, compressed or not."""
     head = probe.head
     if head.startswith(_GZIP):
         try:
@@ -151,10 +158,9 @@ def _begins_as_tar(head: bytes) -> bool:
 
 
 def _tar_names(probe: Probe) -> Iterator[str]:
-    """Yield the names of the first files in a tar.
-
-    Source: POSIX.1-1988, ustar: a header of 512 bytes has the name first, and the size in octal at 124.
-    """
+    """Yield the names of the first files in a tar."""
+    # POSIX.1-1988, ustar: a header of 512 bytes has the name first, and the size in octal at 124; the content
+    # is padded to 512 bytes.
     at, source = 0, probe.source
     for _ in range(_MOST_TAR_NAMES):
         header = source.read(at, min(_TAR_BLOCK, source.size - at)) if at < source.size else b""
@@ -166,17 +172,18 @@ def _tar_names(probe: Probe) -> Iterator[str]:
 
 
 def _is_tensorrt(probe: Probe) -> bool:
-    """Return whether it is a plan, perhaps after its length and the JSON that Ultralytics writes.
+    """Return whether it is a TensorRT plan.
 
     Source: lutzroeder/netron ``source/tensorrt.js``; ultralytics/ultralytics ``engine/exporter.py``.
     """
+    # Ultralytics writes JSON in front of the plan, with its length in 4 bytes.
     head, source = probe.head, probe.source
     at = 4 + int.from_bytes(head[:4], "little") if head[3:5] == b"\0{" else 0
     return source.read(at, 4) in _TENSORRT if at + 4 <= source.size else False
 
 
 def _is_xgboost(probe: Probe) -> bool:
-    """Return whether it begins as an object of UBJSON does, and names what all models of XGBoost have."""
+    """Return whether it begins like an object of UBJSON, with the key of all XGBoost models."""
     return probe.head.startswith(b"{") and b"learner" in probe.head
 
 
@@ -185,7 +192,7 @@ def _is_torchserve(probe: Probe) -> bool:
 
 
 def _is_graph(probe: Probe) -> bool:
-    """Return whether it begins as a GraphDef does: with a node, its name, and the name of its operator."""
+    """Return whether it begins like a GraphDef: with a node, its name, and the name of its operator."""
     node = re.match(rb"\x0a[\x80-\xff]{0,4}[\x00-\x7f]", probe.head)
     name = None if node is None else _text_field(probe.head, node.end(), b"\x0a")
     operator = None if name is None else _text_field(probe.head, name.end(), b"\x12")
@@ -275,32 +282,32 @@ FOREIGN = (
 
 
 def recognise_foreign(probe: Probe) -> Foreign | None:
-    """Return the format that a path has and ckpttool does not read, or None; its name decides between two."""
+    """Return the unread format of a path, or None; a format with the path's suffix comes first."""
     by_name = sorted(FOREIGN, key=lambda foreign: not foreign.has_suffix(probe))
     return next((foreign for foreign in by_name if foreign.recognises(probe)), None)
 
 
 def foreign_in_search(probe: Probe) -> Foreign | None:
-    """Return the format that a path in a directory has and ckpttool does not read, or None.
+    """Return the unread format of a path in a searched directory, or None.
 
-    The content of files that are not called like models is not looked at.
+    Only files with the suffix of such a format are read.
     """
-    maybe = (one for one in FOREIGN if one.is_named and (probe.is_directory or one.has_suffix(probe)))
-    return next((foreign for foreign in maybe if foreign.recognises(probe)), None)
+    candidates = (one for one in FOREIGN if one.is_named and (probe.is_directory or one.has_suffix(probe)))
+    return next((foreign for foreign in candidates if foreign.recognises(probe)), None)
 
 
 SUFFIXES = tuple(suffix for foreign in FOREIGN for suffix in foreign.suffixes)
-"""How files of these formats end."""
+"""Suffixes of files of these formats."""
 
 _MODELS = (
     *(".bin", ".joblib", ".dill"),
     *(suffix for foreign in FOREIGN if not foreign.is_suffix_shared for suffix in foreign.suffixes),
 )
-"""How files end that may be models whatever they hold."""
+"""Suffixes of files that are reported as models whatever their content is."""
 
 
 def unread_reason(probe: Probe) -> str | None:
-    """Return why a file in a directory is not read that is no checkpoint; None if it is no model, either."""
+    """Return the reason why a model in a searched directory isn't read; None for any other file."""
     if (foreign := foreign_in_search(probe)) is not None:
         return foreign.description
     return "no format recognises the content" if probe.name.lower().endswith(_MODELS) else None

@@ -1,7 +1,7 @@
 """A directory of the Hugging Face Trainer as one checkpoint: weights, optimizer, scheduler, random states.
 
-``trainer_state.json``, which is written last, says where in the run it was saved. A part that is missing or
-damaged is a finding, and the others stay readable.
+``trainer_state.json``, which is written last, has the step and epoch of the save. A missing or damaged part
+is a finding, and the others can still be read.
 
 Source: huggingface/transformers ``trainer.py`` (``_save_checkpoint``) and ``trainer_callback.py``.
 """
@@ -52,12 +52,13 @@ _WRITTEN = re.compile(
     |(global_step|pytorch_model_fsdp_|optimizer_|model_)\d+/|\d+_[A-Z]\w+/""",
     re.VERBOSE,
 )
-"""What ``Trainer``, Accelerate, PEFT, tokenizers and sentence-transformers write in such a directory."""
+"""Names that ``Trainer``, Accelerate, PEFT, tokenizers and sentence-transformers write in it."""
 Entries = Mapping[str, os.DirEntry[str]]
 STATE = "trainer_state.json"
 ARGUMENTS = "training_args.bin"
 NUMBERED = re.compile(r"checkpoint-(\d{1,18})")
 _DURATION = re.compile(r"eval_(\w+_)?(runtime|model_preparation_time|\w+_per_second)")
+"""Logged values of an evaluation that are no metrics."""
 
 
 class HfTrainer(Format):
@@ -69,12 +70,14 @@ class HfTrainer(Format):
     specialises = (ShardedSafetensors, ShardedPytorch)
 
     def matches(self, probe: Probe) -> bool:
+        # Weights alone are no save of a training: it takes the trainer's state, a number in the name
+        # (``checkpoint-500``) or Accelerate's random states, and files with which it can resume.
         entries = probe.entries
         is_numbered = NUMBERED.fullmatch(_own_name(probe.path)) is not None
         if STATE not in entries and not is_numbered and not _is_accelerate(entries):
             return False
         if any(NUMBERED.fullmatch(name) and entry.is_dir() for name, entry in entries.items()):
-            return False  # the run's own directory: a final model beside many checkpoints
+            return False  # the run's own directory: a final model next to its checkpoints
         can_resume = any(_RESUMED.fullmatch(name) or FSDP.fullmatch(name) for name in entries) or (
             is_numbered and ARGUMENTS in entries
         )
@@ -142,7 +145,7 @@ class HfTrainer(Format):
 
 
 def _is_accelerate(entries: Entries) -> bool:
-    """Return whether ``Accelerator.save_state`` wrote a directory: it knows no trainer state."""
+    """Return whether ``Accelerator.save_state`` wrote a directory; it writes no trainer state."""
     return STATE not in entries and any(map(_RANDOM_STATES.fullmatch, entries))
 
 
@@ -155,7 +158,6 @@ def _stem(name: str) -> str:
 
 
 def _read_json(directory: str, name: str, what: str) -> dict[str, Any]:
-    """Return the object in a JSON file; errors and their codes name it ``what``."""
     path = os.path.join(directory, name)
     with fs.open_source(path) as source:
         if source.size > MAX_HEADER:
@@ -170,7 +172,7 @@ def _read_json(directory: str, name: str, what: str) -> dict[str, Any]:
 
 
 def _weights(directory: str, entries: Entries) -> list[Unit]:
-    """Return the sets of weights in a directory, the one that transformers would load first."""
+    """Return the sets of weights in a directory; transformers would load the first."""
     units = [*ShardedSafetensors().units(directory, entries), *ShardedPytorch().units(directory, entries)]
     units += (unit for unit in fsdp_units(directory, entries) if not _is_of_optimizer(unit))
     for name, entry in entries.items():
@@ -185,7 +187,7 @@ def _weights(directory: str, entries: Entries) -> list[Unit]:
 
 
 def _weights_format(parts: OpenedParts, weights: list[Unit]) -> str:
-    """Return the format of the weights; PyTorch's for a directory without any, whose other parts have it."""
+    """Return the format of the weights, or PyTorch's, which other parts have, if there are none."""
     if not weights:
         return "pytorch"
     name = os.path.basename(weights[0].path)
@@ -199,6 +201,7 @@ def _add_weights(
     parts: OpenedParts, metadata: dict[str, Any], weights: list[Unit], entries: Entries
 ) -> list[Tensor]:
     """Open all sets of weights, and return the tensors of the first."""
+    # All are opened, since a second set is read by somebody, too, and may hold code or be damaged.
     if not weights and not any(map(_WEIGHTS_DIRECTORY.fullmatch, entries)):
         parts.fault("part-missing", "no model.safetensors, pytorch_model.bin or adapter_model", None)
     tensors: list[Tensor] = []
@@ -224,13 +227,13 @@ def _add_rank_sets(
     for unit in filter(_is_of_optimizer, fsdp_units(directory, entries)):
         key = os.path.basename(unit.path)
         if (part := parts.add(key, partial(_open_unit, unit))) is not None:
-            tensors += (_below(key, tensor) for tensor in part.tensors)
+            tensors += (_nested(key, tensor) for tensor in part.tensors)
             metadata[key] = dict(part.metadata)
     return tensors
 
 
 def _open_unit(unit: Unit) -> Checkpoint:
-    assert unit.format is not None  # a set has one
+    assert unit.format is not None  # only a single file may be without one
     return open_unit(unit.format, unit)
 
 
@@ -241,7 +244,7 @@ def _is_of_optimizer(unit: Unit) -> bool:
 def _add_others(
     parts: OpenedParts, metadata: dict[str, Any], directory: str, names: list[str]
 ) -> list[Tensor]:
-    """Open other loadable files, and return their tensors, each below the stem of its file."""
+    """Open other loadable files, and return their tensors, with paths below the file's stem."""
     tensors: list[Tensor] = []
     for name in names:
         path, key = os.path.join(directory, name), _key(name, metadata)
@@ -249,18 +252,18 @@ def _add_others(
             message = "no format recognises it, so it was not checked"
             parts.findings.append(warning("part-unrecognised", message, name))
         elif (part := parts.add(name, partial(open_file, path))) is not None:
-            tensors += (_below(key, tensor) for tensor in part.tensors)
+            tensors += (_nested(key, tensor) for tensor in part.tensors)
             metadata[key] = dict(part.metadata)
     return tensors
 
 
 def _key(name: str, metadata: Mapping[str, Any]) -> str:
-    """Return the stem of a file's name, or all of it if another file has taken the stem."""
+    """Return the stem of a file's name, or the whole name if another file has the stem."""
     return name if _stem(name) in metadata else _stem(name)
 
 
-def _below(key: str, tensor: Tensor, role: Role | None = None) -> Tensor:
-    """Return a tensor of a file as one of the directory: of the optimizer or of the rest of the training."""
+def _nested(key: str, tensor: Tensor, role: Role | None = None) -> Tensor:
+    """Return a tensor with a key in front of its path, and the role of an optimizer or training state."""
     owner = None if tensor.shares_with is None else f"{key}.{tensor.shares_with}"
     role = role or (Role.OPTIMIZER if key.startswith("optimizer") else Role.TRAINING)
     return replace(tensor, path=(key, *tensor.path), role=role, shares_with=owner)
@@ -277,9 +280,9 @@ def _is_recognised(path: str) -> bool:
 
 
 def _add_directories(parts: OpenedParts, entries: Entries) -> list[Tensor]:
-    """Open the checkpoints in directories inside, such as DeepSpeed's, and return their tensors.
+    """Open the checkpoints in subdirectories, such as DeepSpeed's, and return their tensors.
 
-    A directory that no format recognises, with files that a framework could load, is a warning.
+    Another directory with files that a framework could load is a warning.
     """
     from ckpttool.formats import open_checkpoint
 
@@ -290,9 +293,9 @@ def _add_directories(parts: OpenedParts, entries: Entries) -> list[Tensor]:
         if _is_recognised(entry.path):
             part = parts.add(name, partial(open_checkpoint, entry.path))
             for tensor in () if part is None else part.tensors:
-                # Its weights are those of the model once more.
+                # Its weights are a second copy of the model's.
                 role = Role.OTHER if tensor.role is Role.WEIGHTS else tensor.role
-                tensors.append(_below(name, tensor, role))
+                tensors.append(_nested(name, tensor, role))
             continue
         count = sum(file.path.endswith(_SUFFIXES) for file in _files(entry.path))
         if count:
@@ -302,7 +305,7 @@ def _add_directories(parts: OpenedParts, entries: Entries) -> list[Tensor]:
 
 
 def _files(directory: str) -> Iterator[FileEntry]:
-    """Yield every regular file in a directory and those in it; no link to a directory is followed."""
+    """Yield every regular file in a directory and its subdirectories; no link to a directory is followed."""
     pending = [directory]
     while pending:
         for entry in scan(pending.pop()).values():
@@ -313,15 +316,16 @@ def _files(directory: str) -> Iterator[FileEntry]:
 
 
 def training_of(state: Mapping[str, Any], arguments: Mapping[str, Any], name: str) -> TrainingState:
-    """Return the training state that Trainer recorded, with the last value of each logged metric.
-
-    Metrics are those of this very step: an evaluation before it was one of other weights.
+    """Return the training state that Trainer recorded, with the metrics that were logged at this step.
 
     Args:
         state: The content of ``trainer_state.json``.
         arguments: The plain data of ``training_args.bin``.
         name: The name of the directory.
     """
+    # The log has an entry for each logged loss and each evaluation. The last loss is taken from any step, as
+    # Trainer doesn't log one at each, and marked as earlier; an evaluation at another step was of other
+    # weights, so metrics are only those of this step.
     logged: dict[str, Any] = {}
     logged_here: dict[str, Any] = {}
     numbered = NUMBERED.fullmatch(name)

@@ -26,12 +26,14 @@ from ckpttool.storage import fs
 from ckpttool.storage.source import Source
 
 HEAD_BYTES = 4096
+"""Number of first bytes that formats look at; a tar's magic and the second HDF5 signature are among them."""
 _NOWHERE = frozenset({errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR})
-"""What the system says of links that lead nowhere, but for those that dangle."""
+"""Errors of links without a target, besides ``ENOENT``."""
 SIDECARS = (".sha256", ".digests.json")
 """Suffixes of the files of ``verify --write-manifest``, which are moved and removed with the checkpoint."""
 
-# Many a zip has a brace among its first bytes; behind its magic, only one in the place of safetensors counts.
+# A safetensors file begins with the length of its header in 8 bytes, then ``{``. A length may begin with the
+# bytes of a zip's magic, and a zip may have a brace anywhere: it is JSON only with a brace in that place.
 _JSON_HEADER = re.compile(rb".{8}\s*\{", re.DOTALL)
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _OTHER_MAGICS = (_HDF5, b"\x93NUMPY", b"\x80")
@@ -39,7 +41,7 @@ _ZIP_TAIL, _DIRECTORY_MAGIC = 1 << 16, b"PK\x01\x02"
 _TENSORFLOW_SHARD = re.compile(r"\.data-\d{5}-of-\d{5}$")
 _ALL_SHARDS = re.compile(r"-\?{5}-of-\d{5}$")
 RANKED = re.compile(r"(?P<stem>.+?)[._-]rank[._-]?(?P<rank>\d{1,9})\.(pt|pth|bin|ckpt)", re.DOTALL)
-"""How a file is named that one process of a job wrote: what those of all have in common, and its number."""
+"""Name of a file that one process of a job wrote: the part that all ranks share, and the rank."""
 _DIGITS = re.compile(r"([0-9]+)")
 _Key = TypeVar("_Key")
 
@@ -47,13 +49,13 @@ _Key = TypeVar("_Key")
 class Probe:
     """A path, looked at once for all formats: its first bytes, or the names in a directory.
 
-    A context manager that closes the file; ``opening.open_with`` hands it over to the checkpoint instead.
+    A context manager that closes the file; ``opening.open_with`` passes it to the checkpoint instead.
 
     Attributes:
-        also: Entries of other directories under a name of ``entries``, of a checkpoint that is in several.
+        other_entries: Entries of further directories, by name, if a checkpoint is in several directories.
     """
 
-    also: Mapping[str, tuple[os.DirEntry[str], ...]] = {}
+    other_entries: Mapping[str, tuple[os.DirEntry[str], ...]] = {}
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Look at a path.
@@ -94,6 +96,9 @@ class Probe:
         """Return the kinds of content that the first bytes allow, as the table of formats names them."""
         if self.is_directory:
             return frozenset({"directory"})
+        # A file may have several kinds: a pickle with a brace in its first bytes, a zip after a user block.
+        # Content that only fits JSON, where any brace does, is ``other`` as well, for formats whose files
+        # have no magic. A path that is no file itself (a prefix) may represent a file of any kind.
         head = self.head
         is_zip = self.is_zip
         signs = {
@@ -104,7 +109,7 @@ class Probe:
             "json": b"{" in head
             and not head.startswith(_HDF5)
             and (not is_zip or _JSON_HEADER.match(head) is not None),
-            # What a zip stores may lie at such an offset by chance.
+            # A record of a zip may be at such an offset by chance.
             "hdf5": any(head.startswith(_HDF5, at) for at in ((0,) if is_zip else (0, 512, 1024, 2048))),
             "numpy": head.startswith(b"\x93NUMPY"),
             # The index of a prefix is one, even if its first bytes are damaged.
@@ -138,7 +143,7 @@ class Probe:
 
     @property
     def _is_headless_zip(self) -> bool:
-        """Return whether a file ends as a zip does, and begins like nothing else."""
+        """Return whether a file ends like a zip, and begins like no other format."""
         if self.is_directory or self.head.startswith(_OTHER_MAGICS) or _JSON_HEADER.match(self.head):
             return False
         length = min(_ZIP_TAIL, self.source.size)
@@ -147,7 +152,7 @@ class Probe:
 
     @property
     def is_zip(self) -> bool:
-        """Return whether the file starts like a zip, damaged or not; for ``salvage``, or ends like one."""
+        """Return whether the file begins like a zip, damaged or not; for ``salvage``, or ends like one."""
         return self._archive is not None
 
     @property
@@ -162,7 +167,7 @@ class Probe:
 
     @property
     def archive(self) -> Archive:
-        """Return the zip that the file is.
+        """Return the file as a zip.
 
         Raises:
             CheckpointError: It is a damaged zip, or none.
@@ -175,14 +180,14 @@ class Probe:
 
     @property
     def names(self) -> frozenset[str]:
-        """Return the whole names in the zip; none where there is no zip, or its directory is lost."""
+        """Return the names of the records of the zip; none if it is no zip, or a damaged one."""
         return frozenset(self._archive.names) if isinstance(self._archive, Archive) else frozenset()
 
     @cached_property
     def members(self) -> frozenset[str]:
-        """Return the names in the zip after their common root, in lower case; none where there is no zip.
+        """Return the names of the zip's records below its root directory, in lower case.
 
-        Of a zip whose directory is lost, only the first record is known.
+        Only the first record is known if the zip's directory is damaged.
         """
         if isinstance(self._archive, Archive):
             names = list(self._archive.names)
@@ -193,15 +198,15 @@ class Probe:
         return frozenset(name.partition("/")[2].casefold() for name in names)
 
     def may_have_record(self, pattern: re.Pattern[str]) -> bool:
-        """Return False if a zip has several records, but none of a name, with or without its root.
+        """Return False if a zip has several records and none of a name, with or without its root directory.
 
-        Nothing is known of other files, and of a zip whose directory is lost.
+        True for other files, and if the zip's directory is damaged.
         """
         return len(self.members) < 2 or any(map(pattern.fullmatch, self.members | self.names))
 
     @property
     def first_record(self) -> str:
-        """Return the name of the first record of a zip, which is left if its directory is lost."""
+        """Return the name of the first record of a zip, from its local header."""
         length = int.from_bytes(self.head[26:28], "little")
         return self.head[30 : 30 + length].decode("utf-8", "replace")
 
@@ -218,9 +223,10 @@ class Probe:
 
 
 def _begins_table(head: bytes) -> bool:
-    """Return whether a table of an empty key with a value may begin like this."""
-    # Compressed, at most 10 bytes of sizes and 5 of a literal's length come before the key. A zip's second
-    # byte is no literal.
+    """Return whether a TensorFlow index, a table that begins with an empty key, may begin like this."""
+    # The first entry is three lengths (shared: 0, key: 0, value) and the value, so two zero bytes come first.
+    # Compressed, at most 10 bytes of sizes and 5 of a literal's length come before them. A zip's second byte
+    # is no literal.
     if b"\0\0" not in head[:17] or head[:3] == b"\0\0\0" or head.startswith(b"PK"):
         return False
     from ckpttool.containers.table import begins_with_empty_key
@@ -229,7 +235,9 @@ def _begins_table(head: bytes) -> bool:
 
 
 def _file_to_open(path: str) -> str:
-    """Return the file that a path represents: of a TensorFlow prefix, or of one of its shards, the index."""
+    """Return the file that a path represents: the index of a TensorFlow prefix or shard, or a first file."""
+    # Users name checkpoints by a prefix (``model.ckpt-100``), which is no file. It represents the index of
+    # TensorFlow's second version, the first shard of its first version, or the file of the first rank.
     shard = _TENSORFLOW_SHARD.search(path)
     index = f"{path[: shard.start()] if shard else path}.index"
     exists = fs.lexists(path)
@@ -252,7 +260,7 @@ def _first_old_shard(path: str) -> str | None:
 
 
 def ranked_paths(prefix: str) -> list[str]:
-    """Return the files of the ranks that a path represents, in the order of their numbers."""
+    """Return the files of all ranks of a prefix, in the order of their ranks."""
     directory, stem = os.path.split(prefix)
     try:
         names = fs.listdir(directory or os.curdir)
@@ -263,9 +271,9 @@ def ranked_paths(prefix: str) -> list[str]:
 
 
 def scan(path: str) -> dict[str, os.DirEntry[str]]:
-    """Return the entries of a directory by name, in the order of their names, numbers as numbers.
+    """Return the entries of a directory by name, in natural order.
 
-    Whoever asks of a link that can't be followed what it leads to gets a ``CheckpointError``.
+    The entry of a link that can't be followed raises ``CheckpointError`` if its target is needed.
     """
     try:
         known = [_checked(entry) for entry in fs.entries(path)]
@@ -286,11 +294,10 @@ def _checked(entry: os.DirEntry[str]) -> os.DirEntry[str]:
 
 @dataclass(frozen=True, slots=True)
 class _BlockedLink:
-    """The entry of a link that can't be followed, which raises only if its target is asked for.
+    """Directory entry of a link that can't be followed; it raises if its target is needed."""
 
-    One in a circle is as good as dangling. What another leads to, such as one into a closed directory, is not
-    known to be harmless.
-    """
+    # A link in a circle is treated as a dangling one. Another, such as one into a closed directory, may lead
+    # to something dangerous, and must not be skipped as if it were none.
 
     name: str
     path: str
@@ -313,10 +320,9 @@ class _BlockedLink:
 def group_names(
     directory: str, group: Callable[[Iterable[str]], dict[_Key, list[str]]]
 ) -> dict[_Key, list[str]]:
-    """Return the names in a directory in groups, in natural order; it is listed again only if it changed.
-
-    Each of many sets in one directory is compared with all that is next to it.
-    """
+    """Return the names in a directory in groups, in natural order."""
+    # Each of many sets in a directory is compared with all names next to it: listing it for each would take
+    # quadratic time. It is listed again only if its status has changed.
     try:
         status = fs.stat(directory)
         state = status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
@@ -346,11 +352,11 @@ class Unit(NamedTuple):
     """A checkpoint in a directory, with all entries that are kept or removed together.
 
     Attributes:
-        path: How the user would name it.
-        members: Names in its directory, of files and directories, that belong to it.
-        format: What recognised it; None for a file that has a checkpoint's suffix and other content.
-        shared: Paths below its directory, of what it names and needs besides: what is deeper, or is
-            another's too. It never goes with the checkpoint.
+        path: Path by which a user would name it: the file, the directory, or the index of a set.
+        members: Names of its files and directories, in the directory of ``path``.
+        format: The format that recognised it; None for a file with a checkpoint's suffix and other content.
+        shared: Paths, relative to its directory, of files that it needs but that are in a subdirectory or
+            belong to other checkpoints as well. They are never removed with it.
     """
 
     path: str
@@ -364,7 +370,7 @@ class Unit(NamedTuple):
         return tuple(name for name in self.members if not name.endswith(SIDECARS)) or self.members
 
     def files(self) -> Iterator[str]:
-        """Yield the paths of all its files, those in its directories included; no link is followed."""
+        """Yield the paths of all its files, also those in its directories; no link is followed."""
         directory = os.path.dirname(self.path.rstrip(os.sep))
         for name in self.members:
             path = os.path.join(directory, name)
@@ -376,7 +382,7 @@ class Unit(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Return the size of all its files in bytes, 0 of those that have vanished."""
+        """Return the size of all its files in bytes; those that have vanished count 0."""
         return sum(fs.getsize(path) for path in self.files() if fs.exists(path))
 
 
@@ -384,12 +390,12 @@ class Format(ABC):
     """One kind of checkpoint.
 
     Attributes:
-        name: As the documentation lists it.
+        name: Name in the documentation.
         suffixes: Usual endings of the file name, in lower case; hints for error messages only.
-        specialises: Formats that also recognise what this one does, and stand back.
+        specialises: Formats that recognise the same paths; this one wins.
         takes_in: Whether checkpoints in directories inside one of this format are parts of it.
-        written: What its framework writes directly in a directory of this format, a directory's name with a
-            slash after it; None where that can be anything.
+        written: Names that its framework writes directly in a directory of this format, those of directories
+            with a slash at the end; None if they can be any.
     """
 
     name: ClassVar[str]
@@ -415,11 +421,11 @@ class Format(ABC):
         return _known_instance, (type(self),)
 
     def state_files(self, names: Iterable[str], proven: Collection[str]) -> Iterable[str]:
-        """Return the files of a directory that only a training that continues needs; none by default.
+        """Return the files of a directory that are needed only to continue the training; none by default.
 
         Args:
             names: Paths of all files, relative to the directory.
-            proven: Those of files whose tensors are all of optimizers or random states.
+            proven: Those of them whose tensors are all of optimizers or random states.
         """
         return ()
 
@@ -434,7 +440,7 @@ class Format(ABC):
 
 @cache
 def _known_instance(kind: type[Format]) -> Format:
-    """Return the instance of a format that detection gives."""
+    """Return the instance of a format that ``formats`` returns."""
     from ckpttool.formats import formats, third_party_formats
 
     known = next((format for format in formats() if type(format) is kind), None)
@@ -442,12 +448,12 @@ def _known_instance(kind: type[Format]) -> Format:
 
 
 class SetFormat(Format):
-    """A format whose checkpoints consist of several entries of a directory, which may hold more."""
+    """A format whose checkpoints consist of several entries of a directory, which may have others as well."""
 
     @abstractmethod
     def units(self, directory: str, entries: Mapping[str, os.DirEntry[str]]) -> Iterable[Unit]:
         """Return the checkpoints of this format among the entries of a directory."""
 
     def unit_of(self, probe: Probe) -> Unit | None:
-        """Return the checkpoint that a path of this format is; None for a directory that only holds it."""
+        """Return the checkpoint at a path of this format; None for a directory that only contains it."""
         return Unit(probe.path, (probe.name,), self)

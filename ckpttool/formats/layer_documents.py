@@ -1,4 +1,4 @@
-"""Layer types in sidecars: written as records, and read from the sentences of version 0.1, too."""
+"""Layer types in sidecars: written as objects, and also read from the sentences of version 0.1."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from ckpttool.core.layers import UNWIRED, DoubtReason, LayerKind, LayoutDoubt
 
 _LONGEST = 1000
-"""Limit on the characters of a class or of another layer's name."""
+"""Maximum length of a class or of another layer's name in characters."""
 _MOST_AXES = 64
 _NORM_WEIGHTS = ("gamma", "beta")
 
+# ``Dense after Flatten (4, 3, 4)``, ``BatchNormalization without gamma``, ``GRU unlike PyTorch's: reset_after
+# is not set``: the messages that version 0.1 showed to users, which it also stored.
 _OLD = re.compile(
     r"(?P<cls>.*?)(?: without (?P<missing>gamma and beta|gamma|beta))?"
     r"(?P<reset> unlike PyTorch's: reset_after is not set)?"
@@ -92,7 +94,7 @@ def _shape(value: object) -> tuple[int | None, ...]:
 
 
 def _kind_of_sentence(text: str) -> LayerKind:
-    """Return the layer type that version 0.1 put into a sentence: ``Dense after Flatten (4, 3, 4)``."""
+    """Return the layer type in a sentence of version 0.1."""
     match = _OLD.fullmatch(text)
     assert match is not None  # all parts but the class are optional, and that may be any text
     flattened: tuple[int | None, ...] | None = None

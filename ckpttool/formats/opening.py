@@ -1,8 +1,9 @@
 """Opens checkpoints with their formats, and adds findings of other readings of their files.
 
-``Opening`` collects the findings of a reader, ``OpenedParts`` also the files of a checkpoint of several. A
-directory that ``copy`` has not finished has a note in it, and is refused: a part of a checkpoint may look
-like one. ``copy`` writes the note before the first file, and removes it after the last one.
+``Opening`` collects the findings of a reader, ``OpenedParts`` also the files of a checkpoint of several.
+
+While ``copy`` writes into a directory, a note in it lists the names that belong to the copy, from before the
+first file until after the last one. They are refused: a part of a checkpoint may look like a whole one.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ class Opening:
     """The findings of a checkpoint so far; a context manager that closes its files if opening fails.
 
     Attributes:
-        findings: What is wrong with it.
-        safety: What loading it could run.
+        findings: Faults of the checkpoint.
+        safety: Findings for code that loading it could run.
         judged: Absolute paths of the files that ``safety`` covers.
-        complete: Whether all that belongs to it is there and could be read.
+        complete: Whether all its parts exist and could be read.
         opened: Closes its files.
     """
 
@@ -77,8 +78,7 @@ class Opening:
     def checkpoint(self, **parts: Unpack[CheckpointParts]) -> Checkpoint:
         """Return a checkpoint of some parts, with the findings and the open files, which it closes.
 
-        ``safety`` and ``judged`` among the parts are added to what was found of the files: no
-        file is judged without its findings.
+        ``safety`` and ``judged`` among the parts are added to those of the files; other parts replace theirs.
         """
         found: dict[str, Any] = {
             "findings": tuple(self.findings),
@@ -91,20 +91,20 @@ class Opening:
         return Checkpoint(**found)
 
     def keep(self) -> Callable[[], None]:
-        """Return a function that closes the files, which leaving the context no longer does."""
+        """Return a function that closes the files; leaving the context no longer closes them."""
         return self.opened.pop_all().close
 
 
 def open_with(path: str | os.PathLike[str], choose: Callable[[Probe], Format]) -> Checkpoint:
     """Return the checkpoint at a path, opened by the format that ``choose`` returns for it.
 
-    The checkpoint closes the file; if there comes to be none, it is closed here.
+    The checkpoint closes the file; if opening fails, it is closed here.
     """
     return open_probe(Probe(path), choose)
 
 
 def open_probe(probe: Probe, choose: Callable[[Probe], Format]) -> Checkpoint:
-    """Return the checkpoint at a path that was looked at already; see ``open_with``."""
+    """Return the checkpoint at the path of a probe; see ``open_with``."""
     with ExitStack() as until_opened:
         until_opened.enter_context(probe)
         with memory_checked(probe.path):
@@ -116,15 +116,17 @@ def open_probe(probe: Probe, choose: Callable[[Probe], Format]) -> Checkpoint:
 def _open_and_judge(format: Format, probe: Probe) -> Checkpoint:
     """Return the checkpoint with the findings of all other readings of its file or directory.
 
-    What those readings say of one that can't be opened is in the ``safety`` of the error.
+    If it can't be opened, they are the ``safety`` of the error.
     """
+    # A file by itself is read in the ways of other loaders. A set, or a directory, has files besides those
+    # of its format: they are judged instead, and each file of the format was judged when it was opened.
     is_file = not probe.is_directory and not isinstance(format, SetFormat)
     if COPYING in probe.entries:
         raise interrupted_copy(probe.path)
     try:
         checkpoint = format.open(probe)
     except DamagedCheckpoint as failure:
-        with suppress(CheckpointError):  # it is damaged, and perhaps closed already
+        with suppress(CheckpointError):  # the file may be closed already
             if is_file:
                 findings = further_readings(probe, format, damaged=True)
                 failure.safety = tuple(dict.fromkeys((*failure.safety, *findings)))
@@ -141,7 +143,7 @@ def _open_and_judge(format: Format, probe: Probe) -> Checkpoint:
 
 
 def open_unit(format: Format, unit: Unit) -> Checkpoint:
-    """Return the checkpoint that discovery found; see ``Format.open``."""
+    """Return the checkpoint of a unit; see ``Format.open``."""
     with memory_checked(unit.path):
         checkpoint = format.open_unit(unit)
     if checkpoint is None:
@@ -150,16 +152,18 @@ def open_unit(format: Format, unit: Unit) -> Checkpoint:
 
 
 def _with_config(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint with the configuration next to its files, which is read if it is asked for."""
+    """Return the checkpoint with the configuration next to its files, which is read at its first use."""
     return checkpoint.but(config=partial(hub_config, checkpoint.files))
 
 
 COPYING = ".ckpttool-copying"
+"""Name of the note of an unfinished copy."""
 EVERYTHING = "*"
+"""Stands for all names of a directory in a note."""
 _MAX_BYTES = 1 << 24
 
 CopyNote = Mapping[str, Collection[str]]
-"""The names in a directory that belong to each checkpoint that is copied there, by its name."""
+"""Names in a directory that belong to each checkpoint that is being copied there, by its name."""
 
 
 def read_note(path: str) -> dict[str, list[str]]:
@@ -181,29 +185,35 @@ def dumps_note(note: CopyNote) -> bytes:
 
 
 def interrupted_copy(path: str) -> Truncated:
-    """Return the error of a checkpoint that isn't copied whole."""
+    """Return the error for a checkpoint whose copy is unfinished."""
     return Truncated(
         path, "its copy was interrupted, or isn't done yet", expected="ckpttool copy goes on with it"
     )
 
 
 MAX_RANKS = 100_000
-"""Limit on the ranks of a job, and on the experts of a layer, that are counted; no job has had more."""
+"""Maximum number of ranks of a job, and of experts of a layer; no job has had more."""
 _MAX_NAMED = 10
-"""Limit on the missing files with a finding of their own."""
+"""Maximum number of missing files with a finding for each."""
 
 
 class OpenedParts(Opening):
-    """The files of a checkpoint of several, as far as they open, and their findings."""
+    """The files of a checkpoint of several, as far as they open, and their findings.
+
+    Attributes:
+        parts: The opened files by name.
+    """
 
     def __init__(self, kind: str) -> None:
-        """Begin without files; ``kind`` is the word for one in finding codes: ``shard``, ``part``."""
+        """Begin without files; ``kind`` is the first word of finding codes: ``shard``, ``part``."""
         super().__init__()
         self.parts: dict[str, Checkpoint] = {}
         self._kind = kind
 
     def add(self, name: str, open: Callable[[], Checkpoint]) -> Checkpoint | None:
-        """Open a file; where it is damaged, note an error and return None."""
+        """Open a file and return it; if it is damaged, add an error and return None."""
+        # A damaged file counts as judged: the error has its safety findings, and a warning says that the rest
+        # was not scanned. Safetensors can't hold code, damaged or not.
         try:
             part = self.opened.enter_context(open())
         except (DamagedCheckpoint, NotACheckpoint, Unsupported) as failure:
@@ -222,9 +232,12 @@ class OpenedParts(Opening):
         return part
 
     def is_in_place(self, name: str, path: str, bases: Collection[str]) -> bool:
-        """Return whether a file exists in one of some directories, and add an error if not.
+        """Return whether a file exists in one of some directories; add an error if not.
 
-        Without directories it may be anywhere.
+        Args:
+            name: Its name in the index.
+            path: Its path.
+            bases: Real paths of the directories; if empty, the file may be anywhere.
         """
         if not fs.exists(path):
             self.fault(f"{self._kind}-missing", "there is no such file", name)
@@ -244,14 +257,15 @@ class OpenedParts(Opening):
             self.fault("part-missing", f"{len(names) - _MAX_NAMED:,} more {what} are not there", None)
 
     def spans(self) -> Iterator[Span]:
-        """Iterate over every byte range worth scanning, file after file."""
+        """Yield the spans of all files; see ``Checkpoint.spans``."""
         for name, part in self.parts.items():
             for span in part.spans():
                 yield span._replace(where=f"{name}: {span.where}")
 
 
 def open_file(path: str) -> Checkpoint:
-    """Return the checkpoint that one regular file holds by itself, whatever its name says."""
+    """Return the checkpoint in one regular file, by its content alone."""
+    # An index as a part of a set is refused: one that names itself would be opened without end.
     if not fs.isfile(path):
         raise DamagedCheckpoint(path, "not a regular file")
 

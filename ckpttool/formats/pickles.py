@@ -1,4 +1,7 @@
-"""Pickles: those of PyTorch before its zip, those of Paddle, and those without a framework or of joblib.
+"""Pickles: of PyTorch before its zip, of Paddle, and of Python or joblib without a framework.
+
+PyTorch's begin with a magic number. Paddle's have its names in their first bytes or at the end. All others
+are plain.
 
 Source: PyTorch ``torch/serialization.py``; PaddlePaddle/Paddle ``python/paddle/framework/io.py``; CPython
 ``Lib/pickle.py``; joblib ``joblib/numpy_pickle.py``.
@@ -11,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from ckpttool.containers.compressed import Compression, Decompressed, compression_of, first_bytes
+from ckpttool.containers.compressed import Decompressed, compression_of, first_bytes
 from ckpttool.containers.pickle.pickle_detection import begins_with_protocol, has_torch_magic, is_pickle
 from ckpttool.containers.pickle.pickle_nodes import Call, Payload, Persistent, nodes, references
 from ckpttool.containers.pickle.pickle_safety import attach_safety, read_joblib
@@ -30,11 +33,11 @@ from ckpttool.formats.torch.objects import Storage, TorchObjects
 from ckpttool.formats.torch.tree_nodes import torch_node
 
 MAX_TAIL = 1 << 22
-"""The most bytes at a pickle's end that are searched for Paddle's own keys, which are written last."""
+"""Number of bytes at a pickle's end that are searched for Paddle's own keys, which are written last."""
 
 _JOBLIB = ".joblib"
 _FIRST = 64
-"""How many bytes of a compressed stream tell whether it is a pickle."""
+"""Number of decompressed bytes in which a pickle is recognised."""
 _PADDLE_NAMES = re.compile(
     rb"StructuredToParameterName@@|UnpackBigParamInfor@@|LR_Scheduler|_(?:moment[12]?|velocity|beta1_pow_acc)_\d"
 )
@@ -67,12 +70,13 @@ class PlainPickle(Format):
             return False
         if (compression := compression_of(head)) is not None:
             begin = first_bytes(compression, probe.source, _FIRST)
-            is_named = probe.name.lower().endswith((*self.suffixes, _JOBLIB))  # as of a damaged one
+            # Any data may be compressed: its first bytes must be those of a pickle, or, if it is damaged,
+            # its name that of one.
+            is_named = probe.name.lower().endswith((*self.suffixes, _JOBLIB))
             return (is_named or begins_with_protocol(begin)) and not has_torch_magic(begin)
         return is_pickle(probe.source, 0, probe.source.size)
 
     def open(self, probe: Probe) -> Checkpoint:
-
         return open_plain(probe, self.name)
 
 
@@ -102,17 +106,23 @@ class PaddlePickle(Format):
 
 
 MAX_INNER = 1 << 28
-"""The most bytes of one storage that is inside a pickle as text."""
+"""Maximum size in bytes of a storage that is in a pickle as text."""
 
 
 def open_plain(probe: Probe, name: str) -> Checkpoint:
-    """Return the checkpoint of a file; ``name`` is its format's."""
+    """Return the checkpoint of a file, as of the format ``name``."""
+    # A file may hold several pickles, one after the other; joblib has the bytes of arrays between them. The
+    # tree of such a file is the list of their objects.
     compression = compression_of(probe.head)
     source: Readable = probe.source if compression is None else Decompressed(probe.source, compression)
     judgement = read_joblib(source)
     roots = [pickle.root for pickle in judgement.pickles]
     root = roots[0] if len(roots) == 1 else roots
-    is_joblib = compression is not None or any(pickle.arrays for pickle in judgement.pickles)
+    variant = None
+    if compression is not None:
+        variant = f"joblib {compression.name}"
+    elif any(pickle.arrays for pickle in judgement.pickles):
+        variant = "joblib"
     objects = _PickleObjects(source, judgement.safety)
     with attach_safety(objects.safety):
         flat = flatten(root, objects.leaf, probe.path)
@@ -136,7 +146,7 @@ def open_plain(probe: Probe, name: str) -> Checkpoint:
     return checkpoint_of_tree(
         probe=probe,
         format=name,
-        variant=_variant(compression) if is_joblib else None,
+        variant=variant,
         flat=flat,
         files=(FileEntry(probe.path, probe.source.size),),
         spans=lambda: _spans(source, flat),
@@ -147,12 +157,8 @@ def open_plain(probe: Probe, name: str) -> Checkpoint:
     )
 
 
-def _variant(compression: Compression | None) -> str:
-    return "joblib" if compression is None else f"joblib {compression.name}"
-
-
 def _spans(source: Readable, flat: Flat[TensorParts]) -> Iterator[Span]:
-    """Yield the values that are in one piece, in the order of the file; a pickle has no checksums."""
+    """Yield the contiguous values, in the order of the file; a pickle has no checksums."""
     spans: dict[Extent, Span] = {}
     for path, parts in flat.tensors:
         if parts.storage is not None and parts.storage not in spans:
@@ -163,7 +169,10 @@ def _spans(source: Readable, flat: Flat[TensorParts]) -> Iterator[Span]:
 
 
 class _PickleObjects(TorchObjects):
-    """Reads arrays, and tensors whose storages are in the pickle as files of the old format."""
+    """Reads arrays, and tensors whose storages are in the pickle."""
+
+    # Python's ``pickle`` of a tensor calls ``torch.storage._load_from_bytes`` with a whole file of PyTorch's
+    # legacy format: the bytes are an argument in the pickle, read in place if they are long.
 
     def __init__(self, source: Readable, safety: tuple[Finding, ...]) -> None:
         super().__init__(source.path, self._outside)
@@ -186,7 +195,7 @@ class _PickleObjects(TorchObjects):
         return self._inner[id(node)]
 
     def _read_inner(self, content: object) -> Storage:
-        """Return the storage in a file that is in the pickle as bytes."""
+        """Return the storage of a legacy file that is in the pickle as bytes."""
         source, start, end = self._inner_bytes(content)
         pickles = Pickles(source)
         pickles.safety = self.safety
@@ -197,7 +206,9 @@ class _PickleObjects(TorchObjects):
         return replace(storage, key=f"{len(self._inner)}/{storage.key}")
 
     def _inner_bytes(self, content: object) -> tuple[Readable, int, int]:
-        """Return where the bytes can be read, and from which offset to which."""
+        """Return a source, a start and an end offset of the bytes."""
+        # Protocols before 3 have no bytes, and store them as text in UTF-8: a byte above 127 takes two in the
+        # file, so that they can't be read in place.
         if isinstance(content, bytes):
             return Buffer(self._path, content), 0, len(content)
         if not isinstance(content, Payload) or content.kind == "text":

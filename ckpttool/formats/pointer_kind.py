@@ -34,8 +34,8 @@ NO_CHANGES: Changes = MappingProxyType({})
 class StalePaths(Enum):
     """Resolution of dangling paths in a renaming, as the run may have been moved.
 
-    ``KEPT``: it isn't. ``PATH``: by its last name, among the checkpoints next to the file; only that changes.
-    ``NAME``: likewise, and the new name alone is written.
+    ``KEPT``: unchanged. ``PATH``: its last name is looked up among the checkpoints next to the file, and only
+    that is replaced. ``NAME``: likewise, but the new name replaces the whole path.
     """
 
     KEPT = "kept"
@@ -58,14 +58,14 @@ class FilePlace(Flag):
 
 
 class PointerKind:
-    """Kind of pointer; all commands go by the table in ``runs/pointers/kinds.py``.
+    """Kind of pointer; ``runs/pointers/kinds.py`` has the table of all.
 
     Attributes:
         what: Its name in the reference of ``prune``; empty if it protects nothing.
-        where: Directories in which it is looked for, in the words of the reference.
+        where: Directories in which it is searched for, in the words of the reference.
         formats: Formats that an unreadable pointer may name; None for all.
         hint: Advice on a dangling pointer.
-        fallback: What the program does if the target was removed from its run; empty if it needs the target.
+        fallback: The program's behaviour if the target was removed; empty if it needs the target.
     """
 
     what: ClassVar[str] = ""
@@ -80,14 +80,13 @@ class TextKind(PointerKind, ABC):
 
     Attributes:
         files: Names of such files.
-        places: Where they are.
+        places: Places in which they are searched for.
         limit: Size limit in bytes.
-        protects: Whether ``prune`` keeps the ``targets`` of files beside checkpoints, and for what reason the
-            kind says.
-        is_certain: Whether the name alone identifies the kind; an unreadable file may name anything then.
+        protects: Whether ``prune`` keeps the ``targets`` of files next to checkpoints, with ``reason``.
+        is_certain: Whether the name alone identifies the kind, so that an unreadable file may name anything.
         blocks_renames: Whether checkpoints keep their names if such a file next to them can't be reworded.
-        has_digests: Whether it depends on the contents of other files, so that it is reworded after them.
-        stale_paths: How paths that lead nowhere are resolved.
+        has_digests: Whether it has digests of other files, so that it is reworded after them.
+        stale_paths: Resolution of dangling paths.
     """
 
     where = "DIR, beside checkpoints"

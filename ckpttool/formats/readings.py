@@ -1,12 +1,13 @@
 """Judges the code that other ways of loading a checkpoint's files could run.
 
 Loaders look at different ends of a file: ``pickle`` at its first byte, ``zipfile`` at its last ones, HDF5 at
-doubling offsets. A file that several of them take is judged by all of them; honest files are taken by one.
+doubling offsets. A file that several loaders accept is judged as each of their formats; honest files are
+accepted by one.
 
-In a directory, the name of one file decides its format, and must not hide what others could run:
+The format of a directory may be decided by one file, and must not hide what the others could run:
 ``optimizer.pt`` next to a set of shards, a pickle among the assets of a SavedModel. Every other file that
-begins like a checkpoint, or has the name of one, is judged by its own formats. Of a zip that can't be opened,
-records are searched for by their local headers, since other readers may take them.
+begins like a checkpoint, or has the name of one, is judged by its own formats. The records of a zip that
+can't be opened are searched for by their local headers, since other readers may accept them.
 
 Source: CPython ``Lib/{pickle,tarfile,zipfile}.py``; the HDF5 file format specification, superblock; PyTorch
 ``torch/serialization.py`` (``load``, ``_legacy_load``); PKWARE APPNOTE 6.3.
@@ -39,14 +40,14 @@ from ckpttool.storage import fs
 from ckpttool.storage.source import Source
 
 _PICKLED = frozenset({"PytorchLegacy", "PlainPickle", "PaddlePickle"})
-"""The formats that read a file from its first byte as pickles, by the names of their classes."""
+"""Formats that read a file from its first byte as pickles, by the names of their classes."""
 _UNDECLARED = frozenset({"trailing-bytes", "pickle-trailing", "tar-padding", "zip-gap"})
-"""Errors which say that there are bytes that the format has no use for, and did not look at."""
+"""Codes of errors for bytes that the format doesn't declare, and that were not judged."""
 
 _LOWEST_OPCODE = 0x28
 _PUSHES = frozenset(b"(]})N\x88\x89\x8f")
 _WITH_ARGUMENT = frozenset(b"BCFGIJKLMSTUVXc\x80\x82\x83\x84\x8a\x8b\x8c\x8d\x8e\x95\x96")
-"""What a pickle may begin with: opcodes that find what they need on an empty stack."""
+"""First bytes of a pickle: opcodes that need nothing on the stack, without and with an argument."""
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _FIRST_USER_BLOCK = 512
@@ -54,7 +55,7 @@ _HDF5_SUFFIXES = (".h5", ".hdf5", ".he5")
 _ZIP_ENTRY, _ZIP64_LOCATOR = b"PK\x01\x02", b"PK\x06\x07"
 _ZIP_END, _ZIP_END_BYTES, _MOST_COMMENT = b"PK\x05\x06", 22, 0xFFFF
 _NO_PICKLES = (b"PK", _HDF5)
-"""First bytes at which every unpickler gives up at once, although opcodes are there."""
+"""First bytes at which every unpickler gives up at once, although they are opcodes."""
 _TAR_BLOCK, _TAR_CHECKSUM = 512, slice(148, 156)
 _OCTAL = re.compile(rb" *[0-7]{1,7}[ \0]*")
 
@@ -77,11 +78,11 @@ CONTENTS = {
     ".he5": _HDF5_NAMES,
     ".keras": frozenset({"keras"}) | _HDF5_NAMES,
 }
-"""Formats that files of a suffix have, as frameworks write them: Keras 2 saves HDF5 under any name."""
+"""Formats by suffix, as frameworks write them: Keras 2 saves HDF5 under any name."""
 
 
 def add_readings(checkpoint: Checkpoint, probe: Probe, format: Format) -> None:
-    """Add findings of other readings of a file to its checkpoint, and one of a misleading suffix."""
+    """Add findings of other readings of a file to its checkpoint, and one for a misleading suffix."""
     checkpoint.judged |= {fs.abspath(probe.path)}
     findings = () if has_errors(checkpoint.safety) else checkpoint.findings
     further = tuple(further_readings(probe, format, findings))
@@ -96,12 +97,12 @@ def add_readings(checkpoint: Checkpoint, probe: Probe, format: Format) -> None:
 def further_readings(
     probe: Probe, format: Format | None, findings: Iterable[Finding] = (), *, damaged: bool = False
 ) -> Iterator[Finding]:
-    """Yield findings of code that other readings of a file than its format's could run.
+    """Yield findings for code that loaders of other formats could run in a file.
 
     Args:
         probe: The file, open.
-        format: What recognised it, if anything does.
-        findings: What the format found wrong with it, if that may change the verdict.
+        format: The format that recognised it, if any.
+        findings: The format's findings, if they may change the verdict.
         damaged: Whether it can't be opened, so that its format judged only a part of it, or nothing.
     """
     kind = type(format).__name__
@@ -151,13 +152,16 @@ def _several_formats(other: str, by: str) -> Finding:
 
 def may_begin_pickle(head: bytes) -> bool:
     """Return whether an unpickler would get beyond the first opcode."""
+    # This is a weak test on purpose: a pickle without a PROTO opcode may begin with any opcode that needs
+    # nothing on the stack. One without an argument must be followed by another opcode.
     if len(head) < 2 or head.startswith(_NO_PICKLES):
         return False
     return head[0] in _WITH_ARGUMENT or (head[0] in _PUSHES and head[1] >= _LOWEST_OPCODE)
 
 
 def _read_as_pickles(source: Source) -> Iterator[Finding]:
-    """Yield safety findings of unpickling from the first byte, up to the break if it is no pickle."""
+    """Yield safety findings of unpickling from the first byte, also of bytes that are no whole pickle."""
+    # An unpickler runs the opcodes before a break, so their errors count. Warnings about random bytes don't.
     from ckpttool.containers.pickle.pickle_safety import read_pickles
 
     where = "read as a pickle"
@@ -174,11 +178,10 @@ def _read_as_pickles(source: Source) -> Iterator[Finding]:
 
 
 def _zip_at_end(source: Source) -> Finding | None:
-    """Return an error for a file that ends as a zip does, a warning for one that holds such an end.
-
-    All readers take the last end record that they find, and skip what follows it; bytes in a pickle may
-    be a whole zip, honestly.
-    """
+    """Return an error for a file that ends like a zip, or a warning for one that has such an end inside."""
+    # The end record is 22 bytes and a comment of up to 64 KiB. All readers search for it backwards, and skip
+    # the bytes after it. An honest pickle may contain a whole zip as bytes, so an end that is not exactly the
+    # file's is a warning. One without a central directory in its place is no zip for any reader.
     length = min(source.size, _ZIP_END_BYTES + _MOST_COMMENT)
     tail = source.read(source.size - length, length)
     start = tail.rfind(_ZIP_END, 0, max(0, length - _ZIP_END_BYTES + len(_ZIP_END)))
@@ -200,6 +203,7 @@ def _zip_at_end(source: Source) -> Finding | None:
 
 def _begins_as_tar(head: bytes) -> bool:
     """Return whether a file begins with a tar header whose checksum is right; ``tarfile`` checks no more."""
+    # The checksum is the sum of the header's bytes, with its own field as eight spaces.
     block = head[:_TAR_BLOCK]
     field = block[_TAR_CHECKSUM]
     if len(block) < _TAR_BLOCK or _OCTAL.fullmatch(field) is None:
@@ -209,7 +213,8 @@ def _begins_as_tar(head: bytes) -> bool:
 
 
 def _holds_hdf5(probe: Probe) -> bool:
-    """Return whether HDF5's library, which the name asks for, would find its signature after a user block."""
+    """Return whether libhdf5 would open a file of this name, whose signature follows a user block."""
+    # The library looks at 0, 512, 1024 … It is only used if the suffix asks for it.
     offset, source = _FIRST_USER_BLOCK, probe.source
     while probe.name.lower().endswith(_HDF5_SUFFIXES) and offset + len(_HDF5) <= source.size:
         if source.read(offset, len(_HDF5)) == _HDF5:
@@ -219,8 +224,9 @@ def _holds_hdf5(probe: Probe) -> bool:
 
 
 MAX_SEARCHED = 1 << 26
-"""How many bytes of a file are searched for records, and how many may be inflated of them altogether."""
+"""Maximum number of bytes of a file that are searched for records, and of those inflated in total."""
 MAX_RECORDS = 10_000
+"""Maximum number of records of a damaged zip that are judged."""
 _LOCAL = struct.Struct("<4s5H3I2H")
 _STORED, _DEFLATED = 0, 8
 _CONFIG = "config.json"
@@ -244,7 +250,9 @@ def judge_records(source: Readable) -> Iterator[Finding]:
 
 
 def _record(data: bytes, start: int, end: int, limit: int) -> tuple[str, bytes]:
-    """Return the name and the content of the record at an offset, which the next one follows at ``end``."""
+    """Return the name and the content of the record at an offset, up to the next one at ``end``."""
+    # APPNOTE 4.3.7. A record that was written as a stream has the size 0 in its local header: then the
+    # content is taken up to the next record.
     if len(data) < start + _LOCAL.size:
         return "", b""
     _, _, _, method, _, _, _, nbytes, _, name_length, extra_length = _LOCAL.unpack_from(data, start)
@@ -276,13 +284,13 @@ def judge_record(name: str, content: bytes) -> Iterator[Finding]:
 
             yield from judge(read_config(name, content), name, len(content))
     except CheckpointError as failure:
-        yield from getattr(failure, "safety", ())  # that the zip is damaged is told, and that it isn't safe
+        yield from getattr(failure, "safety", ())  # other findings say that the zip is damaged
 
 
 MAX_FILES = 20_000
-"""The most files of a directory that are looked at, those in its directories included."""
+"""Maximum number of files in a directory and its subdirectories that are looked at."""
 MAX_JUDGED = 2_000
-"""The most of them that are judged: each may cost what a checkpoint costs."""
+"""Maximum number of them that are judged: each may take as long as a checkpoint."""
 
 _HEAD_BYTES = 512
 _NEVER_ENTERED = frozenset({".git"})
@@ -321,8 +329,8 @@ class _Bystanders:
     def __init__(self, root: str, known: frozenset[str], own: frozenset[str]) -> None:
         self.judged: set[str] = set()
         self._root, self._known, self._own = root, known, own
-        # Files may lie in the directory, or beside what the files that were read are links to. The second is
-        # how the cache of the Hugging Face hub looks: links from a snapshot to its blobs.
+        # A link may lead to a file in the directory, or to one next to the targets of the files that were
+        # read: in the cache of the Hugging Face hub, a snapshot has links to a directory of blobs.
         read = known | {path for path in own if os.path.basename(path) in _PROGRAMS}
         blobs = {os.path.dirname(fs.realpath(path)) for path in read if fs.islink(path)}
         bases = (fs.realpath(root), *sorted(blobs))
@@ -385,7 +393,7 @@ def _has_checkpoint_name(name: str) -> bool:
 def _is_loadable(entry: os.DirEntry[str], *, is_read: bool) -> bool:
     """Return whether a framework may load a file by itself, by its name and first bytes.
 
-    ``is_read`` where the checkpoint's own format reads it: if it is a program, it was judged as one.
+    ``is_read`` means that the checkpoint's own format reads it: if it is a program, it was judged as one.
     """
     if _has_checkpoint_name(entry.name):
         return True
@@ -424,5 +432,5 @@ def _safety_of(entry: os.DirEntry[str]) -> Iterator[Finding]:
 
 
 def add_part_name(finding: Finding, name: str) -> Finding:
-    """Return a finding that says in which file it is."""
+    """Return a finding with the name of its file in front of its place."""
     return finding._replace(where=name if finding.where is None else f"{name}: {finding.where}")

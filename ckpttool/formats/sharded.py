@@ -1,8 +1,8 @@
 """Checkpoints of several files with tensors, and the index that maps each tensor to its file.
 
-A shard that is missing, unexpected, damaged or of another save is an error of its own, and all others stay
-readable. No name in an index is followed out of its directory. A tensor stays whole when a checkpoint is
-written in several files.
+Missing, unexpected, damaged and stale shards have findings of their own, and the others can still be read. No
+name in an index is followed out of its directory. No tensor is split when a checkpoint is written in several
+files.
 
 Source: huggingface/transformers ``modeling_utils.py``; huggingface/huggingface_hub ``serialization/``
 (``_base.py``, ``split_state_dict_into_shards_factory``).
@@ -47,6 +47,7 @@ SHARD = re.compile(r"(?P<stem>.+)-(?P<part>\d{1,9})-of-(?P<total>\d{1,9})\.(?P<s
 INDEX = re.compile(r"(?P<stem>.+?)(\.(?P<suffix>safetensors|bin))?\.index(?P<variant>\.[\w-]+)?\.json")
 
 KINDS = {"safetensors": "safetensors", "bin": "pytorch", "pt": "pytorch", "pth": "pytorch"}
+"""Formats of shards by their suffixes."""
 _MAPPED = re.compile(rb'\.(safetensors|bin|pt|pth)"\s*[,}]')
 _DRIVE = re.compile(r"[A-Za-z]:")
 MAX_INDEX = 100_000_000
@@ -62,11 +63,11 @@ class ShardIndex(NamedTuple):
     """The contents of an index, and the findings of reading it.
 
     Attributes:
-        path: Where the index lies, or should.
-        files: Names of the shards, below the directory of the index, without those that are refused.
-        weight_map: The shard of each tensor; None where there is no index.
-        metadata: What else the index says.
-        findings: What is wrong with it.
+        path: Path of the index; it need not exist.
+        files: Names of the shards, relative to the directory of the index, without those that are refused.
+        weight_map: The shard of each tensor; None without an index.
+        metadata: The index's ``metadata``.
+        findings: Duplicate keys, and names of shards that are refused.
     """
 
     path: str
@@ -77,7 +78,7 @@ class ShardIndex(NamedTuple):
 
 
 def read_weight_map(path: str) -> tuple[Mapping[str, Any], Mapping[str, Any], tuple[Finding, ...]]:
-    """Return the weight map and metadata of an index file, unchecked, and findings about doubled keys."""
+    """Return the weight map and metadata of an index file, unchecked, and findings for duplicate keys."""
     with fs.open_source(path) as source:
         if source.size > MAX_INDEX:
             raise LimitExceeded(path, f"an index of {source.size:,} bytes", expected=f"at most {MAX_INDEX:,}")
@@ -97,7 +98,7 @@ def read_weight_map(path: str) -> tuple[Mapping[str, Any], Mapping[str, Any], tu
 
 
 def require_few(path: str, shards: Sized) -> None:
-    """Require that an index names no more shards than any honest one."""
+    """Raise ``LimitExceeded`` if an index names more shards than an honest one would."""
     if len(shards) > MAX_SHARDS:
         raise LimitExceeded(path, f"{len(shards):,} shards", expected=f"at most {MAX_SHARDS:,}")
 
@@ -114,7 +115,9 @@ def read_index(path: str) -> ShardIndex:
 
 
 def refusal(name: object) -> str | None:
-    """Return why a file name that is in a file is never followed, or None."""
+    """Return the reason why a file name in an index is never followed, or None."""
+    # An index may come from anywhere, and name any file of the machine. The rules are those of all systems: a
+    # backslash or a drive means nothing on Linux, but leads out of the directory on Windows.
     if not isinstance(name, str):
         return f"no name but a value of type {type(name).__name__}"
     if "\0" in name or "\\" in name or _DRIVE.match(name):
@@ -131,6 +134,8 @@ def refusal(name: object) -> str | None:
 
 def kind_of(name: str, head: bytes) -> str | None:
     """Return the format of the shards of an index, from its first bytes or else its name; or None."""
+    # The first shard in the weight map has the suffix of all. An index of short names has one in its first
+    # bytes; in others the name of the index has to do.
     if b"\0" in head or not head.lstrip().startswith(b"{"):
         return None
     shard = _MAPPED.search(head.partition(b'"weight_map"')[2])
@@ -156,7 +161,7 @@ def indexes(directory: str, entries: Entries) -> dict[str, str]:
 
 
 def mapped_files(path: str) -> tuple[str, ...]:
-    """Return the shards that an index names; none where it can't be read."""
+    """Return the shards that an index names; none if it can't be read."""
     try:
         return read_index(path).files
     except CheckpointError:
@@ -164,16 +169,16 @@ def mapped_files(path: str) -> tuple[str, ...]:
 
 
 def deeper(mapped: Iterable[str]) -> tuple[str, ...]:
-    """Return the shards that are in directories below that of the index."""
+    """Return the shards in subdirectories of the index's directory."""
     return tuple(name.replace("/", os.sep) for name in mapped if "/" in name)
 
 
 Schemes = Mapping[tuple[str, str], list[str]]
-"""The names of shards, by what those of one set have in common: stem and suffix."""
+"""The names of shards by the stem and suffix that those of one set share."""
 
 
 def schemes_of(names: Iterable[str]) -> dict[tuple[str, str], list[str]]:
-    """Return the shards among the names in a directory."""
+    """Return the shards among the names in a directory, by stem and suffix."""
     schemes: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name in names:
         if scheme := _scheme(name):
@@ -182,7 +187,7 @@ def schemes_of(names: Iterable[str]) -> dict[tuple[str, str], list[str]]:
 
 
 def schemes_in_names(index_path: str, mapped: Iterable[str]) -> set[tuple[str, str]]:
-    """Return the naming schemes of an index's shards: of the names in it, or else of its own name."""
+    """Return the stems and suffixes of an index's shards: from the names in it, or else from its own name."""
     schemes = {scheme for name in mapped if (scheme := _scheme(name))}
     index = INDEX.fullmatch(os.path.basename(index_path))
     if not schemes and index:
@@ -193,7 +198,11 @@ def schemes_in_names(index_path: str, mapped: Iterable[str]) -> set[tuple[str, s
 def members(index_path: str, mapped: Iterable[str], names: Collection[str], shards: Schemes) -> list[str]:
     """Return the shards in a directory that an index names, and those that are named like them.
 
-    ``mapped`` is what the index names; ``names`` are in the directory, ``shards`` are the shards among these.
+    Args:
+        index_path: Path of the index.
+        mapped: Names of files in the index.
+        names: All names in the directory.
+        shards: The shards among these.
     """
     mapped = set(mapped)
     alike = (name for scheme in schemes_in_names(index_path, mapped) for name in shards.get(scheme, ()))
@@ -208,13 +217,13 @@ def _scheme(name: str) -> tuple[str, str] | None:
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".keras", ".msgpack", ".gguf", ".onnx")
 _MOST_EXTRA = 100
-"""So many files next to a set are named one by one; what many indexes in one directory say of each other
-would grow with its square."""
+"""Maximum number of extra shards with a finding for each: with many indexes in one directory, the number of
+findings would grow with its square."""
 _COMPANION = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|random_states|sampler)[._]")
 
 
 class Sharded(SetFormat):
-    """Shards of one format; opened by their index, or by a directory that holds just this set."""
+    """Shards of one format; opened by their index, or by a directory with no other weights."""
 
     def matches(self, probe: Probe) -> bool:
         if probe.is_directory:
@@ -235,6 +244,9 @@ class Sharded(SetFormat):
         return open_set(self.name, unit, index)
 
     def units(self, directory: str, entries: Entries) -> Iterator[Unit]:
+        # A set is an index with its shards. Shards that the index doesn't name but that are named like its
+        # others belong to it, too: they are left over from another save. Shards without an index are a set
+        # by their names, so that they are found as one damaged checkpoint.
         seen: set[str] = set()
         shards = schemes_of(entries)
         mapped_by_index = {
@@ -245,7 +257,8 @@ class Sharded(SetFormat):
         claims = Counter(
             scheme for name, mapped in mapped_by_index.items() for scheme in schemes_in_names(name, mapped)
         )
-        # What is named like the shards of several indexes is no one's: it is listed once, not with each.
+        # Shards that are named like those of several indexes belong to none of them, and are listed with the
+        # first one alone: with each, the list would grow with the square of the directory.
         common = {
             scheme: shards.pop(scheme) for scheme, times in claims.items() if times > 1 and scheme in shards
         }
@@ -265,7 +278,7 @@ class Sharded(SetFormat):
             yield Unit(os.path.join(directory, f"{stem}.{suffix}.index.json"), tuple(sorted(names)), self)
 
     def _index_in(self, probe: Probe) -> str | None:
-        """Return the name of the index in a directory that holds it alone, and no other set of weights."""
+        """Return the name of the index in a directory that has no other index and no other weights."""
         kinds = indexes(probe.path, probe.entries)
         if list(kinds.values()) != [self.name]:
             return None
@@ -302,15 +315,18 @@ class ShardedPytorch(Sharded):
     suffixes = (".bin.index.json",)
 
 
-def open_set(format: str, asked: Probe | Unit, index: ShardIndex) -> Checkpoint:
+def open_set(format: str, opened: Probe | Unit, index: ShardIndex) -> Checkpoint:
     """Return the checkpoint of all shards of an index that exist.
 
-    ``format`` is what the shards should be, ``asked`` how the user named the set.
+    Args:
+        format: Format that the shards should have.
+        opened: The index, or the directory, that the user opened.
+        index: The content of the index.
     """
     directory = os.path.dirname(index.path)
     with OpenedParts("shard") as shards:
         _add_shards(shards, index, format)
-        is_directory = isinstance(asked, Probe) and asked.is_directory
+        is_directory = isinstance(opened, Probe) and opened.is_directory
         shards.findings += _judge_neighbours(index, directory or os.curdir, is_directory)
         # The tensors of each shard, without those that the index maps to another.
         weight_map = index.weight_map or {}
@@ -328,9 +344,9 @@ def open_set(format: str, asked: Probe | Unit, index: ShardIndex) -> Checkpoint:
         if isinstance(entry, str):
             del metadata[ENTRY]
         paths = [index.path, *(os.path.join(directory, name) for name in index.files)]
-        name = os.path.basename(fs.normpath(asked.path))
+        name = os.path.basename(fs.normpath(opened.path))
         checkpoint = shards.checkpoint(
-            path=asked.path,
+            path=opened.path,
             format=format,
             variant="sharded",
             tensors=tensors,
@@ -370,7 +386,7 @@ def _add_shards(shards: OpenedParts, index: ShardIndex, format: str) -> None:
 
 def _missing_tensors(index: ShardIndex, shards: OpenedParts) -> dict[str, str]:
     """Return the tensors whose shard is missing, by name with the reason."""
-    missing = {name: why for part in shards.parts.values() for name, why in part.missing.items()}
+    missing = {name: reason for part in shards.parts.values() for name, reason in part.missing.items()}
     reasons = {one.where: one.message for one in reversed(shards.findings) if one.code.startswith("shard-")}
     for tensor, name in (index.weight_map or {}).items():
         if isinstance(name, str) and tensor not in shards.parts.get(name, {}):
@@ -379,7 +395,7 @@ def _missing_tensors(index: ShardIndex, shards: OpenedParts) -> dict[str, str]:
 
 
 def _check_numbers(shards: OpenedParts, index: ShardIndex) -> None:
-    """Compare the counts in names such as ``x-00001-of-00004``."""
+    """Add errors for the totals in names such as ``x-00001-of-00004``."""
     names = [match for name in index.files if (match := SHARD.fullmatch(name))]
     totals = {int(match["total"]) for match in names}
     if len(totals) > 1:
@@ -394,16 +410,14 @@ def _check_numbers(shards: OpenedParts, index: ShardIndex) -> None:
 
 
 def _bases(index_path: str) -> tuple[str, str]:
-    """Return the directories of shards: next to the index, or next to the target of a link to the index.
-
-    The second is how the cache of the Hugging Face hub looks: links from a snapshot to its blobs.
-    """
-    beside = fs.realpath(os.path.dirname(index_path) or os.curdir)
-    return beside, os.path.dirname(fs.realpath(index_path))
+    """Return the directories in which shards may be: that of the index, and that of a link's target."""
+    # In the cache of the Hugging Face hub, a snapshot has links to a directory of blobs: the index as well
+    # as the shards.
+    return fs.realpath(os.path.dirname(index_path) or os.curdir), os.path.dirname(fs.realpath(index_path))
 
 
 def _compare(shards: OpenedParts, name: str, part: Checkpoint, expected: set[str]) -> None:
-    """Compare the tensors that a shard holds with those that the index expects in it."""
+    """Add errors for the tensors of a shard that are not those that the index maps to it."""
     missing, foreign = sorted(expected - part.keys()), sorted(part.keys() - expected)
     if missing:
         message = f"it lacks {len(missing):,} tensors that the index maps to it, like {missing[0]!r}"
@@ -414,7 +428,7 @@ def _compare(shards: OpenedParts, name: str, part: Checkpoint, expected: set[str
 
 
 def _judge_neighbours(index: ShardIndex, directory: str, is_directory: bool) -> Iterator[Finding]:
-    """Yield findings of other files next to the shards; of more of them if the directory was asked for."""
+    """Yield findings for other files next to the shards; for more of them if the directory was opened."""
     if index.weight_map is not None:
         mapped = set(index.files)
         shards = group_names(directory, schemes_of)
@@ -438,7 +452,9 @@ def _judge_neighbours(index: ShardIndex, directory: str, is_directory: bool) -> 
 
 
 def _check_total(index: ShardIndex, tensors: tuple[Tensor, ...]) -> Iterator[Finding]:
-    """Compare the ``total_size`` of the index with the tensors; tied ones may count once or each time."""
+    """Yield findings for a ``total_size`` of the index that is not that of the tensors."""
+    # Writers count tied tensors once or each time. Tensors without elements and a total that is too large
+    # are what a ZeRO-3 run saves if the parameters weren't gathered, so that is an error.
     total_size = index.metadata.get("total_size")
     total = sum(tensor.nbytes for tensor in tensors)
     untied = sum(tensor.nbytes for tensor in tensors if tensor.shares_with is None)
@@ -452,13 +468,13 @@ def _check_total(index: ShardIndex, tensors: tuple[Tensor, ...]) -> Iterator[Fin
             yield warning("shard-total-size", message, os.path.basename(index.path))
 
 
-_MOST_OPEN = 16
-"""How many files of a set are open at once."""
+_MAX_OPEN = 16
+"""Maximum number of files of a set that are open at once."""
 _CLOSING = 8
-"""How many of them are made durable at once: a journal takes them together."""
+"""Number of files that are synced at once: the file system's journal commits them together."""
 
 
-def cut(
+def split_into_shards(
     tensors: Sequence[Tensor],
     limit: int,
     *,
@@ -467,15 +483,17 @@ def cut(
 ) -> list[list[Tensor]]:
     """Return the tensors of each shard: in their order, as many as fit into a file of ``limit`` bytes.
 
-    One that is larger than that has a shard of its own, and one that shares the bytes of another is in the
-    other's shard, where its values take no room. There is at least one shard.
+    A larger tensor has a shard to itself, and a tensor that shares the bytes of another is in the other's
+    shard, where its values take no room. There is at least one shard.
 
     Args:
-        tensors: All of them, those that share bytes after those that have them.
-        limit: The most bytes of a file.
-        base: How many bytes a file has without tensors.
-        overhead: The most bytes that a tensor takes next to its values.
+        tensors: All tensors; each after the one whose bytes it shares.
+        limit: Maximum size of a file in bytes.
+        base: Size of a file without tensors in bytes.
+        overhead: Maximum number of bytes that a tensor takes besides its values.
     """
+    # The overhead of tied tensors is counted with the first of them, so that adding them later to its shard
+    # never exceeds the limit.
     shards: list[list[Tensor]] = []
     current: list[Tensor] = []
     costs = Counter({tensor.name: tensor.nbytes for tensor in tensors if tensor.shares_with is None})
@@ -507,15 +525,15 @@ def shard_names(stem: str, suffix: str, total: int) -> list[str]:
     """Return the names of the files of a set: ``model-00001-of-00003.safetensors``.
 
     Args:
-        stem: What is in front of the number, ``model`` or ``pytorch_model``.
-        suffix: With its dot.
-        total: How many there are.
+        stem: Name before the number: ``model``, ``pytorch_model``.
+        suffix: Suffix with its dot.
+        total: Number of files.
     """
     return [f"{stem}-{number:05}-of-{total:05}{suffix}" for number in range(1, total + 1)]
 
 
 def refusals(shards: Mapping[str, Sequence[Tensor]], metadata: Mapping[str, object]) -> Iterator[str]:
-    """Yield why no reader would take a set: too many files, or too long an index; see ``index``."""
+    """Yield the reasons why no reader would accept a set: too many files, or too long an index."""
     if len(shards) > MAX_SHARDS:
         yield f"there would be {len(shards):,} shards, and at most {MAX_SHARDS:,} are read (--shard-size)"
     if (nbytes := len(index(shards, metadata))) > MAX_INDEX:
@@ -523,11 +541,11 @@ def refusals(shards: Mapping[str, Sequence[Tensor]], metadata: Mapping[str, obje
 
 
 def index(shards: Mapping[str, Iterable[Tensor]], metadata: Mapping[str, object] | None = None) -> bytes:
-    """Return the index of a set as Hugging Face writes it: text with a line break at its end.
+    """Return the text of an index as Hugging Face writes it.
 
     Args:
-        shards: The tensors of each file, by its name. Bytes that several share count once.
-        metadata: What it says beside ``total_size``.
+        shards: The tensors of each file, by its name. Shared bytes count once.
+        metadata: Its metadata besides ``total_size``.
     """
     by_file = {name: list(tensors) for name, tensors in shards.items()}
     owned = [tensor for tensors in by_file.values() for tensor in tensors if tensor.shares_with is None]
@@ -537,7 +555,7 @@ def index(shards: Mapping[str, Iterable[Tensor]], metadata: Mapping[str, object]
     return (json.dumps(contents, indent=2, sort_keys=True) + "\n").encode()
 
 
-class Files:
+class ShardFiles:
     """Files of a target that are written one after the other, with few open at once."""
 
     def __init__(self, target: Target) -> None:
@@ -545,8 +563,9 @@ class Files:
         self._open: list[Sink] = []
 
     def create(self, name: str) -> Sink:
-        """Return a new file; now and then those created before are closed, and take no more."""
-        if len(self._open) == _MOST_OPEN:
+        """Return a new file; files that were created before may be closed."""
+        # Closing syncs a file to the disk. Several at once take little longer than one.
+        if len(self._open) == _MAX_OPEN:
             in_order(lambda sink, _: sink.close(), self._open, _CLOSING)
             self._open.clear()
         self._open.append(self._target.create(name))

@@ -1,6 +1,6 @@
-"""The sidecar ``ckpttool.content``: one JSON document of everything that a format has no place for.
+"""The sidecar ``ckpttool.content``: a JSON document of all content that a format has no place for.
 
-docs/reference/sidecar.md describes it. It holds the paths and roles of the tensors, the ties between them,
+docs/reference/sidecar.md describes it. It has the paths and roles of the tensors, the ties between them,
 the format whose conventions they follow, and either the whole tree or the metadata.
 """
 
@@ -31,35 +31,34 @@ if TYPE_CHECKING:
     from ckpttool.formats.writer import Content
 
 ENTRY = "ckpttool.content"
-"""The name of the entry, wherever it lies."""
+"""Name of the record, key or file of the sidecar."""
 SCHEMA = "ckpttool.content/1"
 MAX_DOCUMENT = 1 << 26
-"""The most bytes of a document."""
+"""Maximum size of a document in bytes."""
 _MAX_INTEGER_BITS = 4096
-"""The longest integer of metadata, as ``plain_data`` has it; a tree may have longer ones."""
+"""Maximum length of an integer in metadata, as in ``plain_data``; a tree may have longer ones."""
 _PLAIN = frozenset({dict, list, str, int, float, bool, type(None)})
 _COUNTS = ("epoch", "step")
 _NUMBERS = (*_COUNTS, "loss", "learning_rate", "best", "seed")
 _MOST = 1 << 63
-"""Above any count of epochs or steps; NaN and the infinities are none."""
+"""Limit on a count of epochs or steps, which also excludes NaN and infinities."""
 _MOST_BITS = 1024
-"""The longest integer that may represent a float; a seed may be longer than 64 bits."""
+"""Maximum length of an integer that may represent a float; a seed may be longer than 64 bits."""
 _MODELS = ("keras.config", "keras.training_config")
 _ASSET, _ARRAYS = "keras.asset:", ".npz"
 
 
 def apply_sidecar(checkpoint: Checkpoint, document: bytes | str, where: str) -> Checkpoint:
-    """Return a checkpoint with all that its entry says of it.
+    """Return the checkpoint with the content of its sidecar.
 
-    Its tensors get their paths and roles, those that were tied come back, and conventions, metadata, training
-    state, tree and native parts come from the document. A document that does not fit leaves the checkpoint as
-    it is, with a warning ``content-entry``.
+    Tensors get their paths, roles and ties, and conventions, metadata, training state, tree and native parts
+    are those of the document. If the document doesn't fit, the checkpoint is unchanged, with a warning
+    ``content-entry``.
 
     Args:
-        checkpoint: What the format holds, by its own names, without the entry. Only the new one is to be
-            used, and closed.
-        document: The entry.
-        where: Where it is in the file, for the warning.
+        checkpoint: The checkpoint without the sidecar; use and close only the new one.
+        document: The text of the sidecar.
+        where: Its place in the file, for the warning.
     """
     try:
         return _apply_document(checkpoint, document)
@@ -72,9 +71,9 @@ def apply_sidecar(checkpoint: Checkpoint, document: bytes | str, where: str) -> 
 
 
 def apply_sidecar_record(checkpoint: Checkpoint, archive: Archive, member: Member | None) -> Checkpoint:
-    """Return a checkpoint with all that a record says of it; with a warning instead if that can't be read.
+    """Return the checkpoint with the sidecar in a record, or with a warning if that can't be read.
 
-    The checkpoint that was given is not used any more.
+    Use and close only the new checkpoint.
     """
     if member is None:
         return checkpoint
@@ -90,7 +89,7 @@ def apply_sidecar_record(checkpoint: Checkpoint, archive: Archive, member: Membe
 
 
 def apply_sidecar_file(checkpoint: Checkpoint, source: Source | None) -> Checkpoint:
-    """Return a checkpoint with all that a file next to it says of it; see ``apply_sidecar_record``."""
+    """Return the checkpoint with the sidecar in a file next to it; see ``apply_sidecar_record``."""
     if source is None:
         return checkpoint
     if source.size > MAX_DOCUMENT:
@@ -114,6 +113,9 @@ def _apply_document(checkpoint: Checkpoint, document: bytes | str) -> Checkpoint
     parsed = parse_json(checkpoint.path, data, "entry")
     if type(parsed) is not dict or parsed.get("schema") != SCHEMA:
         raise ValueError(f"it does not say that it is {SCHEMA}")
+    # A document has all tensors if the format lost their paths or ties, else only the roles that differ. The
+    # native parts and the safety findings are added to the format's own, since a sidecar is as untrusted as
+    # the file, and a model may be written from its native parts.
     tensors = checkpoint.tensors
     by_name = {tensor.name: tensor for tensor in reversed(tensors)}
     changes: dict[str, Any] = {}
@@ -159,7 +161,7 @@ def _apply_document(checkpoint: Checkpoint, document: bytes | str) -> Checkpoint
 def _metadata(
     content: dict[str, Any], tree: object, tensors: tuple[Tensor, ...], checkpoint: Checkpoint
 ) -> Mapping[str, object]:
-    """Return the metadata: of the tree if there is one, or else of the document."""
+    """Return the metadata of the tree if there is one, or else of the document."""
     metadata = content.get("metadata")
     if metadata is not None:
         flatten(metadata, _require_plain, checkpoint.path)
@@ -176,7 +178,7 @@ def _metadata(
 
 
 def _require_plain(node: object) -> None:
-    """Require that a node can are in the metadata."""
+    """Raise ``ValueError`` if a node can't be in metadata."""
     kind = type(node)
     for item in node if isinstance(node, list) else (node,):
         if isinstance(item, int) and item.bit_length() > _MAX_INTEGER_BITS:
@@ -188,7 +190,7 @@ def _require_plain(node: object) -> None:
 
 
 def _conventions(parsed: Mapping[str, object]) -> tuple[str, Mapping[str, LayerKind]]:
-    """Return the format whose names and layouts the tensors have, and the types of their layers."""
+    """Return the format whose conventions the tensors follow, and the types of their layers."""
     format, layers = parsed["conventions"], parsed.get("layers", {})
     if not isinstance(format, str) or not isinstance(layers, dict):
         raise ValueError("the conventions or the layers are none")
@@ -199,7 +201,10 @@ def _conventions(parsed: Mapping[str, object]) -> tuple[str, Mapping[str, LayerK
 
 
 def _tensors_of_document(entries: object, stored: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    """Return the tensors that a document describes, in its order."""
+    """Return the tensors of a document, in its order."""
+    # A stored tensor gets its path and role. One that isn't stored shares the values of another before it.
+    # Formats may store a tie as two names of one tensor: the first name in the document owns the values.
+    # Every stored tensor with values must be in the document.
     if type(entries) is not dict:
         raise ValueError(
             "the tensors are no dictionary" if not isinstance(entries, Doubled) else "a tensor twice"
@@ -230,7 +235,7 @@ def _tensors_of_document(entries: object, stored: Mapping[str, Tensor]) -> tuple
 
 
 def _change_roles(roles: object, stored: Mapping[str, Tensor]) -> dict[int, Tensor]:
-    """Return the tensors that have other roles than their format knows, by the ``id`` of its own."""
+    """Return the tensors with changed roles, by the ``id`` of the original ones."""
     if type(roles) is not dict:
         raise ValueError("the roles are no dictionary")
     if missing := next((name for name in roles if name not in stored), None):
@@ -253,7 +258,7 @@ def training_document(state: TrainingState) -> dict[str, object]:
 
 
 def check_training(document: object) -> None:
-    """Require the form of a document of ``training_document``."""
+    """Raise ``ValueError`` for a document that ``training_document`` doesn't write."""
     if not isinstance(document, dict):
         raise ValueError("the training state is no dictionary")
     for name, value in document.items():
@@ -262,14 +267,14 @@ def check_training(document: object) -> None:
 
 
 def merge_training(state: TrainingState, document: Mapping[str, Any]) -> TrainingState:
-    """Return a training state in which a sidecar's fields replace those that a format knows."""
+    """Return a training state whose fields are replaced by those of a sidecar."""
     if not document:
         return state
     return replace(state, **{**document, "origin": {**state.origin, **document.get("origin", {})}})
 
 
 def _is_valid(name: object, value: object) -> bool:
-    """Return whether a field of a training state can have a value; a loss that is NaN is one."""
+    """Return whether a value is valid for a field of a training state; NaN is a valid loss."""
     if name in _NUMBERS:
         return _is_number(value) and (name not in _COUNTS or -_MOST < value < _MOST)
     if name in ("metrics", "origin"):
@@ -288,10 +293,12 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def native_safety(native: Mapping[str, bytes], where: str, nbytes: int) -> tuple[Finding, ...]:
-    """Return the safety findings that the readers of native parts' formats would give.
+    """Return the safety findings for native parts, as readers of their formats would return them.
 
-    ``native`` is as in ``Checkpoint``, ``where`` the place that carries it, and ``nbytes`` the size of the
-    files.
+    Args:
+        native: As ``Checkpoint.native``.
+        where: Name of the entry that holds them.
+        nbytes: Size of the files in bytes.
     """
     findings: list[Finding] = []
     for key, data in native.items():
@@ -312,7 +319,7 @@ def native_safety(native: Mapping[str, bytes], where: str, nbytes: int) -> tuple
 
 
 def _asset_findings(key: str, data: bytes, where: str) -> tuple[Finding, ...]:
-    """Return the safety findings of a model's asset, which may hold arrays or be a pickle."""
+    """Return the safety findings for a model's asset, which may hold arrays or be a pickle."""
     if key.endswith(_ARRAYS):
         message = "arrays, in which there may be pickles that were not looked at"
         return (warning("not-scanned", message, where),)
@@ -333,13 +340,12 @@ def _asset_findings(key: str, data: bytes, where: str) -> tuple[Finding, ...]:
 
 
 def sidecar_of(content: Content, *, tree: bool = True, names: bool = False) -> bytes | None:
-    """Return the sidecar of a content as JSON text in ASCII, or None if there is nothing to carry.
+    """Return the sidecar of a content as JSON text in ASCII, or None if it would be empty.
 
     Args:
-        content: What is written; the reader of the target must give its tensors their own names.
-        tree: False where the format holds the tree itself, and the ties: only what is not to be told from
-            these is in it then.
-        names: Whether some names are to be stored though nothing else is.
+        content: The content to write, with the names that the reader of the target will give to its tensors.
+        tree: False if the format holds the tree itself, and the ties; the sidecar then has only the rest.
+        names: Whether it has the names of tensors even if nothing else is in it.
     """
     return content.memoized(("sidecar", tree, names), lambda: _make_sidecar(content, tree, names))
 
@@ -355,7 +361,7 @@ def _make_sidecar(content: Content, tree: bool, names: bool) -> bytes | None:
     has_tensors = tree or content.tree is None
     training, roles = training_document(content.training), dict[str, str]()
     if not has_tensors:
-        roles, training = _beside_tree(content)
+        roles, training = _missing_from_tree(content)
     if training:
         parts["training"] = training
     needs_tensors = has_tensors and (names or any(map(_is_more_than_its_name, content.tensors)))
@@ -377,8 +383,8 @@ def _make_sidecar(content: Content, tree: bool, names: bool) -> bytes | None:
     return text.encode("ascii")
 
 
-def _beside_tree(content: Content) -> tuple[dict[str, str], dict[str, object]]:
-    """Return the roles, and the training state, that are not read out of the tree by itself."""
+def _missing_from_tree(content: Content) -> tuple[dict[str, str], dict[str, object]]:
+    """Return the roles and the training state that a reader of the tree alone wouldn't find."""
     tensors, state = read_out(content.tree, ENTRY)
     known = {tensor.name: tensor.role for tensor in tensors}
     roles = {
@@ -399,7 +405,7 @@ def _tensor_entry(tensor: Tensor) -> dict[str, object]:
 
 
 def _is_more_than_its_name(tensor: Tensor) -> bool:
-    """Return whether a tensor has a path, tie or role that its name alone doesn't give."""
+    """Return whether a tensor has a path, tie or role that doesn't follow from its name."""
     if len(tensor.path) != 1 or tensor.shares_with is not None:
         return True
     if tensor.role is Role.WEIGHTS:

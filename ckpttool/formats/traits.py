@@ -1,7 +1,7 @@
 """The traits of each format, one row a format.
 
-What is outside of ``formats/`` asks the row what a format can or can't. The few places that name one all the
-same are in a list of ``tests/test_house.py``, each with its reason.
+Code outside ``formats/`` asks a format's row and doesn't compare its name. The few exceptions are listed in
+``tests/test_house.py``, each with its reason.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ckpttool.formats.content.plain_data import RECORDS
 
 
 class Family(enum.Enum):
-    """Whose names and layouts weights have."""
+    """Framework whose names and layouts weights have."""
 
     TORCH = enum.auto()
     KERAS = enum.auto()
@@ -23,13 +23,13 @@ class Family(enum.Enum):
 
 
 class Program(NamedTuple):
-    """A program in addition to tensors, which no other format could run.
+    """A program in a checkpoint, which no other format can hold.
 
     Attributes:
-        key: Of the metadata: what is there describes it.
-        name: What it is.
-        path: Where it lies.
-        content: What of it is lost with it.
+        key: Key of the metadata that describes it.
+        name: Its name in messages.
+        path: Its file or record.
+        content: Its content that a conversion loses, for messages.
     """
 
     key: str
@@ -42,40 +42,43 @@ class Traits(NamedTuple):
     """Traits of one format; the defaults are those of most.
 
     Attributes:
-        title: How people write its name, where that is another.
+        title: Name of the format in messages; empty if it is the key of the row.
         readers: Classes that open it, as ``module:Class`` of ``formats/``, each with the kinds of content
             (``Probe.kinds``) that it may have; ``set`` if its checkpoints are several entries of a directory.
             Only readers of a probe's kinds are imported and asked.
         record: Pattern of the name of a record, from the root of a zip or below its only directory, that
-            every zip of this format has; other zips aren't shown to it. Empty if there is none.
-        writer: What writes it, as ``module:Class`` of ``formats/``; empty where nothing does.
+            every zip of this format has; its readers aren't asked about other zips. Empty if there is none.
+        writer: Class that writes it, as ``module:Class`` of ``formats/``; empty if it can't be written.
         checkpoint_list: Kind of file in which the framework lists the checkpoints of a directory, as
             ``module:Class`` of ``formats/``.
-        suffixes: Endings of a target's name that mean it; of several formats' the longest counts.
-        model_suffixes: Endings that mean it where it is known which model the weights are of.
-        family: Whose names and layouts its weights have; in plain containers, PyTorch's more often than not.
-        dialect: Formats of one dialect say the same things under the same keys. Any other has its own.
-        varies: Some of its variants hold the weights alone, so that each is a dialect.
-        nests_state_dicts: A key may be a container that somebody put a state dict into.
-        holds_layers: Nothing is around the layers, whose names are the model's; their variables may have
-            numbers instead of names.
-        has_object_graph: Variables are found through a graph of objects, which may list one several times.
-        is_container: It may hold anything; without anything but names of tensors, it holds nothing.
-        holds_tensors_alone: It has no place for anything but tensors and text about them.
-        has_some_checksums: Some of its files carry the checksums of all.
-        counts_epochs_from_one: Keras may have written it, which counts epochs from 1, and from 0 in its logs.
-        is_part_of_others: What takes in directories may consist of it: adapters, parts of a pipeline, shards.
-        has_directories: Its own parts are in directories, and look like checkpoints there.
-        program: The program that it holds.
-        program_variants: Of which of its variants that is so, where it is not so of all.
-        unread_files: Keys of the metadata that list files that are neither tensors nor read.
-        file_metadata: Keys of the metadata that describe its files, which a target doesn't have.
-        own_keys: Keys of the metadata that it writes for itself; in any other they are the user's.
-        rewritten: Variants of files that its writer writes in the very same form.
-        known_directories: Variants that are directories of which it is known what belongs there.
-        members: What such a directory consists of, where its reader tells of all that is there.
-        library: The library that loads it, as Hugging Face's model cards name it.
-        loaders: Python that loads ``NAME`` with its framework, and runs nothing that it holds, by variant.
+        suffixes: Suffixes of a target's name that mean it; the longest of all formats counts.
+        model_suffixes: Suffixes that mean it if the model's architecture is known.
+        family: Framework whose names and layouts its weights have; in plain containers, most often PyTorch.
+        dialect: Formats of one dialect have the same metadata keys; empty if no other format shares its keys.
+        varies: Whether some of its variants hold only weights, so that each variant is a dialect.
+        nests_state_dicts: Whether state dicts may be values of keys in another dictionary.
+        holds_layers: Whether its top level has the model's layers; their variables may have numbers instead
+            of names.
+        has_object_graph: Whether variables are found through a graph of objects, where one may be listed
+            several times.
+        is_container: Whether it may hold anything, so that names of tensors alone don't show what it is.
+        holds_tensors_alone: Whether it has only tensors and text about them.
+        has_some_checksums: Whether some of its files have the checksums of all.
+        counts_epochs_from_one: Whether Keras may have written it; Keras counts epochs from 1, but from 0 in
+            its logs.
+        is_part_of_others: Whether directories of other formats may consist of it: adapters, parts of a
+            pipeline, shards.
+        has_directories: Whether its parts are in subdirectories, and look like checkpoints there.
+        program: The program in it, if any.
+        program_variants: Variants that have the program; empty for all.
+        unread_files: Keys of the metadata that list unread files.
+        file_metadata: Keys of the metadata that describe its files, and aren't kept in a conversion.
+        own_keys: Keys of the metadata that it writes itself; in other formats they are the user's.
+        rewritten: Variants of files that its writer writes in the same form.
+        known_directories: Variants that are directories with known members.
+        members: Pattern of the members of such a directory, if its reader lists them all.
+        library: The library that loads it, by its name in Hugging Face's model cards.
+        loaders: Python code that loads ``NAME`` with its framework, without running code in it, by variant.
     """
 
     title: str = ""
@@ -109,7 +112,7 @@ class Traits(NamedTuple):
     loaders: Mapping[str | None, str] = {}
 
     def program_in(self, variant: str | None) -> Program | None:
-        """Return the program that a checkpoint of one of its variants holds."""
+        """Return the program in a checkpoint of a variant."""
         return self.program if not self.program_variants or variant in self.program_variants else None
 
 
@@ -128,7 +131,7 @@ _COMMIT_MARKER = re.compile(
 
 
 def is_commit_marker(name: str) -> bool:
-    """Return whether a file of this name makes its checkpoint whole: without it there is none, or a part."""
+    """Return whether a checkpoint is incomplete without a file of this name."""
     return _COMMIT_MARKER.fullmatch(name) is not None
 
 

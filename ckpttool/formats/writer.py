@@ -1,9 +1,9 @@
 """The interface of writers: contents, options and targets, and the writers of formats.
 
-A writer knows what its format can't hold, and streams the rest. The format's row in ``traits.py`` names it.
-``ops.conversion_plan`` brings the content of a source into the form that was asked for, and asks the writer
-what it can't hold; ``ops.convert`` lets it write into a staged target, opens that again and compares every
-tensor before it appears.
+A writer refuses content that its format can't hold, and streams the rest. The format's row in ``traits.py``
+names it. ``ops.conversion_plan`` makes the content to write from a source, and asks the writer for refusals;
+``ops.convert`` lets it write into a staged target, opens that and compares every tensor before the target
+appears.
 """
 
 from __future__ import annotations
@@ -30,19 +30,18 @@ class Content:
     """The content of a checkpoint to be written.
 
     Attributes:
-        tensors: In their order. No two have one name; one that ``shares_with`` another comes behind that, and
-            is the same view of the same bytes. A tensor without values (of the meta device) never is here.
-        tree: As ``Checkpoint.tree``, with these same ``Tensor`` objects in their places; None: there is
-            nothing but the tensors by name.
-        metadata: What the source says next to its tensors, as plain data that JSON can hold; empty where the
-            tree holds it.
-        training: As ``Checkpoint.training``; empty where nothing but weights is wanted.
+        tensors: The tensors in order, with unique names. One that ``shares_with`` another comes after it, and
+            is the same view of the same bytes. Tensors without values (of the meta device) are left out.
+        tree: As ``Checkpoint.tree``, with these same ``Tensor`` objects; None if there are only tensors by
+            name.
+        metadata: The source's metadata, as plain data that JSON can hold; empty if it is in the tree.
+        training: As ``Checkpoint.training``; empty if only weights are written.
         native: As ``Checkpoint.native``.
-        source_format: Name of the format that it comes from.
-        mapped: What a map decided, by the names that it gave: ``name``, or the ``layout`` as well.
-        conventions: Name of the format whose names and layouts the tensors have; empty where the format that
-            is written tells that itself, and where nobody knows it.
-        layers: As ``Checkpoint.layers``, by the names of now.
+        source_format: Name of the source's format.
+        mapped: Decisions of a map, by the new names: ``name``, or ``layout`` if it decided that as well.
+        conventions: Name of the format whose names and layouts the tensors have; empty if it is the format
+            that is written, or isn't known.
+        layers: As ``Checkpoint.layers``, by the new names.
     """
 
     tensors: tuple[Tensor, ...]
@@ -63,11 +62,11 @@ class Content:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all elements, shared ones once."""
+        """Return the size of all elements in bytes, shared ones once."""
         return sum(tensor.nbytes for tensor in self.owned)
 
     def memoized(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return a value that a writer computes from the content once."""
+        """Return a value that is computed from the content once."""
         if key not in self._memo:
             self._memo[key] = make()
         made: T = self._memo[key]
@@ -79,7 +78,7 @@ class WriteOptions:
     """Options of a writer.
 
     Attributes:
-        shard_size: The most bytes of one file, where the content is to be cut into several.
+        shard_size: Maximum size of a file in bytes, for a content that is split; None for a single file.
         name: Last part of the target's path, as the user gave it.
     """
 
@@ -91,7 +90,7 @@ class Target(Protocol):
     """The place into which a writer writes.
 
     Attributes:
-        target: Where it will stand.
+        target: Final path.
     """
 
     target: str
@@ -100,17 +99,17 @@ class Target(Protocol):
         """Return a new file of the target.
 
         Args:
-            name: Of a directory, the path in it; of a prefix, what comes after it; of a file, nothing.
+            name: Path in a directory, or the text after a prefix; empty for a single file.
         """
 
 
 class Rewritten(NamedTuple):
-    """Files of a directory that were written anew; names are relative to it.
+    """Files of a directory that were rewritten; names are relative to it.
 
     Attributes:
         files: New names by old ones, the same for a file that is replaced.
-        replaced: Names of the old files, of which some have no successor.
-        spans: What was copied, with the checksums that the bytes had when they were read.
+        replaced: Names of the old files, also of those without a new one.
+        spans: The copied bytes, with their checksums when they were read.
     """
 
     files: Mapping[str, str]
@@ -119,11 +118,11 @@ class Rewritten(NamedTuple):
 
 
 class Trim(NamedTuple):
-    """How a directory loses some entries of its state dict, and keeps all others as they are.
+    """Removal of entries from the state dict of a directory; all others stay as they are.
 
     Attributes:
         lost: Names of the entries.
-        write: Writes the files that change into a target, and tells the second argument the bytes that were
+        write: Writes the changed files into a target, and calls the second argument with the number of bytes
             copied. Raises a CheckpointError or, if the target can't be written, an OSError.
     """
 
@@ -132,15 +131,15 @@ class Trim(NamedTuple):
 
 
 class Writer(ABC):
-    """One format, as it is written.
+    """Writer of one format.
 
     Attributes:
-        name: As the documentation lists it.
+        name: Name in the documentation.
         dtypes: Names of the element types that it can hold.
-        shape: What a target is: one file, a directory, or several files with a common prefix.
-        takes_shards: Whether the content can be cut into several files (a target is a directory then).
-        own_metadata: Keys of the metadata that the format says in its own words.
-        own_native: Native parts that it holds in its own form.
+        shape: Kind of target: one file, a directory, or several files with a common prefix.
+        takes_shards: Whether the content can be split into several files (the target is a directory then).
+        own_metadata: Keys of the metadata that the format stores in its own form.
+        own_native: Native parts that it stores in its own form.
     """
 
     name: ClassVar[str]
@@ -155,7 +154,7 @@ class Writer(ABC):
         """Yield a sentence, with the tensor's name, for content that the format can't hold, except types."""
 
     def unsafe_globals(self, content: Content, options: WriteOptions) -> tuple[str, ...]:
-        """Return the names that the format's loader admits only where its caller asks: none, for most.
+        """Return the globals that the format's loader only allows if its caller names them; none by default.
 
         Raises:
             Unsupported: The content can't be written.
@@ -163,18 +162,18 @@ class Writer(ABC):
         return ()
 
     def reader_name(self, tensor: Tensor) -> str:
-        """Return the name that a reader gives to a tensor of the content: its own, for most."""
+        """Return the name that the reader gives to a tensor of the content; its own by default."""
         return tensor.name
 
     def trim(self, path: str, gone: Collection[Path]) -> Trim | None:
-        """Return how a directory loses the entries below some keys; None where nothing takes them out.
+        """Return the removal of the entries below some keys from a directory; None if it isn't supported.
 
         Args:
             path: The directory.
             gone: The keys, as paths in the state dict.
 
         Raises:
-            CheckpointError: It can't be read, or has what can't be written again.
+            CheckpointError: It can't be read, or has content that can't be written again.
         """
         return None
 
@@ -193,21 +192,22 @@ class Writer(ABC):
 
 
 def fold_name(name: str) -> str:
-    """Return a name in the form that file systems which ignore case compare."""
+    """Return a name in the form in which file systems that ignore case compare names."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 
 WRITABLE = tuple(format for format, traits in TRAITS.items() if traits.writer)
-"""The names of the formats that can be written."""
+"""Names of the formats that can be written."""
 
 
 def format_of(name: str, *, has_architecture: bool) -> str | None:
     """Return the format that a target's name means, or None.
 
     Args:
-        name: The last part of its path.
-        has_architecture: Whether it is known which model the weights are of.
+        name: Last part of its path.
+        has_architecture: Whether the model's architecture is known.
     """
+    # The longest suffix decides: ``m.weights.h5`` is Keras's, ``m.h5`` is plain HDF5 without a model.
     endings = {ending: format for format in WRITABLE for ending in TRAITS[format].suffixes}
     if has_architecture:
         endings |= {ending: format for format in WRITABLE for ending in TRAITS[format].model_suffixes}

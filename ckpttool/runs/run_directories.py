@@ -163,7 +163,7 @@ def apply_series_globs(entries: Sequence[Entry], globs: Globs) -> list[Entry]:
     """
     applied: list[Entry] = []
     for entry in keep_run_settings(entries):
-        glob = next((last_name(glob) for glob in globs.of(entry.path)), None)
+        glob = next((last_name(glob) for glob in globs.matching(entry.path)), None)
         if glob is not None:
             fields = entry.fields
             stem = os.path.splitext(entry.name)[0]

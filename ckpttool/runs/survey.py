@@ -122,7 +122,7 @@ def survey_directory(
     if scope.metrics:
         entries, remarks = add_log_metrics(entries, scope.metrics, path)
     for place in (place for entry in entries for place in entry.places):
-        excluded.of(place)  # a part of a save that is kept whole is matched, too
+        excluded.matching(place)  # a part of a save that is kept whole is matched, too
     groups = mark_saves(
         group(apply_series_globs(entries, one_series), scope.group_by, path, joins_slim=scope.joins_slim)
     )

@@ -58,7 +58,7 @@ def temporary_saves(surveyed: Survey, exclude: Sequence[str]) -> Iterator[tuple[
     for directory in sorted({root, *(entry.directory for entry in surveyed.entries)}):
         for name, file in names_in(directory, surveyed.snapshot).items():
             final = temporary_for(name)
-            if final is None or any(globs.of(os.path.join(directory, one)) for one in (name, final)):
+            if final is None or any(globs.matching(os.path.join(directory, one)) for one in (name, final)):
                 continue
             fields = parse_name(final)
             is_directory = file.is_dir(follow_symlinks=False)

@@ -297,8 +297,8 @@ def test_the_table_keeps_no_format_from_a_file_that_it_recognises(files: Path) -
             for reader in _READERS:
                 with suppress(CheckpointError):
                     asked += reader.may_match(probe)
-                    assert reader.may_match(probe) or not _load(reader.place).matches(probe), (
+                    assert reader.may_match(probe) or not _load(reader.class_path).matches(probe), (
                         path,
-                        reader.place,
+                        reader.class_path,
                     )
     assert asked > 500

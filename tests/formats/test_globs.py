@@ -22,7 +22,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _matched(glob: str, root: str, *names: str) -> list[str]:
     globs = Globs([glob], root)
-    return [name for name in names if globs.of(os.path.join(root, name))]
+    return [name for name in names if globs.matching(os.path.join(root, name))]
 
 
 def test_all_that_means_a_directory(tree: Path) -> None:
@@ -39,7 +39,7 @@ def test_what_means_something_else(tree: Path) -> None:
     cases = ["", "/", ".", "./", "/final", "runs", "exp/final", "*/final", "{0}/final", "\0/x"]
     for glob in cases:
         globs = Globs([glob.format(tree)], "runs")
-        assert globs.of("runs/final") == [], glob
+        assert globs.matching("runs/final") == [], glob
         assert globs.unmatched("--exclude") == [f"--exclude {glob.format(tree)!r} matched nothing"], glob
 
 
@@ -64,8 +64,8 @@ def test_from_inside_the_directory(tree: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_lies_in_what_is_passed_over_counts_as_matched() -> None:
     globs = Globs(["final", "final/*.pt", "fi*/a", "exp/b", "z"], "runs")
-    assert not globs.passes_over("runs/a")
-    assert globs.passes_over("runs/final")
+    assert not globs.excludes("runs/a")
+    assert globs.excludes("runs/final")
     assert globs.unmatched("--exclude") == [
         "--exclude 'exp/b' matched nothing",
         "--exclude 'z' matched nothing",
@@ -74,7 +74,7 @@ def test_what_lies_in_what_is_passed_over_counts_as_matched() -> None:
 
 def test_of_several_that_match_none_is_told() -> None:
     globs = Globs(["a*", "*.pt", "a.pt"], "runs")
-    assert globs.of("runs/a.pt") == ["a*", "*.pt", "a.pt"]
+    assert globs.matching("runs/a.pt") == ["a*", "*.pt", "a.pt"]
     assert globs.unmatched("--series") == []
 
 

@@ -14,7 +14,7 @@ from ckpttool import Tensor, open_checkpoint
 from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.values import in_memory
 from ckpttool.formats.safetensors.writer import SafetensorsWriter
-from ckpttool.formats.sharded import cut, index, shard_names
+from ckpttool.formats.sharded import index, shard_names, split_into_shards
 from ckpttool.formats.torch.writer import PyTorchWriter
 from ckpttool.formats.writer import Content, WriteOptions
 from ckpttool.transaction.staged_output import StagedOutput
@@ -54,7 +54,7 @@ def test_it_cuts_where_hugging_face_does(drawn: tuple[list[Tensor], int]) -> Non
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=limit,
     )
-    ours = cut(tensors, limit)
+    ours = split_into_shards(tensors, limit)
     found = [sorted(one.name for one in shard) for shard in ours]
     assert found == [sorted(names) for names in theirs.filename_to_tensors.values()]
     names = shard_names("model", ".safetensors", len(ours))
@@ -68,7 +68,7 @@ def test_it_cuts_where_hugging_face_does(drawn: tuple[list[Tensor], int]) -> Non
 @given(tied())
 def test_nothing_is_lost_and_no_shard_is_too_large(drawn: tuple[list[Tensor], int]) -> None:
     tensors, limit = drawn
-    shards = cut(tensors, limit)
+    shards = split_into_shards(tensors, limit)
     assert sorted(one.name for shard in shards for one in shard) == sorted(one.name for one in tensors)
     for shard in shards:
         owned = [one for one in shard if one.shares_with is None]
@@ -106,12 +106,12 @@ def test_no_file_is_larger_than_the_limit_but_for_a_single_tensor(tmp_path: Path
 def test_ties_take_room_beside_their_owner() -> None:
     """The owner's shard gets entries for all that share its bytes, though they come later."""
     owner, other, *ties = sized([100, 100, 100, 100], {2: 0, 3: 0})
-    assert cut([owner, other, *ties], 220, overhead=lambda _: 10) == [[owner, *ties], [other]]
-    assert cut([owner, other, *ties], 240, overhead=lambda _: 10) == [[owner, other, *ties]]
+    assert split_into_shards([owner, other, *ties], 220, overhead=lambda _: 10) == [[owner, *ties], [other]]
+    assert split_into_shards([owner, other, *ties], 240, overhead=lambda _: 10) == [[owner, other, *ties]]
 
 
 def test_no_tensors_are_one_empty_shard() -> None:
-    assert cut([], 5) == [[]]
+    assert split_into_shards([], 5) == [[]]
 
 
 def test_an_index_is_text_like_that_of_transformers() -> None:

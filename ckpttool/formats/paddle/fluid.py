@@ -77,7 +77,7 @@ class Fluid(Format):
 
     def open(self, probe: Probe) -> Checkpoint:
         kind = _variant_of(probe.path, probe.entries)
-        with PaddleParts(probe.path, probe.also) as parts:
+        with PaddleParts(probe.path, probe.other_entries) as parts:
             if kind == "checkpoint":
                 _add_serial(parts, probe.entries)
             elif kind == "inference":

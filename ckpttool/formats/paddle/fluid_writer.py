@@ -43,7 +43,7 @@ from ckpttool.formats.paddle.parts import (
     heights_of,
     mismatched_accumulators,
 )
-from ckpttool.formats.sharded import Files
+from ckpttool.formats.sharded import ShardFiles
 from ckpttool.formats.sidecar import ENTRY, sidecar_of
 from ckpttool.formats.writer import Content, Target, WriteOptions, Writer, fold_name
 from ckpttool.storage.sink import Sink
@@ -83,7 +83,7 @@ class FluidWriter(Writer):
         number = content.metadata.get("serial") if _was_fluid(content) else None
         is_number = type(number) is int and 0 <= number < 10**_SERIAL_DIGITS
         serial = f"checkpoint_{number if is_number else 0}"
-        files = Files(target)
+        files = ShardFiles(target)
         for variable in variables(content):
             sink, values, rows = files.create(f"{serial}/{variable.place}"), variable.values, variable.rows
             if rows is None:

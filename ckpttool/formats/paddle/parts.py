@@ -78,7 +78,7 @@ class PaddleParts(Opening):
 
     Attributes:
         root: The directory; links that lead out of it are not followed.
-        also: Further directories by name, if a checkpoint is spread over several places.
+        other_entries: Further directories by name, if a checkpoint is spread over several places.
         trainers: Arguments of each trainer by its number.
         tables: Descriptions of lookup tables by name.
         heights: Rows of the full table by name of the SelectedRows, which may hold fewer.
@@ -88,7 +88,7 @@ class PaddleParts(Opening):
     """
 
     root: str
-    also: Mapping[str, tuple[os.DirEntry[str], ...]] = field(default_factory=dict)
+    other_entries: Mapping[str, tuple[os.DirEntry[str], ...]] = field(default_factory=dict)
     tensors: list[Tensor] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     files: list[FileEntry] = field(default_factory=list)
@@ -117,7 +117,7 @@ class PaddleParts(Opening):
 
     def shards(self, name: str, entry: os.DirEntry[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
         """Yield names and entries of a directory of shards, in all of its places."""
-        for place in (entry, *self.also.get(name, ())):
+        for place in (entry, *self.other_entries.get(name, ())):
             yield from scan(place.path).items()
 
     def source(self, entry: os.DirEntry[str]) -> Source:

@@ -16,7 +16,7 @@ from ckpttool.core.dtypes import BY_SAFETENSORS
 from ckpttool.core.tensor import Tensor
 from ckpttool.core.training import is_told_by
 from ckpttool.formats.safetensors.reader import MAX_HEADER
-from ckpttool.formats.sharded import Files, cut, index, refusals, shard_names
+from ckpttool.formats.sharded import ShardFiles, index, refusals, shard_names, split_into_shards
 from ckpttool.formats.sidecar import ENTRY, sidecar_of
 from ckpttool.formats.writer import Content, Target, WriteOptions, Writer
 from ckpttool.storage.sink import Sink
@@ -96,7 +96,7 @@ class SafetensorsWriter(Writer):
             _write_file(target.create(), content.owned, metadata | sidecar)
             return
         shards = _shards(content, options.shard_size, metadata)
-        files = Files(target)
+        files = ShardFiles(target)
         for name, tensors in shards.items():
             _write_file(files.create(name), tensors, metadata)
         files.create(_INDEX).write(index(shards, sidecar))
@@ -110,7 +110,7 @@ def _shards(content: Content, limit: int, metadata: Mapping[str, str]) -> dict[s
     def overhead(tensor: Tensor) -> int:
         return len(_json({tensor.name: _entry(tensor, (limit, limit))}))  # its comma for the outer braces
 
-    shards = cut(content.owned, limit, base=base, overhead=overhead) if content.tensors else []
+    shards = split_into_shards(content.owned, limit, base=base, overhead=overhead) if content.tensors else []
     return dict(zip(shard_names("model", ".safetensors", len(shards)), shards, strict=True))
 
 

@@ -20,7 +20,7 @@ from ckpttool.core.dtypes import BY_STORAGE
 from ckpttool.core.errors import Unsupported
 from ckpttool.core.tensor import Tensor
 from ckpttool.formats.content.tree import opaque_nodes
-from ckpttool.formats.sharded import Files, cut, index, refusals, shard_names
+from ckpttool.formats.sharded import ShardFiles, index, refusals, shard_names, split_into_shards
 from ckpttool.formats.sidecar import ENTRY, sidecar_of
 from ckpttool.formats.writer import Content, Target, WriteOptions, Writer
 from ckpttool.storage.sink import Sink
@@ -95,7 +95,7 @@ class PyTorchWriter(Writer):
 
     def write(self, content: Content, target: Target, options: WriteOptions) -> None:
         if options.shard_size is not None:
-            shards, files = _shards(content, options.shard_size), Files(target)
+            shards, files = _shards(content, options.shard_size), ShardFiles(target)
             unsealed: list[TorchZip] = []
             for name, tensors in shards.items():
                 of_shard = {tensor.name: tensor for tensor in tensors}
@@ -145,7 +145,7 @@ def _shards(content: Content, limit: int) -> dict[str, list[Tensor]]:
         return entry + (_RECORD_BYTES if tensor.shares_with is None else 0)
 
     base = empty + _RECORDS_BESIDE * _RECORD_BYTES + END_BYTES
-    shards = [one for one in cut(content.tensors, limit, base=base, overhead=overhead) if one]
+    shards = [one for one in split_into_shards(content.tensors, limit, base=base, overhead=overhead) if one]
     return dict(zip(shard_names(_STEM, _SUFFIX, len(shards)), shards, strict=True))
 
 

@@ -132,17 +132,17 @@ class Spread(Probe):
         """Look at directories."""
         super().__init__(paths[0])
         self._found: dict[str, os.DirEntry[str]] = {}
-        also: dict[str, tuple[os.DirEntry[str], ...]] = defaultdict(tuple)
+        others: dict[str, tuple[os.DirEntry[str], ...]] = defaultdict(tuple)
         for path in paths:
             for name, entry in scan(path).items():
                 first = self._found.setdefault(name, entry)
                 if first is entry:
                     continue
                 if name in TABLES and first.is_dir() and entry.is_dir():
-                    also[name] += (entry,)
+                    others[name] += (entry,)
                 elif not _is_aside(first, entry):
                     raise part_twice(entry.path, first.path)
-        self.also = also
+        self.other_entries = others
 
     @cached_property
     def entries(self) -> Mapping[str, os.DirEntry[str]]:

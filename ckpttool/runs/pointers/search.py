@@ -430,7 +430,7 @@ class Search:
         """Return the handler of unreadable pointers: it leaves alone some series, by default all."""
 
         def leave_alone(error: CheckpointError) -> None:
-            if isinstance(error, NotFound) or self.ignored.of(error.path):  # it has just gone
+            if isinstance(error, NotFound) or self.ignored.matching(error.path):  # it has just gone
                 return
             hint = f"--exclude {quote(os.path.basename(error.path))} ignores it"
             why = f"{shown(error.path)}: {error.reason}; it may name any checkpoint ({hint})"

@@ -290,7 +290,7 @@ def own_reasons(survey: Survey, scope: Scope, min_age: int) -> dict[str, list[st
     points = mount_points(below=survey.root) or ()
     excluded = Globs(scope.exclude, survey.root)
     for entry in survey.entries:
-        globs = (glob for place in entry.places for glob in excluded.of(place))
+        globs = (glob for place in entry.places for glob in excluded.matching(place))
         reasons[entry.path] = [
             *_entry_reasons(entry, points),
             *(f"--exclude {glob}" for glob in islice(globs, 1)),

@@ -97,7 +97,7 @@ def unmatched_names(chosen: Chosen, root: str) -> list[str]:
         if names
         for entry in group.entries
         for path in entry.places
-        for glob in matcher.of(path)
+        for glob in matcher.matching(path)
         if glob in names
     }
     return [

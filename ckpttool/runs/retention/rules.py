@@ -381,7 +381,7 @@ def _keep_named(policy: Policy, history: History) -> KeptWithReasons:
 
     globs = Globs(policy.keep_names, history.root)
     for entry in (*history.intact, *history.others):
-        glob = next(chain.from_iterable(map(globs.of, entry.places)), None)
+        glob = next(chain.from_iterable(map(globs.matching, entry.places)), None)
         if glob is not None:
             yield entry, f"name {glob}"
 
