@@ -4,7 +4,7 @@
 signatures that callers may ask for, a SaverDef, assets, and since TensorFlow 2 the graph of Python objects.
 The values of the variables are a tensor bundle, ``variables/variables``. It is read like this:
 
-1. ``directory.py`` has the names of the files, and recognises the directory. ``reader.py`` opens it. 2.
+1. ``directory.py`` recognises the directory; ``layout.py`` has the names in it. ``reader.py`` opens it. 2.
 ``walk.py`` steps through the message where it is in the file; ``pbtext.py`` converts ``saved_model.pbtxt``
 to
    the binary form first.

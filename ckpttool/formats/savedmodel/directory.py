@@ -1,4 +1,4 @@
-"""SavedModel directories: the names in them, their detection, and the check that files are inside.
+"""Detection of SavedModels, by their directory or the model in it.
 
 Source: tensorflow/tensorflow ``cc/saved_model/constants.h``, ``python/saved_model/loader_impl.py``.
 """
@@ -6,20 +6,12 @@ Source: tensorflow/tensorflow ``cc/saved_model/constants.h``, ``python/saved_mod
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import DamagedCheckpoint
 from ckpttool.formats.interface import Probe, SetFormat, Unit
-from ckpttool.formats.sidecar import ENTRY
-from ckpttool.storage import fs
-
-BINARY, TEXT, CHUNKED = "saved_model.pb", "saved_model.pbtxt", "saved_model.cpb"
-VARIABLES, ASSETS = "variables", "assets"
-SIDECAR = f"assets.extra/{ENTRY}"
-"""Path of the sidecar, which holds what a SavedModel can't store, in the directory."""
-_NEIGHBOURS = frozenset({"assets", "assets.extra", "debug", "fingerprint.pb", "keras_metadata.pb"})
+from ckpttool.formats.savedmodel.layout import BINARY, CHUNKED, TEXT, is_without_graph
 
 
 class SavedModelDirectory(SetFormat):
@@ -49,29 +41,3 @@ class SavedModelDirectory(SetFormat):
 
 def _directory_of(probe: Probe) -> str:
     return probe.path if probe.is_directory else os.path.dirname(probe.path) or os.curdir
-
-
-def is_without_graph(directory: str, names: Collection[str]) -> bool:
-    """Return whether a directory is a SavedModel without its ``saved_model.pb``."""
-    # ``variables/variables.index`` alone isn't enough. It has to have at least one neighbour, and only those
-    # that a SavedModel has.
-    neighbours = set(names) - {VARIABLES}
-    index = os.path.join(directory, VARIABLES, f"{VARIABLES}.index")
-    return VARIABLES in names and bool(neighbours) and neighbours <= _NEIGHBOURS and fs.isfile(index)
-
-
-def is_inside(path: str, directory: str) -> bool:
-    """Return whether a file is in a SavedModel, with links resolved."""
-    # In the cache of the Hugging Face Hub, all files are links from a snapshot to the folder ``blobs``. So a
-    # file next to the target of ``saved_model.pb`` is inside as well.
-    models = (os.path.join(directory, name) for name in (BINARY, TEXT))
-    bases = [directory, *(os.path.dirname(fs.realpath(model)) for model in models)]
-    roots = (fs.realpath(base).rstrip(os.sep) + os.sep for base in bases)
-    return fs.realpath(path).startswith(tuple(roots))
-
-
-def require_inside(path: str, directory: str) -> None:
-    """Raise ``DamagedCheckpoint`` unless a file is in a SavedModel."""
-    if not is_inside(path, directory):
-        found = "a link that leads out of the SavedModel; it was not opened"
-        raise DamagedCheckpoint(path, found, code="path-outside")

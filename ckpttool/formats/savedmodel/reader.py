@@ -24,7 +24,8 @@ from ckpttool.formats.content.plain_data import describe_content
 from ckpttool.formats.interface import scan
 from ckpttool.formats.opening import OpenedParts, file_entry
 from ckpttool.formats.savedmodel.computation import describe_computation
-from ckpttool.formats.savedmodel.directory import (
+from ckpttool.formats.savedmodel.graph import MetaGraph, SavedModel, read_model
+from ckpttool.formats.savedmodel.layout import (
     ASSETS,
     BINARY,
     CHUNKED,
@@ -33,7 +34,6 @@ from ckpttool.formats.savedmodel.directory import (
     is_inside,
     require_inside,
 )
-from ckpttool.formats.savedmodel.graph import MetaGraph, SavedModel, read_model
 from ckpttool.formats.savedmodel.pbtext import text_message
 from ckpttool.formats.savedmodel.safety import judge_links, safety_of
 from ckpttool.formats.savedmodel.variables import (

@@ -14,7 +14,9 @@ from ckpttool.core.errors import CheckpointError
 from ckpttool.core.report import Finding, error, note, warning
 from ckpttool.formats.interface import scan
 from ckpttool.formats.keras.config import judge
-from ckpttool.formats.savedmodel.directory import (
+from ckpttool.formats.savedmodel.file_names import FILE_INPUTS
+from ckpttool.formats.savedmodel.graph import MAX_BROKEN, MetaGraph, SavedModel
+from ckpttool.formats.savedmodel.layout import (
     ASSETS,
     BINARY,
     CHUNKED,
@@ -23,8 +25,6 @@ from ckpttool.formats.savedmodel.directory import (
     is_inside,
     require_inside,
 )
-from ckpttool.formats.savedmodel.file_names import FILE_INPUTS
-from ckpttool.formats.savedmodel.graph import MAX_BROKEN, MetaGraph, SavedModel
 from ckpttool.formats.savedmodel.objects import MAX_METADATA
 from ckpttool.formats.savedmodel.ops import known_ops, severity_of
 from ckpttool.formats.savedmodel.saver import SAVER_OPS

@@ -19,8 +19,8 @@ from ckpttool.core.errors import CheckpointError
 from ckpttool.core.layers import UNWIRED, LayerKind
 from ckpttool.core.report import Finding, error, note, warning
 from ckpttool.core.tensor import Role, Tensor
-from ckpttool.formats.savedmodel.directory import require_inside
 from ckpttool.formats.savedmodel.graph import MetaGraph
+from ckpttool.formats.savedmodel.layout import require_inside
 from ckpttool.formats.savedmodel.objects import MAX_METADATA, SavedObject, SavedVariable
 from ckpttool.formats.savedmodel.walk import message_in
 from ckpttool.formats.tensorflow.object_graph import KEY_END, SLOT_MARK

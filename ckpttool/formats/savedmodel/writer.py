@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from ckpttool.containers.protobuf import bytes_field, number_field, text_field
 from ckpttool.core.tensor import Role, Tensor
-from ckpttool.formats.savedmodel.directory import BINARY, SIDECAR, VARIABLES
+from ckpttool.formats.savedmodel.layout import BINARY, SIDECAR, VARIABLES
 from ckpttool.formats.sidecar import sidecar_of
 from ckpttool.formats.tensorflow.bundle_writer import NUMBERS, refused_type, shape_message, write_bundle
 from ckpttool.formats.tensorflow.object_graph import (
