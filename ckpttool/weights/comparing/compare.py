@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -21,9 +20,7 @@ from ckpttool.weights.comparing.remote_worker import MAX_CHILDREN, WORTH_BYTES, 
 from ckpttool.weights.comparing.statistics import Statistics, Tally, Tolerance
 from ckpttool.weights.comparing.workers import (
     BytesWorker,
-    Meter,
     PairWorker,
-    RangeCutter,
     RangePool,
     TensorPair,
     ValuesWorker,
@@ -46,7 +43,7 @@ EXACT = Tolerance()
 """Zero tolerance: only equal values are equal."""
 MAX_STREAMS = 2
 """Maximum number of streamed (compressed or computed) tensors read at once: each needs tens of MiB a side."""
-Begin = Callable[[RangePool, Meter], PairWorker]
+WorkerFactory = Callable[[RangePool, Advance], PairWorker]
 """Constructor of one thread's worker."""
 MAX_REPEATED_BYTES = 1 << 36
 """Limit in bytes on an expanded tensor (stride 0) whose storage is far smaller than its elements: 64 GiB."""
@@ -103,8 +100,8 @@ def compare_all(
     wanted = [TensorPair(a, b, unread=a.nbytes + b.nbytes) for a, b, _ in reduced]
     by_identity: dict[object, TensorPair] = {}  # tied tensors are compared once
     firsts = [by_identity.setdefault(pair.identity, pair) for pair in wanted]
-    by_pair = _TwoPasses(tolerance, jobs or default_jobs(), advance, measures=measures).run(
-        list(by_identity.values())
+    by_pair = _run_passes(
+        list(by_identity.values()), tolerance, jobs or default_jobs(), advance, measures=measures
     )
     advance(sum(pair.unread for pair, first in zip(wanted, firsts, strict=True) if pair is not first))
     outcomes = []
@@ -136,89 +133,74 @@ def _known_outcome(pair: TensorPair) -> Outcome | None:
     return None
 
 
-class _TwoPasses:
-    """The two passes: bytes of all pairs, then values of those whose bytes or dtypes differ."""
+def _run_passes(
+    pairs: list[TensorPair], tolerance: Tolerance, jobs: int, advance: Advance, *, measures: bool
+) -> dict[int, Outcome]:
+    """Return the outcome of each pair by its ``id``."""
+    outcomes: dict[int, Outcome] = {}
+    for pair in pairs:
+        pair.differs = pair.a.dtype is not pair.b.dtype
+        if (known := _known_outcome(pair)) is not None:
+            outcomes[id(pair)] = known
+    remaining = [pair for pair in pairs if id(pair) not in outcomes]
 
-    def __init__(self, tolerance: Tolerance, jobs: int, advance: Advance, *, measures: bool) -> None:
-        self._measures = measures
-        self._tolerance = tolerance
-        self._jobs = jobs
-        self._advance = advance
+    # The first pass leaves pairs open whose bytes are all equal.
+    _process_ranges([pair for pair in remaining if pair.is_open], [BytesWorker] * jobs, byte_ranges, advance)
+    outcomes |= {id(pair): Comparison(True) for pair in remaining if pair.is_open}
+    differing = [pair for pair in remaining if pair.differs and pair.failure is None]
+    if measures:
+        # The second pass. Strings are compared one by one in ``_outcome_of``.
+        measurable = [pair for pair in differing if pair.a.dtype.kind != "string"]
+        workers = _value_workers(measurable, tolerance, jobs)
+        _process_ranges(measurable, workers, element_ranges, advance)
+    else:
+        outcomes |= {id(pair): Comparison(False) for pair in differing}
+    outcomes |= {id(pair): _outcome_of(pair) for pair in remaining if id(pair) not in outcomes}
+    advance(sum(pair.unread for pair in pairs))
+    return outcomes
 
-    def run(self, pairs: list[TensorPair]) -> dict[int, Outcome]:
-        """Return the outcome of each pair by its ``id``."""
-        outcomes: dict[int, Outcome] = {}
-        for pair in pairs:
-            pair.differs = pair.a.dtype is not pair.b.dtype
-            if (known := _known_outcome(pair)) is not None:
-                outcomes[id(pair)] = known
-        left = [pair for pair in pairs if id(pair) not in outcomes]
-        self._pass([pair for pair in left if pair.is_open], [BytesWorker] * self._jobs, byte_ranges)
-        outcomes |= {id(pair): Comparison(True) for pair in left if pair.is_open}
-        if not self._measures:
-            unequal = [pair for pair in left if pair.differs and pair.failure is None]
-            outcomes |= {id(pair): Comparison(False) for pair in unequal}
-            left = [pair for pair in left if id(pair) not in outcomes]
-        unequal = [pair for pair in left if pair.differs and pair.a.dtype.kind != "string"]
-        measurable = [pair for pair in unequal if pair.failure is None]
-        self._pass(measurable, self._value_workers(measurable), element_ranges)
-        outcomes |= {id(pair): _outcome_of(pair) for pair in left if not pair.is_open}
-        self._advance(sum(pair.unread for pair in pairs))
-        return outcomes
 
-    def _pass(
-        self,
-        pairs: list[TensorPair],
-        begin: Sequence[Begin],
-        cut: RangeCutter,
-    ) -> None:
-        """Process the ranges of pairs in one thread per element of ``begin``."""
-        if not pairs:
-            return
-        streams: dict[int, list[WorkRange]] = defaultdict(list)
-        placed: list[TensorPair] = []
-        for pair in pairs:
-            stream_key = pair.stream_key
-            if stream_key is None:
-                placed.append(pair)
-            else:
-                streams[stream_key] += cut(pair, whole=True)
-        with RangePool(MAX_STREAMS) as pool:
-            own, *others = [partial(self._worker, one, pool) for one in begin]
-            pool.recruit(others)
-            for ranges in streams.values():
-                pool.add(ranges, is_scarce=True)
-            for batch in batches((one for pair in placed for one in cut(pair)), lambda one: one.nbytes):
-                pool.add(batch)
-            pool.work(own)
+def _process_ranges(
+    pairs: list[TensorPair],
+    workers: Sequence[WorkerFactory],
+    cut: Callable[..., Iterator[WorkRange]],
+    advance: Advance,
+) -> None:
+    """Process the ranges into which ``cut`` divides pairs, with one thread per worker."""
+    if not pairs:
+        return
+    # Streamed tensors with one key (parts of one compressed record, say) are a single task, which one thread
+    # reads from start to end. Tasks of the others are ranges of large tensors and batches of small ones.
+    streams: dict[int, list[WorkRange]] = defaultdict(list)
+    seekable: list[TensorPair] = []
+    for pair in pairs:
+        stream_key = pair.stream_key
+        if stream_key is None:
+            seekable.append(pair)
+        else:
+            streams[stream_key] += cut(pair, whole=True)
+    with RangePool(MAX_STREAMS) as pool:
+        own, *others = [partial(worker, pool, advance) for worker in workers]
+        pool.recruit(others)
+        for stream in streams.values():
+            pool.add(stream, is_scarce=True)
+        for batch in batches((one for pair in seekable for one in cut(pair)), lambda one: one.nbytes):
+            pool.add(batch)
+        pool.work(own)
 
-    @contextmanager
-    def _worker(self, begin: Begin, pool: RangePool) -> Iterator[Callable[[list[WorkRange]], None]]:
-        """Yield the function that processes ranges in one thread."""
-        worker = begin(pool, Meter(self._advance))
 
-        def work(ranges: list[WorkRange]) -> None:
-            for one in ranges:
-                pool.check()
-                worker.do(one)
+def _value_workers(pairs: Sequence[TensorPair], tolerance: Tolerance, jobs: int) -> list[WorkerFactory]:
+    """Return the workers that measure values: this thread's, and children if there is enough data.
 
-        try:
-            yield work
-        finally:
-            worker.end()
-
-    def _value_workers(self, pairs: Sequence[TensorPair]) -> list[Begin]:
-        """Return the workers that measure values: this thread's, and children if there is enough data.
-
-        Streamed tensors can't be sent to a child, so each gets a thread instead.
-        """
-        own = partial(ValuesWorker, tolerance=self._tolerance)
-        streams = len({pair.stream_key for pair in pairs} - {None})
-        placed = sum(pair.a.nbytes + pair.b.nbytes for pair in pairs if pair.stream_key is None)
-        children = min(self._jobs - 1, MAX_CHILDREN, placed // WORTH_BYTES)
-        if children > 0:
-            return [own, *[partial(RemoteWorker, tolerance=self._tolerance)] * children]
-        return [own] * min(self._jobs, 1 + streams)
+    Streamed tensors can't be sent to a child, so each gets a thread instead.
+    """
+    own = partial(ValuesWorker, tolerance=tolerance)
+    streams = len({pair.stream_key for pair in pairs} - {None})
+    nbytes = sum(pair.a.nbytes + pair.b.nbytes for pair in pairs if pair.stream_key is None)
+    children = min(jobs - 1, MAX_CHILDREN, nbytes // WORTH_BYTES)
+    if children > 0:
+        return [own, *[partial(RemoteWorker, tolerance=tolerance)] * children]
+    return [own] * min(jobs, 1 + streams)
 
 
 def _outcome_of(pair: TensorPair) -> Outcome:

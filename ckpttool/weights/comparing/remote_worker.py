@@ -19,10 +19,10 @@ from ckpttool.core.values import Contiguous
 from ckpttool.storage import fs
 from ckpttool.storage.children import Child, Lost
 from ckpttool.storage.source import Source
+from ckpttool.storage.work import Advance, no_advance
 from ckpttool.weights.comparing.elements import contiguous_values
 from ckpttool.weights.comparing.statistics import Tally, Tolerance
 from ckpttool.weights.comparing.workers import (
-    Meter,
     PairWorker,
     RangePool,
     TensorPair,
@@ -40,26 +40,26 @@ MAX_CHILDREN = 3
 class RemoteWorker(PairWorker):
     """Sends the ranges of one thread to a child; measures those that no child can read in this process."""
 
-    def __init__(self, pool: RangePool, meter: Meter, tolerance: Tolerance) -> None:
-        super().__init__(pool, meter)
+    def __init__(self, pool: RangePool, advance: Advance, tolerance: Tolerance) -> None:
+        super().__init__(pool, advance)
         self._tolerance = tolerance
         self._own: ValuesWorker | None = None
         self._child: Child | None = None  # None, too, if none can be started
         with suppress(Lost):
             self._child = Child(__name__)
 
-    def end(self) -> None:
-        super().end()
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
         if self._own is not None:
-            self._own.end()
+            self._own.__exit__()
         self._dismiss()
 
-    def _do(self, part: WorkRange) -> None:
+    def _compare(self, part: WorkRange) -> None:
         request = _request(part, self._tolerance)
         tally = None if request is None else self._answer(request)
         if tally is None:
             if self._own is None:
-                self._own = ValuesWorker(self._pool, self._meter, self._tolerance)
+                self._own = ValuesWorker(self._pool, self._advance, self._tolerance)
             self._own.do(part)
             return
         part.pair.tallies.append(tally)
@@ -126,7 +126,7 @@ def answers() -> Callable[[Mapping[str, Any]], Tally | None]:
 
     @cache
     def worker_of(tolerance: Tolerance) -> ValuesWorker:
-        return ValuesWorker(RangePool(), Meter(lambda nbytes: None), tolerance)
+        return ValuesWorker(RangePool(), no_advance, tolerance)
 
     def answer(request: Mapping[str, Any]) -> Tally | None:
         worker = worker_of(Tolerance(**request["tolerance"]))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from ckpttool.core.tensor import Tensor
 from ckpttool.storage.work import Advance, Pool
@@ -92,31 +91,6 @@ RangePool = Pool[list[WorkRange]]
 """Pool of threads whose work items are batches of ranges."""
 
 
-class Meter:
-    """Progress counter of one thread that reports at most every few MiB."""
-
-    def __init__(self, advance: Advance) -> None:
-        self._advance = advance
-        self._pending = 0
-
-    def add(self, nbytes: int) -> None:
-        """Count bytes as done."""
-        self._pending += nbytes
-        if self._pending >= _REPORTED_BYTES:
-            self.flush()
-
-    def flush(self) -> None:
-        """Report the pending bytes."""
-        if self._pending:
-            self._advance(self._pending)
-        self._pending = 0
-
-
-class RangeCutter(Protocol):
-    def __call__(self, pair: TensorPair, *, whole: bool = False) -> Iterator[WorkRange]:
-        """Yield the ranges of a pair; a single one if ``whole``."""
-
-
 def byte_ranges(pair: TensorPair, *, whole: bool = False) -> Iterator[WorkRange]:
     nbytes = pair.a.nbytes
     step = nbytes if whole else _RANGE_BYTES
@@ -137,45 +111,65 @@ _lock = threading.Lock()
 
 
 class PairWorker(ABC):
-    """Worker of one thread with its buffers."""
+    """Worker of one thread with its buffers.
 
-    def __init__(self, pool: RangePool, meter: Meter) -> None:
+    As a context manager, it gives the function that processes ranges, and reports its progress at most every
+    few MiB.
+    """
+
+    def __init__(self, pool: RangePool, advance: Advance) -> None:
         self._pool = pool
-        self._meter = meter
+        self._advance = advance
+        self._unreported = 0
+
+    def __enter__(self) -> Callable[[list[WorkRange]], None]:
+        return self._process
+
+    def __exit__(self, *_: object) -> None:
+        """Report pending progress and release resources."""
+        self._report()
 
     @abstractmethod
-    def _do(self, part: WorkRange) -> None:
+    def _compare(self, part: WorkRange) -> None:
         """Compare a range."""
+
+    def _process(self, ranges: list[WorkRange]) -> None:
+        for part in ranges:
+            self._pool.check()
+            self.do(part)
 
     def do(self, part: WorkRange) -> None:
         """Compare a range, unless an earlier range of the pair was unreadable."""
         if part.pair.failure is None:
             try:
-                self._do(part)
+                self._compare(part)
             except Unreadable as failure:
                 part.pair.failure = failure
-
-    def end(self) -> None:
-        """Report pending progress and release resources; no range follows."""
-        self._meter.flush()
 
     def _count(self, pair: TensorPair, nbytes: int) -> None:
         """Count bytes as done, and raise if the comparison was cancelled."""
         with _lock:
             counted = min(nbytes, pair.unread)
             pair.unread -= counted
-        self._meter.add(counted)
+        self._unreported += counted
+        if self._unreported >= _REPORTED_BYTES:
+            self._report()
         self._pool.check()
+
+    def _report(self) -> None:
+        if self._unreported:
+            self._advance(self._unreported)
+        self._unreported = 0
 
 
 class BytesWorker(PairWorker):
     """Compares stored bytes, and sets ``TensorPair.differs``."""
 
-    def __init__(self, pool: RangePool, meter: Meter) -> None:
-        super().__init__(pool, meter)
+    def __init__(self, pool: RangePool, advance: Advance) -> None:
+        super().__init__(pool, advance)
         self._buffers = Buffers(_BUFFER_BYTES)
 
-    def _do(self, part: WorkRange) -> None:
+    def _compare(self, part: WorkRange) -> None:
         pair, buffers = part.pair, self._buffers
         if pair.a.nbytes != pair.b.nbytes:
             pair.differs = True
@@ -197,13 +191,13 @@ class BytesWorker(PairWorker):
 class ValuesWorker(PairWorker):
     """Measures differences of values, and appends a ``Tally`` per range."""
 
-    def __init__(self, pool: RangePool, meter: Meter, tolerance: Tolerance) -> None:
+    def __init__(self, pool: RangePool, advance: Advance, tolerance: Tolerance) -> None:
         from ckpttool.weights.comparing.kernels import Workspace
 
-        super().__init__(pool, meter)
+        super().__init__(pool, advance)
         self._workspace = Workspace(tolerance)
 
-    def _do(self, part: WorkRange) -> None:
+    def _compare(self, part: WorkRange) -> None:
         import numpy as np
 
         from ckpttool.weights.comparing.kernels import BLOCK_ELEMENTS
