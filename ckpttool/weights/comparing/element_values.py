@@ -42,7 +42,11 @@ class Widening:
         # Types of less than 8 bits, and floats of 8, are looked up in a table of all their values.
         is_coded = dtype.bits < _BYTE_BITS or (dtype.kind == "float" and dtype.bits == _BYTE_BITS)
         self._table = _table(dtype) if is_coded else None
-        self._numpy = None if is_coded else _numpy_type(dtype)
+        self._numpy: Any = None  # little-endian NumPy dtype of an element, or of one part of a complex one
+        if dtype.kind == "complex":
+            self._numpy = _COMPLEX_PARTS[dtype.name]
+        elif not is_coded and dtype.name != "bfloat16":
+            self._numpy = numpy_dtype(dtype).newbyteorder("<")
 
     def fill_float32(self, raw: Array, out: Array) -> None:
         """Fill ``out`` with float32 elements; requires ``fits_float32``."""
@@ -66,7 +70,8 @@ class Widening:
         import numpy as np
 
         if self.is_complex:
-            return raw.view(self._numpy)[: 2 * count].astype(np.float64).reshape(count, 2)
+            parts: Array = raw.view(self._numpy)[: 2 * count].astype(np.float64).reshape(count, 2)
+            return parts
         wide = np.empty(count)
         self.fill_float64(raw, wide)
         return wide
@@ -147,10 +152,3 @@ def _table(dtype: DType) -> Array:
 
     values: Array = codes.view(getattr(ml_dtypes, dtype.name)).astype(np.float32)
     return values
-
-
-def _numpy_type(dtype: DType) -> Any:
-    """Return the little-endian NumPy dtype of an element, or of one part of a complex one."""
-    if dtype.kind == "complex":
-        return _COMPLEX_PARTS[dtype.name]
-    return None if dtype.name == "bfloat16" else numpy_dtype(dtype).newbyteorder("<")

@@ -132,7 +132,6 @@ class Workspace:
         a, b = self._widenings = widening_of(dtypes[0]), widening_of(dtypes[1])
         self._is_narrow = a.fits_float32 and b.fits_float32
         self._is_complex = a.is_complex or b.is_complex
-        self._is_long = a.is_long or b.is_long
         self._in_place = a is b and a.dtype.name == "float32"
         self._bitwise = self._tolerance.bitwise and a is b
         self._marks_parts = not self._bitwise and not (self._tolerance.is_exact and self._is_narrow)
@@ -144,14 +143,11 @@ class Workspace:
         """
         a, b = self._widenings
         is_same = a is b and self.buffers.same(a.dtype.nbytes(count))
-        is_real = not (self._is_complex or (self._is_long and self._exceeds_float64(count)))
-        if not is_real or not (self._same if is_same else self._differing)(tally, count, base):
-            tally_block(tally, self._block(count, base), self._widenings, self._tolerance)
-
-    def _exceeds_float64(self, count: int) -> bool:
-        return not all(
+        is_real = not self._is_complex and all(
             one.fits_float64(raw, count) for one, raw in zip(self._widenings, self._raw, strict=True)
         )
+        if not is_real or not (self._same if is_same else self._differing)(tally, count, base):
+            tally_block(tally, self._block(count, base), self._widenings, self._tolerance)
 
     def _block(self, count: int, base: int) -> Block:
         return Block((self._raw[0], self._raw[1]), count, base)
@@ -424,7 +420,9 @@ def tally_block(
     elif tolerance.is_exact:
         counted = changed
     else:
-        counted = changed & (~finite | _exceeds(measured, tolerance))
+        allowed = tolerance.atol + tolerance.rtol * _modulus(measured.a)
+        exceeds = measured.modulus > np.ldexp(allowed, -measured.shift)
+        counted = changed & (~finite | exceeds)
     tally.finite += int(np.count_nonzero(finite))
     tally.count += int(np.count_nonzero(counted))
     tally.non_finite += int(np.count_nonzero(counted & ~finite))
@@ -502,15 +500,6 @@ def _modulus(parts: Array) -> Array:
     import numpy as np
 
     found: Array = np.abs(parts) if parts.ndim == 1 else np.hypot(parts[:, 0], parts[:, 1])
-    return found
-
-
-def _exceeds(measured: _Measured, tolerance: Tolerance) -> Array:
-    """Return the mask of elements that differ by more than the tolerance."""
-    import numpy as np
-
-    allowed = tolerance.atol + tolerance.rtol * _modulus(measured.a)
-    found: Array = measured.modulus > np.ldexp(allowed, -measured.shift)
     return found
 
 

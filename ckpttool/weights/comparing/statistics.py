@@ -180,17 +180,15 @@ class Tally:
         self.finite += other.finite
         self.equal_non_finite += other.equal_non_finite
         self.max_rel = max(self.max_rel, other.max_rel)
-        if other.largest is not None and self._is_beaten_by(other.max_abs, other.largest):
+        if other.largest is not None and (
+            self.largest is None
+            or (other.max_abs, -other.largest.index) > (self.max_abs, -self.largest.index)
+        ):
             self.max_abs, self.largest = other.max_abs, other.largest
         if other.first is not None and (self.first is None or other.first.index < self.first.index):
             self.first = other.first
         for mine, theirs in zip(self.sums(), other.sums(), strict=True):
             mine.merge(theirs)
-
-    def _is_beaten_by(self, max_abs: float, largest: ElementPlace) -> bool:
-        if self.largest is None or max_abs > self.max_abs:
-            return True
-        return max_abs == self.max_abs and largest.index < self.largest.index
 
     def statistics(self, shape: tuple[int, ...]) -> Statistics | None:
         """Return the statistics of tensors of ``shape``; None if nothing differs."""

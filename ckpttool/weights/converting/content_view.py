@@ -27,16 +27,18 @@ class ContentView(NamedTuple):
 
     checkpoint: Checkpoint
     tensors: Mapping[int, Tensor]
-    named: Mapping[str, str]
-    held: frozenset[str]
+    names_from_map: Mapping[str, str]
+    layouts_from_map: frozenset[str]
 
     @property
     def tensor_map(self) -> TensorMap | None:
         """Map that pairs the tensors named by the user's map with those names, or None."""
-        if not self.named and not self.held:
+        if not self.names_from_map and not self.layouts_from_map:
             return None
-        rules = [TensorRule(place=name, sources=(name,), targets=(name,)) for name in sorted(self.held)]
-        return TensorMap("map", self.named, tuple(rules))
+        rules = [
+            TensorRule(place=name, sources=(name,), targets=(name,)) for name in sorted(self.layouts_from_map)
+        ]
+        return TensorMap("map", self.names_from_map, tuple(rules))
 
 
 def state_conventions(content: Content, checkpoint: Checkpoint) -> Content:
@@ -53,12 +55,12 @@ def view_of(content: Content, checkpoint: Checkpoint) -> ContentView:
     origins = {one.name: stored[id(one.values)] for one in content.tensors if id(one.values) in stored}
     names = {one.name for one in content.tensors}
     tensors: dict[int, Tensor] = {}
-    named: dict[str, str] = {}
+    names_from_map: dict[str, str] = {}
     shown: list[Tensor] = []
     for tensor in content.tensors:
         origin = origins.get(tensor.name)
         if content.mapped.get(tensor.name) == "name" and origin is not None:
-            named[origin.name] = tensor.name
+            names_from_map[origin.name] = tensor.name
         else:
             origin = tensor
         shown.append(origin)
@@ -80,5 +82,7 @@ def view_of(content: Content, checkpoint: Checkpoint) -> ContentView:
         layers=lambda: by_shown_name(checkpoint.layers),
         own_names=lambda: by_shown_name(checkpoint.own_names),
     )
-    held = frozenset(name for name, what in content.mapped.items() if what == "layout" and name in names)
-    return ContentView(view, tensors, named, held)
+    layouts_from_map = frozenset(
+        name for name, what in content.mapped.items() if what == "layout" and name in names
+    )
+    return ContentView(view, tensors, names_from_map, layouts_from_map)

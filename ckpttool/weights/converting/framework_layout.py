@@ -113,13 +113,13 @@ def to_layout(content: Content, checkpoint: Checkpoint, layout: str) -> tuple[Co
 def _to_torch(view: ContentView) -> _Conversions:
     items = [*_split_biases(_fuse_square_inputs(torch_layout_items(view.checkpoint)))]
 
-    def is_held(tensor: Tensor) -> bool:
-        return view.tensors[id(tensor)].name in view.held
+    def is_mapped(tensor: Tensor) -> bool:
+        return view.tensors[id(tensor)].name in view.layouts_from_map
 
-    doubts = [doubt for doubt in layout_doubts(view.checkpoint) if not is_held(doubt.tensor)]
+    doubts = [doubt for doubt in layout_doubts(view.checkpoint) if not is_mapped(doubt.tensor)]
     if doubts:
         raise UsageError(refusal_text(doubts))
-    free = [item for item in items if not is_held(item.sources[0])]
+    free = [item for item in items if not is_mapped(item.sources[0])]
     unknown = [item.sources[0] for item in free if is_layout_unknown(item, view.checkpoint)]
     if unknown:
         problem = "nothing says of what type of layer it is, and its layout may be another"
@@ -127,7 +127,7 @@ def _to_torch(view: ContentView) -> _Conversions:
     conversions: _Conversions = []
     for item in items:
         tensor = view.tensors[id(item.sources[0])]
-        if is_held(item.sources[0]):
+        if is_mapped(item.sources[0]):
             conversions.append((tensor, tensor, None))
         else:
             conversions.append((tensor, _torch_tensor(view, item, tensor, items), item.rule))
@@ -136,7 +136,7 @@ def _to_torch(view: ContentView) -> _Conversions:
 
 def _torch_tensor(view: ContentView, item: LayoutItem, tensor: Tensor, items: Sequence[LayoutItem]) -> Tensor:
     """Return the tensor of an item, under the name from the user's map if it has one."""
-    given = view.named.get(item.sources[0].name)
+    given = view.names_from_map.get(item.sources[0].name)
     if given is not None:
         if len(item.sources) > 1 or sum(one.sources == item.sources for one in items) > 1:
             problem = "it is not one tensor in both layouts, and gets names of its own (take the line out)"
@@ -182,11 +182,11 @@ def _to_keras(view: ContentView) -> _Conversions:
     checkpoint = view.checkpoint
     if traits_of(checkpoint.conventions).family is Family.KERAS:
         return [(one, one, None) for one in view.tensors.values()]
-    if view.named:
-        source, given = next(iter(view.named.items()))
+    if view.names_from_map:
+        source, given = next(iter(view.names_from_map.items()))
         problem = "--layout keras gives names of its own, and a map that renames has no say in them"
         raise UsageError(f"{source} → {given}: {problem} (use a [[tensor]], or --model)")
-    converted = to_keras(checkpoint, view.held)
+    converted = to_keras(checkpoint, view.layouts_from_map)
     conversions: _Conversions = []
     for tensor in checkpoint.tensors:
         if id(tensor) not in converted:
@@ -223,7 +223,7 @@ class _TorchLayer:
         return tuple(self.prefix.split(".")) if self.prefix else ()
 
 
-def to_keras(checkpoint: Checkpoint, held: Collection[str]) -> KerasTensors:
+def to_keras(checkpoint: Checkpoint, layouts_from_map: Collection[str]) -> KerasTensors:
     """Return the conversions of tensors of PyTorch to Keras; tensors without an entry are unchanged.
 
     Args:
@@ -234,7 +234,7 @@ def to_keras(checkpoint: Checkpoint, held: Collection[str]) -> KerasTensors:
     if not modules:
         problem = "it does not say of what types its layers are, and names alone don't tell it"
         raise UsageError(f"{checkpoint.path}: {problem} ({_MODEL_HINT})")
-    layers = [*_torch_layers(checkpoint, modules, held)]
+    layers = [*_torch_layers(checkpoint, modules, layouts_from_map)]
     if not _is_plain_chain(modules):
         # A pickled module doesn't record its forward(): between any two modules, it may flatten or reshape.
         # Only in a plain Sequential, or for a kernel that is too small for an image, is the order certain.
@@ -278,12 +278,12 @@ def _module(name: str, attributes: Mapping[str, object]) -> TorchModule:
 
 
 def _torch_layers(
-    checkpoint: Checkpoint, modules: Mapping[str, TorchModule], held: Collection[str]
+    checkpoint: Checkpoint, modules: Mapping[str, TorchModule], layouts_from_map: Collection[str]
 ) -> Iterator[_TorchLayer]:
     groups: dict[str, dict[str, Tensor]] = {}
     for tensor in checkpoint.tensors:
         prefix, _, leaf = tensor.name.rpartition(".")
-        if tensor.name not in held:
+        if tensor.name not in layouts_from_map:
             groups.setdefault(prefix, {})[leaf] = tensor
     for prefix, group in groups.items():
         module = modules.get(prefix, TorchModule(None, "", {}))

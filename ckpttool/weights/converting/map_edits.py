@@ -60,7 +60,7 @@ class _MapEdits:
                 self._require_no_state(rule.place, names[0])
             paths = [self._path(rule.place, sources[0], target) for target in targets]
             try:
-                results = apply_rule(sources, rule, paths, flip=False)
+                results = apply_rule(sources, rule, paths, from_torch=False)
             except LayoutMismatch as failure:
                 raise self._map.error_at(rule.place, f"{names[0]}: {failure} (rule {rule.rule})") from failure
             for target in targets:

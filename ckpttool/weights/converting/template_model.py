@@ -135,8 +135,12 @@ def _map_proposal(lost: Sequence[LayoutItem], missing: Sequence[LayoutItem]) -> 
     if alike is None:
         return "--map gives names that pair"
     one, other = ours[alike], theirs[alike]
-    named = {leaf_name(item): item.sources[0].name for item in other[0]}
-    lines = {item.sources[0].name: named[leaf_name(item)] for item in one[0] if leaf_name(item) in named}
+    counterparts = {leaf_name(item): item.sources[0].name for item in other[0]}
+    lines = {
+        item.sources[0].name: counterparts[leaf_name(item)]
+        for item in one[0]
+        if leaf_name(item) in counterparts
+    }
     names = ", ".join(f'"{name}" = "{to}"' for name, to in lines.items())
     layers = " and ".join(first_names([_layer(layer[0]) for layer in side]) for side in (one, other))
     return f"alike are {layers}; a --map gives names that pair: [names] {names}, if these are the same"

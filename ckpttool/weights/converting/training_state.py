@@ -73,8 +73,13 @@ def training_state_paths(content: Content) -> set[Path]:
         _without_state(content.tree, (), removed)
         return removed
     knows_optimizer = traits_of(content.source_format).holds_layers
-    state = filter(is_state_tensor, content.tensors)
-    return {one.path for one in state if knows_optimizer or _is_flat(one)}
+    return {
+        one.path
+        for one in filter(is_state_tensor, content.tensors)
+        if knows_optimizer
+        or _FLAT_OPTIMIZER.fullmatch(one.name.partition(".")[0])
+        or FLAT_OPTIMIZER.match(one.name)
+    }
 
 
 def _tied(kept: Iterable[Tensor]) -> tuple[Tensor, ...]:
@@ -94,11 +99,6 @@ def _without_state(node: object, keys: Path, removed: set[Path]) -> object:
     if isinstance(node, Mapped):
         return Mapped(node.kind, entries, node.state, node.factory)
     return dict(entries)
-
-
-def _is_flat(tensor: Tensor) -> bool:
-    is_one = _FLAT_OPTIMIZER.fullmatch(tensor.name.partition(".")[0])
-    return (is_one or FLAT_OPTIMIZER.match(tensor.name)) is not None
 
 
 def _is_state(key: object, value: object) -> bool:

@@ -33,7 +33,8 @@ def only_weights(content: Content, checkpoint: Checkpoint) -> tuple[Content, lis
     weights = [tensor for tensor in content.tensors if tensor.role is Role.WEIGHTS]
     if not weights:
         raise UsageError(f"{checkpoint.path}: no weights among its {counted(len(content.tensors), 'tensor')}")
-    notes = _rest_notes(content.tensors)
+    rest = [tensor for tensor in content.tensors if tensor.role is not Role.WEIGHTS]
+    notes = [f"left out {training_tensors(rest)}"] if rest else []
     paths, containers = [tensor.path for tensor in weights], ""
     traits = traits_of(checkpoint.format)
     if not traits.holds_layers:
@@ -58,11 +59,6 @@ def only_weights(content: Content, checkpoint: Checkpoint) -> tuple[Content, lis
         content, tensors=tensors, tree=None, metadata={}, native=native, training=TrainingState()
     )
     return selected, notes + native_notes
-
-
-def _rest_notes(tensors: Iterable[Tensor]) -> list[str]:
-    rest = [tensor for tensor in tensors if tensor.role is not Role.WEIGHTS]
-    return [f"left out {training_tensors(rest)}"] if rest else []
 
 
 def _strip_containers(paths: Sequence[Path], *, is_tree: bool) -> tuple[list[Path], str]:

@@ -205,12 +205,12 @@ def _are_of_attention(siblings: set[str]) -> bool:
 
 def _stated_kind(checkpoint: Checkpoint, group: Mapping[str, Tensor]) -> LayerKind | None:
     """Return the layer type declared in the files, with the most facts of those of its variables."""
+
+    def count_facts(kind: LayerKind) -> int:
+        return sum(fact != default for fact, default in zip(kind, LayerKind(kind.cls), strict=True))
+
     stated = (checkpoint.layers.get(tensor.name) for tensor in group.values())
-    return max((kind for kind in stated if kind is not None), key=_count_facts, default=None)
-
-
-def _count_facts(kind: LayerKind) -> int:
-    return sum(fact != default for fact, default in zip(kind, LayerKind(kind.cls), strict=True))
+    return max((kind for kind in stated if kind is not None), key=count_facts, default=None)
 
 
 def _numbered_names(layout: str | None, missing: Collection[str], count: int) -> tuple[str, ...]:

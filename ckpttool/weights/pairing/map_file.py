@@ -277,7 +277,7 @@ def apply_rule(
     rule: TensorRule,
     paths: Sequence[Path],
     *,
-    flip: bool,
+    from_torch: bool,
     rows: Sequence[int] = (),
 ) -> list[Tensor]:
     """Return the tensors that a rule makes of its sources, lazily.
@@ -292,7 +292,7 @@ def apply_rule(
     Raises:
         Unfit: The rule doesn't fit the tensors.
     """
-    is_backwards = flip and rule.rule in ("conv", "flatten") if rule.inverse is None else rule.inverse
+    is_backwards = from_torch and rule.rule in ("conv", "flatten") if rule.inverse is None else rule.inverse
     axis_lengths = dict(zip("chw", rule.shape, strict=True)) if rule.rule == "flatten" else {}
     turned = []
     for tensor in tensors:
@@ -337,7 +337,7 @@ def apply_map(
     tensor_map: TensorMap,
     layouts: tuple[LayoutConversion, LayoutConversion],
     *,
-    flip: bool,
+    from_torch: bool,
 ) -> list[LayoutItem]:
     """Pair the tensors that a map names; return those whose new name doesn't exist on the other side.
 
@@ -349,7 +349,7 @@ def apply_map(
     """
     mapped = _MapPairs(unpaired, tensor_map)
     for rule in tensor_map.tensors:
-        mapped.apply_table(rule, flip)
+        mapped.apply_table(rule, from_torch)
     for glob, name in tensor_map.names.items():
         mapped.rename(glob, name, layouts)
     for glob in tensor_map.drop:
@@ -385,7 +385,7 @@ class _MapPairs:
         self.without_counterpart: list[LayoutItem] = []
         self.taken: tuple[set[int], set[int]] = (set(), set())
 
-    def apply_table(self, rule: TensorRule, flip: bool) -> None:
+    def apply_table(self, rule: TensorRule, from_torch: bool) -> None:
         """Apply one ``[[tensor]]`` table."""
 
         def is_taken(name: str) -> bool:
@@ -403,7 +403,7 @@ class _MapPairs:
             for target in targets:
                 self._claim(rule.place, target, first)
             try:
-                items = _mapped_items(sources, others, rule, flip)
+                items = _mapped_items(sources, others, rule, from_torch)
             except LayoutMismatch as failure:
                 raise self._map.error_at(rule.place, f"{first}: {failure} (rule {rule.rule})") from failure
             for item, other in zip(items, others, strict=True):
@@ -485,13 +485,13 @@ def _torch_item(item: LayoutItem, layouts: LayoutConversion) -> LayoutItem:
 
 
 def _mapped_items(
-    sources: list[LayoutItem], others: list[LayoutItem], rule: TensorRule, flip: bool
+    sources: list[LayoutItem], others: list[LayoutItem], rule: TensorRule, from_torch: bool
 ) -> list[LayoutItem]:
     """Return the tensors of the first side, converted by a rule."""
     rows = [other.tensor.shape[0] if other.tensor.shape else 0 for other in others] if rule.split == 0 else []
     paths = [other.tensor.path for other in others]
     origin = tuple(item.tensor for item in sources)
-    results = apply_rule(origin, rule, paths, flip=flip, rows=rows)
+    results = apply_rule(origin, rule, paths, from_torch=from_torch, rows=rows)
     operation = rule.rule if rule.rule != "as-is" else "join" if rule.join is not None else "split"
     text = None if rule.is_plain else f"map: {operation}"
     return [

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cache
 from typing import Literal
 
 from ckpttool.core.checkpoint import Checkpoint
@@ -42,14 +42,14 @@ from ckpttool.weights.pairing.renames import (
     pair_by_optimizer_order,
     pair_layers,
 )
-from ckpttool.weights.pairing.second_names import copies_among, pair_copies, take_second_names
+from ckpttool.weights.pairing.second_names import copies_among, drop_second_names, pair_copies
 from ckpttool.weights.pairing.variable_names import (
     bare_name,
     crossed_pairs,
     is_bookkeeping,
-    own_layer_names,
+    numbered_layer_names,
+    rename_numbered_layers,
     torch_name,
-    under_own_names,
 )
 
 __all__ = ["How", "Layout", "Pair", "Pairing", "PairingOptions", "pair_up"]
@@ -121,38 +121,44 @@ def pair_up(a: Checkpoint, b: Checkpoint, options: PairingOptions = PairingOptio
             give one name.
     """
     families = traits_of(a.conventions).family, traits_of(b.conventions).family
-    across = families[0] != families[1]
+    families_differ = families[0] != families[1]
     # Two checkpoints of one family have the same layouts: their names become PyTorch's, and nothing is
     # transposed. Two of PyTorch need neither.
-    names_only = not across and families[0] is not Family.TORCH
+    names_only = not families_differ and families[0] is not Family.TORCH
     notes: list[str] = []
     ours, theirs = (_participants(one, side, options, notes) for one, side in ((a, "A"), (b, "B")))
     unpaired = Unpaired(ours, theirs)
 
     # From certain to likely. Names as stored are paired before the conversion only within a family; across
     # families, equal names may have different layouts. The second run pairs names as PyTorch has them.
-    layouts = tuple(_LayoutConverter(one, options, names_only=names_only).convert for one in (a, b))
+    to_torch = (
+        _layout_conversion(a, options, names_only=names_only),
+        _layout_conversion(b, options, names_only=names_only),
+    )
     without_counterpart: list[LayoutItem] = []
     if options.mapping is not None:
-        flip = families[0] is Family.TORCH and across  # apply the map's rules for PyTorch's layout backwards
-        without_counterpart = apply_map(unpaired, options.mapping, (layouts[0], layouts[1]), flip=flip)
+        from_torch = families[0] is Family.TORCH and families_differ
+        without_counterpart = apply_map(unpaired, options.mapping, to_torch, from_torch=from_torch)
     pair_copies(unpaired, (a.conventions, b.conventions))
-    if not across or options.layout == "as-is":
+    if not families_differ or options.layout == "as-is":
         _pair_equal_names(unpaired)
-    _convert_layouts(unpaired, *layouts)
+    # Convert the unpaired to PyTorch's layouts, and fuse parameters that the other side has fused.
+    first = [made for item in unpaired.a for made in to_torch[0](item)]
+    second = [made for item in unpaired.b for made in to_torch[1](item)]
+    unpaired.a, unpaired.b = fuse_split_parameters(first, second), fuse_split_parameters(second, first)
     _pair_equal_names(unpaired)
     clashes = _pair_by_convention(unpaired)
     clashes += _pair_by_own_names(unpaired, a, b, notes)
-    by_content = find_renames(unpaired, across=across) if options.rename and options.content else []
-    by_order = (
-        pair_layers(unpaired, (layer_order(a), layer_order(b)))
-        if options.rename and not options.content
-        else []
-    )
-    tie_notes, second_names = take_second_names(unpaired, ours, theirs)
+    by_content: list[Pair] = []
+    by_order: list[Pair] = []
+    if options.rename and options.content:
+        by_content = find_renames(unpaired, families_differ=families_differ)
+    elif options.rename:
+        by_order = pair_layers(unpaired, (layer_order(a), layer_order(b)))
+    tie_notes, second_names = drop_second_names(unpaired, ours, theirs)
     notes += tie_notes
 
-    crossed = crossed_pairs(by_content, (_positions(ours), _positions(theirs))) if across else []
+    crossed = crossed_pairs(by_content, (_positions(ours), _positions(theirs))) if families_differ else []
     order = {id(item.tensor): at for at, item in enumerate(ours)}
     pairs = sorted(unpaired.pairs, key=lambda pair: order.get(id(pair.a.sources[0]), len(order)))
     notes += notes_of(pairs, clashes, unpaired, crossed)
@@ -164,8 +170,8 @@ def pair_up(a: Checkpoint, b: Checkpoint, options: PairingOptions = PairingOptio
     removed, added = [*unpaired.a, *without_counterpart], unpaired.b
     paired = [*pairs, *undecided]
     bookkeeping = [
-        *_bookkeeping_items("a", removed, [pair.a for pair in paired], a, across),
-        *_bookkeeping_items("b", added, [pair.b for pair in paired], b, across),
+        *_bookkeeping_items("a", removed, [pair.a for pair in paired], a, families_differ),
+        *_bookkeeping_items("b", added, [pair.b for pair in paired], b, families_differ),
     ]
     excused = {id(item) for _, item in bookkeeping}
     return Pairing(
@@ -224,12 +230,13 @@ def _bookkeeping_items(
     items: list[LayoutItem],
     compared: list[LayoutItem],
     checkpoint: Checkpoint,
-    across: bool,
+    families_differ: bool,
 ) -> Iterator[tuple[Literal["a", "b"], LayoutItem]]:
     """Yield unpaired tensors that only their framework needs, and copies of paired ones."""
-    copies = copies_among(items, compared, checkpoint.conventions)
+    format = checkpoint.conventions
+    copies = copies_among(items, compared, format)
     for item in items:
-        if id(item) in copies or is_bookkeeping(item.sources[0], checkpoint.conventions, across=across):
+        if id(item) in copies or is_bookkeeping(item.sources[0], format, families_differ=families_differ):
             yield side, item
 
 
@@ -240,35 +247,27 @@ def _positions(items: list[LayoutItem]) -> dict[int, int]:
 # Layouts ----------------------------------------------------------------------------------------------
 
 
-class _LayoutConverter:
-    """Conversion of a checkpoint's tensors to PyTorch's layout, computed on first use.
+def _layout_conversion(
+    checkpoint: Checkpoint, options: PairingOptions, *, names_only: bool
+) -> LayoutConversion:
+    """Return the conversion of a checkpoint's tensors to PyTorch's layouts, or names only.
 
-    ``names_only`` converts the names and keeps the layouts.
+    Rules are applied on first use, since pairing by equal names may need none.
     """
+    convert_all = torch_name_items if names_only else torch_layout_items
 
-    def __init__(self, checkpoint: Checkpoint, options: PairingOptions, *, names_only: bool) -> None:
-        self._checkpoint = checkpoint
-        self._follows_rules = options.layout == "auto"
-        self._items = torch_name_items if names_only else torch_layout_items
-
-    def convert(self, item: LayoutItem) -> list[LayoutItem]:
-        """Return the converted items of a stored tensor."""
-        items = self._by_source.get(id(item.tensor), [item]) if self._follows_rules else [item]
-        return [item] if len(items) == 1 and items[0].tensor is item.tensor else items
-
-    @cached_property
-    def _by_source(self) -> dict[int, list[LayoutItem]]:
+    @cache
+    def items_by_source() -> dict[int, list[LayoutItem]]:
         by_source: dict[int, list[LayoutItem]] = {}
-        for item in self._items(self._checkpoint):
+        for item in convert_all(checkpoint):
             by_source.setdefault(id(item.sources[0]), []).append(item)
         return by_source
 
+    def convert(item: LayoutItem) -> list[LayoutItem]:
+        items = items_by_source().get(id(item.tensor), [item]) if options.layout == "auto" else [item]
+        return [item] if len(items) == 1 and items[0].tensor is item.tensor else items
 
-def _convert_layouts(unpaired: Unpaired, of_a: LayoutConversion, of_b: LayoutConversion) -> None:
-    """Convert the unpaired to PyTorch's layout, and fuse parameters that the other side has fused."""
-    a = [made for item in unpaired.a for made in of_a(item)]
-    b = [made for item in unpaired.b for made in of_b(item)]
-    unpaired.a, unpaired.b = fuse_split_parameters(a, b), fuse_split_parameters(b, a)
+    return convert
 
 
 def _as_stored_if_alike(pair: Pair, *, names_only: bool) -> Pair:
@@ -292,13 +291,13 @@ def _as_stored_if_alike(pair: Pair, *, names_only: bool) -> Pair:
 def _pair_equal_names(unpaired: Unpaired) -> None:
     """Pair equal names: first equal paths, then names of one role, then names of unknown role with any."""
 
-    def serve_others(a: LayoutItem, b: LayoutItem) -> bool:
+    def have_other_roles(a: LayoutItem, b: LayoutItem) -> bool:
         return a.tensor.role is not b.tensor.role and Role.OTHER not in (a.tensor.role, b.tensor.role)
 
     def how(a: LayoutItem, b: LayoutItem) -> How:
         return "name" if a.sources[0].name == b.sources[0].name else "convention"
 
-    unpaired.match(lambda item: item.tensor.path, how, unless=serve_others)
+    unpaired.match(lambda item: item.tensor.path, how, unless=have_other_roles)
     unpaired.match(lambda item: (item.tensor.role, item.name), how, in_order=True)
     unknown = {item.name for item in (*unpaired.a, *unpaired.b) if item.tensor.role is Role.OTHER}
     unpaired.match(lambda item: item.name if item.name in unknown else None, how)
@@ -352,10 +351,14 @@ def _wrapper_depth(deeper: set[Steps], names: set[Steps]) -> int | None:
 
 def _pair_by_own_names(unpaired: Unpaired, a: Checkpoint, b: Checkpoint, notes: list[str]) -> list[Clash]:
     """Pair layers that are numbered in one file by the names that their variables were created with."""
-    if not unpaired.a or not unpaired.b or not any(names := (own_layer_names(a), own_layer_names(b))):
+    if not unpaired.a or not unpaired.b:
+        return []
+    names_a, names_b = numbered_layer_names(a), numbered_layer_names(b)
+    if not names_a and not names_b:
         return []
     before = len(unpaired.pairs)
-    unpaired.a, unpaired.b = under_own_names(unpaired.a, names[0]), under_own_names(unpaired.b, names[1])
+    unpaired.a = rename_numbered_layers(unpaired.a, names_a)
+    unpaired.b = rename_numbered_layers(unpaired.b, names_b)
     _pair_equal_names(unpaired)
     clashes = _pair_by_convention(unpaired)
     if count := len(unpaired.pairs) - before:

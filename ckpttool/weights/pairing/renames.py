@@ -41,7 +41,7 @@ _SMALL = 1 << 12
 """Size in bytes up to which a tensor is faster to read as a whole than element by element."""
 
 
-def find_renames(unpaired: Unpaired, *, across: bool) -> list[Pair]:
+def find_renames(unpaired: Unpaired, *, families_differ: bool) -> list[Pair]:
     """Pair tensors whose names differ; return the pairs made by unique content.
 
     Args:
@@ -51,7 +51,7 @@ def find_renames(unpaired: Unpaired, *, across: bool) -> list[Pair]:
     """
     # Order matters: unique content is nearly certain; the layers that it pairs identify their other variables
     # (biases of zeros have no unique content); equal contents are then paired in order; shapes come last.
-    words = LayerWords(unpaired) if across else None
+    words = LayerWords(unpaired) if families_differ else None
     contents = _ContentMatcher(unpaired, words)
     before = len(unpaired.pairs)
     contents.match(unpaired)

@@ -90,7 +90,7 @@ def _copies_and_candidates(items: Sequence[LayoutItem]) -> list[LayoutItem]:
 # Ties and cells ---------------------------------------------------------------------------------------
 
 
-def take_second_names(
+def drop_second_names(
     unpaired: Unpaired, ours: Iterable[LayoutItem], theirs: Iterable[LayoutItem]
 ) -> tuple[list[str], SecondNames]:
     """Remove tensors that are paired under another name from the unpaired; return notes and those of B."""
@@ -100,7 +100,7 @@ def take_second_names(
     notes: list[str] = []
     second_names: SecondNames = []
     for side, items, participants in (("A", unpaired.a, ours), ("B", unpaired.b, theirs)):
-        twins = _paired_twins(items, participants, paired)
+        twins = _paired_names(items, participants, paired)
         gone = [item for item in items if id(item) in twins]
         unpaired.drop(*((gone, []) if side == "A" else ([], gone)))
         if side == "B":
@@ -112,7 +112,7 @@ def take_second_names(
     return notes, second_names
 
 
-def _paired_twins(
+def _paired_names(
     items: Iterable[LayoutItem], participants: Iterable[LayoutItem], paired: set[int]
 ) -> dict[int, str]:
     """Return the other name under which a tensor is paired, by ``id`` of its item."""

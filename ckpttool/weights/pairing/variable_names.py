@@ -97,7 +97,7 @@ def _bare_name(path: Path, is_optimizer: bool) -> Steps:
     return (*modules[depth:], *steps[-1:])
 
 
-def is_bookkeeping(tensor: Tensor, format: str, *, across: bool) -> bool:
+def is_bookkeeping(tensor: Tensor, format: str, *, families_differ: bool) -> bool:
     """Return whether only the framework that wrote a tensor needs it, by its name, size and dtype.
 
     Args:
@@ -122,7 +122,7 @@ def is_bookkeeping(tensor: Tensor, format: str, *, across: bool) -> bool:
     is_count = (
         tensor.role is Role.OPTIMIZER and tensor.size == 1 and _STEP_COUNTER.search(steps[-1]) is not None
     )
-    return across and is_count
+    return families_differ and is_count
 
 
 def leaf_name(item: LayoutItem) -> str:
@@ -189,7 +189,7 @@ def crossed_pairs(pairs: Iterable[Pair], positions: tuple[dict[int, int], dict[i
 # Numbered layers --------------------------------------------------------------------------------------
 
 
-def own_layer_names(checkpoint: Checkpoint) -> dict[Steps, Steps]:
+def numbered_layer_names(checkpoint: Checkpoint) -> dict[Steps, Steps]:
     """Return the name that each numbered layer's variables were created with, if unambiguous.
 
     TensorFlow and ``.keras`` files number layers (``layers/3``, ``layer_with_weights-0``), but may store the
@@ -217,7 +217,7 @@ def _numbered_depth(steps: Steps) -> int:
     return 0
 
 
-def under_own_names(items: Iterable[LayoutItem], own_names: dict[Steps, Steps]) -> list[LayoutItem]:
+def rename_numbered_layers(items: Iterable[LayoutItem], own_names: dict[Steps, Steps]) -> list[LayoutItem]:
     """Return items with paths of numbered layers replaced by the layers' own names."""
     renamed = []
     for item in items:
