@@ -80,7 +80,6 @@ def imports_of_files() -> dict[str, set[str]]:
 
 
 TYPED_BY_EACH_OTHER = {
-    ("ckpttool.containers.pickle.opcodes", "ckpttool.containers.pickle.interpreter"),
     ("ckpttool.formats.torch.distributed", "ckpttool.formats.torch.objects"),
 }
 """What the second calls is told of it, and imports it for types alone."""

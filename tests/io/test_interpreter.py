@@ -17,7 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ckpttool import CheckpointError, DamagedCheckpoint, LimitExceeded, Truncated, open_checkpoint
-from ckpttool.containers.pickle import interpreter as under_test
+from ckpttool.containers.pickle import machine as under_test
 from ckpttool.containers.pickle.interpreter import Interpreter
 from ckpttool.containers.pickle.opcodes import PAYLOAD_BYTES, TABLE
 from ckpttool.containers.pickle.pickle_nodes import Call, Global, Payload, Pickle

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.containers.pickle.pickle_nodes import ENTRY, Call, Global, Payload, Persistent
 
 if TYPE_CHECKING:
-    from ckpttool.containers.pickle.interpreter import Interpreter
+    from ckpttool.containers.pickle.machine import PickleMachine
 
-Operation = Callable[["Interpreter"], "bool | None"]
+Operation = Callable[["PickleMachine"], "bool | None"]
 """Carries out one opcode; returns True only for STOP."""
 
 TABLE: list[Operation | None] = [None] * 256
@@ -46,14 +46,14 @@ def _opcode(code: int) -> Callable[[Operation], Operation]:
 
 
 def _constant(code: int, value: object) -> None:
-    def push(vm: Interpreter) -> None:
+    def push(vm: PickleMachine) -> None:
         vm.stack.append(value)
 
     TABLE[code] = push
 
 
 def _number(code: int, layout: struct.Struct) -> None:
-    def push(vm: Interpreter) -> None:
+    def push(vm: PickleMachine) -> None:
         vm.stack.append(vm.unpack(layout))
 
     TABLE[code] = push
@@ -69,13 +69,13 @@ _number(0x47, _DOUBLE)  # G
 
 
 @_opcode(0x4B)  # K
-def _binint1(vm: Interpreter) -> None:
+def _binint1(vm: PickleMachine) -> None:
     vm.stack.append(vm.data[vm.at])
     vm.at += 1
 
 
 @_opcode(0x49)  # I
-def _int(vm: Interpreter) -> None:
+def _int(vm: PickleMachine) -> None:
     line = vm.line()
     if line in (b"00", b"01"):
         vm.stack.append(line == b"01")
@@ -86,11 +86,11 @@ def _int(vm: Interpreter) -> None:
 
 
 @_opcode(0x4C)  # L
-def _long(vm: Interpreter) -> None:
+def _long(vm: PickleMachine) -> None:
     vm.stack.append(integer(vm, vm.line().removesuffix(b"L"), 0))
 
 
-def integer(vm: Interpreter, line: bytes, base: int = 10) -> int:
+def integer(vm: PickleMachine, line: bytes, base: int = 10) -> int:
     """Return the number that a line spells."""
     if len(line) > _MAX_DIGITS:
         raise vm.damage(f"an integer of {len(line):,} digits")
@@ -101,7 +101,7 @@ def integer(vm: Interpreter, line: bytes, base: int = 10) -> int:
 
 
 @_opcode(0x46)  # F
-def _float(vm: Interpreter) -> None:
+def _float(vm: PickleMachine) -> None:
     line = vm.line()
     try:
         vm.stack.append(float(line[:1000]))
@@ -110,7 +110,7 @@ def _float(vm: Interpreter) -> None:
 
 
 def _little_endian(code: int, layout: struct.Struct) -> None:
-    def push(vm: Interpreter) -> None:
+    def push(vm: PickleMachine) -> None:
         nbytes = vm.unpack(layout)
         if nbytes < 0:
             raise vm.damage(f"an integer of {nbytes:,} bytes")
@@ -131,7 +131,7 @@ def _string_opcode(code: int, layout: struct.Struct, kind: str) -> Operation:
     """Register a string that is preceded by its length; long ones stay in the file."""
     codec = "utf-8" if kind == "text" else "latin-1"
 
-    def push(vm: Interpreter) -> None:
+    def push(vm: PickleMachine) -> None:
         nbytes = vm.unpack(layout)
         if nbytes > PAYLOAD_BYTES:
             vm.push_payload(nbytes, kind)
@@ -161,7 +161,7 @@ _bytes8 = _string_opcode(0x96, U8, "bytes")
 
 
 @_opcode(0x96)
-def _bytearray8(vm: Interpreter) -> None:
+def _bytearray8(vm: PickleMachine) -> None:
     _bytes8(vm)
     made = Call(_BYTEARRAY, (vm.stack.pop(),))
     made.kind = "bytearray"
@@ -181,7 +181,7 @@ def _unescape(match: re.Match[str]) -> str:
 
 
 @_opcode(0x53)  # S
-def _quoted_line(vm: Interpreter) -> None:
+def _quoted_line(vm: PickleMachine) -> None:
     line = vm.line().strip()
     if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
         raise vm.damage(f"{line[:40]!r} is no quoted string")
@@ -189,7 +189,7 @@ def _quoted_line(vm: Interpreter) -> None:
 
 
 @_opcode(0x56)  # V
-def _unicode_line(vm: Interpreter) -> None:
+def _unicode_line(vm: PickleMachine) -> None:
     line = vm.line()
     try:
         vm.push_text(line.decode("raw-unicode-escape"))
@@ -201,7 +201,7 @@ def _unicode_line(vm: Interpreter) -> None:
 
 
 def _empty(code: int, make: Callable[[], object]) -> None:
-    def push(vm: Interpreter) -> None:
+    def push(vm: PickleMachine) -> None:
         vm.push(make())
 
     TABLE[code] = push
@@ -213,7 +213,7 @@ _empty(0x8F, set)
 
 
 def _tuple_of(code: int, length: int) -> None:
-    def push(vm: Interpreter) -> None:
+    def push(vm: PickleMachine) -> None:
         stack = vm.stack
         if len(stack) < length:
             raise vm.damage(f"a tuple of {length} from a stack of {len(stack)}")
@@ -230,42 +230,42 @@ _tuple_of(0x87, 3)
 
 
 @_opcode(0x28)  # (
-def _mark(vm: Interpreter) -> None:
+def _mark(vm: PickleMachine) -> None:
     vm.marks.append(vm.stack)
     vm.stack = []
     vm.charge(128)
 
 
 @_opcode(0x74)  # t
-def _tuple(vm: Interpreter) -> None:
+def _tuple(vm: PickleMachine) -> None:
     vm.push(tuple(vm.pop_to_mark()))
 
 
 @_opcode(0x6C)  # l
-def _list(vm: Interpreter) -> None:
+def _list(vm: PickleMachine) -> None:
     vm.push(vm.pop_to_mark())
 
 
 @_opcode(0x64)  # d
-def _dict(vm: Interpreter) -> None:
+def _dict(vm: PickleMachine) -> None:
     items = vm.pop_to_mark()
     vm.push({})
     _set_all(vm, items)
 
 
 @_opcode(0x91)
-def _frozenset(vm: Interpreter) -> None:
+def _frozenset(vm: PickleMachine) -> None:
     vm.push(frozenset(map(vm.hashable, vm.pop_to_mark())))
 
 
 @_opcode(0x61)  # a
-def _append(vm: Interpreter) -> None:
+def _append(vm: PickleMachine) -> None:
     item = vm.stack.pop()
     vm.extend(vm.stack[-1], [item])
 
 
 @_opcode(0x65)  # e
-def _appends(vm: Interpreter) -> None:
+def _appends(vm: PickleMachine) -> None:
     items = vm.pop_to_mark()
     vm.extend(vm.stack[-1], items)
 
@@ -274,17 +274,17 @@ TABLE[0x90] = _appends  # ADDITEMS, for sets
 
 
 @_opcode(0x73)  # s
-def _setitem(vm: Interpreter) -> None:
+def _setitem(vm: PickleMachine) -> None:
     value, key = vm.stack.pop(), vm.stack.pop()
     vm.set_items(vm.stack[-1], ((key, value),))
 
 
 @_opcode(0x75)  # u
-def _setitems(vm: Interpreter) -> None:
+def _setitems(vm: PickleMachine) -> None:
     _set_all(vm, vm.pop_to_mark())
 
 
-def _set_all(vm: Interpreter, items: list[Any]) -> None:
+def _set_all(vm: PickleMachine, items: list[Any]) -> None:
     if len(items) % 2:
         raise vm.damage("a key without a value")
     vm.set_items(vm.stack[-1], list(zip(items[::2], items[1::2], strict=True)))
@@ -294,14 +294,14 @@ def _set_all(vm: Interpreter, items: list[Any]) -> None:
 
 
 @_opcode(0x2E)  # .
-def _stop(vm: Interpreter) -> bool:
+def _stop(vm: PickleMachine) -> bool:
     if not vm.stack:
         raise vm.damage("STOP with nothing on the stack")
     return True
 
 
 @_opcode(0x30)  # 0
-def _pop(vm: Interpreter) -> None:
+def _pop(vm: PickleMachine) -> None:
     if vm.stack:
         vm.stack.pop()
     else:
@@ -309,18 +309,18 @@ def _pop(vm: Interpreter) -> None:
 
 
 @_opcode(0x31)  # 1
-def _pop_mark(vm: Interpreter) -> None:
+def _pop_mark(vm: PickleMachine) -> None:
     vm.pop_to_mark()
 
 
 @_opcode(0x32)  # 2
-def _dup(vm: Interpreter) -> None:
+def _dup(vm: PickleMachine) -> None:
     vm.pushed_functions += id(vm.stack[-1]) in vm.functions
     vm.stack.append(vm.stack[-1])
 
 
 @_opcode(0x71)  # q
-def _binput(vm: Interpreter) -> None:
+def _binput(vm: PickleMachine) -> None:
     # `remember`, written out, since every fifth opcode is this one; a byte names few entries.
     index = vm.data[vm.at]
     vm.at += 1
@@ -328,7 +328,7 @@ def _binput(vm: Interpreter) -> None:
 
 
 @_opcode(0x72)  # r
-def _long_binput(vm: Interpreter) -> None:
+def _long_binput(vm: PickleMachine) -> None:
     (index,) = U4.unpack_from(vm.data, vm.at)
     vm.at += 4
     if index > _USUAL_ENTRIES:
@@ -339,17 +339,17 @@ def _long_binput(vm: Interpreter) -> None:
 
 
 @_opcode(0x70)  # p
-def _put(vm: Interpreter) -> None:
+def _put(vm: PickleMachine) -> None:
     vm.remember(integer(vm, vm.line()))
 
 
 @_opcode(0x94)
-def _memoize(vm: Interpreter) -> None:
+def _memoize(vm: PickleMachine) -> None:
     vm.remember(len(vm.memo))
 
 
 @_opcode(0x68)  # h
-def _binget(vm: Interpreter) -> None:
+def _binget(vm: PickleMachine) -> None:
     # `recall`, written out for most: every tenth opcode is this one.
     node = vm.memo.get(vm.data[vm.at])
     if node is None or type(node) is Global:
@@ -360,12 +360,12 @@ def _binget(vm: Interpreter) -> None:
 
 
 @_opcode(0x6A)  # j
-def _long_binget(vm: Interpreter) -> None:
+def _long_binget(vm: PickleMachine) -> None:
     vm.recall(vm.unpack(U4))
 
 
 @_opcode(0x67)  # g
-def _get(vm: Interpreter) -> None:
+def _get(vm: PickleMachine) -> None:
     vm.recall(integer(vm, vm.line()))
 
 
@@ -377,13 +377,13 @@ def _name(line: bytes) -> str:
 
 
 @_opcode(0x63)  # c
-def _global(vm: Interpreter) -> None:
+def _global(vm: PickleMachine) -> None:
     module = _name(vm.line())
     vm.import_name(module, _name(vm.line()))
 
 
 @_opcode(0x93)
-def _stack_global(vm: Interpreter) -> None:
+def _stack_global(vm: PickleMachine) -> None:
     name, module = vm.stack.pop(), vm.stack.pop()
     if not isinstance(name, str) or not isinstance(module, str):
         for part in (module, name):
@@ -393,13 +393,13 @@ def _stack_global(vm: Interpreter) -> None:
 
 
 @_opcode(0x69)  # i
-def _inst(vm: Interpreter) -> None:
+def _inst(vm: PickleMachine) -> None:
     _global(vm)
     vm.call(vm.stack.pop(), tuple(vm.pop_to_mark()))
 
 
 @_opcode(0x6F)  # o
-def _obj(vm: Interpreter) -> None:
+def _obj(vm: PickleMachine) -> None:
     items = vm.pop_to_mark()
     if not items:
         raise vm.damage("OBJ without a class")
@@ -407,36 +407,36 @@ def _obj(vm: Interpreter) -> None:
 
 
 @_opcode(0x52)  # R
-def _reduce(vm: Interpreter) -> None:
+def _reduce(vm: PickleMachine) -> None:
     args, function = vm.stack.pop(), vm.stack.pop()
     vm.call(function, args)
 
 
 @_opcode(0x81)
-def _newobj(vm: Interpreter) -> None:
+def _newobj(vm: PickleMachine) -> None:
     args, function = vm.stack.pop(), vm.stack.pop()
     vm.call(function, args, is_new=True)
 
 
 @_opcode(0x92)
-def _newobj_ex(vm: Interpreter) -> None:
+def _newobj_ex(vm: PickleMachine) -> None:
     kwargs, args, function = vm.stack.pop(), vm.stack.pop(), vm.stack.pop()
     vm.call(function, args, kwargs, is_new=True)
 
 
 @_opcode(0x62)  # b
-def _build(vm: Interpreter) -> None:
+def _build(vm: PickleMachine) -> None:
     state = vm.stack.pop()
     vm.set_state(vm.stack[-1], state)
 
 
 @_opcode(0x51)  # Q
-def _binpersid(vm: Interpreter) -> None:
+def _binpersid(vm: PickleMachine) -> None:
     vm.push(Persistent(vm.stack.pop()))
 
 
 @_opcode(0x50)  # P
-def _persid(vm: Interpreter) -> None:
+def _persid(vm: PickleMachine) -> None:
     vm.push(Persistent(_name(vm.line())))
 
 
@@ -444,7 +444,7 @@ def _persid(vm: Interpreter) -> None:
 
 
 @_opcode(0x80)
-def _proto(vm: Interpreter) -> None:
+def _proto(vm: PickleMachine) -> None:
     protocol = vm.byte()
     if protocol > _NEWEST_PROTOCOL:
         raise vm.damage(f"pickle protocol {protocol}; the newest is {_NEWEST_PROTOCOL}")
@@ -452,7 +452,7 @@ def _proto(vm: Interpreter) -> None:
 
 
 @_opcode(0x95)
-def _frame(vm: Interpreter) -> None:
+def _frame(vm: PickleMachine) -> None:
     nbytes = vm.unpack(U8)
     # CPython's unpickler in C stops where fewer bytes follow; the one in Python goes on. Of an argument that
     # reaches over a frame's end, C forgets what lies within; and what follows STOP in a frame both do.
@@ -463,7 +463,7 @@ def _frame(vm: Interpreter) -> None:
 
 
 def _refusal(reason: str) -> Operation:
-    def refuse(vm: Interpreter) -> None:
+    def refuse(vm: PickleMachine) -> None:
         raise vm.damage(reason)
 
     return refuse
@@ -475,7 +475,7 @@ TABLE[0x97] = _refusal("an out-of-band buffer, which no checkpoint holds")
 
 
 @_opcode(0x98)
-def _readonly_buffer(vm: Interpreter) -> None:
+def _readonly_buffer(vm: PickleMachine) -> None:
     """Leave bytes as they are, as CPython does; a view of anything else no checkpoint asks for."""
     if not isinstance(vm.stack[-1], bytes | Payload):
         raise vm.damage("a view of what is no bytes")

@@ -46,7 +46,8 @@ def _runs(source: Readable, start: int, end: int) -> bool:
     An unpickler carries out one opcode after the other: what is no pickle to its end may have run by then. In
     ordinary text an opcode may find a name, too, but none that is known.
     """
-    from ckpttool.containers.pickle.interpreter import Interpreter, PickleBudget
+    from ckpttool.containers.pickle.interpreter import Interpreter
+    from ckpttool.containers.pickle.machine import PickleBudget
     from ckpttool.containers.pickle.pickle_safety import judge
 
     budget = PickleBudget(source, end - start)

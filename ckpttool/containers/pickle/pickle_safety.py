@@ -10,7 +10,8 @@ from itertools import chain, islice, pairwise
 from typing import NamedTuple
 
 from ckpttool.containers.pickle.constructors import is_constructor, kind_of
-from ckpttool.containers.pickle.interpreter import Interpreter, PickleBudget
+from ckpttool.containers.pickle.interpreter import Interpreter
+from ckpttool.containers.pickle.machine import PickleBudget
 from ckpttool.containers.pickle.pickle_nodes import (
     Global,
     Payload,

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from ckpttool.containers.pickle.interpreter import Interpreter, PickleBudget
+from ckpttool.containers.pickle.interpreter import Interpreter
+from ckpttool.containers.pickle.machine import PickleBudget
 from ckpttool.containers.pickle.pickle_detection import TORCH_MAGIC
 from ckpttool.containers.pickle.pickle_nodes import Global, Payload, Persistent, Pickle, references
 from ckpttool.containers.pickle.pickle_safety import attach_safety, judge, run

@@ -1,0 +1,593 @@
+"""The pickle machine: the stream, stack, memo and budgets that opcodes work on.
+
+What a real unpickler would import, call or set becomes a node (``Global``, ``Call``, ``Persistent``); what
+constructors of containers make becomes the data itself. Work and memory are bounded by budgets, and nothing
+here recurses.
+
+Source: CPython ``Lib/pickle.py``.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+from ckpttool.containers.pickle.constructors import (
+    JOBLIB_ARRAY,
+    OPAQUE,
+    attribute_name,
+    class_to_create,
+    evaluate,
+    is_constructor,
+    judge_state,
+    size_of,
+    takes_items,
+    takes_pairs,
+)
+from ckpttool.containers.pickle.numpy_types import KINDS, fields_of, number_of_parts
+from ckpttool.containers.pickle.pickle_nodes import (
+    ENTRY,
+    Call,
+    Global,
+    Mapped,
+    Payload,
+    Persistent,
+    Pickle,
+    Trust,
+    modern,
+    value_kind,
+)
+from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated
+from ckpttool.core.readable import Readable
+
+MAX_STREAM = 1 << 28
+"""The most bytes of one pickle that are interpreted; large payloads, which are skipped, don't count."""
+
+MAX_LINE = 1 << 26
+"""The most bytes of a text that a line spells, as protocol 0 does; in bytes."""
+
+MAX_OPCODES = 10_000_000
+MAX_MADE = 1 << 29
+"""The most opcodes of a pickle, and the most bytes of memory that what it makes may take."""
+
+_FLOOR, _FOR_A_BYTE = (1_000_000, 32 << 20), (4, 64)
+"""How many opcodes and bytes any pickle may take, and how many more for each byte that is stored of it."""
+
+_FIRST_WINDOW = 1 << 10
+_WINDOW, _LINE = 1 << 20, 1 << 14
+"""How much is read at once; of a line less, as a file in a store that isn't a pickle may begin like one."""
+_LONGEST_FIXED = 16  # no opcode has more bytes of fixed-size arguments
+_COSTS: dict[type, int] = {set: 4 * ENTRY, Call: 4 * ENTRY, Mapped: 2 * ENTRY}
+_MOST_MISUSE = 100
+_MAX_COLLISIONS = 1000
+_MAX_KEY_PARTS = 1000
+_SLOW_KEYS = frozenset({"decimal", "fraction", "version"})
+"""Kinds of objects that are compared with numbers, or texts, however long these are."""
+_COST_OF_STATE, _COST_OF_LOADING = 80, 1 << 14
+_MAX_CONTAINERS = 20_000
+_HASH_MODULUS = (1 << 61) - 1
+
+_COLLECTIONS: dict[str, Callable[[Any], object]] = {
+    kind.__name__: kind for kind in (set, frozenset, list, tuple)
+}
+_PLAIN_KINDS = _COLLECTIONS.keys() | {
+    OPAQUE,
+    "bytes",
+    "dict",
+    "ordered-dict",
+    "default-dict",
+    "counter",
+    "ndarray",
+}
+"""The kinds of calls that the machine makes data of, or a name."""
+_OBJECT = Global("builtins", "object")
+_BASES = {"AttributeDict": Global("builtins", "dict"), "TorchVersion": Global("builtins", "str")}
+"""What those constructors are made from in protocols below 2 that are not made from `object`."""
+
+
+class PickleStream:
+    """Reads on in a pickle, byte by byte or in pieces.
+
+    Attributes:
+        data: The bytes that are held in memory.
+        at: The place of the next byte in them.
+    """
+
+    def __init__(self, source: Readable, offset: int, end: int, where: str | None = None) -> None:
+        """Begin at ``offset``, and never read beyond ``end``, in bytes."""
+        self.source = source
+        self.where = where
+        self._start = self._base = offset
+        self.end = end
+        self.data = b""
+        self.at = 0
+        self._stop_at = self._refill_at = -1
+        self._frame_end: int | None = None
+        self._window = _FIRST_WINDOW
+        self._streamed = 0
+
+    def _refill(self, needed: int = _LONGEST_FIXED) -> None:
+        """Bring at least ``needed`` bytes from the position on into the window, where there are so many."""
+        self._base = self.position
+        self.at = 0
+        self._window = min(4 * self._window, _WINDOW)
+        length = min(max(self._window, needed), self.end - self._base)
+        self.data = self.source.read(self._base, length, self.where) if length > 0 else b""
+        at_end = self._base + len(self.data) >= self.end
+        self._refill_at = self.end if at_end else len(self.data) - _LONGEST_FIXED
+        self._watch()
+        if self._base - self._start - self._streamed > MAX_STREAM:
+            raise self.excess(f"a pickle of more than {MAX_STREAM:,} bytes")
+
+    # Frames ---------------------------------------------------------------------------------------
+
+    def begin_frame(self, nbytes: int) -> bool:
+        """Note that a frame of so many bytes begins here; return whether the last one has ended."""
+        is_next = self.is_between_frames
+        self._frame_end = self.position + nbytes
+        self._watch()
+        return is_next
+
+    def leave_frame(self) -> bool:
+        """Return whether the position agrees with the frame: an opcode ends where the frame does."""
+        end = self._frame_end
+        if end is None or self.position < end:
+            return True
+        self._frame_end = None
+        self._watch()
+        return self.position == end
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Return whether no frame has begun, or the last one ends here."""
+        return self._frame_end is None or self._frame_end == self.position
+
+    def _watch(self) -> None:
+        """Say behind which opcode to stop: at the frame's end, or where the window is to be filled again."""
+        frame_end = self.end if self._frame_end is None else self._frame_end
+        self._stop_at = min(self._refill_at, frame_end - self._base - 1)
+
+    def take(self, nbytes: int) -> bytes:
+        """Return the next bytes, as they are."""
+        if self.at + nbytes > len(self.data):
+            self.require(nbytes)
+            self._refill(nbytes)
+        begin = self.at
+        self.at = end = begin + nbytes
+        return self.data[begin:end]
+
+    def line(self) -> bytes:
+        """Return the bytes before the next line feed. At the end CPython takes the last byte for one."""
+        end, length = self.data.find(b"\n", self.at), _LINE
+        while end < 0:
+            self._refill(length)
+            end = self.data.find(b"\n")
+            if end < 0 and self._base + len(self.data) >= self.end:
+                end = max(self.at, len(self.data) - 1)
+            if end < 0 and length >= MAX_LINE:
+                raise self.excess(f"a line of more than {MAX_LINE:,} bytes")
+            length *= 2
+        line = self.data[self.at : end]
+        self.at = min(end + 1, len(self.data))
+        return line
+
+    def skip(self, nbytes: int) -> int:
+        """Pass over a payload and return its offset in the source."""
+        self.require(nbytes)
+        offset = self.position
+        self._streamed += nbytes
+        self.at += nbytes
+        if self.at > len(self.data):
+            self._refill()
+        return offset
+
+    def byte(self) -> int:
+        """Return the next byte; an IndexError, which ``run`` expects, if the window has none."""
+        number = self.data[self.at]
+        self.at += 1
+        return number
+
+    def unpack(self, layout: struct.Struct) -> int:
+        (number,) = layout.unpack_from(self.data, self.at)
+        self.at += layout.size
+        return number  # type: ignore[no-any-return]  # the layouts in use hold one number each
+
+    @property
+    def position(self) -> int:
+        """Return the offset of the next byte in the source."""
+        return self._base + self.at
+
+    def require(self, nbytes: int) -> None:
+        """Require that so many bytes follow."""
+        if nbytes < 0 or self.position + nbytes > self.end:
+            found = f"{nbytes:,} bytes announced at byte {self.position:,}"
+            available = f"at most {self.end - self.position:,}"
+            raise Truncated(self.source.path, found, expected=available, where=self.where)
+
+    # Errors ---------------------------------------------------------------------------------------
+
+    def _place(self) -> str:
+        place = f"byte {self.position:,}"
+        return place if self.where is None else f"{self.where}, {place}"
+
+    def damage(self, found: str) -> DamagedCheckpoint:
+        return DamagedCheckpoint(self.source.path, found, where=self._place(), code="pickle-damaged")
+
+    def truncation(self) -> Truncated:
+        return Truncated(
+            self.source.path, "truncated: the pickle goes on behind the end", where=self._place()
+        )
+
+    def excess(self, found: str) -> LimitExceeded:
+        return LimitExceeded(self.source.path, found, where=self._place())
+
+
+class PickleBudget:
+    """What the pickles of one place may take together: a few bytes that make gigabytes are no checkpoint.
+
+    Attributes:
+        opcodes: How many are left.
+        made: Bytes of memory that what was made takes, about, and the most that it may.
+    """
+
+    __slots__ = ("made", "most", "opcodes")
+
+    def __init__(self, source: Readable, nbytes: int) -> None:
+        """Allow what is fit for so many bytes of a source."""
+        stored = nbytes if source.stored >= source.size else min(nbytes, source.stored)
+        opcodes, made = (floor + each * stored for floor, each in zip(_FLOOR, _FOR_A_BYTE, strict=True))
+        self.opcodes, self.most = min(opcodes, MAX_OPCODES), min(made, MAX_MADE)
+        self.made = 0
+
+
+class PickleMachine(PickleStream, ABC):
+    """The state of reading one pickle. ``pickle`` holds what was seen so far, also after an error."""
+
+    def __init__(
+        self,
+        source: Readable,
+        offset: int,
+        end: int,
+        where: str | None = None,
+        budget: PickleBudget | None = None,
+        *,
+        has_arrays: bool = False,
+    ) -> None:
+        """Prepare to read a pickle that starts at ``offset`` and is before ``end``, in bytes.
+
+        ``has_arrays`` returns whether it is read as joblib does, which writes arrays between the opcodes.
+        """
+        super().__init__(source, offset, end, where)
+        self._has_arrays = has_arrays
+        self.budget = budget or PickleBudget(source, end - offset)
+        self.pickle = Pickle()
+        self.stack: list[Any] = []
+        self.marks: list[list[Any]] = []
+        self.memo: dict[int, Any] = {}
+        self._globals: dict[tuple[str, str], Global] = {}
+        self.functions: set[int] = set()
+        """The names, by their addresses, that are no data where they are stored."""
+        self.pushed_functions = 0
+        """How often one of these was pushed, less how often one was called."""
+        self._objects: list[object] = []
+        """What is made by calls of which nobody knows what runs."""
+        self._dtype_fields: dict[int, object] = {}
+        """Dictionaries by their addresses that a NumPy type has for its own, with what it was judged by."""
+        self._hashes: dict[int, tuple[object, int]] = {}
+        self._odd_keys = self._containers = 0
+        self.frame_is_cut = False
+
+    # The stack ------------------------------------------------------------------------------------
+
+    def push(self, node: object) -> None:
+        """Push something that takes memory of its own."""
+        budget = self.budget
+        budget.made += _COSTS.get(type(node), ENTRY)
+        if budget.made > budget.most:
+            self.charge(0)
+        self.stack.append(node)
+
+    def charge(self, nbytes: int) -> None:
+        """Count memory that is taken against the budget."""
+        budget = self.budget
+        budget.made += nbytes
+        if budget.made > budget.most:
+            raise self.excess(f"more than {budget.most:,} bytes of memory for what a pickle makes")
+
+    def push_text(self, text: str | bytes) -> None:
+        """Push a string or byte string that is held in memory."""
+        self.charge(sys.getsizeof(text))
+        self.stack.append(text)
+
+    def push_payload(self, nbytes: int, kind: str) -> None:
+        """Push a reference to bytes that stay in the file, and skip them."""
+        offset = self.skip(nbytes)
+        self.push(Payload(self.source, offset, nbytes, kind))
+
+    def remember(self, index: int) -> None:
+        """Store the top of the stack in the memo.
+
+        Python's own unpickler allocates up to the index, whatever is below.
+        """
+        if index > MAX_OPCODES:
+            raise self.excess(f"entry {index:,} of a pickle's memo")
+        self.memo[index] = self.stack[-1]
+        self.budget.made += ENTRY  # asked for when something is made, and at the end
+
+    def recall(self, index: int) -> None:
+        """Push what the memo holds."""
+        try:
+            node = self.memo[index]
+        except KeyError:
+            raise self.damage(f"the memo has no entry {index}") from None
+        if type(node) is Global:
+            self.pushed_functions += id(node) in self.functions
+        self.stack.append(node)
+
+    def pop_to_mark(self) -> list[Any]:
+        """Return what was pushed since the last mark."""
+        if not self.marks:
+            raise self.damage("an opcode needs a mark, and there is none")
+        items, self.stack = self.stack, self.marks.pop()
+        return items
+
+    def hashable(self, key: object) -> object:
+        """Return a key that can be hashed safely and fast.
+
+        Hashing a tuple walks it, and shared tuples make that walk explode. Numbers can be made to
+        collide in a dictionary at will; a thousand such are no accident.
+        """
+        kind = type(key)
+        if kind is str or kind is bytes or (kind is int and abs(key) < _HASH_MODULUS):  # type: ignore[arg-type]
+            return key
+        self._check_key_parts(key)
+        if key is None or isinstance(key, Call | Global | Persistent | Payload):
+            return key  # nobody here computes its hash
+        digest = hash(key)
+        first, others = self._hashes.get(digest, (key, 0))
+        if key != first:
+            others += 1
+            if others > _MAX_COLLISIONS:
+                raise self.excess(f"more than {_MAX_COLLISIONS:,} keys with one hash")
+        self._hashes[digest] = (first, others)
+        return key
+
+    def _check_key_parts(self, key: object) -> None:
+        """Require that a key has few parts, counted as often as they are hashed, which happens each time."""
+        pending: list[Iterable[Any]] = [(key,)]
+        count = -1  # the key itself is none of its parts
+        while pending:
+            for part in pending.pop():
+                count += 1
+                if count > _MAX_KEY_PARTS:
+                    raise self.excess(f"a key of more than {_MAX_KEY_PARTS:,} parts")
+                if isinstance(part, tuple | frozenset):
+                    pending.append(part)
+                elif isinstance(part, list | dict | set | bytearray):
+                    raise self.damage(f"a {type(part).__name__} in a dictionary's key")
+                elif isinstance(part, int):
+                    self.charge(part.bit_length())
+                elif isinstance(part, Call):
+                    pending.append(self._hashed_parts(part))
+                elif isinstance(part, Persistent):  # which may give back a part of its id
+                    pending.append((part.id,))
+        self.charge(ENTRY * count)
+
+    def _hashed_parts(self, key: Call) -> Iterable[Any]:
+        """Return what the hash of an object goes through; of most kinds, few objects may be keys."""
+        if key.kind == "record":
+            states = key.state if isinstance(key.state, tuple) else (key.state,)
+            return [value for state in states if isinstance(state, dict) for value in state.values()]
+        if key.kind in _SLOW_KEYS and isinstance(key.function, Global):
+            self.pickle.unknown.setdefault(key.function, "compares")
+        self._odd_keys += key.kind not in (OPAQUE, "size")
+        if self._odd_keys > _MAX_COLLISIONS:
+            raise self.excess(f"more than {_MAX_COLLISIONS:,} objects as keys")
+        given = (arg if isinstance(arg, list | tuple | set | frozenset) else (arg,) for arg in key.args)
+        return chain.from_iterable(given)
+
+    def set_items(self, target: object, pairs: Sequence[tuple[Any, Any]]) -> None:
+        if isinstance(target, dict):
+            if self._dtype_fields and id(target) in self._dtype_fields:
+                self.note_misuse("the fields of a NumPy type are changed")
+            self.charge(ENTRY * len(pairs))
+            for key, value in pairs:
+                target[key if type(key) is str else self.hashable(key)] = value
+        elif isinstance(target, Call):
+            if not takes_pairs(target, pairs):
+                self.note_misuse(f"values are set by key on what {_maker(target.function)} makes")
+            target.pairs.extend(pairs)
+        elif isinstance(target, list):
+            for key, value in pairs:
+                if not isinstance(key, int):
+                    raise self.damage(f"a list's item {_kind(key)}")
+                target[key] = value
+        elif pairs:
+            self._refuse_items(target, "set on")
+
+    def extend(self, target: object, items: list[Any]) -> None:
+        if isinstance(target, list):
+            target.extend(items)
+        elif isinstance(target, Call):
+            if not takes_items(target):
+                self.note_misuse(f"items are given to what {_maker(target.function)} makes")
+            target.items.extend(items)
+            most = target.args[1] if target.kind == "deque" and len(target.args) > 1 else None
+            if isinstance(most, int) and len(target.items) > most:
+                self.note_misuse(f"more than {most:,} items are appended to a deque of so many")
+        elif isinstance(target, set):
+            self.charge(ENTRY * len(items))
+            target.update(map(self.hashable, items))
+        elif items or isinstance(target, Mapped):
+            self._refuse_items(target, "appended to")
+
+    # Names and calls ------------------------------------------------------------------------------
+
+    def import_name(self, module: str, name: str) -> None:
+        self.push(self._name(*modern(module, name)))
+
+    def _name(self, module: str, name: str) -> Global:
+        """Return a name that is about to be pushed."""
+        found = self._globals.get((module, name))
+        if found is None:
+            found = self._globals[module, name] = Global(module, name)
+            self.pickle.names[found] = self.position
+            if value_kind(module, name) is None:
+                self.functions.add(id(found))
+        self.pushed_functions += id(found) in self.functions
+        return found
+
+    def call(self, function: object, args: object, kwargs: object = None, *, is_new: bool = False) -> None:
+        """Push what a call makes, once it is judged: whatever becomes of the result, it was made."""
+        if not isinstance(args, tuple):
+            self.note_computed(args, "arguments")
+            raise self.damage(f"a call with {_kind(args)} in place of arguments")
+        self.pushed_functions -= id(function) in self.functions
+        if not isinstance(function, Global):
+            self.note_misuse(f"{_kind(function)} is called")
+        elif function.name == "_reconstructor" and len(args) == 3 and isinstance(args[0], Global):
+            # Protocols below 2: `object.__new__(class)`, or `base.__new__(class, state)`.
+            is_empty = args[1] == _OBJECT and args[2] is None
+            base = _BASES.get(args[0].name, _OBJECT) if is_constructor(args[0]) else args[1]
+            if is_empty or (args[1] == base != _OBJECT):
+                function, args, is_new = args[0], () if is_empty else args[2:], is_empty
+        call = Call(function, args, kwargs, is_new=is_new)
+        self.pickle.calls += 1
+        if isinstance(function, Global):
+            self._judge(call, function)
+        self.push(self._plain(call) if call.kind in _PLAIN_KINDS else call)
+
+    def _judge(self, call: Call, function: Global) -> None:
+        meaning = evaluate(call, self.charge)
+        if meaning is Trust.DANGEROUS:
+            self.pickle.unsafe.append((self.position, call))
+        elif meaning is Trust.UNKNOWN:
+            made = class_to_create(call)
+            self.pickle.unknown[made or function] = "calls" if made is None else "creates"
+            self._objects.append(call)
+        elif call.kind in ("deque", "default-dict"):
+            self._count_container(function)
+        elif function.name == "_load_from_bytes":
+            self.charge(_COST_OF_LOADING)
+            content = call.args[0]
+            place = (content.offset, content.kind) if isinstance(content, Payload) else content
+            self.pickle.stored[place] = content
+        elif function.name == "eval":
+            # Python adds its builtins, `eval` among them, to the dictionary that Paddle's call has for names.
+            self.pushed_functions += 1
+            call.args[1]["__builtins__"] = function
+
+    def _count_container(self, maker: Any) -> None:
+        """Count a container that Python frees by recursion: so many within each other overflow its stack."""
+        self._containers += 1
+        if self._containers > _MAX_CONTAINERS:
+            self.pickle.unknown.setdefault(maker, "nests")
+
+    def set_state(self, target: object, state: Any) -> None:
+        """Note what BUILD sets, and judge it: an object that was made takes one state."""
+        if not isinstance(target, Call | Mapped):
+            self.note_misuse(f"a state is set on {_kind(target)}")
+            return
+        if target.state is not None:
+            self.note_misuse("a state is set twice on one object")
+            return
+        self.charge(_COST_OF_STATE + sum(map(size_of, state if isinstance(state, tuple) else (state,))))
+        target.state = state
+        if isinstance(target, Call) and target.kind in KINDS:
+            self.charge(ENTRY * number_of_parts(state))
+        meaning = judge_state(target, state)
+        made = target.kind if isinstance(target, Mapped) else target.function
+        if meaning is Trust.DANGEROUS:
+            self.note_misuse(f"what {_maker(made)} makes is given a state that it should not have")
+        elif meaning is Trust.UNKNOWN and isinstance(made, Global):
+            self.pickle.unknown.setdefault(made, "fills")
+        elif isinstance(target, Call) and target.kind == "ndarray" and isinstance(state[4], list):
+            self._count_container(target.function)
+        if isinstance(target, Call) and target.kind == JOBLIB_ARRAY and self._has_arrays:
+            self.stack[-1] = self.joblib_array(state)
+        if isinstance(target, Call) and (fields := fields_of(target)) is not None:
+            self._dtype_fields[id(fields)] = fields
+
+    @abstractmethod
+    def joblib_array(self, state: Any) -> object:
+        """Return the array that follows its description ``state`` in the stream, as NumPy pickles one."""
+
+    def _plain(self, call: Call) -> object:
+        """Return the data that a constructor makes, or the name that `getattr` finds, or the call itself."""
+        function, args, kind = call.function, call.args, call.kind
+        if kind == OPAQUE:
+            found = attribute_name(call)
+            return call if found is None else self._name(found.module, found.name)
+        if not isinstance(function, Global):
+            return call
+        if kind in _COLLECTIONS:
+            return self._collection(call, function)
+        if any(isinstance(arg, Call) for arg in args):
+            return call
+        if function.name == "eval":
+            return args[1]["data"]
+        if kind == "bytes":
+            return self._latin1_bytes(args[0]) if args else b""
+        if kind == "default-dict":
+            return Mapped(function, factory=args[0] if args else None)
+        made: dict[Any, Any] = {} if kind == "dict" else Mapped(function)
+        for source in args:
+            for key, value in source.items() if isinstance(source, dict) else source:
+                made[self.hashable(key)] = value
+        return made
+
+    def _collection(self, call: Call, maker: Global) -> object:
+        """Return the list, tuple or set that a call makes; of a tuple Python makes none anew."""
+        given = call.args[0] if call.args else ()
+        items = given.args[0] if isinstance(given, Call) else given  # the call of a tuple of a tuple
+        if call.kind == "tuple" and isinstance(items, tuple):
+            return given if given is not items or not call.args else call
+        if maker.module != "builtins":
+            return items  # a list that PyTorch only tags with its type
+        return _COLLECTIONS[call.kind](map(self.hashable, items) if "set" in call.kind else items)
+
+    def _latin1_bytes(self, text: Any) -> object:
+        """Return the bytes that protocol 2 spells as text."""
+        if isinstance(text, Payload):
+            return Payload(text.source, text.offset, text.nbytes, "latin1")
+        self.charge(len(text))
+        try:
+            return text.encode("latin-1")
+        except UnicodeEncodeError:
+            raise self.damage("bytes spelled with other characters than those of Latin-1") from None
+
+    # Errors ---------------------------------------------------------------------------------------
+
+    def _refuse_items(self, target: object, what: str) -> None:
+        """Note items for what Python would ask to take them, or refuse those for what can't."""
+        if not isinstance(target, Global | Persistent | Mapped):
+            raise self.damage(f"items are {what} {_kind(target)}")
+        self.note_misuse(f"items are {what} {_kind(target)}")
+
+    def note_computed(self, value: object, what: str) -> None:
+        """Note what a call or the loader would make: CPython continues with that, the machine can't."""
+        if isinstance(value, Call | Persistent):
+            self.note_misuse(f"{what} are {_kind(value)}")
+
+    def note_misuse(self, sentence: str) -> None:
+        """Note what no honest pickle does; a few times are enough."""
+        if len(self.pickle.misuse) < _MOST_MISUSE:
+            self.pickle.misuse.append((self.position, sentence))
+
+
+def _maker(function: object) -> str:
+    """Name what is called; anything but a name can be as large and as deep as the pickle is long."""
+    return str(function) if isinstance(function, Global) else _kind(function)
+
+
+def _kind(node: object) -> str:
+    """Name a node in a sentence."""
+    if isinstance(node, Global):
+        return f"the name {node}"
+    if isinstance(node, Call):
+        return "the result of a call"
+    return f"a {type(node).__name__.lower()}"
