@@ -88,7 +88,7 @@ class PaddleFiles(SetFormat):
                 check_program(parts, parts.program)
                 information = files.get(stem + INFORMATION)
                 if information is not None and parts.is_inside(information):
-                    _judge_information(parts, information)
+                    _scan_information(parts, information)
             return _checkpoint_of(probe, parts)
 
     def units(self, directory: str, entries: Mapping[str, os.DirEntry[str]]) -> Iterable[Unit]:
@@ -181,7 +181,7 @@ def _add_pickles(parts: PaddleParts, entries: Iterable[os.DirEntry[str]]) -> Non
         parts.fault("variable-missing", message)
 
 
-def _judge_information(parts: PaddleParts, entry: os.DirEntry[str]) -> None:
+def _scan_information(parts: PaddleParts, entry: os.DirEntry[str]) -> None:
     """Add the safety findings of ``.pdiparams.info``, a pickle that ``paddle.jit.save`` writes."""
     source = parts.source(entry)
     try:

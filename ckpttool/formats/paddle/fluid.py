@@ -76,17 +76,17 @@ class Fluid(Format):
         return probe.is_directory and _variant_of(probe.path, probe.entries) is not None
 
     def open(self, probe: Probe) -> Checkpoint:
-        kind = _variant_of(probe.path, probe.entries)
+        variant = _variant_of(probe.path, probe.entries)
         with PaddleParts(probe.path, probe.other_entries) as parts:
-            if kind == "checkpoint":
+            if variant == "checkpoint":
                 _add_serial(parts, probe.entries)
-            elif kind == "inference":
+            elif variant == "inference":
                 _add_inference(parts, probe.entries)
             else:
                 _add_loose(parts, probe.entries)
-            if kind is not None and not parts.files:
+            if variant is not None and not parts.files:
                 raise DamagedCheckpoint(probe.path, "no file in it", expected="variables or a trainer's")
-            return _checkpoint(probe, kind, parts)
+            return _checkpoint(probe, variant, parts)
 
 
 def _variant_of(path: str, entries: Entries) -> str | None:
@@ -221,19 +221,22 @@ def _combined_file(entries: Entries, names: Collection[str] = ()) -> os.DirEntry
 
 
 def _add_serial(parts: PaddleParts, entries: Entries) -> None:
+    # The first generation has its variables and the marker in the serial itself. Later ones have directories;
+    # without ``__model__`` among them, the serial is that of a trainer that doesn't share a file system with
+    # trainer 0, which alone writes the variables.
     name = os.path.basename(fs.abspath(parts.root))
-    is_named = is_serial(entries, name)
+    has_directories = is_serial(entries, name)
     model = entries.get(MODEL)
     if model is not None:
         if parts.is_inside(model):
             inner = scan(model.path)
             add_variables(parts, inner, lambda name: False)
             parts.add_marker(inner)
-    elif not is_named:
+    elif not has_directories:
         manifests = _manifest_names(parts.root)
         add_variables(parts, entries, lambda name: name in manifests)
         parts.add_marker(entries)
-    has_variables = model is not None or not is_named
+    has_variables = model is not None or not has_directories
     is_marked = has_variables and has_marker(entries)
     if not has_variables:
         parts.fault("no-model", f"no {MODEL}: only the trainer that wrote it holds the variables")
@@ -244,7 +247,7 @@ def _add_serial(parts: PaddleParts, entries: Entries) -> None:
         else:
             message = f"no {marker}, nor in any serial beside it: judged by its content alone"
             parts.findings.append(note("no-marker-anywhere", message))
-    if is_named:
+    if has_directories:
         _add_trainers_and_tables(parts, entries, is_marked=is_marked)
     if has_variables:
         check_neighbour(parts, entries, is_marked=is_marked)
@@ -283,10 +286,10 @@ def _manifest_names(root: str) -> frozenset[str]:
     return frozenset(f".{name}{ending}" for ending in SIDECARS)
 
 
-def _checkpoint(probe: Probe, kind: str | None, parts: PaddleParts) -> Checkpoint:
+def _checkpoint(probe: Probe, variant: str | None, parts: PaddleParts) -> Checkpoint:
     tensors, program = tuple(parts.tensors), parts.program
     match = SERIAL.fullmatch(os.path.basename(fs.abspath(probe.path)))
-    serial = int(match[1]) if match and kind == "checkpoint" else None
+    serial = int(match[1]) if match and variant == "checkpoint" else None
 
     @cache
     def metadata() -> dict[str, object]:
@@ -301,7 +304,7 @@ def _checkpoint(probe: Probe, kind: str | None, parts: PaddleParts) -> Checkpoin
     checkpoint = parts.checkpoint(
         path=probe.path,
         format=Fluid.name,
-        variant=kind,
+        variant=variant,
         tensors=tensors,
         files=tuple(parts.files),
         spans=lambda: spans_in_order(parts.spans),
