@@ -317,7 +317,8 @@ def _in_directory(directory: _Subdirectory, root: str, walk: Walk) -> Iterator[U
     parts_below = parts | {os.path.join(path, name) for name in claimed if os.sep in name}
     is_descended_into = walk.recursive and (walk.max_depth is None or depth < walk.max_depth)
     for name, entry in entries.items():
-        if name in claimed or entry.path in parts or _is_sidecar(name, entries):
+        is_manifest = any(name.endswith(end) and name.removesuffix(end) in entries for end in SIDECARS)
+        if name in claimed or entry.path in parts or is_manifest:
             continue
         if not entry.is_dir(follow_symlinks=False):
             if _is_candidate(entry, root):
@@ -372,11 +373,6 @@ def report(error: CheckpointError, walk: Walk) -> None:
         walk.on_vanished(error.path)
     else:
         walk.on_error(error)
-
-
-def _is_sidecar(name: str, entries: Mapping[str, os.DirEntry[str]]) -> bool:
-    """Return whether a name is that of the manifest of another entry."""
-    return any(name.endswith(ending) and name.removesuffix(ending) in entries for ending in SIDECARS)
 
 
 def _is_candidate(entry: os.DirEntry[str], root: str) -> bool:

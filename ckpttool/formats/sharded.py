@@ -372,7 +372,10 @@ def _add_shards(shards: OpenedParts, index: ShardIndex, format: str) -> None:
     for tensor, name in (index.weight_map or {}).items():
         if isinstance(name, str):
             expected[name].add(tensor)
-    bases = () if index.weight_map is None else _bases(index.path)
+    # In the cache of the Hugging Face hub, a snapshot has links to a directory of blobs: shards may be next
+    # to the index, or next to the target of a link to it.
+    directories = os.path.dirname(index.path) or os.curdir, os.path.dirname(fs.realpath(index.path))
+    bases = () if index.weight_map is None else tuple(map(fs.realpath, directories))
     for name in index.files:
         path = os.path.join(os.path.dirname(index.path), name)
         if not shards.is_in_place(name, path, bases):
@@ -407,13 +410,6 @@ def _check_numbers(shards: OpenedParts, index: ShardIndex) -> None:
         else:
             message = f"the index names {len(names):,} shards, and their names speak of {min(totals):,}"
             shards.fault("shard-count", message, os.path.basename(index.path))
-
-
-def _bases(index_path: str) -> tuple[str, str]:
-    """Return the directories in which shards may be: that of the index, and that of a link's target."""
-    # In the cache of the Hugging Face hub, a snapshot has links to a directory of blobs: the index as well
-    # as the shards.
-    return fs.realpath(os.path.dirname(index_path) or os.curdir), os.path.dirname(fs.realpath(index_path))
 
 
 def _compare(shards: OpenedParts, name: str, part: Checkpoint, expected: set[str]) -> None:

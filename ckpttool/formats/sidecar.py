@@ -17,7 +17,6 @@ from ckpttool.containers.jsontext import MAX_VALUES, Doubled, parse_json
 from ckpttool.containers.zip_reader import Archive, Member
 from ckpttool.core.checkpoint import Checkpoint, TrainingState
 from ckpttool.core.errors import CheckpointError, LimitExceeded
-from ckpttool.core.layers import LayerKind
 from ckpttool.core.report import Finding, not_scanned, warning
 from ckpttool.core.tensor import Role, Tensor, role_of, role_of_module
 from ckpttool.formats.content.assembly import training_of
@@ -134,9 +133,12 @@ def _apply_document(checkpoint: Checkpoint, document: bytes | str) -> Checkpoint
     metadata = _metadata(content, tree, tensors, checkpoint)
     if tree is not None:
         changes["tree"] = lambda: tree
-    if parsed.get("conventions") is not None:
-        changes["conventions"], layers = _conventions(parsed)
-        changes["layers"] = lambda: layers
+    if (conventions := parsed.get("conventions")) is not None:
+        layers = parsed.get("layers", {})
+        if not isinstance(conventions, str) or not isinstance(layers, dict):
+            raise ValueError("the conventions or the layers are none")
+        kinds = {name: kind_of_document(kind) for name, kind in layers.items()}
+        changes |= {"conventions": conventions, "layers": lambda: kinds}
     native = content.get("native", {})
     if not isinstance(native, dict) or not all(
         isinstance(key, str) and isinstance(part, bytes) for key, part in native.items()
@@ -187,14 +189,6 @@ def _require_plain(node: object) -> None:
         raise ValueError(f"the metadata has a {kind.__name__}")
     if isinstance(node, dict) and not all(type(key) is str for key in node):
         raise ValueError("the metadata has a key that is no text")
-
-
-def _conventions(parsed: Mapping[str, object]) -> tuple[str, Mapping[str, LayerKind]]:
-    """Return the format whose conventions the tensors follow, and the types of their layers."""
-    format, layers = parsed["conventions"], parsed.get("layers", {})
-    if not isinstance(format, str) or not isinstance(layers, dict):
-        raise ValueError("the conventions or the layers are none")
-    return format, {name: kind_of_document(kind) for name, kind in layers.items()}
 
 
 # Tensors --------------------------------------------------------------------------------------------
@@ -308,35 +302,20 @@ def native_safety(native: Mapping[str, bytes], where: str, nbytes: int) -> tuple
                 from ckpttool.formats.keras.config import judge, read_config
 
                 findings += judge(read_config("", data), place, nbytes)
+            elif key.startswith(_ASSET) and key.endswith(_ARRAYS):
+                message = "arrays, in which there may be pickles that were not looked at"
+                findings.append(warning("not-scanned", message, place))
             elif key.startswith(_ASSET):
-                findings += _asset_findings(key, data, place)
+                from ckpttool.core.readable import Buffer
+                from ckpttool.formats.keras.config import judge_record
+
+                findings += judge_record(key.removeprefix(_ASSET), Buffer("", data), 0, len(data), place)
         except CheckpointError:
             findings.append(not_scanned(place))
     return tuple(
         finding._replace(message=f"of a model that is written from it: {finding.message}")
         for finding in findings
     )
-
-
-def _asset_findings(key: str, data: bytes, where: str) -> tuple[Finding, ...]:
-    """Return the safety findings for a model's asset, which may hold arrays or be a pickle."""
-    if key.endswith(_ARRAYS):
-        message = "arrays, in which there may be pickles that were not looked at"
-        return (warning("not-scanned", message, where),)
-    from ckpttool.containers.pickle.pickle_detection import is_pickle
-    from ckpttool.core.readable import Buffer
-
-    content = Buffer("", data)
-    if is_pickle(content, 0, content.size):
-        from ckpttool.containers.pickle.pickle_safety import read_pickles
-
-        return tuple(read_pickles(content, 0, content.size, where).safety)
-    from ckpttool.formats.keras.config import is_own_asset
-
-    if is_own_asset(key.removeprefix(_ASSET)):
-        return ()
-    message = "a record that Keras does not write; what would use it is not known"
-    return (warning("not-scanned", message, where),)
 
 
 def sidecar_of(content: Content, *, tree: bool = True, names: bool = False) -> bytes | None:

@@ -25,8 +25,10 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from ckpttool.containers.jsontext import Doubled, parse_json
+from ckpttool.containers.pickle.pickle_detection import is_pickle
 from ckpttool.containers.pickle.pickle_nodes import Trust, trust
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
+from ckpttool.core.readable import Readable
 from ckpttool.core.report import Finding, error, warning
 from ckpttool.formats.keras.names import (
     ARGUMENTS,
@@ -168,7 +170,7 @@ def _findings_in(config: object, nbytes: int) -> Iterator[tuple[Place | None, Fi
             continue
         step, node = child
         place = None if len(levels) == 1 else Place(above, step)
-        is_looked_up |= isinstance(step, str) and _is_looked_up(step)
+        is_looked_up |= isinstance(step, str) and (step in LOOKED_UP or step.endswith(LOOKED_UP_ENDS))
         if isinstance(node, dict):
             for finding in (*_judge_object(node), *_judge_cost(node, nbytes)):
                 yield place, finding
@@ -177,9 +179,10 @@ def _findings_in(config: object, nbytes: int) -> Iterator[tuple[Place | None, Fi
         elif isinstance(node, list):
             levels.append(_Level(place, _nested(enumerate(node)), texts, is_looked_up))
         elif isinstance(node, str):
-            if is_looked_up:
-                for finding in _judge_looked_up(node):
-                    yield place, finding
+            if is_looked_up and node in LOOKUPS:
+                yield place, _gadget(node)
+            elif is_looked_up and node not in BY_NAME:
+                yield place, _unknown(node)
             if node.lstrip()[:1] in ("{", "["):
                 try:
                     tree = _tree_in_text(node, texts)
@@ -365,18 +368,6 @@ def _judge_function(function: object, module: str | None, registered: str | None
             yield _unknown(f"the function {name}")
 
 
-def _is_looked_up(key: str) -> bool:
-    """Return whether Keras resolves strings below a key as activations, losses, optimizers …"""
-    return key in LOOKED_UP or key.endswith(LOOKED_UP_ENDS)
-
-
-def _judge_looked_up(name: str) -> Iterator[Finding]:
-    if name in LOOKUPS:
-        yield _gadget(name)
-    elif name not in BY_NAME:
-        yield _unknown(name)
-
-
 # TensorFlow -----------------------------------------------------------------------------------------
 
 
@@ -414,9 +405,27 @@ def _judge_typespec(node: Node) -> Iterator[Finding]:
         yield _gadget(f"{module}.{name}")
 
 
-def is_own_asset(name: str) -> bool:
-    """Return whether an archive member is a vocabulary saved by a Keras layer."""
-    return name.startswith(ASSETS) and name.endswith(_VOCABULARY)
+# Records ----------------------------------------------------------------------------------------------
+
+
+def judge_record(name: str, content: Readable, start: int, end: int, where: str) -> tuple[Finding, ...]:
+    """Return the safety findings for a record of a ``.keras`` that is no part of the model itself.
+
+    Args:
+        name: Name of the record in the archive.
+        content: Source of its content.
+        start: Offset of its first byte in the source.
+        end: Offset after its last byte.
+        where: Place for the findings.
+    """
+    if is_pickle(content, start, end):
+        from ckpttool.containers.pickle.pickle_safety import read_pickles
+
+        return tuple(read_pickles(content, start, end, where).safety)
+    if name.startswith(ASSETS) and name.endswith(_VOCABULARY):
+        return ()
+    message = "a record that Keras does not write; what would use it is not known"
+    return (warning("not-scanned", message, where),)
 
 
 # Unknown arguments ----------------------------------------------------------------------------------

@@ -10,8 +10,6 @@ from functools import cached_property
 from typing import Any
 
 from ckpttool.containers.hdf5 import Location
-from ckpttool.containers.pickle.pickle_detection import is_pickle
-from ckpttool.containers.pickle.pickle_safety import read_pickles
 from ckpttool.containers.zip_reader import STORED, Archive, Member, with_version_errors
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
 from ckpttool.core.layers import LayerKind
@@ -26,8 +24,8 @@ from ckpttool.formats.keras.compare import compare_grouped_weights, compare_laye
 from ckpttool.formats.keras.config import (
     ASSETS,
     MAX_CONFIG,
-    is_own_asset,
     judge,
+    judge_record,
     read_config,
     unknown_arguments,
 )
@@ -158,11 +156,7 @@ class KerasArchive(Opening):
                 self._judge_arrays(member)
                 return
             content, start = self.archive.content(member), self.archive.offset(member)
-            if is_pickle(content, start, start + member.size):
-                self.safety += read_pickles(content, start, start + member.size, name).safety
-            elif not is_own_asset(name):
-                message = "a record that Keras does not write; what would use it is not known"
-                self.safety.append(warning("not-scanned", message, name))
+            self.safety += judge_record(name, content, start, start + member.size, name)
         except CheckpointError as failure:
             self.fault(failure.code, failure.reason, name)
 

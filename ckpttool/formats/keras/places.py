@@ -187,7 +187,11 @@ class _NumberedPlaces:
         try:
             self._require_order_of_keras_3()
             for layer in model.layers:
-                self._add_groups(layer)
+                group = (LAYERS_GROUP, layer.groups[0])
+                inside = layer.layers_with_groups(group, ()) if layer.is_model else ()
+                for path, one in [(group, layer), *inside]:
+                    own = (*path, VARIABLES_GROUP)
+                    self._places.groups[own] = {"name": one.name}
                 self._add_layer(layer, self._weights((*top, *layer.name.split("/"))))
             if weights := self._weights((*top, TOP_LEVEL)):
                 raise KerasRefusal(f"{weights[0][1]}: a weight of no layer")
@@ -213,13 +217,6 @@ class _NumberedPlaces:
         names = names_in(self._stored.groups.get(group, {}), "weight_names") or ()
         paths = [(*group, *name.split("/")) for name in names]
         return [(path, self._names[path]) for path in paths if self._names.get(path) in self._present]
-
-    def _add_groups(self, layer: Layer) -> None:
-        group = (LAYERS_GROUP, layer.groups[0])
-        inside = layer.layers_with_groups(group, ()) if layer.is_model else ()
-        for path, one in [(group, layer), *inside]:
-            own = (*path, VARIABLES_GROUP)
-            self._places.groups[own] = {"name": one.name}
 
     def _add_layer(self, layer: Layer, listed: list[tuple[Steps, str]]) -> None:
         # A list has the trained weights first, numbers have those of each part of the layer together. Parts
