@@ -314,7 +314,7 @@ class Verifier:
             has_failed = any(check.status is Status.FAILED for check in accepted.checks)
             answer = prediction.answer(has_failed=has_failed)
             if not has_failed:
-                self._findings.extend(answer.owed())
+                self._findings.extend(answer.skipped_findings())
             checks += tuple(self._stage_check(stage) for stage in (answer.load, answer.predict))
         if self._against is not None:
             checks += (self._copy(self._against),)

@@ -30,10 +30,10 @@ from ckpttool.core.text import counted
 from ckpttool.predict.guard import plain_data_only
 from ckpttool.predict.interface import Loaded, LoadFailed, error_finding, error_text
 from ckpttool.predict.request import PredictionJob, from_json
-from ckpttool.predict.run import family
+from ckpttool.predict.run import process_tree
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_PATIENCE, _LOOK = 3.0, 0.002
+_KILL_TIMEOUT, _POLL = 3.0, 0.002
 """Seconds to wait for killed processes, since one may wait for a broken disk, and between two looks."""
 
 
@@ -183,6 +183,9 @@ def _supervise() -> None:
     """Continue in a forked process; the caller's process becomes its supervisor, and exits as it does."""
     if not sys.platform.startswith("linux"):
         return
+    # The supervisor gets SIGTERM when the command's thread ends, and adopts descendants that lose their
+    # parent. Both settings come before the fork, so that no process can be missed. The worker is killed when
+    # the supervisor ends; if that happened before the worker asked for it, its parent is another one by then.
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     supervisor = os.getpid()
@@ -216,9 +219,11 @@ def _wait_for_worker(worker: int) -> NoReturn:
 def _end_all(code: int) -> NoReturn:
     """End all descendants, then this process: with a status, or by a signal if the code is negative."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    until = time.monotonic() + _PATIENCE
+    # A process may fork while it is being killed, so this is repeated until none is left. A process that
+    # waits for a broken disk can't be killed: hence the limit.
+    until = time.monotonic() + _KILL_TIMEOUT
     while _end_descendants() and time.monotonic() < until:
-        time.sleep(_LOOK)
+        time.sleep(_POLL)
     if code < 0:
         import resource
 
@@ -231,7 +236,7 @@ def _end_all(code: int) -> NoReturn:
 
 def _end_descendants() -> bool:
     """Kill all descendants, reap the dead ones, and return whether any is left."""
-    for pid in list(family(os.getpid()))[1:]:
+    for pid in list(process_tree(os.getpid()))[1:]:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     try:

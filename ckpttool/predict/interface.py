@@ -107,14 +107,14 @@ def leaves(
 # Errors of frameworks and of the user's code, in one line --------------------------------------------
 
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
-_LONGEST = 1 << 16
+_PACKAGE_DIRECTORY = os.path.dirname(os.path.abspath(__file__))
+_SEARCHED_LENGTH = 1 << 16
 """Limit on the characters of an error's text that are searched."""
 _WHOLE_TEXT, _FIRST_LINE = 500, 300
 """Limits on the characters of a message: an error's whole text, or its first line, which may be followed by
 the configuration of the model."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
-_OPENING = re.compile(
+_PREAMBLE = re.compile(
     r"^(Exception encountered when calling|A total of \d+ objects could not be loaded|Graph execution error)"
 )
 """First lines of errors of Keras and TensorFlow that name only the place; the cause is in the next line."""
@@ -144,7 +144,7 @@ def error_finding(failure: BaseException, code: str) -> Finding:
     if isinstance(failure, MemoryError):
         return error("child-out-of-memory", "there was no memory left")
     codes = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(failure.__traceback__)]
-    places = [(file, line) for file, line in codes if not file.startswith(_HERE)]
+    places = [(file, line) for file, line in codes if not file.startswith(_PACKAGE_DIRECTORY)]
     last = f"{os.path.basename(places[-1][0])}:{places[-1][1]}" if places else None
     return error(code, error_message(failure), place_of_syntax(failure) or last)
 
@@ -161,7 +161,7 @@ def error_text(failure: BaseException) -> str:
     """Return the text of an error, in one line."""
     try:
         text = str(failure.msg if isinstance(failure, SyntaxError) else failure)
-        return " ".join(text[:_LONGEST].split())[:_WHOLE_TEXT]
+        return " ".join(text[:_SEARCHED_LENGTH].split())[:_WHOLE_TEXT]
     except BaseException as another:  # noqa: BLE001 - other people's code may raise anything
         return f"(its text raises {type(another).__name__})"
 
@@ -174,7 +174,7 @@ def first_line(failure: BaseException) -> str:
     named = [at for at, line in enumerate(lines) if line.startswith("[[{{node") and at]
     if named:
         lines = lines[named[0] - 1 :]  # a graph's error follows the whole call stack, before the node
-    elif len(lines) > 1 and _OPENING.match(lines[0]) and not lines[1].startswith("Arguments received"):
+    elif len(lines) > 1 and _PREAMBLE.match(lines[0]) and not lines[1].startswith("Arguments received"):
         lines = lines[1:]
     if not lines:
         return type(failure).__name__
@@ -207,7 +207,7 @@ def place_in_user_code(failure: BaseException) -> str | None:
     """Return the last line of the user's own files in a traceback, or None."""
     if place := place_of_syntax(failure):
         return place
-    ours = os.path.dirname(_HERE)
+    ours = os.path.dirname(_PACKAGE_DIRECTORY)
     foreign = (ours, sys.base_prefix, sys.prefix, *site.getsitepackages(), "<")
     frames = [
         one for one in traceback.extract_tb(failure.__traceback__) if not one.filename.startswith(foreign)
@@ -218,7 +218,7 @@ def place_in_user_code(failure: BaseException) -> str | None:
 # Differences between a checkpoint and a model ---------------------------------------------------------
 
 
-_NAMED = 20
+_MAX_NAMED = 20
 """Limit on findings with a name; a model of another kind differs in thousands of names."""
 
 
@@ -268,10 +268,10 @@ def require_none(findings: Iterable[Finding]) -> None:
 
 def first_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return the first findings about names, and one for the rest if there are many."""
-    if len(findings) <= _NAMED:
+    if len(findings) <= _MAX_NAMED:
         return tuple(findings)
-    more = counted(len(findings) - _NAMED, "more name")
-    return (*findings[:_NAMED], error(findings[-1].code, f"… and {more} differ"))
+    more = counted(len(findings) - _MAX_NAMED, "more name")
+    return (*findings[:_MAX_NAMED], error(findings[-1].code, f"… and {more} differ"))
 
 
 def shape_text(shape: Iterable[Any]) -> str:

@@ -145,7 +145,7 @@ def _export_choice(checkpoint: Checkpoint, request: PredictionRequest) -> Choice
 # TensorFlow and Keras -------------------------------------------------------------------------------
 
 
-_REFERENCES = frozenset({"Variable", "VariableV2"})
+_REFERENCE_VARIABLES = frozenset({"Variable", "VariableV2"})
 """Operations for reference variables, which work only in a session of TensorFlow 1."""
 
 
@@ -153,7 +153,7 @@ def _savedmodel_choice(checkpoint: Checkpoint, request: PredictionRequest) -> Ch
     graphs: Any = checkpoint.metadata["meta_graphs"]
     to_serve = [one for one in graphs if len(graphs) == 1 or one["tags"] == ["serve"]]
     served: Mapping[str, Any] = to_serve[0] if to_serve else {}
-    if _REFERENCES.isdisjoint(served.get("ops", ())):
+    if _REFERENCE_VARIABLES.isdisjoint(served.get("ops", ())):
         return "tensorflow", "savedmodel", {}
     return "tensorflow", "session", {"tags": served["tags"], "has_init": served["init_op"]}
 
@@ -196,9 +196,9 @@ def _fluid_choice(checkpoint: Checkpoint, request: PredictionRequest) -> Choice:
     if checkpoint.variant != "inference":
         raise NotPredictable("these are variables without a program; only a saved inference model can be run")
     program = os.path.join(checkpoint.path, "__model__")
-    held = [file.path for file in checkpoint.files if os.path.basename(file.path) != "__model__"]
+    weight_files = [file.path for file in checkpoint.files if os.path.basename(file.path) != "__model__"]
     names = {tensor.path[0] for tensor in checkpoint.tensors}
-    combined = os.path.basename(held[0]) if len(held) == 1 else None
+    combined = os.path.basename(weight_files[0]) if len(weight_files) == 1 else None
     combined = None if combined in names else combined  # a variable's own file has its name
     options = {"program": program, "directory": checkpoint.path, "combined": combined}
     return "paddle", "inference", options
@@ -208,9 +208,9 @@ def _paddle_choice(checkpoint: Checkpoint, request: PredictionRequest) -> Choice
     if checkpoint.variant == "tensors":
         raise NotPredictable("there is no program that says what the tensors are for")
     if checkpoint.variant == "inference":
-        held = [file.path for file in checkpoint.files if file.path.endswith(".pdiparams")]
-        program = next(file.path for file in checkpoint.files if file.path not in held)
-        combined = os.path.basename(held[0]) if held else None
+        weight_files = [file.path for file in checkpoint.files if file.path.endswith(".pdiparams")]
+        program = next(file.path for file in checkpoint.files if file.path not in weight_files)
+        combined = os.path.basename(weight_files[0]) if weight_files else None
         directory = os.path.dirname(program) or os.curdir
         return "paddle", "inference", {"program": program, "directory": directory, "combined": combined}
     if checkpoint.variant == "training" and request.model is None:
@@ -226,20 +226,20 @@ def _paddle_choice(checkpoint: Checkpoint, request: PredictionRequest) -> Choice
     return "paddle", "parameters", {**optimizer, "file": pickles[0], "state_path": place}
 
 
-def _paddle_optimizer(checkpoint: Checkpoint, beside: str, request: PredictionRequest) -> Mapping[str, Any]:
+def _paddle_optimizer(checkpoint: Checkpoint, pdopt: str, request: PredictionRequest) -> Mapping[str, Any]:
     """Return the place of the optimizer's state; a separate file is checked first."""
-    if request.optimizer is None or not os.path.isfile(beside):
+    if request.optimizer is None or not os.path.isfile(pdopt):
         return optimizer_path(checkpoint)
-    name = os.path.basename(beside)
+    name = os.path.basename(pdopt)
     try:
-        with open_checkpoint(beside) as state:
+        with open_checkpoint(pdopt) as state:
             if has_errors(state.findings):
                 raise NotPredictable(f"{name} is damaged")
             if not (request.trust or is_safe(state.safety)):
                 raise NotPredictable(f"loading {name} could run code: --trust allows it")
     except CheckpointError as failure:
         raise NotPredictable(f"{name} can't be read: {failure.reason}") from failure
-    return {"optimizer_file": beside}
+    return {"optimizer_file": pdopt}
 
 
 # Shared by all frameworks ---------------------------------------------------------------------------

@@ -48,7 +48,7 @@ if "KERAS_BACKEND" not in os.environ and find_spec("tensorflow") is None and fin
 _SKIPPED = re.compile(
     r"Skipping variable loading for optimizer .* has (?P<own>\d+) var.* has (?P<saved>\d+) var"
 )
-_UNUSED = 2
+_UNTRAINED = 2
 """Variables of an optimizer that never made a step: the iterations and the learning rate."""
 _LOSSES = ("mse", "mae", "mape", "msle")
 _ShapesByName = Mapping[str, tuple[int, ...]]
@@ -109,10 +109,10 @@ def _replace_empty_optimizer(job: PredictionJob, model: Any) -> list[Finding]:
     Keras 3 makes one from each HDF5 file of its own, without the saved state.
     """
     optimizer = getattr(model, "optimizer", None)
-    if optimizer is None or job.options["optimizer_tensors"] <= _UNUSED:
+    if optimizer is None or job.options["optimizer_tensors"] <= _UNTRAINED:
         return []
     variables = optimizer.variables
-    if len(list(variables() if callable(variables) else variables)) > _UNUSED:  # Keras 2 has a method
+    if len(list(variables() if callable(variables) else variables)) > _UNTRAINED:  # Keras 2 has a method
         return []
     compile_with(model, type(optimizer).from_config(optimizer.get_config()))
     make = warning if job.request.resume_step or job.request.optimizer else note
@@ -182,7 +182,7 @@ def _optimizer_warnings(
     findings = []
     for text in dict.fromkeys(" ".join(str(one.message).split()) for one in caught):
         skipped = _SKIPPED.match(text)
-        if skipped and int(skipped["saved"]) > _UNUSED:
+        if skipped and int(skipped["saved"]) > _UNTRAINED:
             own, saved = skipped["own"], skipped["saved"]
             counts = f"its state has {saved} variables, the model's optimizer {own}"
             findings.append(make("optimizer-mismatch", counts))
@@ -455,11 +455,11 @@ def train_by_keras(model: Any, inputs: Arrays) -> str:
         loss = model.train_on_batch(args[0] if args else named, targets)
     value = float(np.ravel(loss[0] if isinstance(loss, (list, tuple)) else loss)[0])
     after = [_plain(one) for one in model.trainable_weights]
-    moved = moved_weights_words(before, after, value)
+    moved = count_moved_weights(before, after, value)
     return f"one step of {type(model.optimizer).__name__} moved {moved}, loss {value:.4g}"
 
 
-def moved_weights_words(before: Sequence[Any], after: Sequence[Any], loss: float) -> str:
+def count_moved_weights(before: Sequence[Any], after: Sequence[Any], loss: float) -> str:
     """Return the number of changed weights in words.
 
     Raises:

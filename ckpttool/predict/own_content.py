@@ -29,7 +29,7 @@ from ckpttool.formats.arrays.objects import numpy_leaf
 from ckpttool.formats.content.tree import NodeParts, fold, is_size, node_parts, tensors_in
 from ckpttool.predict.interface import LoadFailed
 
-_AROUND = frozenset({NDARRAY, REQUIRES_GRAD, Global("torch._utils", "_rebuild_parameter")})
+_TENSOR_WRAPPERS = frozenset({NDARRAY, REQUIRES_GRAD, Global("torch._utils", "_rebuild_parameter")})
 """Calls whose first argument is a tensor, with no other information than for training."""
 
 
@@ -41,33 +41,37 @@ class NotPlain:
     content: object = None
 
 
+def refused_global(name: Global) -> NotPlain:
+    return NotPlain(f"the name {name}, which is no plain data")
+
+
 def content_of(
     checkpoint: Checkpoint,
     make: Callable[[Tensor], Any],
     *,
-    wanted: Iterable[Path] = ((),),
-    stand_in: Callable[[Tensor], Any] | None = None,
-    named: Callable[[Global], Any] = lambda name: NotPlain(f"the name {name}, which is no plain data"),
+    needed_paths: Iterable[Path] = ((),),
+    placeholder: Callable[[Tensor], Any] | None = None,
+    resolve_global: Callable[[Global], Any] = refused_global,
 ) -> Any:
     """Return the content of an open checkpoint as nested containers with the framework's tensors.
 
     Args:
         checkpoint: An open checkpoint.
         make: Reads a tensor as one of the framework's.
-        wanted: Keys of the needed parts; everything by default.
-        stand_in: Makes a tensor without values for one that is not needed.
-        named: Resolves a global name, such as ``torch.float32``."""
+        needed_paths: Keys of the needed parts; everything by default.
+        placeholder: Makes a tensor without values for one that is not needed.
+        resolve_global: Resolves a global name, such as ``torch.float32``."""
     tree = checkpoint.tree
     if tree is None:  # the format has none: tensors by name, and plain data
         tree = _changeable(checkpoint.metadata)
         for tensor in checkpoint.tensors:
             put(tree, tensor.path, tensor)
-    needed = {id(tensor) for path in wanted for tensor in tensors_in(at_path(tree, path))}
+    needed = {id(tensor) for path in needed_paths for tensor in tensors_in(at_path(tree, path))}
 
     def expand(node: object) -> object:
         if isinstance(node, Tensor):
-            return make(node) if stand_in is None or id(node) in needed else stand_in(node)
-        return _expand_container(node, named, checkpoint.path)
+            return make(node) if placeholder is None or id(node) in needed else placeholder(node)
+        return _expand_container(node, resolve_global, checkpoint.path)
 
     content = fold(tree, expand, lambda node: NotPlain("what holds itself"), checkpoint.path)
     for tensor in checkpoint.tensors:
@@ -95,14 +99,14 @@ def put(root: Any, path: Path, value: Any) -> None:
         here[path[-1]] = value
 
 
-def _expand_container(node: object, named: Callable[[Global], Any], path: str) -> object:
+def _expand_container(node: object, resolve_global: Callable[[Global], Any], path: str) -> object:
     """Return the value of a node that is no tensor, or its parts, which are converted first."""
     if isinstance(node, Mapped):
         count = len(node)
         parts = [*node.keys(), *node.values(), node.state]
         return NodeParts(parts, lambda done: _make_dict(node.kind, done[:count], done[count:-1], done[-1]))
     if isinstance(node, Global):
-        return named(node)
+        return resolve_global(node)
     if isinstance(node, Opaque):
         return NodeParts([node.content], lambda done: NotPlain(node.what, done[0]))
     return _call_result(node, path) if isinstance(node, Call) else node_parts(node) or node
@@ -120,7 +124,7 @@ def _make_dict(kind: Global, keys: list[Any], values: list[Any], state: object) 
 
 def _call_result(call: Call, path: str) -> object:
     """Return the value of a call if it is plain data, or ``NotPlain``."""
-    if call.function in _AROUND and call.args:
+    if call.function in _TENSOR_WRAPPERS and call.args:
         return NodeParts([call.args[0]], lambda done: done[0])
     if is_size(call):
         return tuple(call.args[0])

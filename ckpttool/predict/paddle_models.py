@@ -39,11 +39,11 @@ from ckpttool.predict.request import InputSpec, PredictionJob
 _JSON = ".json"
 _BFLOAT16 = "uint16"
 """Paddle's name for the bits of bfloat16, which NumPy lacks."""
-_UNNAMED = re.compile(r"save_infer_model/scale_(\d+)\.tmp_\d+")
+_OUTPUT_NAME = re.compile(r"save_infer_model/scale_(\d+)\.tmp_\d+")
 """Name of an output in a saved program; the last number counts saves of the process."""
-_NAMES = "StructuredToParameterName@@"
+_GLOBAL_NAMES = "StructuredToParameterName@@"
 """Key in a state dict for the global names of the parameters, which an optimizer's state has."""
-_BESIDE = frozenset({"LR_Scheduler", "master_weights", "optimizer_type", _NAMES})
+_NOT_SLOTS = frozenset({"LR_Scheduler", "master_weights", "optimizer_type", _GLOBAL_NAMES})
 """Keys of an optimizer's state that belong to no parameter."""
 
 
@@ -66,7 +66,9 @@ def _loaded_program(program: Any, scope: Any) -> Loaded:
         feed = {name: _feed(array, feeds[name]) for name, array in inputs.items()}
         outputs = executor.run(program, feed=feed, fetch_list=fetches, scope=scope, return_numpy=False)
         pairs = zip(fetches, outputs, strict=True)
-        return {_UNNAMED.sub(r"output_\1", one.name): _array(tensor, _dtype(one)) for one, tensor in pairs}
+        return {
+            _OUTPUT_NAME.sub(r"output_\1", one.name): _array(tensor, _dtype(one)) for one, tensor in pairs
+        }
 
     held = counted(sum(map(_has_stored_value, program.list_vars())), "variable")
     return Loaded(
@@ -174,8 +176,8 @@ def _load_parameters(job: PredictionJob) -> Loaded:
     state = at_path(content, place)
     if not isinstance(state, Mapping):
         raise LoadFailed(error("no-state-dict", f"a {type(state).__name__} lies there, no state dict"))
-    table = state.get(_NAMES)
-    state = {key: value for key, value in state.items() if key != _NAMES}
+    table = state.get(_GLOBAL_NAMES)
+    state = {key: value for key, value in state.items() if key != _GLOBAL_NAMES}
     require_plain(state, ".".join(map(str, place)), may_trust=False)
     own = {key: value.shape for key, value in layer.state_dict().items()}
     require_none(misfit_findings({key: np.shape(value) for key, value in state.items()}, own))
@@ -284,19 +286,19 @@ def _optimizer(
     names = {table[key]: name for key, name in own.items() if key in table}
     renamed = {}
     for key, value in state.items():
-        owner = _owner(key, names)
+        owner = _slot_owner(key, names)
         renamed[key if owner is None else names[owner] + key[len(owner) :]] = value
     require_none(_optimizer_findings(renamed, layer))
     optimizer = build_from(request.optimizer, parameters=layer.parameters(), **request.optimizer_args)
     optimizer.set_state_dict(renamed)
-    slots = counted(len(renamed.keys() - _BESIDE), "slot")
+    slots = counted(len(renamed.keys() - _NOT_SLOTS), "slot")
     return optimizer, f"; {type(optimizer).__name__}, state of {slots}"
 
 
 def _optimizer_state(job: PredictionJob, content: Any) -> Mapping[str, Any]:
-    beside, key = job.options.get("optimizer_file"), job.options.get("optimizer_key")
-    if beside is not None:
-        state, place = _read_content(beside), os.path.basename(beside)
+    pdopt, key = job.options.get("optimizer_file"), job.options.get("optimizer_key")
+    if pdopt is not None:
+        state, place = _read_content(pdopt), os.path.basename(pdopt)
     elif key is not None and key in content:
         state, place = at_path(content, (key,)), key
     else:
@@ -308,7 +310,7 @@ def _optimizer_state(job: PredictionJob, content: Any) -> Mapping[str, Any]:
     return plain
 
 
-def _owner(key: str, names: Iterable[str]) -> str | None:
+def _slot_owner(key: str, names: Iterable[str]) -> str | None:
     """Return the parameter of a slot: ``linear_0.w_0`` for ``linear_0.w_0_moment1_0``; None without one."""
     return max((name for name in names if key.startswith(f"{name}_")), key=len, default=None)
 
@@ -316,14 +318,14 @@ def _owner(key: str, names: Iterable[str]) -> str | None:
 def _optimizer_findings(state: Mapping[str, Any], layer: Any) -> Iterable[Finding]:
     shapes = {one.name: list(one.shape) for one in layer.parameters()}
     keys = {one.name: key for key, one in layer.state_dict().items()}
-    owners = {_owner(slot, shapes) for slot in state.keys() - _BESIDE}
+    owners = {_slot_owner(slot, shapes) for slot in state.keys() - _NOT_SLOTS}
     for name in (one.name for one in layer.parameters() if not one.stop_gradient):
         if owners and name not in owners:
             yield error("optimizer-mismatch", "the optimizer has no state for it", keys[name])
     for slot, value in state.items():
-        if slot in _BESIDE:
+        if slot in _NOT_SLOTS:
             continue
-        owner, shape = _owner(slot, shapes), list(np.shape(value))
+        owner, shape = _slot_owner(slot, shapes), list(np.shape(value))
         if owner is None:
             yield error("optimizer-mismatch", "it belongs to no parameter of the model", slot)
         elif int(np.prod(shape)) > 1 and shape != shapes[owner]:

@@ -71,23 +71,26 @@ def predict(loaded: Loaded, job: PredictionJob, load_again: Reload) -> tuple[str
     except LoadFailed as failure:
         return failure.findings[0].message, failure.findings
     findings = list(non_finite_findings(outputs))
+    # A second run differs if the model draws random numbers, or if it keeps state (a stateful RNN, a cache, a
+    # counter). A fresh instance, loaded with another seed, tells them apart: if it repeats the outputs of the
+    # first run, nothing was random, and the difference is only a remark.
     rerun = list(rerun_findings(outputs, again, request))
     keeps_state = bool(rerun) and _repeats_when_reloaded(load_again, inputs, outputs, request)
     findings += [note("keeps-state", _KEEPS_STATE)] if keeps_state else rerun
-    words = [f"{_shapes(outputs)} from {inputs.origin}"]
+    summary = [f"{_shapes(outputs)} from {inputs.origin}"]
     if empty := [name for name, array in outputs.items() if not array.size]:
-        words.append(f"no value in {', '.join(empty[:3])}{', …' if len(empty) > 3 else ''}")
+        summary.append(f"no value in {', '.join(empty[:3])}{', …' if len(empty) > 3 else ''}")
     if recording is not None:
         changes = list(recording_findings(outputs, recording.outputs, request))
         findings += changes
         if not changes:
             difference = largest_difference(outputs, recording.outputs)
-            words.append(f"as recorded, within {difference:.2g}" if difference else "exactly as recorded")
+            summary.append(f"as recorded, within {difference:.2g}" if difference else "exactly as recorded")
     if request.record:
-        elsewhere = _run_on_other_values(load_again if keeps_state else lambda: loaded, inputs, request)
-        findings += insensitive_findings(outputs, elsewhere, request)
+        other_outputs = _run_on_other_values(load_again if keeps_state else lambda: loaded, inputs, request)
+        findings += insensitive_findings(outputs, other_outputs, request)
     for verdict, more in (_judge_labels(outputs, request), _training_step(loaded, inputs.arrays, request)):
-        words += [verdict] if verdict else []
+        summary += [verdict] if verdict else []
         findings += more
     if request.record and not has_errors(findings):
         from importlib.metadata import version
@@ -96,8 +99,8 @@ def predict(loaded: Loaded, job: PredictionJob, load_again: Reload) -> tuple[str
         about = {"checkpoint": os.path.basename(job.path), "versions": versions, "seed": request.seed}
         problems = _write_recording(request.record, Recording(inputs.arrays, outputs, about), findings)
         findings += problems
-        words += [] if problems else [f"recorded in {os.path.basename(request.record)}"]
-    return "; ".join(words), findings
+        summary += [] if problems else [f"recorded in {os.path.basename(request.record)}"]
+    return "; ".join(summary), findings
 
 
 def _first_run(
@@ -136,7 +139,7 @@ def _run(loaded: Loaded, inputs: _Inputs) -> Arrays:
     return outputs
 
 
-_OF_SHAPES = re.compile(r"shape|size|dimension|channels|mat1|broadcast", re.IGNORECASE)
+_SHAPE_ERROR = re.compile(r"shape|size|dimension|channels|mat1|broadcast", re.IGNORECASE)
 """Words in the errors of frameworks if an input has the wrong shape."""
 
 
@@ -155,7 +158,7 @@ def _input_finding(inputs: _Inputs, failure: Exception) -> Finding | None:
     if inputs.is_recorded:
         problem = f"the recorded input doesn't run on this model: {message}"
         return error("recording-mismatch", problem, where)
-    if not _OF_SHAPES.search(text):
+    if not _SHAPE_ERROR.search(text):
         return None
     shapes = ", ".join(f"{shape_text(one.shape)} {one.dtype}" for one in inputs.arrays.values())
     return error("input-rejected", f"the model rejects the input {shapes}: {message}", where)
@@ -350,21 +353,23 @@ def _difference(
     )
 
 
-def insensitive_findings(outputs: Arrays, elsewhere: Arrays, request: PredictionRequest) -> Iterator[Finding]:
+def insensitive_findings(
+    outputs: Arrays, other_outputs: Arrays, request: PredictionRequest
+) -> Iterator[Finding]:
     """Yield a finding for each output that would stay as recorded if the weights changed.
 
     Integers and texts are checked only if there are no floats, since classes need not change.
 
     Args:
         outputs: Recorded outputs.
-        elsewhere: Outputs for other inputs; empty if there are none.
+        other_outputs: Outputs for other inputs; empty if there are none.
         request: Options with the tolerances.
     """
-    judged = {name: one for name, one in outputs.items() if one.size}
-    floats = {name: one for name, one in judged.items() if _plain(one).dtype.kind in "fc"}
-    for name, array in (floats or judged).items():
+    with_values = {name: one for name, one in outputs.items() if one.size}
+    floats = {name: one for name, one in with_values.items() if _plain(one).dtype.kind in "fc"}
+    for name, array in (floats or with_values).items():
         rtol, atol = tolerances(array, array, request)
-        other = elsewhere.get(name)
+        other = other_outputs.get(name)
         if name in floats and _largest(array) <= atol:
             doubt = f"no value is further from 0 than the tolerance, {atol:.3g}"
         elif name in floats and (ends := _saturated_ends(_plain(array), rtol, atol)):
@@ -411,12 +416,12 @@ def judge_by_labels(
     output = _plain(output)
     if not labels.size or labels.dtype.kind not in "fiub" or output.dtype.kind not in "fiub":
         return "", [_label_mismatch(output, labels)]
-    words, findings = [], []
+    summary, findings = [], []
     if request.min_accuracy is not None:
         right = _right_answers(output, labels)
         if right is None:
             return "", [_label_mismatch(output, labels)]
-        words.append(f"accuracy {right.mean():.4g} on {right.size:,}")
+        summary.append(f"accuracy {right.mean():.4g} on {right.size:,}")
         if not right.mean() >= request.min_accuracy:
             message = f"{right.mean():.4g} on {right.size:,} labels ({request.min_accuracy:g} or more)"
             findings.append(error("accuracy-too-low", message))
@@ -424,11 +429,11 @@ def judge_by_labels(
         if np.squeeze(output).shape != np.squeeze(labels).shape:
             return "", [_label_mismatch(output, labels)]
         mean = float(np.abs(np.squeeze(output).astype(float) - np.squeeze(labels)).mean())
-        words.append(f"mean error {mean:.4g}")
+        summary.append(f"mean error {mean:.4g}")
         if not mean <= request.max_error:
             message = f"the mean absolute error is {mean:.4g} ({request.max_error:g} or less)"
             findings.append(error("error-too-large", message))
-    return ", ".join(words), findings
+    return ", ".join(summary), findings
 
 
 def _right_answers(output: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:

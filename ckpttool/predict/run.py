@@ -35,15 +35,15 @@ _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from ckpttool.predict.child import main; main(*sys.argv[2:])"
 )
-_LOOK, _QUICK_LOOK = 0.05, 0.002
+_POLL, _FAST_POLL = 0.05, 0.002
 """Seconds between two looks at the child, and at one that is about to end."""
-_GRACE, _SUPERVISOR_PATIENCE = 5.0, 2.0
+_EXIT_GRACE, _SUPERVISOR_GRACE = 5.0, 2.0
 """Seconds for a child to end that has closed its pipe, and for a supervisor to end its processes."""
-_TAIL, _TAIL_BYTES = 40, 1 << 14
+_MAX_LINES, _MAX_OUTPUT_BYTES = 40, 1 << 14
 """Limits on the kept output of the child, in lines and bytes."""
-_ANSWERS, _ANSWER_BYTES = 4, 1 << 24
+_MAX_ANSWERS, _MAX_ANSWER_BYTES = 4, 1 << 24
 """Limits on the number of answers and the bytes of one: a child runs other people's code."""
-_BLOCK = 1 << 16
+_READ_BYTES = 1 << 16
 
 
 # Frameworks -----------------------------------------------------------------------------------------
@@ -113,13 +113,13 @@ class StageResult:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Results of a job; ``said`` has the last lines that the child printed."""
+    """Results of a job; ``output`` has the last lines that the child printed."""
 
     load: StageResult
     predict: StageResult
-    said: tuple[str, ...] = ()
+    output: tuple[str, ...] = ()
 
-    def owed(self) -> Iterator[Finding]:
+    def skipped_findings(self) -> Iterator[Finding]:
         """Yield a finding if the prediction was skipped, though no stage has errors."""
         for stage in (self.load, self.predict):
             if has_errors(stage.findings):
@@ -151,10 +151,10 @@ class PredictionChild:
             runs_models=True,
         )
         self._lines: queue.Queue[bytes | None] = queue.Queue()
-        self._said = [b""]
+        self._output = [b""]
         assert self._process.stdout is not None and self._process.stderr is not None  # both are pipes
         self._reader = _start_thread(_read_answers, self._process.stdout, self._lines)
-        self._drainer = _start_thread(_drain, self._process.stderr, self._said)
+        self._drainer = _start_thread(_drain, self._process.stderr, self._output)
 
     def __enter__(self) -> PredictionChild:
         return self
@@ -186,7 +186,7 @@ class PredictionChild:
                 break
         if len(stages) < 2:
             stages.append(StageResult("predict", "it was not loaded", is_skipped=True))
-        return Answer(stages[0], stages[1], self._lines_said())
+        return Answer(stages[0], stages[1], self._output_lines())
 
     def _next(self, deadline: float, request: PredictionRequest) -> dict[str, Any]:
         """Return the child's next message.
@@ -195,12 +195,12 @@ class PredictionChild:
             _ChildEnded: There will be none.
         """
         while True:
-            left = deadline - time.monotonic()
-            if left <= 0:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
                 raise _ChildEnded("timeout", f"{request.timeout:g} s")
             ended = has_exited(self._process)  # before looking at the queue, which then has its last answer
             with suppress(queue.Empty):
-                line = self._lines.get(timeout=min(left, _LOOK))
+                line = self._lines.get(timeout=min(remaining, _POLL))
                 if line is None:
                     raise _ChildEnded("exit")
                 try:
@@ -212,7 +212,7 @@ class PredictionChild:
                 return message
             if ended:  # a process that it started keeps the pipe open
                 raise _ChildEnded("exit")
-            if request.memory and resident(self._process.pid) > request.memory:
+            if request.memory and resident_bytes(self._process.pid) > request.memory:
                 raise _ChildEnded("memory", f"{request.memory / (1 << 20):,.0f} MiB")
 
     def _end_finding(self, end: _ChildEnded, doing: str) -> Finding:
@@ -223,24 +223,24 @@ class PredictionChild:
         if end.why == "nonsense":
             return error("child-crashed", f"the process gave an answer that is none while {doing}")
         how = _exit_text(self._exit_code())
-        last = [f": {line[:300]}" for line in self._lines_said()[-1:]]
+        last = [f": {line[:300]}" for line in self._output_lines()[-1:]]
         return error("child-crashed", f"the process {how} while {doing}{''.join(last)}")
 
     def _exit_code(self) -> int | None:
         """Return the exit code of a child that ended by itself, or None, and end the processes it started."""
-        ended = _wait_for_exit(self._process, _GRACE)
-        end_family(self._process)
+        ended = _wait_for_exit(self._process, _EXIT_GRACE)
+        end_process_tree(self._process)
         code = self._process.wait()
         self._drainer.join(1)
         return code if ended else None
 
-    def _lines_said(self) -> tuple[str, ...]:
-        lines = self._said[0].decode("utf-8", "replace").splitlines()
-        return tuple(line for line in map(str.strip, lines) if line)[-_TAIL:]
+    def _output_lines(self) -> tuple[str, ...]:
+        lines = self._output[0].decode("utf-8", "replace").splitlines()
+        return tuple(line for line in map(str.strip, lines) if line)[-_MAX_LINES:]
 
     def stop(self) -> None:
         """End the process and all that it started."""
-        end_family(self._process)
+        end_process_tree(self._process)
         self._process.wait()
         for thread in (self._reader, self._drainer):
             thread.join(1)
@@ -271,23 +271,27 @@ def _write(stream: IO[bytes], line: bytes) -> None:
 
 def _read_answers(stream: IO[bytes], lines: queue.Queue[bytes | None]) -> None:
     """Put each line from a child into a queue, and None at the end."""
-    held, count = bytearray(), 0
+    unfinished, count = bytearray(), 0
     with suppress(OSError, ValueError):  # the pipe is closed when the child is ended
-        while count < _ANSWERS and len(held) < _ANSWER_BYTES and (block := stream.read(_BLOCK)):
+        while (
+            count < _MAX_ANSWERS
+            and len(unfinished) < _MAX_ANSWER_BYTES
+            and (block := stream.read(_READ_BYTES))
+        ):
             *whole, rest = block.split(b"\n")
             for end in whole:
-                lines.put(bytes(held + end))
-                held.clear()
-            held += rest
+                lines.put(bytes(unfinished + end))
+                unfinished.clear()
+            unfinished += rest
             count += len(whole)
-    lines.put(bytes(held) or None)  # an unfinished line is nonsense
+    lines.put(bytes(unfinished) or None)  # an unfinished line is nonsense
 
 
-def _drain(stream: IO[bytes], said: list[bytes]) -> None:
+def _drain(stream: IO[bytes], output: list[bytes]) -> None:
     """Keep the last bytes that a child prints, as the only item of a list."""
     with suppress(OSError, ValueError):
-        while block := stream.read(_BLOCK):
-            said[0] = (said[0] + block)[-_TAIL_BYTES:]
+        while block := stream.read(_READ_BYTES):
+            output[0] = (output[0] + block)[-_MAX_OUTPUT_BYTES:]
 
 
 def _parse_stage(message: dict[str, Any], name: str) -> StageResult:
@@ -344,19 +348,19 @@ def _wait_for_exit(process: Popen[bytes], seconds: float) -> bool:
     """Wait for the end of a process, and return whether it came in time."""
     until = time.monotonic() + seconds
     while not (ended := has_exited(process)) and time.monotonic() < until:
-        time.sleep(_QUICK_LOOK)
+        time.sleep(_FAST_POLL)
     return ended
 
 
-def end_family(process: Popen[bytes]) -> None:
+def end_process_tree(process: Popen[bytes]) -> None:
     """End a process that leads its own session, and all that it started."""
     if process.returncode is not None and _KEEPS_NUMBERS:
         return  # another process may have its number by now
     if sys.platform.startswith("linux"):
         # The supervisor ends all: it alone sees processes that are started meanwhile.
         process.send_signal(signal.SIGTERM)
-        _wait_for_exit(process, _SUPERVISOR_PATIENCE)
-    started = list(family(process.pid))[1:]
+        _wait_for_exit(process, _SUPERVISOR_GRACE)
+    started = list(process_tree(process.pid))[1:]
     if hasattr(os, "killpg"):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -366,19 +370,19 @@ def end_family(process: Popen[bytes]) -> None:
     process.kill()
 
 
-def resident(pid: int) -> int:
+def resident_bytes(pid: int) -> int:
     """Return the bytes of memory of a process and its descendants; 0 if the system doesn't tell."""
     pages = 0
-    for one in family(pid):
+    for one in process_tree(pid):
         with suppress(OSError, IndexError, ValueError):
             pages += int(Path(f"/proc/{one}/statm").read_text().split()[1])
     return pages * _PAGE
 
 
-def family(pid: int) -> Iterator[int]:
+def process_tree(pid: int) -> Iterator[int]:
     """Yield a process and its descendants, as far as the system lists them."""
     yield pid
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError, ValueError):
             for child in map(int, children.read_text().split()):
-                yield from family(child)
+                yield from process_tree(child)

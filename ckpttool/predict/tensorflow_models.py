@@ -40,8 +40,8 @@ from ckpttool.predict.interface import (
 from ckpttool.predict.keras_models import (
     build,
     compile_with,
+    count_moved_weights,
     keras_inputs,
-    moved_weights_words,
     plain_outputs,
     run_keras,
     train_by_keras,
@@ -242,7 +242,7 @@ def _train_module(model: Any, optimizer: Any, inputs: Arrays) -> str:
             for gradient, one in pairs:
                 one.assign_sub(tf.convert_to_tensor(gradient) * tf.cast(_RATE, one.dtype))
     value = float(np.asarray(loss))
-    moved = moved_weights_words(before, [one.numpy() for one in variables], value)
+    moved = count_moved_weights(before, [one.numpy() for one in variables], value)
     return f"one step of {type(optimizer).__name__ if optimizer else 'SGD'} moved {moved}, loss {value:.4g}"
 
 

@@ -29,7 +29,7 @@ from ckpttool.predict.interface import (
     shape_text,
     unexpected_finding,
 )
-from ckpttool.predict.own_content import NotPlain, at_path, content_of, put, require_plain
+from ckpttool.predict.own_content import NotPlain, at_path, content_of, put, refused_global, require_plain
 from ckpttool.predict.request import PredictionJob
 
 Content = Mapping[str, Any]
@@ -122,20 +122,24 @@ def _safetensors(path: str) -> Any:
 
 
 def _read_by_ckpttool(job: PredictionJob) -> Any:
-    wanted = [tuple(job.options["state_path"])]
+    needed_paths = [tuple(job.options["state_path"])]
     key = job.options.get("optimizer_key")
     if job.request.optimizer is not None and key is not None and "optimizer_file" not in job.options:
-        wanted.append((key,))
-    return _read_own(job.path, wanted)
+        needed_paths.append((key,))
+    return _read_own(job.path, needed_paths)
 
 
-def _read_own(path: str, wanted: Iterable[Path] = ((),)) -> Any:
+def _read_own(path: str, needed_paths: Iterable[Path] = ((),)) -> Any:
     """Return the content of a checkpoint, read by our own formats; unwanted tensors have no values."""
     from ckpttool.formats import open_checkpoint
 
     with open_checkpoint(path) as checkpoint:
         return content_of(
-            checkpoint, _torch_tensor, wanted=wanted, stand_in=_unread_tensor, named=_resolve_global
+            checkpoint,
+            _torch_tensor,
+            needed_paths=needed_paths,
+            placeholder=_unread_tensor,
+            resolve_global=_resolve_global,
         )
 
 
@@ -143,7 +147,7 @@ def _resolve_global(name: Global) -> Any:
     """Return an element type or a layout of PyTorch by its name."""
     value = getattr(torch, name.name, None) if name.module == "torch" else None
     is_data = isinstance(value, (torch.dtype, torch.layout, torch.memory_format))
-    return value if is_data else NotPlain(f"the name {name}, which is no plain data")
+    return value if is_data else refused_global(name)
 
 
 def _unread_tensor(tensor: Tensor) -> Any:

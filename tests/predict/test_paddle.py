@@ -205,7 +205,7 @@ def test_the_child_does_so_as_well(models: Path) -> None:
     assert answer.load.detail == f"{PADDLE}: inference program, 5 variables"
     assert answer.predict.findings == ()
     assert answer.predict.detail.endswith("; recorded in again.npz")
-    assert not [line for line in answer.said if "New Executor" in line]
+    assert not [line for line in answer.output if "New Executor" in line]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import pytest
 from ckpttool import Finding, MissingPackage
 from ckpttool.core.report import note
 from ckpttool.predict.request import PredictionJob, PredictionRequest
-from ckpttool.predict.run import FRAMEWORKS, Answer, Framework, PredictionChild, StageResult, family
+from ckpttool.predict.run import FRAMEWORKS, Answer, Framework, PredictionChild, StageResult, process_tree
 from tests.support.predictions import done_here
 from tests.support.thorough import sampled
 
@@ -102,7 +102,7 @@ def test_a_model_is_loaded_and_run() -> None:
     assert answer.load.detail == "Fake 1.0"
     assert answer.predict.detail.startswith("output 2×3 from made-up input, seed 0")
     assert answer.load.findings == answer.predict.findings == ()
-    assert answer.said == ()
+    assert answer.output == ()
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_prints_do_not_disturb_the_answer() -> None:
     answer = ask("print")
 
     assert answer.load.findings == answer.predict.findings == ()
-    assert set(answer.said) == {"from Python", "from C", '{"stage": "load"}', "\ufffd\ufffd raw", "again"}
+    assert set(answer.output) == {"from Python", "from C", '{"stage": "load"}', "\ufffd\ufffd raw", "again"}
 
 
 @pytest.mark.parametrize(("act", "last"), [("flood", "x" * (1 << 14)), ("flood-lines", "the last line")])
@@ -192,7 +192,7 @@ def test_a_flood_of_words_is_drained(act: str, last: str) -> None:
     answer = ask(act)
 
     assert answer.load.detail == "Fake 1.0"
-    assert answer.said == (last,)
+    assert answer.output == (last,)
 
 
 @LINUX
@@ -277,13 +277,13 @@ def test_a_framework_that_is_not_there_starts_nothing(monkeypatch: pytest.Monkey
 def test_a_prediction_that_was_not_made_is_owed(load: tuple[Finding, ...], owed: list[str]) -> None:
     answer = Answer(StageResult("load", "Net", load), StageResult("predict", "no inputs", is_skipped=True))
 
-    assert [one.code for one in answer.owed()] == owed
+    assert [one.code for one in answer.skipped_findings()] == owed
 
 
 def test_a_long_job_waits_for_nobody() -> None:
     answer = ask("nothing", model_args={"text": "x" * (1 << 22)})
     with PredictionChild("m", "fake_framework") as child:
-        for pid in family(child._process.pid):
+        for pid in process_tree(child._process.pid):
             os.kill(pid, signal.SIGSTOP)  # before it reads
         stopped = child.ask(job("nothing", timeout=0.3, model_args={"text": "x" * (1 << 22)}))
 
