@@ -96,6 +96,8 @@ def compare_all(
         advance: Called with the number of bytes done, from any thread. The total is the bytes of both sides
             of all pairs; axes that both sides repeat (stride 0) count once.
     """
+    # Work that both sides share is done once: axes that both expand (stride 0) are reduced to length 1, and
+    # pairs of tied tensors (the same bytes on both sides) get the outcome of the first such pair.
     reduced = [drop_repeated_axes(a, b) for a, b in pairs]
     wanted = [TensorPair(a, b, unread=a.nbytes + b.nbytes) for a, b, _ in reduced]
     by_identity: dict[object, TensorPair] = {}  # tied tensors are compared once
@@ -250,6 +252,7 @@ def is_expanded_too_far(tensor: Tensor) -> bool:
 
 def scale_statistics(found: Statistics, shape: tuple[int, ...], times: int) -> Statistics:
     """Return the statistics of tensors of ``shape`` that repeat the measured part ``times`` times."""
+    # Maxima and means of repeated values are unchanged; counts grow by the factor, norms by its root.
     root = math.sqrt(times)
     return replace(
         found,

@@ -288,6 +288,7 @@ class Workspace:
         key = count, self._in_place
         found = self._views.get(key)
         if found is None:
+            # Views are kept by length: the blocks of a model's tensors have only a few lengths.
             if len(self._views) >= _MANY_VIEWS:
                 self._views.clear()
             found = self._views[key] = self._made_views(count)
@@ -483,6 +484,8 @@ def _changed(a: Array, b: Array, d: Array) -> tuple[Array, Array]:
 def _measured(a: Array, b: Array, d: Array) -> _Measured:
     import numpy as np
 
+    # |b - a| and |a| may overflow although all values are finite. Then the differences are computed again
+    # from values scaled down by 2^2, and the ratios that overflowed are replaced.
     modulus, length = _modulus(d), _modulus(a)
     ratios = modulus / length
     is_known = np.isfinite(modulus) & np.isfinite(length)

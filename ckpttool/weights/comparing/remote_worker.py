@@ -118,6 +118,7 @@ def answers() -> Callable[[Mapping[str, Any]], Tally | None]:
         source = sources.get((path, identity))
         if source is None:
             source = sources[path, identity] = fs.open_source(path)
+        # The child opens files by path; one that was replaced since the parent opened it is refused.
         if source.identity != identity:
             raise DamagedCheckpoint(path, "it was replaced while it was read")
         dtype = BY_NAME[side["dtype"]]

@@ -115,6 +115,8 @@ class ExactSum:
         """Return the sum as (number, exponent) with an even exponent, whose half ``root`` needs."""
         if not self._scaled:
             return math.fsum(self._terms), 0
+        # Terms with exponents are brought to the exponent of the largest one, so that none overflows; what
+        # underflows is too small to change the sum.
         terms = [*self._scaled, *((term, 0) for term in self._terms if term)]
         top = max(math.frexp(term)[1] + exponent for term, exponent in terms)
         top += top % 2

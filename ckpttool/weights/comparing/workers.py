@@ -179,6 +179,8 @@ class BytesWorker(PairWorker):
         a, b = pair.elements(as_stored=has_one_order)
         start, end, step = part.start, part.start + part.count, _FIRST_BYTES
         while start < end and not pair.differs:
+            # Another thread may have found a difference in another range: the pair is then done (the loop
+            # looks at ``pair.differs``), since values are measured in the second pass.
             nbytes = min(step, end - start)
             a.read_into(start, buffers.a[:nbytes])
             b.read_into(start, buffers.b[:nbytes])

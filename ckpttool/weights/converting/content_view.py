@@ -51,6 +51,7 @@ def state_conventions(content: Content, checkpoint: Checkpoint) -> Content:
 
 def view_of(content: Content, checkpoint: Checkpoint) -> ContentView:
     """Return the view of a content that was taken from ``checkpoint``."""
+    # Renaming makes new Tensor objects, but keeps their ``values``: these identify a tensor of the source.
     stored = {id(tensor.values): tensor for tensor in checkpoint.tensors}
     origins = {one.name: stored[id(one.values)] for one in content.tensors if id(one.values) in stored}
     names = {one.name for one in content.tensors}

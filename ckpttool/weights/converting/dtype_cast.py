@@ -124,6 +124,8 @@ def _round(data: bytearray, count: int, source: DType, dtype: DType) -> tuple[me
         else:
             result, back = _narrow(wide, dtype, source), np.empty(count, "<f4")
             widening_of(dtype).fill_float32(result.view(np.uint8), back)
+        # A cast overflows silently. So the result is widened again, and elements that are infinite only after
+        # the cast are counted.
         infinite = np.isinf(back)
         lost = 0
         if infinite.any():

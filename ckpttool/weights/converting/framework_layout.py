@@ -342,6 +342,8 @@ def _keras_variable(rule: LayoutRule, leaf: str) -> tuple[str, VariableLayout] |
 def _keras_tensor(
     layer: _TorchLayer, tensor: Tensor, rule: LayoutRule, name: str, layout: VariableLayout
 ) -> tuple[Tensor, str | None]:
+    # With groups, PyTorch's transposed convolution has (I, O/groups, k…), which Keras can't express. Files of
+    # modules record ``groups``; otherwise a bias as long as the second axis shows that there is one group.
     kind, attributes = layer.module.kind, layer.module.attributes
     if kind == "transposed conv":
         bias = layer.tensors.get("bias")

@@ -184,6 +184,7 @@ class _TemplateTensors:
     def tensor_for(self, tensor: Tensor) -> Tensor:
         """Return the replacement of a tensor of the template."""
         parts = self._parts.get(id(tensor))
+        # Tied tensors of the template stay tied, whatever the source has: their values must be equal there.
         owner = self._owners.get(tensor.shares_with or "")
         if owner is not None:
             if parts is not None:
@@ -202,6 +203,8 @@ class _TemplateTensors:
 
     def _assemble(self, tensor: Tensor, parts: Sequence[tuple[Pair, int]]) -> Tensor:
         """Return a tensor of the template from its pairs: one for all of it, or one for each row."""
+        # A GRU's bias of Keras is two vectors in PyTorch, each paired by itself: its rows are joined again.
+        # If a pair's tensor is fused from several, ``at`` is the number of this one among them.
         parts = sorted(parts, key=lambda part: part[0].b.row or 0)
         pair = parts[0][0]
         try:

@@ -94,6 +94,8 @@ class _TreeEditor:
 
     def _tensor_at(self, node: dict[Any, Any], key: Any, value: object) -> Tensor | None:
         """Return the tensor of an entry by its path, since one object may be in several places."""
+        # Tied tensors may be one object at several keys, which a map can rename one by one. So the key of the
+        # edit is the tensor of the entry's path, not the object found there.
         held = _held_tensor(value)
         path: Path = (*self._paths.get(id(node), ()), key)
         return None if held is None or type(key) is not str else self._tensors.get(path, held)

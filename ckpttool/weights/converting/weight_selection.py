@@ -66,6 +66,8 @@ def _strip_containers(paths: Sequence[Path], *, is_tree: bool) -> tuple[list[Pat
 
     In a tree, every key around a known container is one, too.
     """
+    # Only keys at the same depth of all paths can be containers. Without a tree, names are flat and the first
+    # key that is no known container ends the search; in a tree, keys up to the last known container go.
     columns = (set(column) for column in zip(*(path[:-1] for path in paths), strict=False))
     shared = [column.pop() for column in takewhile(lambda column: len(column) == 1, columns)]
     are_containers = []

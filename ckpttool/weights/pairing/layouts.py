@@ -366,6 +366,8 @@ def _fuse_members(members: list[LayoutItem], path: Steps, rule: str) -> dict[int
         tensor = concatenate(tensors, path) if rule is JOINED else add_tensors(tensors[0], tensors[1], path)
     except LayoutMismatch:
         return {}
+    # The way back: a part of in_proj is a slice of its rows, converted by the member's own rule; each member
+    # may itself have several sources, so a number of a source is first mapped to (member, number in it).
     rows = [item.tensor.shape[0] for item in members] if rule is JOINED else []
     places = [(number, at) for number, item in enumerate(members) for at in range(len(item.sources))]
 

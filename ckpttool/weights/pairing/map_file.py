@@ -292,6 +292,8 @@ def apply_rule(
     Raises:
         Unfit: The rule doesn't fit the tensors.
     """
+    # ``conv`` and ``flatten`` are written as from another framework to PyTorch. If only the first side is
+    # PyTorch's, they are inverted; ``dense`` is its own inverse, and ``permute`` is taken literally.
     is_backwards = from_torch and rule.rule in ("conv", "flatten") if rule.inverse is None else rule.inverse
     axis_lengths = dict(zip("chw", rule.shape, strict=True)) if rule.rule == "flatten" else {}
     turned = []

@@ -72,6 +72,8 @@ def _prefix_notes(pairs: Iterable[Pair]) -> list[str]:
 
 def _differing_prefixes(pair: Pair) -> tuple[str, str]:
     """Return the part before the common suffix of the two module paths, per side."""
+    # Wrappers may occur at any depth, so they are compared apart from the other modules. A note has the
+    # differing front, followed by the wrappers.
     modules = [steps_of(item.tensor.path)[:-1] for item in (pair.a, pair.b)]
     ours, theirs = ([step for step in steps if step not in WRAPPER_STEPS] for steps in modules)
     shared = 0

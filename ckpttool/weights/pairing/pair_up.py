@@ -158,6 +158,8 @@ def pair_up(a: Checkpoint, b: Checkpoint, options: PairingOptions = PairingOptio
     tie_notes, second_names = drop_second_names(unpaired, ours, theirs)
     notes += tie_notes
 
+    # Results, in the order of the first checkpoint. Pairs whose layouts are doubtful are set apart, and
+    # tensors that only one framework needs don't count as removed or added.
     crossed = crossed_pairs(by_content, (_positions(ours), _positions(theirs))) if families_differ else []
     order = {id(item.tensor): at for at, item in enumerate(ours)}
     pairs = sorted(unpaired.pairs, key=lambda pair: order.get(id(pair.a.sources[0]), len(order)))
@@ -338,7 +340,9 @@ def _wrapper_depth(deeper: set[Steps], names: set[Steps]) -> int | None:
     """Return the number of leading modules in all of ``deeper`` that ``names`` lack, or None."""
     if len(names) < 2 or not deeper:
         return None
-    first, last = min(deeper), max(deeper)  # the common prefix of these two is that of all
+    # A common prefix of the lexicographically first and last name is one of all names. The smallest depth is
+    # taken at which one side's names include the other's.
+    first, last = min(deeper), max(deeper)
     shared = 0
     while shared < min(len(first), len(last)) - 1 and first[shared] == last[shared]:
         shared += 1

@@ -211,6 +211,8 @@ def elements(tensor: Tensor, positions: Sequence[int]) -> bytes:
     itemsize = tensor.dtype.itemsize
     if parts is None:
         return _streamed_elements(tensor, positions)
+    # Each position is split into an index per axis (divmod from the last axis), which the strides of the view
+    # turn into an offset in the file: one short read per element, whatever the layout.
     ends = list(accumulate(math.prod(part.shape) for part in parts))
     found = []
     for position in positions:

@@ -179,6 +179,7 @@ def pair_by_optimizer_order(unpaired: Unpaired) -> None:
 
 def in_file_order(items: list[LayoutItem]) -> list[LayoutItem]:
     """Return tensors in file order; if that is alphabetical, numbers in names are sorted as numbers."""
+    # Some files list names alphabetically (HDF5 groups, for one), with layer 10 before layer 2.
     names = [item.sources[0].name for item in items]
     if names != sorted(names):
         return items

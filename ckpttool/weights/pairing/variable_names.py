@@ -173,6 +173,8 @@ def crossed_pairs(pairs: Iterable[Pair], positions: tuple[dict[int, int], dict[i
         pairs: Pairs made by content alone.
         positions: For each side, the position of each stored tensor by ``id``.
     """
+    # Content pairs tensors whatever their order. Variables of one class normally have one order in both
+    # files, so pairs out of this order are reported.
     classes: dict[Hashable, list[Pair]] = {}
     for pair in pairs:
         words = {layer_word(pair.a), layer_word(pair.b)}
