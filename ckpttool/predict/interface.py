@@ -267,7 +267,7 @@ def require_none(findings: Iterable[Finding]) -> None:
 
 
 def first_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return the first findings about names, and one for the rest if there are many."""
+    """Return the first findings about names, and one that counts the rest."""
     if len(findings) <= _MAX_NAMED:
         return tuple(findings)
     more = counted(len(findings) - _MAX_NAMED, "more name")

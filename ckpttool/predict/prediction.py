@@ -121,7 +121,7 @@ def _first_run(
 
 
 def _run(loaded: Loaded, inputs: _Inputs) -> Arrays:
-    """Return the outputs of a model, of which one must have values."""
+    """Return the outputs of a model; at least one must have values."""
     try:
         given = loaded.run(inputs.arrays)
     except MemoryError:
@@ -329,7 +329,7 @@ def _largest(array: np.ndarray[Any, Any]) -> float:
 def _difference(
     now: np.ndarray[Any, Any], other: np.ndarray[Any, Any], request: PredictionRequest, when: str = "before"
 ) -> str:
-    """Return the differences of two arrays of one shape in words; empty if there are none."""
+    """Return the differences of two arrays of one shape as text; empty if they are close."""
     rtol, atol = tolerances(now, other, request)
     now, other = _plain(now), _plain(other)
     if now.dtype.kind not in "fciub" or other.dtype.kind not in "fciub":
@@ -356,7 +356,7 @@ def _difference(
 def insensitive_findings(
     outputs: Arrays, other_outputs: Arrays, request: PredictionRequest
 ) -> Iterator[Finding]:
-    """Yield a finding for each output that would stay as recorded if the weights changed.
+    """Yield a finding for each output that may not show a change of the weights.
 
     Integers and texts are checked only if there are no floats, since classes need not change.
 

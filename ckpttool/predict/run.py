@@ -337,7 +337,7 @@ _KEEPS_NUMBERS = hasattr(os, "waitid")
 
 
 def has_exited(process: Popen[bytes]) -> bool:
-    """Return whether a process has ended; its number stays reserved if the system allows it."""
+    """Return whether a process has ended, without reaping it where the system allows that."""
     if process.returncode is None and _KEEPS_NUMBERS:
         with suppress(ChildProcessError):
             return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
@@ -371,7 +371,7 @@ def end_process_tree(process: Popen[bytes]) -> None:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return the bytes of memory of a process and its descendants; 0 if the system doesn't tell."""
+    """Return the resident memory of a process and its descendants in bytes; 0 if unknown."""
     pages = 0
     for one in process_tree(pid):
         with suppress(OSError, IndexError, ValueError):

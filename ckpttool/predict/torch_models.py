@@ -216,7 +216,7 @@ def _load_state(job: PredictionJob) -> Loaded:
 
 
 def _state_dict_hint(whole: Any, job: PredictionJob) -> str:
-    """Return the key of a state dict in words, if there are several."""
+    """Return the key of the state dict as text if the checkpoint has several, else an empty text."""
     place = job.options["state_path"]
     beside = at_path(whole, place[:-1]) if place else None
     values = beside.values() if isinstance(beside, Mapping) else ()
