@@ -184,7 +184,7 @@ class _PickleObjects(TorchObjects):
         found = "a tensor whose values are not in the file"
         raise DamagedCheckpoint(self._path, found, where=str(describe(persistent_id)), code="storage-missing")
 
-    def bare(self, node: Persistent) -> Leaf[TensorParts] | None:
+    def storage_leaf(self, node: Persistent) -> Leaf[TensorParts] | None:
         return None
 
     def _storage(self, node: object) -> Storage:

@@ -195,7 +195,7 @@ def test_the_root_is_what_pytorch_calls_it(
 
 def test_a_long_pickle_is_streamed(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = rewritten(saved, tmp_path / "target.pth").read_bytes()
-    monkeypatch.setattr(writer, "_KEPT", 10)
+    monkeypatch.setattr(writer, "_MAX_KEPT", 10)
     (tmp_path / "there").mkdir()
     assert rewritten(saved, tmp_path / "there" / "target.pth").read_bytes() == whole
 
@@ -323,7 +323,7 @@ def test_awkward_names_come_back(tmp_path: Path) -> None:
 
 
 def test_too_many_tensors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "_MOST_TENSORS", 1)
+    monkeypatch.setattr(writer, "_MAX_TENSORS", 1)
     content = Content((byte_tensor("a", b"x"), byte_tensor("b", b"y")))
     assert refused(content) == ["2 tensors are more than one file can list (at most 1)"]
     assert refused(content, 1) == []

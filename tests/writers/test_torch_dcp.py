@@ -283,7 +283,7 @@ def test_names_that_are_not_read_as_names_are_refused() -> None:
 
 
 def test_too_many_entries_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dcp_writer, "_MOST_ENTRIES", 1)
+    monkeypatch.setattr(dcp_writer, "_MAX_ENTRIES", 1)
     content = Content((byte_tensor("a", b"x"),), {"a": 1, "b": 2})
     assert [*TorchDcpWriter().refusals(content, WriteOptions())] == [
         "more entries than one checkpoint can list (at most 1)"

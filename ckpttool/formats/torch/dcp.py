@@ -51,7 +51,7 @@ EXTRA = "meta.pt"
 """Lightning Fabric's file of everything that isn't sharded."""
 _ITEM_FRAME = 1 << 11
 """Bytes of records before and after an item's values, in nearly all items."""
-_OF_A_RANK = re.compile(r"__\d{1,9}\.metadata")
+_RANK_METADATA = re.compile(r"__\d{1,9}\.metadata")
 _DATA = re.compile(r"__\d{1,9}_\d{1,9}\.distcp")
 _TEMPORARY = re.compile(r"(\.metadata|__.*)\.tmp")
 _MODULE = b"torch.distributed.checkpoint.metadata"
@@ -59,7 +59,7 @@ Entries = Mapping[str, os.DirEntry[str]]
 MEGATRON_COMMON, MEGATRON_CONFIG = "common.pt", "metadata.json"
 _BACKEND = "sharded_backend"
 _MAX_CONFIG = 1 << 16
-_SEPARATELY = "torch"
+_SEPARATE_BACKEND = "torch"
 """The only ``common_backend`` of Megatron's that writes ``common.pt``."""
 
 
@@ -115,7 +115,9 @@ def _metadata_files(entries: Entries) -> dict[str, os.DirEntry[str]]:
     """Return ``.metadata``, or else the ``__<rank>.metadata`` of all ranks."""
     if METADATA in entries and entries[METADATA].is_file():
         return {METADATA: entries[METADATA]}
-    return {name: entry for name, entry in entries.items() if _OF_A_RANK.fullmatch(name) and entry.is_file()}
+    return {
+        name: entry for name, entry in entries.items() if _RANK_METADATA.fullmatch(name) and entry.is_file()
+    }
 
 
 class _DcpDirectory:
@@ -357,7 +359,7 @@ class _DcpDirectory:
     def _check_megatron(self) -> None:
         """Add findings about files that Megatron needs and that are lost or damaged."""
         entries, fault = self._probe.entries, self._parts.fault
-        means: object = _SEPARATELY
+        backend: object = _SEPARATE_BACKEND
         if MEGATRON_CONFIG not in entries:
             message = "Megatron writes it last: the save was interrupted, or it was not copied"
             fault("part-missing", message, MEGATRON_CONFIG)
@@ -368,10 +370,10 @@ class _DcpDirectory:
                 fault("part-damaged", failure.reason, MEGATRON_CONFIG)
             else:
                 if isinstance(config, dict) and isinstance(config.get(_BACKEND), str):
-                    means = config.get("common_backend", _SEPARATELY)
+                    backend = config.get("common_backend", _SEPARATE_BACKEND)
                 else:
                     fault("part-damaged", f"no {_BACKEND} is named in it", MEGATRON_CONFIG)
-        if means == _SEPARATELY and MEGATRON_COMMON not in entries:
+        if backend == _SEPARATE_BACKEND and MEGATRON_COMMON not in entries:
             message = "all that is not sharded lies in it: iteration, arguments, schedules"
             fault("part-missing", message, MEGATRON_COMMON)
 

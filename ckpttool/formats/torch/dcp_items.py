@@ -66,29 +66,25 @@ class Item(NamedTuple):
             yield span._replace(extent=extent, where=f"{self.fqn}: {file}: {span.where}")
 
 
-class KnownPickles:
-    """Cache of items' interpreted pickles by their bytes, which chunks of one type and shape share."""
-
-    def __init__(self) -> None:
-        self._known: dict[bytes, PickleSequence] = {}
-
-    def read(self, records: Records) -> PickleSequence:
-        """Return the interpreted ``data.pkl`` of an item."""
-        member = records.by_name.get("data.pkl")
-        if member is None or member.size > _MAX_KNOWN_BYTES:
-            return records.judged_pickle("data.pkl")
-        data = records.archive.read(member)
-        if data not in self._known:
-            if len(self._known) >= _MAX_KNOWN:
-                self._known.clear()
-            self._known[data] = read_pickles(Buffer(records.path, data), 0, len(data), member.name)
-        return self._known[data]
+def _read_pickle(records: Records, known: dict[bytes, PickleSequence]) -> PickleSequence:
+    """Return the interpreted ``data.pkl`` of an item; chunks of one type and shape have the same bytes."""
+    member = records.by_name.get("data.pkl")
+    if member is None or member.size > _MAX_KNOWN_BYTES:
+        return records.read_pickle("data.pkl")
+    data = records.archive.read(member)
+    if data not in known:
+        if len(known) >= _MAX_KNOWN:
+            known.clear()
+        known[data] = read_pickles(Buffer(records.path, data), 0, len(data), member.name)
+    return known[data]
 
 
-def open_item(source: Source, place: Extent, fqn: str, pickles: KnownPickles) -> Item:
-    """Return the item at a place of a file."""
+def open_item(
+    source: Source, place: Extent, fqn: str, known: dict[bytes, PickleSequence] | None = None
+) -> Item:
+    """Return the item at a place of a file; ``known`` is a cache of pickles by their bytes."""
     records = _records(source, place, fqn)
-    judged = pickles.read(records)
+    judged = _read_pickle(records, {} if known is None else known)
     with attach_safety(judged.safety):
         resolve = StorageRecords(records, "data")
         root, leaf = judged.pickles[0].root, TorchObjects(source.path, resolve).leaf
@@ -103,7 +99,7 @@ def open_item(source: Source, place: Extent, fqn: str, pickles: KnownPickles) ->
         flat.tensors,
         flat.plain,
         findings,
-        (*judged.safety, *records.judged_others("data.pkl")),
+        (*judged.safety, *records.judge_others("data.pkl")),
         tree_builder(root, leaf, source.path, torch_node),
     )
 
@@ -133,7 +129,7 @@ class Items:
     """Opens the items of a checkpoint, with a template for each kind and size."""
 
     def __init__(self) -> None:
-        self._pickles = KnownPickles()
+        self._pickles: dict[bytes, PickleSequence] = {}
         self._templates: dict[Hashable, _ItemTemplate] = {}
 
     def open(self, source: Source, place: Extent, fqn: str, kind: Hashable) -> Item:
@@ -252,7 +248,7 @@ def _make_template(source: Source, place: Extent, item: Item) -> _ItemTemplate |
     template = _ItemTemplate(
         item,
         skipped,
-        tuple(_between(data, sorted(ranges))),
+        tuple(_gaps(data, sorted(ranges))),
         tuple(checksums),
         tuple(index(member.payload) for member in others),
     )
@@ -271,7 +267,7 @@ def _central_checksums(data: bytes, index: Callable[[int], int]) -> dict[int, in
     return checksums
 
 
-def _between(data: bytes, ranges: list[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
+def _gaps(data: bytes, ranges: list[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
     """Yield offset and content of the bytes between ranges."""
     start = 0
     for begin, end in (*ranges, (len(data), len(data))):

@@ -37,14 +37,14 @@ _MODULE = "torch.distributed.checkpoint.metadata"
 _OLD_MODULE = "torch.distributed._shard.sharded_tensor.metadata"  # of properties, until PyTorch 2.2
 _PROPERTIES = ((_MODULE, "TensorProperties"), (_OLD_MODULE, "TensorProperties"))
 _ENCODINGS = ((_MODULE, "_MEM_FORMAT_ENCODING"), (_OLD_MODULE, "MEM_FORMAT_ENCODING"))
-_MOST_NAMED = 10
+_MAX_NAMED = 10
 """Number of names with a finding of one kind; the rest is left out."""
 _PLACE = ("torch.distributed.checkpoint.filesystem", "_StorageInfo")
 _LAYOUTS = frozenset(
     {"torch.strided", "torch.jagged", "torch._mkldnn", *(f"torch.{name}" for name in COMPONENTS)}
 )
 _MEMORY_FORMATS = range(3)
-_OF_MEGATRON = "mcore_data"
+_MEGATRON_FIELD = "mcore_data"
 _MAX_INT64 = (1 << 63) - 1
 _MAX_KEYS = 100  # of a path that planner_data gives
 
@@ -118,7 +118,7 @@ class _MetadataReader:
         if len(entries) > MAX_ITEMS or len(places) > MAX_ITEMS:
             found = f"{max(len(entries), len(places)):,} items"
             raise LimitExceeded(self._path, found, expected=f"at most {MAX_ITEMS:,}")
-        self._metadata.is_megatron |= _OF_MEGATRON in fields
+        self._metadata.is_megatron |= _MEGATRON_FIELD in fields
         paths, storage_meta = fields["planner_data"], fields.get("storage_meta")
         if storage_meta is not None:
             _fields(storage_meta, (_MODULE, "StorageMeta"))
@@ -180,9 +180,9 @@ class _MetadataReader:
         others = [name for name in self._paths if name not in entries]
         if not (nameless and others):  # a user's planner may keep fewer paths, or more
             return
-        for fqn in nameless[:_MOST_NAMED]:
+        for fqn in nameless[:_MAX_NAMED]:
             yield error("metadata-disagrees", f"{self._name}: no entry in planner_data", fqn)
-        for name in others[:_MOST_NAMED]:
+        for name in others[:_MAX_NAMED]:
             message = f"planner_data names {describe(name)!s:.100}, which is not in state_dict_metadata"
             yield error("metadata-disagrees", f"{self._name}: {message}")
 

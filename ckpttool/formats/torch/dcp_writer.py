@@ -46,14 +46,14 @@ _SIZE = Global("torch", "Size")
 _STRIDED = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
 _CONTIGUOUS = Call(Global(_MODULE, "_MEM_FORMAT_ENCODING"), (0,))
 _VERSION = "1.0.0"
-_SHARED = frozenset(
+_MEMOIZED = frozenset(
     {_STRIDED, _CONTIGUOUS, "properties", "size", "chunks", "offsets", "sizes", "fqn", "index", "offset"}
     | {"relative_path", "length"}
 )
 """Values, besides classes, that are written once and then taken from the pickle's memo."""
 _BATCH = 1000
 """Number of dictionary entries per SETITEMS; a reader keeps that many on its stack."""
-_WORDS = {None: b"N", True: b"\x88", False: b"\x89"}
+_SINGLETONS = {None: b"N", True: b"\x88", False: b"\x89"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class _MetadataPickler:
 
     def put(self, value: object) -> None:
         """Write the opcodes that push a value on the reader's stack."""
-        is_shared = isinstance(value, Global) or (isinstance(value, str | Call) and value in _SHARED)
+        is_shared = isinstance(value, Global) or (isinstance(value, str | Call) and value in _MEMOIZED)
         known = self._memo.get(value) if is_shared else None
         if known is not None:
             self._write(b"h" + bytes([known]))
@@ -161,7 +161,7 @@ class _MetadataPickler:
 
     def _write_opcodes(self, value: object) -> None:
         if value is None or isinstance(value, bool):
-            self._write(_WORDS[value])
+            self._write(_SINGLETONS[value])
         elif isinstance(value, int):
             self._write_integer(value)
         elif isinstance(value, float):
@@ -224,34 +224,7 @@ _GROWTH = 8
 """Limit on the size of new metadata, as a multiple of the old."""
 
 
-def without_entries(path: str, gone: Collection[Path]) -> Trim:
-    """Return the names of the entries below some paths, and a function that writes all others.
-
-    Raises:
-        CheckpointError: The directory can't be read, or holds something that can't be written again.
-    """
-    place = os.path.join(path, METADATA)
-    if not fs.exists(place):
-        raise Unsupported(path, "each rank wrote metadata of its own")
-    metadata = Metadata()
-    fields = metadata.add(place, METADATA)
-    if metadata.transformed or metadata.safety:
-        found = "items that were transformed" if metadata.transformed else "more than plain data"
-        raise Unsupported(path, found, where=METADATA)
-    if unknown := fields.keys() - _FIELDS:
-        raise Unsupported(path, f"a field that PyTorch doesn't write ({min(unknown):.60})", where=METADATA)
-    files = {place.file for places in metadata.places.values() for place in places}
-    if others := sorted(file for file in files if not file.endswith(".distcp")):
-        raise Unsupported(path, f"items in {others[0]}, which is no .distcp file", where=METADATA)
-    lost = frozenset(
-        name
-        for name, entry in metadata.entries.items()
-        if any(entry.path[:count] in gone for count in range(1, len(entry.path) + 1))
-    )
-    return Trim(lost, partial(_write, path, metadata, fields, lost))
-
-
-def _write(
+def _write_trimmed(
     path: str,
     metadata: Metadata,
     fields: Mapping[str, Any],
@@ -280,28 +253,28 @@ def _write(
                 crc = _copy(source.read, place, sink, advance)
                 extent = Extent(sink.path, moved[place].offset, place.nbytes)
                 spans.append(Span(extent, files[file], _read_staged(extent), crc))
-    stay = {
+    remaining = {
         field: {key: value for key, value in fields[field].items() if key not in lost}
         for field in _BY_NAME
         if isinstance(fields.get(field), dict)
     }
     stored = _stored_entries(fields[_STORED], lost, moved)
-    most = _GROWTH * (fs.getsize(os.path.join(path, METADATA)) + _BLOCK)
+    limit = _GROWTH * (fs.getsize(os.path.join(path, METADATA)) + _BLOCK)
     try:
-        write_fields(_bounded(target.create(METADATA), most), {**fields, **stay, _STORED: stored})
+        write_fields(_bounded_write(target.create(METADATA), limit), {**fields, **remaining, _STORED: stored})
     except (TypeError, ValueError) as failure:
         raise Unsupported(path, str(failure), where=METADATA) from failure
     return Rewritten({**files, METADATA: METADATA}, frozenset({*changed, METADATA}), tuple(spans))
 
 
-def _bounded(sink: Sink, most: int) -> Callable[[bytes], object]:
-    """Return a function that writes to a file, and raises ``ValueError`` beyond ``most`` bytes."""
+def _bounded_write(sink: Sink, limit: int) -> Callable[[bytes], object]:
+    """Return a function that writes to a file, and raises ``ValueError`` beyond ``limit`` bytes."""
     # A list that many lists of a hostile pickle share is written once for each, so the new metadata could be
     # larger than the old by any factor.
 
     def write(data: bytes) -> None:
-        if sink.offset + len(data) > most:
-            raise ValueError(f"it would have more than {most:,} bytes, as it shares what is in it")
+        if sink.offset + len(data) > limit:
+            raise ValueError(f"it would have more than {limit:,} bytes, as it shares what is in it")
         sink.write(data)
 
     return write
@@ -353,7 +326,7 @@ def _stored_entries(
 
 
 _DATA_FILE, _METADATA_FILE = "__0_0.distcp", ".metadata"
-_MOST_ENTRIES = 100_000
+_MAX_ENTRIES = 100_000
 """Limit on entries; the metadata of more would exceed the limit of our own reader."""
 
 
@@ -365,9 +338,9 @@ class TorchDcpWriter(Writer):
     shape = "directory"
 
     def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
-        items = list(islice(flat_state_dict(content), _MOST_ENTRIES + 1))
-        if len(items) > _MOST_ENTRIES:
-            yield f"more entries than one checkpoint can list (at most {_MOST_ENTRIES:,})"
+        items = list(islice(flat_state_dict(content), _MAX_ENTRIES + 1))
+        if len(items) > _MAX_ENTRIES:
+            yield f"more entries than one checkpoint can list (at most {_MAX_ENTRIES:,})"
             return
         for item in items:
             if isinstance(item.node, Tensor) and item.node.values is None:
@@ -379,7 +352,27 @@ class TorchDcpWriter(Writer):
         yield from name_refusals(names)
 
     def trim(self, path: str, gone: Collection[Path]) -> Trim:
-        return without_entries(path, gone)
+        place = os.path.join(path, METADATA)
+        if not fs.exists(place):
+            raise Unsupported(path, "each rank wrote metadata of its own")
+        metadata = Metadata()
+        fields = metadata.add(place, METADATA)
+        if metadata.transformed or metadata.safety:
+            found = "items that were transformed" if metadata.transformed else "more than plain data"
+            raise Unsupported(path, found, where=METADATA)
+        if unknown := fields.keys() - _FIELDS:
+            raise Unsupported(
+                path, f"a field that PyTorch doesn't write ({min(unknown):.60})", where=METADATA
+            )
+        files = {place.file for places in metadata.places.values() for place in places}
+        if others := sorted(file for file in files if not file.endswith(".distcp")):
+            raise Unsupported(path, f"items in {others[0]}, which is no .distcp file", where=METADATA)
+        lost = frozenset(
+            name
+            for name, entry in metadata.entries.items()
+            if any(entry.path[:count] in gone for count in range(1, len(entry.path) + 1))
+        )
+        return Trim(lost, partial(_write_trimmed, path, metadata, fields, lost))
 
     def write(self, content: Content, target: Target, options: WriteOptions) -> None:
         items = list(flat_state_dict(content))

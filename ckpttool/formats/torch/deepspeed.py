@@ -36,13 +36,13 @@ from ckpttool.formats.torch.deepspeed_zero import (
     ZERO,
     Ranks,
     UniversalStates,
-    apart_notes,
     check_partitions,
     has_parameters,
     is_universal,
     rebuild_parameters,
     shapes_of,
     stage_of,
+    unjoined_notes,
 )
 from ckpttool.formats.torch.deepspeed_zero import VARIANT as UNIVERSAL
 
@@ -54,13 +54,13 @@ _LAYER = re.compile(r"layer_(?P<layer>\d{1,9})(-model_(?P<mp>\d{1,9}))?-model_st
 _EXPERT = re.compile(
     r"layer_(?P<layer>\d{1,9})_expert_(?P<expert>\d{1,9})_mp_rank_(?P<mp>\d{1,9})_model_states\.pt"
 )
-_OF_A_LAYER = re.compile(r"(\d{1,9})\.")
-_OF_A_RANK = re.compile(r"(-model_\d+)?-model_states")
+_LAYER_OF_PARAMETER = re.compile(r"(\d{1,9})\.")
+_RANK_ENDING = re.compile(r"(-model_\d+)?-model_states")
 KINDS = {"model": MODEL_STATES, "optimizer": OPTIMIZER_STATES, "layer": _LAYER, "expert": _EXPERT}
 _OTHER = re.compile(r"(expp_rank_\d+_)?mp_rank_\d+_optim_states\.pt")
 _LOADABLE = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".safetensors")
-_OF_A_JOB = ("dp_world_size", "mp_world_size")
-_INNER = ("base_optimizer_state", "optimizer_state_dict")
+_JOB_SIZES = ("dp_world_size", "mp_world_size")
+_INNER_STATES = ("base_optimizer_state", "optimizer_state_dict")
 """Keys of the optimizer's own state: at stages 1 and 2, and at stage 3."""
 
 
@@ -87,7 +87,11 @@ class DeepSpeed(Format):
             ranks = _ranks(parts, files, metadata, is_universal=universal is not None)
             tensors = [tensor for file in files for tensor in _tensors(file, ranks, first)]
             optimizers = [ranks.optimizer[rank] for rank in sorted(ranks.optimizer)]
-            parts.findings += (*check_partitions(ranks), *_check_optimizers(optimizers), *apart_notes(ranks))
+            parts.findings += (
+                *check_partitions(ranks),
+                *_check_optimizers(optimizers),
+                *unjoined_notes(ranks),
+            )
             metadata |= {file.stem: dict(file.part.metadata) for file in files if file.part is not first}
             if universal is not None:
                 tensors = universal.tensors({file.name: file.part for file in models}, tensors)
@@ -228,8 +232,8 @@ def _expected_layer_files(files: list[_StateFile], states: list[Mapping[str, Any
     if not layer_files and not all(state.get("module", state) is None for state in states):
         return
     names = (name for state in states for group in shapes_of(state.get("param_shapes")) for name in group)
-    layers = {int(match[1]) for name in names if (match := _OF_A_LAYER.match(str(name)))}
-    endings = {match[1] or "" for file in layer_files if (match := _OF_A_RANK.search(file.name))}
+    layers = {int(match[1]) for name in names if (match := _LAYER_OF_PARAMETER.match(str(name)))}
+    endings = {match[1] or "" for file in layer_files if (match := _RANK_ENDING.search(file.name))}
     for ending in sorted(endings or {""}):
         yield from (f"layer_{layer:02d}{ending}-model_states.pt" for layer in sorted(layers))
     if not layer_files and not layers:
@@ -272,9 +276,9 @@ def _training_state(metadata: Mapping[str, Any], files: list[_StateFile], name: 
     values = dict(metadata)
     for file in files:
         if file.kind == "optimizer" and not values.get("optimizer"):
-            states = file.part.metadata.get("optimizer_state_dict")
+            states = file.part.metadata.get(STATES)
             inner = states if isinstance(states, Mapping) else {}
-            for key in ("base_optimizer_state", "optimizer_state_dict"):
+            for key in _INNER_STATES:
                 if isinstance(inner.get(key), Mapping):
                     values["optimizer"] = inner[key]
     return training_state(values, {}, name)
@@ -290,7 +294,7 @@ def _check_model_states(parts: Mapping[str, Checkpoint]) -> Iterator[Finding]:
         if step != first_step:
             message = f"saved at step {step!r:.20}, and the first rank's at {first_step!r:.20}"
             yield error("part-stale", message, name)
-        for key in _OF_A_JOB:
+        for key in _JOB_SIZES:
             size, first_size = part.metadata.get(key), first.get(key)
             if size != first_size:
                 message = f"{key} is {size!r:.20}, and the first rank's is {first_size!r:.20}"
@@ -324,20 +328,20 @@ def _steps(part: Checkpoint) -> dict[str, object]:
     states = part.metadata.get(STATES)
     outer = states if isinstance(states, Mapping) else {}
     inner: Mapping[str, object] = next(
-        (outer[key] for key in _INNER if isinstance(outer.get(key), Mapping)), {}
+        (outer[key] for key in _INNER_STATES if isinstance(outer.get(key), Mapping)), {}
     )
     numbers: dict[str, object] = {}
     params, groups = inner.get("state"), inner.get("param_groups")
     for key, state in params.items() if isinstance(params, Mapping) else ():
-        _take(numbers, f"state {key}'s step", state, "step")
+        _add_number(numbers, f"state {key}'s step", state, "step")
     for index, group in enumerate(groups if isinstance(groups, list) else ()):
-        _take(numbers, f"group {index}'s step", group, "step")
-        _take(numbers, f"group {index}'s learning rate", group, "lr")
-    _take(numbers, "the loss scaler's iteration", outer.get("loss_scaler"), "cur_iter")
+        _add_number(numbers, f"group {index}'s step", group, "step")
+        _add_number(numbers, f"group {index}'s learning rate", group, "lr")
+    _add_number(numbers, "the loss scaler's iteration", outer.get("loss_scaler"), "cur_iter")
     return numbers
 
 
-def _take(numbers: dict[str, object], name: str, tree: object, key: str) -> None:
+def _add_number(numbers: dict[str, object], name: str, tree: object, key: str) -> None:
     value = tree.get(key) if isinstance(tree, Mapping) else None
     if type(value) in (int, float):
         numbers[name] = value

@@ -253,7 +253,7 @@ def _frozen_shapes(ranks: Ranks) -> dict[str, tuple[int, ...]]:
     return next(iter(shapes_of(ranks.metadata.get("frozen_param_shapes"))), {})
 
 
-def apart_notes(ranks: Ranks) -> Iterator[Finding]:
+def unjoined_notes(ranks: Ranks) -> Iterator[Finding]:
     """Yield a note if stage 3 parameters aren't joined, as they are of several model-parallel ranks."""
     if ranks.stage == 3 and ranks.models > 1:
         message = "ZeRO-3 parameters of several model-parallel ranks are shown in their parts only"
@@ -265,11 +265,11 @@ ZERO, FP32, MODULE = "zero", "fp32", "module"
 _VALUE = "param"
 """Key of the tensor in a file; a file converted from stage 3 holds the flat tensor without a key."""
 _STEP = "step"
-_ALWAYS = frozenset({"exp_avg", "exp_avg_sq"})
+_REQUIRED_STATES = frozenset({"exp_avg", "exp_avg_sq"})
 """States that ``ds_to_universal`` writes for every parameter, whatever the optimizer."""
 _SUFFIX = ".pt"
-_OF_ALL = "optimizer_state.pt"
-_RANKS_OPTIMIZER = "optim_states.pt"
+_SHARED_STATES_FILE = "optimizer_state.pt"
+_OPTIMIZER_ENDING = "optim_states.pt"
 _MAX_NAMED = 10
 _HALF_MASTERS = (
     ("fp16", "fp16_master_weights_and_grads", "float16"),
@@ -348,10 +348,10 @@ class UniversalStates:
                     found[name] = replace(tensor, path=(MODULE, name), role=Role.WEIGHTS)
                 elif stored is not None:
                     states.append(tensor or replace(stored, role=Role.OTHER))
-            if name not in found and (lost := _lost(name, model)) is not None:
+            if name not in found and (lost := _lost_weight(name, model)) is not None:
                 found[name] = lost
         ordered = {name: found[name] for name in (*model.names, *found) if name in found}
-        return [*ordered.values(), *_others(tensors, ordered, models), *states, *self._shared]
+        return [*ordered.values(), *_other_tensors(tensors, ordered, models), *states, *self._shared]
 
     def _check_names(self, model: _Model) -> Iterable[str]:
         """Return the names of the trained parameters; missing and unknown directories become findings."""
@@ -384,11 +384,11 @@ class UniversalStates:
         missing = [
             f"{ZERO}/{name}/{state}{_SUFFIX}"
             for name, held in self._states.items()
-            for state in sorted(_ALWAYS - held.keys())
+            for state in sorted(_REQUIRED_STATES - held.keys())
         ]
         self._parts.note_missing(missing)
         for name, held in self._states.items():
-            for state in sorted(states - held.keys() - _ALWAYS):
+            for state in sorted(states - held.keys() - _REQUIRED_STATES):
                 message = "missing optimizer state; other parameters have it"
                 where = f"{ZERO}/{name}/{state}{_SUFFIX}"
                 self._parts.findings.append(warning("part-missing", message, where))
@@ -407,9 +407,9 @@ class UniversalStates:
         shape = _fitting_shape(tensor.shape, metadata, slices, model.rows)
         if shape is not None:
             return replace(tensor, shape=shape)
-        said = ", ".join(dict.fromkeys(str(list(one)) for one in slices[:_MAX_NAMED]))
+        expected = ", ".join(dict.fromkeys(str(list(one)) for one in slices[:_MAX_NAMED]))
         whose = "the model states say" if len(slices) == 1 else f"the slices of {len(slices):,} ranks have"
-        self._parts.fault("part-damaged", f"shape {list(tensor.shape)}, and {whose} {said}", place)
+        self._parts.fault("part-damaged", f"shape {list(tensor.shape)}, and {whose} {expected}", place)
         return None
 
     def _add_parameter(self, directory: os.DirEntry[str]) -> None:
@@ -439,7 +439,7 @@ class UniversalStates:
 
     def _add_shared(self, entry: os.DirEntry[str]) -> None:
         place = f"{ZERO}/{entry.name}"
-        if entry.name != _OF_ALL or not entry.is_file():
+        if entry.name != _SHARED_STATES_FILE or not entry.is_file():
             self._parts.findings.append(warning("part-not-checked", "it was not looked into", place))
             return
         self.paths.append(entry.path)
@@ -458,7 +458,7 @@ def is_universal(probe: Probe) -> bool:
     if entry is not None:
         return entry.is_dir(follow_symlinks=False)
     return probe.name.endswith("_universal") and not any(
-        name.endswith(_RANKS_OPTIMIZER) for name in probe.entries
+        name.endswith(_OPTIMIZER_ENDING) for name in probe.entries
     )
 
 
@@ -498,9 +498,9 @@ def _model_of(models: Mapping[str, Checkpoint]) -> _Model:
                 untrained |= {weight} if tensor.shares_with is not None else set()
         untrained |= _untrained(part.metadata)
         masters.update(_half_masters(part.metadata.get("ds_config")))
-        told = part.metadata.get("universal_checkpoint_info")
-        told_rows = told.get("original_vocab_size") if isinstance(told, Mapping) else None
-        rows = told_rows if type(told_rows) is int else rows
+        info = part.metadata.get("universal_checkpoint_info")
+        original_rows = info.get("original_vocab_size") if isinstance(info, Mapping) else None
+        rows = original_rows if type(original_rows) is int else rows
     shapes = {name: tuple(of_ranks.values()) for name, of_ranks in slices.items()}
     return _Model(shapes, names, frozenset(untrained), frozenset(masters), rows)
 
@@ -567,7 +567,7 @@ def _joined_shapes(slices: Sequence[Shape]) -> list[Shape]:
 # All tensors ----------------------------------------------------------------------------------------
 
 
-def _lost(name: str, model: _Model) -> Tensor | None:
+def _lost_weight(name: str, model: _Model) -> Tensor | None:
     """Return a weight without values, None if its shape is unknown."""
     copy = model.names.get(name)
     if name not in model.slices and copy is None:
@@ -576,13 +576,13 @@ def _lost(name: str, model: _Model) -> Tensor | None:
     return Tensor((MODULE, name), BY_NAME["float32"], shape, Role.WEIGHTS)
 
 
-def _others(
+def _other_tensors(
     tensors: Iterable[Tensor], weights: Mapping[str, Tensor], models: Mapping[str, Checkpoint]
 ) -> Iterator[Tensor]:
     """Yield the tensors next to ``zero``: rounded copies of weights, and tied names of weights."""
     stems = [os.path.splitext(file)[0] for file in models]
     first = next(iter(models.values()), None)
-    owners = _owners(first, weights) if first is not None else {}
+    owners = _tied_names(first, weights) if first is not None else {}
     for tensor in tensors:
         is_of_first = tensor.path[0] not in stems
         name = _name_in_module(tensor if is_of_first else replace(tensor, path=tensor.path[1:]))
@@ -595,7 +595,7 @@ def _others(
             yield replace(copy, role=Role.OTHER)
 
 
-def _owners(first: Checkpoint, weights: Mapping[str, Tensor]) -> dict[str, str]:
+def _tied_names(first: Checkpoint, weights: Mapping[str, Tensor]) -> dict[str, str]:
     """Return the optimizer's name of each tied weight, by the names that the optimizer doesn't have."""
     stated = first.metadata.get("shared_params")
     owners = {str(name): str(owner) for name, owner in stated.items()} if isinstance(stated, Mapping) else {}

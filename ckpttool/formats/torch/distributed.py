@@ -57,7 +57,7 @@ def local_parts(objects: TorchObjects, call: Call) -> Leaf[TensorParts]:
     _, kind, args, state = call.args[:4]
     if kind.name == _SHARDED:
         return _sharded_tensor(objects, args, state)
-    attributes = _attributes(state)
+    attributes = _state_attributes(state)
     leaf = objects.leaf(attributes["_local_tensor"])
     if leaf is None or len(leaf.tensors) != 1:
         raise TypeError("its local tensor is none")
@@ -65,14 +65,14 @@ def local_parts(objects: TorchObjects, call: Call) -> Leaf[TensorParts]:
     if parts.dtype != torch_dtype(args[1]):
         raise TypeError(f"a local tensor of {parts.dtype.name}")
     objects.check_references(attributes["_spec"])
-    spec = _attributes(attributes["_spec"].state)
+    spec = _state_attributes(attributes["_spec"].state)
     mesh = _mesh(objects, spec["mesh"])
     shard = _dtensor_shard(mesh, spec, shape, parts.shape)
     parts = replace(parts, shard=shard, described_by=mesh.stored)
     return Leaf(((path, parts),), visits=sum(map(len, shard.ranges or ())))
 
 
-def _attributes(state: Any) -> dict[str, Any]:
+def _state_attributes(state: Any) -> dict[str, Any]:
     """Return the attributes in a pickled state: a dictionary, or a pair of it and that of the slots."""
     attributes: dict[str, Any] = {}
     for part in state if isinstance(state, tuple) and len(state) == 2 else (state,):
@@ -138,7 +138,7 @@ def _placement(node: Any, axes: int) -> tuple[str, int | None, int]:
     function = node.function if isinstance(node, Call) else None
     if not isinstance(function, Global):
         raise TypeError("no placement")
-    name, fields = function.name, _attributes(node.state)
+    name, fields = function.name, _state_attributes(node.state)
     if name not in ("Shard", "_StridedShard"):
         reduction = fields.get("reduce_op")
         return f"{name}({reduction if isinstance(reduction, str) else ''})", None, 1
@@ -219,10 +219,10 @@ def _mesh(objects: TorchObjects, node: Any) -> Mesh:
     """Return a pickled ``DeviceMesh``; each node is read once, as many tensors share a large mesh."""
     if (known := objects.meshes.get(id(node))) is not None:
         return known
-    leaves = (leaf for reference in references(node) if (leaf := objects.bare(reference)) is not None)
+    leaves = (leaf for reference in references(node) if (leaf := objects.storage_leaf(reference)) is not None)
     storages = [parts.storage for leaf in leaves for _, parts in leaf.tensors]
     stored = frozenset(extent for extent in storages if extent is not None)
-    fields = _attributes(node.state)
+    fields = _state_attributes(node.state)
     shape = _mesh_shape(fields)
     is_sound = len(shape) <= _MAX_DIMENSIONS and all(type(length) is int and length > 0 for length in shape)
     if not is_sound or math.prod(shape) > _MAX_MESH:
@@ -256,9 +256,9 @@ def _mesh_shape(fields: Mapping[str, Any]) -> tuple[int, ...]:
     if layout_node is None:
         array = fields.get("mesh", fields.get("_mesh"))
         return sizes(array.args[2])  # storage, offset, shape, …
-    layout = _attributes(layout_node.state)
+    layout = _state_attributes(layout_node.state)
     if "axes" in layout:
-        return tuple(_count(_attributes(axis.state)["shape"]) for axis in layout["axes"])
+        return tuple(_count(_state_attributes(axis.state)["shape"]) for axis in layout["axes"])
     shape = layout["shape"]
     return (shape,) if type(shape) is int else tuple(map(_count, shape))
 
@@ -292,19 +292,19 @@ def _sharded_tensor(objects: TorchObjects, args: Any, state: Any) -> Leaf[Tensor
     shards, _, group, _, _ = state
     objects.check_references(state)
     shape, dtype = _shape(args[2]), torch_dtype(args[1])
-    numbers = _attributes(group.state)
+    numbers = _state_attributes(group.state)
     rank, world = numbers["global_rank"], numbers["global_world_size"]
     if type(rank) is not int or type(world) is not int:
         raise TypeError("processes that are no numbers")
     common = Shard(shape, None, rank=rank, world=world)
     tensors: list[tuple[Path, TensorParts]] = []
     for index, node in enumerate(shards):
-        fields = _attributes(node.state)
+        fields = _state_attributes(node.state)
         leaf = objects.leaf(fields["tensor"])
         if leaf is None or len(leaf.tensors) != 1:
             raise TypeError("a shard that is no tensor")
         (_, parts) = leaf.tensors[0]
-        metadata = _attributes(fields["metadata"].state)
+        metadata = _state_attributes(fields["metadata"].state)
         box = Box(_shape(metadata["shard_offsets"]), _shape(metadata["shard_sizes"]))
         if box.lengths != parts.shape or not box.is_inside(shape):
             raise ValueError(f"a shard of shape {list(parts.shape)} at {list(box.offsets)} of {list(shape)}")

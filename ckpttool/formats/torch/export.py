@@ -24,7 +24,7 @@ from ckpttool.containers.pickle.pickle_detection import is_pickle
 from ckpttool.containers.pickle.pickle_safety import read_pickles
 from ckpttool.containers.zip_reader import LOCAL_MAGIC, STORED, Archive, Member, with_version_errors
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
-from ckpttool.core.dtypes import BY_NAME, DType
+from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, Unsupported
 from ckpttool.core.readable import Readable, reader_from
 from ckpttool.core.report import Finding, error, note, warning
@@ -38,7 +38,7 @@ from ckpttool.formats.content.plain_data import (
 )
 from ckpttool.formats.content.tree import Flat, TensorParts
 from ckpttool.formats.interface import Format, Probe
-from ckpttool.formats.torch.dcp_items import Item, KnownPickles, open_item
+from ckpttool.formats.torch.dcp_items import Item, open_item
 from ckpttool.formats.torch.expressions import judge_expressions, judge_names, judge_structures
 from ckpttool.formats.torch.objects import Storage, TorchObjects
 from ckpttool.formats.torch.torch_operators import OPERATORS
@@ -67,8 +67,8 @@ _SCALAR_TYPES = {
     34: "uint32",
     35: "uint64",
 }
-_ABOUT_THE_FILE = frozenset({"schema_version", "torch_version"})
-_LONGEST = 200
+_VERSION_KEYS = frozenset({"schema_version", "torch_version"})
+_SHOWN_CHARACTERS = 200
 _TENSORS = frozenset({"as_tensor", "as_tensors", "as_optional_tensor", "as_optional_tensors"})
 _IDENTIFIER = r"(?!__)[A-Za-z_][A-Za-z0-9_]*"
 _OPERATOR = re.compile(
@@ -76,9 +76,9 @@ _OPERATOR = re.compile(
     rf"|higher_order\.(?P<function>{_IDENTIFIER}))"
 )
 """An overload of an operator, or a higher-order operator."""
-_OF_PACKETS = frozenset({"op", "op_overloads", "overloads"})
+_PACKET_ATTRIBUTES = frozenset({"op", "op_overloads", "overloads"})
 """Attributes of operators in Python, which aren't names of overloads."""
-_RESOLVED = ("torch", "_operator", "math")
+_PYTHON_PREFIXES = ("torch", "_operator", "math")
 """Prefixes of targets that PyTorch looks up in Python modules, attribute by attribute."""
 _ARITHMETIC = "abs add and_ floordiv getitem lshift mod mul neg or_ pos pow rshift sub truediv xor"
 _COMPARING = "eq ge gt le lt ne not_"
@@ -103,118 +103,9 @@ _FUNCTIONS = frozenset(
 
 Source: PyTorch ``torch/_export/verifier.py``, ``_SYM_OPS`` of ``torch/_export/serde/serialize.py``.
 """
-
-
-def scalar_type(path: str, where: str, number: object) -> DType:
-    name = _SCALAR_TYPES.get(number) if type(number) is int else None
-    if name is None:
-        found = f"element type {number!r:.20}"
-        raise DamagedCheckpoint(
-            path, found, expected="one that PyTorch numbers", where=where, code="unknown-dtype"
-        )
-    return BY_NAME[name]
-
-
-def size_number(size: Any) -> int:
-    """Return the number of a size or stride; ``TypeError`` or ``KeyError`` if it isn't constant."""
-    number = size["as_int"]
-    if type(number) is not int:
-        raise TypeError("a size that is no number")
-    return number
-
-
-def _specs(program: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the specification of each input in a graph's signature."""
-    graph = program.get("graph_module")
-    signature = graph.get("signature") if isinstance(graph, dict) else None
-    specs = signature.get("input_specs") if isinstance(signature, dict) else None
-    yield from (spec for spec in specs if isinstance(spec, dict)) if isinstance(specs, list) else ()
-
-
-def needed_tensors(program: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of the parameters, buffers and constants that a graph takes."""
-    fields = {
-        "parameter": "parameter_name",
-        "buffer": "buffer_name",
-        "tensor_constant": "tensor_constant_name",
-    }
-    for spec in _specs(program):
-        for kind, field in fields.items():
-            tensor = spec.get(kind)
-            if isinstance(tensor, dict) and isinstance(tensor.get(field), str):
-                yield tensor[field]
-
-
-def user_inputs(program: Mapping[str, Any]) -> list[str]:
-    """Return the names of the tensors that a caller passes."""
-    names = []
-    for spec in _specs(program):
-        user_input = spec.get("user_input")
-        argument = user_input.get("arg") if isinstance(user_input, dict) else None
-        tensor = argument.get("as_tensor") if isinstance(argument, dict) else None
-        if isinstance(tensor, dict) and isinstance(tensor.get("name"), str):
-            names.append(tensor["name"])
-    return names
-
-
-def describe_graph(program: Mapping[str, Any]) -> dict[str, object]:
-    """Return a program's operators by kind, and a checksum of the whole program.
-
-    The checksum excludes the writer's version and the origin of each node in its source; the latter is
-    removed from ``program``.
-    """
-    calls = [node for node in objects(program) if _is_call(node)]
-    for node in calls:
-        node.pop("metadata", None)
-    content = {key: value for key, value in program.items() if key not in _ABOUT_THE_FILE}
-    text = json.dumps(content, sort_keys=True).encode()
-    operators = describe_operators(
-        (str(node["target"]).removeprefix("torch.ops."), _settings(node)) for node in calls
-    )
-    return {"operators": operators, "graph": describe_content(len(text), crc32(text))}
-
-
-def _is_call(node: Mapping[str, Any]) -> bool:
-    return isinstance(node.get("target"), str) and "inputs" in node
-
-
-def _settings(node: Mapping[str, Any]) -> bytes:
-    """Return a node's arguments other than tensors, as JSON."""
-    settings = []
-    for given in node["inputs"] if isinstance(node["inputs"], list) else ():
-        argument = given.get("arg") if isinstance(given, dict) else None
-        if not isinstance(argument, dict) or _TENSORS.isdisjoint(argument):
-            settings.append(given)
-    return json.dumps(settings, sort_keys=True).encode()
-
-
-def judge_operators(program: Mapping[str, Any], where: str) -> Iterator[Finding]:
-    """Judge the targets of all calls in a program, which should be PyTorch's own operators."""
-    targets: dict[str, None] = {}
-    for node in objects(program):
-        if _is_call(node):
-            targets[node["target"]] = None
-        if isinstance(node.get("as_operator"), str):  # an argument of a call
-            targets[node["as_operator"]] = None
-    operators: set[str] = set()
-    for target in targets:
-        if target in _FUNCTIONS:
-            continue
-        match = _OPERATOR.fullmatch(target)
-        if match and match["overload"] not in _OF_PACKETS:
-            operators.add(
-                f"higher_order::{match['function']}"
-                if match["function"]
-                else f"{match['space']}::{match['name']}"
-            )
-        elif target.startswith(_RESOLVED):
-            message = f"its graph calls {target[:_LONGEST]}, which is a Python function and no operator"
-            yield error("unsafe-op", message, where)
-        else:
-            operators.add(target)
-    yield from OPERATORS.judge(operators, where, "its graph calls")
-
-
+_FIRST_RECORDS = ("data/weights/", "data/constants/", "data/aotinductor/", "models/", "archive_format")
+_OLD_PROGRAM = "serialized_exported_program.json"
+"""The program's record in archives of PyTorch 2.1 to 2.7."""
 MAX_JSON = 1 << 27
 """Limit in bytes on the JSON of a program."""
 
@@ -230,27 +121,156 @@ _UNPICKLED = re.compile(
     re.IGNORECASE,
 )
 """Records that PyTorch unpickles whatever their first bytes are, unless they are a tensor's values."""
-_OBJECTS = ("custom_obj_", "opaque_obj_")
+_OBJECT_PREFIXES = ("custom_obj_", "opaque_obj_")
 """Prefixes of the records of constants that aren't tensors."""
 
 
-def open_program(probe: Probe, format: str, old_program: str | None) -> Checkpoint:
-    """Return the checkpoint of an archive; ``old_program`` is the name of the program before 2.8."""
-    program = _ProgramArchive(probe.archive, probe.path)
-    if old_program is not None:
-        program = _OldProgramArchive(probe.archive, probe.path, old_program)
-    program.read()
-    return checkpoint_of_tree(
-        probe=probe,
-        format=format,
-        variant=program.variant,
-        flat=Flat(program.tensors, program.metadata),
-        files=(FileEntry(probe.path, probe.source.size),),
-        spans=program.spans,
-        producer=Producer("pytorch", program.torch_version),
-        findings=tuple(program.findings),
-        safety=tuple(dict.fromkeys(program.safety)),
+class TorchExport(Format):
+    """A file that ``torch.export.save`` wrote, or a package of compiled models."""
+
+    name: ClassVar[str] = "torch-export"
+    suffixes = (".pt2",)
+
+    def matches(self, probe: Probe) -> bool:
+        members = probe.members
+        if "archive_format" in members:
+            return True
+        if len(members) == 1 and min(members).startswith(_FIRST_RECORDS):
+            return True  # of a zip whose directory is lost only the first record is known
+        if any(name.startswith("models/") and name.endswith(".json") for name in members):
+            return any(name.startswith("data/") for name in members)
+        return _is_old(probe)
+
+    def open(self, probe: Probe) -> Checkpoint:
+        kind = _OldProgramArchive if _is_old(probe) else _ProgramArchive
+        program = kind(probe.archive, probe.path)
+        program.read()
+        return checkpoint_of_tree(
+            probe=probe,
+            format=self.name,
+            variant=program.variant,
+            flat=Flat(program.tensors, program.metadata),
+            files=(FileEntry(probe.path, probe.source.size),),
+            spans=program.spans,
+            producer=Producer("pytorch", program.torch_version),
+            findings=tuple(program.findings),
+            safety=tuple(dict.fromkeys(program.safety)),
+        )
+
+
+def _is_old(probe: Probe) -> bool:
+    try:
+        return probe.is_zip and _OLD_PROGRAM in probe.archive.names
+    except CheckpointError:
+        return False
+
+
+# The graph ------------------------------------------------------------------------------------------
+
+
+def _size_number(size: Any) -> int:
+    """Return the number of a size or stride; ``TypeError`` or ``KeyError`` if it isn't constant."""
+    number = size["as_int"]
+    if type(number) is not int:
+        raise TypeError("a size that is no number")
+    return number
+
+
+def _input_specs(program: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the specification of each input in a graph's signature."""
+    graph = program.get("graph_module")
+    signature = graph.get("signature") if isinstance(graph, dict) else None
+    specs = signature.get("input_specs") if isinstance(signature, dict) else None
+    yield from (spec for spec in specs if isinstance(spec, dict)) if isinstance(specs, list) else ()
+
+
+def _needed_tensors(program: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of the parameters, buffers and constants that a graph takes."""
+    fields = {
+        "parameter": "parameter_name",
+        "buffer": "buffer_name",
+        "tensor_constant": "tensor_constant_name",
+    }
+    for spec in _input_specs(program):
+        for kind, field in fields.items():
+            tensor = spec.get(kind)
+            if isinstance(tensor, dict) and isinstance(tensor.get(field), str):
+                yield tensor[field]
+
+
+def user_inputs(program: Mapping[str, Any]) -> list[str]:
+    """Return the names of the tensors that a caller passes."""
+    names = []
+    for spec in _input_specs(program):
+        user_input = spec.get("user_input")
+        argument = user_input.get("arg") if isinstance(user_input, dict) else None
+        tensor = argument.get("as_tensor") if isinstance(argument, dict) else None
+        if isinstance(tensor, dict) and isinstance(tensor.get("name"), str):
+            names.append(tensor["name"])
+    return names
+
+
+def _describe_graph(program: Mapping[str, Any]) -> dict[str, object]:
+    """Return a program's operators by kind, and a checksum of the whole program.
+
+    The checksum excludes the writer's version and the origin of each node in its source; the latter is
+    removed from ``program``.
+    """
+    calls = [node for node in objects(program) if _is_call(node)]
+    for node in calls:
+        node.pop("metadata", None)
+    content = {key: value for key, value in program.items() if key not in _VERSION_KEYS}
+    text = json.dumps(content, sort_keys=True).encode()
+    operators = describe_operators(
+        (str(node["target"]).removeprefix("torch.ops."), _other_arguments(node)) for node in calls
     )
+    return {"operators": operators, "graph": describe_content(len(text), crc32(text))}
+
+
+def _is_call(node: Mapping[str, Any]) -> bool:
+    return isinstance(node.get("target"), str) and "inputs" in node
+
+
+def _other_arguments(node: Mapping[str, Any]) -> bytes:
+    """Return a node's arguments other than tensors, as JSON."""
+    settings = []
+    for given in node["inputs"] if isinstance(node["inputs"], list) else ():
+        argument = given.get("arg") if isinstance(given, dict) else None
+        if not isinstance(argument, dict) or _TENSORS.isdisjoint(argument):
+            settings.append(given)
+    return json.dumps(settings, sort_keys=True).encode()
+
+
+def _judge_operators(program: Mapping[str, Any], where: str) -> Iterator[Finding]:
+    """Judge the targets of all calls in a program, which should be PyTorch's own operators."""
+    targets: dict[str, None] = {}
+    for node in objects(program):
+        if _is_call(node):
+            targets[node["target"]] = None
+        if isinstance(node.get("as_operator"), str):  # an argument of a call
+            targets[node["as_operator"]] = None
+    operators: set[str] = set()
+    for target in targets:
+        if target in _FUNCTIONS:
+            continue
+        match = _OPERATOR.fullmatch(target)
+        if match and match["overload"] not in _PACKET_ATTRIBUTES:
+            operators.add(
+                f"higher_order::{match['function']}"
+                if match["function"]
+                else f"{match['space']}::{match['name']}"
+            )
+        elif target.startswith(_PYTHON_PREFIXES):
+            message = (
+                f"its graph calls {target[:_SHOWN_CHARACTERS]}, which is a Python function and no operator"
+            )
+            yield error("unsafe-op", message, where)
+        else:
+            operators.add(target)
+    yield from OPERATORS.judge(operators, where, "its graph calls")
+
+
+# The archives ---------------------------------------------------------------------------------------
 
 
 class _ProgramArchive:
@@ -288,7 +308,7 @@ class _ProgramArchive:
             )
         )
         self.metadata |= other_records(others, self.metadata)
-        self.safety += self._records.judged_others()
+        self.safety += self._records.judge_others()
         self.safety += self._judge_members(self._archive.members)
 
     def spans(self) -> Iterator[Span]:
@@ -321,15 +341,15 @@ class _ProgramArchive:
         self.safety += judge_expressions(program, member.name)
         self.safety += judge_names(program, member.name)
         self.safety += judge_structures(program, member.name)
-        self.safety += judge_operators(program, member.name)
-        needs = set(needed_tensors(program))
+        self.safety += _judge_operators(program, member.name)
+        needs = set(_needed_tensors(program))
         if missing := sorted(needs - tensor_names):
             message = (
                 f"the graph of {model} needs {len(missing):,} tensors that are not here, like {missing[0]!r}"
             )
             self.findings.append(error("weight-missing", message, member.name))
         inputs = user_inputs(program)
-        description = {"inputs": inputs, "tensors": len(needs), **describe_graph(program)}
+        description = {"inputs": inputs, "tensors": len(needs), **_describe_graph(program)}
         self.metadata.setdefault("models", {})[model] = description
 
     # The tensors -----------------------------------------------------------------------------------
@@ -358,7 +378,7 @@ class _ProgramArchive:
     def _tensors_of_entry(self, directory: str, fqn: str, entry: Any) -> Iterator[tuple[Path, TensorParts]]:
         try:
             name, meta = entry["path_name"], entry["tensor_meta"]
-            if name.startswith(_OBJECTS):
+            if name.startswith(_OBJECT_PREFIXES):
                 return  # judged with the other records
             member = self._records.by_name.get(f"{directory}/{name}".casefold())
             if member is None:
@@ -376,8 +396,14 @@ class _ProgramArchive:
             raise DamagedCheckpoint(self._path, found, where=fqn, code="tensor-damaged") from failure
 
     def _view(self, member: Member, meta: Mapping[str, Any]) -> TensorParts:
-        element = scalar_type(self._path, member.name, meta["dtype"])
-        shape, strides = (tuple(map(size_number, meta[key])) for key in ("sizes", "strides"))
+        number = meta["dtype"]
+        if type(number) is not int or number not in _SCALAR_TYPES:
+            found, expected = f"element type {number!r:.20}", "one that PyTorch numbers"
+            raise DamagedCheckpoint(
+                self._path, found, expected=expected, where=member.name, code="unknown-dtype"
+            )
+        element = BY_NAME[_SCALAR_TYPES[number]]
+        shape, strides = (tuple(map(_size_number, meta[key])) for key in ("sizes", "strides"))
         if meta.get("layout", _STRIDED) != _STRIDED:
             message = f"a tensor of layout {meta['layout']!r:.20}, whose values are not read"
             self.findings.append(warning("layout-not-read", message, member.name))
@@ -388,7 +414,7 @@ class _ProgramArchive:
         order = self._records.byteorder
         storage = Storage(member.name, element, member.size, content, start, extent, order)
         objects = TorchObjects(self._path, lambda _: storage)
-        return objects.view(storage, element, size_number(meta["storage_offset"]), shape, strides)
+        return objects.view(storage, element, _size_number(meta["storage_offset"]), shape, strides)
 
     def _open_file_inside(self, member: Member) -> Item:
         """Return the content of a record that is a whole file of ``torch.save``."""
@@ -400,7 +426,7 @@ class _ProgramArchive:
             failure.safety = tuple(_pickle_findings(content, start, member))
             raise failure
         place = Extent(member.name, member.payload, member.size)
-        return open_item(self._archive.source, place, member.name, KnownPickles())
+        return open_item(self._archive.source, place, member.name)
 
     # Safety -----------------------------------------------------------------------------------------
 
@@ -410,7 +436,7 @@ class _ProgramArchive:
             name = member.name.rpartition("/")[2].casefold()
             # A configuration may declare a record as a tensor's values. PyTorch unpickles it all the same if
             # it has one of these names, so only others are exempt.
-            if member.name in self._raw and not (name.endswith(".pt") or name.startswith(_OBJECTS)):
+            if member.name in self._raw and not (name.endswith(".pt") or name.startswith(_OBJECT_PREFIXES)):
                 continue
             try:
                 content, start = self._archive.content(member), self._archive.offset(member)
@@ -458,10 +484,6 @@ class _OldProgramArchive(_ProgramArchive):
 
     variant = "old"
 
-    def __init__(self, archive: Archive, path: str, program: str) -> None:
-        super().__init__(archive, path)
-        self._program = program
-
     def read(self) -> None:
         members = {member.name: member for member in self._archive.members}
         self.findings += with_version_errors(self._archive.findings)
@@ -480,10 +502,10 @@ class _OldProgramArchive(_ProgramArchive):
                     role = Role.OTHER if prefix else Role.WEIGHTS
                     tensor_names.add(str(path[0]) if path else "")
                     self.tensors.append((prefix + path, replace(parts, role=role)))
-        program = self._archive.require(members.get(self._program), self._program)
+        program = self._archive.require(members.get(_OLD_PROGRAM), _OLD_PROGRAM)
         self._read_graph("model", program, tensor_names)
         known = {
-            self._program,
+            _OLD_PROGRAM,
             "version",
             *(f"{stem}{end}" for stem in _OLD_PARTS for end in (".pt", ".json")),
         }
@@ -512,36 +534,3 @@ def _pickle_findings(content: Readable, start: int, member: Member) -> Iterator[
     except DamagedCheckpoint as failure:
         yield from failure.safety
         yield warning("not-scanned", f"a pickle that breaks off: {failure.reason}", member.name)
-
-
-_FIRST_RECORDS = ("data/weights/", "data/constants/", "data/aotinductor/", "models/", "archive_format")
-OLD_PROGRAM = "serialized_exported_program.json"
-"""The program's record in archives of PyTorch 2.1 to 2.7."""
-
-
-class TorchExport(Format):
-    """A file that ``torch.export.save`` wrote, or a package of compiled models."""
-
-    name: ClassVar[str] = "torch-export"
-    suffixes = (".pt2",)
-
-    def matches(self, probe: Probe) -> bool:
-        members = probe.members
-        if "archive_format" in members:
-            return True
-        if len(members) == 1 and min(members).startswith(_FIRST_RECORDS):
-            return True  # of a zip whose directory is lost only the first record is known
-        if any(name.startswith("models/") and name.endswith(".json") for name in members):
-            return any(name.startswith("data/") for name in members)
-        return _is_old(probe)
-
-    def open(self, probe: Probe) -> Checkpoint:
-
-        return open_program(probe, self.name, OLD_PROGRAM if _is_old(probe) else None)
-
-
-def _is_old(probe: Probe) -> bool:
-    try:
-        return probe.is_zip and OLD_PROGRAM in probe.archive.names
-    except CheckpointError:
-        return False

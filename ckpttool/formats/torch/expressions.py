@@ -241,7 +241,7 @@ def judge_structures(tree: object, where: str) -> Iterator[Finding]:
                     message = f"a layout of inputs that can't be read: {node[:80]!r}"
                     findings[warning("unknown-class", message, where)] = None
         elif isinstance(node, str) and key == "in_spec" and not _QUOTABLE.fullmatch(node):
-            findings[_becomes_code(node, where)] = None
+            findings[_name_as_code(node, where)] = None
     yield from findings
 
 
@@ -272,10 +272,10 @@ def judge_names(tree: object, where: str) -> Iterator[Finding]:
             if allowed is not None:
                 texts = value if isinstance(value, list) else [value]
                 strange |= dict.fromkeys(t for t in texts if isinstance(t, str) and not allowed.fullmatch(t))
-    yield from (_becomes_code(text, where) for text in strange)
+    yield from (_name_as_code(text, where) for text in strange)
 
 
-def _becomes_code(text: str, where: str) -> Finding:
+def _name_as_code(text: str, where: str) -> Finding:
     message = f"loading or running it makes source code of the name {text[:80]!r}"
     return error("unsafe-expression", message, where)
 

@@ -257,8 +257,8 @@ def view_of(path: str, storage: Storage, offset: Any, count: Any) -> Storage:
 class _LegacyObjects(TorchObjects):
     """Reads an object that may contain classes as persistent ids."""
 
-    def bare(self, node: Persistent) -> Leaf[TensorParts] | None:
-        return None if module_fields(node.id) is not None else super().bare(node)
+    def storage_leaf(self, node: Persistent) -> Leaf[TensorParts] | None:
+        return None if module_fields(node.id) is not None else super().storage_leaf(node)
 
 
 # Spans and embedded sources ------------------------------------------------------------------------

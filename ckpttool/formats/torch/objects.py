@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from ckpttool.containers.pickle.pickle_nodes import Call, Global, Persistent, references
 from ckpttool.core.dtypes import BY_TORCH, DType
@@ -41,9 +41,9 @@ MAX_MODULE_NESTING = 500
 MAX_MODULES = 1_000_000
 
 _TENSORS = ("_parameters", "_buffers", "_modules")
-_ALWAYS_OWN = frozenset({*_TENSORS, "_non_persistent_buffers_set", "_flat_weights"})
+_STATE_DICT_ATTRIBUTES = frozenset({*_TENSORS, "_non_persistent_buffers_set", "_flat_weights"})
 """Attributes that repeat the state dict; an RNN lists its parameters again in ``_flat_weights``."""
-_OF_EVERY_MODULE = frozenset(
+_HOOKS = frozenset(
     {
         "_backward_hooks",
         "_backward_pre_hooks",
@@ -78,7 +78,7 @@ def module_leaf(objects: TorchObjects, call: Call) -> Leaf[TensorParts] | None:
     modules = list(_modules(objects, call))
     for prefix, module in modules:
         classes[prefix.rstrip(".")] = str(describe(module.function))
-        for key, node in _attributes(module).items():
+        for key, node in _other_attributes(module).items():
             name = f"{prefix}{describe(key)}"
             while name in attributes:  # attributes may have dots in their names
                 name = f"<{name}>"
@@ -86,7 +86,7 @@ def module_leaf(objects: TorchObjects, call: Call) -> Leaf[TensorParts] | None:
         # Its own part of the state dict: parameters, then persistent buffers.
         buffers = module.state["_buffers"].items()
         state_items = [*module.state["_parameters"].items()]
-        state_items += (item for item in buffers if not _is_hidden(module.state, item[0]))
+        state_items += (item for item in buffers if not _is_non_persistent(module.state, item[0]))
         for key, node in state_items:
             leaf = objects.leaf(node)
             for path, parts in leaf.tensors if leaf else ():
@@ -104,15 +104,15 @@ def module_leaf(objects: TorchObjects, call: Call) -> Leaf[TensorParts] | None:
     return Leaf(tuple(tensors), plain, budget.visits - spent)
 
 
-def _attributes(module: Call) -> dict[Any, Any]:
+def _other_attributes(module: Call) -> dict[Any, Any]:
     """Return a module's attributes besides its state dict, by name."""
     state = module.state
-    attributes = {name: node for name, node in state["_buffers"].items() if _is_hidden(state, name)}
+    attributes = {name: node for name, node in state["_buffers"].items() if _is_non_persistent(state, name)}
     attributes |= {name: node for name, node in state["_modules"].items() if not _is_child(node)}
     attributes |= {
         key: node
         for key, node in state.items()
-        if key not in _ALWAYS_OWN and (node or key not in _OF_EVERY_MODULE)
+        if key not in _STATE_DICT_ATTRIBUTES and (node or key not in _HOOKS)
     }
     parts: list[tuple[str, object]] = [("<args>", module.args), ("<kwargs>", module.kwargs)]
     parts += [("<items>", module.items), ("<pairs>", module.pairs)]
@@ -137,7 +137,7 @@ def _modules(objects: TorchObjects, root: Call) -> Iterator[tuple[str, Call]]:
         pending += reversed(children)
 
 
-def _is_hidden(state: dict[str, Any], name: object) -> bool:
+def _is_non_persistent(state: dict[str, Any], name: object) -> bool:
     """Return whether a buffer isn't persistent, so that it isn't in the state dict."""
     hidden = state.get("_non_persistent_buffers_set")
     return isinstance(hidden, set | frozenset | list | tuple) and name in hidden
@@ -185,11 +185,16 @@ Resolve = Callable[[Any], Storage]
 """Returns the storage that a persistent id names; raises ``DamagedCheckpoint`` if there is none."""
 
 
+def no_storage(persistent_id: Any) -> NoReturn:
+    """Refuse a persistent id where none names a storage; a ``Resolve``."""
+    raise TypeError("no storage")
+
+
 class TorchObjects:
     """Reads the tensors in the nodes of one pickle; ``leaf`` is a callback of ``tree.flatten``."""
 
     def __init__(self, path: str, resolve: Resolve) -> None:
-        self.path = self._path = path
+        self.path = path
         self._resolve = resolve
         self._seen: dict[int, Leaf[TensorParts] | None] = {}
         self._checked: set[int] = set()
@@ -204,7 +209,7 @@ class TorchObjects:
     def leaf(self, node: object) -> Leaf[TensorParts] | None:
         """Return the tensors that a node represents, or None if it represents no tensor."""
         if isinstance(node, Persistent):
-            return self.bare(node)
+            return self.storage_leaf(node)
         if not isinstance(node, Call):
             return None
         address = id(node)
@@ -222,14 +227,14 @@ class TorchObjects:
         if isinstance(function, Global):
             rebuild = _REBUILDERS.get((function.module, function.name))
             if rebuild is None:
-                leaf = module_leaf(self, call) or numpy_leaf(call, self._path, TensorParts, self._sums)
+                leaf = module_leaf(self, call) or numpy_leaf(call, self.path, TensorParts, self._sums)
             else:
                 try:
                     leaf = rebuild(self, call)
                 except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
                     found = f"arguments that rebuild no tensor: {error}"
                     raise DamagedCheckpoint(
-                        self._path, found, where=str(function), code="tensor-damaged"
+                        self.path, found, where=str(function), code="tensor-damaged"
                     ) from error
         self._depth -= 1
         self._tensors += len(leaf.tensors) if leaf else 0
@@ -237,7 +242,7 @@ class TorchObjects:
             raise self.exceeded(f"more than {MAX_TENSORS:,} tensors")
         return leaf
 
-    def bare(self, node: Persistent) -> Leaf[TensorParts] | None:
+    def storage_leaf(self, node: Persistent) -> Leaf[TensorParts] | None:
         """Return a storage without a tensor, as a tensor of its own."""
         storage = self._resolve(node.id)
         dtype = storage.dtype or BY_TORCH["uint8"]
@@ -273,12 +278,12 @@ class TorchObjects:
             extent = storage.extent and Extent(storage.extent.file, start, nbytes)
         else:
             values = Strided(storage.source, start, dtype.itemsize, shape, strides, swap)
-        identity = (self._path, storage.key, dtype.name, start, shape, strides)
+        identity = (self.path, storage.key, dtype.name, start, shape, strides)
         return TensorParts(dtype, shape, values, extent, storage.extent, storage.byteorder, identity)
 
     def _bounds(self, storage: Storage, found: str) -> DamagedCheckpoint:
         return DamagedCheckpoint(
-            self._path,
+            self.path,
             f"a tensor outside its storage: {found}",
             where=f"storage {storage.key}",
             code="tensor-bounds",
@@ -292,7 +297,7 @@ class TorchObjects:
 
     def exceeded(self, found: str) -> LimitExceeded:
         """Return the error of a limit that was exceeded."""
-        return LimitExceeded(self._path, found)
+        return LimitExceeded(self.path, found)
 
     @contextmanager
     def name_nodes(self, names: Mapping[int, str]) -> Iterator[None]:
@@ -338,7 +343,7 @@ class TorchObjects:
     ) -> Leaf[TensorParts]:
         return Leaf((((), self.view(storage, dtype, offset, sizes(shape), sizes(strides))),))
 
-    def _first(self, call: Call) -> Leaf[TensorParts]:
+    def _wrapped(self, call: Call) -> Leaf[TensorParts]:
         """Read the tensor in a wrapper: a parameter, a tensor on a device."""
         leaf = self.leaf(call.args[0])
         if leaf is None:
@@ -346,7 +351,7 @@ class TorchObjects:
         return leaf
 
     def _parameter_with_state(self, call: Call) -> Leaf[TensorParts]:
-        return with_attributes(self._first(call), self._attributes(call.args[3]))
+        return with_attributes(self._wrapped(call), self._attributes(call.args[3]))
 
     def _attributes(self, state: Any) -> list[tuple[Path, TensorParts]]:
         """Return the tensors among the attributes of a tensor; some subclasses keep their data there."""
@@ -436,19 +441,19 @@ _REBUILDERS: dict[tuple[str, str], Callable[[TorchObjects, Call], Leaf[TensorPar
     ("torch._utils", "_rebuild_tensor"): TorchObjects._tensor_v1,
     ("torch._utils", "_rebuild_tensor_v2"): TorchObjects._tensor_v2,
     ("torch._utils", "_rebuild_tensor_v3"): TorchObjects._tensor_v3,
-    ("torch._utils", "_rebuild_parameter"): TorchObjects._first,
+    ("torch._utils", "_rebuild_parameter"): TorchObjects._wrapped,
     ("torch._utils", "_rebuild_parameter_with_state"): TorchObjects._parameter_with_state,
-    ("torch._utils", "_rebuild_device_tensor_from_numpy"): TorchObjects._first,
-    ("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"): TorchObjects._first,
-    ("torch._utils", "_rebuild_xla_tensor"): TorchObjects._first,
+    ("torch._utils", "_rebuild_device_tensor_from_numpy"): TorchObjects._wrapped,
+    ("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"): TorchObjects._wrapped,
+    ("torch._utils", "_rebuild_xla_tensor"): TorchObjects._wrapped,
     ("torch._utils", "_rebuild_qtensor"): TorchObjects._quantized,
     ("torch._utils", "_rebuild_sparse_tensor"): TorchObjects._sparse,
     ("torch._utils", "_rebuild_nested_tensor"): TorchObjects._nested_tensor,
     ("torch._utils", "_rebuild_meta_tensor_no_storage"): TorchObjects._meta_tensor,
     ("torch._utils", "_rebuild_wrapper_subclass"): TorchObjects._wrapper_subclass,
     ("torch._tensor", "_rebuild_from_type_v2"): TorchObjects._from_type,
-    ("torch.nn.parameter", "Parameter"): TorchObjects._first,
-    ("torch.autograd.variable", "Variable"): TorchObjects._first,
+    ("torch.nn.parameter", "Parameter"): TorchObjects._wrapped,
+    ("torch.autograd.variable", "Variable"): TorchObjects._wrapped,
     ("torch.nested._internal.nested_tensor", "_rebuild_njt"): TorchObjects._jagged_tensor,
 }
 

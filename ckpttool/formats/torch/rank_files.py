@@ -59,14 +59,14 @@ class RankFile(NamedTuple):
 def _files_of_one_save(entries: Entries) -> list[RankFile]:
     """Return the files of the ranks in a directory; none if it holds another checkpoint too."""
     files = [file for entry in entries.values() if (file := _parse_world_file(entry.path)) is not None]
-    if not files and METADATA in entries and has_at_an_end(entries[METADATA].path, _WORLD_SIZE):
+    if not files and METADATA in entries and matches_at_ends(entries[METADATA].path, _WORLD_SIZE):
         matches = ((entry.path, _NUMBERED.fullmatch(name)) for name, entry in entries.items())
         files = [RankFile(path, match["stem"], int(match["rank"])) for path, match in matches if match]
     names = {METADATA, *(file.name for file in files)}
     others = (name for name in entries if name.endswith(LOADABLE) and name not in names)
     if any(not COMPANION.fullmatch(name) and entries[name].is_file() for name in others):
         return []
-    return sorted(files, key=_order)
+    return sorted(files, key=_sort_key)
 
 
 def parse_rank_file(path: str) -> RankFile | None:
@@ -89,7 +89,7 @@ def files_at(probe: Probe) -> list[RankFile]:
     if fs.lexists(probe.path):
         return []
     files = [file for path in ranked_paths(probe.path) if (file := parse_rank_file(path)) is not None]
-    return sorted(files, key=_order)
+    return sorted(files, key=_sort_key)
 
 
 def _parse_world_file(path: str) -> RankFile | None:
@@ -97,19 +97,19 @@ def _parse_world_file(path: str) -> RankFile | None:
     return match and RankFile(path, match["stem"], int(match["rank"]), int(match["world"]))
 
 
-def _order(file: RankFile) -> tuple[bool, object, int]:
+def _sort_key(file: RankFile) -> tuple[bool, object, int]:
     return file.stem != "model", natural(file.stem), file.rank
 
 
 def files_by_stem(files: Iterable[RankFile]) -> dict[str, list[RankFile]]:
     """Return the files of each stem in the order of ranks; stems with a rank twice are left out."""
     groups: dict[str, list[RankFile]] = defaultdict(list)
-    for file in sorted(files, key=_order):
+    for file in sorted(files, key=_sort_key):
         groups[file.stem].append(file)
     return {stem: group for stem, group in groups.items() if len({file.rank for file in group}) == len(group)}
 
 
-def has_at_an_end(path: str, pattern: re.Pattern[bytes]) -> bool:
+def matches_at_ends(path: str, pattern: re.Pattern[bytes]) -> bool:
     try:
         with fs.open_source(path) as source:
             length = min(source.size, _SEARCHED)

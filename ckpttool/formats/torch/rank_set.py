@@ -18,7 +18,7 @@ from ckpttool.formats.torch.rank_files import (
     Entries,
     files_at,
     files_by_stem,
-    has_at_an_end,
+    matches_at_ends,
     parse_rank_file,
     rank_files,
 )
@@ -59,7 +59,7 @@ class RankFiles(SetFormat):
 
     def units(self, directory: str, entries: Entries) -> Iterator[Unit]:
         for stem, files in files_by_stem(rank_files(entries)).items():
-            if has_at_an_end(files[0].path, _SHARDED):
+            if matches_at_ends(files[0].path, _SHARDED):
                 yield Unit(os.path.join(directory, stem), tuple(file.name for file in files), self)
 
 

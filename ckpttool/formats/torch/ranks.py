@@ -42,8 +42,8 @@ _MAX_DEPTH = 100
 """Depth to which the ranks' trees are compared; anything deeper is one value."""
 _MAX_PIECES = 1 << 22
 """Limit on the pieces of all tensors together."""
-_SAVED_AT = ("epoch", "step", "learning_rate")
-_ALONE = "rank-alone"
+_COMPARED_STATE = ("epoch", "step", "learning_rate")
+_OTHER_RANKS_CODE = "rank-alone"
 """Code of the finding in a rank's file that other ranks' files exist; it is dropped, as they are here."""
 
 
@@ -57,11 +57,8 @@ def is_rank_key(key: object) -> bool:
     return isinstance(key, str) and key.startswith("rank_") and key[5:].isdigit()
 
 
-class _Same:
-    """Marks content that equals the first rank's."""
-
-
-_SAME = _Same()
+_SAME = object()
+"""Marks content that equals the first rank's."""
 
 
 @dataclass(slots=True)
@@ -103,7 +100,7 @@ def open_ranks(
         world = world or stated or _world_of_tensors(groups)
         _note_missing(parts, job_files, world)
         parts.findings += _stale_findings(groups, world)
-        parts.findings = [finding for finding in parts.findings if finding.code != _ALONE]
+        parts.findings = [finding for finding in parts.findings if finding.code != _OTHER_RANKS_CODE]
         message = "it lies beside the ranks' files, and was not looked at"
         parts.findings += (note("not-part", message, name) for name in others)
         assembly = _Assembly(path, groups, is_whole=parts.complete)
@@ -214,7 +211,7 @@ def _step_findings(group: _RankGroup, firsts: dict[str, tuple[object, str]]) -> 
     """Yield an error for each file with another step, epoch or learning rate than the first that has one."""
     for file, part in group.parts.values():
         state = training_state(part.metadata)  # from plain values; no tensor is read
-        for name in _SAVED_AT:
+        for name in _COMPARED_STATE:
             value = getattr(state, name)
             if value is None:
                 continue

@@ -99,12 +99,12 @@ class _Agent:
         return text.decode("ascii", "replace").strip() or None
 
     def _open_tensors(self, probe: Probe, stem: str, member: Member) -> None:
-        from ckpttool.formats.torch.dcp_items import KnownPickles, open_item
+        from ckpttool.formats.torch.dcp_items import open_item
 
         if member.method != STORED:
             raise Unsupported(self._path, "files of tensors that are compressed", where=member.name)
         place = Extent(probe.name, member.payload, member.stored)
-        item = self.items[stem] = open_item(probe.source, place, stem, KnownPickles())
+        item = self.items[stem] = open_item(probe.source, place, stem)
         self.findings += (add_part_name(finding, member.name) for finding in item.findings)
         self.safety += (add_part_name(finding, member.name) for finding in item.safety)
 

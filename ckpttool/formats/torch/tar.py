@@ -34,7 +34,7 @@ from ckpttool.formats.torch.legacy import (
     storage_spans,
     view_of,
 )
-from ckpttool.formats.torch.objects import MAX_AXES, Storage, TorchObjects
+from ckpttool.formats.torch.objects import MAX_AXES, Storage, TorchObjects, no_storage
 from ckpttool.formats.torch.tree_nodes import torch_node
 from ckpttool.formats.torch.types import storage_dtype
 from ckpttool.formats.torch.zip import unused_storages
@@ -223,7 +223,7 @@ class _TarContents:
         self.stored: dict[int, Storage] = {}
         self.storages: dict[int, Storage] = {}
         self.tensors: dict[int, TensorParts] = {}
-        self._objects = TorchObjects(pickles.source.path, _no_storage)
+        self._objects = TorchObjects(pickles.source.path, no_storage)
         info = self._reader("sys_info")
         if not isinstance(info.pickle(), dict):
             info.fail("no system info")
@@ -289,18 +289,14 @@ class _TarContents:
             reader.fail(f"a key {describe(key)}, which is no number, or used twice")
 
 
-def _no_storage(persistent_id: Any) -> NoReturn:
-    raise TypeError("no storage")
-
-
 class _TarObjects(TorchObjects):
     """Reads the object, in which a persistent id is the key of a tensor or storage."""
 
     def __init__(self, path: str, contents: _TarContents) -> None:
-        super().__init__(path, _no_storage)
+        super().__init__(path, no_storage)
         self._contents = contents
 
-    def bare(self, node: Persistent) -> Leaf[TensorParts] | None:
+    def storage_leaf(self, node: Persistent) -> Leaf[TensorParts] | None:
         if module_fields(node.id) is not None:
             return None
         key = int(node.id) if isinstance(node.id, str) and node.id[:20].isdecimal() else node.id
@@ -309,6 +305,6 @@ class _TarObjects(TorchObjects):
         storage = self._contents.storages.get(key) if type(key) is int else None
         if storage is None or storage.dtype is None:
             found = f"a reference to {describe(node.id)}, which is not there"
-            raise DamagedCheckpoint(self._path, found, where="pickle", code="tensor-damaged")
+            raise DamagedCheckpoint(self.path, found, where="pickle", code="tensor-damaged")
         shape = (storage.nbytes // storage.dtype.itemsize,)
         return Leaf((((), self.view(storage, storage.dtype, 0, shape, (1,))),))

@@ -46,54 +46,66 @@ from ckpttool.formats.torch.torchscript_code import (
 from ckpttool.formats.torch.zip import Records, StorageRecords
 
 _OWN_PREFIX = "__torch__"
+_FIRST_RECORDS = ("data/0", "extra/")
 _PICKLES = frozenset({"data.pkl", "constants.pkl", "bytecode.pkl"})
 
 
-def open_torchscript(probe: Probe, format: str) -> Checkpoint:
-    """Return the checkpoint that an archive holds."""
-    records = Records(probe.archive, probe.path)
-    pickles = _ArchivePickles(records)
-    data, constants = StorageRecords(records, "data"), StorageRecords(records, "constants")
-    with attach_safety(pickles.safety):
-        flat = _attributes(pickles.root("data.pkl"), TorchObjects(probe.path, data), probe.path)
-        # The tensors that the code refers to are in a pickle of their own.
-        leaf = TorchObjects(probe.path, constants).leaf
-        of_code = flatten(pickles.root("constants.pkl"), leaf, probe.path, _unwrap)
-        flat.tensors += [
-            (("constants", *keys), replace(parts, role=Role.OTHER)) for keys, parts in of_code.tensors
-        ]
-        pickles.judge_others(lambda name: data.holds(name) or constants.holds(name))
-        files = [(member.name, name, records.archive.read(member)) for name, member in _code(records)]
-        for place, _, text in files:
-            pickles.safety |= dict.fromkeys(judge_text(text, place))
-        tokens = [code_tokens(text)[0] for _, _, text in files]
-        places, names = [place for place, _, _ in files], [name for _, name, _ in files]
-        pickles.safety |= dict.fromkeys(judge_loops(zip(places, tokens, strict=True)))
-        classes = classes_in(zip(names, tokens, strict=True))
-        for name in ("data.pkl", "constants.pkl"):
-            pickles.safety |= dict.fromkeys(judge_types(pickles.root(name), classes, name))
-        if "bytecode.pkl" in records.by_name:
-            texts = _texts(pickles.root("bytecode.pkl"))
-            pickles.safety |= dict.fromkeys(judge_byte_code(texts, "bytecode.pkl"))
-    code = definitions_of((name, text) for _, name, text in files)
-    findings = (
-        *records.findings(),
-        *data.findings(flat.tensors),
-        *constants.findings(flat.tensors),
-        *pickles.findings,
-        *pickles.undefined_classes(code),
-    )
-    return checkpoint_of_tree(
-        probe=probe,
-        format=format,
-        variant="lite" if "bytecode.pkl" in probe.members else None,
-        flat=Flat(flat.tensors, _metadata(records, pickles, code, (data, constants), flat.plain)),
-        files=(FileEntry(probe.path, probe.source.size),),
-        spans=lambda: records.spans(flat.tensors),
-        producer=Producer("pytorch"),
-        findings=findings,
-        safety=tuple(pickles.safety),
-    )
+class TorchScript(Format):
+    """A file that ``torch.jit.save`` wrote."""
+
+    name: ClassVar[str] = "torchscript"
+    suffixes = (".torchscript", ".ptl", ".jit")
+
+    def matches(self, probe: Probe) -> bool:
+        if {"data.pkl", "constants.pkl"} <= probe.members:
+            return True
+        # Of a zip whose directory is lost only the first record is known; torch.save's is data.pkl.
+        return len(probe.members) == 1 and min(probe.members).startswith(_FIRST_RECORDS)
+
+    def open(self, probe: Probe) -> Checkpoint:
+        records = Records(probe.archive, probe.path)
+        pickles = _ArchivePickles(records)
+        data, constants = StorageRecords(records, "data"), StorageRecords(records, "constants")
+        with attach_safety(pickles.safety):
+            flat = _model_attributes(pickles.root("data.pkl"), TorchObjects(probe.path, data), probe.path)
+            # The tensors that the code refers to are in a pickle of their own.
+            leaf = TorchObjects(probe.path, constants).leaf
+            of_code = flatten(pickles.root("constants.pkl"), leaf, probe.path, _unwrap)
+            flat.tensors += [
+                (("constants", *keys), replace(parts, role=Role.OTHER)) for keys, parts in of_code.tensors
+            ]
+            pickles.judge_others(lambda name: data.holds(name) or constants.holds(name))
+            files = [(member.name, name, records.archive.read(member)) for name, member in _code(records)]
+            for place, _, text in files:
+                pickles.safety |= dict.fromkeys(judge_text(text, place))
+            tokens = [code_tokens(text)[0] for _, _, text in files]
+            places, names = [place for place, _, _ in files], [name for _, name, _ in files]
+            pickles.safety |= dict.fromkeys(judge_loops(zip(places, tokens, strict=True)))
+            classes = classes_in(zip(names, tokens, strict=True))
+            for name in ("data.pkl", "constants.pkl"):
+                pickles.safety |= dict.fromkeys(judge_types(pickles.root(name), classes, name))
+            if "bytecode.pkl" in records.by_name:
+                texts = _texts(pickles.root("bytecode.pkl"))
+                pickles.safety |= dict.fromkeys(judge_byte_code(texts, "bytecode.pkl"))
+        code = definitions_of((name, text) for _, name, text in files)
+        findings = (
+            *records.findings(),
+            *data.findings(flat.tensors),
+            *constants.findings(flat.tensors),
+            *pickles.findings,
+            *pickles.undefined_classes(code),
+        )
+        return checkpoint_of_tree(
+            probe=probe,
+            format=self.name,
+            variant="lite" if "bytecode.pkl" in probe.members else None,
+            flat=Flat(flat.tensors, _metadata(records, pickles, code, (data, constants), flat.plain)),
+            files=(FileEntry(probe.path, probe.source.size),),
+            spans=lambda: records.spans(flat.tensors),
+            producer=Producer("pytorch"),
+            findings=findings,
+            safety=tuple(pickles.safety),
+        )
 
 
 # The pickles --------------------------------------------------------------------------------------
@@ -131,7 +143,7 @@ class _ArchivePickles:
                         rest = warning("not-scanned", message, member.name)
                         self.safety |= dict.fromkeys((*failure.safety, rest))
                     self.findings.append(error(failure.code, failure.reason, failure.where or member.name))
-        others = self._records.judged_but(lambda name: name in self._read or is_storage(name))
+        others = self._records.judge_except(lambda name: name in self._read or is_storage(name))
         self.safety |= dict.fromkeys(others)
 
     def undefined_classes(self, code: Mapping[bytes, bytes]) -> Iterator[Finding]:
@@ -142,7 +154,7 @@ class _ArchivePickles:
 
     def _interpret(self, name: str) -> PickleSequence:
         self._read.add(name)
-        judged = self._records.judged_pickle(name)
+        judged = self._records.read_pickle(name)
         member = self._records.by_name[name]
         for pickle in judged.pickles:
             self.safety |= dict.fromkeys(judge(_without_own_names(pickle), member.name))
@@ -191,7 +203,7 @@ def _unwrap(node: object) -> object:
     return node
 
 
-def _attributes(root: object, objects: TorchObjects, path: str) -> Flat[TensorParts]:
+def _model_attributes(root: object, objects: TorchObjects, path: str) -> Flat[TensorParts]:
     """Return the attributes of the model, each tensor under its dotted name."""
     # TorchScript doesn't tell parameters from other tensors. Tensors that are attributes of a module count as
     # weights; those in its lists and dictionaries aren't part of a state dict.
@@ -262,23 +274,3 @@ def _texts(root: object) -> Iterator[str]:
                 yield part
             elif isinstance(part, bytes):
                 yield part.decode("utf-8", "replace")
-
-
-_FIRST_RECORDS = ("data/0", "extra/")
-
-
-class TorchScript(Format):
-    """A file that ``torch.jit.save`` wrote."""
-
-    name: ClassVar[str] = "torchscript"
-    suffixes = (".torchscript", ".ptl", ".jit")
-
-    def matches(self, probe: Probe) -> bool:
-        if {"data.pkl", "constants.pkl"} <= probe.members:
-            return True
-        # Of a zip whose directory is lost only the first record is known; torch.save's is data.pkl.
-        return len(probe.members) == 1 and min(probe.members).startswith(_FIRST_RECORDS)
-
-    def open(self, probe: Probe) -> Checkpoint:
-
-        return open_torchscript(probe, self.name)

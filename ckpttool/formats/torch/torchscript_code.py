@@ -112,12 +112,12 @@ def classes_in(files: Iterable[tuple[str, Sequence[bytes]]]) -> dict[str, list[C
                 name = f"{module}.{tokens[at + 1].decode('utf-8', 'replace')}"
                 has_base = tokens[at + 2 : at + 3] == [b"("]
                 base = b"".join(tokens[at + 3 : at + 4]).decode("utf-8", "replace") if has_base else ""
-                attributes = tuple(_attributes(tokens, at + 5 if has_base else at + 3))
+                attributes = tuple(_declared_attributes(tokens, at + 5 if has_base else at + 3))
                 classes.setdefault(name, []).append(Class(base, attributes))
     return classes
 
 
-def _attributes(tokens: Sequence[bytes], start: int) -> Iterator[tuple[str, Type | None]]:
+def _declared_attributes(tokens: Sequence[bytes], start: int) -> Iterator[tuple[str, Type | None]]:
     """Yield the attributes that a class declares by ``name : T`` or in ``__annotations__``."""
     depth = 0
     for at in range(start, len(tokens)):
@@ -225,11 +225,13 @@ def unchecked_casts(tokens: Sequence[bytes]) -> Iterator[str]:
             cast, comma = read_type(body, at + 2)
             if cast is None or body[at + 1] != b"(":
                 yield "a type that can't be read"
-            elif not cast.is_checked and body[comma + 1] not in _optional(body, body[at + 2 : comma]):
+            elif not cast.is_checked and body[comma + 1] not in _optional_variables(
+                body, body[at + 2 : comma]
+            ):
                 yield str(cast)[:_SHOWN_NAMES]
 
 
-def _optional(body: Sequence[bytes], type: Sequence[bytes]) -> set[bytes]:
+def _optional_variables(body: Sequence[bytes], type: Sequence[bytes]) -> set[bytes]:
     """Return the variables of a function declared ``Optional`` of a type that only get such values."""
     declaration = [b":", b"Optional", b"[", *type, b"]"]
     declared = {at for at in range(1, len(body)) if list(body[at : at + len(declaration)]) == declaration}
@@ -297,13 +299,13 @@ _TOKEN_OR_REST = re.compile(
 _TOKEN = re.compile(_TOKEN_OR_REST.pattern.replace(b"| .+", b""), re.VERBOSE | re.DOTALL)
 _BLANKS = frozenset(b"#\\")
 _ROOTS = frozenset({b"torch", b"ops", b"__torch__", b"print"})
-_NAMING = frozenset({b".", b"def", b"class", b"import"})
+_BEFORE_NAMES = frozenset({b".", b"def", b"class", b"import"})
 """A name after one of these isn't a value."""
-_NAMED = frozenset({b":", b"="})
+_AFTER_NAMES = frozenset({b":", b"="})
 """A name before one of these isn't a value: an attribute with its type, an argument, a target."""
-_SAME = "autograd"
+_AUTOGRAD = "autograd"
 """``torch.autograd`` means ``torch``, and so it does below any ``ops.NAMESPACE``."""
-_CLASSES = ["__torch__", "torch", "classes"]
+_CLASS_PATH = ["__torch__", "torch", "classes"]
 """Path of the C++ classes, which continues with namespace and name."""
 _LONGEST_PATH, _SHOWN = 100, 8
 _LOOPS = frozenset({b"for", b"while"})
@@ -413,7 +415,9 @@ def judge_loops(files: Iterable[tuple[str, Sequence[bytes]]]) -> Iterator[Findin
     bodies: dict[bytes, list[tuple[str, Sequence[bytes]]]] = {}
     values: set[bytes] = set()
     for file, tokens in files:
-        values.update(name for name, sign in pairwise(tokens) if sign in _NAMED and _NAME.fullmatch(name))
+        values.update(
+            name for name, sign in pairwise(tokens) if sign in _AFTER_NAMES and _NAME.fullmatch(name)
+        )
         for name, body in _definitions(tokens):
             bodies.setdefault(name, []).append((file, body))
     pending, seen = [_LOADING], {_LOADING, _SAVING}
@@ -450,7 +454,7 @@ def judge_byte_code(texts: Iterable[str], where: str) -> Iterator[Finding]:
     for text in texts:
         if _BYTE_CODE_OPERATOR.fullmatch(text):
             operators.add(text)
-        elif _CLASSES[0] in text:
+        elif _CLASS_PATH[0] in text:
             classes |= CodeReferences(text.encode("utf-8", "surrogatepass")).classes
     message = "byte code, which the lite interpreter runs without checking what it reads and writes"
     yield warning("unchecked-ops", message, where)
@@ -476,7 +480,7 @@ class CodeReferences:
         tokens, self.readable = code_tokens(text)
         self.tokens = tokens
         for index in [index for index, token in enumerate(tokens) if token in _ROOTS]:
-            if index == 0 or tokens[index - 1] not in _NAMING:
+            if index == 0 or tokens[index - 1] not in _BEFORE_NAMES:
                 self._follow_path(tokens, index)
 
     def _follow_path(self, tokens: list[bytes], index: int) -> None:
@@ -489,12 +493,12 @@ class CodeReferences:
             index += 2
         following = b"".join(tokens[index + 1 : index + 2])
         is_called = following == b"("
-        if len(path) == 1 and following in _NAMED:
+        if len(path) == 1 and following in _AFTER_NAMES:
             return
         if path[0] == "__torch__":
-            if path[:3] == _CLASSES and len(path) >= 5:
+            if path[:3] == _CLASS_PATH and len(path) >= 5:
                 self.classes.add(".".join(path[3:5]))
-            elif path[:3] == _CLASSES[: len(path)]:
+            elif path[:3] == _CLASS_PATH[: len(path)]:
                 self.unresolved.add(".".join(path))
             # All other paths are of the archive's own code.
         elif path[0] == "print":
@@ -524,6 +528,6 @@ def _operator(path: list[str]) -> str | None:
     """Return the operator at a path; the obsolete ``torch.ops`` means ``ops``."""
     path = path[1:] if path[:2] == ["torch", "ops"] else path
     space, names = ("aten", path[1:]) if path[0] == "torch" else ("".join(path[1:2]), path[2:])
-    while names[:1] == [_SAME]:
+    while names[:1] == [_AUTOGRAD]:
         space, names = "aten", names[1:]
     return f"{space}::{names[0]}" if len(names) == 1 else None

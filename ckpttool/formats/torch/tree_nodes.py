@@ -7,7 +7,7 @@ than the tensor: that it requires gradients, is quantized, or is of a subclass.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.containers.pickle.pickle_nodes import (
     FROM_TYPE,
@@ -27,7 +27,7 @@ from ckpttool.formats.arrays.objects import array_node
 from ckpttool.formats.content.assembly import name_tensors, training_of
 from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.content.tree import Leaf, NodeParts, TensorParts, flatten
-from ckpttool.formats.torch.objects import TorchObjects, is_module, with_attributes
+from ckpttool.formats.torch.objects import TorchObjects, is_module, no_storage, with_attributes
 
 if TYPE_CHECKING:
     from ckpttool.formats.content.assembly import FrameworkNode, TreeBuilder
@@ -157,7 +157,7 @@ class _TreeTensors(TorchObjects):
     """Reads the nodes of a tree, in which tensors replace the calls that rebuild them."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(path, _no_storage)
+        super().__init__(path, no_storage)
 
     def leaf(self, node: object) -> Leaf[TensorParts] | None:
         if isinstance(node, Tensor):
@@ -196,10 +196,6 @@ class _TreeTensors(TorchObjects):
     def _tensors_at(self, node: object) -> tuple[tuple[Path, TensorParts], ...]:
         leaf = self.leaf(node)
         return leaf.tensors if leaf else ()
-
-
-def _no_storage(persistent_id: Any) -> NoReturn:
-    raise TypeError("no storage")
 
 
 def _content_of_opaque(node: object) -> object:

@@ -27,9 +27,9 @@ from ckpttool.storage.sink import Sink
 
 _STEM, _SUFFIX = "pytorch_model", ".bin"
 _INDEX = f"{_STEM}{_SUFFIX}.index.json"
-_MOST_TENSORS = 350_000
+_MAX_TENSORS = 350_000
 """Limit on tensors per file; the pickle of more would exceed the limit of our own reader."""
-_UNSEALED = 16
+_MAX_UNSEALED = 16
 """Number of shards written before their checksums are filled in, which waits until all bytes are copied."""
 ANONYMOUS = "archive"
 """Root directory in an archive that isn't a file of its own, as PyTorch names it for a buffer."""
@@ -44,13 +44,13 @@ _FORMAT_VERSION = b"1"
 A PyTorch that is set to compute offsets of storages (``calculate_storage_offsets``) doesn't look at headers
 then: it relies on this order, on the padding and on the data descriptors, as ``TorchZip`` writes them.
 """
-_RECORDS_BESIDE = 5
+_RECORDS_WITHOUT_TENSOR = 5
 """Number of records without a tensor: the pickle, two versions, byte order and alignment."""
-_LONGER_REFERENCES = 32
+_REFERENCE_GROWTH = 32
 """Bytes by which an entry of a long pickle may exceed that of a short one: memo indexes and keys grow."""
 _RECORD_BYTES = RECORD_BYTES + 2 * len("pytorch_model-00001-of-00001/.storage_alignment") + len("1234567890")
 """Upper bound of the archive's own bytes for each record of a shard."""
-_KEPT = 1 << 24
+_MAX_KEPT = 1 << 24
 """Limit in bytes on a pickle kept in memory; a longer one, which has arrays in it, is made twice."""
 
 
@@ -100,7 +100,7 @@ class PyTorchWriter(Writer):
             for name, tensors in shards.items():
                 of_shard = {tensor.name: tensor for tensor in tensors}
                 unsealed.append(write_archive(files.create(name), root_of(name), of_shard))
-                if len(unsealed) == _UNSEALED:
+                if len(unsealed) == _MAX_UNSEALED:
                     _seal(unsealed)
             _seal(unsealed)
             files.create(_INDEX).write(index(shards, _index_metadata(content)))
@@ -115,9 +115,9 @@ class PyTorchWriter(Writer):
 
 
 def _too_many(name: str, tensors: list[Tensor] | tuple[Tensor, ...]) -> Iterator[str]:
-    if len(tensors) > _MOST_TENSORS:
+    if len(tensors) > _MAX_TENSORS:
         where = f"{name}: " if name else ""
-        yield f"{where}{len(tensors):,} tensors are more than one file can list (at most {_MOST_TENSORS:,})"
+        yield f"{where}{len(tensors):,} tensors are more than one file can list (at most {_MAX_TENSORS:,})"
 
 
 def name_refusals(names: Iterable[str]) -> Iterator[str]:
@@ -141,10 +141,10 @@ def _shards(content: Content, limit: int) -> dict[str, list[Tensor]]:
     empty = _pickle_bytes({})
 
     def overhead(tensor: Tensor) -> int:
-        entry = _pickle_bytes({tensor.name: tensor}) - empty + _LONGER_REFERENCES
+        entry = _pickle_bytes({tensor.name: tensor}) - empty + _REFERENCE_GROWTH
         return entry + (_RECORD_BYTES if tensor.shares_with is None else 0)
 
-    base = empty + _RECORDS_BESIDE * _RECORD_BYTES + END_BYTES
+    base = empty + _RECORDS_WITHOUT_TENSOR * _RECORD_BYTES + END_BYTES
     shards = [one for one in split_into_shards(content.tensors, limit, base=base, overhead=overhead) if one]
     return dict(zip(shard_names(_STEM, _SUFFIX, len(shards)), shards, strict=True))
 
@@ -208,7 +208,7 @@ class _MeasuredPickle:
     @property
     def is_whole(self) -> bool:
         """Return whether ``data`` is the whole pickle."""
-        return self.nbytes <= _KEPT
+        return self.nbytes <= _MAX_KEPT
 
     def write(self, piece: Piece) -> None:
         self.nbytes += len(piece)

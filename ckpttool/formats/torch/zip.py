@@ -39,7 +39,7 @@ from ckpttool.formats.torch.types import storage_dtype
 
 SUFFIXES = (".pth", ".pt", ".ckpt", ".pth.tar", ".bin")
 VERSIONS = range(1, 11)
-_SMALL_RECORD = 1024
+_MAX_TEXT_RECORD = 1024
 _LAYOUT_RECORDS = frozenset(
     {"version", "byteorder", "archive_format", "archive_version", ".format_version", ".storage_alignment"}
     | {".data/serialization_id", ".data/version"}
@@ -61,7 +61,7 @@ class PytorchZip(Format):
 
     def open(self, probe: Probe) -> Checkpoint:
         records = Records(probe.archive, probe.path)
-        judged = records.judged_pickle("data.pkl")
+        judged = records.read_pickle("data.pkl")
         with attach_safety(judged.safety):
             storages = StorageRecords(records, "data")
             objects = TorchObjects(probe.path, storages)
@@ -77,11 +77,11 @@ class PytorchZip(Format):
             spans=lambda: records.spans(flat.tensors),
             producer=Producer("pytorch"),
             findings=findings,
-            safety=(*judged.safety, *records.judged_others("data.pkl")),
+            safety=(*judged.safety, *records.judge_others("data.pkl")),
             records=records.unknown(lambda name: name in ("data.pkl", ENTRY) or storages.holds(name)),
             tree=tree_builder(root, objects.leaf, probe.path, torch_node),
         )
-        checkpoint = checkpoint.but(missing=storages.why_lost(checkpoint.tensors))
+        checkpoint = checkpoint.but(missing=storages.loss_reasons(checkpoint.tensors))
         return apply_sidecar_record(checkpoint, probe.archive, records.by_name.get(ENTRY))
 
 
@@ -99,7 +99,7 @@ class Records:
         try:
             self._index()
         except DamagedCheckpoint as failure:
-            failure.safety = tuple(self.judged_others())
+            failure.safety = tuple(self.judge_others())
             raise
 
     def _index(self) -> None:
@@ -136,9 +136,11 @@ class Records:
         member = self.by_name.get(name)
         if member is None:
             return None
-        if member.size > _SMALL_RECORD:
+        if member.size > _MAX_TEXT_RECORD:
             found = f"a record of {member.size:,} bytes"
-            raise DamagedCheckpoint(self.path, found, expected=f"at most {_SMALL_RECORD}", where=member.name)
+            raise DamagedCheckpoint(
+                self.path, found, expected=f"at most {_MAX_TEXT_RECORD}", where=member.name
+            )
         return self.archive.read(member).decode("ascii", "backslashreplace").strip()
 
     @cached_property
@@ -157,7 +159,7 @@ class Records:
             self.path, f"byte order {order!r}", expected="little or big", where="byteorder"
         )
 
-    def judged_pickle(self, name: str) -> PickleSequence:
+    def read_pickle(self, name: str) -> PickleSequence:
         """Interpret a pickle record."""
         member = self.by_name.get(name)
         if member is None and name in self.lost:
@@ -186,11 +188,11 @@ class Records:
     def _describe(self, member: Member) -> str:
         return describe_member(member, has_checksums=self.archive.has_checksums)
 
-    def judged_others(self, known: str = "") -> Iterator[Finding]:
+    def judge_others(self, known: str = "") -> Iterator[Finding]:
         """Judge all pickles but the known one, wherever they are in the archive."""
-        return self.judged_but(lambda name: name.startswith("data/") or name == known)
+        return self.judge_except(lambda name: name.startswith("data/") or name == known)
 
-    def judged_but(self, is_read: Callable[[str], bool]) -> Iterator[Finding]:
+    def judge_except(self, is_read: Callable[[str], bool]) -> Iterator[Finding]:
         """Judge all pickles and arrays of objects for which ``is_read``, given the lower-case name, is false.
 
         No framework loads them by itself, but a program that ships one may (``np.load`` opens any zip).
@@ -305,7 +307,7 @@ class StorageRecords:
         self._byteorder = records.byteorder
         self._used: dict[str, Storage] = {}
         self._names: set[str] = set()  # of their records
-        self._why_lost: dict[Extent, str] = {}
+        self._loss_reasons: dict[Extent, str] = {}
 
     def __call__(self, persistent_id: Any) -> Storage:
         """Return the storage."""
@@ -340,16 +342,16 @@ class StorageRecords:
         path, nbytes = self._records.path, count * (1 if dtype is None else dtype.itemsize)
         extent = Extent(path, self._records.archive.source.size + 1 + len(self._used), nbytes)
         if (record := self._records.lost.get(where.casefold())) is not None:
-            self._why_lost[extent] = f"{self._records.root}/{where}: {record.why}"
+            self._loss_reasons[extent] = f"{self._records.root}/{where}: {record.why}"
         self._used[key] = Storage(key, dtype, nbytes, Buffer(path, b""), 0, extent, self._byteorder)
         return self._used[key]
 
-    def why_lost(self, tensors: Iterable[Tensor]) -> dict[str, str]:
+    def loss_reasons(self, tensors: Iterable[Tensor]) -> dict[str, str]:
         """Return the reason for each tensor whose record is lost, by name."""
         return {
             tensor.name: why
             for tensor in tensors
-            if tensor.storage is not None and (why := self._why_lost.get(tensor.storage))
+            if tensor.storage is not None and (why := self._loss_reasons.get(tensor.storage))
         }
 
     def holds(self, name: str) -> bool:
