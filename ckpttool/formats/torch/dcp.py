@@ -166,7 +166,8 @@ class _DcpDirectory:
                 nodes.append((entry.path, item.tree(tensors)))
         extra = self._extra
         if extra is not None:
-            # Its keys go to the root; its leaves are tensors of the whole checkpoint, as the items' are.
+            # Its keys join the root. Its tensors are replaced by those of the whole checkpoint at the same
+            # paths.
             leaves = {id(tensor): by_path[tensor.path] for tensor in extra.tensors if tensor.path in by_path}
             tree = replace_tensors(extra.tree, leaves)
             nodes += [((key,), value) for key, value in tree.items()] if isinstance(tree, dict) else ()
@@ -255,6 +256,8 @@ class _DcpDirectory:
 
     def _check_ranges(self, name: str, size: int, places: list[Extent]) -> None:
         """Add findings if items overlap, leave gaps, or exceed the file."""
+        # PyTorch writes items one after another, so each byte of a data file is in one item. Anything else is
+        # a sign of damage, or of bytes that nothing checks.
         expected, findings = 0, self._parts.findings
         for place in dict.fromkeys(places):
             if place.offset < expected:

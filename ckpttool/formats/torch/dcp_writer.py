@@ -213,6 +213,8 @@ class _MetadataPickler:
             self._write(b"u")
 
 
+# Removing entries ------------------------------------------------------------------------------------
+
 _BY_NAME = ("state_dict_metadata", "planner_data", "mcore_data")
 """Fields of the metadata that are dictionaries by name; the last one is Megatron's."""
 _STORED = "storage_data"
@@ -232,6 +234,9 @@ def _write_trimmed(
     target: Target,
     advance: Advance,
 ) -> Rewritten:
+    # Only data files that lose an item are written again, and those without any item left aren't. Their old
+    # names must stay intact until the new metadata is in place, so the copies get new names, which the caller
+    # puts in place before it.
     kept: dict[str, set[Extent]] = defaultdict(set)
     changed: set[str] = set()
     for (name, _), places in metadata.places.items():
@@ -325,7 +330,9 @@ def _stored_entries(
         yield index, Call(info.function, info.args, state=state, is_new=info.is_new)
 
 
-_DATA_FILE, _METADATA_FILE = "__0_0.distcp", ".metadata"
+# Writing a whole checkpoint ---------------------------------------------------------------------------
+
+_DATA_FILE = "__0_0.distcp"
 _MAX_ENTRIES = 100_000
 """Limit on entries; the metadata of more would exceed the limit of our own reader."""
 
@@ -380,7 +387,7 @@ class TorchDcpWriter(Writer):
         sidecar = sidecar_of(content)
         if sidecar is not None:
             target.create(ENTRY).write(sidecar)
-        write_metadata(target.create(_METADATA_FILE).write, stored)
+        write_metadata(target.create(METADATA).write, stored)
 
 
 def _write_items(items: list[StateDictEntry], target: Target) -> list[StoredItem]:

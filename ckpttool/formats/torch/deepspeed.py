@@ -228,6 +228,9 @@ def _expected_layer_and_expert_files(files: list[_StateFile]) -> Iterator[str]:
 
 def _expected_layer_files(files: list[_StateFile], states: list[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the names of a pipeline's layer files, by the layers in the names of the parameters."""
+    # A pipeline names parameters by layer (``3.weight``), and its model states have no module. Layers without
+    # parameters have no file. Each model-parallel rank has a file of a layer, so the endings of those that
+    # exist (``-model_00``) give the names of the others.
     layer_files = [file for file in files if file.kind == "layer"]
     if not layer_files and not all(state.get("module", state) is None for state in states):
         return

@@ -260,6 +260,8 @@ def unjoined_notes(ranks: Ranks) -> Iterator[Finding]:
         yield note("partitions-apart", message)
 
 
+# Universal checkpoints ------------------------------------------------------------------------------
+
 VARIANT = "deepspeed-universal"
 ZERO, FP32, MODULE = "zero", "fp32", "module"
 _VALUE = "param"
@@ -530,15 +532,18 @@ def _fitting_shape(
     shape: Shape, metadata: Mapping[str, Any], slices: Sequence[Shape], rows: int | None
 ) -> Shape | None:
     """Return a file's shape if it fits the model-parallel ranks' slices, unflattened; None if it doesn't."""
+    # ``ds_to_universal`` writes next to each tensor how it joined the slices: experts, which each rank has a
+    # few of, along the first axis; parameters of several parts, such as fused queries, keys and values, with
+    # an axis for the parts; a vocabulary without the rows that padded it. Tensors of stage 3 stay flat.
     experts = metadata.get("ep_num_experts")
-    if metadata.get("is_expert_param") is True and type(experts) is int:  # each rank has some of them only
+    if metadata.get("is_expert_param") is True and type(experts) is int:
         slices = [(experts, *one[1:]) for one in slices]
     wholes = _joined_shapes(slices)
     if shape in wholes:
         return shape
-    if "sub_param_shape" in metadata:  # the sub-parameters may have an axis of their own
+    if "sub_param_shape" in metadata:
         return shape if math.prod(shape) in map(math.prod, wholes) else None
-    if metadata.get("vocab_tensor") is True and shape[:1] > (0,):  # without the rows that padded it
+    if metadata.get("vocab_tensor") is True and shape[:1] > (0,):
         padded = (one[0] for one in wholes if one[1:] == shape[1:])
         return shape if any(shape[0] == min(rows or shape[0], length) for length in padded) else None
     flat = (one for one in wholes if shape == (math.prod(one),))

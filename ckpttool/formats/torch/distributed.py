@@ -196,6 +196,8 @@ def _chunks(total: int, pieces: int, count: int, place: int) -> Iterator[Range]:
 
 def _select(runs: Sequence[Range], positions: Iterator[Range]) -> Iterator[Range]:
     """Yield the indexes at some positions among those of ``runs``; adjacent ones are joined."""
+    # ``runs`` are ranges of indexes of the axis, which are numbered through: position 5 of (0, 4), (8, 12) is
+    # index 9. Both sequences are sorted, so one pass over them suffices.
     begin = end = 0  # the run to be yielded next
     number = skipped = 0  # index of the current run, and the positions before it
     for low, high in positions:
@@ -219,6 +221,9 @@ def _mesh(objects: TorchObjects, node: Any) -> Mesh:
     """Return a pickled ``DeviceMesh``; each node is read once, as many tensors share a large mesh."""
     if (known := objects.meshes.get(id(node))) is not None:
         return known
+    # Versions of PyTorch pickle different attributes: a tensor of ranks (``mesh``, ``_mesh``) or, since 2.9,
+    # a layout; the ranks as a list or a map; and the coordinate of the process, which is None outside of the
+    # mesh.
     leaves = (leaf for reference in references(node) if (leaf := objects.storage_leaf(reference)) is not None)
     storages = [parts.storage for leaf in leaves for _, parts in leaf.tensors]
     stored = frozenset(extent for extent in storages if extent is not None)

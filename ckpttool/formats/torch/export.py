@@ -357,6 +357,9 @@ class _ProgramArchive:
     def _read_tensors(self) -> set[str]:
         """Read the tensors in all configurations, and return their names."""
         names: set[str] = set()
+        # Each model of a package has its own configurations, which may share records. Names get the model's
+        # name as a prefix only if there are several, so that those of a single model are the names of its
+        # state dict.
         models = {m["model"] for n in self._records.by_name if (m := _CONFIG.fullmatch(n))}
         for name, member in self._records.by_name.items():
             match = _CONFIG.fullmatch(name)

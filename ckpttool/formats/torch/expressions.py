@@ -43,6 +43,9 @@ _DIGITS = frozenset({"Float", "RoundDecimal"})
 _EXPONENTIALS = frozenset({"exp"})
 
 
+# The cost of evaluating an expression ---------------------------------------------------------------
+
+
 class UnboundedError(Exception):
     """Evaluating an expression may take unbounded time or memory; the message is the reason."""
 
@@ -168,6 +171,8 @@ def _exponent(node: ast.expr) -> int:
         raise UnboundedError("its exponents depend on its symbols")
     raise HugeNumberError("its exponents are too large")
 
+
+# Judging the texts of a program ----------------------------------------------------------------------
 
 MAX_TEXT = 20_000
 MAX_NESTING = 50
@@ -307,6 +312,7 @@ def objection(text: str) -> str | None:
     """
     if len(text) > MAX_TEXT or max(map(text.count, "([{")) > MAX_NESTING * 20:
         return "it is too long"
+    # Python's parser recurses into brackets, so their nesting is limited before anything is parsed.
     depth = deepest = 0
     for sign in text:
         depth += (sign in "([{") - (sign in ")]}")
@@ -336,6 +342,8 @@ def objection(text: str) -> str | None:
 
 def _objection(node: ast.AST) -> str | None:
     if isinstance(node, ast.Name):
+        # Any other name is a symbol (``s0``); a builtin would be found by ``eval``, and a name with two
+        # underscores may lead to one.
         is_known = _SYMBOL.fullmatch(node.id) and (node.id in _FUNCTIONS or not hasattr(builtins, node.id))
         return None if is_known else f"it names {node.id}"
     if isinstance(node, ast.Attribute):

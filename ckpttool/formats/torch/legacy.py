@@ -186,6 +186,8 @@ class LegacyStorages:
 
     def locate(self, keys: object, offset: int, end: int) -> int:
         """Walk the storages from an offset on, and return the offset after the last, in bytes."""
+        # PyTorch takes the keys in this order, and the storages by it; a key that is missing, unused or
+        # listed twice would shift or replace the bytes of others.
         if not isinstance(keys, list | tuple) or not all(isinstance(key, str) for key in keys):
             self._fail("no list of texts", PARTS[4], "tensor-damaged")
         if len(set(keys)) != len(keys):

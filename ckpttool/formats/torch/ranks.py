@@ -95,6 +95,9 @@ def open_ranks(
         metadata_part = None if metadata is None else parts.add(METADATA, partial(open_file, metadata))
         job_metadata = dict(metadata_part.metadata) if metadata_part is not None else {}
         groups = _open_groups(parts, job_files)
+        # The number of ranks is in the files' names, in torch_checkpointing's metadata, or in the meshes of
+        # sharded tensors; without any of these the highest rank decides, so a missing last file goes
+        # unnoticed.
         world_size = job_metadata.get("world_size")
         stated = world_size if type(world_size) is int and world_size > 0 else 0
         world = world or stated or _world_of_tensors(groups)
@@ -268,6 +271,8 @@ class _Assembly:
         common: dict[Any, Any] = {}
         by_rank: dict[Any, Any] = {}
         for group in self._groups:
+            # The common tree is the first rank's, with the keys that only others have. Tensors in it are then
+            # replaced by the assembled ones.
             trees = {rank: part.tree for rank, (_, part) in group.parts.items()}
             first = next(iter(trees.values()))
             content = first

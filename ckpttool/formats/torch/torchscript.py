@@ -18,9 +18,8 @@ from dataclasses import replace
 from typing import ClassVar
 from zlib import crc32
 
-from ckpttool.containers.pickle.pickle_nodes import Call, Global, Pickle, children, nodes
+from ckpttool.containers.pickle.pickle_nodes import Call, Global, children, nodes
 from ckpttool.containers.pickle.pickle_safety import PickleSequence, attach_safety, judge
-from ckpttool.containers.zip_reader import Member
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.core.report import Finding, error, warning
@@ -67,6 +66,7 @@ class TorchScript(Format):
         pickles = _ArchivePickles(records)
         data, constants = StorageRecords(records, "data"), StorageRecords(records, "constants")
         with attach_safety(pickles.safety):
+            # Whatever fails below, the safety findings made until then are attached to the error.
             flat = _model_attributes(pickles.root("data.pkl"), TorchObjects(probe.path, data), probe.path)
             # The tensors that the code refers to are in a pickle of their own.
             leaf = TorchObjects(probe.path, constants).leaf
@@ -75,7 +75,13 @@ class TorchScript(Format):
                 (("constants", *keys), replace(parts, role=Role.OTHER)) for keys, parts in of_code.tensors
             ]
             pickles.judge_others(lambda name: data.holds(name) or constants.holds(name))
-            files = [(member.name, name, records.archive.read(member)) for name, member in _code(records)]
+            # PyTorch finds the file of a class by the class's name: ``code/__torch__/nets.py`` has those of
+            # the module ``__torch__.nets``. Names are without the archive's root, places with it.
+            files = [
+                (member.name, member.name.partition("/")[2], records.archive.read(member))
+                for name, member in records.by_name.items()
+                if name.startswith("code/") and name.endswith(".py")
+            ]
             for place, _, text in files:
                 pickles.safety |= dict.fromkeys(judge_text(text, place))
             tokens = [code_tokens(text)[0] for _, _, text in files]
@@ -157,7 +163,9 @@ class _ArchivePickles:
         judged = self._records.read_pickle(name)
         member = self._records.by_name[name]
         for pickle in judged.pickles:
-            self.safety |= dict.fromkeys(judge(_without_own_names(pickle), member.name))
+            # Loading doesn't import the archive's own classes, so they aren't judged.
+            imported = {name: at for name, at in pickle.names.items() if not _is_own(name)}
+            self.safety |= dict.fromkeys(judge(replace(pickle, names=imported), member.name))
         names = (f"{name.module}.{name.name}" for pickle in judged.pickles for name in pickle.names)
         classes = [name.removeprefix(CLASSES) for name in names if name.startswith(CLASSES)]
         self.safety |= dict.fromkeys(judge_classes(classes, member.name))
@@ -171,12 +179,6 @@ class _ArchivePickles:
 def _is_own(name: Global) -> bool:
     """Return whether a class is one that the archive's code defines."""
     return name.module.partition(".")[0] == _OWN_PREFIX
-
-
-def _without_own_names(pickle: Pickle) -> Pickle:
-    """Return a pickle without the names of the archive's classes, which loading doesn't import."""
-    names = {name: at for name, at in pickle.names.items() if not _is_own(name)}
-    return replace(pickle, names=names)
 
 
 # Tensors ------------------------------------------------------------------------------------------
@@ -258,12 +260,6 @@ def _metadata(
         return is_described or any(storage.holds(name) for storage in storages)
 
     return metadata | other_records(records.unknown(is_known), metadata)
-
-
-def _code(records: Records) -> Iterator[tuple[str, Member]]:
-    for name, member in records.by_name.items():
-        if name.startswith("code/") and name.endswith(".py"):
-            yield member.name.partition("/")[2], member
 
 
 def _texts(root: object) -> Iterator[str]:

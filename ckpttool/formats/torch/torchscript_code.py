@@ -56,6 +56,9 @@ _OPENING, _CLOSING = frozenset({b"(", b"[", b"{"}), frozenset({b")", b"]", b"}"}
 _SHOWN_NAMES = 80
 
 
+# Types of attributes and values --------------------------------------------------------------------
+
+
 class Type(NamedTuple):
     """A type as code writes it: ``Dict[str, Tensor]``."""
 
@@ -179,6 +182,8 @@ class _Values:
             return True
         while isinstance(value, Call) and value.function in WRAPPERS and value.args:
             value = value.args[0]
+        # A value that contains itself, or is shared, is compared once: it counts as matching while it is
+        # compared, and a mismatch inside it ends the whole comparison.
         key = (id(value), declared)
         if key in self._checked:
             return True
@@ -212,6 +217,9 @@ class _Values:
         )
 
 
+# Casts ---------------------------------------------------------------------------------------------
+
+
 def unchecked_casts(tokens: Sequence[bytes]) -> Iterator[str]:
     """Yield each type of an ``unchecked_cast`` whose values PyTorch doesn't check.
 
@@ -234,13 +242,17 @@ def unchecked_casts(tokens: Sequence[bytes]) -> Iterator[str]:
 def _optional_variables(body: Sequence[bytes], type: Sequence[bytes]) -> set[bytes]:
     """Return the variables of a function declared ``Optional`` of a type that only get such values."""
     declaration = [b":", b"Optional", b"[", *type, b"]"]
+    # The cast is safe if the variable can only hold None or a value of the type. So after its declaration it
+    # may be assigned from other such variables only, and every other use that could assign to it (a target of
+    # ``for`` or ``as``, a tuple of targets) takes it out. As that may take out the source of another
+    # assignment, this repeats until nothing changes.
     declared = {at for at in range(1, len(body)) if list(body[at : at + len(declaration)]) == declaration}
     names = {body[at - 1] for at in declared}
 
     def is_kept(at: int) -> bool:
         before, after = body[at - 1], body[at + 1]
         if after == b"=":
-            return body[at + 2] in names and _ends(body, at + 3)
+            return body[at + 2] in names and _is_statement_end(body, at + 3)
         if before == b"(":  # the first argument of a call, and no target in parentheses
             return body[at - 2] not in _TARGETS and body[_closing(body, at) + 1] != b"="
         is_cast = list(body[at - len(type) - 3 : at]) == [_CAST, b"(", *type, b","]
@@ -260,12 +272,14 @@ def _closing(body: Sequence[bytes], at: int) -> int:
     return at
 
 
-def _ends(body: Sequence[bytes], at: int) -> bool:
+def _is_statement_end(body: Sequence[bytes], at: int) -> bool:
     """Return whether a statement ends before a token."""
     if body[at] != b"if":
         return _NAME.fullmatch(body[at]) is not None and body[at] not in _OPERATIONS
     return next((token for token in body[at:] if token in (b":", b"else")), b"") == b":"
 
+
+# Descriptions and references -----------------------------------------------------------------------
 
 _PREFIX = "code/"
 _DEFINITION = re.compile(rb"^(?=(?:class|def) )", re.MULTILINE)
@@ -323,6 +337,8 @@ def describe_code(definitions: Mapping[bytes, bytes], root: str) -> dict[str, st
 
     ``root`` is the name of the model's class.
     """
+    # Two saves of one model differ in the mangled names of classes, and in the temporaries (``_0``), which
+    # PyTorch numbers through a whole file. Both are replaced by numbers that depend on the model alone.
     numbers = _number_definitions(definitions, root.encode())
     descriptions = {}
     for name, text in definitions.items():
@@ -357,7 +373,6 @@ def definitions_of(files: Iterable[tuple[str, bytes]]) -> dict[bytes, bytes]:
 
 
 def _renumber_temporaries(definition: bytes) -> bytes:
-    """Return a definition with temporaries ``_0``, ``_1``…; PyTorch numbers them through a whole file."""
     numbers: dict[bytes, bytes] = {}
     return _TEMPORARY.sub(lambda match: numbers.setdefault(match[0], b"_%d" % len(numbers)), definition)
 

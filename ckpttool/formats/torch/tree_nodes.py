@@ -86,6 +86,8 @@ def _quantized_tensor(builder: TreeBuilder, call: Call, leaf: Leaf[Any]) -> Node
 def _of_type(builder: TreeBuilder, call: Call, leaf: Leaf[Any]) -> object:
     """Return a tensor of a subclass or with attributes as a call around the plain tensor."""
     function, kind, args, state = call.args[:4]
+    # In the tree the call is ``FROM_TYPE(tensor, class, state)``: the inner call of the pickle is replaced by
+    # the tensor that it rebuilds, or by a node around it.
     if function == FROM_TYPE:
         return builder.opaque_call(call, leaf, "a class in a class")
 

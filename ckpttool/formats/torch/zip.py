@@ -104,6 +104,8 @@ class Records:
 
     def _index(self) -> None:
         path, archive = self.path, self.archive
+        # All records must be below one root. In a rescued archive, whose directory was rebuilt from damaged
+        # bytes, the most frequent root counts, and records outside of it are left out.
         roots = Counter(member.name.partition("/")[0] for member in archive.members)
         self.lost = {name.partition("/")[2].casefold(): one for name, one in archive.lost.items()}
         self._findings: list[Finding] = list(archive.findings)
@@ -121,6 +123,8 @@ class Records:
                     error("zip-roots", f"a record outside of {root}; left out", member.name)
                 )
                 continue
+            # Of two records with one name PyTorch loads either, depending on their order: a file that shows
+            # one content to a scanner and another to PyTorch.
             if folded in self.by_name:
                 raise DamagedCheckpoint(
                     path, "two records with one name", where=member.name, code="zip-duplicate"
