@@ -79,16 +79,8 @@ def imports_of_files() -> dict[str, set[str]]:
     return imports
 
 
-TYPED_BY_EACH_OTHER = {
-    ("ckpttool.formats.torch.distributed", "ckpttool.formats.torch.objects"),
-}
-"""What the second calls is told of it, and imports it for types alone."""
-
-
 def test_no_files_import_each_other_in_a_circle() -> None:
     imports = imports_of_files()
-    for importer, called in TYPED_BY_EACH_OTHER:
-        imports[importer].remove(called)
     while free := {name for name, called in imports.items() if not called & imports.keys()}:
         imports = {name: called for name, called in imports.items() if name not in free}
     importers = {called for calls in imports.values() for called in calls}

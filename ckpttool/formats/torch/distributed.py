@@ -13,20 +13,17 @@ Source: PyTorch ``torch/distributed/tensor/_dtensor_spec.py``, ``placement_types
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from ckpttool.containers.pickle.pickle_nodes import Call, Global, references
+from ckpttool.containers.pickle.pickle_nodes import Call, Global
 from ckpttool.core.tensor import Extent, Path, Range, Shard
 from ckpttool.core.values import in_memory
 from ckpttool.formats.content.boxes import Box
 from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.content.tree import Leaf, TensorParts
 from ckpttool.formats.torch.types import sizes, torch_dtype
-
-if TYPE_CHECKING:
-    from ckpttool.formats.torch.objects import TorchObjects
 
 _DTENSOR, _SHARDED = "DTensor", "ShardedTensor"
 _MODULES = (
@@ -52,21 +49,28 @@ def is_distributed(kind: object) -> bool:
     return any(f"{kind.module}.".startswith(f"{module}.") for module in _MODULES)
 
 
-def local_parts(objects: TorchObjects, call: Call) -> Leaf[TensorParts]:
-    """Return the local part of a distributed tensor, with its place in the global tensor."""
+def local_parts(
+    call: Call, read: Callable[[object], Leaf[TensorParts] | None], mesh_of: Callable[[Any], Mesh]
+) -> Leaf[TensorParts]:
+    """Return the local part of a distributed tensor, with its place in the global tensor.
+
+    Args:
+        call: Rebuilds the tensor.
+        read: Returns the tensors that a node represents, or None.
+        mesh_of: Returns the mesh of a pickled ``DeviceMesh``.
+    """
     _, kind, args, state = call.args[:4]
     if kind.name == _SHARDED:
-        return _sharded_tensor(objects, args, state)
+        return _sharded_tensor(args, state, read)
     attributes = _state_attributes(state)
-    leaf = objects.leaf(attributes["_local_tensor"])
+    leaf = read(attributes["_local_tensor"])
     if leaf is None or len(leaf.tensors) != 1:
         raise TypeError("its local tensor is none")
     (path, parts), shape = leaf.tensors[0], _shape(args[2])
     if parts.dtype != torch_dtype(args[1]):
         raise TypeError(f"a local tensor of {parts.dtype.name}")
-    objects.check_references(attributes["_spec"])
     spec = _state_attributes(attributes["_spec"].state)
-    mesh = _mesh(objects, spec["mesh"])
+    mesh = mesh_of(spec["mesh"])
     shard = _dtensor_shard(mesh, spec, shape, parts.shape)
     parts = replace(parts, shard=shard, described_by=mesh.stored)
     return Leaf(((path, parts),), visits=sum(map(len, shard.ranges or ())))
@@ -217,16 +221,11 @@ def _select(runs: Sequence[Range], positions: Iterator[Range]) -> Iterator[Range
         yield begin, end
 
 
-def _mesh(objects: TorchObjects, node: Any) -> Mesh:
-    """Return a pickled ``DeviceMesh``; each node is read once, as many tensors share a large mesh."""
-    if (known := objects.meshes.get(id(node))) is not None:
-        return known
+def read_mesh(node: Any, stored: frozenset[Extent]) -> Mesh:
+    """Return a pickled ``DeviceMesh``; ``stored`` as ``Mesh`` has it."""
     # Versions of PyTorch pickle different attributes: a tensor of ranks (``mesh``, ``_mesh``) or, since 2.9,
     # a layout; the ranks as a list or a map; and the coordinate of the process, which is None outside of the
     # mesh.
-    leaves = (leaf for reference in references(node) if (leaf := objects.storage_leaf(reference)) is not None)
-    storages = [parts.storage for leaf in leaves for _, parts in leaf.tensors]
-    stored = frozenset(extent for extent in storages if extent is not None)
     fields = _state_attributes(node.state)
     shape = _mesh_shape(fields)
     is_sound = len(shape) <= _MAX_DIMENSIONS and all(type(length) is int and length > 0 for length in shape)
@@ -250,9 +249,7 @@ def _mesh(objects: TorchObjects, node: Any) -> Mesh:
             for index, length in zip(place, shape, strict=True):
                 position = position * length + index
             rank = ranks[position]
-    mesh = objects.meshes[id(node)] = Mesh(shape, place, is_member, rank, max(ranks, default=-1) + 1, stored)
-    objects.charge(mesh.world)
-    return mesh
+    return Mesh(shape, place, is_member, rank, max(ranks, default=-1) + 1, stored)
 
 
 def _mesh_shape(fields: Mapping[str, Any]) -> tuple[int, ...]:
@@ -290,12 +287,13 @@ def _mesh_ranks(fields: Mapping[str, Any]) -> tuple[int, ...]:
 # ShardedTensor ----------------------------------------------------------------------------------------
 
 
-def _sharded_tensor(objects: TorchObjects, args: Any, state: Any) -> Leaf[TensorParts]:
+def _sharded_tensor(
+    args: Any, state: Any, read: Callable[[object], Leaf[TensorParts] | None]
+) -> Leaf[TensorParts]:
     """Return the local shards of a ``ShardedTensor``: nearly always one, but there may be none or several."""
     if not isinstance(state, tuple) or len(state) != _STATE_LENGTH:
         raise TypeError("no state of a ShardedTensor")
     shards, _, group, _, _ = state
-    objects.check_references(state)
     shape, dtype = _shape(args[2]), torch_dtype(args[1])
     numbers = _state_attributes(group.state)
     rank, world = numbers["global_rank"], numbers["global_world_size"]
@@ -305,7 +303,7 @@ def _sharded_tensor(objects: TorchObjects, args: Any, state: Any) -> Leaf[Tensor
     tensors: list[tuple[Path, TensorParts]] = []
     for index, node in enumerate(shards):
         fields = _state_attributes(node.state)
-        leaf = objects.leaf(fields["tensor"])
+        leaf = read(fields["tensor"])
         if leaf is None or len(leaf.tensors) != 1:
             raise TypeError("a shard that is no tensor")
         (_, parts) = leaf.tensors[0]

@@ -27,7 +27,7 @@ from ckpttool.core.values import Contiguous, Strided, flip_signs, is_contiguous,
 from ckpttool.formats.arrays.objects import numpy_leaf
 from ckpttool.formats.content.plain_data import PayloadChecksums, describe
 from ckpttool.formats.content.tree import MAX_VISITS, Leaf, TensorParts, TreeBudget, flatten, merge_slots
-from ckpttool.formats.torch.distributed import Mesh, is_distributed, local_parts
+from ckpttool.formats.torch.distributed import Mesh, is_distributed, local_parts, read_mesh
 from ckpttool.formats.torch.types import (
     COMPONENTS,
     checked_sizes,
@@ -201,7 +201,7 @@ class TorchObjects:
         self.budget = TreeBudget()
         """Counts the nodes inside tensors and modules against the limit on trees."""
         self._sums = PayloadChecksums()
-        self.meshes: dict[int, Mesh] = {}
+        self._meshes: dict[int, Mesh] = {}
         """Device meshes that were read, by the ``id`` of their nodes."""
         self._depth = 0
         self._tensors = 0
@@ -417,7 +417,8 @@ class TorchObjects:
         """Read a tensor with attributes, or of a subclass."""
         function, kind, args, state = call.args[:4]
         if is_distributed(kind):
-            return local_parts(self, call)
+            self.check_references(state)
+            return local_parts(call, self.leaf, self._mesh)
         # ``_rebuild_from_type_v2(function, class, args, state)``: the function rebuilds a tensor, which gets
         # the class and the state. A wrapper subclass (torchao's quantized tensors, for one) rebuilds without
         # values: its data are the tensors in the state, and its own shape is that of the whole.
@@ -432,6 +433,16 @@ class TorchObjects:
         shape = checked_sizes(leaf.tensors[0][1].shape)
         plain = {"class": str(describe(kind)), "global_shape": [*shape]}
         return Leaf(attributes, LogicalTensor(plain, shape=shape))
+
+    def _mesh(self, node: object) -> Mesh:
+        """Return a pickled ``DeviceMesh``; each node is read once, as many tensors share a large mesh."""
+        if id(node) not in self._meshes:
+            leaves = filter(None, map(self.storage_leaf, references(node)))
+            storages = [parts.storage for leaf in leaves for _, parts in leaf.tensors]
+            mesh = read_mesh(node, frozenset(extent for extent in storages if extent is not None))
+            self._meshes[id(node)] = mesh
+            self.charge(mesh.world)
+        return self._meshes[id(node)]
 
     def _wrapper_subclass(self, call: Call) -> Leaf[TensorParts]:
         return Leaf((((), TensorParts(torch_dtype(call.args[1]), sizes(call.args[2]))),))
