@@ -132,7 +132,7 @@ class Commands(click.Group):
 def command_named(name: str) -> Command:
     """Return a command."""
     entry = COMMANDS[name]
-    run = getattr(import_module(f"ckpttool.cli.{entry.module}"), entry.function)
+    run = getattr(import_module(f".{entry.module}", __package__), entry.function)
     changes = _CHANGES if name == "verify" else name in _CHANGING
     return Command(name, run, is_paged=name in _PAGED, changes=changes)
 

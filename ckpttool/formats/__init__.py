@@ -32,8 +32,7 @@ from __future__ import annotations
 import os
 import re
 from functools import cache
-from importlib import import_module
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import AmbiguousFormat, DamagedCheckpoint, NotACheckpoint, NotDownloaded
@@ -41,7 +40,7 @@ from ckpttool.formats.foreign import recognise_foreign
 from ckpttool.formats.interface import Format, Probe, SetFormat
 from ckpttool.formats.opening import open_with
 from ckpttool.formats.pointer_kind import CheckpointList
-from ckpttool.formats.traits import TRAITS, traits_of
+from ckpttool.formats.traits import TRAITS, class_at, traits_of
 from ckpttool.storage import fs
 
 
@@ -66,7 +65,7 @@ class _Reader(NamedTuple):
 
 _READERS = tuple(
     _Reader(
-        f"ckpttool.formats.{class_path}",
+        class_path,
         frozenset(kinds.split()),
         re.compile(row.record, re.DOTALL) if row.record else None,
     )
@@ -74,7 +73,7 @@ _READERS = tuple(
     for class_path, kinds in row.readers.items()
 )
 
-_FALLBACK = "ckpttool.formats.step_directory:StepDirectory"
+_FALLBACK = "step_directory:StepDirectory"
 """Format of a directory that no other recognises; it goes by the directory's name (``step_100``)."""
 
 ENTRY_POINTS = "ckpttool.formats"
@@ -118,20 +117,15 @@ def third_party_formats() -> tuple[Format, ...]:
 
 @cache
 def _load(class_path: str) -> Format:
-    format: Format = _class_at(class_path)()
+    format: Format = class_at(class_path)()
     return format
-
-
-def _class_at(class_path: str) -> Any:
-    module, _, name = class_path.partition(":")
-    return getattr(import_module(module), name)
 
 
 @cache
 def checkpoint_lists() -> tuple[CheckpointList, ...]:
     """Return the kinds of files in which frameworks list the checkpoints of a directory."""
     paths = (row.checkpoint_list for row in TRAITS.values() if row.checkpoint_list)
-    return tuple(_class_at(f"ckpttool.formats.{path}")() for path in paths)
+    return tuple(class_at(path)() for path in paths)
 
 
 def list_kind(name: str) -> CheckpointList | None:

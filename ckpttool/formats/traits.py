@@ -9,7 +9,8 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from importlib import import_module
+from typing import Any, NamedTuple
 
 from ckpttool.formats.content.plain_data import RECORDS
 
@@ -326,6 +327,12 @@ TRAITS: Mapping[str, Traits] = {
 """Those of each format, by its name; those that can be written first."""
 
 _OTHERS = Traits()
+
+
+def class_at(class_path: str) -> Any:
+    """Return a class of ``formats/`` by its ``module:Class``, importing the module."""
+    module, _, name = class_path.partition(":")
+    return getattr(import_module(f".{module}", __package__), name)
 
 
 def traits_of(format: str) -> Traits:

@@ -12,13 +12,12 @@ import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 from ckpttool.core.checkpoint import TrainingState
 from ckpttool.core.layers import LayerKind
 from ckpttool.core.tensor import Path, Span, Tensor
-from ckpttool.formats.traits import TRAITS
+from ckpttool.formats.traits import TRAITS, class_at
 from ckpttool.storage.sink import Sink
 from ckpttool.storage.work import Advance
 
@@ -217,6 +216,5 @@ def format_of(name: str, *, has_architecture: bool) -> str | None:
 
 def writer_of(name: str) -> Writer:
     """Return the writer of a format, which is one of ``WRITABLE``."""
-    module, _, kind = TRAITS[name].writer.partition(":")
-    made: Writer = getattr(import_module(f"ckpttool.formats.{module}"), kind)()
+    made: Writer = class_at(TRAITS[name].writer)()
     return made

@@ -68,7 +68,7 @@ def _import_quickly(adapter: str, package: str) -> ModuleType:
     try:
         module = import_module(adapter)
         import_module(package)
-        import_module("ckpttool.predict.prediction")
+        import_module(".prediction", __package__)
         return module
     finally:
         gc.freeze()
