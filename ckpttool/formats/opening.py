@@ -75,24 +75,21 @@ class Opening:
         self.findings.append(error(code, message, where))
         self.complete = False
 
-    def checkpoint(self, **parts: Unpack[CheckpointParts]) -> Checkpoint:
+    def checkpoint(self, base: Checkpoint | None = None, **parts: Unpack[CheckpointParts]) -> Checkpoint:
         """Return a checkpoint of some parts, with the findings and the open files, which it closes.
 
         ``safety`` and ``judged`` among the parts are added to those of the files; other parts replace theirs.
+        Parts that are not given are those of ``base``.
         """
         found: dict[str, Any] = {
             "findings": tuple(self.findings),
             "complete": self.complete,
-            "close": self.keep(),
+            "close": self.opened.pop_all().close,
             **parts,
             "safety": tuple(dict.fromkeys((*self.safety, *parts.get("safety", ())))),
             "judged": self.judged.union(parts.get("judged", ())),
         }
-        return Checkpoint(**found)
-
-    def keep(self) -> Callable[[], None]:
-        """Return a function that closes the files; leaving the context no longer closes them."""
-        return self.opened.pop_all().close
+        return Checkpoint(**found) if base is None else base.but(**found)
 
 
 def open_with(path: str | os.PathLike[str], choose: Callable[[Probe], Format]) -> Checkpoint:

@@ -83,15 +83,10 @@ class StepDirectory(Format):
                 "files": tuple(file_entry(path) for path in _files(directory) if fs.isfile(path)),
                 "spans": parts.spans,
                 "training": lambda: _training(parts, record, _own_name(directory)),
-                "findings": tuple(parts.findings),
-                "safety": tuple(parts.safety),
-                "judged": frozenset(parts.judged),
-                "complete": parts.complete,
-                "close": parts.keep(),
             }
             if first is not None and len(opened) == 1:
-                return first.but(**common)
-            return Checkpoint(
+                return parts.checkpoint(first, **common)
+            return parts.checkpoint(
                 format=self.name if first is None else first.format,
                 tensors=tuple(
                     _below(keys[name], tensor)
