@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
+from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, require_at_most
 
 MAX_VALUES = 4_000_000
 """The most JSON values in one text; a safetensors header of 100 MB has as many."""
@@ -23,6 +23,15 @@ class Doubled(dict[str, Any]):
     """A JSON object in which ``key`` stands twice; the last value has it."""
 
     key: str
+
+    @property
+    def problem(self) -> str:
+        """The sentence for findings and errors."""
+        return f"{self.key!r} stands twice"
+
+    def error(self, path: str, where: str | None = None) -> DamagedCheckpoint:
+        """Return the error of a file that may not have it."""
+        return DamagedCheckpoint(path, self.problem, where=where, code="duplicate-key")
 
 
 _CONTAINERS = frozenset({dict, list, Doubled})
@@ -46,10 +55,7 @@ def parse_json(
         found = f"the {what} is not UTF-8 at its byte {failure.start:,}"
         raise DamagedCheckpoint(path, found, code=f"{what}-not-utf8") from failure
     values = sum(map(text.count, "[{,"))
-    if values > MAX_VALUES:
-        raise LimitExceeded(
-            path, f"the {what} holds {values:,} JSON values", expected=f"at most {MAX_VALUES:,}"
-        )
+    require_at_most(path, MAX_VALUES, values, f"the {what} holds {{:,}} JSON values")
     constant = float if constants else _refuse_constant
     deep = LimitExceeded(
         path, f"the {what} is nested over {MAX_DEPTH} deep", expected="less", code=f"{what}-too-deep"

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ckpttool.containers.protobuf import BYTES, VARINT, encoded_varint, fields, varint
 from ckpttool.core.dtypes import BY_NAME, DType
-from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated
+from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated, require_at_most
 from ckpttool.core.readable import Readable
 
 MAX_LEVELS = 8
@@ -190,9 +190,7 @@ def _skip_version(source: Readable, at: int, where: str | None) -> int:
 def _read_levels(source: Readable, at: int, where: str | None) -> tuple[tuple[tuple[int, int], ...], int]:
     """Return where the bounds of each level of sequences lie, and the offset after them."""
     count = _read_number(source, _U64, at, where)
-    if count > MAX_LEVELS:
-        found = f"{count:,} levels of sequences"
-        raise LimitExceeded(source.path, found, expected=f"at most {MAX_LEVELS}", where=where)
+    require_at_most(source.path, MAX_LEVELS, count, "{:,} levels of sequences", where)
     at += _U64.size
     levels = []
     for _ in range(count):
@@ -222,8 +220,7 @@ def describe(message: bytes | memoryview, path: str, where: str | None) -> tuple
     number, shape = parse_description(message, path, where)
     if number not in ELEMENTS:
         raise DamagedCheckpoint(path, f"element type {number}", where=where, code="unknown-dtype")
-    if len(shape) > MAX_AXES:
-        raise LimitExceeded(path, f"{len(shape):,} axes", expected=f"at most {MAX_AXES}", where=where)
+    require_at_most(path, MAX_AXES, len(shape), "{:,} axes", where)
     if any(length < 0 for length in shape) or math.prod(shape) > _MAX_INT64:
         raise DamagedCheckpoint(path, f"shape {shape}", where=where, code="tensor-description")
     return ELEMENTS[number], shape

@@ -13,7 +13,7 @@ import re
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated
+from ckpttool.core.errors import DamagedCheckpoint, Truncated, require_at_most
 from ckpttool.core.readable import Readable
 
 MAGIC = b"\x93NUMPY"
@@ -87,10 +87,7 @@ def read_npy_header(source: Readable, start: int, end: int, where: str | None = 
     if at + width > end:
         raise Truncated(path, found, expected="a header", where=where)
     length = int.from_bytes(source.read(at, width, where), "little")
-    if length > MAX_HEADER:
-        raise LimitExceeded(
-            path, f"a header of {length:,} bytes", expected=f"at most {MAX_HEADER:,}", where=where
-        )
+    require_at_most(path, MAX_HEADER, length, "a header of {:,} bytes", where)
     data = at + width + length
     if data > end:
         raise Truncated(path, found, expected=f"{data - start:,} for the header alone", where=where)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ckpttool.containers.compressed import Budget
 from ckpttool.containers.protobuf import encoded_varint, varint
-from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated
+from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated, require_at_most
 from ckpttool.core.readable import MAX_READ
 from ckpttool.storage.checksums import crc32c, mask_crc, unmask_crc
 from ckpttool.storage.sink import Sink
@@ -225,9 +225,7 @@ class Table:
             return body
         try:
             size = decompressed_size(body)
-            if size > MAX_READ:
-                found = f"a block of {size:,} bytes"
-                raise LimitExceeded(self.path, found, expected=f"at most {MAX_READ:,}", where=where)
+            require_at_most(self.path, MAX_READ, size, "a block of {:,} bytes", where)
             contents = memoryview(decompress(body))
         except ValueError as failure:
             raise self._damage(f"a block that can't be decompressed: {failure}", where) from failure

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from ckpttool.containers.compressed import Inflated, Inflation
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated, Unsupported
 from ckpttool.core.readable import Readable
-from ckpttool.core.report import Finding, Severity, error, warning
+from ckpttool.core.report import Finding, Severity, error, trailing_bytes, warning
 from ckpttool.storage.source import Source
 
 SATURATED32, ZIP64_EXTRA = 0xFFFFFFFF, 0x0001
@@ -195,6 +195,11 @@ class Rescue(NamedTuple):
     is_cut: bool
 
 
+def duplicate_record(path: str, name: str | None = None) -> DamagedCheckpoint:
+    """Return the error of an archive with two records of one name, of which readers take different ones."""
+    return DamagedCheckpoint(path, "two records with one name", where=name, code="zip-duplicate")
+
+
 class Archive:
     """An opened zip.
 
@@ -304,7 +309,7 @@ def find_directory(source: Readable, findings: list[Finding]) -> Directory:
         )
     trailing = source.size - end - END.size
     if trailing:
-        findings.append(error("trailing-bytes", f"{trailing:,} bytes lie behind the end of the zip"))
+        findings.append(trailing_bytes(trailing, "the end of the zip"))
     stated = Directory(offset, nbytes, count)
     lead = min(end, _LOCATOR64.size)
     locator = tail[at - lead : at] if at >= lead else source.read(end - lead, lead)

@@ -44,7 +44,7 @@ from ckpttool.containers.zip_reader import (
     directory_entry,
     extra_fields,
 )
-from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated, Unsupported
+from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated, Unsupported, error_of
 from ckpttool.core.readable import Readable, aligned_buffer
 from ckpttool.core.report import Finding, error
 from ckpttool.storage.source import Source
@@ -86,7 +86,7 @@ def rescue_records(source: Source) -> Rescue:
         members = archive.members
     except (DamagedCheckpoint, Unsupported) as failure:
         is_cut = archive is None and isinstance(failure, Truncated)  # said by what is lost
-        findings = [] if is_cut else [error(failure.code, failure.reason, failure.where)]
+        findings = [] if is_cut else [error_of(failure)]
     else:
         if not archive.findings:
             return _Search(source).rescue_whole(members)

@@ -28,12 +28,11 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from ckpttool.core.report import Finding, error
 from ckpttool.core.urls import without_signatures
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-    from ckpttool.core.report import Finding
 
 
 class UsageError(ValueError):
@@ -88,6 +87,11 @@ class CheckpointError(Exception):
     def reason(self) -> str:
         """The problem and the expected state, without the place."""
         return self.found if self.expected is None else f"{self.found} ({self.expected})"
+
+    @property
+    def placed_reason(self) -> str:
+        """The reason, after the place inside."""
+        return self.reason if self.where is None else f"{self.where}: {self.reason}"
 
     def __str__(self) -> str:
         place = "" if self.where is None else f"[{self.where}]"
@@ -167,6 +171,20 @@ class MissingPackage(CheckpointError):
     """An optional package is needed; the message holds the line that installs it."""
 
     code = "missing-package"
+
+
+def error_of(failure: CheckpointError, where: str | None = None) -> Finding:
+    """Return the finding for a part that can't be read, at the place in the failure or another."""
+    return error(failure.code, failure.reason, failure.where if where is None else where)
+
+
+def require_at_most(
+    path: str, most: int, count: int, found: str, where: str | None = None, code: str | None = None
+) -> None:
+    """Raise ``LimitExceeded`` if there are more than ``most``; the count is inserted into ``found``."""
+    if count > most:
+        expected = f"at most {most:,}"
+        raise LimitExceeded(path, found.format(count), expected=expected, where=where, code=code)
 
 
 def from_os_error(error: OSError, path: str | os.PathLike[str]) -> CheckpointError:

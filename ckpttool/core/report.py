@@ -66,9 +66,17 @@ def note(code: str, message: str, where: str | None = None) -> Finding:
     return Finding(code, Severity.NOTE, message, where)
 
 
-def not_scanned(where: str) -> Finding:
-    """Return the warning of safety for a part that can't be read."""
-    return warning("not-scanned", "it could not be read, so what loading it would run is not known", where)
+_UNREADABLE = "it could not be read, so what loading it would run is not known"
+
+
+def not_scanned(where: str | None, reason: str = _UNREADABLE) -> Finding:
+    """Return the warning of safety for a part whose code wasn't searched."""
+    return warning("not-scanned", reason, where)
+
+
+def trailing_bytes(count: int, end: str, where: str | None = None) -> Finding:
+    """Return the error for bytes after the end of what a file or member declares."""
+    return error("trailing-bytes", f"{count:,} bytes lie behind {end}", where)
 
 
 def has_errors(findings: Iterable[Finding]) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from ckpttool.containers.jsontext import Doubled, parse_json
 from ckpttool.core.checkpoint import EARLIER_STEP, Checkpoint, FileEntry, Producer, TrainingState
-from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, NotACheckpoint
+from ckpttool.core.errors import DamagedCheckpoint, NotACheckpoint, require_at_most
 from ckpttool.core.report import warning
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.formats.interface import Format, Probe, Unit, scan
@@ -160,14 +160,13 @@ def _stem(name: str) -> str:
 def _read_json(directory: str, name: str, what: str) -> dict[str, Any]:
     path = os.path.join(directory, name)
     with fs.open_source(path) as source:
-        if source.size > MAX_HEADER:
-            raise LimitExceeded(path, f"{source.size:,} bytes of JSON", expected=f"at most {MAX_HEADER:,}")
+        require_at_most(path, MAX_HEADER, source.size, "{:,} bytes of JSON")
         parsed = parse_json(path, source.read(0, source.size), what, constants=True, surrogates=True)
     if not isinstance(parsed, dict):
         found = f"the {what} has type {type(parsed).__name__}"
         raise DamagedCheckpoint(path, found, expected="an object", code=f"{what}-not-object")
     if isinstance(parsed, Doubled):
-        raise DamagedCheckpoint(path, f"{parsed.key!r} stands twice", code="duplicate-key")
+        raise parsed.error(path)
     return parsed
 
 

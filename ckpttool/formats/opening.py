@@ -75,6 +75,10 @@ class Opening:
         self.findings.append(error(code, message, where))
         self.complete = False
 
+    def add_failure(self, failure: CheckpointError, where: str) -> None:
+        """Add the error of a part that can't be read, and mark the checkpoint as incomplete."""
+        self.fault(failure.code, failure.reason, where)
+
     def checkpoint(self, base: Checkpoint | None = None, **parts: Unpack[CheckpointParts]) -> Checkpoint:
         """Return a checkpoint of some parts, with the findings and the open files, which it closes.
 
@@ -215,8 +219,7 @@ class OpenedParts(Opening):
             part = self.opened.enter_context(open())
         except (DamagedCheckpoint, NotACheckpoint, Unsupported) as failure:
             self.judged.add(fs.abspath(failure.path))
-            place = "" if failure.where is None else f"{failure.where}: "
-            self.fault(f"{self._kind}-damaged", f"{place}{failure.reason}", name)
+            self.fault(f"{self._kind}-damaged", failure.placed_reason, name)
             self.safety += (add_part_name(finding, name) for finding in getattr(failure, "safety", ()))
             if not name.endswith(".safetensors"):
                 self.safety.append(not_scanned(name))

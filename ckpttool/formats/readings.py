@@ -34,7 +34,7 @@ from ckpttool.core.errors import (
     Unsupported,
 )
 from ckpttool.core.readable import Buffer, Readable
-from ckpttool.core.report import Finding, Severity, error, has_errors, warning
+from ckpttool.core.report import Finding, Severity, error, has_errors, not_scanned, warning
 from ckpttool.formats.interface import Format, Probe, SetFormat, scan
 from ckpttool.storage import fs
 from ckpttool.storage.source import Source
@@ -119,7 +119,7 @@ def further_readings(
     for finding in findings:
         if finding.severity is Severity.ERROR and finding.code in _UNDECLARED:
             message = "bytes that nothing declares; what would read them is not known"
-            yield warning("not-scanned", message, finding.where)
+            yield not_scanned(finding.where, message)
 
 
 def readings_of(path: str, formats: Iterable[Format]) -> Iterator[Finding]:
@@ -133,7 +133,7 @@ def readings_of(path: str, formats: Iterable[Format]) -> Iterator[Finding]:
             except (DamagedCheckpoint, NotACheckpoint, Unsupported) as failure:
                 yield from getattr(failure, "safety", ())
                 message = f"read as {format.name}, it is damaged: {failure.reason}"
-                yield warning("not-scanned", message, failure.where)
+                yield not_scanned(failure.where, message)
                 findings, is_damaged = (), True
             else:
                 is_damaged = False
@@ -169,7 +169,7 @@ def _read_as_pickles(source: Source) -> Iterator[Finding]:
         yield from read_pickles(source, 0, source.size, where).safety
     except LimitExceeded as failure:
         yield from failure.safety
-        yield warning("not-scanned", failure.reason, where)
+        yield not_scanned(where, failure.reason)
     except DamagedCheckpoint as failure:
         yield from (finding for finding in failure.safety if finding.severity is Severity.ERROR)
 
@@ -246,7 +246,7 @@ def judge_records(source: Readable) -> Iterator[Finding]:
         yield from judge_record(name, content)
         start = following
     if start >= 0 or source.size > MAX_SEARCHED:
-        yield warning("not-scanned", "more records than are searched in a damaged zip")
+        yield not_scanned(None, "more records than are searched in a damaged zip")
 
 
 def _record(data: bytes, start: int, end: int, limit: int) -> tuple[str, bytes]:
@@ -341,7 +341,7 @@ class _Bystanders:
         for count, entry in enumerate(_entries(self._root, unread)):
             where = os.path.relpath(entry.path, self._root)
             if count >= MAX_FILES or len(self.judged) >= MAX_JUDGED:
-                yield warning("not-scanned", f"more files than are looked at: {count:,} were", where)
+                yield not_scanned(where, f"more files than are looked at: {count:,} were")
                 return
             if fs.abspath(entry.path) in self._known:
                 continue
@@ -350,13 +350,13 @@ class _Bystanders:
             except CheckpointError as closed:  # a link leads into a closed directory
                 unread.append(closed)
         for failure in unread:
-            yield warning("not-scanned", failure.reason, os.path.relpath(failure.path, self._root))
+            yield not_scanned(os.path.relpath(failure.path, self._root), failure.reason)
 
     def _judge(self, entry: os.DirEntry[str]) -> Iterator[Finding]:
         path = fs.abspath(entry.path)
         if entry.is_symlink() and not fs.realpath(path).startswith(self._bases):
             if _has_checkpoint_name(entry.name) or entry.is_dir():
-                yield warning("not-scanned", "a link that leads out of the checkpoint; it was not followed")
+                yield not_scanned(None, "a link that leads out of the checkpoint; it was not followed")
             return
         is_read = path in self._own and os.path.dirname(path) == fs.abspath(self._root)
         if entry.is_file() and _is_loadable(entry, is_read=is_read):
@@ -425,10 +425,10 @@ def _safety_of(entry: os.DirEntry[str]) -> Iterator[Finding]:
     except NotFound:  # it vanished meanwhile
         return
     except CheckpointError as failure:
-        yield warning("not-scanned", failure.reason)
+        yield not_scanned(None, failure.reason)
         return
     if not formats and _has_checkpoint_name(entry.name):
-        yield warning("not-scanned", "no format recognises it, so what loading it would run is not known")
+        yield not_scanned(None, "no format recognises it, so what loading it would run is not known")
 
 
 def add_part_name(finding: Finding, name: str) -> Finding:

@@ -14,7 +14,7 @@ import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -25,9 +25,9 @@ from ckpttool.core.checkpoint import Checkpoint, Producer
 from ckpttool.core.errors import (
     CheckpointError,
     DamagedCheckpoint,
-    LimitExceeded,
     NotDownloaded,
     from_os_error,
+    require_at_most,
 )
 from ckpttool.core.report import Finding, error, note, warning
 from ckpttool.core.tensor import Tensor
@@ -80,8 +80,7 @@ class ShardIndex(NamedTuple):
 def read_weight_map(path: str) -> tuple[Mapping[str, Any], Mapping[str, Any], tuple[Finding, ...]]:
     """Return the weight map and metadata of an index file, unchecked, and findings for duplicate keys."""
     with fs.open_source(path) as source:
-        if source.size > MAX_INDEX:
-            raise LimitExceeded(path, f"an index of {source.size:,} bytes", expected=f"at most {MAX_INDEX:,}")
+        require_at_most(path, MAX_INDEX, source.size, "an index of {:,} bytes")
         data = source.read(0, source.size)
     if data.startswith(_LFS_POINTER):
         raise NotDownloaded(path, "a Git LFS pointer, not the file", expected="run 'git lfs pull'")
@@ -93,21 +92,15 @@ def read_weight_map(path: str) -> tuple[Mapping[str, Any], Mapping[str, Any], tu
         raise DamagedCheckpoint(path, found, code="index-malformed")
     doubled = (part for part in (index, weight_map, metadata) if isinstance(part, Doubled))
     name = os.path.basename(path)
-    findings = tuple(error("duplicate-key", f"{part.key!r} stands twice", name) for part in doubled)
+    findings = tuple(error("duplicate-key", part.problem, name) for part in doubled)
     return weight_map, metadata or {}, findings
-
-
-def require_few(path: str, shards: Sized) -> None:
-    """Raise ``LimitExceeded`` if an index names more shards than an honest one would."""
-    if len(shards) > MAX_SHARDS:
-        raise LimitExceeded(path, f"{len(shards):,} shards", expected=f"at most {MAX_SHARDS:,}")
 
 
 def read_index(path: str) -> ShardIndex:
     """Parse an index file."""
     weight_map, metadata, findings = read_weight_map(path)
     names = {name if isinstance(name, str) else repr(name)[:_MAX_SHOWN]: name for name in weight_map.values()}
-    require_few(path, names)
+    require_at_most(path, MAX_SHARDS, len(names), "{:,} shards")
     refused = {text: reason for text, name in names.items() if (reason := refusal(name))}
     outside = (error("shard-path", f"{reason}; it was not opened", text) for text, reason in refused.items())
     files = tuple(sorted(names.keys() - refused.keys()))
@@ -384,7 +377,7 @@ def _add_shards(shards: OpenedParts, index: ShardIndex, format: str) -> None:
             if part.format != format:
                 shards.findings.append(error("shard-format", f"a {part.format} file, not {format}", name))
             if index.weight_map is not None:
-                _compare(shards, name, part, expected[name])
+                compare_with_index(shards, name, part.keys(), expected[name], "tensors")
 
 
 def _missing_tensors(index: ShardIndex, shards: OpenedParts) -> dict[str, str]:
@@ -412,14 +405,15 @@ def _check_numbers(shards: OpenedParts, index: ShardIndex) -> None:
             shards.fault("shard-count", message, os.path.basename(index.path))
 
 
-def _compare(shards: OpenedParts, name: str, part: Checkpoint, expected: set[str]) -> None:
-    """Add errors for the tensors of a shard that are not those that the index maps to it."""
-    missing, foreign = sorted(expected - part.keys()), sorted(part.keys() - expected)
-    if missing:
-        message = f"it lacks {len(missing):,} tensors that the index maps to it, like {missing[0]!r}"
+def compare_with_index(
+    shards: OpenedParts, name: str, held: Set[str], expected: Set[str], items: str
+) -> None:
+    """Add errors for the items (``tensors``, ``groups``) of a shard that the index doesn't map to it."""
+    if missing := sorted(expected - held):
+        message = f"it lacks {len(missing):,} {items} that the index maps to it, like {missing[0]!r}"
         shards.fault("shard-stale", message, name)
-    if foreign:
-        message = f"it holds {len(foreign):,} tensors that the index does not map to it, like {foreign[0]!r}"
+    if foreign := sorted(held - expected):
+        message = f"it holds {len(foreign):,} {items} that the index does not map to it, like {foreign[0]!r}"
         shards.findings.append(error("shard-stale", message, name))
 
 

@@ -304,7 +304,7 @@ def native_safety(native: Mapping[str, bytes], where: str, nbytes: int) -> tuple
                 findings += judge(read_config("", data), place, nbytes)
             elif key.startswith(_ASSET) and key.endswith(_ARRAYS):
                 message = "arrays, in which there may be pickles that were not looked at"
-                findings.append(warning("not-scanned", message, place))
+                findings.append(not_scanned(place, message))
             elif key.startswith(_ASSET):
                 from ckpttool.core.readable import Buffer
                 from ckpttool.formats.keras.config import judge_record

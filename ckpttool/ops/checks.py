@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.dtypes import numpy_dtype
-from ckpttool.core.errors import CheckpointError, LimitExceeded
+from ckpttool.core.errors import CheckpointError, LimitExceeded, error_of
 from ckpttool.core.report import Finding, Severity, error, has_errors, warning
 from ckpttool.core.tensor import Path, Role, Tensor, role_below
 from ckpttool.core.text import counted, first_names
@@ -426,7 +426,7 @@ class Verifier:
         try:
             nan, infinite, element = count_specials(tensor.values, tensor.dtype, self._reread)
         except CheckpointError as failure:
-            return [error(failure.code, failure.reason, tensor.name)]
+            return [error_of(failure, tensor.name)]
         self._elements[tensor.path] = element
         return special_findings(nan, infinite, tensor)
 

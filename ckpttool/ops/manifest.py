@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from ckpttool.containers.manifest import Manifest, read_manifest
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import CheckpointError, from_os_error
+from ckpttool.core.errors import CheckpointError, error_of, from_os_error
 from ckpttool.core.report import Finding, error, warning
 from ckpttool.core.text import counted
 from ckpttool.formats.interface import Unit
@@ -277,7 +277,7 @@ def _changed_files(
     for path, sums in found.items():
         one = stated[path]
         if isinstance(sums, CheckpointError):
-            yield error(sums.code, sums.reason, one.name)
+            yield error_of(sums, one.name)
             continue
         was, size = one.crcs.nbytes, ""
         if was not in (None, sums.nbytes):

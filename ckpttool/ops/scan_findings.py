@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import CheckpointError
+from ckpttool.core.errors import CheckpointError, error_of
 from ckpttool.core.report import Finding, error, has_errors, warning
 from ckpttool.core.tensor import Span, Tensor
 from ckpttool.core.text import counted, first_names
@@ -69,7 +69,7 @@ def checksum_findings(scanned: Sequence[Scanned], checkpoint: Checkpoint | None 
     has_mismatch = any(not one.matches for one in scanned)
     tensors_in = _tensors_by_place(checkpoint) if checkpoint is not None and has_mismatch else {}
     failures = [(one.span, one.failure) for one in scanned if one.failure is not None]
-    findings = [error(failure.code, failure.reason, span.where) for span, failure in failures]
+    findings = [error_of(failure, span.where) for span, failure in failures]
     for one in scanned:
         if one.failure is None and not one.matches:
             stated, found = one.span.crc32 or 0, one.crc32 or 0

@@ -18,9 +18,10 @@ from ckpttool.core.errors import (
     DamagedCheckpoint,
     Truncated,
     Unsupported,
+    error_of,
     memory_checked,
 )
-from ckpttool.core.report import error, has_errors
+from ckpttool.core.report import has_errors
 from ckpttool.core.text import counted
 from ckpttool.formats import recognise, suffix_format
 from ckpttool.formats.interface import SIDECARS, Format, Probe, Unit
@@ -123,7 +124,7 @@ def _unopened_verification(
     where = failure.where
     if failure.path != path:
         where = ": ".join(filter(None, (os.path.basename(failure.path), failure.where)))
-    broken = error(failure.code, failure.reason, where)._replace(check="structure")
+    broken = error_of(failure, where)._replace(check="structure")
     findings = (broken, *(finding._replace(check="safety") for finding in seen))
     reason = "it is cut short" if isinstance(failure, Truncated) else "the structure is damaged"
     checks = [
@@ -145,5 +146,5 @@ def unreadable(failure: CheckpointError) -> Verification:
     """Return the verdict on an unreadable entry of a directory, which is invalid."""
     checks = [Check(name, Status.SKIPPED, "it can't be read") for name in CHECKS if name != OPTIONAL]
     checks[0] = Check("structure", Status.FAILED, failure.reason)
-    finding = error(failure.code, failure.reason, failure.where)._replace(check="structure")
+    finding = error_of(failure)._replace(check="structure")
     return Verification(failure.path, None, None, Safety.UNKNOWN, tuple(checks), (finding,), was_opened=False)

@@ -25,7 +25,7 @@ from ckpttool.containers.pickle.pickle_nodes import (
 )
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Buffer, Readable
-from ckpttool.core.report import Finding, error, warning
+from ckpttool.core.report import Finding, error, not_scanned, warning
 
 MAX_PICKLES = 10_000
 """The most pickles, one after the other, that one file may hold."""
@@ -88,6 +88,14 @@ def read_pickles(
         pickles.append(pickle)
         at = pickle.end
     return PickleSequence(tuple(pickles), tuple(safety), end - at)
+
+
+def pickle_findings(source: Readable, offset: int, end: int, where: str) -> tuple[Finding, ...]:
+    """Return what loading the pickles between two offsets could run; damage is one of the findings."""
+    try:
+        return read_pickles(source, offset, end, where).safety
+    except DamagedCheckpoint as failure:
+        return (*failure.safety, not_scanned(where, f"a pickle that breaks off: {failure.reason}"))
 
 
 def read_joblib(source: Readable) -> PickleSequence:

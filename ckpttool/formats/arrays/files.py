@@ -17,12 +17,20 @@ from typing import Any, ClassVar, Literal
 from ckpttool.containers.npy import MAGIC, ArrayHeader, itemsize, read_npy_header
 from ckpttool.containers.pickle.pickle_nodes import Payload
 from ckpttool.containers.pickle.pickle_safety import read_pickles
-from ckpttool.containers.zip_reader import EMPTY_MAGIC, STORED, Archive, Member, Rescue, with_version_errors
+from ckpttool.containers.zip_reader import (
+    EMPTY_MAGIC,
+    STORED,
+    Archive,
+    Member,
+    Rescue,
+    duplicate_record,
+    with_version_errors,
+)
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.dtypes import BY_NAME, DType
-from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, Truncated
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, Truncated, error_of
 from ckpttool.core.readable import Readable, reader_from, swap_width
-from ckpttool.core.report import Finding, Severity, error, note, warning
+from ckpttool.core.report import Finding, Severity, error, not_scanned, note, warning
 from ckpttool.core.tensor import Extent, Path, Role, Span, Values, role_of
 from ckpttool.core.values import Contiguous, Strided, is_contiguous
 from ckpttool.formats.content.assembly import checkpoint_of_tree
@@ -268,7 +276,7 @@ class Npz(Format):
         archive, arrays = probe.archive, _Arrays(probe.path)
         members = archive.members if archive.rescue is None else _rescued_arrays(archive.rescue)
         if len({member.name for member in members}) < len(members):
-            raise DamagedCheckpoint(probe.path, "two records with one name", code="zip-duplicate")
+            raise duplicate_record(probe.path)
         arrays.findings += with_version_errors(archive.findings)
         entry = next((member for member in members if member.name == ENTRY), None)
         for member in members:
@@ -342,9 +350,9 @@ def _add_member(archive: Archive, arrays: _Arrays, member: Member) -> None:
             content, start, end, name, extent=in_place, where=member.name, crc32=member.crc32
         )
     except DamagedCheckpoint as failure:
-        arrays.findings.append(error(failure.code, failure.reason, member.name))
+        arrays.findings.append(error_of(failure, member.name))
         arrays.safety += failure.safety
-        arrays.safety.append(warning("not-scanned", "it could not be read", member.name))
+        arrays.safety.append(not_scanned(member.name, "it could not be read"))
         return
     if end_of_array < end:
         finding = arrays.judge_rest(content, end_of_array, end, member.name)

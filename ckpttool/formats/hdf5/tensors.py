@@ -36,7 +36,7 @@ from ckpttool.containers.jsontext import parse_json
 from ckpttool.core.dtypes import BY_NAME, DType
 from ckpttool.core.errors import CheckpointError, are_losses_allowed
 from ckpttool.core.readable import Readable, reader_from, swap_width
-from ckpttool.core.report import Finding, error, note, warning
+from ckpttool.core.report import Finding, error, not_scanned, note, warning
 from ckpttool.core.tensor import Extent, Path, Role, Span, Tensor, Values
 from ckpttool.core.values import Contiguous
 from ckpttool.formats.content.plain_data import MAX_SUMMED
@@ -225,7 +225,7 @@ def open_h5(location: Location, source: Readable, base: int, *, in_place: bool =
     opened.findings += tree.faults
     if tree.faults:
         message = "a part of it was not read; what links there lead to is not known"
-        opened.safety.append(warning("not-scanned", message, tree.faults[0].where))
+        opened.safety.append(not_scanned(tree.faults[0].where, message))
     _judge_extents(opened)
     return opened
 

@@ -29,7 +29,7 @@ from ckpttool.containers.pickle.pickle_detection import is_pickle
 from ckpttool.containers.pickle.pickle_nodes import Trust, trust
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Readable
-from ckpttool.core.report import Finding, error, warning
+from ckpttool.core.report import Finding, error, not_scanned, warning
 from ckpttool.formats.keras.names import (
     ARGUMENTS,
     ATTRIBUTES,
@@ -99,7 +99,7 @@ def read_config(path: str, text: bytes, what: str = "config") -> Any:
         text = text.decode(encoding, "replace").encode("utf-8", "replace")
     config = parse_json(path, text.removeprefix(codecs.BOM_UTF8), what, constants=True)
     if isinstance(config, Doubled):
-        raise DamagedCheckpoint(path, f"{config.key!r} stands twice", where=what, code="duplicate-key")
+        raise config.error(path, what)
     if not isinstance(config, dict):
         found = f"the {what} has type {type(config).__name__}"
         raise DamagedCheckpoint(path, found, expected="an object", code=f"{what}-not-object")
@@ -188,7 +188,7 @@ def _findings_in(config: object, nbytes: int) -> Iterator[tuple[Place | None, Fi
                     tree = _tree_in_text(node, texts)
                     levels.append(_Level(place, _nested([(TEXT, tree)]), texts + 1, False))
                 except LimitExceeded as failure:
-                    yield place, warning("not-scanned", f"a text in it was not looked into: {failure.reason}")
+                    yield place, not_scanned(None, f"a text in it was not looked into: {failure.reason}")
 
 
 def _nested(children: Iterable[tuple[str | int, object]]) -> Iterator[tuple[str | int, object]]:
@@ -213,7 +213,7 @@ def _judge_object(node: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield the findings for one object and the names that Keras resolves in it."""
     # An object with ``code`` and ``closure`` is a marshalled function; Keras decodes it without a class, too.
     if isinstance(node, Doubled):
-        yield error("duplicate-key", f"{node.key!r} stands twice; readers take different ones")
+        yield error("duplicate-key", f"{node.problem}; readers take different ones")
     if "class_name" not in node and isinstance(node.get("code"), str) and "closure" in node:
         yield error("keras-lambda", _RUNS_CODE)
     for key, value in node.items():
@@ -425,7 +425,7 @@ def judge_record(name: str, content: Readable, start: int, end: int, where: str)
     if name.startswith(ASSETS) and name.endswith(_VOCABULARY):
         return ()
     message = "a record that Keras does not write; what would use it is not known"
-    return (warning("not-scanned", message, where),)
+    return (not_scanned(where, message),)
 
 
 # Unknown arguments ----------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ckpttool.containers.hdf5_worker import WORKER
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
-from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
-from ckpttool.core.report import Finding, error, not_scanned
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, error_of, require_at_most
+from ckpttool.core.report import Finding, not_scanned
 from ckpttool.core.tensor import Tensor
 from ckpttool.formats.hdf5.plain import Hdf5, apply_hdf5_sidecar, is_hdf5, opened_hdf5
 from ckpttool.formats.interface import Format, Probe
@@ -109,8 +109,7 @@ def _safety_of_next_config(probe: Probe) -> Iterator[Finding]:
 
     try:
         with fs.open_source(path) as source:
-            if source.size > MAX_CONFIG:
-                raise LimitExceeded(path, f"{source.size:,} bytes", expected=f"at most {MAX_CONFIG:,}")
+            require_at_most(path, MAX_CONFIG, source.size, "{:,} bytes")
             yield from judge(read_config(path, source.read(0, source.size)), _CONFIG, probe.source.size)
     except CheckpointError:
         yield not_scanned(_CONFIG)
@@ -141,7 +140,7 @@ def _metadata_of(
         try:
             metadata[key] = read_config(path, text.encode("utf-8", "surrogatepass"))
         except CheckpointError as failure:
-            findings.append(error(failure.code, failure.reason, key))
+            findings.append(error_of(failure, key))
             safety.append(not_scanned(key))
         else:
             safety += judge(metadata[key], key, nbytes)

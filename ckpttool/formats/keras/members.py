@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Any
 
 from ckpttool.containers.hdf5 import Location
-from ckpttool.containers.zip_reader import STORED, Archive, Member, with_version_errors
-from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
+from ckpttool.containers.zip_reader import STORED, Archive, Member, duplicate_record, with_version_errors
+from ckpttool.core.errors import CheckpointError, require_at_most
 from ckpttool.core.layers import LayerKind
 from ckpttool.core.readable import Buffer, reader_from
 from ckpttool.core.report import error, not_scanned, warning
@@ -78,14 +78,13 @@ class KerasArchive(Opening):
         # Readers differ in which of two records with one name they take, so neither can be judged.
         for member in self.archive.members:
             if member.name in self._by_name:
-                found = "two records with one name"
-                raise DamagedCheckpoint(self._probe.path, found, where=member.name, code="zip-duplicate")
+                raise duplicate_record(self._probe.path, member.name)
             self._by_name[member.name] = member
         self.findings += with_version_errors(self.archive.findings)
         try:
             self.metadata.update(read_config(self._probe.path, self.text(METADATA), "metadata"))
         except CheckpointError as failure:
-            self.fault(failure.code, failure.reason, METADATA)
+            self.add_failure(failure, METADATA)
         self._read_config()
         for member in self._by_name.values():
             self._judge_member(member)
@@ -125,16 +124,14 @@ class KerasArchive(Opening):
     def text(self, name: str) -> bytes:
         """Return the content of a record, up to a limit."""
         member = self.archive.require(self._by_name.get(name), name)
-        if member.size > MAX_CONFIG:
-            found = f"a record of {member.size:,} bytes"
-            raise LimitExceeded(self._probe.path, found, expected=f"at most {MAX_CONFIG:,}", where=name)
+        require_at_most(self._probe.path, MAX_CONFIG, member.size, "a record of {:,} bytes", name)
         return self.archive.content(member).read(self.archive.offset(member), member.size, name)
 
     def _read_config(self) -> None:
         try:
             config = read_config(self._probe.path, self.text(CONFIG))
         except CheckpointError as failure:
-            self.fault(failure.code, failure.reason, CONFIG)
+            self.add_failure(failure, CONFIG)
             self.safety.append(not_scanned(CONFIG))
             return
         self.metadata["model_config"] = config
@@ -158,20 +155,20 @@ class KerasArchive(Opening):
             content, start = self.archive.content(member), self.archive.offset(member)
             self.safety += judge_record(name, content, start, start + member.size, name)
         except CheckpointError as failure:
-            self.fault(failure.code, failure.reason, name)
+            self.add_failure(failure, name)
 
     def _judge_arrays(self, member: Member) -> None:
         """Judge the pickles in NumPy arrays, which Keras loads if the file has no HDF5."""
         if member.method != STORED:
             message = "arrays in a compressed record, which were not looked at"
-            self.safety.append(warning("not-scanned", message, member.name))
+            self.safety.append(not_scanned(member.name, message))
             return
         part = Part(self._probe.source, member.payload, member.size, member.name)
         try:
             self.safety += (add_part_name(finding, member.name) for finding in safety_of(Archive(part)))
         except CheckpointError as failure:
             self.safety.append(not_scanned(member.name))
-            self.fault(failure.code, failure.reason, member.name)
+            self.add_failure(failure, member.name)
 
     def _read_weights(self) -> tuple[Tensor, ...]:
         member = self._by_name.get(WEIGHTS)
@@ -185,7 +182,7 @@ class KerasArchive(Opening):
         try:
             self.weights = self._open_weights(member)
         except CheckpointError as failure:
-            self.fault(failure.code, failure.reason, WEIGHTS)
+            self.add_failure(failure, WEIGHTS)
             return ()
         groups = self.weights.tree.groups
         paths = (*groups, *self.weights.tree.datasets)
@@ -207,9 +204,7 @@ class KerasArchive(Opening):
             location = Location(path, member.payload, member.size, where=WEIGHTS)
             return open_h5(location, source, member.payload)
         limit = max(MIN_INLINE, INLINE_A_BYTE * source.size)
-        if member.size > limit:
-            found = f"a compressed record of {member.size:,} bytes"
-            raise LimitExceeded(path, found, expected=f"at most {limit:,}", where=WEIGHTS)
+        require_at_most(path, limit, member.size, "a compressed record of {:,} bytes", WEIGHTS)
         buffer = bytearray(member.size)
         self.archive.content(member).read_into(0, memoryview(buffer), member.name)
         data = bytes(buffer)

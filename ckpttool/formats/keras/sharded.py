@@ -16,12 +16,12 @@ from functools import partial
 from typing import ClassVar, NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint, Producer
-from ckpttool.core.errors import CheckpointError
+from ckpttool.core.errors import CheckpointError, require_at_most
 from ckpttool.core.report import Finding, error, warning
 from ckpttool.core.tensor import Tensor
 from ckpttool.formats.interface import Probe, SetFormat, Unit, group_names
 from ckpttool.formats.opening import OpenedParts, file_entry, open_file
-from ckpttool.formats.sharded import deeper, read_weight_map, refusal, require_few
+from ckpttool.formats.sharded import MAX_SHARDS, compare_with_index, deeper, read_weight_map, refusal
 from ckpttool.storage import fs
 
 INDEX = re.compile(r"(?P<stem>.+)\.weights\.json")
@@ -66,7 +66,7 @@ def read_index(path: str) -> KerasIndex:
                 findings.append(error("shard-path", f"{why}; it was not opened", f"{name!r:.100}"))
         groups[group] = tuple(shards)
     files = tuple(sorted({name for names in groups.values() for name in names}))
-    require_few(path, files)
+    require_at_most(path, MAX_SHARDS, len(files), "{:,} shards")
     return KerasIndex(path, groups, files, metadata.get("total_size"), tuple(dict.fromkeys(findings)))
 
 
@@ -203,12 +203,7 @@ def _add_shard(shards: OpenedParts, index: KerasIndex, name: str, path: str) -> 
         shards.findings.append(error("shard-format", f"a {part.format} file, not {KerasSharded.name}", name))
     held = {_group(tensor) for tensor in part.tensors}
     wanted = {group for group, names in index.groups.items() if name in names}
-    if lacking := sorted(wanted - held):
-        message = f"it lacks {len(lacking):,} groups that the index maps to it, like {lacking[0]!r}"
-        shards.fault("shard-stale", message, name)
-    if foreign := sorted(held - wanted):
-        message = f"it holds {len(foreign):,} groups that the index does not map to it, like {foreign[0]!r}"
-        shards.findings.append(error("shard-stale", message, name))
+    compare_with_index(shards, name, held, wanted, "groups")
 
 
 def _extra_shards(index: KerasIndex, directory: str) -> Iterator[Finding]:

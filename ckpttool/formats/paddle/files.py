@@ -18,8 +18,8 @@ from typing import ClassVar
 from ckpttool.containers.lodtensor import read_file, starts_like_stream
 from ckpttool.containers.pickle.pickle_safety import read_pickles
 from ckpttool.core.checkpoint import Checkpoint, Producer, TrainingState
-from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
-from ckpttool.core.report import error, not_scanned, warning
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, error_of
+from ckpttool.core.report import not_scanned, warning
 from ckpttool.formats.interface import HEAD_BYTES, Format, Probe, SetFormat, Unit, scan
 from ckpttool.formats.opening import open_with
 from ckpttool.formats.paddle.operators import layers_of
@@ -83,7 +83,7 @@ class PaddleFiles(SetFormat):
                 parts.fault("parameters-missing", f"the program has {len(stored):,} variables", name)
             if json is not None and json is not program:
                 message = "Paddle 3 loads it as the program, and it was not looked at"
-                parts.safety.append(warning("not-scanned", message, json.name))
+                parts.safety.append(not_scanned(json.name, message))
             if parts.program is not None:
                 check_program(parts, parts.program)
                 information = files.get(stem + INFORMATION)
@@ -128,9 +128,8 @@ def _add_program(parts: PaddleParts, entry: os.DirEntry[str]) -> None:
         is_pir = looks_like_pir(source.read(0, min(HEAD_BYTES, source.size)))
         parts.program = read_pir(source) if is_pir else read_program(source)
     except DamagedCheckpoint as failure:
-        place = "" if failure.where is None else f"{failure.where}: "
-        parts.fault(failure.code, f"{place}{failure.reason}", entry.name)
-        parts.safety.append(warning("not-scanned", "what running it would do is not known", entry.name))
+        parts.fault(failure.code, failure.placed_reason, entry.name)
+        parts.safety.append(not_scanned(entry.name, "what running it would do is not known"))
         return
     parts.safety += (add_part_name(finding, entry.name) for finding in parts.program.safety)
 
@@ -165,7 +164,7 @@ def _add_pickles(parts: PaddleParts, entries: Iterable[os.DirEntry[str]]) -> Non
         try:
             pickled = parts.opened.enter_context(open_pickle(entry.path))
         except DamagedCheckpoint as failure:
-            parts.fault(failure.code, failure.reason, entry.name)
+            parts.add_failure(failure, entry.name)
             parts.safety += (*failure.safety, not_scanned(entry.name))
             continue
         parts.tensors += pickled.tensors
@@ -188,7 +187,7 @@ def _scan_information(parts: PaddleParts, entry: os.DirEntry[str]) -> None:
         parts.safety += read_pickles(source, 0, source.size, entry.name).safety
     except DamagedCheckpoint as failure:
         parts.safety += failure.safety
-        parts.findings.append(error(failure.code, failure.reason, entry.name))
+        parts.findings.append(error_of(failure, entry.name))
         parts.safety.append(not_scanned(entry.name))
 
 

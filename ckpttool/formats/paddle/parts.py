@@ -140,7 +140,7 @@ class PaddleParts(Opening):
             stream = read_file(source)
             fault = lod_fault(source, stream)
         except DamagedCheckpoint as failure:
-            self.fault(failure.code, failure.reason, name)
+            self.add_failure(failure, name)
             return None
         if fault is not None:
             self.findings.append(warning("lod-inconsistent", fault, name))
@@ -200,8 +200,7 @@ def add_combined(parts: PaddleParts, entry: os.DirEntry[str]) -> None:
         streams.extend(read_all(source))
     except DamagedCheckpoint as failure:
         # Tensors before the damage are kept.
-        place = "" if failure.where is None else f"{failure.where}: "
-        parts.fault(failure.code, f"{place}{failure.reason}", where)
+        parts.fault(failure.code, failure.placed_reason, where)
     names = [variable.name for variable in parts.program.stored] if parts.program is not None else []
     if parts.program is not None and parts.complete and len(names) != len(streams):
         message = f"{len(streams):,} tensors, and the program has {len(names):,} variables"

@@ -24,7 +24,7 @@ from typing import Any
 
 from ckpttool.containers.jsontext import Doubled, parse_json
 from ckpttool.core.dtypes import BY_NAME
-from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
+from ckpttool.core.errors import DamagedCheckpoint, require_at_most
 from ckpttool.core.readable import Readable
 from ckpttool.formats.paddle.operators import INPUTS, Operator
 from ckpttool.formats.paddle.program import (
@@ -73,9 +73,7 @@ def looks_like_pir(head: bytes) -> bool:
 
 def read_pir(source: Readable) -> Program:
     """Read a program."""
-    if source.size > MAX_BYTES:
-        found = f"a program of {source.size:,} bytes"
-        raise LimitExceeded(source.path, found, expected=f"at most {MAX_BYTES:,}")
+    require_at_most(source.path, MAX_BYTES, source.size, "a program of {:,} bytes")
     tree = _parse(source)
     if (key := _doubled_key(tree)) is not None:
         raise DamagedCheckpoint(source.path, f"the key {key!r} twice in one object", expected="a program")

@@ -22,7 +22,12 @@ from typing import Any, ClassVar
 from ckpttool.containers.jsontext import Doubled, parse_json
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.dtypes import BY_SAFETENSORS, DType
-from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated, are_losses_allowed
+from ckpttool.core.errors import (
+    DamagedCheckpoint,
+    Truncated,
+    are_losses_allowed,
+    require_at_most,
+)
 from ckpttool.core.readable import reader_from
 from ckpttool.core.report import Finding, error, warning
 from ckpttool.core.tensor import Extent, Role, Span, Tensor
@@ -121,9 +126,7 @@ def _read_header(source: Source) -> bytes:
     if source.size < _LENGTH.size:
         raise Truncated(source.path, f"truncated: {source.size} bytes", expected=f"at least {_LENGTH.size}")
     (length,) = _LENGTH.unpack(source.read(0, _LENGTH.size))
-    if length > MAX_HEADER:
-        found = f"a header of {length:,} bytes"
-        raise LimitExceeded(source.path, found, expected=f"at most {MAX_HEADER:,}", code="header-too-large")
+    require_at_most(source.path, MAX_HEADER, length, "a header of {:,} bytes", code="header-too-large")
     if _LENGTH.size + length > source.size:
         found = f"truncated: {source.size:,} bytes"
         raise Truncated(source.path, found, expected=f"{_LENGTH.size + length:,} for the header alone")
@@ -151,7 +154,7 @@ def _oddities(text: bytes, header: Mapping[str, Any], metadata: Mapping[str, str
     if len(text) % 8:
         yield warning("unaligned-data", f"a header of {len(text):,} bytes, no multiple of 8", "header")
     if isinstance(metadata, Doubled):
-        yield warning("metadata-duplicate-key", f"{metadata.key!r} stands twice", _METADATA)
+        yield warning("metadata-duplicate-key", metadata.problem, _METADATA)
     if "" in header:
         yield warning("empty-name", "a tensor without a name", "header")
     large = [name for name, entry in header.items() if isinstance(entry, dict) and len(entry) > len(_FIELDS)]
@@ -209,7 +212,7 @@ def _read_entry(path: str, name: str, entry: object) -> _Entry:
             path, name, f"an entry of type {type(entry).__name__}", "entry-not-object", "an object"
         )
     if isinstance(entry, Doubled):
-        raise _damaged(path, name, f"{entry.key!r} stands twice", "duplicate-key")
+        raise entry.error(path, name)
     try:
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     except KeyError as missing:
@@ -244,10 +247,8 @@ def _check_numbers(path: str, name: str, numbers: object, field: str) -> None:
 
 def _nbytes(path: str, name: str, dtype: DType, shape: list[int]) -> int:
     """Return the bytes of a tensor."""
+    require_at_most(path, MAX_AXES, len(shape), "{:,} axes", name, code="too-many-axes")
     # As in the library no step may exceed 64 bits, even if a later axis of 0 would make the product 0.
-    if len(shape) > MAX_AXES:
-        found = f"{len(shape):,} axes"
-        raise LimitExceeded(path, found, expected=f"at most {MAX_AXES}", where=name, code="too-many-axes")
     bits = 1
     for number in (*shape, dtype.bits):
         bits *= number

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ckpttool.containers.protobuf import bytes_field, encoded_varint
-from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
+from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, require_at_most
 from ckpttool.core.readable import Buffer
 from ckpttool.formats.savedmodel.walk import MAX_DEPTH, MAX_FIELDS, Message, message_in
 from ckpttool.formats.tensorflow.bundle import DTYPE_NAMES, REFERENCE
@@ -77,8 +77,7 @@ def encode(path: str, text: bytes, schema: Schema, root: str, enum: Mapping[str,
         root: Name of the outermost message.
         enum: Numbers by name, for values of type ``type``.
     """
-    if len(text) > MAX_TEXT:
-        raise LimitExceeded(path, f"{len(text):,} bytes of text", expected=f"at most {MAX_TEXT:,}")
+    require_at_most(path, MAX_TEXT, len(text), "{:,} bytes of text")
     return _Encoder(path, text, schema, enum).run(root)
 
 

@@ -11,7 +11,7 @@ from itertools import islice
 
 from ckpttool.containers.jsontext import parse_json
 from ckpttool.core.errors import CheckpointError
-from ckpttool.core.report import Finding, error, note, warning
+from ckpttool.core.report import Finding, error, not_scanned, note, warning
 from ckpttool.formats.interface import scan
 from ckpttool.formats.keras.config import judge
 from ckpttool.formats.savedmodel.file_names import FILE_INPUTS
@@ -56,9 +56,9 @@ def safety_of(
             require_inside(os.path.join(directory, KERAS_METADATA), directory)
             yield from judge_keras(os.path.join(directory, KERAS_METADATA), nbytes)
         except CheckpointError as failure:
-            yield warning("not-scanned", f"it can't be read: {failure.reason}", KERAS_METADATA)
+            yield not_scanned(KERAS_METADATA, f"it can't be read: {failure.reason}")
     if CHUNKED in entries or (BINARY in entries and TEXT in entries):
-        yield warning("not-scanned", "one of two models was not looked at")
+        yield not_scanned(None, "one of two models was not looked at")
 
 
 def judge_paths(model: SavedModel, directory: str) -> Iterator[Finding]:
@@ -150,6 +150,6 @@ def judge_layer(metadata: bytes, path: str, where: str | None, nbytes: int) -> I
     try:
         tree = parse_json(path, metadata, "keras-metadata", constants=True)
     except CheckpointError as failure:
-        yield warning("not-scanned", f"the layer's description can't be read: {failure.reason}", where)
+        yield not_scanned(where, f"the layer's description can't be read: {failure.reason}")
         return
     yield from judge(tree, where or "keras_metadata.pb", nbytes)

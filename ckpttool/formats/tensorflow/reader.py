@@ -18,7 +18,14 @@ from functools import partial
 
 from ckpttool.containers.table import FOOTER_BYTES, Table
 from ckpttool.core.checkpoint import Checkpoint, Producer, TrainingState
-from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, NotDownloaded, NotFound, Unsupported
+from ckpttool.core.errors import (
+    DamagedCheckpoint,
+    LimitExceeded,
+    NotDownloaded,
+    NotFound,
+    Unsupported,
+    require_at_most,
+)
 from ckpttool.core.readable import MAX_READ, reader_from, swap_width
 from ckpttool.core.report import Finding, error, warning
 from ckpttool.core.tensor import Extent, Path, Role, Span, Tensor
@@ -199,9 +206,7 @@ class Bundle(Opening):
                 raise NotDownloaded(
                     self.path, "a Git LFS pointer, not the file", expected="run 'git lfs pull'"
                 )
-            if source.size > MAX_INDEX:
-                found_size, most = f"an index of {source.size:,} bytes", f"at most {MAX_INDEX:,}"
-                raise LimitExceeded(self.path, found_size, expected=most)
+            require_at_most(self.path, MAX_INDEX, source.size, "an index of {:,} bytes")
             entries = Table(source).entries()
             key, value = next(entries, (None, b""))
             if key != b"":

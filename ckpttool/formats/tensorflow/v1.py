@@ -26,7 +26,7 @@ from ckpttool.containers.protobuf import BYTES, VARINT, fields, varint
 from ckpttool.containers.table import Table
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.dtypes import DType
-from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
+from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, require_at_most
 from ckpttool.core.readable import Buffer, reader_from
 from ckpttool.core.report import Finding, error
 from ckpttool.core.tensor import Extent, Span, Tensor
@@ -141,9 +141,7 @@ def _listed_tensors(table: Table) -> Iterator[_ListedTensor]:
         if field.number == _META and field.kind != BYTES:
             found, expected = "the index of a checkpoint under another name", "a name ending in .index"
             raise DamagedCheckpoint(path, found, expected=expected, code="bundle-header")
-        if len(value) > MAX_VARINTS:
-            found = f"a list of tensors of {len(value):,} bytes"
-            raise LimitExceeded(path, found, expected=f"at most {MAX_VARINTS:,}", where="header")
+        require_at_most(path, MAX_VARINTS, len(value), "a list of tensors of {:,} bytes", "header")
         if field.number == _META:
             for inner in fields(field.data, path, "header"):
                 if inner.number == 1:

@@ -19,7 +19,7 @@ from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple
 
 from ckpttool.containers.protobuf import varint
-from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
+from ckpttool.core.errors import DamagedCheckpoint, require_at_most
 from ckpttool.core.readable import Readable
 from ckpttool.core.tensor import Values
 from ckpttool.core.values import Concatenated, Contiguous, Strided, Tile, Tiled, c_strides
@@ -126,10 +126,7 @@ def checksummed_bytes(
 ) -> ChecksummedBytes:
     """Return the bytes that the checksum of a tensor of strings or variants covers."""
     count = math.prod(entry.shape)
-    if count > MAX_STRINGS:
-        raise LimitExceeded(
-            source.path, f"{count:,} strings", expected=f"at most {MAX_STRINGS:,}", where=name
-        )
+    require_at_most(source.path, MAX_STRINGS, count, "{:,} strings", name)
     if count > entry.nbytes:
         raise _damage(source, name, f"{count:,} elements in {entry.nbytes:,} bytes")
     if entry.dtype.name == "variant":

@@ -25,7 +25,7 @@ from ckpttool.containers.jsontext import parse_json
 from ckpttool.core.checkpoint import Checkpoint, Producer
 from ckpttool.core.dtypes import DType
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, Unsupported
-from ckpttool.core.report import error, warning
+from ckpttool.core.report import error, not_scanned, warning
 from ckpttool.core.tensor import FLAT_OPTIMIZER, Extent, Path, Role, Span, Tensor
 from ckpttool.core.text import counted
 from ckpttool.formats.content.assembly import name_tensors, training_of
@@ -201,7 +201,7 @@ class _DcpDirectory:
             message = "there is none; the save was interrupted before its end"
             parts.fault("part-missing", message, METADATA)
             message = "without .metadata it is not known what lies in the .distcp files"
-            parts.safety.append(warning("not-scanned", message))
+            parts.safety.append(not_scanned(None, message))
         for name, entry in names.items():
             metadata.add(entry.path, name)
             self.sources[name] = self._parts.opened.enter_context(fs.open_source(entry.path))
@@ -215,7 +215,7 @@ class _DcpDirectory:
             items = counted(number, "item")
             message = f"{items} written through {name}, which is not read: nothing in them was checked"
             parts.findings.append(error("transformed", message, METADATA))
-            parts.safety.append(warning("not-scanned", f"what was written through {name}", METADATA))
+            parts.safety.append(not_scanned(METADATA, f"what was written through {name}"))
 
     # The items -------------------------------------------------------------------------------------
 
@@ -251,7 +251,7 @@ class _DcpDirectory:
                 source = self._files[name] = self._parts.opened.enter_context(fs.open_source(path))
                 return source
             self._parts.fault("part-damaged", "not a regular file", name)
-        self._parts.safety.append(warning("not-scanned", "it was not looked into", name))
+        self._parts.safety.append(not_scanned(name, "it was not looked into"))
         return None
 
     def _check_ranges(self, name: str, size: int, places: list[Extent]) -> None:
@@ -272,7 +272,7 @@ class _DcpDirectory:
             findings.append(error("items-gap", message, name))
         elif expected > size:
             self._parts.fault("part-truncated", f"truncated: {size:,} of {expected:,} bytes", name)
-            self._parts.safety.append(warning("not-scanned", "the items behind its end were not read", name))
+            self._parts.safety.append(not_scanned(name, "the items behind its end were not read"))
 
     def _open_item(self, source: Source, place: Extent, key: Key) -> None:
         fqn, items = key[0], self._items_at[place.file]
@@ -288,10 +288,9 @@ class _DcpDirectory:
                 self._parts.safety += (add_part_name(finding, where) for finding in item.safety)
             self._items.setdefault(key, item)
         except (DamagedCheckpoint, Unsupported) as failure:
-            message = f"{failure.reason}" if failure.where is None else f"{failure.where}: {failure.reason}"
-            self._parts.fault("item-damaged", message, where)
+            self._parts.fault("item-damaged", failure.placed_reason, where)
             self._parts.safety += (add_part_name(note, where) for note in getattr(failure, "safety", ()))
-            self._parts.safety.append(warning("not-scanned", "it could not be read", where))
+            self._parts.safety.append(not_scanned(where, "it could not be read"))
 
     # Tensors and values ---------------------------------------------------------------------------
 
@@ -386,7 +385,7 @@ class _DcpDirectory:
         for name in self._probe.entries:
             if name.endswith(".distcp") and name not in files and self._metadata.entries:
                 self._parts.findings.append(warning("part-extra", ".metadata does not name it", name))
-                self._parts.safety.append(warning("not-scanned", "it was not looked into", name))
+                self._parts.safety.append(not_scanned(name, "it was not looked into"))
             elif _TEMPORARY.fullmatch(name):
                 message = "left behind by a save that was interrupted"
                 self._parts.findings.append(warning("part-temporary", message, name))

@@ -151,7 +151,7 @@ class _ChunkMerger:
             starts = dict(_starts(part))
         except DamagedCheckpoint as failure:
             where = name if failure.where is None else f"{name}: {failure.where}"
-            self._parts.fault(failure.code, failure.reason, where)
+            self._parts.add_failure(failure, where)
             starts = {}
         for tensor in part.tensors:
             chunks = self._chunks.setdefault(tensor.name, [])
@@ -195,9 +195,7 @@ def _starts(part: Checkpoint) -> Iterator[tuple[str, tuple[int, ...]]]:
     text = part.metadata.get(_SHARDING)
     info = parse_json(part.path, text.encode(), "metadata") if isinstance(text, str) else None
     if isinstance(info, Doubled):
-        raise DamagedCheckpoint(
-            part.path, f"{info.key!r} stands twice", where=_SHARDING, code="duplicate-key"
-        )
+        raise info.error(part.path, _SHARDING)
     for tensor in part.tensors:
         entry = info.get(tensor.name) if isinstance(info, Mapping) else None
         start = entry.get("saved_offsets") if isinstance(entry, Mapping) else None

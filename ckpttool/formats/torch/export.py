@@ -21,13 +21,20 @@ from zlib import crc32
 
 from ckpttool.containers.jsontext import Doubled, objects, parse_json
 from ckpttool.containers.pickle.pickle_detection import is_pickle
-from ckpttool.containers.pickle.pickle_safety import read_pickles
-from ckpttool.containers.zip_reader import LOCAL_MAGIC, STORED, Archive, Member, with_version_errors
+from ckpttool.containers.pickle.pickle_safety import pickle_findings
+from ckpttool.containers.zip_reader import (
+    LOCAL_MAGIC,
+    STORED,
+    Archive,
+    Member,
+    duplicate_record,
+    with_version_errors,
+)
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.dtypes import BY_NAME
-from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, Unsupported
-from ckpttool.core.readable import Readable, reader_from
-from ckpttool.core.report import Finding, error, note, warning
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, Unsupported, require_at_most
+from ckpttool.core.readable import reader_from
+from ckpttool.core.report import Finding, error, not_scanned, note, warning
 from ckpttool.core.tensor import Extent, Path, Role, Span
 from ckpttool.formats.content.assembly import checkpoint_of_tree
 from ckpttool.formats.content.plain_data import (
@@ -318,16 +325,13 @@ class _ProgramArchive:
     # The graph -------------------------------------------------------------------------------------
 
     def _json(self, member: Member) -> dict[str, Any]:
-        if member.size > MAX_JSON:
-            found = f"{member.size:,} bytes of JSON"
-            raise LimitExceeded(self._path, found, expected=f"at most {MAX_JSON:,}", where=member.name)
+        require_at_most(self._path, MAX_JSON, member.size, "{:,} bytes of JSON", member.name)
         document = parse_json(self._path, self._archive.read(member), "program", constants=True)
         if not isinstance(document, dict):
             found = f"JSON of type {type(document).__name__}"
             raise DamagedCheckpoint(self._path, found, where=member.name, code="program-not-object")
         if isinstance(document, Doubled):
-            message = f"{document.key!r} stands twice"
-            raise DamagedCheckpoint(self._path, message, where=member.name, code="duplicate-key")
+            raise document.error(self._path, member.name)
         return document
 
     def _read_graph(self, model: str, member: Member, tensor_names: set[str]) -> None:
@@ -426,7 +430,7 @@ class _ProgramArchive:
         content, start = self._archive.content(member), self._archive.offset(member)
         if content.read(start, min(len(LOCAL_MAGIC), member.size), member.name) != LOCAL_MAGIC:
             failure = DamagedCheckpoint(self._path, "no archive of torch.save", where=member.name)
-            failure.safety = tuple(_pickle_findings(content, start, member))
+            failure.safety = pickle_findings(content, start, start + member.size, member.name)
             raise failure
         place = Extent(member.name, member.payload, member.size)
         return open_item(self._archive.source, place, member.name)
@@ -455,7 +459,7 @@ class _ProgramArchive:
             elif head and (
                 _UNPICKLED.fullmatch(member.name) or is_pickle(content, start, start + member.size)
             ):
-                yield from _pickle_findings(content, start, member)
+                yield from pickle_findings(content, start, start + member.size, member.name)
 
     def _judge_archive(self, member: Member) -> Iterator[Finding]:
         try:
@@ -463,7 +467,7 @@ class _ProgramArchive:
         except CheckpointError as failure:
             yield from getattr(failure, "safety", ())
             message = f"an archive inside that can't be read: {failure.reason}"
-            yield warning("not-scanned", message, member.name)
+            yield not_scanned(member.name, message)
             return
         yield from (note._replace(where=f"{member.name}: {note.where}") for note in item.safety)
 
@@ -491,7 +495,7 @@ class _OldProgramArchive(_ProgramArchive):
         members = {member.name: member for member in self._archive.members}
         self.findings += with_version_errors(self._archive.findings)
         if len(members) != len(self._archive.members):
-            raise DamagedCheckpoint(self._path, "two records with one name", code="zip-duplicate")
+            raise duplicate_record(self._path)
         self.safety += self._judge_members(self._archive.members)
         tensor_names: set[str] = set()
         for stem, prefix in _OLD_PARTS.items():
@@ -529,11 +533,3 @@ class _OldProgramArchive(_ProgramArchive):
 def _is_graph(name: str) -> bool:
     """Return whether a record is a program: PyTorch loads all in ``models/``, whatever their suffix."""
     return name.startswith("models/") and not name.endswith("/")
-
-
-def _pickle_findings(content: Readable, start: int, member: Member) -> Iterator[Finding]:
-    try:
-        yield from read_pickles(content, start, start + member.size, member.name).safety
-    except DamagedCheckpoint as failure:
-        yield from failure.safety
-        yield warning("not-scanned", f"a pickle that breaks off: {failure.reason}", member.name)

@@ -23,7 +23,7 @@ from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.dtypes import DType
 from ckpttool.core.errors import DamagedCheckpoint, Truncated
 from ckpttool.core.readable import Readable, reader_from
-from ckpttool.core.report import Finding, error
+from ckpttool.core.report import Finding, trailing_bytes
 from ckpttool.core.tensor import Extent, Span
 from ckpttool.formats.content.assembly import checkpoint_of_tree, tree_builder
 from ckpttool.formats.content.plain_data import describe
@@ -50,7 +50,7 @@ def open_legacy(probe: Probe, name: str) -> Checkpoint:
         leaf = _LegacyObjects(probe.path, storages).leaf
         flat = flatten(root, leaf, probe.path)
     trailing = source.size - end
-    findings = [error("trailing-bytes", f"{trailing:,} bytes lie behind the last storage")]
+    findings = [trailing_bytes(trailing, "the last storage")]
     return checkpoint_of_tree(
         probe=probe,
         format=name,

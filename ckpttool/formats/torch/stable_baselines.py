@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ckpttool.containers.jsontext import parse_json
 from ckpttool.containers.pickle.pickle_detection import is_pickle
-from ckpttool.containers.pickle.pickle_safety import read_pickles
+from ckpttool.containers.pickle.pickle_safety import pickle_findings
 from ckpttool.containers.zip_reader import STORED, Member, with_version_errors
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.errors import DamagedCheckpoint, Unsupported
-from ckpttool.core.readable import Buffer, Readable, reader_from
-from ckpttool.core.report import Finding, warning
+from ckpttool.core.readable import Buffer, reader_from
+from ckpttool.core.report import Finding, not_scanned
 from ckpttool.core.tensor import Extent, Span, Tensor
 from ckpttool.formats.content.assembly import name_tensors, training_of
 from ckpttool.formats.interface import Format, Probe
@@ -85,7 +85,7 @@ class _Agent:
                     # Pickles that no framework loads are judged too: a program may load them.
                     content, start = self._archive.content(member), self._archive.offset(member)
                     if is_pickle(content, start, start + member.size):
-                        self._judge(content, start, start + member.size, name)
+                        self.safety += pickle_findings(content, start, start + member.size, name)
         except DamagedCheckpoint as failure:
             failure.safety = (*self.safety, *failure.safety)
             raise
@@ -123,17 +123,10 @@ class _Agent:
         try:
             data = base64.b64decode(value[_PICKLED])
         except (TypeError, ValueError):
-            self.safety.append(warning("not-scanned", "no base64 where a pickle should be", where))
+            self.safety.append(not_scanned(where, "no base64 where a pickle should be"))
         else:
-            self._judge(Buffer(self._path, data), 0, len(data), where)
+            self.safety += pickle_findings(Buffer(self._path, data), 0, len(data), where)
         return str(value.get(_TYPE, "<a pickle>"))
-
-    def _judge(self, source: Readable, start: int, end: int, where: str) -> None:
-        try:
-            self.safety += read_pickles(source, start, end, where).safety
-        except DamagedCheckpoint as failure:
-            message = f"a pickle that breaks off: {failure.reason}"
-            self.safety += (*failure.safety, warning("not-scanned", message, where))
 
     def spans(self) -> Iterator[Span]:
         """Yield each record with its checksum, and the records inside the files of tensors."""

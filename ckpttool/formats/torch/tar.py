@@ -21,7 +21,7 @@ from ckpttool.containers.pickle.pickle_nodes import Persistent
 from ckpttool.containers.pickle.pickle_safety import attach_safety
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.errors import DamagedCheckpoint, Truncated
-from ckpttool.core.report import Finding, error
+from ckpttool.core.report import Finding, error, trailing_bytes
 from ckpttool.core.tensor import Extent
 from ckpttool.formats.content.assembly import checkpoint_of_tree, tree_builder
 from ckpttool.formats.content.plain_data import describe
@@ -121,7 +121,7 @@ def read_tar(source: Source) -> tuple[dict[str, TarMember], list[Finding]]:
         findings.append(error("tar-padding", "the padding behind the last member is not zero"))
     if source.size > end:
         trailing = source.size - end
-        findings.append(error("trailing-bytes", f"{trailing:,} bytes lie behind the end of the tar"))
+        findings.append(trailing_bytes(trailing, "the end of the tar"))
     return members, findings
 
 
@@ -202,8 +202,8 @@ class _TarReader:
     def trailing_findings(self) -> list[Finding]:
         """Return an error if bytes of the member are left that nothing declares."""
         trailing = self._member.end - self.offset
-        message = f"{trailing:,} bytes lie behind the end of what the member holds"
-        return [error("trailing-bytes", message, self._member.name)] if trailing else []
+        end = "the end of what the member holds"
+        return [trailing_bytes(trailing, end, self._member.name)] if trailing else []
 
     def fail(self, found: str) -> NoReturn:
         where = f"{self._member.name}, byte {self.offset:,}"

@@ -21,8 +21,8 @@ from zlib import crc32
 from ckpttool.containers.pickle.pickle_nodes import Call, Global, children, nodes
 from ckpttool.containers.pickle.pickle_safety import PickleSequence, attach_safety, judge
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
-from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
-from ckpttool.core.report import Finding, error, warning
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, error_of
+from ckpttool.core.report import Finding, error, not_scanned
 from ckpttool.core.tensor import Role
 from ckpttool.formats.content.assembly import checkpoint_of_tree
 from ckpttool.formats.content.plain_data import describe_content, other_records
@@ -146,9 +146,9 @@ class _ArchivePickles:
                 except CheckpointError as failure:
                     if isinstance(failure, DamagedCheckpoint):
                         message = f"a pickle that breaks off: {failure.reason}"
-                        rest = warning("not-scanned", message, member.name)
+                        rest = not_scanned(member.name, message)
                         self.safety |= dict.fromkeys((*failure.safety, rest))
-                    self.findings.append(error(failure.code, failure.reason, failure.where or member.name))
+                    self.findings.append(error_of(failure, failure.where or member.name))
         others = self._records.judge_except(lambda name: name in self._read or is_storage(name))
         self.safety |= dict.fromkeys(others)
 

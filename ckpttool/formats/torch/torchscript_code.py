@@ -24,7 +24,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from ckpttool.containers.pickle.pickle_nodes import Call, Global, nodes
-from ckpttool.core.report import Finding, error, warning
+from ckpttool.core.report import Finding, error, not_scanned, warning
 from ckpttool.formats.content.plain_data import describe_content
 from ckpttool.formats.torch.torch_operators import CLASSES, OPERATORS, judge_classes
 
@@ -402,7 +402,7 @@ def without_mangles(text: bytes) -> bytes:
 def judge_text(text: bytes, where: str) -> Iterator[Finding]:
     """Judge the effects, besides computing, of running a text."""
     if len(text) > MAX_TEXT:
-        yield warning("not-scanned", f"{len(text):,} bytes of code, more than are searched", where)
+        yield not_scanned(where, f"{len(text):,} bytes of code, more than are searched")
         return
     references = CodeReferences(text)
     yield from OPERATORS.judge(references.operators, where, "its code calls")
@@ -416,7 +416,7 @@ def judge_text(text: bytes, where: str) -> Iterator[Finding]:
         yield warning("unchecked-ops", message, where)
     if references.readable < len(text):
         message = f"code that PyTorch can't read from byte {references.readable:,} on"
-        yield warning("not-scanned", message, where)
+        yield not_scanned(where, message)
 
 
 def judge_loops(files: Iterable[tuple[str, Sequence[bytes]]]) -> Iterator[Finding]:

@@ -19,13 +19,18 @@ from typing import Any, ClassVar, Literal
 
 from ckpttool.containers.npy import MAGIC as NPY_MAGIC
 from ckpttool.containers.pickle.pickle_detection import is_pickle
-from ckpttool.containers.pickle.pickle_safety import PickleSequence, attach_safety, read_pickles
-from ckpttool.containers.zip_reader import STORED, Archive, Member
+from ckpttool.containers.pickle.pickle_safety import (
+    PickleSequence,
+    attach_safety,
+    pickle_findings,
+    read_pickles,
+)
+from ckpttool.containers.zip_reader import STORED, Archive, Member, duplicate_record
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.dtypes import DType
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, are_losses_allowed
 from ckpttool.core.readable import Buffer, reader_from
-from ckpttool.core.report import Finding, error, warning
+from ckpttool.core.report import Finding, error, not_scanned, warning
 from ckpttool.core.tensor import Extent, Span, Tensor
 from ckpttool.core.text import counted
 from ckpttool.formats.content.assembly import checkpoint_of_tree, tree_builder
@@ -126,9 +131,7 @@ class Records:
             # Of two records with one name PyTorch loads either, depending on their order: a file that shows
             # one content to a scanner and another to PyTorch.
             if folded in self.by_name:
-                raise DamagedCheckpoint(
-                    path, "two records with one name", where=member.name, code="zip-duplicate"
-                )
+                raise duplicate_record(path, member.name)
             if folded != name and (folded.startswith("data/") or folded == "data.pkl"):
                 self._findings.append(warning("zip-case", "a record's name in unusual case", member.name))
             self.by_name[folded] = member
@@ -205,13 +208,14 @@ class Records:
         # that still loads those goes by that record, so code may be under any name.
         if _OLD_SCRIPT in self.by_name:
             message = "TorchScript of before version 1.2, whose code was not looked at"
-            yield warning("not-scanned", message, self.by_name[_OLD_SCRIPT].name)
+            yield not_scanned(self.by_name[_OLD_SCRIPT].name, message)
         for member in self.archive.members:
             name = member.name.partition("/")[2].casefold()
             if is_read(name):
                 continue
             if name == "data.pkl" or self._is_pickle(member):
-                yield from self._judge_pickle(member)
+                content, start = self.archive.content(member), self.archive.offset(member)
+                yield from pickle_findings(content, start, start + member.size, member.name)
             elif self._head(member) == NPY_MAGIC:
                 from ckpttool.formats.arrays.files import safety_of_member
 
@@ -230,14 +234,6 @@ class Records:
             return content.read(start, min(member.size, len(NPY_MAGIC)), member.name)
         except CheckpointError:  # what can't be inflated fails its checksum
             return b""
-
-    def _judge_pickle(self, member: Member) -> tuple[Finding, ...]:
-        start = self.archive.offset(member)
-        try:
-            return read_pickles(self.archive.content(member), start, start + member.size, member.name).safety
-        except DamagedCheckpoint as failure:
-            message = f"a pickle that breaks off: {failure.reason}"
-            return (*failure.safety, warning("not-scanned", message, member.name))
 
     def findings(self) -> Iterator[Finding]:
         """Yield findings about the archive: its directory, lost records, its version."""
