@@ -59,9 +59,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from ckpttool.cli.retention_config import Retention
+    from ckpttool.core.report import Problem
     from ckpttool.runs.listing import DirectoryPreview, Listing
     from ckpttool.runs.look import Progress
-    from ckpttool.transaction.paths import Problem
 
 _SCOPE = ("recursive", "metrics", "group_by", "series", "exclude", "max_depth")
 

@@ -19,7 +19,7 @@ FOUND_SOMETHING, COULD_NOT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 """Exit statuses: a problem was found, the command failed, and those of shells for Ctrl-C and SIGTERM."""
 
 if TYPE_CHECKING:
-    from ckpttool.transaction.paths import Problem
+    from ckpttool.core.report import Problem
 
 
 COMPLETE_VARIABLE = "_CKPTTOOL_COMPLETE"

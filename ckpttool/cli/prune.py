@@ -43,11 +43,11 @@ from ckpttool.storage import fs
 
 if TYPE_CHECKING:
     from ckpttool.cli.retention_config import Retention
+    from ckpttool.core.report import Problem
     from ckpttool.runs.entry import Entry
     from ckpttool.runs.pruning.planning import PrunePlan
     from ckpttool.runs.pruning.prune import Pruned
     from ckpttool.runs.retention.plan import GroupPlan
-    from ckpttool.transaction.paths import Problem
     from ckpttool.transaction.trash import EmptiedTrash
 
 
@@ -175,8 +175,8 @@ def _prune_directory(
 
 def _without_checkpoints(outcome: Pruned, request: PruneRequest, command: PruneCommand) -> Pruned:
     """Return the outcome for a directory without checkpoints; those in subdirectories are a problem."""
+    from ckpttool.core.report import Problem
     from ckpttool.runs.survey import NOTHING, nothing_in
-    from ckpttool.transaction.paths import Problem
 
     message = nothing_in(request.directory, recursive=request.recursive)
     if message != NOTHING:

@@ -33,8 +33,8 @@ from ckpttool.core.options import NAMING_PANEL, group, option
 from ckpttool.runs.scope import Scope
 
 if TYPE_CHECKING:
+    from ckpttool.core.report import Problem
     from ckpttool.runs.renaming.rename import PlannedNames, RenameResult
-    from ckpttool.transaction.paths import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,8 @@ from ckpttool.runs.scope import Scope
 from ckpttool.storage import fs
 
 if TYPE_CHECKING:
+    from ckpttool.core.report import Problem
     from ckpttool.runs.series import Group
-    from ckpttool.transaction.paths import Problem
 
 
 def _log_beside(path: str, directory: str) -> str:
@@ -229,7 +229,7 @@ def unmatched_rules(retention: Retention, requests: Sequence[PruneRequest]) -> l
     keep: so nothing may be removed. Rules for paths outside of the command line's directory are excepted, and
     those for unreadable directories, which are errors of their own.
     """
-    from ckpttool.transaction.paths import Problem
+    from ckpttool.core.report import Problem
 
     if retention.policies is None or not retention.policies.rules:
         return []

@@ -36,11 +36,11 @@ from ckpttool.runs.scope import Scope
 from ckpttool.storage import fs
 
 if TYPE_CHECKING:
+    from ckpttool.core.report import Problem
     from ckpttool.runs.entry import Entry
     from ckpttool.runs.look import Progress
     from ckpttool.runs.retention.request import PruneRequest
     from ckpttool.runs.watching import Judgement, Step, WatchEvent, WatchRequest
-    from ckpttool.transaction.paths import Problem
 
 _FAILED = "failed"
 _ON_STDERR = (_FAILED, "warning")

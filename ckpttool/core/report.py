@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 
@@ -49,6 +50,24 @@ class Finding(NamedTuple):
         if self.ignored is not None:
             document["ignored"] = self.ignored
         return document
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Problem at a path for the user to look at; ``outcome`` is the consequence, such as ``not restored``."""
+
+    path: str
+    why: str
+    outcome: str = ""
+
+    @property
+    def message(self) -> str:
+        """Sentence without the path."""
+        return f"{self.outcome}: {self.why}" if self.outcome else self.why
+
+    def document(self) -> dict[str, Any]:
+        """Return its JSON document."""
+        return {"path": self.path, "message": self.message}
 
 
 def error(code: str, message: str, where: str | None = None) -> Finding:

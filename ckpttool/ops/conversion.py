@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, TypedDict
 
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import CONVERSION_PANEL, EXECUTION_PANEL, jobs_option, option
-from ckpttool.core.report import Finding
+from ckpttool.core.report import Finding, Problem
 from ckpttool.core.result import Result, document_of
 from ckpttool.core.text import counted, nbytes
 from ckpttool.formats.traits import TRAITS
@@ -99,13 +99,6 @@ class ConvertKeywords(TypedDict, total=False):
     jobs: int | None
 
 
-class Dropped(NamedTuple):
-    """Something that the target doesn't hold: where it lay in the source, and why."""
-
-    path: str
-    why: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Converted(Result):
     """The result of a conversion.
@@ -133,7 +126,7 @@ class Converted(Result):
     nbytes: int
     verified: bool
     dry_run: bool
-    dropped: tuple[Dropped, ...] = ()
+    dropped: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
     mismatches: tuple[str, ...] = ()
     safety: tuple[Finding, ...] = ()
@@ -152,5 +145,7 @@ class Converted(Result):
         return {
             "schema": "ckpttool.convert/1",
             "source": [source, *others] if others else source,
-            **document_of(self, *keys, "dropped", "notes", "mismatches", "safety", optional=("shares",)),
+            **document_of(self, *keys),
+            "dropped": [document_of(one, "path", "why") for one in self.dropped],
+            **document_of(self, "notes", "mismatches", "safety", optional=("shares",)),
         }

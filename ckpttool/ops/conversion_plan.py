@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import DamagedCheckpoint, UsageError
-from ckpttool.core.report import Finding, Severity
+from ckpttool.core.report import Finding, Problem, Severity
 from ckpttool.core.tensor import Tensor
 from ckpttool.core.text import counted
 from ckpttool.core.values import Strided, reach
@@ -24,7 +24,7 @@ from ckpttool.formats.keras.native import ASSET
 from ckpttool.formats.sidecar import ENTRY
 from ckpttool.formats.traits import traits_of
 from ckpttool.formats.writer import Content, WriteOptions, Writer, writer_of
-from ckpttool.ops.conversion import Converted, ConvertOptions, Dropped
+from ckpttool.ops.conversion import Converted, ConvertOptions
 from ckpttool.ops.target_path import check_space, check_target, target_format
 from ckpttool.storage.sink import Algorithm
 
@@ -86,7 +86,7 @@ class ConversionPlan:
     target: str
     replaces: Sequence[str] | None
     options: ConvertOptions
-    dropped: tuple[Dropped, ...]
+    dropped: tuple[Problem, ...]
     notes: tuple[str, ...]
     sources: tuple[str, ...] = ()
     shares: tuple[float, ...] = ()
@@ -346,23 +346,23 @@ def require_holdable(content: Content, writer: Writer, options: WriteOptions) ->
 # What stays behind ------------------------------------------------------------------------------------
 
 
-def conversion_losses(checkpoint: Checkpoint, content: Content) -> Iterator[Dropped]:
+def conversion_losses(checkpoint: Checkpoint, content: Content) -> Iterator[Problem]:
     """Yield the parts of a source that are not in its content, or that no format could hold."""
     traits = traits_of(checkpoint.format)
     program = traits.program_in(checkpoint.variant)
     if program is not None and not (traits.has_object_graph and _is_of_variables(checkpoint, program.key)):
-        yield Dropped(program.path, program.content)
+        yield Problem(program.path, program.content)
     for key in traits.unread_files:
         files = checkpoint.metadata.get(key)
         for name in files if isinstance(files, Mapping) else ():
             if ASSET + name not in content.native:
-                yield Dropped(name, "a file of its own, of which only size and checksum are known")
+                yield Problem(name, "a file of its own, of which only size and checksum are known")
     for finding in checkpoint.findings:
         if finding.severity is Severity.WARNING and finding.code in _NOT_READ:
             path = ENTRY if finding.code == "content-entry" else finding.where or finding.code
-            yield Dropped(path, finding.message)
+            yield Problem(path, finding.message)
     if content.tree is not None:
-        yield from (Dropped(*one) for one in opaque_nodes(content.tree))
+        yield from (Problem(*one) for one in opaque_nodes(content.tree))
 
 
 def _is_of_variables(checkpoint: Checkpoint, key: str) -> bool:

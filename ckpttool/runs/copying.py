@@ -35,6 +35,7 @@ from ckpttool.core.options import (
     require_known,
     shows_keywords,
 )
+from ckpttool.core.report import Problem
 from ckpttool.core.result import Table, document_of
 from ckpttool.core.text import counted
 from ckpttool.formats import recognition_error
@@ -60,7 +61,7 @@ from ckpttool.runs.scope import Scope, ScopeKeywords
 from ckpttool.storage import fs
 from ckpttool.storage.held import holds
 from ckpttool.storage.work import Advance, in_order, no_advance
-from ckpttool.transaction.paths import Problem, bare, is_within, shown
+from ckpttool.transaction.paths import bare, is_within, shown
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import Depth, Mode
+from ckpttool.core.report import Problem
 from ckpttool.core.result import Table, document_of, messages, plain
 from ckpttool.core.text import counted, utc_time
 from ckpttool.formats.interface import SIDECARS, natural_path
@@ -32,7 +33,7 @@ from ckpttool.runs.scope import GroupBy, Scope
 from ckpttool.runs.series import Group, order_entries
 from ckpttool.runs.survey import Survey, survey_directory, upload_warnings
 from ckpttool.storage import fs
-from ckpttool.transaction.paths import Problem, shown
+from ckpttool.transaction.paths import shown
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

@@ -29,6 +29,7 @@ from ckpttool.core.options import (
     mode_option,
     option,
 )
+from ckpttool.core.report import Problem
 from ckpttool.core.result import Result, document_of
 from ckpttool.core.text import counted, seconds
 from ckpttool.formats.opening import open_unit
@@ -52,7 +53,7 @@ from ckpttool.runs.writers import (
     written_inside,
 )
 from ckpttool.storage import fs
-from ckpttool.transaction.paths import Problem, bare, shown
+from ckpttool.transaction.paths import bare, shown
 
 NO_STEP = "its step is unknown"
 WORTH_WAITING = frozenset({Code.INCOMPLETE, Code.DAMAGED, Code.BEING_WRITTEN})

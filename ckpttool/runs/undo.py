@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
+from ckpttool.core.report import Problem
 from ckpttool.core.result import Result, document_of
 from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.formats.interface import natural
@@ -29,7 +30,7 @@ from ckpttool.transaction.history import (
     write_record,
 )
 from ckpttool.transaction.lock import HeldLocks
-from ckpttool.transaction.paths import NotUndone, Problem, require_directory, shown
+from ckpttool.transaction.paths import require_directory, shown
 from ckpttool.transaction.record_undo import RecordUndo, undo_record
 from ckpttool.transaction.recovery import recover_directory
 from ckpttool.transaction.state_dir import (
@@ -223,7 +224,7 @@ class _UndoProgress:
             below = [] if is_tree else _renamed_below(record)
             if below:
                 why = f"the same rename also changed {below[0]} (undo without --no-recursive restores both)"
-                self.problems.append(NotUndone.because(shown(record.directory), why))
+                self.problems.append(Problem(shown(record.directory), why, "not restored"))
                 continue
             done = undo_record(record, self._dry_run)
             self._add(done)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from glob import escape
 from itertools import islice
 
+from ckpttool.core.report import Problem
 from ckpttool.runs.copying import CopyRequest, CopyStatus, carry_out, plan_copy
 from ckpttool.runs.entry import Entry
 from ckpttool.runs.pruning.planning import PrunePlan
@@ -19,7 +20,6 @@ from ckpttool.runs.watching import Landed, Step, StepResult, require_same_place
 from ckpttool.storage import fs
 from ckpttool.storage.held import holding
 from ckpttool.transaction.files import Contents
-from ckpttool.transaction.paths import Problem
 
 _MOST_TRIES = 10
 """Limit on tries to rename the rest without refused checkpoints: after that, the directory is at fault."""

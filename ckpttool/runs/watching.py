@@ -23,6 +23,7 @@ from typing import Any
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, UsageError, from_os_error
 from ckpttool.core.options import attribute_names
+from ckpttool.core.report import Problem
 from ckpttool.core.result import document_of
 from ckpttool.core.text import file_size
 from ckpttool.formats.discovery import OWN_PREFIX
@@ -41,7 +42,7 @@ from ckpttool.storage.held import holding
 from ckpttool.storage.work import Advance
 from ckpttool.transaction.files import Contents
 from ckpttool.transaction.lock import BUSY, WATCH_LOCK, lock_directory
-from ckpttool.transaction.paths import Problem, bare, require_directory, shown
+from ckpttool.transaction.paths import bare, require_directory, shown
 from ckpttool.transaction.state_dir import read_own, state_dir_of
 
 RETRY_SECONDS = 60

@@ -1,13 +1,10 @@
-"""Paths as they are shown and as they are given, and what is told of one that needs the user's eyes."""
+"""Paths as they are shown and as they are given."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Any
 
 from ckpttool.core.errors import UsageError, from_os_error
-from ckpttool.core.result import document_of
 from ckpttool.storage import fs
 
 
@@ -38,25 +35,3 @@ def require_directory(path: str | os.PathLike[str]) -> str:
 def is_within(path: str, directory: str) -> bool:
     """Return whether a path is that of a directory or lies below it; both are real paths."""
     return path == directory or path.startswith(directory.rstrip(os.sep) + os.sep)
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Something that the user must look at: where, and what."""
-
-    path: str
-    message: str
-
-    def document(self) -> dict[str, Any]:
-        return document_of(self, "path", "message")
-
-
-@dataclass(frozen=True, slots=True)
-class NotUndone(Problem):
-    """A checkpoint that ``undo`` leaves as it is; ``why`` is the message without its first words."""
-
-    why: str
-
-    @classmethod
-    def because(cls, path: str, why: str) -> NotUndone:
-        return cls(path, f"not restored: {why}", why)

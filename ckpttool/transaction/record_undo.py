@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 
 from ckpttool.core.errors import from_os_error
+from ckpttool.core.report import Problem
 from ckpttool.formats import list_kind
 from ckpttool.storage import fs
 from ckpttool.transaction.engines import engine_of
@@ -21,7 +22,7 @@ from ckpttool.transaction.files import Fingerprint, StalePlan, fingerprint
 from ckpttool.transaction.history import CommandRecord, UndoStep, drop_step, read_record
 from ckpttool.transaction.journal import Location, Operation, OperationList, Rewrite
 from ckpttool.transaction.open_roots import OpenRoots, open_roots
-from ckpttool.transaction.paths import NotUndone, Problem, shown
+from ckpttool.transaction.paths import shown
 from ckpttool.transaction.pointer_files import text_at
 from ckpttool.transaction.state_dir import StateDir
 
@@ -94,7 +95,8 @@ def _undo_step(
         done.restored.setdefault(path, _last_path(record, undoing, number))
     planned = _PLANNED[record.kind]
     done.problems += [
-        NotUndone.because(_path(record, path), failure.text(planned)) for path, failure in refused.items()
+        Problem(_path(record, path), failure.text(planned), "not restored")
+        for path, failure in refused.items()
     ]
     return bool(refused)
 

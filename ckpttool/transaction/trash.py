@@ -13,6 +13,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 
 from ckpttool.core.errors import CheckpointError, from_os_error
+from ckpttool.core.report import Problem
 from ckpttool.storage import fs
 from ckpttool.storage.held import holds
 from ckpttool.transaction.engines import engine_of
@@ -29,7 +30,7 @@ from ckpttool.transaction.history import (
     write_record,
 )
 from ckpttool.transaction.lock import lock_directory
-from ckpttool.transaction.paths import Problem, bare, shown
+from ckpttool.transaction.paths import bare, shown
 from ckpttool.transaction.record_undo import operations_in_copy
 from ckpttool.transaction.recovery import recover_directory
 from ckpttool.transaction.state_dir import OWNER, TRASH, StateDir, state_dir_beside, state_dirs

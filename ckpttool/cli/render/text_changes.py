@@ -28,7 +28,7 @@ from ckpttool.core.text import ELLIPSIS, counted, file_size, printable
 from ckpttool.formats.interface import natural_path
 from ckpttool.runs.reasons import in_words
 from ckpttool.storage import fs
-from ckpttool.transaction.paths import NotUndone, shown
+from ckpttool.transaction.paths import shown
 
 if TYPE_CHECKING:
     from ckpttool.ops.conversion import Converted
@@ -453,8 +453,7 @@ def _undo_total(done: Undone) -> str:
         return f"{nothing}: everything is already as it was"
     others = f" (and {len(done.problems) - 1:,} more)" if len(done.problems) > 1 else ""
     problem = done.problems[0]
-    why = problem.why if isinstance(problem, NotUndone) else problem.message
-    return f"{nothing}: {printable(f'{os.path.basename(problem.path)}: {why}')}{others}"
+    return f"{nothing}: {printable(f'{os.path.basename(problem.path)}: {problem.why}')}{others}"
 
 
 # copy -----------------------------------------------------------------------------------------------

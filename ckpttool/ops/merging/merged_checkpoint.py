@@ -15,12 +15,11 @@ from typing import Any
 from ckpttool.containers.pickle.pickle_nodes import Mapped
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import DamagedCheckpoint
-from ckpttool.core.report import Finding, Severity
+from ckpttool.core.report import Finding, Problem, Severity
 from ckpttool.core.tensor import Tensor
 from ckpttool.formats.torch.deepspeed import KINDS
 from ckpttool.formats.torch.deepspeed_zero import STATES
 from ckpttool.formats.torch.ranks import is_rank_key
-from ckpttool.ops.conversion import Dropped
 from ckpttool.ops.conversion_plan import MIXED_SAVES
 from ckpttool.ops.merging.zero_partitions import BASE, FLAT, INNER, MASTERS, ZeroJob, rank_metadata, stem
 
@@ -41,7 +40,7 @@ class MergedCheckpoint(AbstractContextManager["MergedCheckpoint"]):
 
     checkpoint: Checkpoint
     sources: tuple[str, ...]
-    dropped: tuple[Dropped, ...] = ()
+    dropped: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __exit__(
@@ -109,7 +108,7 @@ OF_OPTIMIZER = frozenset(
 _DIFFERS = "another rank says something else than the first, whose is taken"
 
 
-def discarded_rank_state(checkpoint: Checkpoint, job: ZeroJob) -> Iterator[Dropped]:
+def discarded_rank_state(checkpoint: Checkpoint, job: ZeroJob) -> Iterator[Problem]:
     """Yield what no parameter is made of, and the first rank does not say as well."""
     first = checkpoint.metadata
     for path in job.others:
@@ -117,7 +116,7 @@ def discarded_rank_state(checkpoint: Checkpoint, job: ZeroJob) -> Iterator[Dropp
         yield from _differing_keys(stem(path), first, own, OF_PARTITIONS)
         below = {str(one.path[1]) for one in checkpoint.tensors if one.path[0] == stem(path)}
         for key in sorted(below - OF_PARTITIONS):
-            yield Dropped(f"{stem(path)}.{key}", _DIFFERS)
+            yield Problem(f"{stem(path)}.{key}", _DIFFERS)
     ranks = [rank for stage in job.stages for rank in stage.ranks]
     for rank in ranks[1:]:
         states, wanted = rank.metadata.get(STATES), ranks[0].metadata.get(STATES)
@@ -126,15 +125,15 @@ def discarded_rank_state(checkpoint: Checkpoint, job: ZeroJob) -> Iterator[Dropp
     for entry in checkpoint.files:
         name = os.path.basename(entry.path)
         if stem(name) in checkpoint.metadata and not any(kind.fullmatch(name) for kind in KINDS.values()):
-            yield Dropped(stem(name), "a file beside the model and its optimizer")
+            yield Problem(stem(name), "a file beside the model and its optimizer")
 
 
 def _differing_keys(
     stem: str, first: Mapping[str, Any], other: Mapping[str, Any], known: frozenset[str]
-) -> Iterator[Dropped]:
+) -> Iterator[Problem]:
     for key, value in other.items():
         if key not in known and (key not in first or repr(first[key]) != repr(value)):  # NaN is NaN
-            yield Dropped(f"{stem}.{key}", _DIFFERS)
+            yield Problem(f"{stem}.{key}", _DIFFERS)
 
 
 def keep_first_rank(checkpoint: Checkpoint, sources: tuple[str, ...]) -> MergedCheckpoint:
@@ -156,5 +155,5 @@ def keep_first_rank(checkpoint: Checkpoint, sources: tuple[str, ...]) -> MergedC
         tree=tree,
         native=checkpoint.native,
     )
-    dropped = tuple(Dropped(str(key), _DIFFERS) for key in dict.fromkeys(own))
+    dropped = tuple(Problem(str(key), _DIFFERS) for key in dict.fromkeys(own))
     return MergedCheckpoint(checkpoint=whole, sources=sources, dropped=dropped)

@@ -16,12 +16,12 @@ from typing import Any
 from ckpttool.containers.pickle.pickle_nodes import Call, Global
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import DamagedCheckpoint
+from ckpttool.core.report import Problem
 from ckpttool.core.tensor import Path, Role, Tensor
 from ckpttool.core.text import counted
 from ckpttool.formats.content.tree import replace_tensors, tensors_in
 from ckpttool.formats.opening import open_file
 from ckpttool.formats.torch.deepspeed_zero import STATES
-from ckpttool.ops.conversion import Dropped
 from ckpttool.ops.merging.merged_checkpoint import (
     OF_OPTIMIZER,
     OF_PARTITIONS,
@@ -133,7 +133,7 @@ def _full_weights(cut: ParameterCut) -> Tensor:
 # The optimizer --------------------------------------------------------------------------------------------
 
 
-def _optimizer_states(cuts: Mapping[str, ParameterCut]) -> tuple[dict[str, dict[str, object]], list[Dropped]]:
+def _optimizer_states(cuts: Mapping[str, ParameterCut]) -> tuple[dict[str, dict[str, object]], list[Problem]]:
     """Return what the optimizer keeps of each parameter, and what of it can't be told."""
     states: dict[str, dict[str, object]] = {}
     dropped = []
@@ -146,7 +146,7 @@ def _optimizer_states(cuts: Mapping[str, ParameterCut]) -> tuple[dict[str, dict[
             value = cut.state(path, key) if value is None else value
             if value is None:
                 why = "the ranks do not keep it element by element, or not alike"
-                dropped.append(Dropped(".".join(map(str, path)), why))
+                dropped.append(Problem(".".join(map(str, path)), why))
             else:
                 state[key] = value
     return states, dropped

@@ -18,6 +18,7 @@ from typing import Any
 from ckpttool.core import name_patterns as patterns
 from ckpttool.core.errors import CheckpointError, UsageError
 from ckpttool.core.naming import parse_name
+from ckpttool.core.report import Problem
 from ckpttool.core.result import document_of
 from ckpttool.core.text import counted
 from ckpttool.formats.discovery import OWN_PREFIX, Globs, Walk, discover, is_excluded
@@ -55,7 +56,7 @@ from ckpttool.runs.series import Group, Kind, order_entries
 from ckpttool.runs.survey import Survey, survey_directory, upload_warnings
 from ckpttool.storage import fs
 from ckpttool.storage.fs import Snapshot
-from ckpttool.transaction.paths import Problem, require_directory, shown
+from ckpttool.transaction.paths import require_directory, shown
 from ckpttool.transaction.state_dir import enclosing_serial
 
 _FEWEST_NUMBERS = 2

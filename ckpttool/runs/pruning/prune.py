@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.errors import AccessDenied, CheckpointError
 from ckpttool.core.options import shows_keywords
+from ckpttool.core.report import Problem
 from ckpttool.core.result import Result, document_of
 from ckpttool.core.text import file_size
 from ckpttool.runs.entry import Entry
@@ -38,7 +39,7 @@ from ckpttool.transaction.engines import engine_of
 from ckpttool.transaction.files import Contents
 from ckpttool.transaction.journal import Group, Recovery, new_identity
 from ckpttool.transaction.lock import BUSY, HeldLocks, clear_stale
-from ckpttool.transaction.paths import Problem, require_directory
+from ckpttool.transaction.paths import require_directory
 from ckpttool.transaction.recovery import directory_of_journal, recover_directory
 from ckpttool.transaction.staged_output import clear_areas, has_leftovers, is_leftover_name
 from ckpttool.transaction.transaction import Failure, Outcome

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from ckpttool.core.naming import NameFields, is_named_best, is_step_name, parse_name
+from ckpttool.core.report import Problem
 from ckpttool.core.text import counted
 from ckpttool.formats import sharded
 from ckpttool.formats.discovery import OWN_PREFIX
@@ -45,7 +46,7 @@ from ckpttool.runs.renaming.template import (
 )
 from ckpttool.storage import fs
 from ckpttool.transaction.journal_documents import is_name
-from ckpttool.transaction.paths import Problem, shown
+from ckpttool.transaction.paths import shown
 from ckpttool.transaction.state_dir import ACCELERATES
 
 MAX_NAME = 255

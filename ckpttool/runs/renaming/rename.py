@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, UsageError
 from ckpttool.core.options import shows_keywords, with_keywords
+from ckpttool.core.report import Problem
 from ckpttool.core.result import Result, document_of
 from ckpttool.runs.entry import Entry
 from ckpttool.runs.pointers.kinds import Pointers, kind_of, unseen_above
@@ -57,7 +58,7 @@ from ckpttool.transaction.journal import (
     new_identity,
 )
 from ckpttool.transaction.lock import HeldLocks
-from ckpttool.transaction.paths import Problem, require_directory, shown
+from ckpttool.transaction.paths import require_directory, shown
 from ckpttool.transaction.recovery import recover_directory
 from ckpttool.transaction.state_dir import enclosing_serial
 from ckpttool.transaction.transaction import Transaction
@@ -146,7 +147,7 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
     )
     plan, moved, updates = _plan_with_updates(template, scene, standing, left)
     errors = [Problem(shown(error.path), error.reason) for error in surveyed.errors]
-    problems = [*errors, *(replace(one, message=f"left alone: {one.message}") for one in plan.left)]
+    problems = [*errors, *(replace(one, outcome="left alone") for one in plan.left)]
     if not plan.refused:
         problems += _stale_notes(updates, NoteRewriter(scene, moved))
     warnings = [
