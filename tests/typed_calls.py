@@ -6,7 +6,7 @@ from datetime import date
 from pathlib import Path
 
 import ckpttool
-from ckpttool import DiffOptions, Policy, PruneRequest, RenameRequest
+from ckpttool import DiffOptions, Finding, Policy, PruneRequest, RenameRequest
 
 
 def options_as_keywords(a: Path, b: str) -> None:
@@ -71,3 +71,11 @@ def explicit_keywords(a: Path, b: str) -> None:
     ckpttool.undo(b, dry=True)  # error: call-arg
     ckpttool.inspect(a, stats=1.5)  # error: arg-type
     ckpttool.dif(a, b)  # error: attr-defined
+
+
+def messages_are_text_to_show(finding: Finding) -> str:
+    if finding.message == "truncated":  # error: comparison-overlap
+        return str(finding.message)
+    print("truncated" in finding.message)  # error: operator
+    print(finding.message.split())  # error: attr-defined
+    return f"{finding.code}: {finding.message}"

@@ -19,7 +19,7 @@ FOUND_SOMETHING, COULD_NOT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 """Exit statuses: a problem was found, the command failed, and those of shells for Ctrl-C and SIGTERM."""
 
 if TYPE_CHECKING:
-    from ckpttool.core.report import Problem
+    from ckpttool.core.report import Problem, Sentence
 
 
 COMPLETE_VARIABLE = "_CKPTTOOL_COMPLETE"
@@ -94,11 +94,11 @@ def print_json(document: Mapping[str, Any]) -> None:
 
 def grouped_messages(problems: Iterable[Problem]) -> Iterator[tuple[str, str]]:
     """Yield each message once, with the first of its paths and the number of the others."""
-    alike: dict[str, list[str]] = {}
+    alike: dict[Sentence, list[str]] = {}
     for problem in problems:
         alike.setdefault(problem.message, []).append(problem.path)
     for message, (first, *others) in alike.items():
-        yield first, f"{message} (and {len(others):,} more)" if others else message
+        yield first, f"{message} (and {len(others):,} more)" if others else str(message)
 
 
 # Streams --------------------------------------------------------------------------------------------

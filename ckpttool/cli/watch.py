@@ -153,7 +153,7 @@ def _verify(entry: Entry, progress: Progress, settings: WatchSettings, jobs: int
     if worst is None:
         return found, "not everything could be checked"
     word = "invalid" if not judged.is_valid else judged.safety.value
-    return found, f"{word}: {f'{worst.where}: ' if worst.where else ''}{worst.message}"
+    return found, f"{word}: {worst.placed_message}"
 
 
 # Configuration --------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.core.report import Finding, error
+from ckpttool.core.report import Finding, Sentence, error
 from ckpttool.core.urls import without_signatures
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class CheckpointError(Exception):
     def __init__(
         self,
         path: str | os.PathLike[str],
-        found: str,
+        found: str | Sentence,
         *,
         expected: str | None = None,
         where: str | None = None,
@@ -69,7 +69,7 @@ class CheckpointError(Exception):
         self.where = where
         if code is not None:
             self.code = code
-        self._found = found
+        self._found = str(found)
         super().__init__(self.path)
 
     def __repr__(self) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
+from ckpttool.core.report import Sentence
+
 
 class LayoutDoubt(Enum):
     """Reasons why a weight may have another layout than PyTorch's; the values are those of sidecars.
@@ -53,9 +55,9 @@ class DoubtReason(NamedTuple):
     other: str = ""
 
     @property
-    def text(self) -> str:
+    def text(self) -> Sentence:
         """Message of the doubt."""
-        return self.doubt.text.format(self.other)
+        return Sentence(self.doubt.text.format(self.other))
 
 
 UNWIRED = DoubtReason(LayoutDoubt.UNWIRED)

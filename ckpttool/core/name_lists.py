@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase, translate
 from functools import cached_property
 from pathlib import Path
 
-from ckpttool.core.report import Finding, Severity, warning
+from ckpttool.core.report import Finding, Sentence, Severity, warning
 
 _SHOWN = 8
 _LONGEST = 200
@@ -51,7 +51,8 @@ class OperatorLists:
             if danger is not None:
                 severity, does = danger
                 file = f": {files[name][:_LONGEST]}" if files and name in files else ""
-                yield Finding("unsafe-op", severity, f"{verb} {name[:_LONGEST]}, which {does}{file}", where)
+                message = f"{verb} {name[:_LONGEST]}, which {does}{file}"
+                yield Finding("unsafe-op", severity, Sentence(message), where)
             elif name not in self.registered:
                 foreign.append(name[:_LONGEST])
             elif name in self.unchecked:

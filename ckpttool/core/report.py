@@ -5,7 +5,21 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+if TYPE_CHECKING:
+
+    @final
+    class Sentence:
+        """Text to show. It is a ``str``; type checkers reject comparing it with one, or taking it apart.
+
+        What a program decides depends on codes and facts. ``str(sentence)`` is the text for a renderer.
+        """
+
+        def __init__(self, text: str | Sentence) -> None: ...
+
+else:
+    Sentence = str
 
 
 class Severity(str, enum.Enum):
@@ -22,7 +36,7 @@ class Finding(NamedTuple):
     Attributes:
         code: Stable name; docs/reference/findings.md has its meaning and remedy.
         severity: An error fails the check that found it.
-        message: One sentence, without the place.
+        message: One sentence to show, without the place.
         where: Member, tensor or byte offset; None for the whole.
         check: The check that made it; None outside of verification.
         ignored: Reason to ignore it, or None.
@@ -31,11 +45,16 @@ class Finding(NamedTuple):
 
     code: str
     severity: Severity
-    message: str
+    message: Sentence
     where: str | None = None
     check: str | None = None
     ignored: str | None = None
     tensors: tuple[str, ...] = ()
+
+    @property
+    def placed_message(self) -> str:
+        """The message, after the place."""
+        return f"{self.where}: {self.message}" if self.where else str(self.message)
 
     def document(self) -> dict[str, Any]:
         """Return its JSON document."""
@@ -61,28 +80,28 @@ class Problem:
     outcome: str = ""
 
     @property
-    def message(self) -> str:
+    def message(self) -> Sentence:
         """Sentence without the path."""
-        return f"{self.outcome}: {self.why}" if self.outcome else self.why
+        return Sentence(f"{self.outcome}: {self.why}" if self.outcome else self.why)
 
     def document(self) -> dict[str, Any]:
         """Return its JSON document."""
         return {"path": self.path, "message": self.message}
 
 
-def error(code: str, message: str, where: str | None = None) -> Finding:
+def error(code: str, message: str | Sentence, where: str | None = None) -> Finding:
     """Return a finding that fails its check."""
-    return Finding(code, Severity.ERROR, message, where)
+    return Finding(code, Severity.ERROR, Sentence(message), where)
 
 
-def warning(code: str, message: str, where: str | None = None) -> Finding:
+def warning(code: str, message: str | Sentence, where: str | None = None) -> Finding:
     """Return a finding that fails its check under --strict only."""
-    return Finding(code, Severity.WARNING, message, where)
+    return Finding(code, Severity.WARNING, Sentence(message), where)
 
 
-def note(code: str, message: str, where: str | None = None) -> Finding:
+def note(code: str, message: str | Sentence, where: str | None = None) -> Finding:
     """Return a finding that fails nothing."""
-    return Finding(code, Severity.NOTE, message, where)
+    return Finding(code, Severity.NOTE, Sentence(message), where)
 
 
 _UNREADABLE = "it could not be read, so what loading it would run is not known"

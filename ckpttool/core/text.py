@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 
 from ckpttool.core.errors import UsageError
+from ckpttool.core.report import Sentence
 
 # Printable ------------------------------------------------------------------------------------------
 
@@ -20,8 +21,9 @@ _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _UNFIT = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
-def printable(text: str) -> str:
+def printable(text: str | Sentence) -> str:
     """Return the text with escapes for all characters that could move a cursor or hide text."""
+    text = str(text)
     if text.isascii() and text.isprintable():
         return text
     return "".join(one if is_printable(one) else _escape(one) for one in text)
@@ -68,9 +70,9 @@ def fitting_prefix(text: str, room: int, width: Callable[[str], int]) -> str:
     return fits
 
 
-def printable_cut(text: str, longest: int = LONGEST) -> str:
+def printable_cut(text: str | Sentence, longest: int = LONGEST) -> str:
     """Return a text from a file, with escapes for unprintable characters and cut to a length."""
-    return cut(printable(text[: longest + 1]), longest)
+    return cut(printable(str(text)[: longest + 1]), longest)
 
 
 # Numbers --------------------------------------------------------------------------------------------

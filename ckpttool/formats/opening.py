@@ -28,7 +28,7 @@ from ckpttool.core.errors import (
     from_os_error,
     memory_checked,
 )
-from ckpttool.core.report import Finding, error, not_scanned
+from ckpttool.core.report import Finding, Sentence, error, not_scanned
 from ckpttool.core.tensor import Span
 from ckpttool.formats.architecture import hub_config
 from ckpttool.formats.interface import Format, Probe, SetFormat, Unit
@@ -70,7 +70,7 @@ class Opening:
     def __exit__(self, *failure: object) -> None:
         self.opened.close()
 
-    def fault(self, code: str, message: str, where: str | None = None) -> None:
+    def fault(self, code: str, message: str | Sentence, where: str | None = None) -> None:
         """Add an error, and mark the checkpoint as incomplete."""
         self.findings.append(error(code, message, where))
         self.complete = False

@@ -17,7 +17,7 @@ from ckpttool.containers.jsontext import MAX_VALUES, Doubled, parse_json
 from ckpttool.containers.zip_reader import Archive, Member
 from ckpttool.core.checkpoint import Checkpoint, TrainingState
 from ckpttool.core.errors import CheckpointError, LimitExceeded
-from ckpttool.core.report import Finding, not_scanned, warning
+from ckpttool.core.report import Finding, Sentence, not_scanned, warning
 from ckpttool.core.tensor import Role, Tensor, role_of, role_of_module
 from ckpttool.formats.content.assembly import training_of
 from ckpttool.formats.content.tree import flatten, replace_tensors
@@ -313,7 +313,7 @@ def native_safety(native: Mapping[str, bytes], where: str, nbytes: int) -> tuple
         except CheckpointError:
             findings.append(not_scanned(place))
     return tuple(
-        finding._replace(message=f"of a model that is written from it: {finding.message}")
+        finding._replace(message=Sentence(f"of a model that is written from it: {finding.message}"))
         for finding in findings
     )
 

@@ -360,7 +360,7 @@ def conversion_losses(checkpoint: Checkpoint, content: Content) -> Iterator[Prob
     for finding in checkpoint.findings:
         if finding.severity is Severity.WARNING and finding.code in _NOT_READ:
             path = ENTRY if finding.code == "content-entry" else finding.where or finding.code
-            yield Problem(path, finding.message)
+            yield Problem(path, str(finding.message))
     if content.tree is not None:
         yield from (Problem(*one) for one in opaque_nodes(content.tree))
 

@@ -151,7 +151,7 @@ def roundtrip_mismatches(content: Content, opened: Checkpoint, writer: Writer) -
     """
     for finding in opened.findings:
         if finding.code == "content-entry":
-            yield finding.message
+            yield str(finding.message)
     found = {tensor.name: tensor for tensor in opened.tensors}
     pairs = [(one, found[name]) for one in content.tensors if (name := writer.reader_name(one)) in found]
     for tensor, other in pairs:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import DamagedCheckpoint, UsageError
 from ckpttool.core.options import shows_keywords, with_keywords
-from ckpttool.core.report import Severity
+from ckpttool.core.report import Sentence, Severity
 from ckpttool.core.tensor import Role, Span
 from ckpttool.core.text import counted, first_names
 from ckpttool.core.values import storages_of
@@ -121,7 +121,7 @@ def diff_checkpoints(
     for pair, outcome in compared:
         if isinstance(outcome, Unreadable):
             item = pair.a if outcome.side is Side.A else pair.b
-            broken.append(Broken(display_name(item), outcome.side, outcome.error.reason))
+            broken.append(Broken(display_name(item), outcome.side, Sentence(outcome.error.reason)))
     corrupted = [*corrupted_tensors(compared, a, b, jobs)]
     broken += corrupted
     _require_readable(broken, a, b, options)
@@ -241,7 +241,7 @@ def _undecided_pairs(pairing: Pairing, compared: Iterable[Compared]) -> dict[int
             seen = f"{statistics.count:,} of {counted(statistics.size, 'element')} {differ}"
         layout = "as stored" if pair.a.rule is None and pair.b.rule is None else "in the usual layout"
         name = display_name(pair.b if pair.b.doubt else pair.a)
-        why = pair.doubt.text if pair.doubt else _TURNED
+        why = pair.doubt.text if pair.doubt else Sentence(_TURNED)
         undecided[id(pair)] = Undecided(name, f"{seen} {layout}", why)
     return undecided
 

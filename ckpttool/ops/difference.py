@@ -9,6 +9,7 @@ from typing import Any, Literal, TypedDict
 
 from ckpttool.core.dtypes import DType
 from ckpttool.core.options import COMPARISON_PANEL, EXECUTION_PANEL, jobs_option, option
+from ckpttool.core.report import Sentence
 from ckpttool.core.result import Table, document_of, plain
 from ckpttool.core.tensor import Role
 from ckpttool.weights.comparing.compare import EXACT, Side, Statistics, Tolerance
@@ -180,7 +181,7 @@ class Broken:
 
     name: str
     side: Side
-    why: str
+    why: Sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +196,7 @@ class Undecided:
 
     name: str
     seen: str
-    why: str
+    why: Sentence
 
     @property
     def text(self) -> str:

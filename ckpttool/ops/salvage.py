@@ -295,7 +295,7 @@ def _is_damaged(one: Scanned) -> bool:
 
 def _damage_text(one: Scanned) -> str:
     (finding,) = checksum_findings([one])
-    return finding.message if finding.where is None else f"{finding.where}: {finding.message}"
+    return finding.placed_message
 
 
 def _tree_of(checkpoint: Checkpoint, good: Sequence[Tensor]) -> object:

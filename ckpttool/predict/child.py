@@ -99,12 +99,11 @@ def _load(
         loaded: Loaded = module.LOADERS[job.loader](job)
     except LoadFailed as failure:
         findings = _refusal_findings(refusals) or failure.findings
-        place = f"{findings[0].where}: " if findings[0].where else ""
         more = f"; {counted(len(findings) - 1, 'more finding')}" if len(findings) > 1 else ""
-        _send_stage(answers, "load", f"{place}{findings[0].message}{more}", findings)
+        _send_stage(answers, "load", f"{findings[0].placed_message}{more}", findings)
     except BaseException as failure:  # noqa: BLE001 - other people's code may raise anything
         findings = _refusal_findings(refusals) or [error_finding(failure, "load-failed")]
-        _send_stage(answers, "load", findings[0].message, findings)
+        _send_stage(answers, "load", str(findings[0].message), findings)
     else:
         _send_stage(answers, "load", loaded.detail, loaded.findings)
         return None if has_errors(loaded.findings) else loaded
@@ -130,7 +129,7 @@ def _predict(
         _send_stage(answers, "predict", str(failure), is_skipped=True)
     except BaseException as failure:  # noqa: BLE001 - other people's code may raise anything
         findings = _refusal_findings(refusals) or [error_finding(failure, "predict-failed")]
-        _send_stage(answers, "predict", findings[0].message, findings)
+        _send_stage(answers, "predict", str(findings[0].message), findings)
     else:
         _send_stage(answers, "predict", detail, findings)
 

@@ -31,11 +31,15 @@ Arrays: TypeAlias = "Mapping[str, np.ndarray[Any, Any]]"
 
 
 class LoadFailed(Exception):
-    """A checkpoint could not be loaded or run; ``findings`` have the reasons."""
+    """A checkpoint could not be loaded or run; ``findings`` have the reasons.
 
-    def __init__(self, *findings: Finding) -> None:
+    ``words`` are those of the framework, if a finding quotes it.
+    """
+
+    def __init__(self, *findings: Finding, words: str = "") -> None:
         super().__init__(*(finding.message for finding in findings))
         self.findings = findings
+        self.words = words
 
 
 class CannotTrain(Exception):
@@ -136,7 +140,8 @@ def findings_on_error(code: str) -> Iterator[None]:
     except (LoadFailed, CannotTrain, MemoryError):
         raise
     except Exception as failure:  # a framework runs other people's code, which may raise anything
-        raise LoadFailed(error(code, first_line(failure), place_in_user_code(failure))) from failure
+        words = first_line(failure)
+        raise LoadFailed(error(code, words, place_in_user_code(failure)), words=words) from failure
 
 
 def error_finding(failure: BaseException, code: str) -> Finding:

@@ -127,12 +127,11 @@ def _load_compiled(load: Callable[..., Any]) -> tuple[Any, list[Finding]]:
         with findings_on_error("load-failed"):
             return load(), []
     except LoadFailed as failure:
-        finding = failure.findings[0]
-        text = finding.message
+        finding, text = failure.findings[0], failure.words
         if not re.search(r"keras\.(metrics|losses)\.|metric|loss function", text):
             if "Could not locate" in text or "Unknown layer" in text:
                 hint = "(--model FILE.py or PACKAGE.MODULE imports its module first)"
-                finding = finding._replace(message=f"{text.rstrip('.')} {hint}")
+                finding = error(finding.code, f"{text.rstrip('.')} {hint}", finding.where)
             raise LoadFailed(finding) from failure
         with findings_on_error("load-failed"):
             model = load(compile=False)

@@ -69,7 +69,7 @@ def predict(loaded: Loaded, job: PredictionJob, load_again: Reload) -> tuple[str
         inputs, outputs = _first_run(loaded, request, recording)
         again = _run(loaded, inputs)
     except LoadFailed as failure:
-        return failure.findings[0].message, failure.findings
+        return str(failure.findings[0].message), failure.findings
     findings = list(non_finite_findings(outputs))
     # A second run differs if the model draws random numbers, or if it keeps state (a stateful RNN, a cache, a
     # counter). A fresh instance, loaded with another seed, tells them apart: if it repeats the outputs of the
@@ -151,8 +151,7 @@ def _input_finding(inputs: _Inputs, failure: Exception) -> Finding | None:
         first = failure.findings[0]
         if first.code == "no-output" or first.code.startswith("input-"):
             return None
-        text = message = first.message
-        where = first.where
+        text, message, where = failure.words, str(first.message), first.where
     else:
         text, message, where = str(failure), first_line(failure), None
     if inputs.is_recorded:

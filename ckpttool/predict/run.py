@@ -23,7 +23,7 @@ from subprocess import Popen
 from typing import IO, Any
 
 from ckpttool.core.errors import MissingPackage
-from ckpttool.core.report import Finding, Severity, error, has_errors
+from ckpttool.core.report import Finding, Sentence, Severity, error, has_errors
 from ckpttool.predict.request import PredictionJob, PredictionRequest, to_json
 from ckpttool.storage.children import close_pipes, start_child
 
@@ -182,7 +182,7 @@ class PredictionChild:
                 stages.append(_parse_stage(message, name))
             except _ChildEnded as end:
                 finding = self._end_finding(end, "loading it" if name == "load" else "running it")
-                stages.append(StageResult(name, finding.message, (finding,)))
+                stages.append(StageResult(name, str(finding.message), (finding,)))
                 break
         if len(stages) < 2:
             stages.append(StageResult("predict", "it was not loaded", is_skipped=True))
@@ -297,7 +297,12 @@ def _drain(stream: IO[bytes], output: list[bytes]) -> None:
 def _parse_stage(message: dict[str, Any], name: str) -> StageResult:
     try:
         findings = tuple(
-            Finding(_clean(code), Severity(severity), _clean(text), None if where is None else _clean(where))
+            Finding(
+                _clean(code),
+                Severity(severity),
+                Sentence(_clean(text)),
+                None if where is None else _clean(where),
+            )
             for code, severity, text, where in message["findings"]
         )
         stage, detail = _clean(message["stage"]), _clean(message["detail"])

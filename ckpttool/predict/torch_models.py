@@ -110,7 +110,8 @@ def _run(module: Any, template: Arguments | None, inputs: Arrays) -> Arrays:
             raise LoadFailed(error("device-missing", problem)) from failure
         if _IN_TORCHSCRIPT not in str(failure):
             raise
-        raise LoadFailed(error("predict-failed", _script_error(str(failure)))) from failure
+        words = _script_error(str(failure))
+        raise LoadFailed(error("predict-failed", words), words=words) from failure
     outputs = arrays_in(output)
     if not outputs:
         problem = f"the model gives {type(output).__name__}, and no tensor in it"

@@ -348,9 +348,7 @@ def _logged_as(checkpoint: Checkpoint) -> int | None:
 def first_error(findings: Iterable[Finding]) -> str | None:
     """Return the message of the first error, with its place."""
     first = next((one for one in findings if one.severity is Severity.ERROR), None)
-    if first is None:
-        return None
-    return f"{first.where}: {first.message}" if first.where else first.message
+    return None if first is None else first.placed_message
 
 
 def signature(checkpoint: Checkpoint) -> str:

@@ -37,7 +37,7 @@ def rename_step(template: str, exclude: Sequence[str] = ()) -> Step:
             )
             # What has no name keeps its own. What fails on the disk keeps all from being renamed: copies of
             # the others would have pointers that are changed once it is renamed, too.
-            more = {one.path: one.message for one in renamed.planned.plan.refused}
+            more = {one.path: str(one.message) for one in renamed.planned.plan.refused}
             if not more:
                 break
             refused |= more

@@ -384,7 +384,7 @@ class DirectoryWatch:
             except (CheckpointError, UsageError) as failure:
                 path = failure.path if isinstance(failure, CheckpointError) else self.root
                 result = StepResult(False, (Problem(shown(path), _reason(failure)),))
-            self._tell(name, {one.path: one.message for one in result.problems if one.path not in known})
+            self._tell(name, {one.path: str(one.message) for one in result.problems if one.path not in known})
             for warning in result.warnings:
                 if warning not in self._warned:
                     self._warned.add(warning)

@@ -20,7 +20,7 @@ from ckpttool.cli.render.verdicts import (
     rank_findings,
     verdict_word,
 )
-from ckpttool.core.report import Severity
+from ckpttool.core.report import Sentence, Severity
 from ckpttool.core.text import counted, printable_cut
 from ckpttool.ops.verdict import Check, Status, Verification
 
@@ -170,6 +170,6 @@ def _code(name: str) -> str:
     return f"<code>{_text(name)}</code>"
 
 
-def _text(text: str) -> str:
+def _text(text: str | Sentence) -> str:
     """Return a text in which Markdown and HTML find nothing to do."""
     return _UNFIT.sub(lambda found: f"&#{ord(found[0])};", printable_cut(text, _LONGEST))

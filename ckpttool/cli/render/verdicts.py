@@ -162,7 +162,7 @@ def _looked_at(check: Check) -> str:
 
 def _check_lines(verification: Verification, style: VerifyStyle) -> list[str]:
     """Return each check with its detail, unless a finding says the same."""
-    messages = {finding.message for finding in verification.findings}
+    messages = {str(finding.message) for finding in verification.findings}
     return [
         f"    {check.name:<10} {check.status.value:<8} "
         f"{'' if check.detail in messages else printable(check.detail)}".rstrip()

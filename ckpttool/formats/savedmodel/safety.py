@@ -11,7 +11,7 @@ from itertools import islice
 
 from ckpttool.containers.jsontext import parse_json
 from ckpttool.core.errors import CheckpointError
-from ckpttool.core.report import Finding, error, not_scanned, note, warning
+from ckpttool.core.report import Finding, Sentence, error, not_scanned, note, warning
 from ckpttool.formats.interface import scan
 from ckpttool.formats.keras.config import judge
 from ckpttool.formats.savedmodel.file_names import FILE_INPUTS
@@ -104,7 +104,7 @@ def _judge_op(graph: MetaGraph, op: str, is_harmless: bool, where: str) -> Findi
         message = f"{op} touches files, and isn't the saver's, or not those that the loader names"
     elif op in FILE_INPUTS:
         message = f"{op} reads a file that is none of the model's assets"
-    return Finding("unsafe-op", severity, message, where)
+    return Finding("unsafe-op", severity, Sentence(message), where)
 
 
 def judge_links(graph: MetaGraph) -> Iterator[Finding]:

@@ -554,7 +554,7 @@ def nan_in_weights(entry: Entry, jobs: int | None = None) -> str | None:
         findings = findings_of_weights(entry, (one for one in verdict.findings if one.code == "nan"))
     except CheckpointError:
         return None
-    return ": ".join(filter(None, (findings[0].where, findings[0].message))) if findings else None
+    return findings[0].placed_message if findings else None
 
 
 def _newest_finite(group: Group, jobs: int | None, progress: Progress, faults: dict[str, str]) -> str | None:
