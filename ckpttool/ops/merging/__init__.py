@@ -1,1 +1,1 @@
-"""One whole out of the parts that a distributed job wrote."""
+"""Merging of the parts that a distributed job wrote: finding and joining them; DeepSpeed, Paddle Fluid."""

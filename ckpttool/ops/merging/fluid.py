@@ -1,4 +1,7 @@
-"""A Paddle Fluid checkpoint, whole: all trainers, and each lookup table from the rows of all its servers."""
+"""Merges a Paddle Fluid checkpoint: requires all trainers, and joins the shards of lookup tables.
+
+A lookup table is sparse: each parameter server has a tensor of row numbers and one of those rows' values.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,13 @@ if TYPE_CHECKING:
     import numpy as np
 
 ROWS_AT_ONCE = 1 << 21
-"""How many row numbers are compared with each other at once."""
+"""Limit on the row numbers in memory at once, about 16 MiB of int64 and as much again to sort them."""
 _MIXER = 0x9E3779B97F4A7C15
-"""Fibonacci hashing: row numbers that follow any rule are spread evenly."""
+"""2^64 / golden ratio, the multiplier of Fibonacci hashing, which spreads regular row numbers evenly."""
 
 
 class _PartialTable(NamedTuple):
-    """The rows of a lookup table that one parameter server kept."""
+    """Shard of a lookup table: the rows of one parameter server."""
 
     name: str
     rows: Tensor
@@ -37,7 +40,7 @@ class _PartialTable(NamedTuple):
 
 def merge_fluid(checkpoint: Checkpoint, sources: tuple[str, ...]) -> MergedCheckpoint:
     """Return a checkpoint with whole lookup tables, as a job with one parameter server writes them."""
-    # Trainers are numbered from 0: none may be missing before another.
+    # Trainers are numbered from 0, and their number isn't recorded: a gap shows that one is missing.
     trainers = checkpoint.metadata.get("trainers")
     numbers = {int(number) for number in trainers} if isinstance(trainers, Mapping) else set()
     lacking = next((at for at in range(len(numbers)) if at not in numbers), None)
@@ -56,7 +59,7 @@ def merge_fluid(checkpoint: Checkpoint, sources: tuple[str, ...]) -> MergedCheck
         heights[f"{TABLES[0]}.{name}"] = max(heights.pop(f"{TABLES[0]}.{one.name}", 0) for one in shards)
         count = sum(shard.rows.size for shard in shards)
         row_numbers = [shard.rows for shard in shards]
-        # A table that grows has room for more rows than have a number.
+        # A growing table has memory reserved beyond its rows; only rows with a number are in use.
         values = [replace(shard.values, shape=(shard.rows.size, *shard.values.shape[1:])) for shard in shards]
         shape = (count, *shards[0].values.shape[1:])
         for tensor in (
@@ -84,7 +87,7 @@ def merge_fluid(checkpoint: Checkpoint, sources: tuple[str, ...]) -> MergedCheck
 
 
 def _tables(checkpoint: Checkpoint) -> dict[str, list[_PartialTable]]:
-    """Return the shards of each lookup table whose shards all say which rows they have, in their order."""
+    """Return the shards of lookup tables in order, without tables that have a shard without row numbers."""
     by_path = {tensor.path: tensor for tensor in checkpoint.tensors}
     tables: dict[str, dict[int, _PartialTable]] = defaultdict(dict)
     without_rows = set()
@@ -116,9 +119,13 @@ def _joined_tensor(
 
 
 def _require_disjoint(path: str, shards: Sequence[_PartialTable]) -> None:
-    """Require that no row is in two shards, however many there are: some of them are compared at a time."""
+    """Raise DamagedCheckpoint if two shards have the same row."""
     import numpy as np
 
+    # Tables may have billions of rows, so their numbers aren't all in memory at once. A pass compares those
+    # whose hash modulo the number of passes is the pass: equal numbers are always in the same pass, and each
+    # pass reads the numbers again. The hash makes passes equally large, whether servers own ranges of rows
+    # or every n-th one.
     total = sum(shard.rows.size for shard in shards)
     passes = max(1, -(-total // ROWS_AT_ONCE))
     for at in range(passes):
@@ -135,7 +142,7 @@ def _require_disjoint(path: str, shards: Sequence[_PartialTable]) -> None:
 
 
 def _numbers_of_pass(rows: Tensor, at: int, passes: int) -> Iterator[np.ndarray[Any, Any]]:
-    """Yield those row numbers of a shard that are compared in a pass, block by block."""
+    """Yield the row numbers of a shard that belong to a pass, block by block."""
     import numpy as np
 
     yield np.empty(0, "<i8")

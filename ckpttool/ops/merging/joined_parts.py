@@ -1,4 +1,4 @@
-"""Joins checkpoints with tensors of their own into one: shards without an index, or parts of a model."""
+"""Joins checkpoints with different tensors into one: shards without an index, or parts of a model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHOWN_CHARACTERS = 60
 
 
 class MergePart(NamedTuple):
-    """A checkpoint, and the path that was given for it."""
+    """An open checkpoint, and its path as given."""
 
     path: str
     checkpoint: Checkpoint
@@ -37,7 +37,7 @@ class MergePart(NamedTuple):
 
 
 def shards_of(paths: Sequence[str]) -> list[str] | None:
-    """Return files that are named as shards of one set in their order; None where they are not."""
+    """Return files named ``<stem>-<part>-of-<total>`` in order; None for other files, or a set of one."""
     found = [(path, match) for path in paths if (match := _SHARD.fullmatch(os.path.basename(path)))]
     if not found or all(int(match["total"]) == 1 for _, match in found):
         return None
@@ -60,7 +60,7 @@ def shards_of(paths: Sequence[str]) -> list[str] | None:
 
 
 def _require_all(numbered: Mapping[int, str], like: re.Match[str]) -> None:
-    """Require the shards 1 to N of N; some libraries count from 0."""
+    """Raise DamagedCheckpoint unless shards are 1 to N of N, or, as some libraries count, 0 to N - 1."""
     total = int(like["total"])
     first = 0 if 0 in numbered else 1
     strange = [at for at in numbered if not first <= at < first + total]
@@ -81,11 +81,11 @@ def _require_all(numbered: Mapping[int, str], like: re.Match[str]) -> None:
 
 
 def join_parts(parts: Sequence[MergePart], variant: str | None) -> Checkpoint:
-    """Return parts as one checkpoint, which does not close them.
+    """Return parts as one checkpoint, which doesn't close them.
 
     Args:
-        parts: Opened and whole.
-        variant: ``sharded`` where they are the shards of one set.
+        parts: Open, intact checkpoints.
+        variant: ``sharded`` for the shards of one set; None keeps the first part's.
     """
     first = parts[0].checkpoint
     for part in parts[1:]:
@@ -136,7 +136,7 @@ def join_parts(parts: Sequence[MergePart], variant: str | None) -> Checkpoint:
 
 
 def _require_one_save(parts: Sequence[MergePart]) -> None:
-    """Require that parts say the same of how far the training was."""
+    """Raise DamagedCheckpoint if parts have different epochs or steps."""
     for stage in _STAGES:
         seen: list[tuple[object, str]] = []
         for part in parts:
@@ -151,7 +151,7 @@ def _require_one_save(parts: Sequence[MergePart]) -> None:
 
 
 def _require_disjoint(parts: Sequence[MergePart]) -> None:
-    """Require that no two parts have a tensor of the same name, equal or not."""
+    """Raise DamagedCheckpoint if two parts have a tensor of the same name, even an equal one."""
     owners: dict[str, tuple[MergePart, Tensor]] = {}
     for part in parts:
         for tensor in part.checkpoint.tensors:
@@ -176,7 +176,10 @@ def _duplicate_error(first: MergePart, one: Tensor, second: MergePart, two: Tens
 
 
 def _require_types(parts: Sequence[MergePart]) -> None:
-    """Require that tensors whose names differ in numbers alone share a type from shard to shard."""
+    """Raise DamagedCheckpoint if shards disagree on the types of tensors with names alike but for numbers."""
+    # Nothing ties shards without an index together. Those of a float16 and of a bfloat16 save of the same
+    # model fit by names and shapes; but within a save, all tensors of a kind, ``layers.#.weight``, have one
+    # type or a few, and any two shards have one of these in common.
     seen: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for part in parts:
         for tensor in part.checkpoint.tensors:
@@ -199,7 +202,7 @@ def _require_types(parts: Sequence[MergePart]) -> None:
 
 
 def _unite(parts: Sequence[MergePart], take: Callable[[Checkpoint], object], what: str) -> Any:
-    """Return what parts say, united."""
+    """Return the trees that ``take`` returns for each part, united."""
     whole = take(parts[0].checkpoint)
     for part in parts[1:]:
         try:
@@ -211,13 +214,13 @@ def _unite(parts: Sequence[MergePart], take: Callable[[Checkpoint], object], wha
 
 
 def _tree_or_tensors(checkpoint: Checkpoint) -> object:
-    """Return all that a checkpoint holds as nested objects, also where that is tensors by name alone."""
+    """Return the tree of a checkpoint; if it has none, its tensors by name."""
     tree = checkpoint.tree
     return {tensor.name: tensor for tensor in checkpoint.tensors} if tree is None else tree
 
 
 class TreeConflict(ValueError):
-    """Two trees say different things in one place; ``where`` is the place."""
+    """Two trees have different values at one path, ``where``."""
 
     def __init__(self, where: str, message: str) -> None:
         super().__init__(message)
@@ -225,7 +228,7 @@ class TreeConflict(ValueError):
 
 
 def unite_trees(one: object, two: object, path: tuple[str, ...] = ()) -> object:
-    """Return a tree that holds all that two hold; dictionaries come together key by key."""
+    """Return the union of two trees; dictionaries are united key by key, other values must be equal."""
     if isinstance(one, Mapped) and isinstance(two, Mapped):
         is_one_class = one.kind == two.kind and _are_equal(one.factory, two.factory)
     else:
@@ -246,7 +249,8 @@ def unite_trees(one: object, two: object, path: tuple[str, ...] = ()) -> object:
 
 
 def _are_equal(one: object, two: object) -> bool:
-    """Return whether two trees are the same to the last bit: 0 is not -0.0, and 1 is not 1.0."""
+    """Return whether two trees are the same to the last bit: 0 differs from -0.0, and 1 from 1.0."""
+    # ``trees_equal`` is False for sets and opaque nodes, which it can't compare; their encodings can be.
     if one is two or trees_equal(one, two):
         return True
     return type(one) is type(two) and json.dumps(encode_tree(one)) == json.dumps(encode_tree(two))

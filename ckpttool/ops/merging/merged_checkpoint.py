@@ -1,6 +1,7 @@
-"""The checkpoint that parts make together: requirements on parts, and the state of ranks that is dropped.
+"""The result of a merge: requirements on its parts, and the state of ranks that it drops.
 
-Discarded is how the job was distributed, and whatever differs between a rank and the first.
+Dropped are the description of how the job was distributed, and any state in which a rank differs from the
+first.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from ckpttool.ops.conversion_plan import MIXED_SAVES
 from ckpttool.ops.merging.zero_partitions import BASE, FLAT, INNER, MASTERS, ZeroJob, rank_metadata, stem
 
 _FATAL_WARNINGS = MIXED_SAVES | {"cut-not-said", "trainer-missing"}
-"""Warnings of a part that may be of another save, or missing: a reader can live with it, a whole can't."""
+"""Warnings that forbid a merge: a part may be missing or from another save, which a reader tolerates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedCheckpoint(AbstractContextManager["MergedCheckpoint"]):
-    """What parts make together; as a context manager it closes them.
+    """Result of a merge; as a context manager it closes the parts.
 
     Attributes:
-        checkpoint: It, opened.
-        sources: The paths that were given.
-        dropped: What of the parts it does not hold.
-        notes: What was done with them.
+        checkpoint: The merged checkpoint, open.
+        sources: Paths given by the caller.
+        dropped: Content of the parts that isn't in the merged checkpoint.
+        notes: Sentences for the user about the merge.
     """
 
     checkpoint: Checkpoint
@@ -57,14 +58,14 @@ def with_contents(
     tree: object = None,
     native: Mapping[str, bytes],
 ) -> Checkpoint:
-    """Return a checkpoint that holds something else of the same files; it closes them."""
+    """Return a checkpoint of the same files with other content; closing it closes the files."""
     return checkpoint.but(
         tensors=tensors, metadata=lambda: metadata, tree=lambda: tree, native=lambda: native
     )
 
 
 def is_intact(checkpoint: Checkpoint) -> bool:
-    """Return whether nothing of a checkpoint is missing or wrong."""
+    """Return whether a checkpoint is complete, without errors and without warnings that forbid a merge."""
     return checkpoint.complete and not any(map(_is_wrong, checkpoint.findings))
 
 
@@ -73,7 +74,7 @@ def _is_wrong(finding: Finding) -> bool:
 
 
 def require_intact(checkpoint: Checkpoint) -> None:
-    """Require that nothing of a checkpoint is missing or wrong."""
+    """Raise DamagedCheckpoint for the worst finding of a checkpoint that isn't intact."""
     for finding in sorted(checkpoint.findings, key=lambda one: one.severity is not Severity.ERROR):
         if _is_wrong(finding):
             raise DamagedCheckpoint(checkpoint.path, finding.message, where=finding.where, code=finding.code)
@@ -88,7 +89,7 @@ OF_PARTITIONS = frozenset(
         *("checkpoint_parallel_dimensions", "ds_autoep_layers"),
     }
 )
-"""What model states say of how the job was cut; all else is the trainer's own."""
+"""Keys of model states that describe the job's distribution; all other keys are the trainer's."""
 OF_OPTIMIZER = frozenset(
     {
         *(
@@ -104,12 +105,12 @@ OF_OPTIMIZER = frozenset(
         *("partition_count", "param_slice_mappings", "ds_config"),
     }
 )
-"""Likewise, of optimizer states."""
+"""Keys of optimizer states that describe the job's distribution."""
 _DIFFERS = "another rank says something else than the first, whose is taken"
 
 
 def discarded_rank_state(checkpoint: Checkpoint, job: ZeroJob) -> Iterator[Problem]:
-    """Yield what no parameter is made of, and the first rank does not say as well."""
+    """Yield the content of ranks that is neither part of a parameter nor equal to the first rank's."""
     first = checkpoint.metadata
     for path in job.others:
         own = rank_metadata(checkpoint, path)
@@ -132,12 +133,12 @@ def _differing_keys(
     stem: str, first: Mapping[str, Any], other: Mapping[str, Any], known: frozenset[str]
 ) -> Iterator[Problem]:
     for key, value in other.items():
-        if key not in known and (key not in first or repr(first[key]) != repr(value)):  # NaN is NaN
+        if key not in known and (key not in first or repr(first[key]) != repr(value)):  # NaN != NaN
             yield Problem(f"{stem}.{key}", _DIFFERS)
 
 
 def keep_first_rank(checkpoint: Checkpoint, sources: tuple[str, ...]) -> MergedCheckpoint:
-    """Return what ranks hold together, of what each of them has otherwise the first one's alone."""
+    """Return the tensors and metadata that ranks share, without each rank's own."""
     tensors = tuple(one for one in checkpoint.tensors if not is_rank_key(one.path[0]))
     own = (
         key

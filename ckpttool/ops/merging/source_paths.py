@@ -1,4 +1,8 @@
-"""Finds the checkpoint that the given files or directories are parts of."""
+"""Finds the checkpoint that the given files or directories are parts of.
+
+If all files of a checkpoint are given one by one (by a shell's ``*``), the reader of the whole is better than
+joining them: it knows the index, the prefix or the directory. So these are looked for next to the files.
+"""
 
 from __future__ import annotations
 
@@ -33,18 +37,19 @@ _OF_A_DIRECTORY = re.compile(
     r"|\w+_world_size_\d+_rank_\d+\.\w+|checkpoint_\d+\.pt|metadata\.pkl",
     re.DOTALL,
 )
-"""How files are named of which a directory makes one checkpoint, and none is one for itself."""
+"""Names of files that are a checkpoint only together with the others of their directory."""
 _READ_TOGETHER = (Fluid, DeepSpeed, TorchDcp, DcpSafetensors, RankFiles)
+"""Formats whose reader can read several directories as one."""
 _FIRST = (MODEL, METADATA, "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
-"""What is in the directory of the first machine alone."""
+"""Files that only the directory of the first machine has."""
 _TEXT = (".json", ".md", ".py", ".txt")
-"""What may are in each directory alike, and holds no tensor."""
+"""Suffixes of files without tensors, which each directory may have a copy of."""
 _MAX_TEXT = 1 << 20
 
 
 def enclosing_checkpoint(paths: Sequence[str]) -> str | None:
-    """Return the path of the checkpoint that files are parts of; None if nothing next to them says so."""
-    prefixes = {_BEHIND_A_PREFIX.sub("", path) for path in paths}  # of the files of a TensorFlow checkpoint
+    """Return the path of the checkpoint that files are parts of; None if it isn't found next to them."""
+    prefixes = {_BEHIND_A_PREFIX.sub("", path) for path in paths}  # TensorFlow's checkpoints are prefixes
     if len(prefixes) == 1 and prefixes != set(paths):
         return prefixes.pop()
     places = {os.path.dirname(fs.abspath(path)) for path in paths}
@@ -60,7 +65,7 @@ def enclosing_checkpoint(paths: Sequence[str]) -> str | None:
 
 
 def _enclosing_index(directory: str, names: Collection[str]) -> str | None:
-    """Return the index that maps to files, or is the one that is given."""
+    """Return the index that lists all of the files; it may be one of them."""
     for index in indexes(directory, scan(directory)):
         path, own = os.path.join(directory, index), set(names) - {index}
         mapped = set(mapped_files(path))
@@ -72,7 +77,7 @@ def _enclosing_index(directory: str, names: Collection[str]) -> str | None:
 
 
 def _enclosing_shard_list(directory: str, names: Collection[str]) -> str | None:
-    """Return the list of the files of a sharded Keras model that files belong to."""
+    """Return the ``.weights.json`` of the sharded Keras model whose shards the files are."""
     stems = {match["stem"] if (match := _KERAS_SHARD.fullmatch(name)) else None for name in names}
     stem = next(iter(stems))
     if len(stems) != 1 or stem is None:
@@ -88,7 +93,7 @@ def _enclosing_shard_list(directory: str, names: Collection[str]) -> str | None:
 
 
 def _rank_file_prefix(paths: Sequence[str]) -> str | None:
-    """Return what the names of files have in common that the ranks of one job wrote."""
+    """Return the common prefix of files that the ranks of one job wrote."""
     stems = {None if (file := parse_rank_file(path)) is None else file.stem for path in paths}
     if len(stems) != 1 or (stem := next(iter(stems))) is None:
         return None
@@ -101,7 +106,7 @@ def _rank_file_prefix(paths: Sequence[str]) -> str | None:
 
 
 def _enclosing_directory(directory: str, names: Collection[str]) -> str | None:
-    """Return the directory whose files make one checkpoint, where files are of the kind."""
+    """Return the directory, if its format reads such files only together."""
     if not all(map(_OF_A_DIRECTORY.fullmatch, names)):
         return None
     with Probe(directory) as probe:
@@ -115,7 +120,7 @@ def _enclosing_directory(directory: str, names: Collection[str]) -> str | None:
 
 
 def _require_all(path: str, lacking: Collection[str]) -> None:
-    """Require that no part of a whole was left out."""
+    """Raise DamagedCheckpoint if a part of a whole isn't among the sources."""
     if lacking:
         first, *others = sorted(lacking)
         more = f", nor {counted(len(others), 'other part')}" if others else ""
@@ -126,10 +131,10 @@ def _require_all(path: str, lacking: Collection[str]) -> None:
 
 
 class Spread(Probe):
-    """Several directories, looked at as if they were one."""
+    """Probe of several directories as if they were one: each machine of a job wrote one to its own disk."""
 
     def __init__(self, paths: Sequence[str]) -> None:
-        """Look at directories."""
+        """List the directories; raise DamagedCheckpoint if two have the same part."""
         super().__init__(paths[0])
         self._found: dict[str, os.DirEntry[str]] = {}
         others: dict[str, tuple[os.DirEntry[str], ...]] = defaultdict(tuple)
@@ -146,17 +151,17 @@ class Spread(Probe):
 
     @cached_property
     def entries(self) -> Mapping[str, os.DirEntry[str]]:
-        """Return what is in all of them, by name."""
+        """Return the entries of all directories by name."""
         return self._found
 
 
 def part_twice(path: str, first: str) -> CheckpointError:
-    """Return the error for a part that another one is as well."""
+    """Return the error for a part that is given twice."""
     return DamagedCheckpoint(path, f"{first} is the same part", expected="each part once", code="part-twice")
 
 
 def _is_aside(first: os.DirEntry[str], other: os.DirEntry[str]) -> bool:
-    """Return whether an entry is no part: a manifest of one directory, or a text that is in both alike."""
+    """Return whether an entry is no part: a hidden file, or a text file with the same content in both."""
     if other.name.startswith(".") and not other.name.endswith(METADATA):
         return True
     if not other.name.endswith(_TEXT) and other.name != "latest":
@@ -171,7 +176,7 @@ def _is_aside(first: os.DirEntry[str], other: os.DirEntry[str]) -> bool:
 
 
 def require_one_serial(paths: Sequence[str]) -> None:
-    """Require that directories which are named like serials, epochs or steps are named like one."""
+    """Raise DamagedCheckpoint if directories are named by different serials, epochs or steps."""
     seen: dict[str, tuple[object, str]] = {}
     for path in paths:
         name = os.path.basename(fs.abspath(path))
@@ -185,7 +190,9 @@ def require_one_serial(paths: Sequence[str]) -> None:
 
 
 def open_spread(paths: Sequence[str]) -> Checkpoint | None:
-    """Return the checkpoint that is in several directories together; None where they are no such parts."""
+    """Return the checkpoint that is spread over several directories; None for formats that never are."""
+    # The first directory gives the checkpoint's path, and an entry that all have alike is read from it: so
+    # the first machine's comes first, in whatever order they are given.
     first = sorted(paths, key=lambda path: not any(fs.lexists(os.path.join(path, name)) for name in _FIRST))
     kinds = set()
     for path in paths:

@@ -1,4 +1,4 @@
-"""DeepSpeed's universal checkpoints as one model in full precision, with the optimizer's state by name."""
+"""Merges a DeepSpeed universal checkpoint into one model, with the optimizer's state by parameter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FROZEN = "frozen_param_shapes"
 
 
 def universal_model(checkpoint: Checkpoint, sources: tuple[str, ...]) -> MergedCheckpoint:
-    """Return a universal checkpoint as one model, without the rounded copies of its weights."""
+    """Return a universal checkpoint as one model in full precision, without the rounded copies of weights."""
     module = {
         ".".join(map(str, tensor.path[1:])): tensor
         for tensor in checkpoint.tensors
@@ -54,7 +54,7 @@ def universal_model(checkpoint: Checkpoint, sources: tuple[str, ...]) -> MergedC
 
 
 def _states(checkpoint: Checkpoint) -> dict[str, dict[str, Tensor]]:
-    """Return what the optimizer keeps of each parameter."""
+    """Return the optimizer's tensors by parameter and key: the files ``zero/<parameter>/<key>.pt``."""
     states: dict[str, dict[str, Tensor]] = {}
     for tensor in checkpoint.tensors:
         if tensor.path[0] == ZERO and len(tensor.path) == 3 and tensor.path[1] != "optimizer_state":
@@ -71,10 +71,18 @@ def _model_states(checkpoint: Checkpoint) -> list[str]:
 
 
 def _require_whole(checkpoint: Checkpoint, module: Mapping[str, Tensor], rest: Sequence[str]) -> None:
-    """Require that nothing is taken from, or left in, the states of one rank that others may hold slices of.
+    """Raise Unsupported if a tensor without a directory below ``zero/`` may be split across ranks.
 
-    ZeRO 3 has a placeholder for each weight that isn't trained, and slices of it elsewhere.
+    Args:
+        checkpoint: The universal checkpoint.
+        module: The model's tensors by name.
+        rest: Names of those that are only in the model states.
     """
+    # ``ds_to_universal`` converts what the optimizer has. The rest (frozen weights, buffers) is in the model
+    # states alone, where it is whole only if one rank wrote all of it:
+    # - Stage 3 leaves a placeholder of a frozen weight; its shape isn't that of ``frozen_param_shapes``.
+    # - With several model states (tensor parallelism), only buffers, by ``buffer_names``, are in all alike.
+    # - A weight that another rank's model states have, and ``zero/`` hasn't, would be lost.
     frozen = {
         name: one for group in shapes_of(checkpoint.metadata.get(_FROZEN)) for name, one in group.items()
     }
@@ -93,7 +101,7 @@ def _require_whole(checkpoint: Checkpoint, module: Mapping[str, Tensor], rest: S
 
 
 def _shared_content(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return what the first model states hold next to the model."""
+    """Return the content of the first model states next to the model."""
     with open_file(_model_states(checkpoint)[0]) as part:
         tree = part.tree if isinstance(part.tree, dict) else {}
         kept = {key: value for key, value in tree.items() if key not in OF_PARTITIONS}
@@ -104,7 +112,7 @@ def _shared_content(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _ties(module: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return the owner of each weight that shares its values, as the model states name them."""
+    """Return the owner of each tied weight, both by their names in the model states."""
     names = {one.name: name for name, one in module.items()}
     shared = (
         (name, names.get(one.shares_with)) for name, one in module.items() if one.shares_with is not None
@@ -113,7 +121,10 @@ def _ties(module: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def _param_groups(checkpoint: Checkpoint, weights: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the optimizer's settings; which parameter is in which group is said only if there is one."""
+    """Return the optimizer's param_groups; ``params`` is set only if there is one group.
+
+    A universal checkpoint doesn't record which parameters are in which group.
+    """
     zero = checkpoint.metadata.get(ZERO)
     outer = zero.get("optimizer_state_dict") if isinstance(zero, Mapping) else None
     base = outer.get(BASE) if isinstance(outer, Mapping) else None

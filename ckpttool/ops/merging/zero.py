@@ -1,8 +1,8 @@
-"""DeepSpeed's checkpoints as one model in full precision, with the optimizer's state by parameter.
+"""Merges a DeepSpeed checkpoint into one model in full precision, with the optimizer's state by parameter.
 
-With ZeRO each rank keeps a part of the weights in float32, which the optimizer works on, and of the state of
-the optimizer. What the ranks hold together is cut into parameters here; the rounded copies that the model
-calculates with are left out.
+With ZeRO each rank has a partition of the master weights (float32, which the optimizer updates) and of the
+optimizer's state. The partitions of all ranks are cut into parameters here; the bfloat16 or float16 copies
+that the model computes with are left out.
 
 Source: deepspeedai/DeepSpeed ``deepspeed/utils/zero_to_fp32.py``, ``deepspeed/runtime/bf16_optimizer.py``.
 """
@@ -46,7 +46,7 @@ MODULE, OPTIMIZER = "module", "optimizer"
 def full_precision(checkpoint: Checkpoint, sources: tuple[str, ...]) -> MergedCheckpoint:
     """Return a DeepSpeed checkpoint in full precision, with the optimizer's state by parameter.
 
-    Without ZeRO it is whole as it is.
+    A checkpoint without ZeRO has no partitions: it keeps its tensors.
     """
     job = job_of(checkpoint)
     if not job.zero or not all(stage.ranks for stage in job.stages):
@@ -78,7 +78,7 @@ def full_precision(checkpoint: Checkpoint, sources: tuple[str, ...]) -> MergedCh
 
 
 def _with_nested_content(checkpoint: Checkpoint, job: ZeroJob) -> Checkpoint:
-    """Return a checkpoint without ZeRO with its nested content, where one file holds all of it."""
+    """Return a checkpoint without ZeRO, with nested content if the first model states have all tensors."""
     tree = _tree(job.first)
     by_path = {tensor.path: tensor for tensor in checkpoint.tensors}
     inside = {} if tree is None else {one.path: id(one) for one in tensors_in(tree)}
@@ -97,7 +97,10 @@ def _with_nested_content(checkpoint: Checkpoint, job: ZeroJob) -> Checkpoint:
 
 
 def _module(checkpoint: Checkpoint, cuts: Mapping[str, ParameterCut]) -> list[Tensor]:
-    """Return the model's tensors in their order, those that are tied to others last."""
+    """Return the model's tensors in full precision in the order of the model states, tied ones last."""
+    # Stage 3 leaves empty placeholders in the model states, whose parameters come after the others. A tied
+    # weight has no partition. Its owner is in ``shared_params``; versions of DeepSpeed without that still
+    # save both names as views of one storage. Ties come last, because an owner is to be before its ties.
     stated = checkpoint.metadata.get("shared_params")
     owners = stated if isinstance(stated, Mapping) else {}
     tensors: dict[str, Tensor] = {}
@@ -134,7 +137,7 @@ def _full_weights(cut: ParameterCut) -> Tensor:
 
 
 def _optimizer_states(cuts: Mapping[str, ParameterCut]) -> tuple[dict[str, dict[str, object]], list[Problem]]:
-    """Return what the optimizer keeps of each parameter, and what of it can't be told."""
+    """Return the optimizer's state by parameter and key, and the states that can't be cut into parameters."""
     states: dict[str, dict[str, object]] = {}
     dropped = []
     for name, cut in cuts.items():
@@ -153,7 +156,7 @@ def _optimizer_states(cuts: Mapping[str, ParameterCut]) -> tuple[dict[str, dict[
 
 
 def _shared_state(cut: ParameterCut, key: str, path: Path) -> object:
-    """Return what all ranks keep alike, once for a group, such as the step; None for anything else."""
+    """Return a state that has one value for a whole group, equal in all ranks (``step``); None for others."""
     first, *others = (run.rank.states.get(at, {}).get(key) for run in cut.runs for at in run.groups)
     if not isinstance(first, Tensor):
         return first if all(type(other) is type(first) and other == first for other in others) else None
@@ -164,14 +167,15 @@ def _shared_state(cut: ParameterCut, key: str, path: Path) -> object:
             return None
         if first.tobytes() != other.tobytes():
             return None
-    # A tie would be one tensor in memory, which each parameter's step would count up.
+    # Each parameter gets a tensor of its own. If they shared one in memory, each of the optimizer's updates
+    # would increment the step once for each parameter.
     return replace(first, path=path, role=Role.OPTIMIZER, shares_with=None, storage=None)
 
 
 def _param_groups(
     job: ZeroJob, cuts: Mapping[str, ParameterCut], optimizer: Mapping[str, Any]
 ) -> tuple[list[dict[str, object]], dict[str, object]]:
-    """Return the groups of parameters, by their names, and what else the optimizer's states say."""
+    """Return the optimizer's param_groups, by names of parameters, and its other entries without tensors."""
     inner: Mapping[str, Any] = next(
         (optimizer[name] for name in (BASE, INNER) if isinstance(optimizer.get(name), Mapping)), {}
     )
@@ -186,7 +190,8 @@ def _param_groups(
     for key, value in optimizer.items():
         if key in OF_OPTIMIZER:
             continue
-        # What an object of DeepSpeed's holds, such as the loss scaler; nobody else can make it.
+        # An object of DeepSpeed's, such as the loss scaler, is replaced by its attributes: without DeepSpeed
+        # its class can't be imported.
         if isinstance(value, Call) and isinstance(value.function, Global) and isinstance(value.state, dict):
             value = dict(value.state) if value.function.module.startswith("deepspeed.") else value
         if not any(tensors_in(value)):
@@ -198,7 +203,7 @@ def _param_groups(
 
 
 def _shared_content(checkpoint: Checkpoint, job: ZeroJob) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """Return what the first model states hold next to the model, and the first rank's optimizer states."""
+    """Return the first model states' content next to the model, and the first rank's optimizer states."""
     stated = _tree(job.first) or {
         key: value for key, value in checkpoint.metadata.items() if key not in job.stems
     }

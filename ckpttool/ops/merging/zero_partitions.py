@@ -1,4 +1,7 @@
-"""What each rank of a job with DeepSpeed's ZeRO kept of the weights and of the optimizer's state."""
+"""Partitions of weights and optimizer state that each rank of a DeepSpeed job with ZeRO wrote.
+
+``ckpttool.formats.torch.deepspeed_zero`` describes how each stage of ZeRO cuts them.
+"""
 
 from __future__ import annotations
 
@@ -21,30 +24,30 @@ from ckpttool.formats.torch.deepspeed import MODEL_STATES, OPTIMIZER_STATES
 from ckpttool.formats.torch.deepspeed_zero import STATES, shapes_of, stage_in_states
 
 BASE, INNER = "base_optimizer_state", "optimizer_state_dict"
-"""Where the optimizer's own state lies: in stages 1 and 2, and in stage 3."""
+"""Keys of the wrapped optimizer's state in the optimizer states: of stages 1 and 2, and of stage 3."""
 MASTERS, FLAT = "single_partition_of_fp32_groups", "fp32_flat_groups"
-"""Where the weights in full precision lie, likewise."""
+"""Keys of the master weights: of stages 1 and 2, and of stage 3."""
 
 _DIGITS = 10
-"""Fewer digits than these has every number of a group."""
+"""Limit on the digits of a group's number, exclusive; ``int`` of very long digits would be slow."""
 
 Shapes = list[dict[str, tuple[int, ...]]]
 _EXPERT = re.compile(r"(.*deepspeed_experts\.)(\d{1,9})(\..*)", re.DOTALL)
-"""The name of an expert's parameter, as the rank that has it numbers its own."""
+"""Name of an expert's parameter; the number counts the experts of its rank."""
 _TIED = "tied_modules."
-"""How the names begin of parameters that several stages of a pipeline have, alike in all of them."""
+"""Prefix of parameters that several pipeline stages have equal copies of."""
 
 
 @dataclass(slots=True, eq=False)
 class Rank:
-    """What one rank kept.
+    """Optimizer states of one rank.
 
     Attributes:
-        number: Among those that hold the same model together.
-        path: The file.
-        metadata: What is not a tensor in it.
-        masters: Weights in full precision, flat, by group.
-        states: What the optimizer keeps of each group, tensors and plain values by their keys.
+        number: Data-parallel rank.
+        path: Path of the file.
+        metadata: Content of the file without tensors.
+        masters: Master weights, one flat tensor by group.
+        states: Optimizer state by group and key: tensors, usually flat like the masters, and plain values.
     """
 
     number: int
@@ -54,14 +57,14 @@ class Rank:
     states: dict[int, dict[str, object]] = field(default_factory=lambda: defaultdict(dict))
 
     def optimizer_entry(self, key: str) -> Any:
-        """Return what it says of the optimizer under a key; None where it says nothing."""
+        """Return an entry of the optimizer states without its tensors; None if there is none."""
         states = self.metadata.get(STATES)
         return states.get(key) if isinstance(states, Mapping) else None
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineStage:
-    """The ranks that hold one model, or one stage of a pipeline, together; and its parameters' shapes."""
+    """The data-parallel ranks of one model-parallel rank, and its parameters' shapes by group and name."""
 
     shapes: Shapes
     ranks: list[Rank]
@@ -69,15 +72,15 @@ class PipelineStage:
 
 @dataclass(frozen=True, slots=True)
 class ZeroJob:
-    """All that a job wrote.
+    """All files of a job.
 
     Attributes:
-        zero: The stage of ZeRO; 0 where there was none.
-        world: Number of ranks that hold a model together.
-        stages: Of a pipeline; a single one elsewhere.
-        first: The file with the first model states.
-        others: Files with other model states.
-        stems: Names of all files whose content is below them, without suffixes.
+        zero: Stage of ZeRO; 0 without ZeRO.
+        world: Number of data-parallel ranks; 0 if unknown.
+        stages: One for each model-parallel rank, such as each stage of a pipeline.
+        first: Path of the first model states.
+        others: Paths of the other model states.
+        stems: File names without suffix that prefix the content of all files but the first.
     """
 
     zero: int
@@ -89,7 +92,7 @@ class ZeroJob:
 
 
 def job_of(checkpoint: Checkpoint) -> ZeroJob:
-    """Return what the ranks of a DeepSpeed checkpoint hold; it is whole."""
+    """Return the ranks and partitions of an intact DeepSpeed checkpoint."""
     models, optimizers, stems = {}, {}, set()
     for entry in checkpoint.files:
         name = os.path.basename(entry.path)
@@ -116,7 +119,7 @@ def job_of(checkpoint: Checkpoint) -> ZeroJob:
     zero = next((stage_in_states(rank.metadata) for rank in ranks), None)
     world = checkpoint.metadata.get("dp_world_size")
     return ZeroJob(
-        # An optimizer that keeps weights in full precision by itself cuts them as the first stage does.
+        # Without ZeRO, BF16_Optimizer still has partitioned master weights, cut as stage 1 cuts them.
         zero or int(any(rank.masters for rank in ranks)),
         world if isinstance(world, int) else 0,
         [stages[mp] for mp in sorted(stages)],
@@ -127,18 +130,22 @@ def job_of(checkpoint: Checkpoint) -> ZeroJob:
 
 
 def stem(path: str) -> str:
-    """Return the name below which the content of a file lies."""
+    """Return the prefix of a file's content in the checkpoint: its name without suffix."""
     return os.path.splitext(os.path.basename(path))[0]
 
 
 def rank_metadata(checkpoint: Checkpoint, path: str) -> Mapping[str, Any]:
-    """Return what a file says next to its tensors; the first model states say it at the root instead."""
+    """Return the metadata of a file; that of the first model states is the checkpoint's own instead."""
     metadata = checkpoint.metadata.get(stem(path))
     return metadata if isinstance(metadata, Mapping) else {}
 
 
 def _rank_of(number: int, path: str, metadata: Mapping[str, Any], tensors: Mapping[Path, Tensor]) -> Rank:
-    """Return what a rank's file holds, by groups of parameters."""
+    """Return the content of a rank's file by groups of parameters."""
+    # Paths of tensors below ``optimizer_state_dict``:
+    #     single_partition_of_fp32_groups.<group>             base_optimizer_state.state.<group>.<key>
+    #     fp32_flat_groups.<group>                            optimizer_state_dict.state.<group>.<key>
+    #     base_optimizer_state.<group>.<key>    (elastic checkpoints: a list of groups)
     rank = Rank(number, path, metadata)
     for place, tensor in tensors.items():
         if len(place) == 3 and place[:1] == (STATES,) and place[1] in (MASTERS, FLAT):
@@ -148,7 +155,6 @@ def _rank_of(number: int, path: str, metadata: Mapping[str, Any], tensors: Mappi
         group = None
         if len(place) == 5 and place[0] == STATES and place[1] in (BASE, INNER) and place[2] == "state":
             group = _number(place[3])
-        # Where a job may go on with another number of ranks, the states of the groups are a list.
         elif len(place) == 4 and place[:2] == (STATES, BASE):
             group = _number(place[2])
         if group is not None:
@@ -159,7 +165,7 @@ def _rank_of(number: int, path: str, metadata: Mapping[str, Any], tensors: Mappi
 
 
 def _number(key: object) -> int | None:
-    """Return the number of a group."""
+    """Return the number of a group from its key, an int or digits; None for another key."""
     is_one = type(key) is int or (
         isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < _DIGITS
     )
@@ -167,7 +173,7 @@ def _number(key: object) -> int | None:
 
 
 def _plain_states(rank: Rank) -> Iterator[tuple[int, str, object]]:
-    """Yield what the optimizer keeps beside tensors: the group, the key and the value."""
+    """Yield group, key and value of the optimizer state that isn't tensors."""
     for name in (BASE, INNER):
         inner = rank.optimizer_entry(name)
         states = inner.get("state") if isinstance(inner, Mapping) else inner
@@ -178,7 +184,7 @@ def _plain_states(rank: Rank) -> Iterator[tuple[int, str, object]]:
 
 
 def param_groups_of(rank: Rank) -> list[Mapping[str, Any]]:
-    """Return the optimizer's groups of parameters, as a rank tells them."""
+    """Return the settings of each group of parameters (``param_groups``) in a rank's file."""
     for name in (BASE, INNER):
         inner = rank.optimizer_entry(name)
         groups = inner.get("param_groups") if isinstance(inner, Mapping) else None
@@ -188,7 +194,14 @@ def param_groups_of(rank: Rank) -> list[Mapping[str, Any]]:
 
 
 class ParameterRun(NamedTuple):
-    """Elements that a rank has of a parameter: from where on in its groups, joined, and how many."""
+    """Consecutive elements of a parameter in one rank.
+
+    Attributes:
+        rank: The rank.
+        groups: The groups whose partitions, joined, have the elements.
+        start: Offset in the joined partitions, in elements.
+        size: Number of elements.
+    """
 
     rank: Rank
     groups: tuple[int, ...]
@@ -197,12 +210,13 @@ class ParameterRun(NamedTuple):
 
 
 class ParameterCut(NamedTuple):
-    """Where a parameter lies.
+    """A parameter, and its elements in the ranks' partitions.
 
     Attributes:
-        name: As the model names it.
-        group: Of the optimizer.
-        runs: Its elements, in C order.
+        name: Its name in the whole model.
+        shape: Its whole shape.
+        group: Its group in the optimizer.
+        runs: Its elements in C order, run by run.
     """
 
     name: str
@@ -211,11 +225,11 @@ class ParameterCut(NamedTuple):
     runs: tuple[ParameterRun, ...]
 
     def weights(self, path: Path) -> Tensor | None:
-        """Return the parameter in full precision; None where its elements do not are in one piece each."""
+        """Return the parameter in full precision; None if a partition isn't contiguous in its file."""
         return self._join(path, Role.WEIGHTS, [run.rank.masters for run in self.runs])
 
     def state(self, path: Path, key: str) -> Tensor | None:
-        """Return what the optimizer keeps of each element; None where it does not keep all of it so."""
+        """Return a state with one value for each element; None if the partitions of any rank aren't such."""
         by_run = []
         for run in self.runs:
             by_group = {at: state[key] for at, state in run.rank.states.items() if key in state}
@@ -223,7 +237,8 @@ class ParameterCut(NamedTuple):
                 state, masters = by_group.get(at), run.rank.masters.get(at)
                 if masters is None or not isinstance(state, Tensor) or len(state.shape) != 1:
                     return None
-                # An element for each of the group; behind the last one there may be padding.
+                # A state of the same size as the master weights has one value for each element. Padding is
+                # harmless only after the last group: elsewhere it would shift the elements of the next one.
                 is_padded = at == run.groups[-1] and state.size > masters.size
                 if state.size != masters.size and not is_padded:
                     return None
@@ -242,7 +257,10 @@ class ParameterCut(NamedTuple):
 
 
 def cuts_of(job: ZeroJob) -> Iterator[ParameterCut]:
-    """Yield where each parameter lies."""
+    """Yield each parameter once; raise DamagedCheckpoint if it has slices (tensor parallelism) or gaps."""
+    # Model-parallel ranks are pipeline stages with different parameters, or have slices of the same ones
+    # (tensor parallelism). No file records which; a name in two of them shows the second kind, except for
+    # tied modules, which pipeline stages hold copies of.
     seen: dict[str, str] = {}
     for stage in job.stages:
         for cut in _cuts_of_stage_3(job, stage) if job.zero == 3 else _cuts_of_groups(job, stage):
@@ -263,7 +281,10 @@ def cuts_of(job: ZeroJob) -> Iterator[ParameterCut]:
 
 
 def _cuts_of_stage_3(job: ZeroJob, stage: PipelineStage) -> Iterator[ParameterCut]:
-    """Yield parameters of which each rank has an equal part, one after the other."""
+    """Yield the parameters of stage 3, each of which is cut into equal parts, one for each rank."""
+    # A part has ceil(count / ranks) elements, of which the last ranks' may be partly or wholly padding, so a
+    # parameter begins at the same offset in each rank. A rank's flat groups are read as one sequence: a part
+    # may span several of them, which the search in their cumulated ends finds.
     if len(job.stages) > 1:
         found = "ZeRO 3 of a tensor-parallel model, of which no file says how it was cut"
         raise DamagedCheckpoint(stage.ranks[0].path, found, code="tensor-twice")
@@ -276,7 +297,7 @@ def _cuts_of_stage_3(job: ZeroJob, stage: PipelineStage) -> Iterator[ParameterCu
             runs = []
             for at, rank in enumerate(stage.ranks):
                 size = min(part, count - at * part)
-                if size > 0:  # a range of all that the rank keeps, in the groups where it lies
+                if size > 0:
                     first, last = bisect_right(ends[at], offset), bisect_left(ends[at], offset + size)
                     groups = sorted(rank.masters)[first : last + 1]
                     start = offset - (ends[at][first - 1] if first else 0)
@@ -287,8 +308,10 @@ def _cuts_of_stage_3(job: ZeroJob, stage: PipelineStage) -> Iterator[ParameterCu
 
 def _cuts_of_groups(job: ZeroJob, stage: PipelineStage) -> Iterator[ParameterCut]:
     """Yield the parameters of stages 1 and 2, whose groups are cut into one partition a rank."""
+    # With a mixture of experts, a group of experts is partitioned over fewer ranks (``partition_count``), and
+    # the ranks form teams with different experts: rank r is in team r % teams. Each team numbers its experts
+    # from 0; in the whole model, those of team t begin at t * experts.
     for group, shapes in enumerate(stage.shapes):
-        # The ranks that share a group; those that have other experts share another one.
         stated = stage.ranks[0].optimizer_entry("partition_count")
         count = stated[group] if isinstance(stated, list) and group < len(stated) else job.world
         teams = len(stage.ranks) // count if type(count) is int and 0 < count <= len(stage.ranks) else 1
@@ -298,13 +321,13 @@ def _cuts_of_groups(job: ZeroJob, stage: PipelineStage) -> Iterator[ParameterCut
             for name, shape in shapes.items():
                 runs = _mapped_runs(ranks, group, name) or _counted_runs(ranks, group, shapes, name)
                 whole_name = name
-                if match := _EXPERT.fullmatch(name):  # the whole model numbers experts through all ranks
+                if match := _EXPERT.fullmatch(name):
                     whole_name = f"{match[1]}{int(match[2]) + team * len(experts)}{match[3]}"
                 yield ParameterCut(whole_name, shape, group, tuple(runs))
 
 
 def _mapped_runs(ranks: Sequence[Rank], group: int, name: str) -> list[ParameterRun]:
-    """Return where the ranks themselves say that a parameter lies; nothing where they don't."""
+    """Return a parameter's runs from ``param_slice_mappings``, which older versions don't write."""
     runs = []
     for rank in ranks:
         mappings = rank.optimizer_entry("param_slice_mappings")
@@ -319,7 +342,7 @@ def _mapped_runs(ranks: Sequence[Rank], group: int, name: str) -> list[Parameter
 def _counted_runs(
     ranks: Sequence[Rank], group: int, shapes: Mapping[str, tuple[int, ...]], name: str
 ) -> list[ParameterRun]:
-    """Return where a parameter lies when all of a group are one after the other, from rank to rank."""
+    """Return a parameter's runs, if the ranks' partitions joined are the group's parameters in order."""
     before = 0
     for other, shape in shapes.items():
         if other == name:
