@@ -70,6 +70,11 @@ class DType(NamedTuple):
         return self.name
 
 
+# NaN and infinity are found by comparing integers, without converting a value, so that types which NumPy
+# lacks need no special case. The mask removes the sign. In an IEEE type, an exponent of ones with a mantissa
+# of 0 is infinity, and all patterns above it are NaN. Types named ``fn`` (finite) have no infinity, and one
+# NaN: all ones. ``fnuz`` (no negative zero) uses the pattern of -0, 0x80, for NaN, so its sign isn't masked.
+# ``e8m0fnu`` is an exponent without sign or mantissa; 0xFF is NaN. Types of 6 and 4 bits have neither.
 def _ieee(word_bytes: int, exponent: int, mantissa: int) -> FloatCode:
     mask = (1 << (exponent + mantissa)) - 1
     infinity = ((1 << exponent) - 1) << mantissa

@@ -39,7 +39,7 @@ _large_boxes = threading.BoundedSemaphore(_LARGE_BOXES)
 
 @contextmanager
 def _box_room(wanted: int) -> Iterator[int]:
-    """Yield the size of a box, in bytes; the third box at a time is smaller, instead of waiting."""
+    """Yield the limit on a box, in bytes; if two large boxes are in use, a smaller one, without waiting."""
     is_large = wanted > _SMALL_BOX_BYTES and _large_boxes.acquire(blocking=False)
     try:
         yield BOX_BYTES if is_large else _SMALL_BOX_BYTES
@@ -58,10 +58,10 @@ def blocks_by_box(
     """Yield the bytes of a tensor that is assembled box by box, at most ``limit`` at once.
 
     Args:
-        shape: Of the tensor; itemsize and limit are in bytes.
-        itemsize: Of an element.
-        limit: See ``Values.blocks``.
-        fill: Fills a box, one item an element, from its start in the tensor.
+        shape: Shape of the tensor.
+        itemsize: Bytes of an element.
+        limit: Limit on the bytes of a block.
+        fill: Called with the start of a box in the tensor, and an array of its shape to fill.
         most: Limit on the bytes of a box.
     """
     import numpy as np
@@ -111,6 +111,12 @@ def _indices(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 # Tiles ----------------------------------------------------------------------------------------------
 
+# A transposed tensor has long runs in the file along one axis, and long runs in the result along another.
+# Copying it element by element along either would touch a new cache line for each element of the other. So
+# it is copied tile by tile: a tile fits in the second-level cache, has runs in the file long enough to be
+# worth a system call (16 KiB), and then runs in the result of some cache lines (512 bytes). Sources that only
+# go forwards (compressed ones) are read in stored order: runs cover gaps of any size there.
+
 
 class _Tiling(NamedTuple):
     """A box that is cut into tiles; axes are in stored order, the widest step first.
@@ -130,7 +136,10 @@ class _Tiling(NamedTuple):
     forwards: bool = False
 
     def runs(self, sizes: Sequence[int]) -> tuple[int, int, int]:
-        """Return the first axis that a run covers in a tile, elements a run, and the number of runs."""
+        """Return the first axis that a run covers in a tile, elements per run, and the number of runs.
+
+        A run is read at once: the innermost axes, as long as the gaps between them are small.
+        """
         split, run, count = len(sizes), 1, 1
         for axis in range(len(sizes) - 1, -1, -1):
             size, step = sizes[axis], self.steps[axis]
@@ -159,7 +168,7 @@ class _Tiling(NamedTuple):
         return count * run * self.itemsize
 
     def _grow(self, sizes: list[int], axes: Sequence[int], goal: int) -> None:
-        """Lengthen one axis after the other until a tile has ``goal`` bytes."""
+        """Lengthen one axis after the other until they span ``goal`` bytes, or the tile is full."""
         nbytes = self.itemsize
         for axis in axes:
             size, least = min(self.lengths[axis], -(-goal // nbytes)), sizes[axis]
@@ -198,8 +207,8 @@ def gather(
         source: The stored bytes.
         offset: Of the first element, in bytes.
         steps: For each axis, from one index to the next, in elements; 0 repeats a stored element.
-        swap: The bytes of a word whose order is to be reversed, 1 for none.
-        into: The array to fill, one item an element.
+        swap: Bytes of a word whose order is to be reversed; 1 for none.
+        into: The array to fill; an item is an element.
     """
     import numpy as np
 
@@ -258,19 +267,24 @@ class _TileReader:
         return np.lib.stride_tricks.as_strided(items, sizes, strides, writeable=False)
 
     def _plan(self, sizes: tuple[int, ...]) -> tuple[int, int, int, list[int]]:
-        """Return the first axis that a run covers, elements a run, the pitch, and each run's byte offset."""
+        """Return the first axis that a run covers, elements per run, the pitch, and each run's byte offset.
+
+        The pitch is the distance of runs in the buffer, in elements.
+        """
         (split, run, count), itemsize = self._tiling.runs(sizes), self._item.itemsize
         offsets = [0]
         for size, step in zip(sizes[:split], self._tiling.steps, strict=False):
             offsets = [at + index * step * itemsize for at in offsets for index in range(size)]
         pitch = run
         if count > 1 and run * itemsize % _PERIOD_BYTES == 0:
-            pitch += max(1, 64 // itemsize)  # so that they don't compete for the same lines of a cache
+            # Rows at a distance of a multiple of 256 bytes map to the same few sets of the cache, and evict
+            # each other when the tile is read down a column. One more cache line per row spreads them.
+            pitch += max(1, 64 // itemsize)
         return split, run, pitch, offsets
 
 
 def copy(stored: np.ndarray[Any, Any], into: np.ndarray[Any, Any]) -> None:
-    """Copy an array into another of its shape and type with axes in any order."""
+    """Copy an array into another of its shape and type, tile by tile, with axes in any order."""
     if stored.size == 0:
         return
     order = sorted(range(stored.ndim), key=lambda axis: -stored.strides[axis])

@@ -34,7 +34,7 @@ class NameFields:
     Attributes:
         blank: The name with ``*`` for all recognised fields, which is equal for a series.
         saved_at: ISO 8601.
-        number: The last number of a name without other fields: it gives the order. In names of Keras's
+        number: Last number of a name without other fields, which orders the series. In names of Keras's
             ModelCheckpoint it is the epoch, too.
         is_ordinal: Whether that number may count saves: it follows a word such as ``model``, or nothing.
     """
@@ -121,6 +121,10 @@ class _Reading:
 
     def fields(self) -> NameFields:
         """Recognise the fields, the most certain ones first, and return them."""
+        # Each pass takes numbers that it is sure of, and leaves the rest to the next: a key before the number
+        # (``epoch_3``), a key after it (``3_epochs``), a letter (``e0007``), a decimal without a key. Only if
+        # no field was found is the last number a position (``model_12``): in ``model_12_epoch_3``, it may
+        # be a size or a version.
         for recognise in (self._take_keyed, self._take_keyed_behind, self._take_lettered, self._take_decimal):
             self.rest = [number for number in self.rest if not recognise(number)]
         if self.keras_epoch is not None:
@@ -467,7 +471,7 @@ def metric_key(
     is_decimal: bool = False,
     is_counted: bool = False,
 ) -> MetricKey | None:
-    """Return the key of a metric, or None if the value isn't that of a metric.
+    """Return the key of a metric, or None if the value isn't a metric's.
 
     Args:
         before: Text before the value, from the end of the field before it.
@@ -477,6 +481,10 @@ def metric_key(
         is_counted: Whether an epoch or a step is before it: values assigned after these were measured there,
             except those with the name of a hyper-parameter.
     """
+    # The words before the value are cut at the last separator of fields, and at the last number that is a
+    # field itself (``model_3_``, ``fold1_``); words that name the checkpoint are removed from the front
+    # (``best_model_``). The rest is the name if it ends like a known metric, or if it is assigned (``=``).
+    # Its start is certain only after a field, a cut or a separator unlike those within it.
     text = before.rstrip("-_=.: ([")
     is_assigned = before[len(text) :].startswith("=")
     cut = max((match.end() for match in _SPACE.finditer(text)), default=0)

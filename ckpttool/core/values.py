@@ -1,11 +1,11 @@
 """Sources of a tensor's elements: stored bytes, and lazy combinations of them.
 
 All values yield blocks of bytes in C order and little-endian, in bounded memory; nothing is read before
-that. ``Contiguous`` and ``Strided`` are stored elements. ``Tiled`` and ``Concatenated`` join
-several, ``Reordered`` permutes, cuts and selects, and ``Computed`` makes elements as they are read:
-casts, sums, signs, decoded ones. Values that can fill any box of their ``shape`` without reading the rest
-have a method ``fill``, which takes the start of the box and an array for it, one item an element. Others are
-read from their start.
+that. ``Contiguous`` and ``Strided`` are stored elements. ``Tiled`` and ``Concatenated`` join several values,
+``Reordered`` permutes, cuts and selects, and ``Computed`` computes elements as they are read: casts, sums,
+signs, decoded ones. Values that can fill any box of their ``shape`` without reading the rest have a method
+``fill``, which takes the start of the box and an array of its shape, an item per element. Others are read
+from their start.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BOX_BYTES = 1 << 22
 class Contiguous(NamedTuple):
     """Contiguous elements in C order.
 
-    ``swap`` is the bytes of a word whose order is to be reversed, 1 for none.
+    ``swap`` is the size in bytes of a word whose byte order is reversed; 1 for none.
     """
 
     source: Readable
@@ -54,7 +54,7 @@ class Contiguous(NamedTuple):
 
 
 def in_memory(data: bytes, swap: int = 1, name: str = "memory") -> Contiguous:
-    """Return decoded elements, as bytes in C order, with a name for errors."""
+    """Return the values of elements in memory, as bytes in C order, with a name for errors."""
     return Contiguous(Buffer(name, data), 0, len(data), swap)
 
 

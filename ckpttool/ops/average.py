@@ -1,7 +1,7 @@
 """The average of several checkpoints' weights, tensor by tensor, in constant memory.
 
-Sums are made in float64 and rounded once. What can't be averaged, counters and flags, is the last source's. A
-conversion writes the result, and compares it with what is averaged anew.
+Sums are made in float64 and rounded once. Integers and booleans (counters, flags) are copied from the last
+source. The result is written by a conversion, and compared with the average computed a second time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 _AT_ONCE = 1 << 16
-"""Elements that are averaged at once: their sums stay in a processor's cache."""
+"""Elements that are averaged at once: their sums, 512 KiB, fit in a processor's cache."""
 _AVERAGED = ("float", "complex")
 _PARTS = {"float64": "<f8", "complex32": "<f2", "complex64": "<f4", "complex128": "<f8"}
 
@@ -49,11 +49,12 @@ class Average:
     """A checkpoint that holds the average of others, open.
 
     Attributes:
-        checkpoint: The last source, with the averages for its weights.
-        sources: The paths of all.
-        notes: What was done with what can't be averaged.
-        shares: How much each of them counts, which makes 1 together.
-        summed: The sources' tensors that were read, once they were, with the checksums of their bytes.
+        checkpoint: The last source with averaged weights.
+        sources: Paths of the sources.
+        notes: Sentences about tensors that aren't averaged.
+        shares: Weight of each source; the sum is 1.
+        summed: Tensors of the sources with the checksums of their bytes; filled as they are read.
+        close: Closes the sources.
     """
 
     checkpoint: Checkpoint
@@ -90,7 +91,7 @@ def average(
     Args:
         sources: Checkpoints of one model, the oldest first.
         target: Path to write to; its suffix says the format, unless ``to`` does.
-        weights: A number for each source, which counts so much; by default all count the same.
+        weights: Weight of each source; by default all are equal.
         ema: Decay of an exponential moving average over the sources, such as 0.999.
         options: What is written, and how.
         advance: Called with the bytes done, from any thread.
@@ -116,6 +117,8 @@ def shares_of(count: int, weights: Sequence[float] | None = None, ema: float | N
         raise UsageError("an average takes two checkpoints or more")
     if weights is not None and ema is not None:
         raise UsageError("--weights and --ema exclude each other")
+    # The moving average begins with the first source, and each next one counts 1 - decay: expanded, the first
+    # has decay^(n-1), and source k has (1 - decay) * decay^(n-1-k).
     if ema is not None:
         if not 0 < ema < 1:
             raise UsageError(f"--ema {ema:g}: a decay lies between 0 and 1")
@@ -142,7 +145,7 @@ def plan_average(
 
 
 def open_average(paths: Sequence[str | os.PathLike[str]], shares: Sequence[float]) -> Average:
-    """Return the average of some checkpoints as one that is open; no value is read."""
+    """Return the average of checkpoints, open; no value is read yet."""
     sources = tuple(os.fspath(path) for path in paths)
     places = [fs.realpath(path) for path in sources]
     for at, path in enumerate(sources):
@@ -186,7 +189,7 @@ def open_average(paths: Sequence[str | os.PathLike[str]], shares: Sequence[float
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """The weights of a source, by the names that a model expects."""
+    """Weights of a source, by the names that a model expects, and the algorithm of its file's checksums."""
 
     checkpoint: Checkpoint
     tensors: dict[str, Tensor]
@@ -208,7 +211,7 @@ class _Weights:
         return cls(checkpoint, {one.name: tensor for one, tensor in named}, algorithm)
 
     def ties(self) -> dict[str, str]:
-        """Return for each tied weight the name of the first one that it shares its values with."""
+        """Return the owner of each tied weight, by name."""
         names = {tensor.name: name for name, tensor in self.tensors.items()}
         return {
             name: names[tensor.shares_with]
@@ -218,7 +221,7 @@ class _Weights:
 
 
 def _require_alike(other: _Weights, last: _Weights) -> None:
-    """Require that two sources hold weights of one model."""
+    """Raise UsageError if two sources differ in names, shapes, kinds or ties of weights."""
     path, last_path = other.checkpoint.path, last.checkpoint.path
     if missing := [name for name in last.tensors if name not in other.tensors]:
         raise UsageError(f"{path}: no {first_names(missing)}, which {last_path} has; expected one model")
@@ -250,7 +253,12 @@ def _notes(last: _Weights, averages: dict[str, Tensor]) -> Iterator[str]:
 def _average_values(
     sources: Sequence[_Weights], name: str, shares: Sequence[float], summed: list[SummedTensor]
 ) -> Computed:
-    """Return the average of a weight in the last source's type; add the checksums of all to ``summed``."""
+    """Return the average of a weight in the last source's type; reading it adds checksums to ``summed``."""
+    # Sums are made in float64 and divided once; equal shares aren't multiplied, which saves a pass and a
+    # rounding. If a sum isn't finite, the group of elements is read again, slowly: an
+    # infinity that all sources share is kept (masks have it), any other and NaN are errors, and a sum that
+    # only overflowed is averaged in halves. Checksums are computed on the bytes in passing, so that damage of
+    # a source is noticed without a second read.
     tensors = [source.tensors[name] for source in sources]
     last = tensors[-1]
     parts = 2 if last.dtype.kind == "complex" else 1
@@ -301,7 +309,7 @@ def _groups(tensor: Tensor, lengths: Sequence[int]) -> Iterator[bytearray | memo
 
 
 def _elements(widening: Widening, raw: bytearray | memoryview, count: int) -> Array:
-    """Return elements, of complex ones both parts, in a floating type of NumPy's that holds them exactly."""
+    """Return elements, complex ones as pairs, in a NumPy float type that holds them exactly."""
     import numpy as np
 
     data = np.frombuffer(raw, np.uint8)
@@ -315,9 +323,9 @@ def _elements(widening: Widening, raw: bytearray | memoryview, count: int) -> Ar
 
 
 def _settle_infinities(sources: Sequence[_Weights], name: str, wide: Array, sums: Array) -> None:
-    """Keep an infinity that all sources have, as masks do; raise for any other, and for NaN.
+    """Keep infinities that all sources share, as in masks; raise DamagedCheckpoint for others, and for NaN.
 
-    ``wide`` has the elements of each source in a row.
+    ``wide`` has a row for each source.
     """
     import numpy as np
 
@@ -336,11 +344,11 @@ def _settle_infinities(sources: Sequence[_Weights], name: str, wide: Array, sums
 
 
 def _settle_overflows(wide: Array, parts: Sequence[float], sums: Array) -> None:
-    """Average elements again, in halves, that are finite in all sources but whose sum is not.
-
-    The average is between the least and the largest element, which rounding must not leave.
-    """
+    """Average elements again that are finite in all sources, but whose sum overflowed."""
     import numpy as np
+
+    # Sums of halves can't overflow, as the shares sum to 1. Doubling may, by rounding; the average can't be
+    # outside of its elements, so it is clipped to the least and the largest one.
 
     at = np.flatnonzero(~np.isfinite(sums) & np.isfinite(wide).all(axis=0))
     rows = wide[:, at]
@@ -350,7 +358,7 @@ def _settle_overflows(wide: Array, parts: Sequence[float], sums: Array) -> None:
 
 
 def _rounded(sums: Array, last: Tensor, path: str) -> memoryview:
-    """Return sums in the type of a tensor of a checkpoint, each rounded once."""
+    """Return averages in the type of a tensor, each rounded once; raise DamagedCheckpoint on overflow."""
     import numpy as np
 
     dtype = last.dtype
@@ -365,11 +373,14 @@ def _rounded(sums: Array, last: Tensor, path: str) -> memoryview:
 
 
 def _to_odd(sums: Array) -> Array:
-    """Return float64 values as float32, rounded to odd so that further rounding gives the same result.
-
-    What is not exact gets an odd last bit, so that it is never taken for a tie.
-    """
+    """Return float64 values as float32, rounded to odd, so that rounding again equals rounding once."""
     import numpy as np
+
+    # bfloat16 and float8 are rounded from float32. Rounding twice to nearest may differ from rounding once: a
+    # value just above the middle of two bfloat16 becomes the middle in float32, and is then rounded to even.
+    # Rounding to odd truncates, and sets the last bit of inexact values: the value isn't a middle any more,
+    # and stays on its side of it. Source: S. Boldo, G. Melquiond, "When double rounding is odd" (2005).
+    # Subtracting 1 from the bits of a value that was rounded away from zero truncates it.
 
     narrow = sums.astype(np.float32)
     back = narrow.astype(np.float64)

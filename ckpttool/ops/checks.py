@@ -1,10 +1,10 @@
 """The checks on one open checkpoint. Each byte is read once, for its checksum and its values together.
 
-A check passes only for what it looked at: content that a format can't check is skipped, with the reason.
+A check covers only the content that it reads: if a format has nothing to check, it is skipped with a reason.
 
-Weights without content (no elements, or one value again and again) are warnings: a model may be saved before
-it is trained. Constants that honest models begin with are no finding: biases and shifts of zero, scales and
-norms of one, masks, statistics, and all state of an optimizer.
+Weights without content (no elements, or all equal) are warnings: a model may be saved before it is trained.
+Constants that models are initialised with are no finding: biases and shifts of zero, scales and norms of one,
+masks, statistics, and all state of an optimizer.
 
 Hugging Face's directories may hold a second copy of the weights in PyTorch's own format, and each library
 loads the one that it prefers: if one copy was saved again, the other has other values. DeepSpeed's universal
@@ -75,27 +75,27 @@ if TYPE_CHECKING:
     from ckpttool.predict.run import StageResult
 
 Element = Callable[[Tensor], bytes | None]
-"""Returns the element that a whole tensor repeats, little-endian; None where it has others, or if unknown."""
+"""Returns the element, little-endian, that a constant tensor repeats; None for others, or if unknown."""
 
 _STATE_DICT = re.compile(r"model|net|network|weights|(\w+_)?state_dict|model_state", re.IGNORECASE)
 _ADAPTER = re.compile(r"(^|[._])(lora_B|lora_up|lora_embedding_A)([._]|$)")
-"""What a LoRA adapter has in each layer that is zero until it is trained."""
+"""Names of the factors of a LoRA adapter that are zero until it is trained."""
 _NEEDED = re.compile(r"(^|.*[._/])(weight|kernel|embeddings?|bias|w|b|gamma|beta)(_\d+)?")
 _NORM = re.compile(r"norm|(^|[._/])(ln|bn|gn)(\d|[._/]|$)", re.IGNORECASE)
 _MAY_REPEAT = re.compile(
     r"(?<![a-z])(absmax|alphas?|anchors?|avg|b|beta|bias(es)?|buffer|cache|cell|counts?|grid|hidden|mask(ed|s)?|mean|memory|"
     r"moving|noise|ones|queue|running|scal(e|es|ing)|shifts?|states?|stats?|std|var(iance)?|window|zeros?|zp)(?![a-z])"
 )
-"""Words in the last part of a name that say it is none of those that multiply what comes in."""
+"""Words in the last part of a name of tensors that may be constant: they don't multiply a layer's input."""
 _HAVE_KERNELS = frozenset({"Dense", "Conv1D", "Conv2D", "Conv3D", "Embedding"})
 
 
 def hollow_findings(checkpoint: Checkpoint, element_of: Element) -> Iterator[Finding]:
-    """Yield a warning for each way in which the weights are there in name only.
+    """Yield warnings for weights without content: no tensors, no elements, all zero, or constant matrices.
 
     Args:
-        checkpoint: One in whose structure nothing is wrong.
-        element_of: Asked for tensors of floating-point numbers that have elements.
+        checkpoint: A checkpoint without errors in its structure.
+        element_of: Called with floating-point tensors that have elements.
     """
     traits = traits_of(checkpoint.format)
     is_bare = traits.holds_tensors_alone or (traits.is_container and not checkpoint.metadata)
@@ -132,7 +132,7 @@ def hollow_findings(checkpoint: Checkpoint, element_of: Element) -> Iterator[Fin
 def _constant_matrices(
     checkpoint: Checkpoint, weights: Sequence[Tensor], repeated: Mapping[str, bytes], adapters: set[str]
 ) -> Iterator[Finding]:
-    """Yield a warning for each matrix that repeats one value, which no honest model begins with."""
+    """Yield a warning for each matrix whose elements are all equal, unless models are initialised so."""
     shapes = {one.name: one.shape for one in weights}
     for one in weights:
         is_matrix = sum(length > 1 for length in one.shape) > 1
@@ -147,29 +147,29 @@ def _constant_matrices(
 
         number = np.frombuffer(repeated[one.name], numpy_dtype(one.dtype))[0]
         value = complex(number) if one.dtype.kind == "complex" else float(number)
-        # A norm scales each element by itself: by its name, or since its bias has its shape.
+        # A norm of several axes is a matrix of ones at first; its name shows it, or a bias of its shape.
         bias = f"{one.name.rpartition('.')[0]}.bias"
         is_norm = _NORM.search(one.name) is not None or shapes.get(bias) == one.shape
-        if value != value or (value and is_norm):  # of NaN the check of values tells
+        if value != value or (value and is_norm):  # the check of values reports NaN
             continue
         yield warning("weights-constant", f"all {one.size:,} values are {value:g}", one.name)
 
 
 def _must_vary(tensor: Tensor) -> bool:
-    """Return whether a weight that repeats one value can't do its work, as far as its name says."""
+    """Return whether a constant weight would be useless, by its name."""
     last = str(tensor.path[-1]).rpartition(".")[2].rpartition("/")[2]
     return tensor.size > 1 and _MAY_REPEAT.search(last.lower()) is None
 
 
 _ELEMENTS = 1 << 20
-"""Values of a weight that are rounded at once."""
+"""Elements of a weight that are rounded at once."""
 _SAFE = re.compile(r"(?P<stem>(?!.*-\d+-of-\d+).+)\.safetensors(\.index\.json)?", re.DOTALL)
 
 
 def weight_copy_findings(checkpoint: Checkpoint, jobs: int, advance: Advance) -> Iterator[Finding]:
     """Yield a warning for each copy of a checkpoint's weights next to it that has other values.
 
-    One that can't be read is no copy; its own verdict tells why.
+    Unreadable copies are skipped; they have a verdict of their own.
     """
     if checkpoint.variant == UNIVERSAL and checkpoint.complete:
         yield from _compare_rounded(checkpoint)
@@ -250,12 +250,12 @@ def _is_rounded(weight: Tensor, copy: Tensor) -> bool:
         return True
     own, other = (_floats(one) for one in (weight, copy))
     try:
-        with np.errstate(over="ignore"):  # float16 has no place for what is too large: it is infinite
+        with np.errstate(over="ignore"):  # too large for float16: infinite in the copy, too
             return all(
                 np.array_equal(np.float64(one.astype(two.dtype)), np.float64(two), equal_nan=True)
                 for one, two in zip(own, other, strict=True)
             )
-    except CheckpointError:  # the checks of its file tell
+    except CheckpointError:  # the checks of its file report it
         return True
 
 
@@ -271,8 +271,7 @@ def _floats(tensor: Tensor) -> Iterator[np.ndarray[Any, Any]]:
 
 MIN_REREADS = 1 << 30
 REREADS_A_BYTE = 64
-"""How many bytes may be read to count the NaN in single tensors, besides each once: in any case, and for each
-byte of the files."""
+"""Limits on bytes read again to count NaN in single tensors: the larger of 1 GiB and 64 times the files."""
 
 
 class Verifier:
@@ -298,16 +297,16 @@ class Verifier:
         self._manifests = manifests_of(checkpoint)
         self._rereads = 0
         self._elements: dict[Path, bytes | None] = {}
-        """What tensors that were looked at one by one consist of, if it is one element again and again."""
+        """Element that a tensor repeats, or None, of tensors that were read one by one."""
         self._has_manifest = has_statements(checkpoint, self._manifests)
         self._reads_objects = bool({"checksum", "values"} & set(only))
-        """Whether objects in a store may be read; what asks for neither is to cost little."""
+        """Whether objects in a store may be read; the other checks should transfer little."""
 
     def run(self, prediction: Prediction | None, ignores: Sequence[Ignore]) -> Verification:
-        """Run all checks that were asked for, a prediction last."""
+        """Run the requested checks, a prediction last."""
         checks = self._own_checks()
         if prediction is not None:
-            # Only a checkpoint that passed all before is loaded.
+            # Only a checkpoint that passed all other checks is loaded.
             from ckpttool.ops.ignored_findings import apply_ignores
 
             accepted = apply_ignores(self._verification(checks), ignores, strict=self._strict)
@@ -334,6 +333,9 @@ class Verifier:
         )
 
     def _own_checks(self) -> tuple[Check, ...]:
+        # One pass over the spans of the files computes checksums and searches for NaN and infinities, as
+        # reading is what costs. It doesn't know tensors: a span may hold several, or a larger storage. Only
+        # tensors in spans with suspicious words are then read one by one (``_doubtful``).
         if {"checksum", "values"} & set(self._only):
             self._scanned = scan(
                 self._checkpoint.spans(),
@@ -364,7 +366,7 @@ class Verifier:
     def _check(
         self, name: str, findings: Iterable[Finding], detail: str, *, is_partial: bool = False
     ) -> Check:
-        """Record findings and return the check that made them."""
+        """Record the findings of a check, and return it."""
         found = tuple(finding._replace(check=name) for finding in findings)
         self._findings.extend(found)
         unfailed = Check(name, Status.PARTIAL if is_partial else Status.PASSED, detail)
@@ -405,7 +407,9 @@ class Verifier:
         return check
 
     def _doubtful(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Return the tensors that the pass over the file has not shown to be finite."""
+        """Return the tensors that the pass over the file hasn't proven to be finite."""
+        # A span without suspicious words proves tensors that are exactly that span, in the same type: in
+        # another type, the same bytes have other values. Spans that couldn't be read have an error already.
         clean = {
             place_of(s.span): s.span.dtype for s in self._scanned if not s.is_suspicious and s.failure is None
         }
@@ -431,7 +435,7 @@ class Verifier:
         return special_findings(nan, infinite, tensor)
 
     def _repeated_element(self) -> Element:
-        """Return a function that gives the element which a tensor repeats, from the pass over the file."""
+        """Return the function that looks up a constant tensor's element in the results of the pass."""
         known = {
             place_of(one.span): (one.span.dtype, one.element)
             for one in self._scanned
@@ -450,7 +454,7 @@ class Verifier:
         return element_of
 
     def _reread(self, nbytes: int) -> None:
-        """Count bytes that are read once more, because tensors in them may hold a NaN."""
+        """Count bytes read again; raise LimitExceeded for overlapping views that would take too long."""
         self._rereads += nbytes
         once = sum(one.span.nbytes for one in self._scanned)
         if self._rereads > max(MIN_REREADS, REREADS_A_BYTE * self._checkpoint.nbytes) + once:
@@ -487,7 +491,7 @@ class Verifier:
         return check
 
     def _copy(self, copy: str) -> Check:
-        """Compare it with a copy; a file that can't be compared is no copy that was proven."""
+        """Compare the checkpoint with a copy; files that can't be compared are an error."""
         from ckpttool.ops.copy_check import compare_with_copy, copy_findings
 
         compared = compare_with_copy(

@@ -1,8 +1,8 @@
-"""Checksums of whole files and of single tensors, and those that stores, caches and downloads state of files.
+"""Checksums of whole files and single tensors, and checksums recorded by stores, caches and downloads.
 
-Files are read once, in constant memory, on several threads. Stated checksums are compared without reading.
-The Hugging Face Hub's cache names a file after its SHA-256 (Git LFS) or git's digest of it; so do the ETags
-that are written down next to a download to a directory. Git LFS names its objects after their SHA-256.
+Files are read once, in constant memory, on several threads. Recorded checksums are compared without reading.
+The Hugging Face Hub's cache names a file after its SHA-256 (Git LFS) or git's digest of it; the ETags that
+are recorded next to a download to a directory are the same. Git LFS names its objects after their SHA-256.
 
 Source: huggingface_hub ``file_download.py`` and ``_local_folder.py``; git-lfs ``docs/spec.md``.
 """
@@ -42,7 +42,13 @@ _MAX_BYTES = 4096
 
 
 class ContentAddress(NamedTuple):
-    """The digest of a file that its name in a cache states, or the note of its download."""
+    """Digest of a file, from its name in a cache or the record of its download.
+
+    Attributes:
+        algorithm: ``sha256`` or ``git-sha1``.
+        digits: Hexadecimal digits.
+        origin: Its source, in words.
+    """
 
     algorithm: str
     digits: str
@@ -50,8 +56,8 @@ class ContentAddress(NamedTuple):
 
 
 def content_address(path: str) -> ContentAddress | None:
-    """Return the digest that a cache or a download states of a file; None if there is none."""
-    if fs.place_of(path).keeps_checksums:  # and the store states its own
+    """Return the digest of a file that a cache or a download recorded; None if there is none."""
+    if fs.place_of(path).keeps_checksums:  # a store has its own
         return None
     *above, name = fs.realpath(path).split(os.sep)
     if above[-1:] == ["blobs"] and _REPOSITORY.fullmatch("".join(above[-2:-1])):
@@ -81,7 +87,7 @@ def _download_address(path: str) -> ContentAddress | None:
     try:
         with open(note, encoding="utf-8") as file:
             _, etag, written = file.read(_MAX_BYTES).split()
-        # huggingface_hub itself takes a file for changed that is over a second younger than the note.
+        # As in huggingface_hub, a file that is over a second newer than the record has changed.
         is_current = os.stat(path).st_mtime - 1 <= float(written)
     except (OSError, ValueError):
         return None
@@ -93,10 +99,10 @@ _SHOWN_DIGITS = 16
 
 
 def stored_checksums(paths: Iterable[str]) -> dict[str, StoredChecksums]:
-    """Return the checksums that stores keep of objects, by their URLs; files of a disk are left out.
+    """Return the checksums that stores keep of objects, by their URLs; files on a disk are left out.
 
     Raises:
-        CheckpointError: A store doesn't say what is there.
+        CheckpointError: A store can't be asked.
     """
     wanted = [path for path in paths if fs.place_of(path).keeps_checksums]
     return dict(zip(wanted, in_order(_ask, wanted, min(REQUESTS_AT_ONCE, len(wanted) or 1)), strict=True))
@@ -115,7 +121,7 @@ def _ask(url: str, check: Callable[[], None]) -> StoredChecksums:
 def compare_sums(
     known: FileSums, stored: StoredChecksums, whose: str = "the store's"
 ) -> tuple[str | None, str | None]:
-    """Return the algorithm of a checksum that both files have, or None, and how one differs, if it does."""
+    """Return the algorithm of a checksum that both have, or None; and a difference in words, or None."""
     common = None
     for checksum in stored.checksums:
         value = known.value_like(checksum)
@@ -129,12 +135,12 @@ def compare_sums(
 
 
 def shown_digits(digits: str) -> str:
-    """Return digits as they are in a sentence."""
+    """Return digits for a sentence, cut after the first 16."""
     return digits if len(digits) <= _SHOWN_DIGITS else f"{digits[:_SHOWN_DIGITS]}…"
 
 
 def why_unproven(reasons: Mapping[str, str]) -> str:
-    """Return why files could not be compared, in words, from the reason of each by its name."""
+    """Return a sentence on files that could not be compared, from the reason of each by its name."""
     name, reason = next(iter(reasons.items()))
     more = f" (and {len(reasons) - 1:,} more)" if len(reasons) > 1 else ""
     return f"{name}{more} could not be compared: {reason}"
@@ -142,16 +148,16 @@ def why_unproven(reasons: Mapping[str, str]) -> str:
 
 SCHEMA = "ckpttool.digests/1"
 _CHUNK_BYTES = 1 << 18
-"""What is read and summed at once: it has to stay in a processor's own cache."""
+"""Bytes that are read and summed at once; they fit in a processor's own cache."""
 MAX_BYTES = 1 << 27
-"""The most bytes of per-tensor digests that are read; half a million tensors have fewer."""
+"""Limit on the bytes of a document of digests; half a million tensors need less."""
 
 Digest = str | CheckpointError
 """SHA-256 in hexadecimal digits, or why the bytes can't be read."""
 
 
 class Wanted(NamedTuple):
-    """Which checksums of a file to compute; ``block_bytes`` is of how many bytes there is a CRC."""
+    """Checksums of a file to compute; CRCs are of each block of ``block_bytes``."""
 
     algorithms: Collection[str]
     block_bytes: int = BLOCK_BYTES
@@ -163,8 +169,8 @@ def sums_of_files(
     """Return checksums of files by their paths, or why they can't be read; each is read by one thread.
 
     Args:
-        wanted: Which, for each path.
-        jobs: How many threads read.
+        wanted: Checksums to compute, by path.
+        jobs: Number of threads.
         advance: Called with the bytes read, from any thread.
     """
     sums = in_order(partial(_sums_of, advance), wanted.items(), jobs)
@@ -219,13 +225,13 @@ def sums_of_file(
     check: Callable[[], None] = lambda: None,
     advance: Advance = no_advance,
 ) -> FileSums:
-    """Return checksums of a file, which is read once; CRC-64/NVME only if a package is there that does it.
+    """Return checksums of a file, which is read once; CRC-64/NVME only if a package for it is installed.
 
     Args:
         path: A file, or an object in a store.
-        algorithms: Which, of those in ``TITLES``.
-        block_bytes: Of how many bytes there is a CRC.
-        check: Called now and then; it ends the work that nobody waits for.
+        algorithms: Checksums to compute, of those in ``TITLES``.
+        block_bytes: Bytes of a block that gets a CRC.
+        check: Called for each chunk; raises if the result isn't needed any more.
         advance: Called with the bytes read.
     """
     with fs.open_source(path) as source:
@@ -253,7 +259,7 @@ def sums_of_file(
 
 
 def _chunks(size: int, block_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield where to read next and how much, so that nothing crosses the end of a block."""
+    """Yield offset and size of each read; none crosses the end of a block."""
     for block in range(0, size, block_bytes):
         end = min(block + block_bytes, size)
         for at in range(block, end, _CHUNK_BYTES):
@@ -326,7 +332,7 @@ class Digests(NamedTuple):
 def dumps_digests(
     files: Mapping[str, FileSums], tensors: Iterable[Tensor], digests: Mapping[str, Digest | None]
 ) -> bytes:
-    """Return the text of the document, with a line a file and a line a tensor."""
+    """Return the text of the document, with a line per file and a line per tensor."""
     sums = [f"  {json.dumps(name)}: {json.dumps(_file_entry(one))}" for name, one in files.items()]
     lines = []
     for tensor in tensors:
@@ -393,9 +399,9 @@ def _integer(value: object) -> int:
 
 
 def document_difference(path: str, text: bytes) -> str | None:
-    """Return how a document that is there differs from one to be written; empty if it says as much.
+    """Return how an existing document differs from a new one; empty if they are equal.
 
-    None represents one that is not there, or says less: an earlier ckpttool wrote no CRCs.
+    None if it doesn't exist, or lacks only CRCs, as earlier versions of ckpttool wrote none: it is replaced.
     """
     if not fs.lexists(path):
         return None

@@ -1,10 +1,9 @@
 """Compares the files of a checkpoint with a manifest next to it, and reads when it was last verified.
 
-Most formats carry no checksums, and none shows that a whole file was exchanged. A manifest is next to its
-checkpoint, ``model.safetensors.sha256``; one ``SHA256SUMS`` for a whole directory counts too. With digests of
-the tensors next to it, ``model.safetensors.digests.json``, changed tensors are named. The first line of that
-document has the time of the last full read, so that it is read and replaced without the rest, which has a
-line a tensor.
+Most formats have no checksums, and none shows that a whole file was replaced. A manifest is next to its
+checkpoint, ``model.safetensors.sha256``; a ``SHA256SUMS`` for a whole directory counts too. With digests of
+the tensors next to it, ``model.safetensors.digests.json``, changed tensors are named. The first lines of that
+document have the time of the last full read, so that it is read without the rest, a line per tensor.
 """
 
 from __future__ import annotations
@@ -40,25 +39,23 @@ from ckpttool.storage.work import Advance, no_advance
 SUFFIX = ".sha256"
 DIGESTS_SUFFIX = ".digests.json"
 UNLISTED = "manifest-unlisted-file"
-"""The finding of a file that no manifest speaks of: they cover the others only."""
+"""Finding for a file that no manifest lists."""
 SHARED = ("SHA256SUMS", "sha256sums.txt")
-"""Names of manifests of a whole directory; what they say of other files is left alone."""
+"""Names of manifests of a whole directory; lines about other files than the checkpoint's are ignored."""
 
 _CRC32C = Checksum("crc32c", "")
 _FLUID_SERIAL = re.compile(r"checkpoint_\d+")
 
 
 def base_of(checkpoint: Checkpoint) -> str:
-    """Return the path that the names of a checkpoint's own manifest and digests begin with."""
+    """Return the prefix of the paths of a checkpoint's own manifest and digests."""
     return base_at(checkpoint.path, checkpoint.format)
 
 
 def base_at(path: str, format: str | None) -> str:
-    """Return that path of a checkpoint that isn't open.
-
-    They are next to the checkpoint, with one exception: the loader of Paddle Fluid fails on any name beside
-    its numbered directories that is none of them, so there they are inside, hidden.
-    """
+    """Return the prefix of the paths of the manifest and digests of a checkpoint that isn't open."""
+    # They are next to the checkpoint, except for Paddle Fluid: its loader fails on any other name next to its
+    # numbered directories, so there they are hidden files inside.
     bare = path.rstrip(os.sep) or path
     if os.path.basename(bare) in ("", os.curdir, os.pardir):
         bare = fs.abspath(bare)
@@ -68,7 +65,7 @@ def base_at(path: str, format: str | None) -> str:
 
 
 def manifests_of(checkpoint: Checkpoint) -> list[Manifest]:
-    """Return the manifests that speak of a checkpoint: its own, those of its files, the directory's."""
+    """Return the manifests that list files of a checkpoint: its own, those of its files, the directory's."""
     return _manifests_at(checkpoint.path, base_of(checkpoint), [entry.path for entry in checkpoint.files])
 
 
@@ -85,14 +82,14 @@ def _manifests_at(path: str, base: str, parts: Sequence[str]) -> list[Manifest]:
             if _is_manifest(listing):
                 listed = read_manifest(listing)
                 shared = listed.about(fs.abspath(path), files)
-                is_unread = listed.malformed and not listed.digests  # it may speak of any
+                is_unread = listed.malformed and not listed.digests  # it may list any file
                 if is_unread or not files.isdisjoint(shared.digests):
                     found.setdefault(fs.abspath(listing), shared)
     return list(found.values())
 
 
 def _is_manifest(path: str) -> bool:
-    return fs.exists(path) and fs.isfile(path)  # whether it is there is never a guess
+    return fs.exists(path) and fs.isfile(path)  # ``exists`` raises if that can't be known
 
 
 def has_digests(checkpoint: Checkpoint) -> bool:
@@ -152,13 +149,13 @@ def compare_manifests(
 
 
 def stated_sums(path: str, base: str, parts: Sequence[str]) -> dict[str, FileSums]:
-    """Return the checksums that manifests and caches state of a checkpoint's files, by path.
+    """Return the checksums of a checkpoint's files in manifests and caches, by path.
 
-    On this machine, a manifest that is older than a file says nothing of it: it was written of another one.
+    On this machine, a manifest that is older than a file is ignored: it was written for an earlier version.
 
     Args:
         path: The checkpoint.
-        base: What the names of its own manifest and digests begin with.
+        base: Prefix of the paths of its own manifest and digests.
         parts: Its files.
     """
     manifests, written = _manifests_at(path, base, parts), _read_digests(base, [])
@@ -168,7 +165,7 @@ def stated_sums(path: str, base: str, parts: Sequence[str]) -> dict[str, FileSum
     found = {}
     for part in parts:
         one = stated.get(fs.abspath(part))
-        if one is None or len(one.sums) != 1:  # manifests that contradict each other say nothing
+        if one is None or len(one.sums) != 1:  # manifests contradict each other
             continue
         known = {one.address.algorithm: one.address.digits} if one.address else {}
         is_older = not fs.place_of(part).keeps_checksums and fs.stat(part).st_mtime_ns > oldest
@@ -191,7 +188,7 @@ def _read_digests(base: str, findings: list[Finding]) -> Digests | None:
 
 @dataclass(slots=True)
 class _Statement:
-    """Statements of a file: its name in the first manifest, the SHA-256 in all, CRCs and its address."""
+    """Statements about a file: its name in the first manifest, all SHA-256, CRCs, and its content address."""
 
     name: str
     digests: set[str] = field(default_factory=set)
@@ -200,7 +197,7 @@ class _Statement:
 
     @property
     def algorithms(self) -> frozenset[str]:
-        """Return which checksums have to be computed to compare the file."""
+        """Return the checksums to compute to compare the file."""
         wanted = {self.address.algorithm} if self.address else set()
         return frozenset(wanted | ({"sha256"} if self.digests else set()) or {"crc32c"})
 
@@ -213,7 +210,7 @@ class _Statement:
 def _statements(
     base: str, parts: Iterable[str], manifests: Iterable[Manifest], written: Digests | None
 ) -> dict[str, _Statement]:
-    """Return the statements of files, by path."""
+    """Return the statements about files, by path."""
     stated: dict[str, _Statement] = {}
     for manifest in manifests:
         directory = os.path.dirname(fs.abspath(manifest.path))
@@ -313,8 +310,8 @@ _HEAD = re.compile(
 
 
 def record_of(unit: Unit) -> str | None:
-    """Return the path of the digests next to a checkpoint on this machine; None if there are none."""
-    if not fs.place_of(unit.path).opens_by_path:  # it is changed in its place
+    """Return the path of the digests next to a checkpoint on this machine; None if it has none."""
+    if not fs.place_of(unit.path).opens_by_path:  # the document is replaced on disk
         return None
     record = base_at(unit.path, unit.format.name if unit.format else None) + DIGESTS_SUFFIX
     return record if fs.isfile(record) else None
@@ -323,7 +320,7 @@ def record_of(unit: Unit) -> str | None:
 def last_read(record: str) -> str | None:
     """Return when a checkpoint was last read in full: ``2026-01-02T03:04:05Z``, or an empty text for never.
 
-    None represents a document that can't be read, or is not as ``--write-manifest`` writes it.
+    None if the document can't be read, or isn't as ``--write-manifest`` writes it.
     """
     try:
         with fs.open_source(record) as source:
@@ -334,7 +331,7 @@ def last_read(record: str) -> str | None:
 
 
 def write_last_read(record: str, moment: str) -> None:
-    """Write down that a checkpoint was read in full at a moment, and is valid.
+    """Record in the digests that a checkpoint was read in full at a moment, and is valid.
 
     Raises:
         CheckpointError: The document can't be read or replaced.

@@ -1,7 +1,4 @@
-"""Writes the manifest of a checkpoint that was just verified: digests of its files, and of its tensors.
-
-The digests of the tensors are written first: a ``.sha256`` never is there without what explains it.
-"""
+"""Writes the manifest of a checkpoint that was just verified: digests of its files, and of its tensors."""
 
 from __future__ import annotations
 
@@ -33,10 +30,10 @@ class SealResult:
     """The result of writing a manifest.
 
     Attributes:
-        files: The manifest and the digests of the tensors, where they are there now.
-        refused: Why nothing was written; None where both files are there.
-        written: Whether they were written; if not, a manifest that says the same was there before.
-        failed: Whether it was refused by the system: something could not be read or written.
+        files: Paths of the manifest and of the digests of the tensors, if both exist now.
+        refused: Why nothing was written; None if both files exist.
+        written: Whether they were written; if not, the same ones existed before.
+        failed: Whether it was refused because a file could not be read or written.
     """
 
     files: tuple[str, ...] = ()
@@ -56,11 +53,11 @@ def verify_and_seal(
     jobs: int | None = None,
     advance: Advance = no_advance,
 ) -> tuple[Verification, SealResult]:
-    """Verify a checkpoint and, where it is valid, write its manifest.
+    """Verify a checkpoint and, if it is valid, write its manifest.
 
     Args:
-        unit: What discovery found.
-        force: Whether a manifest that says something else is replaced; it has no say in the verdict then.
+        unit: The checkpoint.
+        force: Whether a manifest with other content is replaced; the checkpoint isn't compared with it then.
         strict: Whether warnings fail.
         jobs: Number of threads.
         advance: Called with the bytes read, from any thread: those verified, those of the files and those
@@ -71,7 +68,7 @@ def verify_and_seal(
     verdict = verify(unit, only=checks, strict=strict, jobs=jobs, advance=advance)
     if not verdict.is_valid:
         return verdict, SealResult(refused="it is not valid")
-    assert unit.format is not None  # what no format recognises is not valid
+    assert unit.format is not None  # a unit that no format recognises isn't valid
     try:
         with open_unit(unit.format, unit) as checkpoint:
             return verdict, _write_manifest(checkpoint, unit, before, force, jobs or default_jobs(), advance)
@@ -86,7 +83,7 @@ def _moment(unit: Unit) -> Moment:
     for path in parts.files():
         try:
             status = fs.stat(path)
-        except OSError:  # a link that leads nowhere; whether that matters the verification says
+        except OSError:  # a dangling link; the verification reports it if it matters
             found.append((path, 0, 0, 0))
         else:
             found.append((path, status.st_ino, status.st_size, status.st_mtime_ns))
@@ -115,7 +112,8 @@ def _write_manifest(
     for digest in of_tensors.values():
         _require_read(digest)
     text = dumps_digests(of_files, tensors, of_tensors)
-    # The manifest is written last: it never lies there without what explains it.
+    # The manifest is written last: after a crash between the two, the digests alone are harmless, while a
+    # manifest without them couldn't name changed tensors.
     documents = (
         (digests, text, document_difference(digests, text)),
         (manifest, dumps_manifest(lines), _listing_difference(manifest, lines)),

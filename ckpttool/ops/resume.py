@@ -1,9 +1,8 @@
 """How a training resumes from a checkpoint: exactly, with weights and optimizer, or with weights only.
 
-A part of the training's state that was not found is missing, unless something in the checkpoint says that
-this training had none. A key alone proves nothing: a configuration has an ``lr_scheduler`` and an
-``rng_seed``, too. A part is found if the value of its key has the layout of that part in a framework;
-settings never count.
+A part of the training's state that isn't found is missing, unless the checkpoint shows that this training had
+none. A key alone proves nothing: a configuration has an ``lr_scheduler`` and an ``rng_seed``, too. A part is
+found if the value of its key has the layout of that part in a framework; settings never count.
 
 Sources: PyTorch ``torch/optim/lr_scheduler.py`` (``LRScheduler.__init__`` puts ``initial_lr`` into the groups
 of its optimizer), ``torch/amp/grad_scaler.py``, ``torch/utils/data/distributed.py``; huggingface/transformers
@@ -33,12 +32,12 @@ if TYPE_CHECKING:
     from typing import TypeGuard
 
 _DEEPEST, _MOST_KEYS, _MOST_ITEMS = 6, 20_000, 8
-"""How far into the metadata keys are looked for, and how many of a list's items are looked into."""
+"""Limits of the search for keys in metadata: depth, number of keys, and items of each list."""
 _SETTINGS = re.compile(
     r"(^|_)(arg(ument)?s|namespace|cfg|conf|config(uration)?s?|h_?params|hyper_?param(eter)?s|settings|options)$",
     re.IGNORECASE,
 )
-"""Keys below which a training's settings lie."""
+"""Keys of a training's settings."""
 _SETTINGS_CLASS = re.compile(r"(Namespace|Arguments|Args|Config|Cfg|Settings|Options)$")
 _CLASS = "<class>"
 _POSITION = re.compile(
@@ -47,22 +46,22 @@ _POSITION = re.compile(
     r"|\w*(yielded|consumed|fetched|seen|completed|processed|since_\w+|_in_epoch)|consumed_\w+",
     re.IGNORECASE,
 )
-"""Keys of how far a loader has come; sizes, seeds and numbers of workers are none."""
+"""Keys of a data loader's position; sizes, seeds and numbers of workers don't match."""
 _OPTIMIZER_KEY = re.compile(
     r"(\w{1,64}_)?(optim(izer)?s?|opt)(_?(states?|dict|\d{1,4})){0,4}(_[a-z])?", re.IGNORECASE
 )
-"""Keys of an optimizer that can't be a network's: no ``opt_net``."""
+"""Keys of an optimizer; a network's, such as ``opt_net``, doesn't match."""
 _POSITION_KEY = re.compile(r"(\w{1,64}_)?(step|epoch|iteration)s?", re.IGNORECASE)
 _CONSUMED = re.compile(r"consumed_(train_)?samples")
 
 
 class Key(NamedTuple):
-    """A key somewhere in a checkpoint's metadata, and the value there.
+    """A key in a checkpoint's metadata, with its value.
 
     Attributes:
-        keys: The keys that lead to it, an index for an item of a list.
-        value: What is there.
-        is_setting: Whether it lies among settings.
+        keys: Its path; an item of a list has its index.
+        value: The value.
+        is_setting: Whether it is below a key of settings.
     """
 
     keys: Path
@@ -76,7 +75,7 @@ class Key(NamedTuple):
 
 
 def keys_in(metadata: Mapping[str, object]) -> Iterator[Key]:
-    """Yield the metadata itself, and the keys in it, the outermost first."""
+    """Yield the metadata itself, and the keys in it, breadth first."""
     waiting = deque([Key((), metadata, is_setting=False)])
     for _ in range(_MOST_KEYS):
         if not waiting:
@@ -91,7 +90,7 @@ def keys_in(metadata: Mapping[str, object]) -> Iterator[Key]:
 
 
 def held_parts(keys: Iterable[Key], tensors: Iterable[Tensor]) -> set[str]:
-    """Return the parts whose state is there; no value of a tensor is read."""
+    """Return the parts of the training's state that exist; no value of a tensor is read."""
     states = [key for key in keys if not key.is_setting]
     held = {
         name
@@ -105,16 +104,16 @@ def held_parts(keys: Iterable[Key], tensors: Iterable[Tensor]) -> set[str]:
 
 
 def consumes_samples(keys: Iterable[Key]) -> bool:
-    """Return whether Megatron says how many samples it has taken, which it does among its arguments."""
+    """Return whether Megatron's arguments record the number of consumed samples."""
     return any(_CONSUMED.fullmatch(key.name) and _is_count(key.value) and key.value for key in keys)
 
 
 def part_of(name: str, role: Role | None = None) -> str | None:
-    """Return the part of a training's state that a dotted name is of, None where it may be anything's.
+    """Return the part of a training's state that a dotted name belongs to; None if unknown.
 
     Args:
-        name: Of a tensor or a value.
-        role: Of a tensor: a format may know an optimizer's by other means than keys.
+        name: Name of a tensor or a value.
+        role: Role of the tensor, which a format may know by other means than names.
     """
     keys = [key[:MOST_READ] for key in re.split(r"[./]", name)]
     is_known = role is Role.OPTIMIZER and not any(map(OPTIMIZER.search, keys))
@@ -139,7 +138,7 @@ def _are_settings(name: object, value: object) -> bool:
 
 
 def _holds(value: object, is_state: Callable[[object], bool], deepest: int = _DEEPEST) -> bool:
-    """Return whether a value is a state, a dictionary that has one in it, or a list of nothing else."""
+    """Return whether a value is a state, a dictionary that contains one, or a list of states."""
     if is_state(value):
         return True
     if not deepest or not value:
@@ -162,9 +161,9 @@ class _Part(NamedTuple):
     """Keys and layout by which a part of the training's state is recognised.
 
     Attributes:
-        names: Keys under which people and frameworks keep it.
-        is_state: Whether a value is a state of it.
-        is_state_tensor: Whether a tensor is one, or is in one.
+        names: Keys that frameworks and training scripts use for it.
+        is_state: Returns whether a value has the layout of its state.
+        is_state_tensor: Returns whether a tensor is its state, or part of it.
     """
 
     names: re.Pattern[str]
@@ -186,7 +185,7 @@ _SCALER_COUNTS = frozenset({"_growth_tracker", "growth_tracker", "unskipped", "c
 
 
 def _is_scheduler_state(value: object) -> bool:
-    """A count of -1, which is the default of an argument, is none."""
+    # A count of -1 is the default of the argument ``last_epoch``, so it is a setting.
     if not isinstance(value, Mapping):
         return False
     has_rates = any(isinstance(value.get(key), list) for key in _SCHEDULER_RATES)
@@ -242,7 +241,7 @@ _PARTS: Mapping[str, _Part] = {
     "data loader state": _Part(_LOADER, _is_loader_state, _is_loader_tensor),
 }
 PARTS = tuple(_PARTS)
-"""What the parts are called, in the order in which they are listed."""
+"""Names of the parts, in the order of listings."""
 
 
 _OPTIMIZER, _STATE, _STEP = "optimizer", "state", "step"
@@ -275,9 +274,9 @@ class ResumeVerdict(NamedTuple):
     """How a training resumes from a checkpoint.
 
     Attributes:
-        level: How much of it continues as it was.
-        found: The parts of the training's state that were found.
-        missing: Those that were not, though this training had them or may have.
+        level: How much of the training continues as it was.
+        found: Parts of the training's state that were found.
+        missing: Parts that weren't found, though this training had them or may have had.
     """
 
     level: ResumeLevel
@@ -318,12 +317,10 @@ def resume_verdict(checkpoint: Checkpoint) -> ResumeVerdict:
 
 
 def _lacking_optimizer(checkpoint: Checkpoint, keys: list[Key]) -> str | None:
-    """Return the missing part of the optimizers' state at this point of the training, or None.
-
-    PyTorch's make the state of a parameter at their first step with a gradient for it; one without momentum
-    has none. Nothing tells a parameter that never had a gradient from one whose state was lost, so a state of
-    some parameters only is never whole.
-    """
+    """Return the missing part of the optimizers' state at this point of the training, or None."""
+    # PyTorch's optimizers create the state of a parameter at their first step with a gradient for it; SGD
+    # without momentum has none. A parameter that never had a gradient looks like one whose state was lost, so
+    # state for only some of the parameters counts as incomplete. Before the first step, none is expected.
     tensors = [one for one in checkpoint.tensors if one.role is Role.OPTIMIZER and one.size]
     optimizers = [(key.keys, key.value) for key in keys if not key.is_setting and _is_optimizer(key.value)]
     if not tensors and not optimizers:
@@ -337,14 +334,14 @@ def _lacking_optimizer(checkpoint: Checkpoint, keys: list[Key]) -> str | None:
 def _count_parameters(
     optimizers: list[tuple[Path, Mapping[str, Any]]], tensors: list[Tensor]
 ) -> tuple[int, int]:
-    """Return of how many parameters optimizers keep state, and of how many it is there."""
+    """Return the number of parameters that optimizers have state for, and of those whose state exists."""
     with_state: dict[Path, set[str]] = defaultdict(set)
     for tensor in tensors:
         for at, key in enumerate(tensor.path[:-1]):
             if key == _STATE:
                 names = [] if tensor.path[-1] == _STEP else [str(tensor.path[at + 1])]
                 with_state[tensor.path[:at]].update(names)
-    # Megatron and others keep the state apart from the groups.
+    # Megatron and others save the state apart from the groups.
     is_elsewhere = any(
         with_state.keys().isdisjoint(one.path[:count] for count in range(len(one.path))) for one in tensors
     )
@@ -362,7 +359,7 @@ def _count_parameters(
 
 
 def _plain_states(states: Mapping[Any, Any]) -> set[str]:
-    """Return the parameters of whose state more than a step is plain data."""
+    """Return the parameters with state in plain data, besides the step."""
     return {
         str(name)
         for name, state in states.items()
@@ -372,10 +369,8 @@ def _plain_states(states: Mapping[Any, Any]) -> set[str]:
 
 
 def _stateful_parameters(state: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the parameters for which an optimizer keeps state: "" for all of a group that doesn't list them.
-
-    LBFGS keeps all of it with its first parameter.
-    """
+    """Yield the parameters that an optimizer has state for; "" for all of a group that doesn't list them."""
+    # LBFGS stores all of its state with the first parameter.
     for group in state[_PARAM_GROUPS]:
         if _keeps_state(group):
             parameters = group.get("params")
@@ -415,7 +410,7 @@ def _has_position(checkpoint: Checkpoint) -> bool:
 
 
 def _skips_batches(metadata: Mapping[str, Any]) -> bool:
-    """Return whether Hugging Face's Trainer skips the batches of before, in the order that the seed gives."""
+    """Return whether Hugging Face's Trainer replays the data order by the seed, and skips trained batches."""
     state, arguments = metadata.get("trainer_state"), metadata.get("training_args")
     if not isinstance(state, Mapping) or not isinstance(state.get("global_step"), int):
         return False
@@ -423,7 +418,7 @@ def _skips_batches(metadata: Mapping[str, Any]) -> bool:
 
 
 def _needed_parts(checkpoint: Checkpoint, keys: list[Key]) -> Iterator[str]:
-    """Yield the parts that a training like this has, as far as the checkpoint shows."""
+    """Yield the parts that the training had, as far as the checkpoint shows, or may have had."""
     if _may_have_scheduler(checkpoint, keys):
         yield "scheduler"
     yield "RNG state"
@@ -433,10 +428,9 @@ def _needed_parts(checkpoint: Checkpoint, keys: list[Key]) -> Iterator[str]:
 
 
 def _may_have_scheduler(checkpoint: Checkpoint, keys: list[Key]) -> bool:
-    """Return whether a scheduler was attached to the optimizer, or that is unknown.
-
-    TensorFlow's and Keras's schedules are functions of the optimizer's own count.
-    """
+    """Return whether a scheduler was attached to the optimizer, or that is unknown."""
+    # PyTorch's schedulers put ``initial_lr`` into the optimizer's groups. TensorFlow's and Keras's schedules
+    # are functions of the optimizer's own count, without state.
     traits = traits_of(checkpoint.format)
     if traits.has_object_graph or traits.holds_layers:
         return False
@@ -451,7 +445,7 @@ def _may_have_scheduler(checkpoint: Checkpoint, keys: list[Key]) -> bool:
 
 
 def _is_half_precision(key: Key) -> bool:
-    """Return whether a setting says that gradients were scaled, as float16 needs it."""
+    """Return whether a setting selects float16, for which gradients are scaled."""
     if key.name == "fp16":
         return key.value is True
     return key.name == "precision" and str(key.value) in _HALF

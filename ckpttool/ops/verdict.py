@@ -19,14 +19,14 @@ _RNG = re.compile(r"(^|[._])rng(_?states?)?([._]|$)|(^|[._])random_states?([._]|
 
 
 class Amount(NamedTuple):
-    """How many tensors are saved, of how many that are known."""
+    """Number of tensors that can be saved, of those known."""
 
     saved: int
     of: int
 
     @property
     def lost(self) -> int:
-        """Return how many are lost."""
+        """Return the number of lost tensors."""
         return self.of - self.saved
 
 
@@ -35,9 +35,9 @@ class Survival:
     """How much of a damaged checkpoint can be saved.
 
     Attributes:
-        weights: Amount of the model's weights; the others are named after the roles of tensors, too.
-        rng_state_lost: Whether a state of random generators is lost; it counts in no amount then.
-        names_all: Whether the names of all tensors are known; else more may be lost.
+        weights, optimizer, training, other: Amounts by the role of tensors.
+        rng_state_lost: Whether a state of random generators is lost; no amount counts it then.
+        names_all: Whether the names of all tensors are known; if not, more may be lost.
     """
 
     weights: Amount
@@ -63,29 +63,29 @@ def survival_of(kept: Iterable[Role], lost: Iterable[tuple[str, Role]], *, names
 VERIFY_SCHEMA = "ckpttool.verify/1"
 CHECKS = ("structure", "checksum", "values", "safety", "manifest")
 OPTIONAL = "manifest"
-"""The check that is in the answer only where there is something to compare with, or it was asked for."""
+"""The check that is in the answer only if a manifest exists, or if it was requested by name."""
 COPY = "copy"
-"""The check that a copy to compare with brings."""
+"""The check of ``--against``."""
 PREDICTION = ("load", "predict")
-"""The checks that a request for a prediction brings; both are in the answer, or none."""
+"""The checks of a prediction; both are in the answer, or none."""
 QUICK_CHECKS = ("structure", "safety")
 NOTHING_CHECKED = "nothing-checked"
 NOT_PREDICTED = "not-predicted"
 NOT_ASKED_FOR = "not asked for"
-"""The detail of a check that was left out on purpose."""
+"""Detail of a check that wasn't requested."""
 SAMPLED_OUT = "sampled out"
-"""The detail of a check that a sample left out: it is another checkpoint's turn."""
+"""Detail of a check that a sample left out for this checkpoint."""
 VALUES_NOT_READ = "values-not-read"
-"""The finding of a check of values that could not see all of them: it doesn't pass, whoever accepts it."""
+"""Finding for values that could not be read; the check doesn't pass even if the user accepts the finding."""
 COPY_UNPROVEN = "copy-unproven"
 OWED = (NOTHING_CHECKED, NOT_PREDICTED, COPY_UNPROVEN)
-"""Findings which say that what was asked for was not done."""
+"""Findings for requested checks that could not be done."""
 _SALVAGED_FROM = ("structure", "checksum")
-"""Checks that find what ``salvage`` may get around."""
+"""Checks whose faults ``salvage`` may work around."""
 
 
 class Status(str, enum.Enum):
-    """How a check went; skipped is not passed, and partial is passed for the part that was looked at."""
+    """Outcome of a check; skipped isn't passed, and partial is passed for the part that was checked."""
 
     PASSED = "passed"
     PARTIAL = "partial"
@@ -114,8 +114,10 @@ class Check:
     """One check.
 
     Attributes:
-        detail: What was looked at, or why nothing was, or how many findings failed it.
-        unfailed: The check as it is without the findings that failed it, if ``detail`` counts these.
+        name: Name of the check.
+        status: Its outcome.
+        detail: The checked items, the reason for skipping, or the number of failing findings.
+        unfailed: The check without its failing findings, for users that accept these; None if it passed.
     """
 
     name: str
@@ -133,8 +135,9 @@ class Verification(Result):
     """The verdict on one checkpoint.
 
     Attributes:
-        nbytes: The size of its files, in bytes.
-        survival: What ``salvage`` would save, if it is damaged and all of it was read; None if nothing.
+        nbytes: Size of its files, in bytes.
+        was_opened: Whether a reader could open it.
+        survival: Amounts that ``salvage`` would save of a damaged checkpoint that was read in full.
     """
 
     path: str
@@ -149,14 +152,14 @@ class Verification(Result):
 
     @property
     def summary(self) -> str:
-        """Return it in a few words."""
+        """Return path, verdict and safety in a few words."""
         return f"{self.path}: {self.verdict}, {self.safety.value}"
 
     def document(self) -> dict[str, Any]:
         return verify_document([self], passed=self.passes(strict=False))
 
     def row(self) -> dict[str, Any]:
-        """Return the part of a document that is about this checkpoint."""
+        """Return the row of a document for this checkpoint."""
         keys = ("path", "format", "variant", "verdict", "safety", "bytes", "checks", "findings")
         return document_of(self, *keys, optional=("survival",))
 
@@ -167,19 +170,19 @@ class Verification(Result):
 
     @property
     def is_valid(self) -> bool:
-        """Return whether all that was asked for was checked and passed; safety has a verdict of its own."""
+        """Return whether all requested checks were done and passed; safety has a verdict of its own."""
         return not self.is_owed and all(
             check.status is not Status.FAILED for check in self.checks if check.name != "safety"
         )
 
     @property
     def is_owed(self) -> bool:
-        """Return whether something that was asked for was not done, though no check failed."""
+        """Return whether a requested check could not be done."""
         return any(finding.code in OWED and finding.ignored is None for finding in self.findings)
 
     @property
     def is_damaged(self) -> bool:
-        """Return whether its structure or bytes are faulty, and the user has not accepted that."""
+        """Return whether its structure or checksums have an error that the user hasn't accepted."""
         return any(
             one.check in _SALVAGED_FROM and one.severity is Severity.ERROR and one.ignored is None
             for one in self.findings
@@ -187,12 +190,12 @@ class Verification(Result):
 
     @property
     def is_fine(self) -> bool:
-        """Return whether it is valid, and nothing dangerous is in it."""
+        """Return whether it is valid, and not known to be unsafe."""
         return self.is_valid and self.safety is not Safety.UNSAFE
 
     @property
     def ok(self) -> bool:
-        """Return whether it is valid, and loading it is known to run nothing."""
+        """Return whether it is valid, and loading it is known to run no code."""
         return self.is_valid and self.safety is Safety.SAFE
 
     def __bool__(self) -> bool:
@@ -224,5 +227,5 @@ def fatal(*, strict: bool) -> tuple[Severity, ...]:
 
 
 def asks_for_manifest(only: Collection[str]) -> bool:
-    """Return whether the manifest's check is asked for by its name, and not among all."""
+    """Return whether the check of the manifest is requested by name, not just as one of all checks."""
     return OPTIONAL in only and set(only) != set(CHECKS)

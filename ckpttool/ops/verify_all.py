@@ -1,7 +1,7 @@
 """Verifies many checkpoints, one after the other or by an executor: each is one task.
 
-A task goes to another machine with absolute paths and comes back with the paths that the user knows. What a
-worker can't see, or doesn't come back from, is an error for that checkpoint, and no verdict on it.
+A task is sent to another machine with absolute paths, and its result has the paths given by the user. If a
+worker doesn't see the files, or is lost, that is an error for the checkpoint, not a verdict on it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from ckpttool.predict.request import PredictionRequest
 
 _TRIES = 3
-"""So often is verified what gets other parts meanwhile, as a renaming gives them one by one."""
+"""Attempts to verify a checkpoint whose parts change meanwhile, as by a renaming, file by file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +58,17 @@ class VerifyTask:
     """A checkpoint, and the checks to be made.
 
     Attributes:
-        is_named: Whether the user asked for this one, whatever becomes of it meanwhile.
-        is_sampled_out: Whether only its structure and safety are checked, as it is not its turn.
+        unit: The checkpoint.
+        only: Checks to run.
+        strict: Whether warnings fail their check.
+        jobs: Number of threads; None for the processors available.
+        prediction: Prediction to run; None for none.
+        ignores: Findings that the user accepts.
+        is_named: Whether the user gave this path: that it vanishes is an error then.
+        is_sampled_out: Whether only structure and safety are checked, as a sample left it out.
         seal: Whether a manifest is written.
-        force: Whether it replaces one that says something else.
-        against: A copy of it, whose files are compared with its own.
+        force: Whether it replaces a manifest with other content.
+        against: Path of a copy whose files are compared with the checkpoint's.
     """
 
     unit: Unit
@@ -83,9 +89,11 @@ class TaskResult:
     """The result of a task; neither a verdict nor an error if its checkpoint was removed or renamed.
 
     Attributes:
-        sealed: What became of the manifest, if one was to be written.
-        is_lost: Whether the error is one of who did the task, and says nothing of the checkpoint.
-        seconds: How long it took.
+        verification: The verdict.
+        sealed: Result of writing the manifest; None if none was requested.
+        error: Why there is no verdict.
+        is_lost: Whether the error is the worker's, not the checkpoint's.
+        seconds: Duration.
     """
 
     verification: Verification | None = None
@@ -96,7 +104,7 @@ class TaskResult:
 
 
 def size_of(unit: Unit) -> int:
-    """Return the bytes of a checkpoint, without manifests, which another process may just be writing."""
+    """Return the bytes of a checkpoint without manifests, which another process may be writing."""
     return sum(fs.getsize(path) for path in unit.files() if not path.endswith(SIDECARS) and fs.exists(path))
 
 
@@ -106,9 +114,9 @@ def verify_tasks(
     """Yield the results of tasks, in order.
 
     Args:
-        tasks: To be done in this process one after the other, unless there is an executor.
-        executor: Does them instead, on other machines perhaps, which see the same files.
-        progress: Told what is read.
+        tasks: The tasks; without an executor, this process runs them one after the other.
+        executor: Runs the tasks, perhaps on other machines that see the same files.
+        progress: Progress of reading.
     """
     if executor is None:
         here = partial(_do, progress)
@@ -200,7 +208,7 @@ class _RemoteTask(NamedTuple):
     """A task for another machine, with absolute paths.
 
     Attributes:
-        nbytes: The bytes of its files as they are seen here: a worker must see as many.
+        nbytes: Size of its files on this machine; a worker must see the same.
     """
 
     task: VerifyTask
@@ -213,7 +221,7 @@ class _RemoteTask(NamedTuple):
         return cls(replace(task, unit=unit, jobs=task.jobs or 1, against=copy), size_of(unit))
 
     def run(self) -> TaskResult:
-        """Do the task on the machine that it came to."""
+        """Run the task in a worker, if it sees the same files."""
         unit = self.task.unit
         directory = os.path.dirname(unit.path)
         for name in unit.members:
@@ -230,7 +238,7 @@ def _do_elsewhere(executor: Executor, task: VerifyTask) -> TaskResult:
 
 
 def _answer_of(task: VerifyTask, future: Future[TaskResult]) -> TaskResult:
-    """Return a worker's answer with the paths that the user knows; that it gave none is an error."""
+    """Return a worker's result with the user's paths; a lost worker gives an error."""
     path = task.unit.path
     try:
         answer = answer_of(future, path)
@@ -254,7 +262,7 @@ def _answer_of(task: VerifyTask, future: Future[TaskResult]) -> TaskResult:
 
 
 def _named_as(path: str, file: str) -> str:
-    """Return a file in or next to a checkpoint as it is called if the checkpoint is called so."""
+    """Return the path of a file in or next to a checkpoint, relative to the path given for that."""
     bare = path.rstrip(os.sep)
     return os.path.join(os.path.dirname(bare), os.path.relpath(file, os.path.dirname(fs.abspath(bare))))
 
@@ -268,7 +276,7 @@ class Verifications(Table):
 
     Attributes:
         checkpoints: The verdicts, in the order of the paths.
-        errors: What could not be verified: a worker is lost, or doesn't see the file.
+        errors: Why checkpoints could not be verified: a worker is lost, or doesn't see the files.
     """
 
     checkpoints: tuple[Verification, ...]
@@ -277,7 +285,7 @@ class Verifications(Table):
 
     @property
     def summary(self) -> str:
-        """Return it in a few words."""
+        """Return the number of checkpoints, and of those that aren't ok."""
         bad = sum(not one.ok for one in self.checkpoints) + len(self.errors)
         return f"{counted(len(self.checkpoints) + len(self.errors), 'checkpoint')}, {bad:,} not ok"
 
@@ -314,13 +322,13 @@ def verify_all(
         paths: Files, or directories of checkpoints; one, or several.
         only: The checks to run.
         strict: Whether warnings fail their check.
-        jobs: Number of threads for each checkpoint; by default the processors that this process may use, or
-            one where an executor does it.
-        exclude: Globs of what to skip in directories.
-        max_depth: How many levels to descend at most.
+        jobs: Number of threads for each checkpoint; by default the processors available to this process, or
+            one with an executor.
+        exclude: Globs of paths to skip in directories.
+        max_depth: Limit on the levels of directories to descend.
         executor: Verifies the checkpoints, each as one task: that of Dask, of mpi4py, or one of
             ``concurrent.futures``. Its workers need ckpttool, and the files under the same absolute paths.
-        progress: Told what is read.
+        progress: Progress of reading.
 
     Raises:
         CheckpointError: A path can't be read, or there is no checkpoint.
@@ -365,7 +373,7 @@ def _find(path: str, exclude: Sequence[str], max_depth: int | None) -> list[Unit
 
 
 def require_any(path: str, units: Sequence[Unit], errors: Sequence[CheckpointError]) -> None:
-    """Require that a checkpoint or an unreadable entry was found in a directory."""
+    """Raise CheckpointError if neither a checkpoint nor an unreadable entry was found at a path."""
     if units:
         return
     for error in errors:

@@ -21,7 +21,7 @@ from ckpttool.runs.series import is_flat
 from ckpttool.storage import fs
 
 _FEWEST = 3
-"""Two checkpoints have one interval, which may be a pause."""
+"""Fewest checkpoints of which the interval is known: two have only one, which may be a pause."""
 _PAUSE = 5
 """An interval longer than this many median intervals is a pause: a job waited, or was restarted."""
 _DAY = 86_400
@@ -32,13 +32,13 @@ class Cadence:
     """Cadence of a series; unknown values are None.
 
     Attributes:
-        interval: Seconds from one save to the next, in the median.
-        steps, epochs: Steps and epochs between two saves, in the median.
-        pauses: How many intervals were far longer.
-        nbytes: Bytes of a checkpoint, in the median.
+        interval: Median seconds from one save to the next.
+        steps, epochs: Median steps and epochs between two saves.
+        pauses: Number of intervals that were far longer.
+        nbytes: Median bytes of a checkpoint.
         save_time: Seconds that a save takes.
-        free_bytes: Room on the file system.
-        best_interval: Seconds between saves that waste the least time, given how often a failure comes.
+        free_bytes: Free bytes of the file system.
+        best_interval: Interval in seconds that wastes the least time, given the mean time between failures.
         unknown: Why intervals are unknown.
     """
 
@@ -54,31 +54,31 @@ class Cadence:
 
     @property
     def daily_bytes(self) -> float | None:
-        """Return the bytes that are saved a day, as long as nothing is removed."""
+        """Return the bytes saved a day."""
         return None if self.interval is None else self.nbytes * _DAY / self.interval
 
     @property
     def seconds_until_full(self) -> float | None:
-        """Return in how many seconds the file system is full, as long as nothing is removed."""
+        """Return the seconds until the file system is full, if nothing is removed."""
         if self.free_bytes is None or not self.daily_bytes:
             return None
         return self.free_bytes / self.daily_bytes * _DAY
 
     @property
     def share_of_time(self) -> float | None:
-        """Return which part of the time saving takes."""
+        """Return the share of the time that saving takes, from 0 to 1."""
         if self.save_time is None or self.interval is None:
             return None
         return min(1.0, self.save_time / self.interval)
 
     @property
     def best_steps(self) -> float | None:
-        """Return how many steps the best interval is."""
+        """Return the best interval in steps."""
         return self._best_count(self.steps)
 
     @property
     def best_epochs(self) -> float | None:
-        """Return how many epochs the best interval is."""
+        """Return the best interval in epochs."""
         return self._best_count(self.epochs)
 
     def _best_count(self, between: float | None) -> float | None:
@@ -103,17 +103,19 @@ def best_interval(save_time: float, mtbf: float) -> float:
         save_time: Seconds that a save takes.
         mtbf: Mean time between failures, in seconds.
     """
+    # With an interval T, saving takes save_time / T of the time, and a failure loses T / 2 of work on
+    # average, once in mtbf: T / (2 mtbf). The sum is least where both are equal.
     return math.sqrt(2 * save_time * mtbf)
 
 
 def cadence_of(
     entries: Sequence[Entry], *, mtbf: float | None = None, save_time: float | None = None
 ) -> Cadence:
-    """Return how often a series was saved.
+    """Return the cadence of a series.
 
     Args:
         entries: Its checkpoints, the oldest first.
-        mtbf: Mean time between failures, in seconds; None: no advice is asked for.
+        mtbf: Mean time between failures, in seconds; None for no best interval.
         save_time: Seconds that a save takes; None estimates it from the files.
     """
     sound = [entry for entry in entries if entry.is_sound]
@@ -142,7 +144,7 @@ def cadence_of(
 
 
 def _intervals(sound: Sequence[Entry]) -> list[float]:
-    """Return the seconds between saves, by the times that they record, or by those of the files."""
+    """Return the seconds between saves, by recorded times, else by files' times."""
     recorded = [entry.saved_at for entry in sound if entry.saved_at is not None]
     if len(recorded) < len(sound) or len(set(recorded)) < len(recorded):
         if is_flat(sound):
@@ -159,7 +161,7 @@ def _between(sound: Sequence[Entry], count: Callable[[Entry], float | None]) -> 
 
 
 def _save_time(sound: Sequence[Entry]) -> float | None:
-    """Return the seconds from a save's first file to its last one, in the median; None for single files."""
+    """Return the median seconds from a save's first file to its last one; None for single files."""
     spreads = []
     for entry in sound:
         times = [file.mtime_ns for file in entry.contents.files if not file.path.endswith(SIDECARS)]

@@ -1,7 +1,8 @@
 """Series of checkpoints: grouping, order, and the newest checkpoint.
 
 Order: epoch and step from inside the checkpoint, the numbers in its name, the time recorded inside, and the
-file's own time where all else is equal or unknown. A criterion counts only where all of a series have it.
+file's own time if all else is equal or unknown. A criterion counts only if it is known for all checkpoints of
+a series.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from ckpttool.runs.scope import GroupBy
 from ckpttool.transaction.paths import shown
 
 Kind = tuple[str | None, Granularity | None, str | None]
-"""Format, how much it holds, and signature; of these, what the checkpoints of a series share."""
+"""Format, granularity and signature of a series; None for those that its checkpoints may differ in."""
 
 CONTRADICTION_SECONDS = 60
-"""Copies made in one go have times within moments of one another; a restarted run has not."""
+"""Seconds up to which files' times count as equal: one ``cp`` gives all copies times that close together."""
 
 Criterion = Callable[[Entry], Any]
 
@@ -56,7 +57,7 @@ _TIME: tuple[Criterion, ...] = (lambda entry: entry.save_time,)
 _EPOCHS, _STEPS = (_INSIDE[0], _NAMED[0]), (_INSIDE[1], _NAMED[1])
 
 AVERAGED = re.compile(r"(?:^|[^a-z])(?:pd)?(?:ema|swa|avg|averaged?)(?![a-z])", re.IGNORECASE)
-"""Averages of weights are for inference; a training resumes from the weights themselves."""
+"""Names of averaged weights: they are for inference, and a training doesn't resume from them."""
 
 Rank = tuple[bool, bool, int, bool, bool]
 
@@ -78,14 +79,14 @@ def group(
 ) -> tuple[Group, ...]:
     """Return the series among checkpoints, by their keys.
 
-    One series is: same directory, same format, same name once its fields are blanked, same tensors. What
-    isn't sound goes with the only series of its name, if there is just one.
+    By default, the checkpoints of a series have the same directory, format, signature of tensors, and name
+    with blanked fields. An unsound one joins the series of its name, if there is just one.
 
     Args:
         entries: The checkpoints.
-        by: Besides the tensors, what alone has to be the same: ``run`` (the directory of one training),
-            ``parent`` (directory), ``prefix`` (directory, and the name once its fields are blanked),
-            ``format`` (and directory), or nothing. Only the last spans runs.
+        by: Property that checkpoints of a series share, besides the signature: ``run`` (the directory of one
+            training), ``parent`` (directory), ``prefix`` (directory, and the name with blanked fields),
+            ``format`` (and directory), or ``none``. Only ``none`` joins runs.
         root: The directory in which they were found.
         joins_slim: Whether those with training state and those without it are one series.
     """
@@ -175,6 +176,8 @@ def order_entries(entries: Sequence[Entry]) -> tuple[tuple[Entry, ...], list[str
 
 def _are_told_apart(entries: Sequence[Entry], places: Sequence[tuple[Any, ...]]) -> bool:
     """Return whether positions distinguish all saves; two names of one file are one save."""
+    # ``last.ckpt`` next to ``epoch=3.ckpt`` has the position of its copy: names that blank differently, of
+    # files of one size, are taken for one save.
     by_place: dict[tuple[Any, ...], list[Entry]] = defaultdict(list)
     for entry, place in zip(entries, places, strict=True):
         by_place[place].append(entry)
@@ -190,14 +193,14 @@ def _are_told_apart(entries: Sequence[Entry], places: Sequence[tuple[Any, ...]])
 
 
 def has_order(entries: Sequence[Entry]) -> bool:
-    """Return whether something besides files' times orders checkpoints."""
+    """Return whether counts or recorded times order checkpoints, not just files' times."""
     return bool(had_by_all(entries))
 
 
 def order_by_numbers(entries: Sequence[Entry]) -> tuple[Entry, ...] | None:
     """Return checkpoints from the oldest to the newest, by their counts.
 
-    None where one isn't sound, or where epochs, steps and numbers don't tell them all apart.
+    None if one isn't sound, or if two have the same epoch, step and number.
     """
     counts = set(positions(entries, had_by_all(entries, COUNTS)))
     if len(counts) < len(entries) or not all(entry.is_sound for entry in entries):
@@ -208,7 +211,7 @@ def order_by_numbers(entries: Sequence[Entry]) -> tuple[Entry, ...] | None:
 def _insert_unsound(sound: Sequence[Entry], unsound: Sequence[Entry]) -> Iterator[Entry]:
     """Yield sound checkpoints in their order, each followed by the unsound ones whose names come after it.
 
-    If none can be told to be newer, they follow the newest.
+    One without numbers in its name follows the newest.
     """
     first: dict[Any, str] = {}
     for entry in sound:
@@ -230,7 +233,7 @@ def _insert_unsound(sound: Sequence[Entry], unsound: Sequence[Entry]) -> Iterato
 
 
 def _named_position(entry: Entry) -> tuple[Any, ...] | None:
-    """Return the position that a name gives in its series, or None where it gives none."""
+    """Return the position by the numbers and date in a name; None for a name without them."""
     fields = entry.fields
     *numbers, saved_at = fields.epoch, fields.step, fields.number, fields.saved_at
     if saved_at is None and all(number is None for number in numbers):
@@ -242,7 +245,7 @@ class Decision(NamedTuple):
     """Criteria that order a series.
 
     Attributes:
-        criteria: Criteria that decide, the first first.
+        criteria: Criteria that decide, the most significant first.
         usual: Criteria that would decide without a contradiction.
         counts: Epochs and steps that contradict each other, or None.
         named: Counts in names that contradict those inside.
@@ -262,6 +265,13 @@ def decision(entries: Sequence[Entry]) -> Decision:
     Files' times may resolve a contradiction. Otherwise epochs take precedence over steps, and counts inside
     over those in names, unless they restart while those in names continue.
     """
+    # Counts are reset by restarts: a fine-tuning begins again at epoch 0 from the weights of step 10,000, or
+    # a script passes its own counter to the trainer. The wrong order would remove the newest checkpoint, so
+    # each contradiction is a warning, and the times of files decide only if they are unambiguous:
+    # - epochs against steps: if each checkpoint with more steps was written over a minute after the one
+    #   before;
+    # - names against counts inside: if the times support the names, or if the counts inside restart while
+    #   those in names go on, and the times don't support the counts inside.
     usual = criteria = had_by_all(entries)
     warnings = []
     counts = _disagreeing_counts(entries)
@@ -294,17 +304,16 @@ def _disagreeing_counts(entries: Sequence[Entry]) -> tuple[Criterion, Criterion]
 
 
 def _times_confirm(entries: Sequence[Entry], count: Criterion) -> bool:
-    """Return whether files' times confirm a count: each later one was clearly written later."""
+    """Return whether files' times confirm a count: each next one was written over a minute later."""
     ordered = sorted(entries, key=lambda entry: (count(entry), entry.modified_ns))
     times = [entry.modified_ns for entry in ordered]
     return all(later - earlier > CONTRADICTION_SECONDS * 10**9 for earlier, later in pairwise(times))
 
 
 def _contradicting_names(entries: Sequence[Entry], criteria: Sequence[Criterion]) -> list[Criterion]:
-    """Return the counts in names, if they are all different and contradict the order inside.
-
-    Only in a series of one name do they count the same, and only after some words do they count saves.
-    """
+    """Return the counts in names, if they are all different and contradict the order inside."""
+    # Numbers of different names (``model_3``, ``best_1``) count different things, and a number counts saves
+    # only after a word such as ``model``.
     named = had_by_all(entries, _NAMED)
     if not named or not any(criterion in _INSIDE for criterion in criteria):
         return []
@@ -319,6 +328,8 @@ def _contradicting_names(entries: Sequence[Entry], criteria: Sequence[Criterion]
 
 def _begins_again(entries: Sequence[Entry], named: Sequence[Criterion]) -> bool:
     """Return whether counts inside restart while those in names continue."""
+    # By names, the difference of both counts grows at each restart and never shrinks. Names may count from 0
+    # and the trainer from 1, hence -1 at first.
     inside = had_by_all(entries, _INSIDE)
     if len(set(positions(entries, inside))) < len(entries):
         return True
@@ -334,6 +345,8 @@ def _times_support(
     entries: Sequence[Entry], criteria: Sequence[Criterion], others: Sequence[Criterion]
 ) -> bool:
     """Return whether files' times support one order over another, and aren't those of a copy."""
+    # The last of an order must be the file written last, the last of the other order an earlier one, and the
+    # order may not go back in time more often than the other.
     times, other_times = (
         [entry.modified_ns for entry in sorted_by(entries, one)] for one in (criteria, others)
     )
@@ -347,23 +360,23 @@ def _descents(times: Sequence[int]) -> int:
 
 
 def is_flat(entries: Sequence[Entry]) -> bool:
-    """Return whether all files are of one moment, as after a copy: their times have no meaning then."""
+    """Return whether all files were written within a minute, as by a copy: their times mean nothing then."""
     times = [entry.modified_ns for entry in entries]
     return max(times) - min(times) <= CONTRADICTION_SECONDS * 10**9
 
 
 def had_by_all(entries: Sequence[Entry], criteria: Sequence[Criterion] = CRITERIA) -> list[Criterion]:
-    """Return the criteria that all checkpoints have."""
+    """Return the criteria whose value is known for all checkpoints."""
     return [criterion for criterion in criteria if all(criterion(entry) is not None for entry in entries)]
 
 
 def positions(entries: Sequence[Entry], criteria: Sequence[Criterion]) -> list[tuple[Any, ...]]:
-    """Return the positions of checkpoints by some criteria."""
+    """Return the sort keys of checkpoints by some criteria."""
     return [tuple(criterion(entry) for criterion in criteria) for entry in entries]
 
 
 def sorted_by(entries: Sequence[Entry], criteria: Sequence[Criterion]) -> list[Entry]:
-    """Return checkpoints from the oldest to the newest by some criteria, and by their files' times."""
+    """Return checkpoints from the oldest to the newest by criteria, ties by their files' times."""
 
     def position(entry: Entry) -> tuple[Any, ...]:
         return (*(criterion(entry) for criterion in criteria), entry.modified_ns, entry.unit.path)
@@ -388,7 +401,7 @@ def newest_otherwise(entries: Sequence[Entry]) -> Iterator[tuple[Entry, str]]:
 
 
 def may_be_newest(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the possible newest checkpoints of a series: by order, by time, or by another count."""
+    """Return candidates for the newest checkpoint: by order, by time, or by a count that didn't decide."""
     newest = [entries[-1]]
     if not is_flat(entries):
         newest.append(max(entries, key=lambda entry: entry.modified_ns))
@@ -398,7 +411,7 @@ def may_be_newest(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def written_last(entries: Sequence[Entry]) -> list[Entry]:
-    """Return checkpoints with the last written first where their times contradict their order; else none."""
+    """Return checkpoints, the last written first, if files' times contradict their order; else none."""
     ordered, _ = order_entries(entries)
     return sorted(ordered, key=lambda entry: -entry.modified_ns) if _contradiction(ordered) else []
 
@@ -415,11 +428,10 @@ def _contradiction(ordered: Sequence[Entry]) -> str | None:
 def newest_first(
     groups: Iterable[Group], is_meant: Callable[[Entry], bool] = lambda entry: True
 ) -> Iterator[Entry]:
-    """Yield the checkpoints of all series: the most to resume from first, then the newest.
+    """Yield the checkpoints of all series: those best to resume from first, and of these the newest.
 
-    Of one run the steps decide, else the epochs; those of several runs say nothing of each other, and the
-    time does. Each costs a look at the newest of all series, so whoever takes the first that will do asks
-    for no more.
+    Within a run, steps decide, else epochs. Counts of different runs aren't comparable: between runs, the
+    time of the save decides.
     """
     for tier in tiers(groups):
         waiting = [list(filter(is_meant, group.entries)) for group in tier]
@@ -438,7 +450,7 @@ def _newest_of_run(entries: Sequence[Entry]) -> Entry:
 
 
 def tiers(groups: Iterable[Group]) -> list[list[Group]]:
-    """Return series in the order in which one would resume from them; those of one tier compete."""
+    """Return series in tiers, the best to resume from first; within a tier, the newest checkpoint wins."""
     known = list(groups)
     sharded = {
         (entry.directory, entry.format)
@@ -453,10 +465,9 @@ def tiers(groups: Iterable[Group]) -> list[list[Group]]:
 
 
 def _rank(group: Group, sharded: Collection[tuple[str, str | None]]) -> Rank:
-    """Return a sort key, least for the series that is best to resume from.
-
-    That is: data that may be anything, a file that could be a stray shard, no count, an average.
-    """
+    """Return the sort key of a series, least for the best to resume from."""
+    # In this order: a data format that may hold anything, not only a model; a single file next to sharded
+    # checkpoints, which could be a stray shard; how much of a training it holds; no count; an average.
     sound = [entry for entry in group.entries if entry.is_sound]
     if not sound:
         return True, True, 4, True, True

@@ -1,8 +1,8 @@
 """Watches directories: new checkpoints are verified, once while unchanged, and steps follow.
 
-A look costs a status of each file. If some of them have changed, and are then unchanged from one look to the
-next, the directory is surveyed and judged as by ``list`` and ``prune``. Polling also sees files that other
-machines write to NFS or Lustre.
+A look reads the status of each file. If files have changed, and are then the same at two looks in a row, the
+directory is surveyed as by ``list`` and ``prune``. Polling also notices files that other machines write to
+NFS or Lustre, which file system events don't.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class WatchEvent:
         directory: The directory that is watched.
         path: Path of a checkpoint, or a directory.
         step: ``look``, ``verify``, or the name of another step.
-        status: In a word: ``valid``, ``failed``, ``warning``, or that of a step.
+        status: One word: ``valid``, ``failed``, ``warning``, or one of the step's own.
         words: Description for a log; empty for failures and warnings.
         to: Its new path, that of its copy, or the tracker that has it.
-        nbytes: The bytes that were verified, sent or freed.
-        safety: Safety of loading it, once it was verified.
+        nbytes: Bytes that were verified, sent or freed.
+        safety: Safety of loading the checkpoint, if it was verified.
         reason: Failure or warning.
     """
 
@@ -89,11 +89,11 @@ Emit = Callable[[WatchEvent], object]
 
 
 class Ending(Exception):
-    """The watch is to end, and nothing is half done."""
+    """Raised between two actions to end the watch."""
 
 
 Judgement = tuple[Verification, str | None]
-"""A checkpoint's verdict, and the problem by the standards of the watch, or None."""
+"""A checkpoint's verdict, and its problem by the options of the watch, or None."""
 Verify = Callable[[Entry, Progress], Judgement]
 
 
@@ -104,12 +104,12 @@ class Landed:
     Attributes:
         root: The directory.
         entries: Its valid checkpoints, as they were verified.
-        bad: Those that are damaged, or fail otherwise, by their paths.
-        waiting: Those that were not verified yet, by their paths.
+        bad: Paths of damaged and otherwise failed checkpoints.
+        waiting: Paths of checkpoints that weren't verified yet.
         stay: Paths of checkpoints that no step may remove: an earlier step couldn't copy them.
-        reader: Knows which of them were read in full.
-        emit: Takes an event, without its directory.
-        progress: Progress of reading; raises ``Ending`` before something is begun.
+        reader: Cache of checkpoints that were already read in full.
+        emit: Reports an event; the directory is added.
+        progress: Progress of reading; raises ``Ending`` before an action begins.
     """
 
     root: str
@@ -135,7 +135,7 @@ class StepResult:
         is_done: Whether the next step may follow.
         renames: New paths by old ones.
         stay: Paths of checkpoints that later steps may not remove.
-        is_owed: Whether it is to be tried again, though the next step may follow.
+        is_owed: Whether it is tried again later, though the next step may follow.
     """
 
     is_done: bool = True
@@ -156,10 +156,11 @@ class WatchRequest(Scope):
     """Request of ``watch``: a directory, its verification, and its steps.
 
     Attributes:
-        directory: Where checkpoints land.
-        verify: Judges a checkpoint.
-        asked: Standards of ``verify``; by other standards, checkpoints are verified again.
-        steps: Steps on valid checkpoints, in this order, by name.
+        directory: Directory into which checkpoints are saved.
+        verify: Verifies a checkpoint.
+        asked: Options of ``verify`` as text; with other options, checkpoints are verified again.
+        steps: Steps on valid checkpoints by name, in order.
+        jobs: Number of threads; None for the processors available.
     """
 
     directory: str
@@ -171,7 +172,13 @@ class WatchRequest(Scope):
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """Verdict on a checkpoint, with the contents that it is about."""
+    """Verdict on a checkpoint, with the files that were verified.
+
+    Attributes:
+        contents: Statuses of the files: if they change, the verdict is void.
+        problem: Why it fails; None if it is valid.
+        is_recordable: Whether the next watch needn't verify it: it is valid without NaN and infinities.
+    """
 
     contents: Contents
     problem: str | None
@@ -229,7 +236,7 @@ class DirectoryWatch:
         return self.has_seen_damage or any(self._problems.values())
 
     def look(self, *, is_last: bool = False) -> None:
-        """Look at the directory, and run due steps; the last look reports everything it can't wait for.
+        """Look at the directory, and run due steps; the last look reports unfinished checkpoints as failed.
 
         Raises:
             Ending: The user has asked for it.
@@ -246,6 +253,9 @@ class DirectoryWatch:
             self._seen, self._surveyed = {}, {}
             self._tell(LOOK, {shown(self.root): failure.reason})
             return
+        # A file is settled if its status is that of the look before. Settled changes and vanished files cause
+        # a survey; a file that is being written changes from look to look and costs only its status. Later it
+        # settles, and causes a survey then, as ``_surveyed`` has the statuses of settled files alone.
         seen, known = self._seen, self._surveyed
         settled = {path for path, status in seen.items() if previous.get(path) == status}
         is_changed = known.keys() - seen.keys() or any(known.get(path) != seen[path] for path in settled)
@@ -262,7 +272,7 @@ class DirectoryWatch:
             self._write_record()
 
     def _hold(self) -> None:
-        """Hold the lock of the directory, which may be another one at the same path by now."""
+        """Hold the lock of the directory; lock again if the path leads to another directory by now."""
         try:
             status = fs.stat(self.root)
         except OSError as error:
@@ -278,7 +288,7 @@ class DirectoryWatch:
         try:
             self._lock.enter_context(lock_directory(self.root, WATCH_LOCK, holder))
         except AccessDenied as refusal:
-            if refusal.code == BUSY or self._request.steps:  # else nothing is changed there
+            if refusal.code == BUSY or self._request.steps:  # a watch without steps may read without a lock
                 raise
         self._held = identity
 
@@ -331,7 +341,7 @@ class DirectoryWatch:
         return surveyed._replace(groups=groups)
 
     def _is_judged(self, entry: Entry) -> bool:
-        """Return whether a checkpoint has been verified as it is now, by this watch or an earlier one."""
+        """Return whether a checkpoint was verified by this watch or an earlier one, and is unchanged."""
         judged = self._judged.get(entry.path)
         if judged is not None and judged.contents.is_same_as(entry.contents):
             return True
@@ -355,7 +365,7 @@ class DirectoryWatch:
         if not entry.is_unchanged:
             return _CHANGED
         if problem is not None:
-            self._require_going()  # the signal may have ended a prediction's process, too
+            self._require_going()  # Ctrl-C ends a prediction's process too: its failure is no damage then
             self.has_seen_damage = True
         is_sound = verification.is_valid and not any(one.code in SPECIAL for one in verification.findings)
         if is_sound:
@@ -372,6 +382,8 @@ class DirectoryWatch:
 
     def _run_steps(self, entries: tuple[Entry, ...], bad: tuple[str, ...], waiting: tuple[str, ...]) -> None:
         """Run the steps on valid checkpoints, one after the other, until one fails."""
+        # ``_is_owed`` is set until all steps are done: if one fails or raises, all run again at the next try,
+        # also without new checkpoints. Steps skip what is done already.
         self._is_owed, is_owed = True, False
         known = {*bad, *waiting}
         stay: tuple[str, ...] = ()
@@ -401,7 +413,7 @@ class DirectoryWatch:
             self._retry_in(RETRY_SECONDS)
 
     def _follow(self, entries: tuple[Entry, ...], renames: Mapping[str, str]) -> tuple[Entry, ...]:
-        """Return checkpoints under their new names; those with rewritten content are verified again."""
+        """Return checkpoints under their new names; those with changed files are verified again."""
         there = {entry.path: entry for entry in self._survey().entries}
         pairs = [(old, there.get(renames.get(old.path, old.path))) for old in entries]
         same = [(old, new) for old, new in pairs if new and _inodes(new.contents) == _inodes(old.contents)]
@@ -437,14 +449,14 @@ class DirectoryWatch:
 
     @contextmanager
     def _begun(self, what: str, total: int | None) -> Iterator[Advance]:
-        """Show how far something is that is not to be interrupted."""
+        """Show the progress of an action that can't be interrupted; raise ``Ending`` before it."""
         self._require_going()
         with self._progress(what, total) as advance:
             yield advance
 
     @contextmanager
     def _interruptible(self, what: str, total: int | None) -> Iterator[Advance]:
-        """Show how far something is that changes nothing, and can end anywhere."""
+        """Show the progress of reading, which ``Ending`` may interrupt anywhere."""
 
         def advance(done: int) -> None:
             self._require_going()
@@ -454,16 +466,15 @@ class DirectoryWatch:
             yield advance
 
     def _digest(self, path: str, contents: Contents) -> str:
-        """Return a digest of a checkpoint's place and files; a device may get another number with a mount.
-
-        It contains no name of a checkpoint: ``prune`` keeps those that a file names.
-        """
+        """Return a digest of a checkpoint's path and its files' inodes, sizes and times."""
+        # Device numbers are left out: they may change with a mount. The record has digests instead of names,
+        # as ``prune`` keeps checkpoints that a file in the directory names.
         files = sorted((one.path, one.inode, one.size, one.mtime_ns) for one in contents.files)
         text = repr((os.path.relpath(path, shown(self.root)), files))
         return blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
     def _read_record(self) -> frozenset[str]:
-        """Return the digests of checkpoints verified by the same standards before."""
+        """Return the digests of checkpoints that an earlier watch verified with the same options."""
 
         def parse(document: dict[str, Any]) -> frozenset[str]:
             return frozenset(map(str, document["verified"] if document["asked"] == self._asked else ()))
@@ -494,13 +505,15 @@ class DirectoryWatch:
 def watch(
     watches: Iterable[DirectoryWatch], wait: Callable[[float], bool], *, interval: float, once: bool = False
 ) -> None:
-    """Look at directories again and again; with ``once`` until all that is there was looked at.
+    """Look at directories periodically; with ``once``, look twice and end.
 
     Args:
         watches: The directories.
-        wait: Lets seconds pass, and returns whether to go on.
-        interval: How many between two looks.
+        wait: Waits for seconds; returns whether to go on.
+        interval: Seconds between two looks.
+        once: Whether to end as soon as all checkpoints were verified.
     """
+    # The second look follows soon: files that are there at the start settle at once.
     with suppress(Ending):
         for seconds in chain((min(interval, MOMENTS_BETWEEN),), repeat(interval)):
             for one in watches:
@@ -514,7 +527,7 @@ def watch(
 
 
 def require_same_place(path: str, place: str) -> None:
-    """Require that a path still leads to the place that it led to when the watch began."""
+    """Raise AccessDenied if a path's links lead to another directory than when the watch began."""
     if (now := fs.realpath(path)) != place:
         raise AccessDenied(path, f"it leads to {now} now", expected=place)
 
@@ -530,7 +543,7 @@ def _statuses(root: str) -> Statuses:
     for directory, subdirectories, names in fs.walk(root, fail):
         subdirectories[:] = [name for name in subdirectories if not name.startswith(OWN_PREFIX)]
         for path in (os.path.join(directory, name) for name in names if not name.startswith(OWN_PREFIX)):
-            with suppress(OSError):  # it has just gone
+            with suppress(OSError):  # removed since it was listed
                 status = fs.lstat(path)
                 found[os.path.normpath(path)] = (
                     status.st_dev,
@@ -542,7 +555,7 @@ def _statuses(root: str) -> Statuses:
 
 
 def _landing(surveyed: Survey, now: float) -> frozenset[str]:
-    """Return the paths of checkpoints that are being written, by temporary names in or next to them."""
+    """Return the paths of checkpoints that temporary files in or next to them show to be being written."""
     pointed = Pointers(surveyed.root, surveyed.groups).protections().reasons
     return frozenset(
         entry.path
@@ -554,7 +567,7 @@ def _landing(surveyed: Survey, now: float) -> frozenset[str]:
 
 
 def _has_settled(entry: Entry, previous: Statuses) -> bool:
-    """Return whether all files of a checkpoint are unchanged since the look before this one."""
+    """Return whether all files of a checkpoint are unchanged since the previous look."""
     return all(
         previous.get(os.path.normpath(os.path.join(entry.directory, file.path)))
         == (file.device, file.inode, file.size, file.mtime_ns)

@@ -1,7 +1,7 @@
 """Plans: the checkpoints of each series that a policy keeps or removes, with reasons.
 
-Pure: no file is touched here. A checkpoint that any rule keeps is kept; a protected one is kept whatever the
-rules say. A save of several parts is kept or removed whole.
+Pure: no file is read or changed here. A checkpoint that any rule keeps is kept; a protected one is kept
+regardless of rules. A save of several parts is kept or removed whole.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ FINITE = "newest of a failed run that is intact and finite"
 
 
 def _by_path() -> Any:
-    """Return a field with a text for checkpoints, by path."""
+    """Return a dataclass field that maps paths of checkpoints to a text."""
     return field(default_factory=dict, metadata={"is_by_path": True})
 
 
 def fields_by_path(record: type) -> list[str]:
-    """Return the names of a record's fields that have a text for checkpoints, by path."""
+    """Return the names of a record's fields that map paths of checkpoints to a text."""
     return [one.name for one in fields(record) if "is_by_path" in one.metadata]
 
 
@@ -57,11 +57,11 @@ class Protections:
     Attributes:
         reasons: Reasons to keep checkpoints, by path.
         skipped: Why a whole series is left alone, by its key.
-        doubts: Why a whole series may be none, by its key: it is left alone where something of it would go.
+        doubts: Why a series may not be one, by its key: it is left alone if the plan would change any of it.
         faults: Faults that full reads found, by path.
         failed: Why a whole series failed, by its key.
-        removes_failed: Whether such a series goes, but for what a rule keeps, and what has a reason here.
-        finite: Path of the newest intact and finite checkpoint of such a series, by its key: it is kept, too.
+        removes_failed: Whether failed series are removed, except checkpoints that a rule or a reason keeps.
+        finite: Path of the newest intact, finite checkpoint of each failed series, by its key; it is kept.
         whole: Why a checkpoint can't be slimmed, by path.
         holders: The file that a reason comes from, by the checkpoint's path and the reason.
         root: Directory of the survey.
@@ -83,7 +83,7 @@ class KeptEntry(NamedTuple):
     """Checkpoint to keep, with the reasons.
 
     Attributes:
-        slims: Whether it is slimmed; of a part, whether its save is.
+        slims: Whether it is slimmed; for a part, whether its save is.
     """
 
     entry: Entry
@@ -105,12 +105,12 @@ class GroupPlan:
         keep: Checkpoints to keep.
         remove: Checkpoints to remove.
         skipped: Why it is left alone.
-        policy: Its policy; None without a rule for it.
-        failed: Why it is a failed run, where these are looked for.
+        policy: Its policy; None if no rule of the configuration is for it.
+        failed: Why it is a failed run, if the caller looks for failed runs.
         rank: The rank of its run, if its policy ranks runs.
-        excess: By how much it takes more than its limit of size.
-        unfitting: Which limit of size leaves no room for some, by path; other rules may keep them.
-        whole: Why some old enough to be slimmed are left whole, by path.
+        excess: Excess of the kept checkpoints over the limit of size.
+        unfitting: Limit that has no room for a checkpoint, by path; other rules may still keep it.
+        whole: Why a checkpoint isn't slimmed, though it is old enough, by path.
     """
 
     key: str
@@ -143,7 +143,7 @@ class GroupPlan:
         return replace(self, keep=tuple(keep), whole={**self.whole, **whole})
 
     def slim_bytes(self, entry: Entry) -> int:
-        """Return how many bytes slimming a checkpoint frees, about."""
+        """Return an estimate of the bytes that slimming a checkpoint frees."""
         has_dtype = self.policy is not None and self.policy.dtype is not None
         return entry.state.nbytes + (entry.state.cast_bytes if has_dtype else 0)
 
@@ -174,8 +174,8 @@ class RetentionPlan(NamedTuple):
     Attributes:
         policies: Policies of the plan.
         groups: Plan of each series.
-        removes_failed: Whether those that failed go.
-        excess: By how much they take more than the limit of all of them together.
+        removes_failed: Whether failed series are removed.
+        excess: Excess of all kept checkpoints over ``max_total_size``, at most one.
     """
 
     policies: Policies
@@ -190,7 +190,7 @@ class RetentionPlan(NamedTuple):
 
     @property
     def rules(self) -> dict[str, Any]:
-        """Return the rules of that policy."""
+        """Return the rules of the default policy."""
         return {} if self.policy is None else self.policy.rules
 
     @property
@@ -215,7 +215,7 @@ class RetentionPlan(NamedTuple):
 
     @property
     def slim_bytes(self) -> int:
-        """Return the bytes that slimming frees, about."""
+        """Return an estimate of the bytes that slimming frees."""
         return sum(group.slim_bytes(entry) for group in self.groups for entry in group.slim)
 
     @property
@@ -237,6 +237,9 @@ def plan(
     groups: Sequence[Group], policy: Policy | Policies, protections: Protections, *, now: float | None = None
 ) -> RetentionPlan:
     """Return the plan of some series; each checkpoint is one save."""
+    # Three passes, as some rules compare series: runs are ranked first, then each series is drafted by its
+    # own rules, and then limits of size choose among all drafts. A run beyond the best ones is removed whole:
+    # what would protect its checkpoints from inside the run counts no more, only reasons from outside it do.
     policies = policy if isinstance(policy, Policies) else Policies(policy)
     chosen = [(group, policies.of(group)) for group in groups]
     require_metrics(chosen)
@@ -276,8 +279,9 @@ class _Draft(NamedTuple):
 
     Attributes:
         reasons: Reasons to keep each checkpoint, by path; one without a reason is removed.
-        limited: View of the series for limits of size.
+        limited: The checkpoints that limits of size choose from.
         rank: The rank of its run, if its policy ranks runs.
+        slim: Checkpoints to slim if they are kept.
     """
 
     reasons: Mapping[str, Sequence[str]]
@@ -311,6 +315,9 @@ def _draft(
     rank: RunRank | None,
 ) -> _Draft:
     """Return the plan of a series before limits; a failed series to remove needs no policy."""
+    # Reasons come from four sources: the series itself (its newest), rules, protections, and faults, as a
+    # damaged checkpoint isn't removed by rules about intact ones. A series that is removed whole (failed, or
+    # beyond the best runs) has its faults and its newest ignored; of a failed one, the newest finite is kept.
     is_beyond_best = rank is not None and rank.goes
     goes_whole = is_beyond_best or (protections.removes_failed and group.key in protections.failed)
     if policy is None and not goes_whole:
@@ -349,7 +356,7 @@ def _draft(
     if intact and not (keeps_any or goes_whole or has_limit) and not all(reasons.values()):
         raise UsageError(f"{group.key}: the policy would keep nothing of it")
     held = {*always, *kept_faults, *protected}
-    if is_beyond_best:  # limits keep nothing of it
+    if is_beyond_best:  # limits of size mustn't keep more of it
         stays = [entry for entry in group.entries if reasons[entry.path]]
         return _Draft(reasons, LimitedSeries(policy, stays, faults.keys()), rank)
     slim = _older_whole(policy, history, always.keys() | protected) if policy and not goes_whole else []
@@ -357,9 +364,7 @@ def _draft(
 
 
 def _older_whole(policy: Policy, history: History, kept_whole: Collection[str]) -> list[Entry]:
-    """Return checkpoints to slim if they are kept: with training state, older than the whole ones,
-    unprotected.
-    """
+    """Return the intact checkpoints with training state that ``full`` slims if they are kept."""
     if policy.full is None:
         return []
     whole = {*kept_whole, *(entry.path for entry in newest_whole(policy, history))}
@@ -374,11 +379,9 @@ def _reason_to_stay_whole(entry: Entry, protections: Protections) -> str | None:
 
 
 def history_of(group: Group, protections: Protections, now: float | None) -> History:
-    """Return the history of a series for the rules: its intact checkpoints, in order.
-
-    A symlink is none of them: the owner of its target may delete that.
-    Without the damaged ones, the others may have more counts in common, and so another order.
-    """
+    """Return the history of a series for the rules: its intact checkpoints, in order."""
+    # Symlinks aren't counted: the owner of the target may delete it. The rest is ordered anew: without the
+    # damaged ones, whose counts are unknown, more criteria may be known for all.
     sound = [entry for entry in group.entries if entry.is_sound]
     intact = [entry for entry in sound if entry.path not in protections.faults and not entry.is_link]
     ordered = order_entries(intact)[0] if len(intact) < len(sound) else intact
@@ -421,7 +424,7 @@ def _limited_series(
     reasons: Mapping[str, Sequence[str]],
     held: Collection[str],
 ) -> LimitedSeries:
-    """Return the series for the limits of size; without a limit of its own, only its kept checkpoints."""
+    """Return the checkpoints that limits of size choose from; without a limit in the policy, those kept."""
     if policy is None or not policy.has_limit:
         return LimitedSeries(policy, [entry for entry in group.entries if reasons[entry.path]], held)
     may_stay = {*held, *(entry.path for entry in history.intact)}
@@ -456,12 +459,12 @@ def _group_plan(
 
 
 def fault_of(entry: Entry, protections: Protections) -> str | None:
-    """Return the known fault of a checkpoint."""
+    """Return the fault of a checkpoint, found by the survey or a full read; None if none is known."""
     return entry.fault or protections.faults.get(entry.path)
 
 
 def freed_bytes(entries: Sequence[Entry]) -> int:
-    """Return the bytes of all files whose every name is among those of some checkpoints."""
+    """Return the bytes of files all of whose hard links belong to these checkpoints."""
     names: dict[tuple[int, int], int] = defaultdict(int)
     files = {}
     for entry in entries:
@@ -479,6 +482,8 @@ def plan_saves(
     groups: Sequence[Group], policy: Policy | Policies, protections: Protections, *, now: float | None = None
 ) -> RetentionPlan:
     """Return the plan of some series, planned by saves, with a row for each part."""
+    # A save may have parts in several series (``epoch=3.pt`` and ``epoch=3_optim.pt``). Series of whole saves
+    # are planned, with the protections of all their parts, and each part gets the decision on its save.
     saves = series_of_saves(groups)
     planned = plan(saves, policy, of_saves(saves, protections), now=now)
     by_part: dict[str, tuple[Entry, GroupPlan]] = {}
@@ -564,7 +569,7 @@ def _part_plan(
 
 def _reasons(entry: Entry, kept: KeptEntry, protections: Protections) -> tuple[str, ...]:
     """Return reasons to keep a part: those of its save that apply to it, else the part that it follows."""
-    if not kept.reasons:  # the series is left alone
+    if not kept.reasons:  # a skipped series
         return ()
     own: dict[str, set[str]] = {}
     for part in parts_of(kept.entry):
