@@ -1,4 +1,4 @@
-"""Configuration files: discovery, parsing, and whether they are believed.
+"""Configuration files: discovery, parsing, and trust.
 
 A file that was found rather than named may come from a download. It is read only if no other user could have
 written it, and until the user trusts it, its keys apply only to files below it.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NAME, PROJECT = "ckpttool.toml", "pyproject.toml"
 TABLES = ("verify", "retention", "naming", "watch")
 MAX_BYTES = 1 << 20
-"""Of a configuration: people write them by hand."""
+"""Limit on the bytes of a configuration; they are written by hand."""
 _SETS_VERIFY = re.compile(
     rb"^[ \t]*(?:\[{1,2}[ \t]*verify\b[^\n]*\n(?:[ \t]*(?:#[^\n]*)?\r?\n)*[ \t]*[^\s#\[]|verify[ \t]*[.=])",
     re.MULTILINE,
@@ -34,8 +34,9 @@ class ConfigDocument(NamedTuple):
     """The tables that belong to ckpttool.
 
     Attributes:
-        path: The file, as the user knows it.
-        prefix: Prefix of the names of tables in the file.
+        path: Path of the file, as given or relative to the start of the search.
+        prefix: Prefix of the names of tables in the file, such as ``tool.ckpttool.``.
+        tables: The tables by name.
         is_named: Whether the user named the file, which makes it trusted.
     """
 
@@ -235,6 +236,14 @@ def _read_bytes(path: str, *, is_named: bool) -> bytes:
 
 # Trust ----------------------------------------------------------------------------------------------
 
+# A configuration can name code to run, trackers to contact and directories to write to, and it is found by
+# looking in directories: a cloned repository or an unpacked download may bring one. Two questions decide:
+# 1. Could another user have written it? Its owner and mode are checked, and those of each directory above it,
+#    since who can write to a directory can replace a file in it. Only ``--config`` overrides that.
+# 2. Has this user confirmed it? ``config --trust`` records the digest of its tables under its path. Another
+#    path or other tables need a new confirmation; comments may change.
+# Without confirmation, keys with effects beyond the files below it are refused, the others apply.
+
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+-]+:", re.IGNORECASE)
 """Scheme of a URL or prefix of a tracker, such as ``s3:`` or ``mlflow:``."""
@@ -288,7 +297,7 @@ def ownership_doubt(status: os.stat_result, *, is_above: bool = False) -> str | 
         return None
     if status.st_uid not in (0, os.geteuid()):
         return "it belongs to another user"
-    if stat.S_ISLNK(status.st_mode):  # a link's own mode says nothing
+    if stat.S_ISLNK(status.st_mode):  # the mode of a link has no meaning
         return None
     if is_above and status.st_mode & stat.S_ISVTX:
         return None
@@ -334,16 +343,13 @@ def _code_paths(module: str) -> list[str]:
     parts = module.split(".")
     packages = [os.path.join(*parts[:count]) for count in range(1, len(parts) + 1)]
     files = [os.path.join(one, "__init__.py") for one in packages] + [f"{one}.py" for one in packages]
-    # The current directory is where modules are looked for that are not installed.
+    # Modules that aren't installed are imported from the current directory.
     is_here = any(map(os.path.lexists, (packages[0], f"{packages[0]}.py")))
     return [os.curdir, *packages, *files] if is_here else []
 
 
 def _place_doubt(path: str) -> str | None:
-    """Return why another user could replace a file, or None.
-
-    Checked are the parents of a symlink and those of its target.
-    """
+    """Return why another user could replace a file, or None, by the directories above it and its target."""
     for place in dict.fromkeys((_place_of(path), os.path.realpath(path))):
         for directory in _directories_above(place):
             doubt = ownership_doubt(os.stat(directory), is_above=directory != os.path.dirname(place))

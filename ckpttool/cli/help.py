@@ -25,7 +25,7 @@ _WIDEST = 26
 
 
 def panels_of(command: Any, context: Any) -> dict[str, list[tuple[str, str]]]:
-    """Return the arguments and options of a command by their headings: each as it is given, and its help."""
+    """Return the arguments and options of a command by heading, each with its usage and its help."""
     panels: dict[str, list[tuple[str, str]]] = {}
     parameters = sorted(command.params, key=lambda one: one.param_type_name != "argument")
     for one in parameters:

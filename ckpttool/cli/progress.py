@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ckpttool.storage.work import Advance
 
 PATIENCE = 0.5
-"""Seconds before a progress line is drawn."""
+"""Seconds before a progress line is drawn: short commands show none."""
 _COLUMNS_OF_BYTES = 64
 """Columns of a bar with count, bytes, rate and time left; the rest of the line is for the path."""
 _SHORTEST_NAME = 14
@@ -57,7 +57,9 @@ class ProgressLines:
         @contextmanager
         def piece(what: str, total: int | None) -> Iterator[Advance]:
             nonlocal number
-            number = min(number + 1, len(pieces))  # one is repeated if it changes while it is read
+            # A piece may be repeated, if the file changes while it is read, and may report more or fewer
+            # bytes than its size. So the line moves to the piece's start and end, and never beyond its end.
+            number = min(number + 1, len(pieces))
             line.what, line.position = what, f"{number:,} of {len(pieces):,}"
             end = sum(pieces[:number])
             line.move(end - pieces[number - 1])

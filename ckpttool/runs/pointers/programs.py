@@ -1,5 +1,7 @@
-"""Kinds of pointers that programs write, a class each: in state files, indexes and digests, in checkpoints,
-in trackers, and as symlinks.
+"""Kinds of pointers to checkpoints that programs write, one class each.
+
+They are in state files, indexes, lists of digests, checkpoints and trackers, or are symlinks. The target of a
+pointer isn't removed, and a rename rewrites the pointer.
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ class LineFile(TextKind):
 
 
 class IterationTracker(TextKind):
-    """Megatron's tracker, which verl has adopted: the number of an iteration."""
+    """Megatron's and verl's tracker file: the number of an iteration."""
 
     what = "Megatron's tracker"
     files = ("latest_checkpointed_iteration.txt",)
@@ -128,7 +130,7 @@ class TrainerState(TextKind):
             return text
         found = self._BEST.findall(text)
         if len(found) == 1 and new(json.loads(found[0][1], strict=False)) is None:
-            return text  # the whole history of a run takes long to parse
+            return text  # without parsing: the file has the whole history of a run
         document = _load_object(text)
         best = document.get(TRAINER_BEST)
         renamed = new(best) if isinstance(best, str) and best else None
@@ -142,7 +144,7 @@ class TrainerState(TextKind):
 
 
 class ShardIndex(TextKind):
-    """The index of a sharded set, of safetensors, PyTorch or Keras: names of its shards."""
+    """Index of a sharded set of safetensors, PyTorch or Keras, with the names of its shards."""
 
     places = FilePlace.MEMBER
     _STRING = re.compile(r'("(?:[^"\\]|\\.)*")(\s*:)?', re.DOTALL)
@@ -155,6 +157,9 @@ class ShardIndex(TextKind):
         each = (one for value in shards for one in (value if isinstance(value, list) else [value]))
         return tuple(dict.fromkeys(one for one in each if isinstance(one, str)))
 
+    # Texts are edited in place, so that their layout stays, and the result is compared with the document that
+    # is wanted. A string replaced elsewhere by accident makes a difference: the document is written anew
+    # then.
     def reworded(self, text: str, new: Renamer, changes: Changes = NO_CHANGES) -> str:
         document = _load_object(text)
         renamed = {key: _renamed(value, new) for key, value in _object_at(document, "weight_map").items()}
@@ -168,16 +173,16 @@ class ShardIndex(TextKind):
 
 
 def _renamed(value: object, new: Renamer) -> object:
-    """Return the shard of a tensor with its new name; Keras has lists of them."""
+    """Return the new name of a tensor's shard, or of its shards, which Keras lists."""
     if isinstance(value, list):
         return [_renamed(shard, new) for shard in value]
     return (new(value) or value) if isinstance(value, str) else value
 
 
 class DigestList(TextKind):
-    """Lists of digests as ``sha256sum`` and its like write them, for a file or a whole directory.
+    """Lists of digests as ``sha256sum`` and similar programs write them, for a file or a whole directory.
 
-    A wrong digest is left as it is, and so is one of another algorithm than SHA-256.
+    Only a digest that was right is updated; others, and those of other algorithms than SHA-256, are kept.
     """
 
     files = SHARED
@@ -189,6 +194,8 @@ class DigestList(TextKind):
         re.IGNORECASE | re.DOTALL,
     )
     """Names of such files, whichever program wrote them."""
+    # coreutils and BSD: ``<digest>  <name>`` (``*`` before the name for binary mode), or ``SHA256 (<name>) =
+    # <digest>``. A backslash before the line marks a name in which ``\\``, newline and return are escaped.
     _PLAIN = re.compile(
         r"(?P<mark>\\?)(?P<digest>[0-9A-Fa-f]{32,128})(?P<gap> [ *])(?P<name>.+?)(?P<end>\r?)", re.DOTALL
     )
@@ -236,7 +243,7 @@ class DigestList(TextKind):
 
 
 class TensorDigests(TextKind):
-    """Sidecar with digests of tensors: names and sizes of the checkpoint's files."""
+    """Sidecar with digests of tensors, which has names and sizes of the checkpoint's files."""
 
     places = FilePlace.MEMBER
     has_digests = True
@@ -283,7 +290,7 @@ def _object_at(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _verified_json(text: str, wanted: Mapping[str, Any]) -> str:
-    """Return an edited text if it parses to a document, or else the document laid out anew."""
+    """Return an edited text if it parses to the wanted document, else the document as new text."""
     try:
         is_right = json.dumps(json.loads(text)) == json.dumps(wanted)
     except ValueError:
@@ -298,10 +305,10 @@ NAMED_BEST = Reason(Code.NAMED_BEST)
 
 
 class BestInside(SearchedKind):
-    """Best checkpoint that the newest of a series names: in a trainer's state, or in Lightning's pickle.
+    """Best checkpoint recorded in the newest of a series: in a trainer's state, or in Lightning's pickle.
 
-    Older ones may name what was removed since. A damaged one names nothing; one that can't be read may name
-    anything.
+    Only the newest counts: the best of an older one may be removed since. A damaged one is skipped; one that
+    can't be read may name any checkpoint.
     """
 
     what = "`best_model_checkpoint` and Lightning's `best_model_path`"
@@ -357,9 +364,9 @@ class NamedBest(SearchedKind):
 
 
 class NeededFiles(SearchedKind):
-    """Files of a checkpoint that another needs: those in its index, and targets of symlinks in it.
+    """Files of a checkpoint that another one needs: those in its index, and targets of symlinks in it.
 
-    A checkpoint with parts of its own elsewhere is protected, too: they couldn't be removed with it.
+    A checkpoint with parts in other directories is protected, too: they couldn't be removed with it.
     """
 
     what = "indexes, and symlinks in checkpoints"
@@ -392,7 +399,7 @@ class NeededFiles(SearchedKind):
 
 
 def _is_index(entry: Entry) -> bool:
-    """Return whether a checkpoint is an index of files; if that is unreadable, each is another checkpoint."""
+    """Return whether a checkpoint is an index; if it is unreadable, its shards look like checkpoints."""
     return isinstance(entry.unit.format, SetFormat) and entry.name.endswith(".json")
 
 
@@ -401,7 +408,7 @@ def _part_of(name: str) -> Reason:
 
 
 class RegisteredModels(SearchedKind):
-    """Models with a name in trackers; asking takes long, so that only removals and renamings do."""
+    """Models registered in trackers; asking is slow, so only ``prune`` and ``rename`` do."""
 
     what = "models with a name in MLflow or Weights & Biases"
     where = "DIR, all directories above"
@@ -420,7 +427,7 @@ class RegisteredModels(SearchedKind):
         entries = search.entries
         real = {entry.path: search.snapshot.realpath(entry.unit.path) for entry in entries}
         for model in models:
-            # A model that is known by its content may have any name.
+            # A model that is found by its content may have another name in the tracker.
             reason = model.reason if model.file is not None else Reason(Code.REGISTERED, model.reason)
             for entry in _entries_of(model, entries, real, search.index):
                 found.protect(entry, reason, model.holder)
@@ -429,7 +436,7 @@ class RegisteredModels(SearchedKind):
 def _entries_of(
     model: TrackedModel, entries: Sequence[Entry], real: dict[str, str], index: CheckpointIndex
 ) -> Iterator[Entry]:
-    """Yield the checkpoints that are a model: at its place, around it, in it, or of the same content."""
+    """Yield the checkpoints of a registered model: at its path, around it, in it, or of the same content."""
     if model.place:
         place = index.snapshot.realpath(model.place)
         if (around := index.enclosing(place)) is not None:
@@ -457,7 +464,7 @@ def _contains_other(one: str, other: str) -> bool:
 
 
 def _of_same_content(file: tuple[str, int, str], entries: Sequence[Entry]) -> Iterator[Entry]:
-    """Yield the checkpoints that have a file of this content; those of its size and name need no look."""
+    """Yield the checkpoints with a file of this content; a unique one of its size and name isn't read."""
     name, nbytes, digest = file
     same = [
         (entry, os.path.join(entry.directory, one.path))
@@ -472,16 +479,16 @@ def _of_same_content(file: tuple[str, int, str], entries: Sequence[Entry]) -> It
 
 
 def _md5(path: str) -> str:
-    """Return a file's MD5 as Weights & Biases writes it."""
+    """Return a file's MD5 in base64, as Weights & Biases records it; empty if the file is missing."""
     try:
         digest = sums_of_file(path, ("md5",)).digests["md5"]
-    except NotFound:  # it has just gone
+    except NotFound:  # removed since the survey
         return ""
     return base64.b64encode(bytes.fromhex(digest)).decode()
 
 
 class Symlink(TextKind, SearchedKind):
-    """Symlink; its text is its target."""
+    """Symlink; its text is the target."""
 
     what = "symlinks"
     where = "DIR, the directory above, all below"
@@ -549,7 +556,7 @@ def links_near(root: str, snapshot: Snapshot) -> dict[str, str]:
     for path in (*beside, *_links_below(root, snapshot, pass_over)):
         try:
             links[path] = snapshot.readlink(path)
-        except OSError:  # it has just gone
+        except OSError:  # removed since it was listed
             continue
     return links
 

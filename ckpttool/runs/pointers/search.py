@@ -1,4 +1,4 @@
-"""Search of pointers: how they are read, and which checkpoint a target means now.
+"""Reading of pointers, and the search of the checkpoint that a target means now.
 
 A target is looked up in the pointer's own run first, then among renamed checkpoints, then in moved runs.
 """
@@ -44,7 +44,7 @@ class Pointer(NamedTuple):
     Attributes:
         kind: Its kind.
         reason: Reason to protect the target, in a word or two.
-        holder: Path of the file that holds it.
+        holder: Path of the file that contains it.
         target: Path of the target, as written; None if it can't be read.
     """
 
@@ -75,7 +75,7 @@ def pointers_of(kind: TextKind, directory: str, names: Names, snapshot: Snapshot
         try:
             if name not in names or names[name].is_dir():
                 continue
-        except OSError as error:  # a symlink in a circle
+        except OSError as error:  # a circular symlink
             raise from_os_error(error, path) from error
         data = read_small(path, kind.limit, snapshot)
         targets = None
@@ -92,7 +92,7 @@ def read_small(path: str, limit: int, snapshot: Snapshot) -> bytes | None:
     """Return the content of a small file; None if it is too large, not a regular file, or missing.
 
     Raises:
-        CheckpointError: It can't be read: it may name anything.
+        CheckpointError: It can't be read: it may name any checkpoint.
     """
     try:
         data = snapshot.read(path, limit)
@@ -178,9 +178,9 @@ class CheckpointIndex:
 
 
 def targets_in_run(target: str, directories: Sequence[str], index: CheckpointIndex) -> list[Entry]:
-    """Return the checkpoints of a pointer's target's name in the directories of its own run.
+    """Return the checkpoints named like a pointer's target in the directories of its own run.
 
-    The target may be a file in one that is a directory.
+    The target may also be a file inside a checkpoint.
     """
     parts = path_parts(target)
     for level in range(min(len(parts), _MOST_LEVELS)):
@@ -198,10 +198,10 @@ def targets_in_run(target: str, directories: Sequence[str], index: CheckpointInd
 
 
 def renamed_targets(target: str, directories: Sequence[str], index: CheckpointIndex) -> list[Entry]:
-    """Return the checkpoints that were called as a pointer's target is, before ``rename`` renamed them.
-
-    One that was changed since, or another one that has its name now, is none of them.
-    """
+    """Return the unchanged checkpoints that had the name of a pointer's target before a rename."""
+    # Records of renames, the oldest first, are followed: a target may have been renamed several times, so new
+    # names join the names that are looked for. A checkpoint of such a name is only taken if it has files of
+    # the recorded sizes and times: another one may have been saved under the name since.
     renamed: dict[str, Entry] = {}
     for directory in directories:
         names = {os.path.basename(target.rstrip("/\\").replace("\\", "/"))}
@@ -211,7 +211,7 @@ def renamed_targets(target: str, directories: Sequence[str], index: CheckpointIn
             if os.path.basename(group.path) in names:
                 new |= {now for now, _ in undoing.names(number)}
             names |= new
-            moved = {(file.size, file.mtime_ns) for file in group.contents.files}  # copies have other inodes
+            moved = {(file.size, file.mtime_ns) for file in group.contents.files}  # a copy has other inodes
             for name in new:
                 entry = index.by_name.get((directory, name))
                 if entry is not None and moved <= {(f.size, f.mtime_ns) for f in entry.contents.files}:
@@ -237,11 +237,11 @@ def _renamings(directory: str) -> Iterator[tuple[OperationList, int]]:
 
 
 def targets_elsewhere(target: str, directories: Sequence[str], index: CheckpointIndex) -> list[Entry]:
-    """Return the checkpoints that a pointer's target may be now, where its own run has none of its name.
-
-    Another run's checkpoint of the same name must not match: a path elsewhere has to share more of its last
-    names with the target than the run's own directory does. A bare name has to be below that directory.
-    """
+    """Return the checkpoints that a pointer's target may be now, if its own run has none of its name."""
+    # The run may have been moved, so absolute paths in pointers are compared from the end. Another run's
+    # checkpoint of the same name must not match (``run1/step_5`` and ``run2/step_5``): a path has to share
+    # more of its last names with the target than the run's own directory does. A bare name has to be below
+    # that directory.
     parts = path_parts(target)
     paths = index.paths.get(parts[-1], ()) if parts else ()
     if len(parts) == 1:
@@ -273,7 +273,7 @@ def lies_nearby(target: str, directories: Sequence[str], snapshot: Snapshot) -> 
 
 
 def was_here(target: str, directories: Sequence[str], snapshot: Snapshot) -> bool:
-    """Return whether a path is in the pointer's own run, as far as a relative path can show."""
+    """Return whether a path is, or was, in the pointer's own run, as far as its names show."""
     real = list(map(snapshot.realpath, directories))
     above = os.path.dirname(target.rstrip("/"))
     if snapshot.realpath(above) in real:
@@ -290,21 +290,19 @@ def path_parts(path: str) -> list[str]:
 
 
 def _common_tail_of_run(parts: Sequence[str], directories: Sequence[str], snapshot: Snapshot) -> int:
-    """Return how many of a path's last names are those of a place in its own run."""
+    """Return the number of a path's last names that a path of the same name in its own run shares."""
     return max(_common_tail(parts, os.path.join(snapshot.realpath(one), parts[-1])) for one in directories)
 
 
 def _common_tail(parts: Sequence[str], path: str) -> int:
-    """Return how many of the last names of two paths are the same."""
+    """Return the number of equal names at the end of two paths."""
     pairs = enumerate(zip(reversed(parts), reversed(path.split(os.sep)), strict=False))
     return next((count for count, (one, other) in pairs if one != other), min(len(parts), path.count(os.sep)))
 
 
 def paths_of(target: str, directory: str) -> list[str]:
-    """Return the possible paths of a target, all in the place of its directory.
-
-    A pointer must not make us ask another store, and local files have no meaning for one.
-    """
+    """Return the possible paths of a target on the disk or in the store of its directory."""
+    # A pointer must not cause requests to another store, and a path of a disk means nothing in a store.
     paths = [os.path.join(directory, target), target]
     return [path for path in paths if fs.root_of(path) == fs.root_of(directory)]
 
@@ -314,7 +312,7 @@ def exists(path: str, snapshot: Snapshot) -> bool:
     try:
         return snapshot.exists(path) or snapshot.exists(f"{path}{INDEX}")
     except AccessDenied as error:
-        # A moved run's old place may be closed to us; its checkpoints are elsewhere then.
+        # A moved run's old path may not be readable by this user; its checkpoints are elsewhere then.
         if not isinstance(error.__cause__, PermissionError):
             raise
         return False
@@ -322,7 +320,7 @@ def exists(path: str, snapshot: Snapshot) -> bool:
 
 @dataclass(slots=True)
 class PointerProtections:
-    """Protections by pointers: reasons by path of the checkpoint, and series to leave alone, by key.
+    """Protections by pointers: reasons to keep checkpoints, and series to leave alone.
 
     Attributes:
         reasons: Reasons to keep checkpoints, by path.
@@ -374,10 +372,10 @@ class SearchedKind(PointerKind, ABC):
 
     @abstractmethod
     def find(self, search: Search, found: PointerProtections) -> None:
-        """Add all that pointers of this kind protect; one that can't be read may name anything.
+        """Add the protections by pointers of this kind; an unreadable pointer may name any checkpoint.
 
         Raises:
-            CheckpointError: Something can't be read: all series are left alone.
+            CheckpointError: A pointer can't be read: all series are left alone.
         """
 
 
@@ -416,12 +414,12 @@ class Search:
 
     @property
     def snapshot(self) -> Snapshot:
-        """Return the snapshot that everything is looked up in."""
+        """Return the snapshot of the directories that pointers are looked up in."""
         return self.index.snapshot
 
     @property
     def above(self) -> str:
-        """Return the directory around."""
+        """Return the parent directory."""
         return fs.dirname(self.snapshot.realpath(self.root))
 
     def unread(
@@ -430,7 +428,7 @@ class Search:
         """Return the handler of unreadable pointers: it leaves alone some series, by default all."""
 
         def leave_alone(error: CheckpointError) -> None:
-            if isinstance(error, NotFound) or self.ignored.matching(error.path):  # it has just gone
+            if isinstance(error, NotFound) or self.ignored.matching(error.path):  # removed meanwhile
                 return
             hint = f"--exclude {quote(os.path.basename(error.path))} ignores it"
             why = f"{shown(error.path)}: {error.reason}; it may name any checkpoint ({hint})"
@@ -453,6 +451,9 @@ def follow_pointer(
     found: PointerProtections, pointer: Pointer, index: CheckpointIndex, candidates: Collection[Group]
 ) -> None:
     """Protect the checkpoints that a pointer names; leave candidates alone if it is unread or dangling."""
+    # Lookups go from the certain to the doubtful, and stop at the first that finds something. A dangling
+    # pointer may mean any checkpoint of the series that its name would belong to, so these are left alone;
+    # except if the target was in this run and the program that wrote the pointer goes on without it.
     if pointer.target is None:
         for group in candidates:
             found.leave_alone(group.key, f"{shown(pointer.holder)}: {pointer.reason} can't be read")
@@ -525,13 +526,13 @@ class SeriesIndex:
         ]
 
     def beside(self, path: str) -> list[Group]:
-        """Return the series around a path that its name would belong to, or all if there is none."""
+        """Return the series in a path's directory that its name would belong to, else all of them."""
         real = self._snapshot.realpath(os.path.dirname(path))
         beside = [group for group in self._groups if real in self._real_directories(group)]
         return _groups_of_name(beside, path) or beside
 
     def like(self, path: str, directory: str) -> list[Group]:
-        """Return the series below a directory that a name would belong to, or all if there is none."""
+        """Return the series below a directory that a name would belong to, else all of them."""
         below = self.below(directory)
         return _groups_of_name(below, path) or below
 

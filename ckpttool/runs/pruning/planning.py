@@ -60,7 +60,7 @@ from ckpttool.transaction.paths import require_directory, shown
 from ckpttool.transaction.state_dir import enclosing_serial
 
 _FEWEST_NUMBERS = 2
-"""Names with a single number that doesn't count saves are a series in doubt, with a warning of its own."""
+"""Fewest numbers in a lookalike's name; a series by a single one has a doubt of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +109,11 @@ class Planner:
 
     Each plan is a pure function of the facts. Checkpoints that it keeps are read in full, those that it
     removes are compared with the required copy, those that it slims are opened. If that yields a new fact,
-    such as a damaged survivor, the next plan is made. The loop ends, as no checkpoint is looked at twice.
+    such as a damaged survivor, the next plan is made. The loop ends, as no checkpoint is examined twice.
     """
 
     def __init__(self, request: PruneRequest, survey: Survey, progress: Progress, reader: FullReader) -> None:
-        """Take a survey; with ``--failed``, the newest checkpoint of each series is read now."""
+        """Gather the facts that every plan needs; with ``--failed``, read the newest of each series."""
         if request.joins_slim and not fs.place_of(survey.root).can_rename:
             raise UsageError("--full: checkpoints in a store can't be slimmed")
         self.request, self.progress = request, progress
@@ -137,7 +137,9 @@ class Planner:
         """Return a plan that all facts are known for."""
         survey, request = self._survey, self.request
         retention = self._retention()
-        # One kind of fact at a time: the next plan may not need the others.
+        # A damaged survivor is replaced by another checkpoint, which is read in turn; one without its copy is
+        # kept, which may change which others are. One kind of fact is gathered at a time, as the next plan
+        # may not need the others: reading and comparing are expensive.
         while self._read_survivors(retention) or self._find_copies(retention) or self._find_slim(retention):
             retention = self._retention()
         removed, total, limit = len(retention.removals), len(survey.entries), request.max_delete
@@ -193,7 +195,7 @@ class Planner:
         )
 
     def _find_failed_runs(self) -> None:
-        """Read the newest checkpoint of each series, if failed runs are asked for."""
+        """Find the failed runs, if the request asks for them, by reading each series' newest checkpoint."""
         if self.request.failed is None:
             return
         busy = {
@@ -232,7 +234,7 @@ class Planner:
         )
 
     def _retention(self) -> RetentionPlan:
-        """Return the plan by the facts that are known."""
+        """Return the plan by the facts known so far."""
         self._pointed = self._pointers.protections(self._faults)
         try:
             return plan_saves(
@@ -242,7 +244,7 @@ class Planner:
             raise UsageError("; ".join([str(error), *self._survey.remarks])) from error
 
     def _read_survivors(self, retention: RetentionPlan) -> bool:
-        """Read the kept checkpoints, and keep others in place of damaged ones."""
+        """Read the kept checkpoints in full; return whether one is damaged."""
         unread = _unread_survivors(retention, self._read) if self.request.depth == "full" else []
         damages = {entry.path: self._reader.read(entry).damage for entry in unread}
         damaged = {path: damage for path, damage in damages.items() if damage is not None}
@@ -251,7 +253,7 @@ class Planner:
         return bool(damaged)
 
     def _find_copies(self, retention: RetentionPlan) -> bool:
-        """Compare the checkpoints to remove with the copies that are required of them."""
+        """Compare the checkpoints to remove with their required copies; return whether one isn't proven."""
         if self._copies is None:
             return False
         going = [entry for entry in retention.changed if entry.path not in self._copied]
@@ -262,7 +264,7 @@ class Planner:
         return bool(lacking)
 
     def _find_slim(self, retention: RetentionPlan) -> bool:
-        """Find obstacles to slimming the checkpoints."""
+        """Open the checkpoints to slim; return whether one can't be slimmed."""
         from ckpttool.runs.pruning.slimming import obstacle_to_slimming
 
         found = {
@@ -278,7 +280,7 @@ class Planner:
 def survey_series(
     root: str, request: PruneRequest, progress: Progress = no_progress, known: Survey | None = None
 ) -> Survey:
-    """Return the survey of a directory, without the checkpoint that the directory itself may be."""
+    """Return the survey of a directory, without the directory itself if it is a checkpoint, too."""
     if (serial := enclosing_serial(root)) is not None:
         raise UsageError(f"{root} is a part of the checkpoint {serial}")
     if known is None:
@@ -310,7 +312,7 @@ def _unread_survivors(retention: RetentionPlan, read: Collection[str]) -> list[E
 
 
 def _mark_unread_newest(retention: RetentionPlan, read: Collection[str]) -> RetentionPlan:
-    """Return a plan that says so of each newest checkpoint that was not read."""
+    """Return the plan in which the reason of each unread newest checkpoint is "newest (not read)"."""
     groups: list[GroupPlan] = []
     for group in retention.groups:
         keep = list(group.keep)
@@ -434,12 +436,12 @@ class Explanation:
     Attributes:
         entry: The checkpoint.
         stays: Whether it is kept.
-        slims: Whether it is kept without its training state.
-        reasons: All that speaks for it, though it may go all the same.
+        reasons: Reasons to keep it.
         against: Why each rule doesn't keep it.
-        place: Its place in its series: ``7th newest of 12``, and its rank by the policy's metric.
+        place: Its position in its series: ``7th newest of 12``, and its rank by the policy's metric.
         key: The key of its series.
-        asked: The path that was asked for, where it is a part of the checkpoint, or a link to it.
+        asked: The path given by the user, if it is a part of the checkpoint or a link to it.
+        slims: Whether it is kept without its training state.
     """
 
     entry: Entry
@@ -480,7 +482,7 @@ def explain(planned: PrunePlan, path: str) -> Explanation:
 
 
 def _find(planned: PrunePlan, path: str) -> tuple[Group, GroupPlan, Entry, Entry]:
-    """Return the checkpoint at a path, or the innermost one that it is a part of, after its save."""
+    """Return series, plan, save and entry of the checkpoint at a path, or of the innermost around it."""
     saves = {
         part.path: (group, save)
         for group in planned.groups

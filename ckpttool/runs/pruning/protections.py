@@ -1,11 +1,11 @@
-"""Reasons to keep checkpoints whatever the rules say: pointers, their own state, doubts about their series.
+"""Reasons to keep checkpoints regardless of rules: pointers, their own state, doubts about their series.
 
 Numbers in names also distinguish parts, seeds and users, none of which is older. A series in doubt is left
 alone if the plan would remove something of it.
 
-Here are also two facts that cost reading: whether a required copy exists elsewhere, and whether a run failed.
-A failed run's newest checkpoint was never finished, or has NaN in its weights. If failed runs are removed,
-each is read backwards until a checkpoint is found that is worth keeping.
+Two further facts need reading: whether a required copy exists elsewhere, and whether a run failed. A failed
+run's newest checkpoint was never finished, or has NaN in its weights. If failed runs are removed, the newest
+checkpoint of each that is intact and finite is searched by reading, and kept.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _SAMPLES, _SAMPLE = 8, 64
 
 
 def doubt_of(group: Group, declared: Collection[str] = ()) -> str | None:
-    """Return why a series may be none, or None where it is one."""
+    """Return why a series may not be one, or None if there is no doubt."""
     if (why := _runs_doubt(group.entries, declared)) is not None:
         return why
     parts: dict[tuple[str, str], list[Entry]] = defaultdict(list)
@@ -89,7 +89,7 @@ def doubt_of(group: Group, declared: Collection[str] = ()) -> str | None:
 
 
 def doubts_of(groups: Sequence[Group], declared: Collection[str] = ()) -> dict[str, str]:
-    """Return why series of saves may be none, by their keys; one that counts saves speaks for all parts."""
+    """Return doubts about series of saves, by their keys; if one part of the saves is counted, all are."""
     doubts: dict[str, str] = {}
     for saves in groups:
         why = doubt_of(saves, declared)
@@ -99,7 +99,7 @@ def doubts_of(groups: Sequence[Group], declared: Collection[str] = ()) -> dict[s
 
 
 def _is_counted_beside(saves: Group, declared: Collection[str]) -> bool:
-    """Return whether other parts of the saves count them."""
+    """Return whether the names of other parts of the saves count them."""
     lines: dict[tuple[str, str], list[Entry]] = defaultdict(list)
     for part in (part for entry in saves.entries for part in entry.parts[1:]):
         lines[part.directory, part.fields.blank].append(part)
@@ -107,7 +107,7 @@ def _is_counted_beside(saves: Group, declared: Collection[str]) -> bool:
 
 
 def _runs_doubt(entries: Sequence[Entry], declared: Collection[str]) -> str | None:
-    """Return why directories that are called like saves may be runs of their own."""
+    """Return why directories named like saves may be runs of their own."""
     for entry in entries if len(entries) > 1 else ():
         if entry.fields.blank in declared or not entry.is_step_directory:
             continue
@@ -130,6 +130,10 @@ def _merged_doubt(entries: Sequence[Entry], declared: Collection[str]) -> str | 
 
 
 def _doubt(entries: Sequence[Entry], declared: Collection[str]) -> str | None:
+    # The numbers of ``model_1.pt`` … ``model_5.pt`` may count saves, or be folds, ranks, years, or models of
+    # a comparison: pruning those would remove results. Numbers with a key (epoch, step, date), equal counts
+    # inside, or a declaration by the user (``--series``) dispel the doubt. Without these, the files' times,
+    # the values of the numbers and the counts inside are examined for signs of something else.
     sound = [entry for entry in entries if entry.is_sound]
     fields = entries[0].fields
     if len(entries) < 2 or not sound:
@@ -168,11 +172,9 @@ def is_counted(sound: Sequence[Entry]) -> bool:
 
 
 def _contradicts(sound: Sequence[Entry]) -> bool:
-    """Return whether epochs and steps inside contradict the order of the names.
-
-    Different models that were trained equally long have the same counts. In a series, one count may repeat,
-    as epochs do if there are several saves per epoch, but another one grows and never falls.
-    """
+    """Return whether epochs and steps inside contradict the order of the names."""
+    # Different models that were trained equally long have the same counts. In a series, one count may repeat,
+    # as epochs do if there are several saves per epoch, but another one grows and never falls.
     ordered = sorted(sound, key=lambda entry: entry.fields.number or 0)
     columns = zip(*(entry.inside for entry in ordered), strict=True)
     known = [[count for count in column if count is not None] for column in columns]
@@ -183,7 +185,7 @@ def _contradicts(sound: Sequence[Entry]) -> bool:
 
 
 def _could_be_parts(entries: Sequence[Entry]) -> bool:
-    """Return whether these may be files that the ranks of one job wrote at one time."""
+    """Return whether these may be files that the ranks of one job wrote for one save."""
     if any(value is not None for entry in entries for value in entry.inside):
         return False
     times = [entry.modified_ns for entry in entries]
@@ -214,10 +216,9 @@ def untrained_entries(group: Group) -> list[Entry]:
 
 
 def copy_warnings(groups: Sequence[Group]) -> Iterator[str]:
-    """Yield, for each series that has copies of one checkpoint, which two are the same: rules count both.
-
-    For equal names and sizes, a few samples are read; if these are equal, all bytes are.
-    """
+    """Yield a warning for each series with two equal checkpoints: rules count both."""
+    # Only checkpoints of equal names and sizes in different directories are compared: first by 8 samples of
+    # 64 bytes, then by all bytes.
     for group in groups:
         if (pair := _first_copies(group)) is not None:
             first, second = pair
@@ -358,7 +359,7 @@ def protections_of(
 
 
 def _entry_reasons(entry: Entry, mount_points: Collection[str]) -> Iterator[str]:
-    """Yield why a checkpoint is not to be touched, whatever points at it."""
+    """Yield reasons to keep a checkpoint for its own content and place."""
     if entry.holds_others:
         yield "holds other checkpoints"
     elif others := list(_other_checkpoints_in(entry)):
@@ -378,15 +379,15 @@ def _entry_reasons(entry: Entry, mount_points: Collection[str]) -> Iterator[str]
 
 
 def _other_checkpoints_in(entry: Entry) -> Iterator[Unit]:
-    """Yield checkpoints inside one that would go with it and are none of its parts."""
+    """Yield checkpoints inside another one that aren't its parts, and would be removed with it."""
     format = entry.unit.format
-    if format is None or not format.takes_in or isinstance(format, StepDirectory):  # all in it is of the save
+    if format is None or not format.takes_in or isinstance(format, StepDirectory):  # all in it is its part
         return
     for path in entry.contents.directories:
         if path.count(os.sep) == 1:  # directly below
             try:
                 below = list(discover(os.path.join(entry.directory, path)))
-            except CheckpointError:  # it is removed only if it is as at the look
+            except CheckpointError:  # the removal fails if the files have changed since the survey
                 continue
             for unit in below:
                 kind = unit.format
@@ -395,12 +396,10 @@ def _other_checkpoints_in(entry: Entry) -> Iterator[Unit]:
 
 
 def best_of_many(group: Group, policy: Policy | None, faults: Collection[str]) -> frozenset[str]:
-    """Return the paths of those that their names alone don't protect.
-
-    Names say nothing if they call all of a series the best, save by save: one for each improvement. Then
-    the metric that the policy ranks by decides. Without one, the least and the greatest of each metric in
-    the names stay for their names; if there is no metric in them, all stay.
-    """
+    """Return the paths of checkpoints that "best" in their names doesn't protect."""
+    # Some trainers save a ``best_epoch=3-loss=0.2`` at each improvement, so that all of a series are named
+    # best. The metric that the policy ranks by decides then. Without one, the least and the greatest of each
+    # metric in the names are kept, as either may be the best; without metrics in the names, all are.
     intact = [entry for entry in group.entries if entry.is_sound and entry.path not in faults]
     if len(intact) < 2:
         return frozenset()
@@ -426,13 +425,13 @@ def best_of_many(group: Group, policy: Policy | None, faults: Collection[str]) -
 
 
 class RequiredCopies:
-    """Copies of the checkpoints of a directory in another place."""
+    """Copies of the checkpoints of a directory at another location."""
 
     def __init__(self, root: str, location: str, progress: Progress) -> None:
-        """Take the directory and the place.
+        """Set the directory and the location of its copies.
 
         Raises:
-            UsageError: The place is in the directory itself.
+            UsageError: The location is in the directory itself.
         """
         if is_within(fs.realpath(bare(location)), fs.realpath(root)):
             raise UsageError(f"--require-copy {location}: it lies in {root}, and is no other place")
@@ -444,7 +443,7 @@ class RequiredCopies:
         """Return reasons to keep checkpoints whose copy isn't proven, by path.
 
         Raises:
-            CheckpointError: The place can't be asked.
+            CheckpointError: The location can't be read.
         """
         reasons: dict[str, str] = {}
         for entry in entries:
@@ -490,8 +489,8 @@ def failures(
 ) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
     """Find the series of saves that failed.
 
-    ``busy`` has the paths of checkpoints that a writer is at work on. If failed series are removed
-    (``goes``), they are read to find the checkpoint that is worth keeping.
+    ``busy`` has the paths of checkpoints that are being written. If failed series are removed (``goes``),
+    they are read to find the newest intact and finite checkpoint.
 
     Returns:
         Why series failed, by key; the path of the newest intact and finite checkpoint, by its series' key;
@@ -511,8 +510,7 @@ def failed_runs(
 ) -> dict[str, str]:
     """Return why series failed, by their keys.
 
-    Where times contradict the order, or counts one another, a run failed only if all that may be its newest
-    say so: one that was restarted goes on.
+    If several checkpoints may be the newest, as after a restart, a series failed only if all of them did.
     """
     failures = {group.key: _series_failure(group, now, busy, jobs) for group in groups}
     return {key: reason for key, reason in failures.items() if reason is not None}
@@ -543,10 +541,8 @@ def _entry_failure(newest: Entry, now: float, busy: Collection[str], jobs: int |
 
 
 def nan_in_weights(entry: Entry, jobs: int | None = None) -> str | None:
-    """Return where the weights of a checkpoint hold NaN, after reading all its values; None where none do.
-
-    An unreadable one is damaged, not diverged. Infinities don't count: masks have them on purpose.
-    """
+    """Return the place and number of NaN in the weights of a checkpoint, or None; all values are read."""
+    # A checkpoint that can't be read is damaged, not diverged. Infinities don't count, as masks have them.
     from ckpttool.ops.verify import verify
 
     try:
@@ -558,10 +554,8 @@ def nan_in_weights(entry: Entry, jobs: int | None = None) -> str | None:
 
 
 def _newest_finite(group: Group, jobs: int | None, progress: Progress, faults: dict[str, str]) -> str | None:
-    """Return the path of the newest that is intact and finite.
-
-    Where each holds infinities, as attention masks do on purpose, it is the newest that is intact.
-    """
+    """Return the path of the newest intact and finite checkpoint, else of the newest intact one."""
+    # If all have infinities, they are there on purpose, as in attention masks.
     newest = None
     for entry in reversed(group.entries):
         if not entry.is_sound:

@@ -1,6 +1,6 @@
-"""New names of checkpoints by a template: names, reserved names, and warnings. Pure but for reserved names.
+"""New names of checkpoints by a template: names, conflicts, reserved names, and warnings.
 
-A checkpoint that has its name already is left out, and so is a damaged one. If a name can't be made, or two
+Checkpoints that already have their name, and damaged ones, are left out. If a name can't be made, or two
 would be equal, the plan is refused and nothing is renamed.
 
 Sources: PaddlePaddle/Paddle ``python/paddle/fluid/io.py`` of 2018 (``_get_dir_serial``); NVIDIA/Megatron-LM
@@ -61,7 +61,7 @@ RESERVED = frozenset(
         "checkpoint.pt.index",
     }
 )
-"""Names that pointers have."""
+"""Names of files with pointers."""
 
 _MEANINGS = (
     (sharded.SHARD, "a shard of a set"),
@@ -75,10 +75,10 @@ _MEANINGS = (
     (SERIAL, "a serial of Paddle Fluid"),
     (re.compile(r"checkpoint-\d{1,18}"), "a save of the Hugging Face Trainer"),
 )
-"""Names that are read in a way of their own."""
+"""Names with a meaning for some program, which a new name must not get by accident."""
 
 _NUMBERED = re.compile(r"(?P<prefix>.+)-(?:0|[1-9][0-9]*)", re.ASCII | re.DOTALL)
-"""How TensorFlow numbers checkpoints; a number with zeros before it is none that it writes."""
+"""Names that TensorFlow gives to numbered checkpoints: no leading zeros."""
 
 _PART = re.compile(
     r"\.data-\d{5}-of-\d{5}|\.index|\.meta|-\d+-of-\d+(?:\..*)?|_\d{5}\.weights\.h5|\.pdi?params(?:\.info)?|\.pdopt"
@@ -87,7 +87,7 @@ _PART = re.compile(
 
 
 SAVE_TEMPLATES = ("step_{step}", "epoch_{epoch:04d}-step_{step:08d}")
-"""Templates after which directories for one save each are a series still."""
+"""Examples of templates whose names of directories are recognised as those of single saves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class RenamePlan:
     Attributes:
         renamings: Checkpoints with a new name.
         same: Checkpoints that have their name already.
-        left: Checkpoints that keep their name whatever the template is, with reasons.
+        left: Checkpoints that keep their name with any template, with reasons.
         refused: Checkpoints that can't get a name, with reasons; then nothing is renamed.
     """
 
@@ -135,7 +135,7 @@ class RenamePlan:
 
     @property
     def count(self) -> int:
-        """Return the number of checkpoints that were looked at."""
+        """Return the number of checkpoints of the plan."""
         unnamed = {problem.path for problem in (*self.left, *self.refused)}
         renamed = {renaming.entry.path for renaming in self.renamings}
         return len(unnamed - renamed) + len(self.renamings) + len(self.same)
@@ -150,8 +150,12 @@ def plan_names(
 ) -> RenamePlan:
     """Return the plan of new names by a template.
 
-    ``standing`` has all names in each directory, ``left`` why some keep theirs, and ``managed`` the prefixes
-    under which TensorFlow's manager numbers its saves in a directory.
+    Args:
+        entries: The checkpoints.
+        template: The template.
+        standing: All names in each directory.
+        left: Why checkpoints keep their names, by path.
+        managed: Prefixes by which TensorFlow's checkpoint manager numbers its saves, by directory.
     """
     renamings: list[Renaming] = []
     same: list[Entry] = []
@@ -179,7 +183,11 @@ def plan_names(
 
 
 def make_renaming(entry: Entry, template: Template) -> Renaming:
-    """Return the name that a template gives a checkpoint, which may be the one that it has."""
+    """Return the renaming of a checkpoint by a template; the new name may be the old one.
+
+    Raises:
+        FieldError: A field of the template is unknown, or the name isn't allowed.
+    """
     stem = unit_stem(entry)
     apart = [name for name in entry.unit.members if not name.startswith(stem)]
     if apart:
@@ -200,7 +208,7 @@ def make_renaming(entry: Entry, template: Template) -> Renaming:
 
 
 def _require_save_name(name: str, template: Template, values: Mapping[str, object]) -> None:
-    """Require that a directory's name says that it holds one save, and which: else it is of no series."""
+    """Raise FieldError unless a directory's new name is recognised as that of a save, with its counts."""
     fields = parse_name(name)
     read = {"epoch": fields.epoch, "step": fields.step}
     unread = next((one for one in read if one in template.names and read[one] != values.get(one)), None)
@@ -226,7 +234,7 @@ def unit_stem(entry: Entry) -> str:
 
 
 def _name_fault(old: str, new: str) -> str | None:
-    """Return why a new name is invalid in a directory, or has a meaning that the old one hadn't."""
+    """Return why a new name is invalid, or gets a meaning that the old one hadn't; None if it is fine."""
     if "/" in new or os.sep in new or "\0" in new:
         return "which is no name but a path"
     if not new or new.startswith((".", "-")):
@@ -274,7 +282,7 @@ def _name_conflict(
     for name in new_names:
         claims = wanted[fold_name(name)]
         if len({id(claimant) for claimant, _ in claims}) > 1:
-            # In the same words for each of them: it is said once.
+            # The same words for each of them, so that the message is shown once.
             spellings = list(dict.fromkeys(spelling for _, spelling in claims))
             case = ", which differ in case alone" if len(spellings) > 1 else ""
             owners = list(dict.fromkeys(claimant.entry.name for claimant, _ in claims))
@@ -300,12 +308,12 @@ def _name_conflict(
 
 
 def fold_name(name: str) -> str:
-    """Return a name as file systems compare it that know no case, and take accents apart."""
+    """Return a name as file systems compare it that ignore case and normalise Unicode (APFS, NTFS)."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 
 _UNNAMED = "value"
-"""Name of a metric whose name isn't written next to it."""
+"""Name of a metric whose value has no name next to it."""
 
 _WORD_END = re.compile(r"[^0-9A-Za-z]|$")
 
@@ -364,7 +372,7 @@ def _metric_doubts(
     renaming: Renaming, template: Template, old: NameFields, new: NameFields
 ) -> Iterator[tuple[str, str]]:
     entry = renaming.entry
-    # A metric that says the same as the name may be known from nowhere else.
+    # If the known metric equals the one in the old name, the name may be its only source.
     lost = [
         name
         for name, value in old.metrics.items()
@@ -382,7 +390,7 @@ def _metric_doubts(
 
 
 def _name_after_next_rename(renaming: Renaming, template: Template) -> str:
-    """Return the name that the same template would give next time; it should be the same."""
+    """Return the name that the same template would give the renamed checkpoint; it should be the same."""
     unit = renaming.entry.unit._replace(path=renaming.to)
     stem = unit_stem(replace(renaming.entry, unit=unit))
     values = {**renaming.values, "name": stem, "run": run_of(stem, renaming.entry.directory)}
@@ -395,7 +403,7 @@ def _name_after_next_rename(renaming: Renaming, template: Template) -> str:
 
 
 def _split_series(renamings: Sequence[Renaming]) -> Iterator[str]:
-    """Yield the series whose checkpoints would be taken for several series by their new names."""
+    """Yield a warning for each series that the new names would split."""
     series: dict[str, list[Renaming]] = defaultdict(list)
     for renaming in renamings:
         series[renaming.entry.group].append(renaming)
@@ -410,9 +418,10 @@ def _split_series(renamings: Sequence[Renaming]) -> Iterator[str]:
 def namesake_warnings(
     renamings: Sequence[Renaming], entries: Sequence[Entry], standing: Mapping[str, Collection[str]]
 ) -> Iterator[str]:
-    """Yield, by directory, the files that are called after a checkpoint's old name, and don't follow it.
+    """Yield a warning for each directory with files that begin with an old name, and keep theirs.
 
-    ``epoch_3.json`` and ``epoch_3.pth.md5`` are called after ``epoch_3.pth``; only names with a number count.
+    Such are ``epoch_3.json`` and ``epoch_3.pth.md5`` next to ``epoch_3.pth``; only old names with a number
+    count.
     """
     parts = {(entry.directory, name) for entry in entries for name in (entry.name, *entry.unit.members)}
     old_names: dict[str, set[str]] = defaultdict(set)
@@ -455,7 +464,7 @@ _FIXED = re.compile(
 
 
 def reason_to_leave(entry: Entry, names: Collection[str]) -> str | None:
-    """Return why a checkpoint keeps its name whatever a template says, or None."""
+    """Return why a checkpoint keeps its name with any template, or None."""
     if entry.fault is not None:
         return entry.fault
     if entry.format == "fluid" and SERIAL.fullmatch(entry.name):

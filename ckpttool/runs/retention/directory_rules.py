@@ -36,7 +36,7 @@ Chosen = Sequence[tuple[Group, Policy | None]]
 
 
 def require_metrics(chosen: Chosen) -> None:
-    """Require that some checkpoint has the metric that a policy names."""
+    """Raise UsageError if no checkpoint has the metric that a policy names."""
     for metric, sound in _sound_by_metric(chosen).items():
         if sound and all(entry.recorded_metric(metric) is None for entry in sound):
             known = {name for entry in sound for name in entry.metrics}
@@ -69,7 +69,7 @@ def _kept_for_lack(lacks: Sequence[bool], what: str) -> Iterator[str]:
 
 
 def _sound_by_metric(chosen: Chosen) -> Mapping[str, list[Entry]]:
-    """Return the sound checkpoints for which a policy names a metric, by the metric."""
+    """Return the sound checkpoints of series whose policies name a metric, by the metric."""
     sound: dict[str, list[Entry]] = defaultdict(list)
     for group, policy in chosen:
         if policy is not None and policy.metric is not None:
@@ -87,7 +87,7 @@ def _sound_series(chosen: Chosen, need: str) -> list[list[Entry]]:
 
 
 def unmatched_names(chosen: Chosen, root: str) -> list[str]:
-    """Return a warning for each glob of names to keep that no checkpoint has."""
+    """Return a warning for each ``--keep-name`` glob that no checkpoint matches."""
     kept = [(group, policy.keep_names) for group, policy in chosen if policy is not None]
     globs = dict.fromkeys(glob for _, names in kept for glob in names)
     matcher = Globs(tuple(globs), root)
@@ -113,7 +113,12 @@ RankedSeries = tuple[Group, History]
 
 
 class RunRank(NamedTuple):
-    """Decision on a whole run, and its reason."""
+    """Decision on a whole run.
+
+    Attributes:
+        goes: Whether it is removed.
+        reason: Its rank, or why it has none.
+    """
 
     goes: bool
     reason: str
@@ -126,7 +131,7 @@ def rank_runs(
 
     Args:
         series: All series, each with its policy and history.
-        protections: Reasons to keep checkpoints whatever the rules say, by path.
+        protections: Reasons to keep checkpoints regardless of rules, by path.
 
     Raises:
         UsageError: A series is of several runs.
@@ -150,7 +155,7 @@ def rank_runs(
 def _ranks(
     policy: Policy, runs: Sequence[Sequence[RankedSeries]], protections: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[Sequence[RankedSeries], RunRank]]:
-    """Yield each run with its rank; of equals, the one that was written last is the better."""
+    """Yield each run with its rank; of equal runs, the one written last is better."""
     metric, count = policy.metric or "", policy.keep_best_runs or 0
     sign = -1 if policy.resolved_mode == "max" else 1
     measured: list[tuple[float, int, Sequence[RankedSeries]]] = []
@@ -176,7 +181,7 @@ def _ranks(
 
 
 def _best(policy: Policy, history: History) -> float | None:
-    """Return the best value of a series; an infinite one is the worst there is."""
+    """Return the best value of a series, None without any; an infinite value counts as the worst."""
     metric = policy.metric or ""
     ranked = [entry for entry in rank_by_metric(policy, history) if metric_lack(entry, metric) is None]
     value = ranked[0].recorded_metric(metric) if ranked else None
@@ -196,7 +201,7 @@ def reasons_from_outside(
 
     Args:
         entries: The checkpoints of these runs.
-        reasons: All that protects them, by path.
+        reasons: Their protections, by path.
         holders: The file that a reason comes from, by the checkpoint's path and the reason.
     """
     paths = {entry.path for entry in entries}

@@ -1,7 +1,7 @@
 """Rules of a policy: the intact checkpoints of a series that each rule keeps, and why.
 
-``Policy`` is the table, a row a rule. Rules are independent of each other: a checkpoint that any rule keeps
-is kept.
+``Policy`` is the table of rules, one per attribute. Rules are independent of each other: a checkpoint that
+any rule keeps is kept.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ EARLIEST = 347_155_200
 """1981 in seconds since 1970. Clocks that were never set begin in 1970, times in zip files in 1980."""
 
 _MANY = 3
-"""Two files may be of one moment: a signal makes a trainer save next to a regular save."""
+"""Fewest files of a burst; two may be written at once, as by a signal next to a regular save."""
 _COPY_SECONDS = 2
-"""No training that anybody prunes by the clock saves three times at such a pace; a copy of files does."""
+"""Limit on the gaps in a long burst; a training pruned by dates doesn't save at such a pace, a copy does."""
 
 
 PERIODS: Mapping[str, tuple[Callable[[datetime], Hashable], str]] = {
@@ -43,11 +43,11 @@ PERIODS: Mapping[str, tuple[Callable[[datetime], Hashable], str]] = {
     "keep_monthly": (lambda when: (when.year, when.month), "%Y-%m"),
     "keep_yearly": (lambda when: when.year, "%Y"),
 }
-"""By the rule that counts natural periods: a key that is equal for all moments of one, and its format."""
+"""Key that is equal for all moments of a period, and the period's format, by rule."""
 
 
 def local_time(seconds: float) -> datetime | None:
-    """Return a time in the local zone, without naming it; None where no calendar has it."""
+    """Return a naive time in the local zone; None if it is outside of the calendar."""
     try:
         return datetime.fromtimestamp(seconds)
     except (ValueError, OverflowError, OSError):
@@ -55,7 +55,7 @@ def local_time(seconds: float) -> datetime | None:
 
 
 def date_doubt(seconds: float, now: float | None) -> str | None:
-    """Return why a time can't be believed, or None where it can."""
+    """Return why a time isn't credible, or None if it is."""
     if now is not None and seconds > now:
         return f"dated in the future ({_day(seconds)})"
     if seconds < EARLIEST:
@@ -64,7 +64,7 @@ def date_doubt(seconds: float, now: float | None) -> str | None:
 
 
 def date_doubts(entries: Sequence[Entry], now: float | None) -> dict[str, str]:
-    """Return why checkpoints of a series have no date that can be believed, by path."""
+    """Return why checkpoints of a series have no credible date, by path."""
     reasons = {entry.path: date_doubt(entry.save_time, now) for entry in entries}
     doubts = {path: why for path, why in reasons.items() if why is not None}
     by_file = [entry for entry in entries if entry.saved_at is None and entry.path not in doubts]
@@ -76,10 +76,9 @@ def date_doubts(entries: Sequence[Entry], now: float | None) -> dict[str, str]:
 
 
 def _bursts(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-    """Yield checkpoints whose files are as if written in one go, the oldest first.
-
-    Their times are within moments of each other and apart from all others, or faster than trainings save.
-    """
+    """Yield groups of checkpoints whose files seem to be written by one copy, the oldest first."""
+    # Either all are within a minute, with a longer gap to all others; or, in a longer row of small gaps, as a
+    # large copy leaves it, they follow each other within two seconds.
     from ckpttool.runs.series import CONTRADICTION_SECONDS
 
     for near in _split_at_gaps(sorted(entries, key=lambda entry: entry.modified_ns), CONTRADICTION_SECONDS):
@@ -90,7 +89,7 @@ def _bursts(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
 
 
 def _split_at_gaps(ordered: Sequence[Entry], seconds: int) -> Iterator[list[Entry]]:
-    """Yield runs of checkpoints without a gap of more than some seconds."""
+    """Yield sequences of checkpoints without a gap of more than ``seconds``."""
     part = list(ordered[:1])
     for before, entry in pairwise(ordered):
         if entry.modified_ns - before.modified_ns > seconds * 10**9:
@@ -109,7 +108,6 @@ def _day(seconds: float) -> str:
 _BEST_SO_FAR = re.compile(r"(?:^|[^a-z])(?:best|min|max|lowest|highest)(?![a-z])", re.IGNORECASE)
 """Words in the names of metrics that keep only the best value so far."""
 
-"""Which values of a metric are good."""
 
 Incomplete = Literal["keep", "remove"]
 SlimType = Literal["bfloat16", "float16"]
@@ -124,7 +122,7 @@ class History:
 
     Attributes:
         intact: Its intact checkpoints, the newest first.
-        now: Time in seconds since 1970; later dates are not credible. None accepts every date.
+        now: Time in seconds since 1970; later dates aren't credible. None accepts every date.
         root: The directory that globs with a slash are relative to.
         others: Its other checkpoints: incomplete, damaged, or elsewhere.
     """
@@ -136,7 +134,7 @@ class History:
 
     @cached_property
     def written_last(self) -> Sequence[Entry]:
-        """Return them with the last written first, where times contradict their order; else none."""
+        """Return them, the last written first, if files' times contradict their order; else none."""
         from ckpttool.runs.series import written_last
 
         return written_last(self.intact[::-1])
@@ -147,12 +145,12 @@ class History:
 
     @cached_property
     def dated(self) -> Sequence[Entry]:
-        """Intact checkpoints with a date that can be believed, the newest first."""
+        """Intact checkpoints with a credible date, the newest first."""
         return [entry for entry in self.intact if entry.path not in self._doubts]
 
     @cached_property
     def by_time(self) -> Sequence[Entry]:
-        """Those with a date, the last saved first; of equals the newer."""
+        """Intact checkpoints with a credible date, the last saved first; of equals the newer."""
         return sorted(self.dated, key=attrgetter("save_time"), reverse=True)
 
     @property
@@ -206,6 +204,8 @@ def rank_by_metric(policy: Policy, history: History) -> list[Entry]:
 
     Of equals the newer comes first, unless the metric is carried on.
     """
+    # A trainer that saves ``best_loss`` so far repeats the value in all later checkpoints; the one that
+    # reached it is the oldest of them, so then the older comes first.
     metric = policy.metric or ""
     mode = policy.resolved_mode
     sign = -1 if mode == "max" else 1
@@ -225,9 +225,10 @@ def rank_by_metric(policy: Policy, history: History) -> list[Entry]:
 
 
 def is_carried_on(metric: str, values: Iterable[float], mode: Mode | None) -> bool:
-    """Return whether later checkpoints repeat a metric's best value, as ``best_loss``.
+    """Return whether a metric is the best value so far, which later checkpoints repeat, as ``best_loss``.
 
-    A metric is, if its name begins with ``best``, or if it never gets worse and repeats its best value.
+    It is if its name begins with ``best``, or if it never gets worse, and repeats its last value or is
+    named like one.
     """
     if metric.startswith("best"):
         return True
@@ -239,7 +240,7 @@ def is_carried_on(metric: str, values: Iterable[float], mode: Mode | None) -> bo
 
 
 def metric_lack(entry: Entry, metric: str) -> str | None:
-    """Return why a checkpoint can't be compared by a metric, or None where it can."""
+    """Return why a checkpoint can't be compared by a metric, or None if it can."""
     value = entry.recorded_metric(metric)
     if value is None:
         return f"no {metric}"
@@ -247,7 +248,7 @@ def metric_lack(entry: Entry, metric: str) -> str | None:
 
 
 def _keep_every(count: str, policy: Policy, history: History) -> KeptWithReasons:
-    """Keep the first of each stretch of N steps, or epochs, and those without a count."""
+    """Keep the first at or after each multiple of N steps, or epochs, and those without a count."""
     each = getattr(policy, f"keep_every_{count}s")
     value_of = attrgetter(count)
     stretch = count if each == 1 else f"{each:,} {count}s"
@@ -278,7 +279,7 @@ def stretches(each: int, value_of: Callable[[Entry], float | None], history: His
 
 
 def number(value: float) -> str:
-    """Return an epoch or a step as people write it."""
+    """Return an epoch or a step as text, with thousands separators."""
     return f"{int(value):,}" if value == int(value) else f"{value:,}"
 
 
@@ -311,7 +312,7 @@ def _not_newest(rule: str, policy: Policy, history: History, entry: Entry) -> st
 
 
 def newest_of_periods(rule: str, history: History) -> Iterator[tuple[str, Entry]]:
-    """Yield each natural period that has a checkpoint, in words, and its newest one; the newest first."""
+    """Yield each period that has a checkpoint, as text, with its newest one; the newest period first."""
     key, format = PERIODS[rule]
     seen: set[Hashable] = set()
     for entry in history.by_time:
@@ -354,7 +355,7 @@ def _not_younger(policy: Policy, history: History, entry: Entry) -> str:
 
 
 def _keep_whole(policy: Policy, history: History) -> KeptWithReasons:
-    """Keep the newest with training state; everything, if no other rule chooses checkpoints."""
+    """Keep the newest with training state; if no other rule chooses checkpoints, keep all."""
     whole = {entry.path for entry in newest_whole(policy, history)}
     for entry in history.intact:
         if entry.path in whole:
@@ -401,7 +402,7 @@ class Rule(Option):
         keep: Returns the checkpoints that it keeps, with reasons; None for settings.
         against: Returns why it doesn't keep a checkpoint.
         is_amount: Whether its value is a number of at least 1.
-        needs: Count or date without which a checkpoint is kept.
+        needs: Count or date that it compares by; checkpoints without it are kept.
         alters: Whether it changes kept checkpoints, instead of choosing them.
     """
 
@@ -437,8 +438,8 @@ def _period(flag: str, help: str, example: int) -> Any:
 class Policy:
     """Rules for the checkpoints of each series: a checkpoint that any rule keeps is kept.
 
-    Each attribute is a row: an option of ``prune`` and ``list`` and a key of ``[retention]``, with what it
-    does. Durations are in seconds, sizes in bytes.
+    Each attribute defines an option of ``prune`` and ``list``, a key of ``[retention]``, and its functions.
+    Durations are in seconds, sizes in bytes.
     """
 
     keep_last: int | None = _count(
@@ -574,7 +575,7 @@ class Policy:
 
     @property
     def resolved_mode(self) -> Mode:
-        """Return which values of the metric are good; an error if neither its name nor ``mode`` says it."""
+        """Return the mode of the metric; raise UsageError if neither its name nor ``mode`` determines it."""
         return resolve_mode(self.metric or "", self.mode, "--metric")
 
     @property
@@ -632,7 +633,7 @@ LIMITS = ("max_size", "max_total_size")
 """Rules that keep the newest checkpoints up to a size in bytes."""
 
 RULES: Mapping[str, Rule] = {one.name: one.metadata["option"] for one in fields(Policy)}
-"""The rows of ``Policy``, by their attributes."""
+"""Rules and settings by the attribute of ``Policy``."""
 
 CHOICES = tuple(name for name, rule in RULES.items() if not rule.alters)
 """The rules that only choose checkpoints."""
