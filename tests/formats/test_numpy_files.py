@@ -130,6 +130,17 @@ def test_a_damaged_member_leaves_the_others_readable(tmp_path: Path) -> None:
     assert verify(path).safety is Safety.UNKNOWN
 
 
+def test_a_damaged_array_after_a_dangerous_one_repeats_no_finding(tmp_path: Path) -> None:
+    evil = npy(header("'|O'", "(1,)"), pickle.dumps([Evil()]))
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("evil.npy", evil)
+        archive.writestr("damaged.npy", npy(header("'|O'", "(1,)"), pickle.dumps([1, 2])[:-2]))
+    with open_checkpoint(path) as opened:
+        findings = [(finding.code, finding.where) for finding in opened.safety]
+    assert findings == [("unsafe-call", "evil.npy"), ("not-scanned", "damaged.npy")]
+
+
 def test_text_and_structures_are_described() -> None:
     with open_checkpoint(FILES / "packed.npz") as opened:
         assert list(opened) == ["layer/weight"]
