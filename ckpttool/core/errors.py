@@ -25,7 +25,6 @@ import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.report import Finding, Sentence, error
@@ -224,27 +223,3 @@ def memory_checked(path: str | os.PathLike[str]) -> Iterator[None]:
         _clear_frames(failure.__traceback__)
         gc.collect()
         raise OutOfMemory(path, "reading it takes more memory than there is") from failure
-
-
-# Partial checkpoints --------------------------------------------------------------------------------
-
-
-_are_allowed: ContextVar[bool] = ContextVar("losses_allowed", default=False)
-
-
-def are_losses_allowed() -> bool:
-    """Return whether readers open a damaged checkpoint without its lost tensors."""
-    return _are_allowed.get()
-
-
-@contextmanager
-def losses_allowed() -> Iterator[None]:
-    """Let readers return partial checkpoints: ``salvage`` alone does.
-
-    A lost tensor has an extent outside of its file.
-    """
-    token = _are_allowed.set(True)
-    try:
-        yield
-    finally:
-        _are_allowed.reset(token)

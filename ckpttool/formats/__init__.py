@@ -173,15 +173,20 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         DamagedCheckpoint: Its structure is wrong.
         CheckpointError: It can't be read.
     """
+    return open_path(path)
+
+
+def open_path(path: str | os.PathLike[str], *, allows_losses: bool = False) -> Checkpoint:
+    """Open a checkpoint as ``open_checkpoint`` does; ``allows_losses`` is as in ``Probe``."""
     with fs.answers_below(os.path.dirname(os.fspath(path))):
         try:
-            return open_with(path, recognise)
+            return open_with(path, recognise, allows_losses=allows_losses)
         except NotACheckpoint:
             from ckpttool.formats.paddle.fluid_serial import only_serial
 
             if (serial := only_serial(os.fspath(path))) is None:
                 raise
-            return open_with(serial, recognise)
+            return open_with(serial, recognise, allows_losses=allows_losses)
 
 
 def recognise(probe: Probe) -> Format:

@@ -166,6 +166,7 @@ class Walk:
         max_depth: Maximum number of levels to descend; None for all.
         enters_root: Whether a set of files that is alone in the root is found as a set in it, with the path
             of its index; otherwise it is the root itself.
+        allows_losses: As in ``Probe``.
         on_error: Called with the errors of paths that can't be looked at; the walk continues.
         on_vanished: Called with each path that was listed and then vanished.
         on_unread: Called with the path and the reason for each model that is not read: a file or a directory
@@ -176,6 +177,7 @@ class Walk:
     exclude: Sequence[str] | Globs = ()
     max_depth: int | None = None
     enters_root: bool = False
+    allows_losses: bool = False
     on_error: Callable[[CheckpointError], None] = lambda error: None
     on_vanished: Callable[[str], None] = lambda path: None
     on_unread: Callable[[str, str], None] = lambda path, why: None
@@ -327,7 +329,7 @@ def _in_directory(directory: _Subdirectory, root: str, walk: Walk) -> Iterator[U
                 _report_named_by_link(entry, walk)
             continue
         try:
-            with Probe(entry.path) as probe:
+            with Probe(entry.path, allows_losses=walk.allows_losses) as probe:
                 checkpoint = unit_of(probe)
                 foreign = foreign_in_search(probe) if checkpoint is None else None
         except CheckpointError as error:
@@ -471,7 +473,7 @@ def _require_readable(path: str, on_error: Callable[[CheckpointError], object]) 
 def unit_of_candidate(path: str, walk: Walk) -> Unit | None:
     """Return the checkpoint at the path of a candidate, or None; errors are reported to the walk."""
     try:
-        with Probe(path) as probe:
+        with Probe(path, allows_losses=walk.allows_losses) as probe:
             unit = unit_of(probe)
             reason = unread_reason(probe) if unit is None else None
     except CheckpointError as error:

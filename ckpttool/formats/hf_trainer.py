@@ -21,7 +21,7 @@ from ckpttool.core.errors import DamagedCheckpoint, NotACheckpoint, require_at_m
 from ckpttool.core.report import warning
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.formats.interface import Format, Probe, Unit, scan
-from ckpttool.formats.opening import OpenedParts, file_entry, open_file, open_unit
+from ckpttool.formats.opening import OpenedParts, file_entry
 from ckpttool.formats.safetensors.reader import MAX_HEADER
 from ckpttool.formats.sharded import ShardedPytorch, ShardedSafetensors
 from ckpttool.formats.torch.rank_files import FSDP
@@ -89,7 +89,7 @@ class HfTrainer(Format):
         directory, entries = probe.path, probe.entries
         state = _read_json(directory, STATE, "state") if STATE in entries else {}
         is_accelerate = _is_accelerate(entries)
-        with OpenedParts("part") as parts:
+        with OpenedParts("part", allows_losses=probe.allows_losses) as parts:
             if STATE not in entries and not is_accelerate:
                 parts.fault("part-missing", "there is none; the save was interrupted before its end", STATE)
             metadata: dict[str, Any] = {
@@ -206,7 +206,7 @@ def _add_weights(
     tensors: list[Tensor] = []
     for unit in weights:
         name = os.path.basename(unit.path)
-        part = parts.add(name, partial(_open_unit, unit) if unit.format else partial(open_file, unit.path))
+        part = parts.add_unit(name, unit)
         if unit is not weights[0]:
             used = os.path.basename(weights[0].path)
             message = f"a second set of weights; only the tensors of {used} are listed"
@@ -225,15 +225,10 @@ def _add_rank_sets(
     tensors: list[Tensor] = []
     for unit in filter(_is_of_optimizer, fsdp_units(directory, entries)):
         key = os.path.basename(unit.path)
-        if (part := parts.add(key, partial(_open_unit, unit))) is not None:
+        if (part := parts.add_unit(key, unit)) is not None:
             tensors += (_nested(key, tensor) for tensor in part.tensors)
             metadata[key] = dict(part.metadata)
     return tensors
-
-
-def _open_unit(unit: Unit) -> Checkpoint:
-    assert unit.format is not None  # only a single file may be without one
-    return open_unit(unit.format, unit)
 
 
 def _is_of_optimizer(unit: Unit) -> bool:
@@ -247,10 +242,11 @@ def _add_others(
     tensors: list[Tensor] = []
     for name in names:
         path, key = os.path.join(directory, name), _key(name, metadata)
-        if not (_RESUMED.fullmatch(name) or name == ARGUMENTS) and not _is_recognised(path):
+        is_known = _RESUMED.fullmatch(name) or name == ARGUMENTS
+        if not is_known and not _is_recognised(path, allows_losses=parts.allows_losses):
             message = "no format recognises it, so it was not checked"
             parts.findings.append(warning("part-unrecognised", message, name))
-        elif (part := parts.add(name, partial(open_file, path))) is not None:
+        elif (part := parts.add_file(name, path)) is not None:
             tensors += (_nested(key, tensor) for tensor in part.tensors)
             metadata[key] = dict(part.metadata)
     return tensors
@@ -268,11 +264,11 @@ def _nested(key: str, tensor: Tensor, role: Role | None = None) -> Tensor:
     return replace(tensor, path=(key, *tensor.path), role=role, shares_with=owner)
 
 
-def _is_recognised(path: str) -> bool:
+def _is_recognised(path: str, *, allows_losses: bool) -> bool:
     from ckpttool.formats import detect
 
     try:
-        with Probe(path) as probe:
+        with Probe(path, allows_losses=allows_losses) as probe:
             return detect(probe) is not None
     except NotACheckpoint:
         return False
@@ -283,14 +279,14 @@ def _add_directories(parts: OpenedParts, entries: Entries) -> list[Tensor]:
 
     Another directory with files that a framework could load is a warning.
     """
-    from ckpttool.formats import open_checkpoint
+    from ckpttool.formats import open_path
 
     tensors: list[Tensor] = []
     for name, entry in entries.items():
         if not entry.is_dir(follow_symlinks=False):
             continue
-        if _is_recognised(entry.path):
-            part = parts.add(name, partial(open_checkpoint, entry.path))
+        if _is_recognised(entry.path, allows_losses=parts.allows_losses):
+            part = parts.add(name, partial(open_path, entry.path, allows_losses=parts.allows_losses))
             for tensor in () if part is None else part.tensors:
                 # Its weights are a second copy of the model's.
                 role = Role.OTHER if tensor.role is Role.WEIGHTS else tensor.role

@@ -19,7 +19,6 @@ from ckpttool.core.errors import (
     CheckpointError,
     DamagedCheckpoint,
     NotACheckpoint,
-    are_losses_allowed,
     from_os_error,
 )
 from ckpttool.storage import fs
@@ -52,18 +51,21 @@ class Probe:
     A context manager that closes the file; ``opening.open_with`` passes it to the checkpoint instead.
 
     Attributes:
+        allows_losses: Whether readers return a partial checkpoint of a damaged one; only ``salvage`` asks for
+            that. A lost tensor has an extent outside of its file.
         other_entries: Entries of further directories, by name, if a checkpoint is in several directories.
     """
 
     other_entries: Mapping[str, tuple[os.DirEntry[str], ...]] = {}
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, allows_losses: bool = False) -> None:
         """Look at a path.
 
         Raises:
             NotFound, AccessDenied: It can't be looked at.
         """
         self.path = os.fspath(path)
+        self.allows_losses = allows_losses
         self._file = _file_to_open(self.path)
         try:
             self.is_directory = stat.S_ISDIR(fs.stat(self._file).st_mode)
@@ -130,10 +132,10 @@ class Probe:
     @cached_property
     def _archive(self) -> Archive | CheckpointError | None:
         is_zip = self.head.startswith((LOCAL_MAGIC, EMPTY_MAGIC))
-        if not is_zip and not (are_losses_allowed() and self._is_headless_zip):
+        if not is_zip and not (self.allows_losses and self._is_headless_zip):
             return None
         try:
-            if not are_losses_allowed():
+            if not self.allows_losses:
                 return Archive(self.source)
             from ckpttool.containers.zip_rescue import rescue_records
 
@@ -429,8 +431,12 @@ class Format(ABC):
         """
         return ()
 
-    def open_unit(self, unit: Unit) -> Checkpoint | None:
+    def open_unit(self, unit: Unit, *, allows_losses: bool = False) -> Checkpoint | None:
         """Return the checkpoint of a unit, if its path alone would open another one.
+
+        Args:
+            unit: What discovery found.
+            allows_losses: As in ``Probe``.
 
         Raises:
             CheckpointError: It can't be read, or its structure is wrong.

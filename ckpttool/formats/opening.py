@@ -96,12 +96,14 @@ class Opening:
         return Checkpoint(**found) if base is None else base.but(**found)
 
 
-def open_with(path: str | os.PathLike[str], choose: Callable[[Probe], Format]) -> Checkpoint:
+def open_with(
+    path: str | os.PathLike[str], choose: Callable[[Probe], Format], *, allows_losses: bool = False
+) -> Checkpoint:
     """Return the checkpoint at a path, opened by the format that ``choose`` returns for it.
 
     The checkpoint closes the file; if opening fails, it is closed here.
     """
-    return open_probe(Probe(path), choose)
+    return open_probe(Probe(path, allows_losses=allows_losses), choose)
 
 
 def open_probe(probe: Probe, choose: Callable[[Probe], Format]) -> Checkpoint:
@@ -143,12 +145,12 @@ def _open_and_judge(format: Format, probe: Probe) -> Checkpoint:
     return checkpoint
 
 
-def open_unit(format: Format, unit: Unit) -> Checkpoint:
+def open_unit(format: Format, unit: Unit, *, allows_losses: bool = False) -> Checkpoint:
     """Return the checkpoint of a unit; see ``Format.open``."""
     with memory_checked(unit.path):
-        checkpoint = format.open_unit(unit)
+        checkpoint = format.open_unit(unit, allows_losses=allows_losses)
     if checkpoint is None:
-        return open_with(unit.path, lambda probe: format)
+        return open_with(unit.path, lambda probe: format, allows_losses=allows_losses)
     return _with_config(checkpoint)
 
 
@@ -205,11 +207,28 @@ class OpenedParts(Opening):
         parts: The opened files by name.
     """
 
-    def __init__(self, kind: str) -> None:
-        """Begin without files; ``kind`` is the first word of finding codes: ``shard``, ``part``."""
+    def __init__(self, kind: str, *, allows_losses: bool = False) -> None:
+        """Begin without files.
+
+        Args:
+            kind: The first word of finding codes: ``shard``, ``part``.
+            allows_losses: As in ``Probe``, for each of them.
+        """
         super().__init__()
         self.parts: dict[str, Checkpoint] = {}
+        self.allows_losses = allows_losses
         self._kind = kind
+
+    def add_file(self, name: str, path: str) -> Checkpoint | None:
+        """Open a file that is a checkpoint by itself; see ``add``."""
+        return self.add(name, lambda: open_file(path, allows_losses=self.allows_losses))
+
+    def add_unit(self, name: str, unit: Unit) -> Checkpoint | None:
+        """Open a checkpoint of a directory; see ``add``."""
+        format = unit.format
+        if format is None:
+            return self.add_file(name, unit.path)
+        return self.add(name, lambda: open_unit(format, unit, allows_losses=self.allows_losses))
 
     def add(self, name: str, open: Callable[[], Checkpoint]) -> Checkpoint | None:
         """Open a file and return it; if it is damaged, add an error and return None."""
@@ -263,7 +282,7 @@ class OpenedParts(Opening):
                 yield span._replace(where=f"{name}: {span.where}")
 
 
-def open_file(path: str) -> Checkpoint:
+def open_file(path: str, *, allows_losses: bool = False) -> Checkpoint:
     """Return the checkpoint in one regular file, by its content alone."""
     # An index as a part of a set is refused: one that names itself would be opened without end.
     if not fs.isfile(path):
@@ -277,7 +296,7 @@ def open_file(path: str) -> Checkpoint:
             raise DamagedCheckpoint(probe.path, "an index", expected="a file with tensors")
         return format
 
-    return open_with(path, choose)
+    return open_with(path, choose, allows_losses=allows_losses)
 
 
 def file_entry(path: str) -> FileEntry:

@@ -16,7 +16,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -34,7 +33,7 @@ from ckpttool.core.tensor import Tensor
 from ckpttool.core.text import counted
 from ckpttool.core.training import training_state
 from ckpttool.formats.interface import HEAD_BYTES, Probe, SetFormat, Unit, group_names, natural
-from ckpttool.formats.opening import OpenedParts, file_entry, open_file
+from ckpttool.formats.opening import OpenedParts, file_entry
 from ckpttool.formats.sidecar import ENTRY, apply_sidecar
 from ckpttool.storage import fs
 from ckpttool.storage.work import in_order
@@ -227,14 +226,14 @@ class Sharded(SetFormat):
         name = self._index_in(probe) if probe.is_directory else None
         probe.close()
         index = read_index(os.path.join(probe.path, name) if name else probe.path)
-        return open_set(self.name, probe, index)
+        return open_set(self.name, probe, index, allows_losses=probe.allows_losses)
 
-    def open_unit(self, unit: Unit) -> Checkpoint | None:
+    def open_unit(self, unit: Unit, *, allows_losses: bool = False) -> Checkpoint | None:
         if fs.lexists(unit.path):
             return None
         finding = error("index-missing", "there is no index", os.path.basename(unit.path))
         index = ShardIndex(unit.path, tuple(sorted(unit.parts)), None, {}, (finding,))
-        return open_set(self.name, unit, index)
+        return open_set(self.name, unit, index, allows_losses=allows_losses)
 
     def units(self, directory: str, entries: Entries) -> Iterator[Unit]:
         # A set is an index with its shards. Shards that the index doesn't name but that are named like its
@@ -308,16 +307,17 @@ class ShardedPytorch(Sharded):
     suffixes = (".bin.index.json",)
 
 
-def open_set(format: str, opened: Probe | Unit, index: ShardIndex) -> Checkpoint:
+def open_set(format: str, opened: Probe | Unit, index: ShardIndex, *, allows_losses: bool) -> Checkpoint:
     """Return the checkpoint of all shards of an index that exist.
 
     Args:
         format: Format that the shards should have.
         opened: The index, or the directory, that the user opened.
         index: The content of the index.
+        allows_losses: As in ``Probe``.
     """
     directory = os.path.dirname(index.path)
-    with OpenedParts("shard") as shards:
+    with OpenedParts("shard", allows_losses=allows_losses) as shards:
         _add_shards(shards, index, format)
         is_directory = isinstance(opened, Probe) and opened.is_directory
         shards.findings += _judge_neighbours(index, directory or os.curdir, is_directory)
@@ -373,7 +373,7 @@ def _add_shards(shards: OpenedParts, index: ShardIndex, format: str) -> None:
         path = os.path.join(os.path.dirname(index.path), name)
         if not shards.is_in_place(name, path, bases):
             continue
-        if (part := shards.add(name, partial(open_file, path))) is not None:
+        if (part := shards.add_file(name, path)) is not None:
             if part.format != format:
                 shards.findings.append(error("shard-format", f"a {part.format} file, not {format}", name))
             if index.weight_map is not None:

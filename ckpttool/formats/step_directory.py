@@ -14,9 +14,8 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import partial
 from itertools import product
 from math import prod
 from typing import Any, ClassVar
@@ -29,7 +28,7 @@ from ckpttool.core.report import warning
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.core.training import training_state
 from ckpttool.formats.interface import Format, Probe, Unit
-from ckpttool.formats.opening import MAX_RANKS, OpenedParts, file_entry, open_unit
+from ckpttool.formats.opening import MAX_RANKS, OpenedParts, file_entry
 from ckpttool.storage import fs
 
 _RANK = re.compile(r"(?<![a-z])(?<!lora[-_])rank[-_]?([0-9]{1,5}(?:_[0-9]{1,5})*)(?![0-9])", re.IGNORECASE)
@@ -58,15 +57,16 @@ class StepDirectory(Format):
     takes_in = True
 
     def matches(self, probe: Probe) -> bool:
-        from ckpttool.formats.discovery import units_inside
+        from ckpttool.formats.discovery import Walk, units_inside
 
         if not is_step_directory(probe.path) or is_run(probe.path):
             return False
-        return any(map(_is_of_a_model, units_inside(probe.path)))
+        walk = Walk(allows_losses=probe.allows_losses)
+        return any(map(_is_of_a_model, units_inside(probe.path, walk)))
 
     def open(self, probe: Probe) -> Checkpoint:
         directory = probe.path
-        with OpenedParts("part") as parts:
+        with OpenedParts("part", allows_losses=probe.allows_losses) as parts:
             _add_all(parts, directory)
             ranks = _ranks(parts)
             _note_missing_ranks(parts, ranks)
@@ -212,7 +212,6 @@ def _files(directory: str) -> Iterator[str]:
 
 def _add_all(parts: OpenedParts, directory: str) -> None:
     """Open all files in a directory; a file of no known format is a warning."""
-    from ckpttool.formats import open_checkpoint
     from ckpttool.formats.discovery import Walk, units_inside
 
     def add_unreadable(failure: CheckpointError) -> None:
@@ -225,13 +224,9 @@ def _add_all(parts: OpenedParts, directory: str) -> None:
         message = "no format recognises it, so it was not checked"
         parts.findings.append(warning("part-unrecognised", message, os.path.relpath(path, directory)))
 
-    for unit in units_inside(directory, Walk(on_error=add_unreadable, on_unread=add_unread)):
-        opening: Callable[[], Checkpoint] = (
-            partial(open_checkpoint, unit.path)
-            if unit.format is None
-            else partial(open_unit, unit.format, unit)
-        )
-        parts.add(os.path.relpath(unit.path, directory), opening)
+    walk = Walk(allows_losses=parts.allows_losses, on_error=add_unreadable, on_unread=add_unread)
+    for unit in units_inside(directory, walk):
+        parts.add_unit(os.path.relpath(unit.path, directory), unit)
 
 
 _Ranks = dict[tuple[str, str, int], dict[tuple[int, ...], re.Match[str]]]

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.checkpoint import Checkpoint, TrainingState
-from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, UsageError, losses_allowed
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, UsageError
 from ckpttool.core.options import shows_keywords, with_keywords
 from ckpttool.core.report import Finding, Severity
 from ckpttool.core.result import Result, document_of
 from ckpttool.core.tensor import Extent, Role, Span, Tensor, role_below
 from ckpttool.core.text import counted
 from ckpttool.core.values import storages_of
-from ckpttool.formats import open_checkpoint
+from ckpttool.formats import open_path
 from ckpttool.ops.conversion import Converted, ConvertKeywords, ConvertOptions
 from ckpttool.ops.conversion_plan import plan_conversion
 from ckpttool.ops.convert import carry_out
@@ -130,9 +130,7 @@ def salvage(
     """
     options = with_keywords(options or ConvertOptions(), keywords)
     advance = advance or no_advance
-    with losses_allowed():
-        opened = open_checkpoint(source)
-    with opened as checkpoint:
+    with open_path(source, allows_losses=True) as checkpoint:
         good, lost, proven, sound = _assess(checkpoint, options.jobs, advance)
         # A lost number may be the score or the step that the training state would tell.
         kept = {one.name for one in good}
@@ -165,9 +163,7 @@ def salvageable(source: str, *, jobs: int | None = None, advance: Advance = no_a
     All that is left of it is read.
     """
     try:
-        with losses_allowed():
-            opened = open_checkpoint(source)
-        with opened as checkpoint:
+        with open_path(source, allows_losses=True) as checkpoint:
             good, lost, _, _ = _assess(checkpoint, jobs, advance)
             return _survival([one.role for one in good], lost, names_all=checkpoint.names_all)
     except CheckpointError:  # the verdict has told why it can't be read

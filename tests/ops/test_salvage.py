@@ -198,6 +198,70 @@ def test_a_missing_shard(tmp_path: Path) -> None:
     assert f"{len(written)} of {len(truth)} tensors" in done.summary
 
 
+PARTS = {
+    "safetensors/sharded": "model-00003-of-00004.safetensors",
+    "keras/sharded": "model_00000.weights.h5",
+    "pytorch/pytorch-sharded": "pytorch_model-00002-of-00002.bin",
+    "safetensors/trainer/checkpoint-2": "optimizer.pt",
+    "pytorch/trainer-bin/checkpoint-1": "pytorch_model.bin",
+    "ranks/trainer-2/checkpoint-2": "pytorch_model_fsdp_rank0.bin",
+    "ranks/numbered-2": "checkpoint_0.pt",
+    "deepspeed/zero-1/global_step2": "mp_rank_00_model_states.pt",
+    "torch-dcp/in-safetensors": "shard-00002-model-00001-of-00002.safetensors",
+    "torch-dcp/fabric": "meta.pt",
+}
+"""A file of each kind of directory."""
+
+
+@pytest.mark.parametrize("directory", PARTS)
+def test_a_cut_part_of_a_directory(directory: str, tmp_path: Path) -> None:
+    """Tensors of it are kept, as if it were alone."""
+    kept = []
+    for end in (-8, 0):
+        place, target = tmp_path / str(end) / Path(directory).name, tmp_path / f"{end}.safetensors"
+        shutil.copytree(FILES / directory, place)
+        part = place / PARTS[directory]
+        part.write_bytes(part.read_bytes()[:end])
+        assert not verify(place).is_valid
+        try:
+            kept.append(salvage(place, target).kept)
+        except CheckpointError:
+            kept.append(0)
+    assert kept[0] > kept[1]
+
+
+INNER = {
+    "checkpoint-2": ("deepspeed/zero-1/global_step2", "mp_rank_00_model_states.pt"),
+    "step_1": ("safetensors/sharded", "model-00003-of-00004.safetensors"),
+}
+"""A directory in a trainer's, and in that of a step, with a file of it."""
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_a_cut_part_of_a_directory_in_a_directory(name: str, tmp_path: Path) -> None:
+    """A zip beside it lacks its head, so that no other command recognises it."""
+    directory, (inner, part) = tmp_path / name, INNER[name]
+    if name == "checkpoint-2":
+        shutil.copytree(FILES / "safetensors" / "trainer" / name, directory)
+    cut = shutil.copytree(FILES / inner, directory / Path(inner).name) / part
+    cut.write_bytes(cut.read_bytes()[:-8])
+    (directory / "extra.pt").write_bytes(TWIN.read_bytes()[40:])
+    done = salvage(directory, tmp_path / "out.safetensors")
+    saved = digests(tmp_path / "out.safetensors")
+    assert {f"extra.{one}" for one in digests(TWIN)} <= saved.keys()
+    assert len(done.lost) <= 1 and not any(one.code.endswith("-damaged") for one in done.damage)
+
+
+def test_a_damaged_item_of_a_distributed_checkpoint(tmp_path: Path) -> None:
+    source = shutil.copytree(FILES / "torch-dcp" / "one-rank", tmp_path / "one-rank")
+    truth, items = digests(source), source / "__0_0.distcp"
+    items.write_bytes(items.read_bytes().replace(b"archive/data/0", b"archive/data/4", 2))
+    done = salvage(source, tmp_path / "out.safetensors")
+    (lost,) = done.lost
+    assert digests(tmp_path / "out.safetensors") == {k: v for k, v in truth.items() if k != lost.name}
+    assert [one.code for one in done.damage] == ["item-damaged"]
+
+
 @pytest.mark.parametrize(
     ("nbytes", "proposed"),
     [(100, None), (2000, "all 2 weights saved; lost 5 of 6 optimizer tensors")],

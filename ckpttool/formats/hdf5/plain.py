@@ -52,7 +52,7 @@ def opened_hdf5(probe: Probe) -> OpenedHdf5:
 
         location = Location(probe.path, 0, probe.source.size)
         try:
-            _opened[probe] = open_h5(location, probe.source, 0)
+            _opened[probe] = open_h5(location, probe.source, 0, allows_losses=probe.allows_losses)
         except CheckpointError as failure:
             _opened[probe] = failure
         finally:

@@ -34,7 +34,7 @@ from ckpttool.containers.hdf5 import (
 )
 from ckpttool.containers.jsontext import parse_json
 from ckpttool.core.dtypes import BY_NAME, DType
-from ckpttool.core.errors import CheckpointError, are_losses_allowed
+from ckpttool.core.errors import CheckpointError
 from ckpttool.core.readable import Readable, reader_from, swap_width
 from ckpttool.core.report import Finding, error, not_scanned, note, warning
 from ckpttool.core.tensor import Extent, Path, Role, Span, Tensor, Values
@@ -151,7 +151,7 @@ class OpenedHdf5:
 
     @property
     def is_cut(self) -> bool:
-        """Whether bytes are missing at its end, which only ``losses_allowed`` lets pass."""
+        """Whether bytes are missing at its end, which only ``allows_losses`` lets pass."""
         return self.base + self.location.size > self.source.size
 
     def holds(self, dataset: Dataset) -> bool:
@@ -196,7 +196,9 @@ def _verdict_reader(
     return read
 
 
-def open_h5(location: Location, source: Readable, base: int, *, in_place: bool = True) -> OpenedHdf5:
+def open_h5(
+    location: Location, source: Readable, base: int, *, in_place: bool = True, allows_losses: bool = False
+) -> OpenedHdf5:
     """Open an HDF5 file.
 
     Args:
@@ -204,9 +206,10 @@ def open_h5(location: Location, source: Readable, base: int, *, in_place: bool =
         source: Source of its bytes.
         base: Offset of the HDF5 file in ``source``.
         in_place: Whether offsets in ``source`` are offsets in a file on disk.
+        allows_losses: As in ``Probe``.
     """
     stated = _stated_size(source, base, location.size)
-    if are_losses_allowed() and location.inline is None and stated is not None:
+    if allows_losses and stated is not None:
         location.size = max(location.size, stated)  # libhdf5 refuses one that is shorter than it states
     tree = walk(location)
     opened = OpenedHdf5(location, source, base, tree, in_place)

@@ -202,7 +202,7 @@ class KerasArchive(Opening):
         path, source = self._probe.path, self._probe.source
         if member.method == STORED:
             location = Location(path, member.payload, member.size, where=WEIGHTS)
-            return open_h5(location, source, member.payload)
+            return open_h5(location, source, member.payload, allows_losses=self._probe.allows_losses)
         limit = max(MIN_INLINE, INLINE_A_BYTE * source.size)
         require_at_most(path, limit, member.size, "a compressed record of {:,} bytes", WEIGHTS)
         buffer = bytearray(member.size)

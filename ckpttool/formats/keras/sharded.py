@@ -12,7 +12,6 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from typing import ClassVar, NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint, Producer
@@ -20,7 +19,7 @@ from ckpttool.core.errors import CheckpointError, require_at_most
 from ckpttool.core.report import Finding, error, warning
 from ckpttool.core.tensor import Tensor
 from ckpttool.formats.interface import Probe, SetFormat, Unit, group_names
-from ckpttool.formats.opening import OpenedParts, file_entry, open_file
+from ckpttool.formats.opening import OpenedParts, file_entry
 from ckpttool.formats.sharded import MAX_SHARDS, compare_with_index, deeper, read_weight_map, refusal
 from ckpttool.storage import fs
 
@@ -86,13 +85,15 @@ class KerasSharded(SetFormat):
     def open(self, probe: Probe) -> Checkpoint:
         name = self._index_in(probe) if probe.is_directory else None
         probe.close()
-        return open_set(probe.path, read_index(os.path.join(probe.path, name) if name else probe.path))
+        index = read_index(os.path.join(probe.path, name) if name else probe.path)
+        return open_set(probe.path, index, allows_losses=probe.allows_losses)
 
-    def open_unit(self, unit: Unit) -> Checkpoint | None:
+    def open_unit(self, unit: Unit, *, allows_losses: bool = False) -> Checkpoint | None:
         if fs.lexists(unit.path):
             return None
         missing = error("index-missing", "there is no index", os.path.basename(unit.path))
-        return open_set(unit.path, KerasIndex(unit.path, {}, tuple(sorted(unit.members)), None, (missing,)))
+        index = KerasIndex(unit.path, {}, tuple(sorted(unit.members)), None, (missing,))
+        return open_set(unit.path, index, allows_losses=allows_losses)
 
     def units(self, directory: str, entries: Entries) -> Iterator[Unit]:
         # A set is an index with its shards: those that it maps, and those named like it. Shards without an
@@ -143,14 +144,14 @@ def _mapped_files(directory: str, name: str) -> tuple[str, ...]:
         return ()
 
 
-def open_set(path: str, index: KerasIndex) -> Checkpoint:
+def open_set(path: str, index: KerasIndex, *, allows_losses: bool) -> Checkpoint:
     """Return the checkpoint of the shards in an index; it is incomplete if some are missing or damaged."""
     # ``matches`` is called for every JSON file, so the modules that read Keras's are imported only here.
     from ckpttool.formats.keras.layout import training_of
     from ckpttool.formats.keras.native import merged_native
 
     directory = os.path.dirname(index.path)
-    with OpenedParts("shard") as shards:
+    with OpenedParts("shard", allows_losses=allows_losses) as shards:
         shards.findings += index.findings
         shards.complete = not any(finding.code != "duplicate-key" for finding in index.findings)
         for name in index.files:
@@ -196,7 +197,7 @@ def _add_shard(shards: OpenedParts, index: KerasIndex, name: str, path: str) -> 
     directory = fs.realpath(os.path.dirname(index.path) or os.curdir)
     if not shards.is_in_place(name, path, [directory]):
         return
-    part = shards.add(name, partial(open_file, path))
+    part = shards.add_file(name, path)
     if part is None or not index.groups:
         return
     if part.format != KerasSharded.name:

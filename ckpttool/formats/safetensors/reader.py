@@ -22,12 +22,7 @@ from typing import Any, ClassVar
 from ckpttool.containers.jsontext import Doubled, parse_json
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.dtypes import BY_SAFETENSORS, DType
-from ckpttool.core.errors import (
-    DamagedCheckpoint,
-    Truncated,
-    are_losses_allowed,
-    require_at_most,
-)
+from ckpttool.core.errors import DamagedCheckpoint, Truncated, require_at_most
 from ckpttool.core.readable import reader_from
 from ckpttool.core.report import Finding, error, warning
 from ckpttool.core.tensor import Extent, Role, Span, Tensor
@@ -90,9 +85,14 @@ class Safetensors(Format):
         findings = tuple(_oddities(text, header, metadata))
         start = _LENGTH.size + len(text)
         tensors = tuple(_read_tensors(source, start, header))
-        excess = source.size - max((one.extent.end for one in tensors if one.extent), default=start)
-        if excess > 0:  # refused before, unless damaged files may be opened
-            findings += (error("trailing-bytes", f"trailing bytes behind the last tensor: {excess:,}"),)
+        end = max((one.extent.end for one in tensors if one.extent), default=start)
+        if source.size < end and not probe.allows_losses:
+            raise Truncated(path, f"truncated: {source.size:,} of {end:,} bytes")
+        if source.size > end:
+            found = f"trailing bytes behind the last tensor: {source.size - end:,}"
+            if not probe.allows_losses:
+                raise DamagedCheckpoint(path, found, expected=f"{end:,} in all", code="trailing-bytes")
+            findings += (error("trailing-bytes", found),)
         entry = metadata.pop(ENTRY, None)
 
         def spans() -> Iterator[Span]:
@@ -173,7 +173,7 @@ def _read_tensors(source: Source, start: int, header: Mapping[str, Any]) -> Iter
     path = source.path
     entries = [_read_entry(path, name, entry) for name, entry in header.items()]
     entries.sort(key=lambda entry: entry[:2])
-    _check_tiles(path, entries, source.size, start)
+    _check_tiles(path, entries)
     for begin, end, name, dtype, shape in entries:
         extent = Extent(path, start + begin, end - begin)
         values = Contiguous(source, start + begin, end - begin)
@@ -181,11 +181,11 @@ def _read_tensors(source: Source, start: int, header: Mapping[str, Any]) -> Iter
         yield Tensor((name,), dtype, shape, role, values, extent, extent)
 
 
-def _check_tiles(path: str, entries: list[_Entry], size: int, start: int) -> None:
-    """Require that each extent begins at the end of the previous one, and the last ends with the file.
+def _check_tiles(path: str, entries: list[_Entry]) -> None:
+    """Require that each extent begins at the end of the previous one.
 
     Raises:
-        DamagedCheckpoint: There is a gap, an overlap, or a missing or trailing byte.
+        DamagedCheckpoint: There is a gap or an overlap.
     """
     # Every byte belongs to one tensor: overlaps could turn a small file into huge tensors, and a gap could
     # hide another file (a zip, a pickle) that some other program would load.
@@ -196,13 +196,6 @@ def _check_tiles(path: str, entries: list[_Entry], size: int, start: int) -> Non
             found = f"bytes {begin:,}..{end:,} do not follow {predecessor}"
             raise _damaged(path, name, found, code, f"to begin at {expected:,}")
         expected, predecessor = end, repr(name)
-    if are_losses_allowed():
-        return
-    if size < start + expected:
-        raise Truncated(path, f"truncated: {size:,} of {start + expected:,} bytes")
-    if size > start + expected:
-        found = f"trailing bytes behind the last tensor: {size - start - expected:,}"
-        raise DamagedCheckpoint(path, found, expected=f"{start + expected:,} in all", code="trailing-bytes")
 
 
 def _read_entry(path: str, name: str, entry: object) -> _Entry:

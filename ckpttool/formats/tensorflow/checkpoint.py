@@ -73,7 +73,7 @@ class TensorFlow(SetFormat):
             return self._open_v1(path)
         return self._open_prefix(prefix)
 
-    def open_unit(self, unit: Unit) -> Checkpoint | None:
+    def open_unit(self, unit: Unit, *, allows_losses: bool = False) -> Checkpoint | None:
         if is_stage(unit.path):
             from ckpttool.formats.tensorflow.reader import open_stage
 

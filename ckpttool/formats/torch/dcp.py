@@ -18,7 +18,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ClassVar
 
 from ckpttool.containers.jsontext import parse_json
@@ -32,7 +32,7 @@ from ckpttool.formats.content.assembly import name_tensors, training_of
 from ckpttool.formats.content.boxes import Box, Piece, assemble
 from ckpttool.formats.content.tree import NodeParts, TensorParts, fold, replace_tensors
 from ckpttool.formats.interface import Format, Probe
-from ckpttool.formats.opening import OpenedParts, file_entry, open_file
+from ckpttool.formats.opening import OpenedParts, file_entry
 from ckpttool.formats.readings import add_part_name
 from ckpttool.formats.sharded import refusal
 from ckpttool.formats.sidecar import ENTRY, apply_sidecar_file
@@ -82,7 +82,7 @@ class TorchDcp(Format):
         return False
 
     def open(self, probe: Probe) -> Checkpoint:
-        with OpenedParts("part") as parts:
+        with OpenedParts("part", allows_losses=probe.allows_losses) as parts:
             directory = _DcpDirectory(probe, parts)
             directory.read()
             tensors = name_tensors([*map(_with_flat_role, directory.tensors)], directory.values)
@@ -348,7 +348,7 @@ class _DcpDirectory:
         entry = self._probe.entries.get(name)
         if entry is None:
             return
-        extra = self._extra = self._parts.add(name, partial(open_file, entry.path))
+        extra = self._extra = self._parts.add_file(name, entry.path)
         if extra is None:
             return
         for tensor in extra.tensors:

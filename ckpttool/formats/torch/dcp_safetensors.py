@@ -15,7 +15,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import ClassVar
 
 from ckpttool.containers.jsontext import Doubled, parse_json
@@ -27,7 +26,7 @@ from ckpttool.core.text import counted
 from ckpttool.core.training import training_state
 from ckpttool.formats.content.boxes import Box, Piece, assemble
 from ckpttool.formats.interface import Format, Probe, scan
-from ckpttool.formats.opening import OpenedParts, file_entry, open_file
+from ckpttool.formats.opening import OpenedParts, file_entry
 from ckpttool.formats.sharded import indexes, open_set, read_index
 
 _RANK_FILE = re.compile(r"shard-(?P<rank>\d{5,9})-model-(?P<part>\d{5,9})-of-(?P<total>\d{5,9})\.safetensors")
@@ -47,10 +46,10 @@ class DcpSafetensors(Format):
 
     def open(self, probe: Probe) -> Checkpoint:
         names = [name for name, entry in probe.entries.items() if _is_rank_file(entry)]
-        with OpenedParts("part") as parts:
+        with OpenedParts("part", allows_losses=probe.allows_losses) as parts:
             merger = _ChunkMerger(probe.path, parts)
             for name in names:
-                part = parts.add(name, partial(open_file, probe.entries[name].path))
+                part = parts.add_file(name, probe.entries[name].path)
                 if part is not None and part.format == DcpConsolidated.name:
                     merger.add(name, part)
                 elif part is not None:
@@ -92,7 +91,8 @@ class DcpConsolidated(Format):
 
     def open(self, probe: Probe) -> Checkpoint:
         (name,) = _indexes(probe)
-        checkpoint = open_set(self.name, probe, read_index(os.path.join(probe.path, name)))
+        index = read_index(os.path.join(probe.path, name))
+        checkpoint = open_set(self.name, probe, index, allows_losses=probe.allows_losses)
         message = "the chunks that it was put together from; they were not looked at"
         checkpoint.findings = (*checkpoint.findings, note("not-part", message, _SHARDED))
         return checkpoint

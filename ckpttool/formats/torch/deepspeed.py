@@ -22,7 +22,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint, Producer, TrainingState
@@ -30,7 +29,7 @@ from ckpttool.core.report import Finding, error, warning
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.core.training import training_state
 from ckpttool.formats.interface import Format, Probe
-from ckpttool.formats.opening import MAX_RANKS, OpenedParts, file_entry, open_file
+from ckpttool.formats.opening import MAX_RANKS, OpenedParts, file_entry
 from ckpttool.formats.torch.deepspeed_zero import (
     STATES,
     ZERO,
@@ -76,7 +75,7 @@ class DeepSpeed(Format):
         ) or has_parameters(probe)
 
     def open(self, probe: Probe) -> Checkpoint:
-        with OpenedParts("part") as parts:
+        with OpenedParts("part", allows_losses=probe.allows_losses) as parts:
             universal = UniversalStates(probe, parts) if is_universal(probe) else None
             files = _open_files(parts, probe, skipped=() if universal is None else (ZERO,))
             models = sorted(
@@ -133,7 +132,7 @@ def _open_files(parts: OpenedParts, probe: Probe, skipped: Sequence[str]) -> lis
     files = []
     for name, entry in probe.entries.items():
         if entry.is_file() and name.endswith(_LOADABLE):
-            part = parts.add(name, partial(open_file, entry.path))
+            part = parts.add_file(name, entry.path)
             if part is not None:
                 kind, numbers = _parse_name(name)
                 files.append(_StateFile(name, kind, part, **dict(numbers)))

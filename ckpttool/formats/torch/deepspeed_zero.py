@@ -24,7 +24,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint
@@ -34,7 +33,7 @@ from ckpttool.core.tensor import Role, Tensor
 from ckpttool.core.values import storages_of
 from ckpttool.formats.content.boxes import Run, join_runs
 from ckpttool.formats.interface import Probe
-from ckpttool.formats.opening import OpenedParts, open_file
+from ckpttool.formats.opening import OpenedParts
 from ckpttool.formats.torch.objects import MAX_AXES
 from ckpttool.storage import fs
 
@@ -423,7 +422,7 @@ class UniversalStates:
                 continue
             state = entry.name.removesuffix(_SUFFIX)
             self.paths.append(entry.path)
-            part = self._parts.add(place, partial(open_file, entry.path))
+            part = self._parts.add_file(place, entry.path)
             states[state] = None, {}
             if part is not None:
                 tensor = self._only_tensor(part, (ZERO, directory.name, state), place)
@@ -445,7 +444,7 @@ class UniversalStates:
             self._parts.findings.append(warning("part-not-checked", "it was not looked into", place))
             return
         self.paths.append(entry.path)
-        part = self._parts.add(place, partial(open_file, entry.path))
+        part = self._parts.add_file(place, entry.path)
         if part is not None:
             self.metadata = part.metadata
             self._shared = [

@@ -44,9 +44,10 @@ class RankFiles(SetFormat):
         probe.close()
         metadata = probe.entries.get(METADATA)
         others = [name for name in probe.entries if COMPANION.fullmatch(name) and name.endswith(LOADABLE)]
-        return open_ranks(probe.path, files, None if metadata is None else metadata.path, others)
+        path = None if metadata is None else metadata.path
+        return open_ranks(probe.path, files, path, others, allows_losses=probe.allows_losses)
 
-    def open_unit(self, unit: Unit) -> Checkpoint | None:
+    def open_unit(self, unit: Unit, *, allows_losses: bool = False) -> Checkpoint | None:
         from ckpttool.formats.torch.ranks import open_ranks
 
         directory = os.path.dirname(unit.path)
@@ -55,7 +56,7 @@ class RankFiles(SetFormat):
             for name in unit.parts
             if (file := parse_rank_file(os.path.join(directory, name))) is not None
         ]
-        return open_ranks(unit.path, files) if files else None
+        return open_ranks(unit.path, files, allows_losses=allows_losses) if files else None
 
     def units(self, directory: str, entries: Entries) -> Iterator[Unit]:
         for stem, files in files_by_stem(rank_files(entries)).items():

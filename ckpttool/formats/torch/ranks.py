@@ -17,7 +17,6 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -32,7 +31,7 @@ from ckpttool.core.values import as_strided
 from ckpttool.formats.content.assembly import training_of
 from ckpttool.formats.content.boxes import Box, Piece, assemble
 from ckpttool.formats.content.tree import replace_tensors, tensors_in, trees_equal
-from ckpttool.formats.opening import MAX_RANKS, OpenedParts, file_entry, open_file
+from ckpttool.formats.opening import MAX_RANKS, OpenedParts, file_entry
 from ckpttool.formats.torch.distributed import ONE_OF_SEVERAL
 from ckpttool.formats.torch.rank_files import METADATA, RankFile
 from ckpttool.storage import fs
@@ -80,7 +79,12 @@ class _RankGroup:
 
 
 def open_ranks(
-    path: str, files: Sequence[RankFile], metadata: str | None = None, others: Iterable[str] = ()
+    path: str,
+    files: Sequence[RankFile],
+    metadata: str | None = None,
+    others: Iterable[str] = (),
+    *,
+    allows_losses: bool,
 ) -> Checkpoint:
     """Return the checkpoint of the files of all ranks; a missing file, or one of another save, is a finding.
 
@@ -90,9 +94,9 @@ def open_ranks(
         metadata: Path of the ``metadata.pkl`` of torch_checkpointing.
         others: Names of files next to them, which aren't read.
     """
-    with OpenedParts("part") as parts:
+    with OpenedParts("part", allows_losses=allows_losses) as parts:
         world, job_files = _files_of_one_world(parts, files)
-        metadata_part = None if metadata is None else parts.add(METADATA, partial(open_file, metadata))
+        metadata_part = None if metadata is None else parts.add_file(METADATA, metadata)
         job_metadata = dict(metadata_part.metadata) if metadata_part is not None else {}
         groups = _open_groups(parts, job_files)
         # The number of ranks is in the files' names, in torch_checkpointing's metadata, or in the meshes of
@@ -156,7 +160,7 @@ def _open_groups(parts: OpenedParts, files: Sequence[RankFile]) -> list[_RankGro
     stems = list(dict.fromkeys(file.stem for file in files))
     groups = {stem: _RankGroup((stem,) if len(stems) > 1 else ()) for stem in stems}
     for file in files:
-        part = parts.add(file.name, partial(open_file, file.path))
+        part = parts.add_file(file.name, file.path)
         if part is not None:
             groups[file.stem].parts[file.rank] = (file, part)
     return list(groups.values())

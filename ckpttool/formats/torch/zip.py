@@ -28,7 +28,7 @@ from ckpttool.containers.pickle.pickle_safety import (
 from ckpttool.containers.zip_reader import STORED, Archive, Member, duplicate_record
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.dtypes import DType
-from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, are_losses_allowed
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.core.readable import Buffer, reader_from
 from ckpttool.core.report import Finding, error, not_scanned, warning
 from ckpttool.core.tensor import Extent, Span, Tensor
@@ -311,25 +311,24 @@ class StorageRecords:
 
     def __call__(self, persistent_id: Any) -> Storage:
         """Return the storage."""
-        path = self._records.path
+        path, archive = self._records.path, self._records.archive
         key, dtype, count = parse_persistent_id(path, persistent_id)
         where = f"{self._directory}/{key}"
         storage = self._used.get(key)
         if storage is None:
             member = self._records.by_name.get(where.casefold())
-            if member is None and are_losses_allowed():
+            if member is None and archive.rescue is not None:
                 return self._lost(key, dtype, count, where)
             if member is None:
                 found = "a tensor's record is missing"
                 raise DamagedCheckpoint(path, found, where=where, code="storage-missing")
-            archive = self._records.archive
             content, offset = archive.content(member), archive.offset(member)
             extent = Extent(path, member.payload, member.stored) if member.method == STORED else None
             storage = Storage(key, dtype, member.size, content, offset, extent, self._byteorder)
             self._used[key] = storage
             self._names.add(where.casefold())
         expected = count * (1 if dtype is None else dtype.itemsize)
-        if expected != storage.nbytes and are_losses_allowed():
+        if expected != storage.nbytes and archive.rescue is not None:
             return self._lost(key, dtype, count, where)
         if expected != storage.nbytes:
             found = f"a record of {storage.nbytes:,} bytes"
