@@ -1,7 +1,9 @@
 """Pickles: of PyTorch before its zip, of Paddle, and of Python or joblib without a framework.
 
 PyTorch's begin with a magic number. Paddle's have its names in their first bytes or at the end. All others
-are plain.
+are plain. As any of them is a pickle, the three formats are here and not in their frameworks' folders: what
+isn't PyTorch's is a ``PlainPickle``, and ``PaddlePickle`` one with Paddle's names. The frameworks' readers
+are ``torch/legacy.py`` and ``paddle/pickles.py``.
 
 Source: PyTorch ``torch/serialization.py``; PaddlePaddle/Paddle ``python/paddle/framework/io.py``; CPython
 ``Lib/pickle.py``; joblib ``joblib/numpy_pickle.py``.

@@ -58,20 +58,10 @@ class PaddleFiles(SetFormat):
     def open(self, probe: Probe) -> Checkpoint:
         directory, name = os.path.split(probe.path)
         is_program = _begins_program(probe.head)
-        probe.close()
-        # The stem joins the files of one save, whichever was opened. A program of Paddle 3 is named
-        # ``<x>.json``, as any other JSON may be, so its content decides. A file without one of the suffixes
-        # has no partner: its name says nothing of another file.
+        probe.close()  # the parts open this file again, as they open the others of its stem
         files = scan(directory or os.curdir)
-        stem = _stem(name) if is_program else name.removesuffix(PARAMETERS)
-        parameters = files.get(stem + PARAMETERS if is_program else name)
+        stem, program, parameters = _files_of_stem(files, name, is_program=is_program)
         json = files.get(stem + PIR_PROGRAM) if stem != name else None
-        if is_program:
-            program = files.get(name)
-        else:
-            program = files.get(stem + PROGRAM) or (json if json and _is_program(json) else None)
-        if stem == name:
-            parameters, program = (None, program) if is_program else (parameters, None)
         with PaddleParts(directory or os.curdir) as parts:
             if program is not None:
                 _add_program(parts, program)
@@ -88,7 +78,7 @@ class PaddleFiles(SetFormat):
                 check_program(parts, parts.program)
                 information = files.get(stem + INFORMATION)
                 if information is not None and parts.is_inside(information):
-                    _scan_information(parts, information)
+                    _judge_information(parts, information)
             return _checkpoint_of(probe, parts)
 
     def units(self, directory: str, entries: Mapping[str, os.DirEntry[str]]) -> Iterable[Unit]:
@@ -119,11 +109,28 @@ def _stem(name: str) -> str:
     return name.removesuffix(PROGRAM) if name.endswith(PROGRAM) else name.removesuffix(PIR_PROGRAM)
 
 
+def _files_of_stem(
+    files: Mapping[str, os.DirEntry[str]], name: str, *, is_program: bool
+) -> tuple[str, os.DirEntry[str] | None, os.DirEntry[str] | None]:
+    """Return the stem of the file ``name``, and the entries of its program and its parameters, if any."""
+    # The stem joins the files of one save, whichever was opened. A file without one of the suffixes has no
+    # partner: its name says nothing of another file.
+    stem = _stem(name) if is_program else name.removesuffix(PARAMETERS)
+    if stem == name:
+        return (stem, files.get(name), None) if is_program else (stem, None, files.get(name))
+    if is_program:
+        return stem, files.get(name), files.get(stem + PARAMETERS)
+    # A program of Paddle 3 is named ``<x>.json``, as any other JSON may be, so its content decides.
+    json = files.get(stem + PIR_PROGRAM)
+    program = files.get(stem + PROGRAM) or (json if json and _is_program(json) else None)
+    return stem, program, files.get(name)
+
+
 def _add_program(parts: PaddleParts, entry: os.DirEntry[str]) -> None:
     """Add a program, or an error if it can't be read; the parameters then have no names."""
     if not parts.is_inside(entry):
         return
-    source = parts.source(entry)
+    source = parts.open_source(entry)
     try:
         is_pir = looks_like_pir(source.read(0, min(HEAD_BYTES, source.size)))
         parts.program = read_pir(source) if is_pir else read_program(source)
@@ -146,7 +153,7 @@ def _add_parameters(parts: PaddleParts, entry: os.DirEntry[str]) -> None:
                 rows = read_file(source).rows
             except DamagedCheckpoint:
                 rows = None
-        if rows is not None and (stream := parts.read(entry)) is not None:
+        if rows is not None and (stream := parts.read_variable(entry)) is not None:
             parts.add_rows(("rows",), *stream)
             parts.add(("values",), role_of("values"), *stream)
             return
@@ -180,9 +187,9 @@ def _add_pickles(parts: PaddleParts, entries: Iterable[os.DirEntry[str]]) -> Non
         parts.fault("variable-missing", message)
 
 
-def _scan_information(parts: PaddleParts, entry: os.DirEntry[str]) -> None:
+def _judge_information(parts: PaddleParts, entry: os.DirEntry[str]) -> None:
     """Add the safety findings of ``.pdiparams.info``, a pickle that ``paddle.jit.save`` writes."""
-    source = parts.source(entry)
+    source = parts.open_source(entry)
     try:
         parts.safety += read_pickles(source, 0, source.size, entry.name).safety
     except DamagedCheckpoint as failure:

@@ -37,7 +37,7 @@ from ckpttool.formats.paddle.fluid_serial import (
     SERIAL,
     add_tables,
     add_trainer,
-    check_neighbour,
+    check_against_neighbour,
     check_trainers,
     siblings_have_marker,
 )
@@ -83,7 +83,7 @@ class Fluid(Format):
             elif variant == "inference":
                 _add_inference(parts, probe.entries)
             else:
-                _add_loose(parts, probe.entries)
+                _add_variables_alone(parts, probe.entries)
             if variant is not None and not parts.files:
                 raise DamagedCheckpoint(probe.path, "no file in it", expected="variables or a trainer's")
             return _checkpoint(probe, variant, parts)
@@ -152,7 +152,7 @@ def has_marker(entries: Entries) -> bool:
 
 def _add_inference(parts: PaddleParts, entries: Entries) -> None:
     """Add a program and its variables."""
-    program = parts.program = read_program(parts.source(entries[MODEL]), MODEL)
+    program = parts.program = read_program(parts.open_source(entries[MODEL]), MODEL)
     found = (*program.safety, *program.paths_outside())
     parts.safety += (add_part_name(finding, MODEL) for finding in found)
     stored = [variable.name for variable in program.stored]
@@ -179,7 +179,7 @@ def _add_inference(parts: PaddleParts, entries: Entries) -> None:
     check_program(parts, program)
 
 
-def _add_loose(parts: PaddleParts, entries: Entries) -> None:
+def _add_variables_alone(parts: PaddleParts, entries: Entries) -> None:
     """Add variables of a directory without a program: a file each, or one combined file."""
     combined = _combined_file(entries)
     if combined is None:
@@ -221,6 +221,7 @@ def _combined_file(entries: Entries, names: Collection[str] = ()) -> os.DirEntry
 
 
 def _add_serial(parts: PaddleParts, entries: Entries) -> None:
+    """Add the variables of a serial of any of the three generations, then its trainers and lookup tables."""
     # The first generation has its variables and the marker in the serial itself. Later ones have directories;
     # without ``__model__`` among them, the serial is that of a trainer that doesn't share a file system with
     # trainer 0, which alone writes the variables.
@@ -250,7 +251,7 @@ def _add_serial(parts: PaddleParts, entries: Entries) -> None:
     if has_directories:
         _add_trainers_and_tables(parts, entries, is_marked=is_marked)
     if has_variables:
-        check_neighbour(parts, entries, is_marked=is_marked)
+        check_against_neighbour(parts, entries, is_marked=is_marked)
         if not any(tensor.path[0] not in TABLES for tensor in parts.tensors) and parts.complete:
             parts.fault("no-variables", "no variable in it", MODEL if model is not None else None)
 
@@ -263,7 +264,7 @@ def _add_trainers_and_tables(parts: PaddleParts, entries: Entries, *, is_marked:
         if name in (MODEL, MARKER) or name in manifests:
             continue
         if name == ENTRY and entry.is_file(follow_symlinks=False):
-            source = parts.source(entry)
+            source = parts.open_source(entry)
             if source.size <= MAX_DOCUMENT:
                 parts.sidecar = source.read(0, source.size)
             else:
@@ -272,7 +273,7 @@ def _add_trainers_and_tables(parts: PaddleParts, entries: Entries, *, is_marked:
         elif match and entry.is_dir(follow_symlinks=False):
             add_trainer(parts, str(int(match[1])), scan(entry.path), is_marked=is_marked)
         elif name in TABLES and entry.is_dir(follow_symlinks=False):
-            add_tables(parts, parts.shards(name, entry))
+            add_tables(parts, parts.table_shards(name, entry))
         elif parts.is_inside(entry):
             parts.findings.append(note("not-part", "no part of a serial; it was not looked at", name))
     check_trainers(parts)

@@ -67,7 +67,7 @@ def add_trainer(parts: PaddleParts, number: str, entries: Entries, *, is_marked:
         if not fs.isfile(entry.path):
             parts.findings.append(warning("not-part", "a directory among a trainer's arguments", where))
         else:
-            source = parts.source(entry)
+            source = parts.open_source(entry)
             if source.size > MAX_ARGUMENT:
                 message = f"{source.size:,} bytes, which is no argument of a trainer; it was not read"
                 parts.findings.append(warning("trainer-argument", message, where))
@@ -111,7 +111,7 @@ def add_tables(parts: PaddleParts, entries: Iterable[tuple[str, os.DirEntry[str]
             message = f"two files of parameter server {index}"
             parts.fault("table-shard-twice", message, parts.name_of(entry.path))
         names[table][index] = name
-        if (stream := parts.read(entry)) is not None:
+        if (stream := parts.read_variable(entry)) is not None:
             shards[table].append((name, *stream))
             parts.add_rows((TABLES[0], name, "rows"), *stream)
             parts.add((TABLES[0], name, "values"), Role.WEIGHTS, *stream)
@@ -177,7 +177,7 @@ def siblings_have_marker(path: str) -> bool:
     return False
 
 
-def check_neighbour(parts: PaddleParts, entries: Entries, *, is_marked: bool) -> None:
+def check_against_neighbour(parts: PaddleParts, entries: Entries, *, is_marked: bool) -> None:
     """Add errors for variables, shards and trainers that the nearest serial of the same network has."""
     # Parameter servers write their shards after the marker, and each trainer writes on its own: a job that
     # was killed leaves some out, and nothing in the serial records it. Nor is there a list of files from

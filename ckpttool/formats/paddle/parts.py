@@ -1,5 +1,9 @@
 """Parts that all of Paddle's directories and pairs of files share: variables in files, roles, native parts.
 
+``PaddleParts`` collects what a reader finds; the functions before and after it give each variable its role,
+add the variables of a directory or a combined file, compare them with the program, and keep the details that
+tensors lack.
+
 A variable is a file with one stream, a LoDTensor or SelectedRows, and the file's name is the variable's; a
 slash in the name makes a directory. A combined file is a sequence of LoDTensors without names, sorted by the
 names that the program has.
@@ -43,13 +47,19 @@ if TYPE_CHECKING:
 MODEL = "__model__"
 MARKER = "_SUCCESS"
 TABLES = ("__lookup_table__", "__lockup_table__")
-"""Directory of lookup tables, as Paddle's code and as its user guide spell it."""
+"""Directory of lookup tables: as Paddle's code spells it, and "lockup" as its user guide did."""
 TRAINER = re.compile(r"trainer_([0-9]{1,9})")
 MAX_SLASHES = 16
 """Limit on slashes in the name of a variable."""
 
 COUNTERS = ("epoch_id", "step_id")
 """Files of a trainer's progress: a number as text each."""
+
+Entries = Mapping[str, "os.DirEntry[str]"]
+
+
+# Roles ------------------------------------------------------------------------------------------------
+
 # An optimizer names its accumulators ``<parameter>_<accumulator>_<number>``: ``fc_0.w_0_moment1_0``.
 _ACCUMULATOR = re.compile(
     r"(?:(?P<parameter>.+)_)?(?:moment1?|moment2(?:_max)?|velocity|beta[12]_pow_acc|inf_norm|mean_square|"
@@ -58,13 +68,6 @@ _ACCUMULATOR = re.compile(
 )
 _RATE = re.compile(r"(?:learning_rate|LearningRateDecay\w*|@LR_DECAY_COUNTER@\w*)(?:_[0-9]+)?")
 
-HEIGHTS = "fluid.heights"
-"""Native part with the heights of SelectedRows: JSON of the row count of the full table by name."""
-LEVELS = "fluid.levels/"
-"""Prefix of native parts with the LoD of a tensor, in the bytes of its stream; the tensor's name follows."""
-
-Entries = Mapping[str, "os.DirEntry[str]"]
-
 
 def role_of(name: str) -> Role:
     """Return OPTIMIZER for the name of an accumulator or learning rate, WEIGHTS for any other."""
@@ -72,9 +75,15 @@ def role_of(name: str) -> Role:
     return Role.OPTIMIZER if is_state else Role.WEIGHTS
 
 
+# The parts --------------------------------------------------------------------------------------------
+
+
 @dataclass(eq=False)
 class PaddleParts(Opening):
     """Parts of a checkpoint, collected by its reader.
+
+    ``add`` and the other methods and functions named ``add_…`` fill ``tensors``, ``spans``, ``heights`` and
+    ``levels``; each file that ``open_source`` opens is added to ``files``.
 
     Attributes:
         root: The directory; links that lead out of it are not followed.
@@ -115,19 +124,19 @@ class PaddleParts(Opening):
         """Return a path for findings: relative to the checkpoint's directory, with slashes."""
         return os.path.relpath(path, self.root).replace(os.sep, "/")
 
-    def shards(self, name: str, entry: os.DirEntry[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
-        """Yield names and entries of a directory of shards, in all of its places."""
+    def table_shards(self, name: str, entry: os.DirEntry[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        """Yield names and entries of a directory of lookup tables, in all places of the checkpoint."""
         for place in (entry, *self.other_entries.get(name, ())):
             yield from scan(place.path).items()
 
-    def source(self, entry: os.DirEntry[str]) -> Source:
-        """Open a file of the checkpoint; it is closed with the checkpoint."""
+    def open_source(self, entry: os.DirEntry[str]) -> Source:
+        """Open a file and add it to ``files``; it is closed with the checkpoint."""
         source = fs.open_source(entry.path)
         self.opened.callback(source.close)
         self.files.append(FileEntry(entry.path, source.size))
         return source
 
-    def read(self, entry: os.DirEntry[str]) -> tuple[Source, Stream] | None:
+    def read_variable(self, entry: os.DirEntry[str]) -> tuple[Source, Stream] | None:
         """Return a file and its one stream; add an error and return None if it is damaged."""
         if not self.is_inside(entry):
             return None
@@ -135,7 +144,7 @@ class PaddleParts(Opening):
         if not fs.isfile(entry.path):
             self.fault("not-a-file", "a directory where a variable's file should be", name)
             return None
-        source = self.source(entry)
+        source = self.open_source(entry)
         try:
             stream = read_file(source)
             fault = lod_fault(source, stream)
@@ -170,8 +179,11 @@ class PaddleParts(Opening):
         entry = entries.get(MARKER)
         if entry is None or not entry.is_file(follow_symlinks=False):
             return False
-        self.source(entry)
+        self.open_source(entry)
         return True
+
+
+# Variables in files -----------------------------------------------------------------------------------
 
 
 def add_variables(parts: PaddleParts, entries: Entries, is_skipped: Callable[[str], bool]) -> None:
@@ -182,7 +194,7 @@ def add_variables(parts: PaddleParts, entries: Entries, is_skipped: Callable[[st
         if entry.name.startswith("."):
             where = parts.name_of(entry.path)
             parts.findings.append(note("not-part", "a hidden file; it was not looked at", where))
-        elif (variable := parts.read(entry)) is not None:
+        elif (variable := parts.read_variable(entry)) is not None:
             source, stream = variable
             if stream.rows is not None:
                 parts.add_rows((name, "rows"), source, stream)
@@ -194,7 +206,7 @@ def add_variables(parts: PaddleParts, entries: Entries, is_skipped: Callable[[st
 
 def add_combined(parts: PaddleParts, entry: os.DirEntry[str]) -> None:
     """Add the tensors of a combined file, with names from the program, or ``#0``, ``#1`` … without one."""
-    source, where = parts.source(entry), parts.name_of(entry.path)
+    source, where = parts.open_source(entry), parts.name_of(entry.path)
     streams: list[Stream] = []
     try:
         streams.extend(read_all(source))
@@ -214,21 +226,6 @@ def add_combined(parts: PaddleParts, entry: os.DirEntry[str]) -> None:
     check_accumulators(parts)
 
 
-def check_program(parts: PaddleParts, program: Program) -> None:
-    """Add an error for each tensor that differs from the program's declaration, where -1 is any length."""
-    for tensor in parts.tensors:
-        declared = program.variables.get(str(tensor.path[0]))
-        if declared is None or declared.shape is None or len(tensor.path) > 1:
-            continue
-        fits = len(declared.shape) == len(tensor.shape) and all(
-            want in (-1, have) for want, have in zip(declared.shape, tensor.shape, strict=True)
-        )
-        if not fits or declared.dtype not in (None, tensor.dtype):
-            have = f"{tensor.dtype.name} {list(tensor.shape)}"
-            want = f"{declared.dtype.name if declared.dtype else '?'} {list(declared.shape)}"
-            parts.fault("program-mismatch", f"{have}, and the program declares {want}", tensor.name)
-
-
 def files_by_variable(entries: Entries) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Yield name and file of each variable: the path from the directory, as a slash in a name is a directory.
 
@@ -242,24 +239,6 @@ def files_by_variable(entries: Entries) -> Iterator[tuple[str, os.DirEntry[str]]
                 pending.append((f"{prefix}{key}/", depth + 1, scan(entry.path)))
             else:
                 yield prefix + key, entry
-
-
-def check_accumulators(parts: PaddleParts) -> None:
-    """Add an error for each accumulator whose shape is not that of its parameter."""
-    shapes = {str(tensor.path[0]): tensor.shape for tensor in parts.tensors if len(tensor.path) == 1}
-    for name, parameter in mismatched_accumulators(shapes):
-        message = f"shape {list(shapes[name])}, and {parameter} has {list(shapes[parameter])}"
-        parts.findings.append(error("accumulator-shape", message, name))
-
-
-def mismatched_accumulators(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, str]]:
-    """Yield accumulator and parameter where the shapes differ; an accumulator may also be one number."""
-    for name, shape in shapes.items():
-        match = _ACCUMULATOR.fullmatch(name)
-        parameter: str = (match["parameter"] or "") if match else ""
-        # ``beta1_pow_acc`` and the like are one number for a parameter of any shape.
-        if parameter in shapes and shape not in (shapes[parameter], (1,), ()):
-            yield name, parameter
 
 
 def spans_in_order(spans: list[Span]) -> Iterator[Span]:
@@ -280,7 +259,48 @@ def is_stream_file(entry: os.DirEntry[str]) -> bool | None:
         return False
 
 
-# Native parts ----------------------------------------------------------------------------------------
+# Checks -----------------------------------------------------------------------------------------------
+
+
+def check_program(parts: PaddleParts, program: Program) -> None:
+    """Add an error for each tensor that differs from the program's declaration, where -1 is any length."""
+    for tensor in parts.tensors:
+        declared = program.variables.get(str(tensor.path[0]))
+        if declared is None or declared.shape is None or len(tensor.path) > 1:
+            continue
+        fits = len(declared.shape) == len(tensor.shape) and all(
+            want in (-1, have) for want, have in zip(declared.shape, tensor.shape, strict=True)
+        )
+        if not fits or declared.dtype not in (None, tensor.dtype):
+            have = f"{tensor.dtype.name} {list(tensor.shape)}"
+            want = f"{declared.dtype.name if declared.dtype else '?'} {list(declared.shape)}"
+            parts.fault("program-mismatch", f"{have}, and the program declares {want}", tensor.name)
+
+
+def check_accumulators(parts: PaddleParts) -> None:
+    """Add an error for each accumulator whose shape is not that of its parameter."""
+    shapes = {str(tensor.path[0]): tensor.shape for tensor in parts.tensors if len(tensor.path) == 1}
+    for name, parameter in mismatched_accumulators(shapes):
+        message = f"shape {list(shapes[name])}, and {parameter} has {list(shapes[parameter])}"
+        parts.findings.append(error("accumulator-shape", message, name))
+
+
+def mismatched_accumulators(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, str]]:
+    """Yield accumulator and parameter where the shapes differ; an accumulator may also be one number."""
+    for name, shape in shapes.items():
+        match = _ACCUMULATOR.fullmatch(name)
+        parameter: str = (match["parameter"] or "") if match else ""
+        # ``beta1_pow_acc`` and the like are one number for a parameter of any shape.
+        if parameter in shapes and shape not in (shapes[parameter], (1,), ()):
+            yield name, parameter
+
+
+# Native parts -----------------------------------------------------------------------------------------
+
+HEIGHTS = "fluid.heights"
+"""Native part with the heights of SelectedRows: JSON of the row count of the full table by name."""
+LEVELS = "fluid.levels/"
+"""Prefix of native parts with the LoD of a tensor, in the bytes of its stream; the tensor's name follows."""
 
 
 def native_of(parts: PaddleParts) -> dict[str, bytes]:

@@ -8,12 +8,12 @@ Source: PaddlePaddle/Paddle, ``io.py`` and ``io_utils.py`` in ``python/paddle/fr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ckpttool.containers.pickle.pickle_nodes import Call
-from ckpttool.containers.pickle.pickle_safety import read_pickles
+from ckpttool.containers.pickle.pickle_safety import attach_safety, read_pickles
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer, TrainingState
 from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.errors import DamagedCheckpoint
@@ -44,13 +44,10 @@ def open_saved_pickle(probe: Probe, name: str) -> Checkpoint:
     judged = read_pickles(source, 0, source.size)
     objects = _ArrayReader(probe.path)
     root = judged.pickles[0].root
-    try:
+    with attach_safety(judged.safety):
         flat = flatten(root, objects.leaf, probe.path, _unwrap)
         stored = list(flat.tensors)
         _join_pieces(flat, probe.path)
-    except DamagedCheckpoint as failure:
-        failure.safety = judged.safety
-        raise
     findings = []
     if judged.trailing:
         message = f"{judged.trailing:,} bytes behind the pickle are no pickle"
@@ -61,16 +58,7 @@ def open_saved_pickle(probe: Probe, name: str) -> Checkpoint:
     if objects.bfloats:
         message = f"{objects.bfloats:,} arrays of uint16 read as bfloat16, which Paddle saves without a mark"
         findings.append(note("uint16-is-bfloat16", message))
-    for number, (path, parts) in enumerate(flat.tensors):
-        # ``role_of`` takes every name but an accumulator's for a weight's, which holds at the top of a state
-        # dict only. Further down its answer counts if it is OPTIMIZER, and ``name_tensors`` infers the rest.
-        # Master weights are the copies that mixed precision keeps with an optimizer.
-        is_master = path[:1] == ("master_weights",)
-        role = Role.OPTIMIZER if is_master else role_of(str(path[-1]) if path else "")
-        if len(path) <= 1 or role is Role.OPTIMIZER:
-            parts = replace(parts, role=role)
-        flat.tensors[number] = path or ("tensor",), parts
-    tensors = name_tensors(flat.tensors, flat.plain)
+    tensors = name_tensors([*_with_roles(flat.tensors)], flat.plain)
     metadata = flat.plain if isinstance(flat.plain, dict) else {}
     return Checkpoint(
         path=probe.path,
@@ -88,6 +76,19 @@ def open_saved_pickle(probe: Probe, name: str) -> Checkpoint:
         safety=judged.safety,
         close=probe.close,
     )
+
+
+def _with_roles(tensors: Iterable[tuple[Path, TensorParts]]) -> Iterator[tuple[Path, TensorParts]]:
+    """Yield tensors with the roles that their names determine; the only tensor of a file gets a name."""
+    # ``role_of`` takes every name but an accumulator's for a weight's, which holds at the top of a state dict
+    # only. Further down its answer counts if it is OPTIMIZER, and ``name_tensors`` infers the rest. Master
+    # weights are the copies that mixed precision keeps with an optimizer.
+    for path, parts in tensors:
+        is_master = path[:1] == ("master_weights",)
+        role = Role.OPTIMIZER if is_master else role_of(str(path[-1]) if path else "")
+        if len(path) <= 1 or role is Role.OPTIMIZER:
+            parts = replace(parts, role=role)
+        yield path or ("tensor",), parts
 
 
 def _with_scheduler_rate(state: TrainingState, metadata: Mapping[str, Any]) -> TrainingState:
@@ -119,7 +120,10 @@ def _parameter_names(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def generated_names(path: str) -> dict[Path, str]:
-    """Return the generated names of the tensors that a pickle has as ``tuple((name, array))``, by path."""
+    """Return the generated names of the tensors that a pickle has as ``tuple((name, array))``, by path.
+
+    ``predict`` uses them to give an optimizer's state to the parameters (``predict/paddle_models.py``).
+    """
     with fs.open_source(path) as source:
         (root, *_) = (pickle.root for pickle in read_pickles(source, 0, source.size).pickles)
         names: dict[Path, str] = {}
