@@ -1,12 +1,12 @@
-"""Whether every file of a checkpoint is in a copy of it, byte for byte, by the cheapest proof.
+"""Compares the files of a checkpoint with those of a copy, byte for byte, by the cheapest proof.
 
-First the sizes are compared. Then what a store keeps of an object is compared with what the other store
-keeps, or with what a manifest or a cache says of the other file. Only what is left is read, and summed as the
-other side is, if anything is known of it. If no checksum is known, the ETag of an object may be the MD5 of
-its bytes.
+First the sizes are compared. Then checksums that a store keeps of an object are compared with those of the
+other store, or with those that a manifest or a cache has for the other file. Only the remaining files are
+read, to compute a checksum that is known of the other side. If none is known, the ETag of an object may be
+the MD5 of its bytes.
 
-That two manifests are alike proves nothing, nor does one of the copy next to a file that was read. One in a
-store counts as far as the store's own checksum bears it out.
+Two equal manifests prove nothing, nor does a manifest of the copy next to a file that was read. A manifest in
+a store counts only if the store's own checksum confirms it.
 """
 
 from __future__ import annotations
@@ -37,21 +37,22 @@ from ckpttool.storage.checksums import (
 from ckpttool.storage.work import Advance, no_advance
 
 _COMPARED_BYTES = 1 << 25
-"""How many bytes of each file are compared at a time."""
+"""Bytes of each file that are compared at a time."""
 _STRONGEST_FIRST = ("sha256", "git-sha1", "sha1", "crc64nvme", "md5", "crc32c", "crc32")
 
 
 @dataclass(frozen=True, slots=True)
 class FileComparison:
-    """How a file compares with its copy; exactly one of the last three says something.
+    """Result of comparing a file with its copy; one of ``proof``, ``difference`` and ``unproven`` is set.
 
     Attributes:
-        path: The file.
-        copy: Where its copy is, or should be.
-        proof: What proves that both are the same.
+        path: Path of the file.
+        copy: Path of its copy, which may be missing.
+        proof: Kind of proof that both are the same.
         difference: How they differ.
         unproven: Why they could not be compared.
-        error: The error for which they could not be.
+        is_missing: Whether the copy is missing.
+        error: Error that prevented the comparison.
     """
 
     path: str
@@ -90,11 +91,11 @@ def compare_with_copy(
     """Compare each file of a checkpoint with that in a copy of it.
 
     Args:
-        checkpoint: The one.
-        copy: The path of the other; for a file, also the directory that it is in.
-        jobs: How many threads read.
+        checkpoint: The checkpoint.
+        copy: Path of the copy; for a file, also of its directory.
+        jobs: Number of threads.
         advance: Called with the bytes read.
-        reads_objects: Whether objects in a store may be read if nothing else proves what they are.
+        reads_objects: Whether objects in a store may be read if no checksum proves their content.
     """
     place = _CopyPlace(checkpoint.path, copy)
     parts = [entry.path for entry in checkpoint.files]
@@ -107,7 +108,7 @@ def compare_with_copy(
 
 
 class _CopyPlace:
-    """Where the files of a checkpoint are in its copy."""
+    """Maps the files of a checkpoint to those of its copy."""
 
     def __init__(self, path: str, copy: str) -> None:
         fs.place_of(copy).require_askable(copy)
@@ -118,7 +119,7 @@ class _CopyPlace:
         self._is_directory = fs.isdir(path)
 
     def of(self, part: str) -> str:
-        """Return where a file, or a name next to the checkpoint, is in the copy."""
+        """Return the path in the copy of a file in or next to the checkpoint."""
         part = fs.abspath(part)
         if part == self._origin:
             return self.path
@@ -141,11 +142,11 @@ def compare_files(
     """Compare files with their copies.
 
     Args:
-        pairs: Each file, and its copy.
-        stated: What manifests and caches say of any of them.
-        jobs: How many threads read.
+        pairs: Path of the copy of each file.
+        stated: Checksums that manifests and caches have of any of them, by path.
+        jobs: Number of threads.
         advance: Called with the bytes read.
-        reads_objects: Whether objects in a store may be read if nothing else proves what they are.
+        reads_objects: Whether objects in a store may be read if no checksum proves their content.
     """
     results = {path: _compare_sizes(path, copy) for path, copy in pairs.items()}
     undecided = {path: copy for path, copy in pairs.items() if results[path] is None}
@@ -214,7 +215,7 @@ def _file_size(path: str) -> int | None:
 
 
 def _compare_tags(path: str, copy: str, advance: Advance) -> FileComparison | None:
-    """Compare by ETags that are computed of bytes; None if that proves nothing. No object is read."""
+    """Compare by ETags that are digests of the bytes; None if that proves nothing. No object is read."""
     try:
         with fs.open_source(path) as source, fs.open_source(copy) as target:
             if source.content_tag and source.content_tag == target.content_tag:
@@ -277,7 +278,7 @@ class _Pair:
             for other in second.checksums
             if (one.algorithm, one.parts) == (other.algorithm, other.parts)
         ]
-        for one, other in common:  # one that is equal proves nothing if another one isn't
+        for one, other in common:  # any difference counts, even if a stronger checksum is equal
             if one.digits != other.digits:
                 return self._different(f"its {TITLES[one.algorithm]} is {_instead(other.digits, one.digits)}")
         if common:
@@ -363,7 +364,7 @@ def _instead(digits: str, other: str) -> str:
 
 
 def _computable(stored: StoredChecksums) -> Checksum | None:
-    """Return the checksum that a store keeps and that can be computed from the bytes; the strongest one."""
+    """Return the strongest checksum of a store that can be computed here; None if there is none."""
     usable = [one for one in stored.checksums if _can_compute(one)]
     return min(usable, key=lambda one: _STRONGEST_FIRST.index(one.algorithm), default=None)
 

@@ -1,4 +1,4 @@
-"""How two checkpoints differ: the frozen result that renderers draw."""
+"""Result of a comparison of two checkpoints, and its options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ckpttool.weights.comparing.compare import EXACT, Side, Statistics, Toleranc
 
 Kind = Literal["values", "shape", "dtype"]
 How = Literal["name", "convention", "map", "content", "shape"]
-"""What told that two tensors are one: see ``weights.pairing.pairs``."""
+"""Evidence by which two tensors were paired; see ``weights.pairing.pairs``."""
 SCHEMA = "ckpttool.diff/1"
 _COUNTING = ("integer", "boolean")
 _NUMBERS = {
@@ -27,9 +27,9 @@ _NUMBERS = {
     "norms": "distance.norms",
     **{name: f"statistics.{name}" for name in ("where", "at")},
 }
-"""Numbers of a change in its document, by their keys."""
+"""Attributes with the numbers of a change, by their keys in its document."""
 _ZEROS = ("max_abs", "max_rel", "l2", "count", "mean_abs", "relative", "non_finite")
-"""Numbers that are 0 where the values are equal."""
+"""Numbers that are 0 if the values are equal."""
 
 
 _comparison = partial(option, panel=COMPARISON_PANEL)
@@ -37,19 +37,19 @@ _comparison = partial(option, panel=COMPARISON_PANEL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffOptions:
-    """How two checkpoints are to be compared.
+    """Options of a comparison.
 
     Attributes:
-        rtol: Values may differ by this share of the first one.
-        atol: Values may differ by this much.
+        rtol: Relative tolerance, as a share of the first side's value.
+        atol: Absolute tolerance.
         bitwise: Whether +0 differs from -0, and one NaN from another.
         layout: Whether layout rules bring both sides to one layout, or tensors are compared as stored.
         mapping: Path of a map file.
         rename: Whether renamed tensors are looked for, by content and by shape.
-        only: Whether all is compared, or the model's weights alone.
-        ignore: Globs of names; what they match is left out on both sides.
-        keep_going: Whether what can be read is compared where something can't.
-        jobs: Number of threads; by default the processors that this process may use.
+        only: Whether all is compared, or only the model's weights.
+        ignore: Globs of names that are left out on both sides.
+        keep_going: Whether an unreadable tensor is recorded, and the others are compared.
+        jobs: Number of threads; by default the processors available to this process.
     """
 
     rtol: float = _comparison(
@@ -108,7 +108,7 @@ ABSENT = Absent()
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Type, shape and statistics of a tensor on one side, in the layout in which it is compared."""
+    """Type, shape and size of a tensor on one side, in the layout in which it is compared."""
 
     name: str
     role: Role
@@ -119,14 +119,14 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One tensor that both sides have, and that differs.
+    """Tensor that both sides have, and that differs.
 
     Attributes:
-        a: What it is on the first side.
-        b: What it is on the second side.
-        kind: What differs first: the shape, the type of the elements, or the values alone.
-        how: What told that the two are one.
-        statistics: How far the values differ; None where shapes do, and where no value does.
+        a: The tensor on the first side.
+        b: The tensor on the second side.
+        kind: The first difference of: shape, type of the elements, values.
+        how: Evidence by which the two were paired.
+        statistics: Differences of values; None if shapes differ, or if no value does.
     """
 
     a: Facts
@@ -142,13 +142,13 @@ class Change:
 
     @property
     def distance(self) -> Statistics | None:
-        """Return the distance of values; None of strings, counters and indices."""
+        """Return the distance of values; None for strings, integers and booleans."""
         is_count = self.a.dtype.kind in _COUNTING and self.b.dtype.kind in _COUNTING
         found = self.statistics
         return None if found is None or is_count or isinstance(found.at_a, str) else found
 
     def document(self) -> dict[str, Any]:
-        """Return its document: with the numbers of equal values if only the type differs."""
+        """Return its document; if only the type differs, numbers are 0."""
         document = document_of(self, "name", "kind", *_NUMBERS, "how", "a", "b", names=_NUMBERS)
         if self.statistics is None and self.kind == "dtype":
             document |= dict.fromkeys(_ZEROS, 0)
@@ -159,7 +159,7 @@ class Change:
 class ValueChange:
     """A value other than a tensor that differs; ``ABSENT`` if a side lacks it.
 
-    ``of_weights``: it lies among the weights, as the scale of a quantized one does.
+    ``of_weights``: whether it is part of the weights, as the scale of a quantized tensor.
     """
 
     path: str
@@ -177,7 +177,7 @@ class ValueChange:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A tensor that couldn't be compared, with the problem and its side."""
+    """Tensor that couldn't be read, with its side and the problem."""
 
     name: str
     side: Side
@@ -186,12 +186,12 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """A tensor that may are in another order on one side than on the other.
+    """Tensor whose elements may be in another order on one side than on the other.
 
     Attributes:
-        name: What it is called, on the side where it may.
-        seen: What was found, were the order one: ``equal as stored``.
-        why: What nothing says.
+        name: Its name, on the side whose order is unknown.
+        seen: Result if the orders are the same: ``equal as stored``.
+        why: Why the order is unknown.
     """
 
     name: str
@@ -200,13 +200,13 @@ class Undecided:
 
     @property
     def text(self) -> str:
-        """Return it as a sentence."""
+        """Return the name, the result and the reason as a sentence."""
         return f"{self.name}: {self.seen}, but {self.why}"
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """One side as a whole; ``state`` has the parts of the training that it holds."""
+    """Summary of one side; ``state`` has the names of its parts of the training's state."""
 
     path: str
     format: str
@@ -223,29 +223,29 @@ class Described:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Difference(Table):
-    """How two checkpoints differ; true if they are equal: ``if ckpttool.diff(a, b):`` asks for ``equal``.
+    """Differences of two checkpoints; true if they are equal: ``if ckpttool.diff(a, b):`` asks for ``equal``.
 
     Attributes:
         a: The first side.
         b: The second side.
         compared: Number of tensors that both sides have and that were compared.
-        unchanged: How many of them are equal.
-        weights: How many of them are weights.
-        changed: Those that are not, in the order of the first file.
-        added: What only the second side has.
-        removed: What only the first side has.
-        renamed: Names of one tensor on both sides, where content or shape told it.
-        rename_counts: Whether a rename is a difference: where both sides go by one framework's names.
-        values: What is not a tensor and differs.
-        reported: What differs and is no difference: format, producer, bookkeeping.
+        unchanged: Number of compared tensors that are equal.
+        weights: Number of compared tensors that are weights.
+        changed: Compared tensors that differ, in the order of the first file.
+        added: Tensors that only the second side has.
+        removed: Tensors that only the first side has.
+        renamed: Both names of tensors that were paired by content or shape.
+        rename_counts: Whether a rename is a difference: if both sides use one framework's names.
+        values: Differences of other content than tensors.
+        reported: Differences that don't count: format, producer, bookkeeping.
         rules: Layout rules that were used, each with the number of tensors.
-        notes: What else was done to make the sides comparable.
-        broken: What couldn't be read, with ``keep_going``.
-        not_compared: What could not be compared, and why.
-        undecided: Tensors of which nobody knows whether both sides hold them in one order.
+        notes: Sentences on other steps to make the sides comparable.
+        broken: Tensors that couldn't be read, with ``keep_going``.
+        not_compared: Sentences on content that could not be compared.
+        undecided: Tensors whose order of elements is unknown.
         ignored: Whether ``ignore`` left out anything.
-        compared_nbytes: Bytes of the tensors that were compared, of the larger side.
-        tolerance: What counts as equal.
+        compared_nbytes: Bytes of the compared tensors, of the larger side.
+        tolerance: Limits within which values count as equal.
     """
 
     a: Described
@@ -273,7 +273,7 @@ class Difference(Table):
 
     @property
     def summary(self) -> str:
-        """Return it in a few words."""
+        """Return the number of differences in a few words."""
         counts = ((len(self.changed), "changed"), (len(self.added), "added"), (len(self.removed), "removed"))
         words = ", ".join(f"{count:,} {what}" for count, what in counts if count)
         words = "equal" if self.equal else words or "not equal"
@@ -283,7 +283,7 @@ class Difference(Table):
         return {"schema": SCHEMA, **self.row()}
 
     def row(self) -> dict[str, Any]:
-        """Return the part of a document that is about these two checkpoints."""
+        """Return the row of a document for these two checkpoints."""
         names = {"a": "a.path", "b": "b.path", "compared_bytes": "compared_nbytes"}
         return {
             **document_of(self, "equal", "a", "b", *("compared", "compared_bytes", "unchanged"), names=names),
@@ -300,7 +300,7 @@ class Difference(Table):
 
     @property
     def equal(self) -> bool:
-        """Return whether they mean the same: everything was compared, and nothing differs."""
+        """Return whether everything was compared, and nothing differs."""
         renamed = self.renamed and self.rename_counts
         missing = self.added or self.removed or renamed
         unsure = self.broken or self.not_compared or self.undecided
@@ -308,9 +308,9 @@ class Difference(Table):
 
     @property
     def has_same_weights(self) -> bool:
-        """Return whether all weights, and the values among them, were compared and are equal.
+        """Return whether all weights, and values that are part of them, were compared and are equal.
 
-        One side may have more than those.
+        Other content may differ.
         """
         alone = (*self.added, *self.removed)
         renamed = self.renamed and self.rename_counts

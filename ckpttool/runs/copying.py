@@ -1,8 +1,8 @@
-"""Copies intact checkpoints to another place, on a disk or in a store, and proves that they arrived.
+"""Copies intact checkpoints to another directory, on a disk or in a store, and proves that they arrived.
 
 Indexes and commit markers are copied last, so that an interrupted copy is an incomplete checkpoint. As its
 parts may look like other checkpoints, a note in the directory lists them until the copy is complete. The next
-copy continues: files that are there already, byte for byte, aren't sent again.
+copy continues: files that are equal at the destination, byte for byte, aren't sent again.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 
 _SMALL = 1 << 24
-"""Files up to this size are sent to a store several at a time; of larger ones, several parts are."""
+"""Limit on the bytes of files that are sent to a store at the same time; larger ones are sent in parts."""
 _AT_ONCE = 8
 _FOREIGN = "a backslash in its name, which other systems take for a path"
 _MOST_NAMED = 3
@@ -91,9 +91,10 @@ class CheckpointCopy:
     Attributes:
         path: Path of the checkpoint.
         target: Path of its copy.
-        nbytes: The bytes of its files.
-        sent_bytes: How many of them were sent, or would be.
-        why: Why it isn't copied, in words.
+        status: Result.
+        nbytes: Bytes of its files.
+        sent_bytes: Bytes that were sent, or would be.
+        why: Why it isn't copied.
     """
 
     path: str
@@ -117,7 +118,7 @@ class Copied(Table):
     """Result of ``copy``; of a dry run, the expected one.
 
     Attributes:
-        destination: Where to.
+        destination: The directory of the copies.
         checkpoints: Result for each checkpoint.
         dry_run: Whether nothing was changed.
         problems: Errors in the sources.
@@ -142,12 +143,12 @@ class Copied(Table):
 
     @property
     def is_complete(self) -> bool:
-        """Return whether the destination has every checkpoint that was to be copied."""
+        """Return whether the destination has every checkpoint of the request."""
         return not self.problems and all(one.is_there for one in self.checkpoints)
 
     @property
     def summary(self) -> str:
-        """Return it in a few words."""
+        """Return the number of checkpoints at the destination."""
         there = sum(one.is_there for one in self.checkpoints)
         return f"{there:,} of {counted(len(self.checkpoints), 'checkpoint')} in {self.destination}"
 
@@ -160,7 +161,7 @@ class CopyRequest(Scope):
         sources: Checkpoints, and directories of them.
         destination: The directory to put them in.
         policy: Policy of the destination; None keeps everything.
-        force: Whether a checkpoint there gives way to another one of its name.
+        force: Whether a different checkpoint of the same name is replaced.
         depth: How a checkpoint is verified before it is copied.
         jobs: Number of threads.
     """
@@ -259,10 +260,8 @@ class _File:
 
     @property
     def rank(self) -> tuple[bool, bool, str]:
-        """Return its place in the order: commit markers and indexes are late, manifests last.
-
-        A manifest that is older than its checkpoint isn't believed, and stores know only when they got it.
-        """
+        """Return the sort key of the order of copying: commit markers and indexes late, manifests last."""
+        # A manifest that is older than its checkpoint is ignored, and a store's times are those of uploads.
         return self.target.endswith(SIDECARS), is_commit_marker(os.path.basename(self.path)), self.path
 
 
@@ -277,19 +276,19 @@ class PlannedCopy:
 
     @property
     def work(self) -> int:
-        """Return how many bytes are read of it: to verify and to send it."""
+        """Return the number of bytes read to verify and to send it."""
         return 2 * self.nbytes
 
     @property
     def note(self) -> str | None:
-        """Return where a note says that it isn't whole yet; None for a file, which is whole at once."""
+        """Return the path of the note on its incomplete copy; None for a single file, which is atomic."""
         if fs.isdir(self.unit.path) and not fs.islink(self.unit.path):
             return os.path.join(self.target, COPYING)
         return os.path.join(os.path.dirname(self.target), COPYING) if len(self.members) > 1 else None
 
     @property
     def noted(self) -> list[str]:
-        """Return the names in the note: everything in its directory, or the files of a set."""
+        """Return the names for the note: everything in its directory, or the files of a set."""
         return [EVERYTHING] if os.path.dirname(self.note or "") == self.target else self.members
 
     @property
@@ -351,7 +350,7 @@ def _is_prunable(directory: str) -> bool:
 def _units_at(
     source: str, destination: str, request: CopyRequest, errors: list[CheckpointError]
 ) -> tuple[list[tuple[str, Unit]], list[str]]:
-    """Return the checkpoints at a source, each with the directory that its path there is relative to."""
+    """Return the checkpoints at a source, each with the base of its relative path; and paths left out."""
     path = bare(source)
     if not fs.lexists(path) and status_of(os.path.dirname(path) or os.curdir) is None:
         raise NotFound(source, "no such file or directory")
@@ -378,7 +377,7 @@ def _units_at(
 
 
 def _not_kept(directory: str, request: CopyRequest) -> frozenset[str]:
-    """Return the paths of checkpoints that the policy would remove at once; they aren't sent."""
+    """Return the paths of checkpoints that the policy would remove right after copying; they aren't sent."""
     from ckpttool.runs.pruning.planning import make_plan
 
     planned = make_plan(_prune_request(directory, request, depth="quick"))
@@ -492,7 +491,7 @@ class _Invalid(Exception):
 
 
 class _Copying:
-    """One checkpoint on its way."""
+    """Copying of one checkpoint."""
 
     def __init__(self, planned: PlannedCopy, request: CopyRequest, dry_run: bool) -> None:
         self._planned, self._request, self._dry_run = planned, request, dry_run
@@ -503,9 +502,7 @@ class _Copying:
             self._clear_stages()
 
     def _clear_stages(self) -> None:
-        """Clear leftovers of killed copies in the target directories: ``run`` may find nothing else to do
-        there.
-        """
+        """Remove leftovers of killed copies in the target directories, even if nothing is left to copy."""
         from ckpttool.transaction.staged_output import clear_areas
 
         targets = (*(file.target for file in self._planned.files), *self._notes())
@@ -548,12 +545,12 @@ class _Copying:
         )
 
     def _notes(self) -> list[str]:
-        """Return the possible paths of its notes: next to it, and in its directory."""
+        """Return the possible paths of notes: next to the copy, and in its directory."""
         note, beside = self._planned.note, os.path.join(os.path.dirname(self._planned.target), COPYING)
         return [] if note is None else list(dict.fromkeys((beside, note)))
 
     def _compare(self, advance: Advance) -> tuple[list[_File], list[_File]]:
-        """Return which files aren't there, and which are others there; of the rest it is proven."""
+        """Return the files that are missing or different at the destination; the rest is proven equal."""
         missing = [file for file, status in self._there.items() if status is None]
         differing = []
         for file, status in self._there.items():

@@ -1,4 +1,4 @@
-"""``latest``: the checkpoint to resume from, in one directory or several, once writers have finished."""
+"""``latest``: the checkpoint to resume from, in one directory or several, after writers have finished."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ckpttool.storage import fs
 from ckpttool.transaction.paths import shown
 
 _MAX_LOOKS = 20
-"""How often a directory is looked at in which checkpoints are renamed or removed meanwhile."""
+"""Limit on surveys of a directory in which checkpoints are renamed or removed meanwhile."""
 
 
 def latest(
@@ -60,17 +60,16 @@ def latest(
         directory: Directory of the checkpoints.
         recursive: Whether to descend.
         exclude: Globs of paths to skip.
-        max_depth: How many levels to descend at most.
-        depth: Whether intact means every byte, of which the answer is read in full and no other, or the
-            structure.
+        max_depth: Limit on the levels to descend.
+        depth: ``full`` reads every byte of the answer, ``quick`` checks its structure.
         best: Name of a metric.
-        mode: Which of its values are good.
-        metrics: Logs that know more metrics.
-        before: The step before which it has to be saved.
-        resume_exact: Whether only one will do from which a training resumes exactly.
-        allow_unsafe: Whether to accept a checkpoint that runs code when it is loaded, or may.
-        missing_ok: Whether the directory may be missing, as before a run's first job: then there is none.
-        wait: For how many seconds to wait for a writer that is at one that would come first.
+        mode: Whether low or high values of it are good; None decides by its name.
+        metrics: Logs with more metrics.
+        before: Step before which it was saved.
+        resume_exact: Whether a training must resume exactly from it.
+        allow_unsafe: Whether to accept a checkpoint that runs code when it is loaded.
+        missing_ok: Whether the directory may be missing, as before a run's first job.
+        wait: Seconds to wait for checkpoints that are being written and would be chosen.
         tell: Called with a message for each save that is waited for.
         jobs: Number of threads.
         progress: Progress of reading; see ``prune``.
@@ -103,7 +102,10 @@ def latest(
 def find_latest(
     directory: str, query: LatestQuery, *, tell: Tell | None = None, progress: Progress | None = None
 ) -> Latest:
-    """Return the checkpoint that is wanted of a directory; see ``latest``."""
+    """Return the checkpoint of a directory by a query; see ``latest``."""
+    # Each round surveys the directory, and ends in one of four ways: an unfinished save that would be chosen
+    # is waited for; a candidate that changed while it was read is refused from now on; checkpoints vanished
+    # during the survey, which is repeated; or there is an answer.
     clock = SYSTEM
     watch = Watch(query.wait, tell or (lambda text: None), clock)
     reader = FullReader(query.jobs, progress or no_progress) if query.depth == "full" else None
@@ -180,7 +182,7 @@ def latest_of(
 
 
 def _first(found: Mapping[str, Latest], query: LatestQuery) -> str | None:
-    """Return the directory that has the newest, or the best; None where none has one."""
+    """Return the directory with the newest checkpoint, or the best; None if none has one."""
     entries = {directory: one.entry for directory, one in found.items() if one.entry is not None}
     if query.best is not None:
         sign = 1 if resolve_mode(query.best, query.mode, "--best") == "min" else -1

@@ -31,7 +31,7 @@ from ckpttool.formats.interface import scan
 Number = int | float
 
 MAX_NAMES = 10_000
-"""The most names of metrics that a log may have."""
+"""Limit on the names of metrics of a log."""
 
 MAX_VALUES = 5_000_000
 """Limit on values per log: metrics times checkpoints."""
@@ -49,24 +49,24 @@ STEPS = (
 """Names of a column of steps; the first that exists is used."""
 
 EPOCHS = ("epoch", "train/epoch", "trainer/epoch", "current_epoch")
-"""Likewise of epochs."""
+"""Names of a column of epochs; the first that exists is used."""
 
 
 @dataclass(slots=True)
 class Range:
-    """Which numbers a log has: the least and the greatest; both None where it has none."""
+    """The least and the greatest of a log's steps or epochs; None if it has none."""
 
     least: Number | None = None
     most: Number | None = None
 
     @classmethod
     def of(cls, numbers: Iterable[Number | None]) -> Range:
-        """Return the range of those numbers that are known."""
+        """Return the range of the known numbers."""
         known = [number for number in numbers if number is not None]
         return cls(min(known, default=None), max(known, default=None))
 
     def add(self, number: Number) -> None:
-        """Take a number in."""
+        """Extend the range to a number."""
         self.least = number if self.least is None else min(self.least, number)
         self.most = number if self.most is None else max(self.most, number)
 
@@ -76,8 +76,7 @@ class Range:
 
 @dataclass(slots=True)
 class Log:
-    """Values of a log at some steps and epochs; the last of several at one place counts, as restarted runs
-    append.
+    """Values of a log at some steps and epochs; of repeated values, which restarts append, the last counts.
 
     Attributes:
         path: The file or directory.
@@ -86,11 +85,11 @@ class Log:
         by_epoch: Values by epoch, in rows without a step.
         in_epoch: Last values by epoch, in rows with a step.
         by_checkpoint: Values by the name of a checkpoint's directory.
-        steps: Which steps it has.
-        epochs: Which epochs it has.
+        steps: Range of its steps.
+        epochs: Range of its epochs.
         counts_both: Whether it has rows with both a step and an epoch.
         warnings: Warnings about it.
-        has_bare: Whether it has one of those steps and epochs without any number.
+        has_bare: Whether it has a row at one of ``numbers`` without any metric.
     """
 
     path: str
@@ -126,7 +125,7 @@ class Log:
 
     def _keep(self, kept: dict[str, float], values: Mapping[str, float]) -> None:
         for name, value in values.items():
-            shared = self._names.setdefault(name, name)  # of equal names one is kept
+            shared = self._names.setdefault(name, name)  # equal names share one string
             self._kept += shared not in kept
             kept[shared] = value
         if len(self._names) > MAX_NAMES:
@@ -139,10 +138,10 @@ class Log:
 
 
 MAX_LINE = 1 << 24
-"""The longest line, in bytes."""
+"""Limit on the bytes of a line."""
 
 MAX_STATE = 100_000_000
-"""The largest ``trainer_state.json``, or list, in bytes."""
+"""Limit on the bytes of a ``trainer_state.json``, or of a list."""
 
 _DELIMITERS = ",;\t"
 _WITH_COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+(?:e[-+]?[0-9]+)?", re.ASCII | re.IGNORECASE)
@@ -156,7 +155,7 @@ _RAY_COUNTS = frozenset(
         *("time_since_restore", "iterations_since_restore"),
     }
 )
-"""Keys that Ray writes in each result, and that are no metrics."""
+"""Keys of Ray's results that aren't metrics."""
 
 _LOST_END = "its last line has no end, as if it were still being written; it was not read"
 
@@ -196,7 +195,7 @@ def _next_row(rows: Any, log: Log) -> list[str] | None:
 
 
 class _CsvHeader:
-    """The names of columns, and which of them count."""
+    """Names of columns, and the columns of steps and epochs."""
 
     def __init__(self, path: str, names: Sequence[str], line: int) -> None:
         self.path = path
@@ -295,9 +294,9 @@ def _json_document(file: BinaryIO, path: str, what: str) -> Any:
 
 
 def add_object(log: Log, record: Mapping[str, Any]) -> None:
-    """Take a JSON object into a log: its step, its epoch, and its numbers, those under ``metrics`` too.
+    """Add a JSON object to a log: its step, its epoch, and its numbers, those under ``metrics`` included.
 
-    A line of Ray's ``result.json`` names its checkpoint.
+    A line of Ray's ``result.json`` has the name of its checkpoint.
     Source: ray-project/ray ``python/ray/tune/result.py`` (``AUTO_RESULT_KEYS``), ``train/constants.py``
     (``CHECKPOINT_DIR_NAME``).
     """
@@ -354,7 +353,7 @@ def _is_number(text: str) -> bool:
 
 
 def _text_lines(file: BinaryIO, log: Log) -> Iterator[str]:
-    """Yield lines as text. The last one counts where it has an end: a number in it may be cut short else."""
+    """Yield lines as text, without a last line that has no newline: a number in it may be cut."""
     for line, data, is_whole in numbered_lines(file, log.path):
         if not is_whole:
             log.warnings.append(f"{log.path}: {_LOST_END}")
@@ -420,7 +419,7 @@ _SIGN_BITS = 64
 
 
 def is_event_file(name: str) -> bool:
-    """Return whether a name is that of an event file."""
+    """Return whether a name is that of a TensorBoard event file."""
     return "tfevents" in name
 
 
@@ -448,7 +447,7 @@ def event_files(directory: str) -> list[tuple[str, str]]:
 def read_events(file: BinaryIO, path: str, log: Log, prefix: str = "") -> None:
     """Read the scalars of an event file into a log.
 
-    A tag that begins with ``epoch_`` is one of Keras's, which counts epochs there.
+    The step of a tag that begins with ``epoch_`` is an epoch: Keras counts so.
     """
     try:
         for record in records(file, path):
@@ -476,7 +475,9 @@ def _add_event(data: bytes, path: str, offset: int, log: Log, prefix: str) -> No
 
 
 def _usual_step(data: bytes) -> int | None:
-    """Return the step of an event as all writers lay it out: time, step, one summary. None for any other."""
+    """Return the step of an event in the usual layout: time, step, one summary; None for another layout."""
+    # A fast path: most events of a long log are at steps without a checkpoint, and needn't be decoded. Keys
+    # of protobuf are ``number << 3 | type``: field 1 as a double, field 2 as a varint, field 5 as bytes.
     if data[:1] != _TIME_KEY or data[9:10] != _STEP_KEY:
         return None
     step, at, shift = 0, 10, 0

@@ -1,4 +1,4 @@
-"""Looking at one checkpoint: its entry from a header, the paths that it needs, and a read of every byte."""
+"""Opening one checkpoint for a survey: its entry, the paths that it needs, and full reads."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 _MOST_LINKS = 40
-"""A chain of symlinks that is longer is a circle, as Linux has it."""
+"""Limit on a chain of symlinks, as in Linux; a longer one is taken for a cycle."""
 
 
 def needed_paths(
@@ -59,8 +59,8 @@ def needed_paths(
 ) -> tuple[str, ...]:
     """Return the paths that a checkpoint needs besides its own files.
 
-    ``checkpoint`` is None where it can't be opened. With ``all``, its own files count, too: since others may
-    lie among them.
+    ``checkpoint`` is None if it can't be opened. With ``all``, its own files are included, as files of other
+    checkpoints may be among them.
     """
     directory = os.path.dirname(unit.path)
     own = {file.path: fs.normpath(os.path.join(directory, file.path)) for file in files.files}
@@ -73,7 +73,7 @@ def needed_paths(
 
 
 def places_on_the_way(path: str, snapshot: Snapshot) -> Iterator[str]:
-    """Yield where a path leads, and each symlink on the way there, all in directories without a symlink."""
+    """Yield each symlink on the way of a path, and its target at last, all with resolved directories."""
     if not fs.place_of(path).has_links:
         yield fs.normpath(path)
         return
@@ -91,7 +91,7 @@ def places_on_the_way(path: str, snapshot: Snapshot) -> Iterator[str]:
             reached = current
             continue
         except OSError as error:
-            # No link, missing, or in a closed directory: none of our checkpoints can be there.
+            # No symlink, missing, or in an unreadable directory, which has none of the surveyed checkpoints.
             if error.errno == errno.EINVAL or fs.is_absence(error) or snapshot.is_closed(current):
                 reached = current
                 continue
@@ -107,7 +107,7 @@ def places_on_the_way(path: str, snapshot: Snapshot) -> Iterator[str]:
 
 
 def all_places(paths: Iterable[str], snapshot: Snapshot) -> set[str]:
-    """Return all places that paths lead to or through; paths in one directory are resolved together."""
+    """Return the targets of paths and all symlinks on their way; each directory is resolved once."""
     places: set[str] = set()
     real: dict[str, str] = {}
     for path in paths:
@@ -123,15 +123,18 @@ def all_places(paths: Iterable[str], snapshot: Snapshot) -> set[str]:
 def named_above(
     root: str, snapshot: Snapshot, on_error: Callable[[CheckpointError], object]
 ) -> dict[str, str]:
-    """Return the places below a directory that indexes above it name, with the index."""
+    """Return the places below a directory that indexes above it list, with the index."""
     named = names_indexed_above(root, on_error)
     return {place: index for path, index in named.items() for place in places_on_the_way(path, snapshot)}
 
 
 def named_beside(directory: str, real: str, going: Collection[str]) -> dict[str, str]:
-    """Return the places that indexes in a directory name now, with the index; without those that go.
+    """Return the places that indexes in a directory list now, with the index.
 
-    ``real`` is where the directory is, without symlinks on the way there.
+    Args:
+        directory: The directory.
+        real: Its real path.
+        going: Paths of checkpoints to be removed, whose indexes don't count.
     """
     leaving = {os.path.basename(path) for path in going}
     try:
@@ -151,10 +154,7 @@ def who_needs(real: str, contents: Contents, needed: Mapping[str, str]) -> str |
 
 
 def look_at(unit: Unit, *, holds_others: bool = False) -> Entry | None:
-    """Return a checkpoint's entry, with its fault, or None if it has vanished.
-
-    It is opened and closed again; no value is read.
-    """
+    """Open a checkpoint and return its entry, with its fault, or None if it has vanished; read no value."""
     try:
         files = contents(os.path.dirname(unit.path) or os.curdir, unit.members)
     except OSError as error:
@@ -164,20 +164,21 @@ def look_at(unit: Unit, *, holds_others: bool = False) -> Entry | None:
 
 
 def look_for(path: str) -> tuple[Unit | None, Entry | None, str | None]:
-    """Return the checkpoint that a file is, and its entry, as ``unit_at`` and ``look_at`` do one by one.
+    """Return unit and entry of a file, or the reason why a model is not read.
 
-    It is opened once for both. For a model that is no readable checkpoint, the reason is returned.
+    The same as ``unit_at`` and ``look_at``, but the file is opened once.
     """
     directory, name = os.path.split(path)
     try:
-        files = contents(directory or os.curdir, (name,))  # before it is opened, so that a change is noticed
+        # Statuses are read before the file is opened: if it changes in between, later checks notice that.
+        files = contents(directory or os.curdir, (name,))
     except OSError as error:
         raise from_os_error(error, path) from error
     with Probe(path) as probe:
         unit = unit_of(probe)
         if unit is None:
             return None, None, unread_reason(probe)
-        # Not every format opens a unit as it opens a path.
+        # Some formats open a unit in another way than a path.
         opens_alone = unit.format is None or type(unit.format).open_unit is Format.open_unit
         if unit.path == path and unit.members == (name,) and opens_alone:
             return unit, _entry_from(unit, files, lambda: _open_from(probe, unit.format)), None
@@ -215,7 +216,7 @@ def _unsound_entry(unit: Unit, files: Contents, failure: CheckpointError) -> Ent
     if not isinstance(failure, DamagedCheckpoint | NotACheckpoint):
         kind = Code.UNREADABLE
     elif isinstance(failure, Truncated) or is_empty:
-        kind = Code.INCOMPLETE  # it lacks its end, and the rest may be right
+        kind = Code.INCOMPLETE  # it lacks its end: it may still be being written
     else:
         kind = Code.DAMAGED
     fields = parse_name(os.path.basename(unit.path))
@@ -287,7 +288,7 @@ def _holds(checkpoint: Checkpoint) -> str:
 
 
 def _linked_bytes(unit: Unit, files: Contents) -> int | None:
-    """Return the bytes of a checkpoint with symlinks among its parts; None if there is none."""
+    """Return the bytes of a checkpoint, targets of symlinks included; None if it has no symlinks."""
     if not files.symlinks:
         return None
     directory = os.path.dirname(unit.path)
@@ -296,10 +297,8 @@ def _linked_bytes(unit: Unit, files: Contents) -> int | None:
 
 
 def _counts_inside(training: TrainingState) -> tuple[Number | None, int | None]:
-    """Return epoch and step, unless they were taken from the name or are no numbers.
-
-    Frameworks write negative ones for "not training any more"; those in the name are better then.
-    """
+    """Return the recorded epoch and step; None if they are from the name, negative or not finite."""
+    # Some programs record a negative count after the training's end; the one in the name is better then.
     epoch, step = training.epoch, training.step
     if training.origin_of("epoch").kind == "name" or epoch is None or not math.isfinite(epoch) or epoch < 0:
         epoch = None
@@ -319,14 +318,14 @@ def _own_loss(training: TrainingState, fields: NameFields) -> float | None:
 
 
 def _logged_as(checkpoint: Checkpoint) -> int | None:
-    """Return the step under which Lightning's loggers record values at a checkpoint.
-
-    They count batches from 0. A save at the end of an epoch comes after its last batch was counted, one that
-    follows a batch or a validation before that; how many steps the optimizers made says which.
+    """Return the step by which Lightning's loggers recorded the values at a checkpoint; None if unknown.
 
     Source: lightning ``pytorch/loops/training_epoch_loop.py`` (``_batches_that_stepped``),
     ``pytorch/trainer/connectors/logger_connector/logger_connector.py`` (``log_metrics``).
     """
+    # Loggers count batches from 0. A save at the end of an epoch follows the count of its last batch, a save
+    # after a batch or a validation precedes it. If the optimizers have made as many steps as batches are
+    # counted, this batch was counted, and was logged as one less; if one more, it wasn't yet.
     metadata = _own_metadata(checkpoint)
     batches: object = metadata
     for key in ("loops", "fit_loop", "epoch_loop.state_dict", "_batches_that_stepped"):
@@ -335,7 +334,7 @@ def _logged_as(checkpoint: Checkpoint) -> int | None:
     if optimizers is None and not metadata.get("callbacks"):  # weights alone were saved
         return None
     if optimizers is None:
-        optimizers = [None]  # slimmed: of several, the counts below would not fit
+        optimizers = [None]  # slimmed; with several optimizers, the counts below don't match
     if not isinstance(batches, int) or not isinstance(optimizers, list) or not optimizers:
         return None
     if not isinstance(steps, int) or not steps or steps % len(optimizers):
@@ -352,13 +351,12 @@ def first_error(findings: Iterable[Finding]) -> str | None:
 
 
 def signature(checkpoint: Checkpoint) -> str:
-    """Return a hash of the names and shapes of its weights.
-
-    Checkpoints of one series have the same signature. Other tensors, such as an optimizer's history, may grow
-    from save to save, and only count without weights. In a step's directory, the name of the file of weights
-    is left out: a single file has none.
-    """
+    """Return a hash of the names and shapes of its weights, which is equal for a series."""
     import hashlib
+
+    # Other tensors, such as an optimizer's history, may grow from save to save, and count only without
+    # weights. In a step's directory, names begin with the name of the file of weights, which is left out: a
+    # single file has none.
 
     weights = [tensor for tensor in checkpoint.tensors if tensor.role is Role.WEIGHTS]
     paths = [tensor.path for tensor in weights or checkpoint.tensors]
@@ -385,7 +383,7 @@ def _own_metadata(checkpoint: Checkpoint) -> Mapping[str, object]:
 
 
 def _seconds(when: str | None) -> float | None:
-    """Return a time in seconds since 1970; one without a zone is local time, as programs write it."""
+    """Return an ISO 8601 time in seconds since 1970, without a zone taken for local time; None if invalid."""
     if when is None:
         return None
     try:
@@ -398,7 +396,7 @@ FULL_CHECKS = ("structure", "checksum", "values")
 """Checks for intact checkpoints; the safety of loading isn't one of them."""
 
 SPECIAL = ("nan", "infinity")
-"""Findings that say that a value is no finite number."""
+"""Findings for values that aren't finite."""
 
 
 class FullRead(NamedTuple):
@@ -426,12 +424,12 @@ class FullReader:
     def read(self, entry: Entry) -> FullRead:
         """Return the result of reading a checkpoint in full."""
         if entry.parts:
-            parts = [part for part in entry.parts if part.fault is None]  # others it doesn't need
+            parts = [part for part in entry.parts if part.fault is None]  # other parts aren't needed
             return _read_of_save(entry, [(part, self.read(part)) for part in parts])
         read = self.recall(entry)
         if read is None:
             read = read_all(entry, self._jobs, self._progress)
-            if read.fault is None or read.fault.code is not Code.UNREADABLE:  # else it may be another time
+            if read.fault is None or read.fault.code is not Code.UNREADABLE:  # it may be readable later
                 self.remember(entry, read)
         return read
 
@@ -527,15 +525,14 @@ def _damage(errors: Sequence[Finding]) -> Reason:
 
 
 def findings_of_weights(entry: Entry, findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings that are about weights; a single value, such as a best metric in a buffer, is none.
-
-    Other content, such as an optimizer's state, may hold NaN while the weights are fine.
-    """
+    """Return the findings about weights of more than one element."""
+    # Other content, such as an optimizer's state, may have NaN while the weights are fine; so may a single
+    # value, such as a best metric in a buffer.
     findings = list(findings)
     if not findings or entry.unit.format is None:
         return []
-    role = Role.WEIGHTS if entry.has_weights else Role.OTHER  # an average alone is weights, too
+    role = Role.WEIGHTS if entry.has_weights else Role.OTHER  # a file with an average alone
     with open_unit(entry.unit.format, entry.unit) as checkpoint:
         weights = [tensor for tensor in checkpoint.tensors if tensor.role is role and tensor.size > 1]
-        names = {tensor.shares_with or tensor.name for tensor in weights}  # of ties the first
+        names = {tensor.shares_with or tensor.name for tensor in weights}  # findings name the owner of a tie
     return [finding for finding in findings if finding.where in names]

@@ -1,4 +1,4 @@
-"""Looks at many checkpoints: each has to be opened, which is Python work, so children do a part of it."""
+"""Opens many checkpoints for a survey. That is Python work, so child processes share it."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 WORTH_UNITS = 300
-"""Number of checkpoints that take as long to look at as a child takes to start."""
+"""Number of checkpoints that take as long to open as a child takes to start."""
 _BATCH = 50
 _SHARED_BATCH = 4
-"""How many are handed over to others at once, who wait for a store or a network meanwhile."""
+"""Checkpoints per task of an executor, whose workers mostly wait for a store or a network."""
 
 Discovered = tuple[Unit, bool] | str
 """A unit, and whether its directory contains other checkpoints; or the path of a possible file."""
@@ -54,9 +54,9 @@ class LookResult(NamedTuple):
     """Result of looking at a unit or a path.
 
     Attributes:
-        unit: The checkpoint; None where a file is none.
-        entry: Its entry; None where it has vanished.
-        unread: Why a file that looks like a model is not read.
+        unit: The checkpoint; None if a file is none.
+        entry: Its entry; None if it has vanished.
+        unread: Why a file that looks like a model isn't read.
     """
 
     unit: Unit | None
@@ -73,9 +73,9 @@ def look_at_all(
 
     Args:
         found: Units and paths to look at.
-        executor: Looks at it instead of this process and its children, wherever it has the files; an error
-            stands for what a worker doesn't see, or didn't come back from.
-        advance: Called with the number of those looked at, from any thread.
+        executor: Runs the work instead of this process and its children, on machines that see the same files;
+            if a worker doesn't see them, or is lost, the result is an error.
+        advance: Called with the number of results, from any thread.
     """
     if executor is not None:
         return [*_look_elsewhere(found, executor, advance)]
@@ -107,9 +107,7 @@ def _look(done: dict[int, list[LookResult | None]], advance: Advance, task: _Tas
 
 @contextmanager
 def _child(done: dict[int, list[LookResult | None]], advance: Advance) -> Iterator[Callable[[_Task], None]]:
-    """Yield a function that has a child process look at a batch; if the child is killed, the batch is
-    returned.
-    """
+    """Yield a function that looks at a batch in a child; if the child is killed, the batch is returned."""
     try:
         child = Child(__name__)
     except Lost as error:

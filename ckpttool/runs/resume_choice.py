@@ -72,11 +72,19 @@ _OF_ENTRY = ("epoch", "step", "safety")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Latest(Result):
-    """The newest intact checkpoint, or why there is none; ``passed_over`` were newer, or better.
+    """The newest intact checkpoint, or why there is none.
 
-    ``waited`` are the seconds spent waiting for ``waited_for``; ``best`` is the metric of the query.
-    ``none_yet`` is set if there is nothing but at most one unfinished save, as before a run's first job.
-    ``resume`` says how a training resumes from it; None in a store, unless that was asked for.
+    Attributes:
+        entry: The checkpoint; None if there is none.
+        reason: Why there is none.
+        passed_over: Checkpoints that are newer, or better, with the reasons against them.
+        warnings: Doubts about the choice.
+        journals: Pending journals of interrupted commands.
+        waited: Seconds spent waiting for writers.
+        waited_for: Paths of the saves that were waited for.
+        best: Metric of the query.
+        none_yet: Whether the directory has nothing but at most one unfinished save, as in a run's first job.
+        resume: How a training resumes from it; None in a store, unless the query asks for it.
     """
 
     entry: Entry | None
@@ -92,12 +100,12 @@ class Latest(Result):
 
     @property
     def summary(self) -> str:
-        """Return it in a few words."""
+        """Return the path, or why there is none."""
         return self.path or f"none: {self.reason or 'no checkpoint'}"
 
     @property
     def path(self) -> str | None:
-        """Return the path of the checkpoint, or None where there is none."""
+        """Return the path of the checkpoint, or None."""
         return None if self.entry is None else self.entry.path
 
     @property
@@ -134,13 +142,16 @@ _execution = partial(option, panel=EXECUTION_PANEL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatestQuery(Scope):
-    """Which checkpoint is wanted.
+    """Criteria for the checkpoint.
 
     Attributes:
-        best: Name of a metric whose best is wanted; None for the newest.
-        before: The step before which it has to be saved.
-        depth: Whether intact means every byte of the answer, or its structure.
-        wait: Seconds to wait for a writer that is at a checkpoint that would come first.
+        best: Metric by which the best is chosen; None for the newest.
+        mode: Whether low or high values of it are good; None decides by its name.
+        before: Step before which it was saved; None for any.
+        allow_unsafe: Whether it may run code when loaded.
+        resume_exact: Whether a training must resume exactly from it.
+        depth: Whether every byte of the answer is read, or only its structure.
+        wait: Seconds to wait for checkpoints that are being written and would be chosen.
         missing_ok: Whether the directory may be missing, as before a run's first job.
         jobs: Number of threads.
     """
@@ -195,10 +206,10 @@ class SearchAnswer:
     Attributes:
         latest: The answer.
         unsettled: Recent unfinished saves that may become a better choice.
-        quiet: The same, with old times; a server's clock may be wrong.
+        quiet: Unfinished saves with old times; they may be recent if a server's clock is wrong.
         unreadable: Paths that couldn't be read, with reasons.
         unsafe: Checkpoints that were rejected only as unsafe.
-        passed: Candidates that were preferred to the choice, but faulty.
+        passed: Faulty candidates that come before the choice.
     """
 
     latest: Latest
@@ -211,7 +222,16 @@ class SearchAnswer:
 
 @dataclass(frozen=True, slots=True)
 class LatestSearch:
-    """One look at a directory at a time, and the choice by a query."""
+    """Search of a directory by a query.
+
+    Attributes:
+        directory: The directory.
+        query: The query.
+        now: Time in seconds since 1970.
+        refused: Paths that changed while they were read, and are taken for unfinished.
+        writing: Paths of saves that were seen to change.
+        reader: Reads candidates in full; None for ``depth="quick"``.
+    """
 
     directory: str | os.PathLike[str]
     query: LatestQuery
@@ -228,7 +248,7 @@ class LatestSearch:
         except NotFound as error:
             if fs.lexists(os.fspath(self.directory)):  # a log is missing, not the directory
                 raise
-            # One that was never made is no error: but no link on the way may lead nowhere.
+            # A directory that doesn't exist yet is no error, but a dangling symlink in its path is one.
             path = bare(os.fspath(self.directory))
             while path and not fs.lexists(path):
                 path = os.path.dirname(path)
@@ -279,7 +299,7 @@ class LatestSearch:
         for entry in self._candidates(surveyed):
             fault = self._fault(entry)
             if fault is None and self.reader is not None:
-                # NaN outside the weights, in an optimizer's state or a single value, is no fault here.
+                # ``damage`` leaves out NaN in an optimizer's state or a single value: weights are fine then.
                 read = self.reader.read(entry) if reads else self.reader.recall(entry)
                 fault = None if read is None else read.damage
             if fault is None and self.query.resume_exact:
@@ -386,7 +406,7 @@ def _unsafe(entry: Entry) -> Reason | None:
 
 
 def _inexact(entry: Entry) -> Reason | None:
-    """Return why a training doesn't resume exactly from a checkpoint, or None where it does."""
+    """Return why a training doesn't resume exactly from a checkpoint, or None if it does."""
     try:
         verdict = _resume_of(entry)
     except CheckpointError as failure:
@@ -405,7 +425,7 @@ def _resume_of(entry: Entry) -> ResumeVerdict:
 def _newest_of(
     surveyed: Survey, series: Mapping[str, Sequence[Entry]], carried_on: Collection[str]
 ) -> Iterator[Entry]:
-    """Yield equally good checkpoints, the newest first; of a series that carries a metric on the oldest."""
+    """Yield equally good checkpoints, the newest first; of series that repeat the best value, the oldest."""
     turns = {
         key: iter(entries if key in carried_on else reversed(entries)) for key, entries in series.items()
     }
@@ -418,7 +438,7 @@ def _newest_of(
 
 
 def _require_newer(surveyed: Survey, chosen: Entry) -> None:
-    """Require evidence that the choice is newer than the newest checkpoints of other runs."""
+    """Raise UsageError if nothing shows whether the choice or another run's checkpoint is newer."""
     tier = next(tier for tier in tiers(surveyed.groups) if any(one.key == chosen.group for one in tier))
     own = next(group.entries for group in tier if group.key == chosen.group)
     for group in tier:
@@ -468,7 +488,7 @@ def _newer_but_lacking(surveyed: Survey, chosen: Entry, before: int | None) -> I
 
 
 def _unreadable_paths(surveyed: Survey, passed: Sequence[tuple[Entry, str]]) -> tuple[tuple[str, str], ...]:
-    """Return the paths that couldn't be read, with reasons: one of them may be the answer."""
+    """Return the paths that couldn't be read, with reasons; one of them may be the newest."""
     errors = [error for error in surveyed.errors if not isinstance(error, NotFound | NotACheckpoint)]
     faults: dict[str, str] = {entry.path: entry.fault for entry in surveyed.entries if entry.fault}
     faults |= {entry.path: why for entry, why in passed}
@@ -522,7 +542,7 @@ def _choice_warnings(
 
 
 def _unmeasured_warnings(surveyed: Survey, best: str | None) -> Iterator[str]:
-    """Yield how many lack the metric."""
+    """Yield a warning with the number of checkpoints without the metric."""
     sound = [entry for entry in surveyed.entries if entry.is_sound and not entry.holds_others]
     count = sum(best is not None and comparable_value(entry, best) is None for entry in sound)
     if count:
@@ -530,6 +550,6 @@ def _unmeasured_warnings(surveyed: Survey, best: str | None) -> Iterator[str]:
 
 
 def comparable_value(entry: Entry, metric: str) -> float | None:
-    """Return a metric's value where it is known and a number, infinite ones included."""
+    """Return a metric's value, which may be infinite; None if it is unknown or NaN."""
     value = entry.recorded_metric(metric)
     return None if value is None or math.isnan(value) else value

@@ -56,7 +56,7 @@ def run_directory(directory: str, root: str) -> str:
 
 
 def hyper_parameters(run: str, entries: Sequence[Entry]) -> Parameters:
-    """Return the hyper-parameters of a run, nested names with dots, from its files or its newest save.
+    """Return the hyper-parameters of a run by dotted names, from its files or its newest save.
 
     A file that is damaged, too long or of another syntax is ignored.
     """
@@ -80,7 +80,7 @@ def hyper_parameters(run: str, entries: Sequence[Entry]) -> Parameters:
 
 
 def _read_each(directory: str) -> Parameters:
-    """Return MLflow's parameters of a run: a file each."""
+    """Return MLflow's parameters of a run, which are one file each."""
     try:
         names = sorted(one.name for one in fs.entries(directory))[:_MOST_PARAMETERS]
     except OSError:
@@ -135,7 +135,7 @@ _FILES: Mapping[str, Callable[[bytes], Any]] = {
     ".hydra/config.yaml": parse_yaml,
     "files/config.yaml": _wandb,
 }
-"""The files of a run that hold its hyper-parameters: Ray's, Lightning's, Hydra's, Weights & Biases'."""
+"""Parsers of files with a run's hyper-parameters: Ray's, Lightning's, Hydra's, Weights & Biases'."""
 
 
 def flatten(values: Mapping[Any, object]) -> Iterator[tuple[str, object]]:
@@ -157,7 +157,7 @@ _NUMBERS = re.compile(r"[0-9]{1,18}(?:\.[0-9]+)?", re.ASCII)
 
 
 def apply_series_globs(entries: Sequence[Entry], globs: Globs) -> list[Entry]:
-    """Return checkpoints; those whose names match a glob are of one series, whatever else their names say.
+    """Return checkpoints; those whose names match a glob get its series, whatever fields their names have.
 
     A name without a wildcard, ``model.pt``, means one checkpoint in each of several sibling directories.
     """
@@ -178,10 +178,11 @@ def apply_series_globs(entries: Sequence[Entry], globs: Globs) -> list[Entry]:
 
 
 def keep_run_settings(entries: Sequence[Entry]) -> list[Entry]:
-    """Return checkpoints; numbers in names that are settings of runs are left in the blanked names.
+    """Return checkpoints; settings of runs that look like metrics in names aren't blanked.
 
-    It does where each of its values has several checkpoints, and two have the same epoch and step:
-    ``llama_acc2_epoch_1.pth`` and ``llama_acc4_epoch_1.pth``. A run that has just begun may have one.
+    A number is a setting if each of its values has several checkpoints, and two checkpoints have the same
+    epoch and step: ``llama_acc2_epoch_1.pth`` and ``llama_acc4_epoch_1.pth``. A run that has just begun may
+    have one.
     """
     by_name: dict[tuple[str, str], list[Entry]] = defaultdict(list)
     for entry in entries:

@@ -1,7 +1,8 @@
-"""Saves: all that one run wrote for one step, in one file or in several.
+"""Saves: the files that one run wrote for one step.
 
-``model_3.pt`` and ``optim_3.pt``, ``G/3.pt`` and ``D/3.pt``, the ranks of ``step_3_rank0.pt`` are one save
-each. It is complete if it has the parts that the run's other saves have, and is kept or removed whole.
+``model_3.pt`` and ``optim_3.pt`` are one save, and so are ``G/3.pt`` and ``D/3.pt``, or all ranks of
+``step_3_rank0.pt``. A save is complete if it has the parts that the run's other saves have. It is kept or
+removed whole.
 """
 
 from __future__ import annotations
@@ -42,25 +43,27 @@ _WORD = re.compile(
     r")",
     re.IGNORECASE | re.ASCII,
 )
-"""Words that tell the parts of a save apart, in names and in those of directories beside each other.
+"""Words that distinguish the parts of a save, in names of files and of sibling directories.
 
-Rivals are trained together; a component of a model may be trained after another, or alone.
+Rivals (a generator and a discriminator) are trained together; a component may be trained after another one.
 """
 
 _CRITIC = re.compile(r"d[-_]?[12ab]?$|^dis|critic|value", re.IGNORECASE)
 _SUFFIXES = re.compile(r"(?:\.[a-z][a-z0-9_]*)+$", re.IGNORECASE | re.ASCII)
 
 _ENDED = 3
-"""A part that this many saves at the end lack is not written any more."""
+"""Number of saves at the end without a part after which the run counts as not writing it any more."""
 _GAPS = 4
-"""A required part may be missing in one of this many saves, between its first and its last one."""
+"""A part is required if at most one of this many saves lacks it, between its first and its last one."""
 
 
 class _Line(NamedTuple):
     """The checkpoints of one name, such as ``optim_*.pt``, by the numbers in it.
 
     Attributes:
-        words: What in its name, and in its directory's, tells parts of a save apart, each with its kind.
+        name: Its directory and blanked name.
+        words: Words in its name and its directory's that distinguish parts of a save, each with its kind.
+        entries: The checkpoints by position.
     """
 
     name: str
@@ -92,6 +95,10 @@ class _Line(NamedTuple):
 
 def mark_saves(groups: Sequence[Group]) -> tuple[Group, ...]:
     """Return series with the save of each checkpoint; the parts of an incomplete save are incomplete."""
+    # Files of one name are a line (``optim_*.pt``), and lines whose names differ only in words such as
+    # ``model``, ``optim`` or ``rank0`` are a run of parts, if they share numbers. The checkpoints of all
+    # lines at one position are a save. It lacks a line if the saves around have it, or if it is newer than
+    # the line's last, and the line hasn't ended: then it is still being written, or was interrupted.
     marked: dict[str, Entry] = {}
     for run in _runs_of_parts(entry for group in groups for entry in group.entries):
         saves: dict[Position, list[tuple[int, Entry]]] = defaultdict(list)
@@ -122,7 +129,7 @@ def _with_entries(group: Group, marked: Mapping[str, Entry]) -> Group:
 
 
 def fault_beside(other: Entry, why: str, part: Entry) -> Reason:
-    """Return the fault of a part of a save in which another part has one."""
+    """Return the fault of a part whose save has a faulty part."""
     name = os.path.relpath(other.path, os.path.dirname(part.path) or os.curdir)
     return fault(Code.INCOMPLETE, f"{name} of its save is {why}")
 
@@ -140,7 +147,7 @@ def _fault_of_lack(part: Entry, lines: Sequence[_Line]) -> Reason:
 
 
 def _lacks(needed: Sequence[_Line], saves: Iterable[Position]) -> dict[Position, list[_Line]]:
-    """Return which parts that saves need they lack, where the saves around have them, by their numbers."""
+    """Return the required lines that saves lack, though saves around have them, by position."""
     ordered = sorted(saves, key=_sort_key)
     missing: dict[Position, list[_Line]] = defaultdict(list)
     for line in needed:
@@ -155,11 +162,9 @@ def _lacks(needed: Sequence[_Line], saves: Iterable[Position]) -> dict[Position,
 
 
 def _is_needed(line: _Line, run: Sequence[_Line]) -> bool:
-    """Return whether a save of a run needs a part that other saves have.
-
-    It needs all ranks, rivals and components. It doesn't need a conversion, or other files next to a
-    checkpoint with weights and an optimizer's state.
-    """
+    """Return whether the saves of a run need a line: all ranks, rivals, components and optimizer states."""
+    # A conversion to another format isn't needed, nor are other files next to a checkpoint with weights and
+    # optimizer state: a training resumes without them.
     kinds = {kind for kind, _ in line.words}
     others = [other for other in run if other is not line]
     if kinds & {"rank", "rival", "component"}:
@@ -177,7 +182,7 @@ def _is_needed(line: _Line, run: Sequence[_Line]) -> bool:
 
 
 def _runs_of_parts(entries: Iterable[Entry]) -> Iterator[list[_Line]]:
-    """Yield the names of each run that writes several files for a save; the one that others go by first."""
+    """Yield the lines of each run that writes several files for a save, the main one first."""
     by_stem: dict[tuple[str, str], list[_Line]] = defaultdict(list)
     for (directory, blank), named in _by_name(entries).items():
         above, folder = os.path.split(directory)
@@ -199,7 +204,7 @@ def _runs_of_parts(entries: Iterable[Entry]) -> Iterator[list[_Line]]:
 
 
 def _by_name(entries: Iterable[Entry]) -> dict[tuple[str, str], dict[Position, Entry]]:
-    """Return checkpoints by directory and name, and by its numbers; of those with the same ones the last."""
+    """Return checkpoints by directory and name, and by position; the last written of equal positions."""
     named: dict[tuple[str, str], list[Entry]] = defaultdict(list)
     for entry in entries:
         if not entry.holds_others:
@@ -215,7 +220,7 @@ def _by_name(entries: Iterable[Entry]) -> dict[tuple[str, str], dict[Position, E
 
 
 def _position(entry: Entry) -> Position:
-    """Return the numbers in a checkpoint's name; the time only where there is no other."""
+    """Return the numbers in a checkpoint's name, and the time if it has none."""
     *numbers, saved_at = entry.fields.position
     return (*numbers, saved_at if all(number is None for number in numbers) else None)
 
@@ -233,7 +238,7 @@ def _without_words(name: str) -> tuple[str, frozenset[tuple[str, str]]]:
 
 
 def _joined(lines: Sequence[_Line]) -> Iterator[list[_Line]]:
-    """Yield names that differ in words for parts alone, with those that go together."""
+    """Yield groups of lines of one stem that belong together."""
     runs: list[list[_Line]] = []
     for line in sorted(lines, key=lambda line: line.order):
         run = next((run for run in runs if _go_together(run[0], line)), None)
@@ -245,7 +250,7 @@ def _joined(lines: Sequence[_Line]) -> Iterator[list[_Line]]:
 
 
 def _with_states(runs: Sequence[list[_Line]]) -> Iterator[list[_Line]]:
-    """Yield the runs of one directory; optimizer states join the only weights with their numbers."""
+    """Yield the runs of one directory; lines of optimizer states join the only weights with their numbers."""
     weights = [run for run in runs if run[0].has_weights]
     by_position: dict[Position, list[list[_Line]]] = defaultdict(list)
     for run in weights:
@@ -266,9 +271,9 @@ def _with_states(runs: Sequence[list[_Line]]) -> Iterator[list[_Line]]:
 
 
 def _go_together(one: _Line, other: _Line) -> bool:
-    """Return whether two names are of parts of one save: they share numbers, and their contents fit.
+    """Return whether two lines are parts of one save: they share numbers, and their contents fit.
 
-    Two files of weights go together if they were written together, or if their words say so.
+    Two files of weights belong together if they were written together, or if their words say so.
     """
     shared = sorted(one.entries.keys() & other.entries.keys(), key=_sort_key)
     if 2 * len(shared) <= min(len(one.entries), len(other.entries)):

@@ -60,14 +60,14 @@ class Survey(NamedTuple):
     """The checkpoints of a directory, in series.
 
     Attributes:
-        root: The directory that was looked at.
-        groups: All series, by their keys.
+        root: The directory.
+        groups: All series, ordered by key.
         snapshot: Snapshot of the files around the checkpoints, from which plans are made.
         journals: Pending journals of interrupted commands; commands that change the directory recover them.
-        errors: Errors of paths that could not be looked at.
+        errors: Errors of paths that could not be read.
         remarks: Doubts about metrics, and globs without a match.
-        vanished: Paths that were listed, but missing at the look.
-        unread: Files and directories that look like models and are not read, with why.
+        vanished: Paths that were listed, but missing when they were opened.
+        unread: Files and directories that look like models, with the reason why they aren't read.
     """
 
     root: str
@@ -103,7 +103,7 @@ def survey_directory(
     Args:
         root: The directory.
         scope: Checkpoints to look at.
-        enters_root: Whether it is a directory to be searched even if it is a checkpoint itself.
+        enters_root: Whether the directory is searched even if it is a checkpoint itself.
         advance: Called with the number of files and directories looked at, from any thread.
         executor: Looks at checkpoints instead of this process; its workers see the same files.
     """
@@ -163,7 +163,11 @@ def nothing_in(root: str, *, recursive: bool) -> str:
 
 
 class _SurveyWalk:
-    """Walk through a tree that looks at everything it finds, also in other processes."""
+    """Walk through a tree that opens all candidates, also in other processes.
+
+    Directories may change during the walk. If a candidate has vanished when it is opened, that is recorded;
+    no error is raised.
+    """
 
     def __init__(self, root: str, walk: Walk) -> None:
         self._root = root
@@ -187,6 +191,8 @@ class _SurveyWalk:
 
     def look(self, advance: Advance, executor: Executor | None) -> list[tuple[Unit, Entry | None]]:
         """Return the checkpoints with their entries, in the order of the walk."""
+        # Candidates are opened while the walk goes on, in any order. Errors have the position of their
+        # candidate, so that their order doesn't depend on timing.
         with nullcontext(executor) if executor is not None else _threads_for(self._root) as workers:
             looked = look_at_all(self._discover(), workers, advance=advance)
         result: list[tuple[Unit, Entry | None]] = []
@@ -202,7 +208,7 @@ class _SurveyWalk:
             yield candidate
 
     def _record_error(self, error: CheckpointError) -> None:
-        if has_odd_name(error.path) and suffix_format(error.path) is None:  # a log, say, fails nothing
+        if has_odd_name(error.path) and suffix_format(error.path) is None:  # such as a log: no failure
             self.remarks.append(f"{shown(error.path)}: skipped: {error.reason}")
         else:
             self._errors.append((self._position, error))
@@ -210,7 +216,7 @@ class _SurveyWalk:
     def _resolve(
         self, candidate: Discovered, look: LookResult | CheckpointError | None
     ) -> Iterator[tuple[Unit, Entry | None]]:
-        """Yield a checkpoint; for a path that had to be resolved, everything found there."""
+        """Yield the result for a candidate; for an unresolved path, the results for all found there."""
         if isinstance(look, CheckpointError):
             self._record_error(look)
             return
@@ -231,7 +237,7 @@ class _SurveyWalk:
 
 @contextmanager
 def _threads_for(root: str) -> Iterator[Executor | None]:
-    """Yield threads that ask a store about many checkpoints at once; None for a directory of this machine."""
+    """Yield threads for concurrent requests to a store; None for a directory of this machine."""
     if fs.place_of(root).reads_are_free:
         yield None
         return
@@ -285,7 +291,7 @@ def _nested_checkpoints(unit: Unit, walk: Walk) -> list[str]:
         if not stat.S_ISDIR(fs.lstat(unit.path).st_mode):
             return []
         entries = scan(unit.path).values()
-    except (OSError, NotFound):  # an index that is missing, or a directory that has just gone
+    except (OSError, NotFound):  # an index that is missing, or a directory that was removed meanwhile
         return []
     nested: list[str] = []
     for entry in entries:
@@ -319,16 +325,13 @@ class CheckpointPlace(NamedTuple):
 
 
 def place_of(path: str) -> CheckpointPlace:
-    """Return where a path is, whatever is there."""
+    """Return directory and name of a path, which needn't be a checkpoint."""
     directory, name = os.path.split(path)
     return CheckpointPlace(directory or os.curdir, name, frozenset({name}))
 
 
 def resolve_checkpoint(path: str) -> CheckpointPlace:
-    """Return the checkpoint that a path means; a link means its target.
-
-    A file that belongs to a checkpoint of several means all of it.
-    """
+    """Return the place of the checkpoint at a path; a symlink means its target, a part its whole."""
     path = bare(path)
     if fs.islink(path):
         path = _real(path)

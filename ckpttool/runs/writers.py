@@ -26,16 +26,16 @@ POLL_SECONDS = 0.25
 """Seconds between looks at files that are being written."""
 
 MOMENTS = 1.0
-"""Seconds without a change after which a file that is whole is taken for finished."""
+"""Seconds without a change after which a readable file counts as finished."""
 
 MOMENTS_BETWEEN = 2.0
-"""The same of a directory: a writer pauses between two files."""
+"""Seconds without a change after which a directory counts as finished: writers pause between files."""
 
 GONE_SECONDS = 600
-"""A live writer changes something within this time; later, nothing is waited for."""
+"""Seconds without a change after which a writer counts as dead, and isn't waited for."""
 
 State = tuple[Fingerprint, ...] | None
-"""The files of something; None where it isn't there."""
+"""Statuses of a save's files; None if it doesn't exist."""
 
 
 def written_inside(entry: Entry, now: float) -> Reason | None:
@@ -69,7 +69,7 @@ def temporary_saves(surveyed: Survey, exclude: Sequence[str]) -> Iterator[tuple[
             path = os.path.join(directory, name)
             try:
                 inside, modified_ns = contents(directory, [name]), fs.lstat(path).st_mtime_ns
-            except OSError:  # it has just gone
+            except OSError:  # finished or removed meanwhile
                 continue
             above, name = os.path.split(shown(path))
             newest = max(modified_ns, inside.modified_ns)
@@ -83,28 +83,28 @@ class WaitClock(Protocol):
     """Clock and sleep."""
 
     def time(self) -> float:
-        """Return the seconds since 1970, as files have them."""
+        """Return the seconds since 1970, comparable with files' times."""
 
     def monotonic(self) -> float:
-        """Return seconds that never go back."""
+        """Return seconds that never decrease."""
 
     def sleep(self, seconds: float, /) -> None:
-        """Let time pass."""
+        """Wait."""
 
 
 class _SystemClock:
-    """The computer's own."""
+    """Clock of the computer."""
 
     def time(self) -> float:
         """Return the seconds since 1970."""
         return time.time()
 
     def monotonic(self) -> float:
-        """Return seconds that never go back."""
+        """Return seconds that never decrease."""
         return time.monotonic()
 
     def sleep(self, seconds: float, /) -> None:
-        """Let time pass."""
+        """Wait."""
         time.sleep(seconds)
 
 
@@ -113,16 +113,16 @@ SYSTEM = _SystemClock()
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedSave:
-    """Something that may not be finished.
+    """Save that may be unfinished.
 
     Attributes:
-        path: Where it is.
-        why: Sign of the writer.
+        path: Its path.
+        why: Sign of the writer, or its fault.
         directory: Its directory.
-        members: Its names there.
-        seen: Its files at that time.
-        is_whole: Whether it can be read as it is, and was only changed a moment ago.
-        modified_ns: When its newest file was changed, in nanoseconds since 1970, by its server's clock.
+        members: Names of its files and directories there.
+        seen: Statuses of its files at the survey.
+        is_whole: Whether it is readable, and only was changed a moment ago.
+        modified_ns: Time of its newest file in nanoseconds since 1970, by its server's clock.
     """
 
     path: str
@@ -135,7 +135,7 @@ class UnfinishedSave:
 
     @property
     def moments(self) -> float:
-        """Return for how many seconds it must not change."""
+        """Return the seconds without a change after which it counts as finished."""
         return MOMENTS_BETWEEN if fs.isdir(self.path) else MOMENTS
 
 
@@ -146,7 +146,7 @@ class Watch:
     """Waits for writers, and records the changes that it sees.
 
     Args:
-        seconds: How long it waits in all.
+        seconds: Limit on the time that it waits in all.
         tell: Called with a message for each save, once.
         clock: Clock.
     """
@@ -166,14 +166,14 @@ class Watch:
 
     @property
     def remaining(self) -> float:
-        """Return the seconds that are left."""
+        """Return the seconds until the limit."""
         return self._seconds - (self.clock.monotonic() - self._begun)
 
     def wait(self, unsettled: Sequence[UnfinishedSave]) -> bool:
-        """Wait until something of it has been finished, and all is to be looked at again.
+        """Wait until a save is finished, or the names around change; return whether to survey again.
 
         Returns:
-            False where nothing is unsettled, or no time is left.
+            False if no save is unsettled, or no time is left.
         """
         pending = [save for save in unsettled if not self._is_quiet(save)]
         if not pending or self.remaining <= 0:
@@ -187,7 +187,7 @@ class Watch:
         started = self.clock.monotonic()
         seen = {save.path: save.seen for save in pending}
         names = _names_around(pending)
-        # Each is looked at in every round, whatever another came to.
+        # A list, not a generator: each save is checked in each round, even if another one has finished.
         while self.remaining > 0 and not any([self._has_finished(save, seen) for save in pending]):
             self.clock.sleep(min(POLL_SECONDS, self.remaining))
             if _names_around(pending) != names:
@@ -196,10 +196,8 @@ class Watch:
         return True
 
     def growing(self, quiet: Sequence[UnfinishedSave]) -> list[UnfinishedSave]:
-        """Return saves that change although their times are old: a server's clock may be slow.
-
-        The first call takes a moment; a save whose writer is known then is waited for like others.
-        """
+        """Return saves that change although their times are old; the first call waits a second."""
+        # The clock of a file server may be behind ours, so that files just written look old.
         is_first, self._has_glimpsed = not self._has_glimpsed, True
         if quiet and is_first and self.remaining > 0:
             before = {save.path: save.seen for save in quiet}

@@ -45,9 +45,9 @@ class Remark:
 
     Attributes:
         note: A sentence or two.
-        until: The last day on which its pin holds, in local time; None: for good.
+        until: Last day of its pin, in local time; None if it doesn't expire.
         facts: Other facts, by plain words such as ``data``.
-        fault: Invalid entries; None if all are valid.
+        fault: Description of invalid entries; None if all are valid.
     """
 
     note: str | None = None
@@ -112,7 +112,7 @@ def _day(value: object) -> date | None:
 
 
 def parse_until(text: str) -> date:
-    """Return the day that ``2027-01-01`` or ``90d`` means.
+    """Return the day of ``2027-01-01``, or of ``90d`` from today.
 
     Raises:
         UsageError: It isn't a day, or is in the past.
@@ -131,7 +131,7 @@ def parse_until(text: str) -> date:
 
 
 def parse_facts(texts: Mapping[str, str]) -> dict[str, str | None]:
-    """Return facts as they are kept: a key with an empty text is to go.
+    """Return facts with None for a key with an empty text, which removes it.
 
     Raises:
         UsageError: A key is no plain word, or a text is too long.
@@ -177,7 +177,8 @@ def with_remark(text: str, name: str, remark: Remark) -> str:
         lines += [f"{key} = {as_toml(value)}" for key, value in remark.facts.items()]
     parts = (before, behind, newline.join(lines))
     text = newline.join(part.rstrip("\r\n") + newline for part in parts if part.strip())
-    # Text that was matched, not parsed, is not believed: TOML itself must say that just this is another.
+    # The table was found by matching lines, which a multi-line string could mislead. So the new text is
+    # parsed, and must differ from the old one in this remark alone.
     now = parse_toml(text)
     left = {key: value for key, value in now.pop(TABLE, {}).items() if key != name}
     is_said = remarks_in(text).get(name, NOTHING) == replace(remark, fault=None)
@@ -228,11 +229,18 @@ _WILD = re.compile(r"[*?]|\[.+\]")
 
 
 class _NoText(ValueError):
-    """A file that can't be a list of pins, whatever is in it."""
+    """A file that can't be a list of pins: no regular file, or too long."""
 
 
 class Pin(NamedTuple):
-    """Entry of a list of pins: the list, the name in it, the path that it means, and its remark."""
+    """Entry of a list of pins.
+
+    Attributes:
+        file: Path of the list.
+        name: Name in the list.
+        path: Path of the checkpoint.
+        remark: Remark on it.
+    """
 
     file: str
     name: str
@@ -389,7 +397,7 @@ def write_list(file: str, before: str, text: str) -> None:
 
     Args:
         file: The list.
-        before: Its text when it was read; without a lock, as in a store, it may have changed since.
+        before: Its text when it was read, which must still be the same: in a store there is no lock.
         text: Its new text.
     """
     says_nothing = "".join(text.split()) in ("", f"{KEY}=[]")
@@ -413,7 +421,7 @@ def write_list(file: str, before: str, text: str) -> None:
 
 
 def _require_trusted_link(file: str) -> None:
-    """Require that a link was made by this user, or by the owner of its target."""
+    """Raise AccessDenied if a symlink was made by another user than this one or its target's owner."""
     if not fs.islink(file) or not hasattr(os, "geteuid"):
         return
     maker = fs.lstat(file).st_uid
@@ -438,8 +446,8 @@ def _lists_in(directory: str, snapshot: Snapshot) -> Iterator[str]:
 def lists_for(directory: str, snapshot: Snapshot | None = None) -> list[str]:
     """Return the lists that may pin checkpoints in a directory, the nearest first.
 
-    The search ends after the home directory, and where the file system ends. Without a snapshot, it is made
-    now.
+    The search ends after the home directory, and at the root of the file system. Without a snapshot, files on
+    disk are read.
     """
     snapshot = snapshot or Snapshot()
     real = snapshot.realpath(directory)
@@ -510,7 +518,7 @@ def _name_fault(pinned: Pin, snapshot: Snapshot) -> str | None:
     directory = snapshot.realpath(os.path.dirname(pinned.file))
     path = _pin_path(pinned)
     above, name = os.path.split(path)
-    # The name itself may be a symlink to another place: the link is pinned.
+    # The name itself may be a symlink to another directory: the symlink is pinned.
     real = snapshot.realpath(path) if name == os.pardir else os.path.join(snapshot.realpath(above), name)
     if not is_within(fs.normpath(real), directory):
         return "which is elsewhere: a list is about the checkpoints below it"

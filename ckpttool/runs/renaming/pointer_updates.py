@@ -38,10 +38,10 @@ from ckpttool.transaction.pointer_files import text_at
 
 
 class PathRenames:
-    """New names by old ones, of all that gets another name, directory by directory."""
+    """New names of renamed files and directories, by directory and old name."""
 
     def __init__(self, names: Mapping[str, Mapping[str, str]], snapshot: Snapshot) -> None:
-        """Take new names by old ones, by directory."""
+        """Resolve the directories of ``names``, which has new names by directory and old name."""
         self._seen = snapshot
         self._names = {snapshot.realpath(directory): dict(new) for directory, new in names.items()}
 
@@ -50,7 +50,7 @@ class PathRenames:
         return self._names.get(self._seen.realpath(directory), {})
 
     def new_path(self, text: str, base: str) -> str | None:
-        """Return a path in which a name is another; None where it leads past all that moves."""
+        """Return a path with its first renamed component replaced; None if none is renamed."""
         directory = "/" if text.startswith("/") else base
         parts = text.split("/")
         try:
@@ -64,10 +64,10 @@ class PathRenames:
         return None
 
     def renamer(self, base: str, *others: str, near: Sequence[str] = ()) -> Renamer:
-        """Return the function from a path in a text to its new form.
+        """Return the function from a path in a text to its new form; None for a path that isn't renamed.
 
-        The path is taken from ``base`` and ``others``; one that leads nowhere from there, as that of a run
-        that was moved, goes by its name in a directory ``near``.
+        The path is relative to ``base`` or one of ``others``. If it doesn't exist there, as after a move of
+        the run, its last name is looked up in the directories ``near``.
         """
 
         def new(text: str) -> str | None:
@@ -99,10 +99,10 @@ class Updates:
     """Updates of texts and links, by directory of their journal, and files that can't be changed.
 
     Attributes:
-        rewrites: Texts that are to say something else.
-        relinks: Symlinks that are to lead elsewhere.
-        faults: Why something can't be changed, by its path.
-        notes: All notes around them, those that say the same afterwards included.
+        rewrites: Texts with new content.
+        relinks: Symlinks with new targets.
+        faults: Why a file can't be changed, by its path.
+        notes: All notes around the checkpoints, unchanged ones included.
     """
 
     rewrites: dict[str, list[Rewrite]] = field(default_factory=lambda: defaultdict(list))
@@ -119,7 +119,7 @@ class Updates:
 
     @property
     def directories(self) -> list[str]:
-        """Return the directories in which something has to follow."""
+        """Return the directories with updates."""
         return list(dict.fromkeys((*self.rewrites, *self.relinks)))
 
 
@@ -128,11 +128,11 @@ class Scene:
     """Checkpoints to rename, and the places that may name them.
 
     Attributes:
-        root: The directory that was asked for.
+        root: The directory given by the user.
         entries: All checkpoints in it, those that keep their names included.
         links: Symlinks in the tree and in the directory above, with their targets.
         note_directories: The directories below the root in which notes name checkpoints.
-        snapshot: Snapshot that everything is looked up in.
+        snapshot: Snapshot of the directories.
     """
 
     root: str
@@ -195,7 +195,7 @@ class NoteRewriter:
     """Rewrites notes around renamed checkpoints, and compares their meaning before and after."""
 
     def __init__(self, scene: Scene, moved: PathRenames) -> None:
-        """Take the checkpoints under the names that notes have, and the new names."""
+        """Set the checkpoints under their old names, and the new names."""
         self._scene = scene
         self._moved = moved
 
@@ -211,7 +211,7 @@ class NoteRewriter:
         return Mentions(CheckpointIndex(entries, self._scene.snapshot))
 
     def rewrite(self, text: str, directory: str, note: str) -> str:
-        """Return a note with the new names in it, as far as values in it are names."""
+        """Return a note with new names for the words in it that mean renamed checkpoints."""
         kind = note_kind(note)
         return text if kind is None else kind.reworded(text, self._renamer(directory, note))
 
@@ -243,7 +243,7 @@ class NoteRewriter:
         return name.removesuffix(suffix) if name.endswith(suffix) else known
 
     def lost(self, note: Note) -> Iterator[str]:
-        """Yield the names of the checkpoints that a note means, and won't mean once they have new names."""
+        """Yield the names of checkpoints that a note means now, and won't mean after the rename."""
         meant = {entry.path: entry for entry in self._entries_in(self._scene.mentions, note.before, note)}
         if not meant:
             return
@@ -257,9 +257,7 @@ class NoteRewriter:
 
 
 def _leads_to(front: str, directory: str, target: str, snapshot: Snapshot) -> bool:
-    """Return whether the path in front of a name leads to a directory: other directories may have the name,
-    too.
-    """
+    """Return whether the path in front of a name leads to ``target``: others may have the name, too."""
     real, base = snapshot.realpath(target), snapshot.realpath(directory)
     if real == base or os.path.basename(front.rstrip("/")) == os.path.basename(real):
         return True
@@ -347,7 +345,7 @@ class _Collector:
         """Add the files in a directory of checkpoints that name them."""
         changed = dict(edits)
         kinds = {name: kind_of(name) for name in files}
-        # Those with digests come last: they have the new digests of the others.
+        # Files with digests come last, as they get the new digests of the others.
         order = sorted(files, key=lambda name: (kind := kinds[name]) is not None and kind.has_digests)
         for name in order:
             file, kind = files[name], kinds[name]
@@ -356,7 +354,7 @@ class _Collector:
                     continue
                 if kind is not None and _is_another(kind, file):
                     continue
-            except OSError:  # it has just gone
+            except OSError:  # removed since it was listed
                 continue
             if kind is None or not kind.is_certain:
                 rewrite = self._add_note(directory, file)
@@ -420,7 +418,8 @@ class _Collector:
         return rewrite
 
     def _add_member(self, entry: Entry, name: str, edits: Mapping[str, FileChange]) -> None:
-        """Add a manifest or an index, whose text has names in it: it is written anew under its new name."""
+        """Add a manifest or an index of a checkpoint, which has names of files in its text."""
+        # It may be renamed itself: then it is created under its new name and removed under the old one.
         names = self._moved.in_directory(entry.directory)
         kind = kind_of(name, FilePlace.MEMBER)
         if kind is None or (name != entry.name and not name.endswith(SIDECARS)):
@@ -485,7 +484,7 @@ def _rewrite(
 
 
 def _is_another(kind: TextKind, file: os.DirEntry[str]) -> bool:
-    """Return whether a file is too large for its kind, and only has a similar name."""
+    """Return whether a file is too large for its kind, so that only its name is similar."""
     is_sure = file.name in kind.files and kind.formats is None
     return not is_sure and file.stat().st_size > kind.limit
 
