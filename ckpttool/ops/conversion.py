@@ -30,10 +30,10 @@ def _shard_size(text: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvertOptions:
-    """How a checkpoint is to be converted: each attribute is an option, but for the number of threads.
+    """Options of a conversion: each attribute is an option of ``convert``, except for the number of threads.
 
-    ``mapping`` and ``model`` are paths. By default there is a thread for each processor that this process may
-    use.
+    ``mapping`` and ``model`` are paths. By default, there is a thread for each processor available to this
+    process.
     """
 
     to: str | None = _conversion(
@@ -104,19 +104,19 @@ class Converted(Result):
     """The result of a conversion.
 
     Attributes:
-        sources: Paths of what it was made of.
-        target: Where it stands.
+        sources: Paths of the sources.
+        target: Path of the result.
         format: Name of its format.
-        tensors: How many tensors it holds, tied ones counted each.
+        tensors: Number of its tensors; tied ones count each.
         nbytes: Bytes of all its files; of a dry run, those of the elements.
         verified: Whether it was opened again and every tensor compared with the source.
         dry_run: Whether nothing was written.
-        dropped: What of the source it doesn't hold.
-        notes: What was done that the command line didn't say word by word.
-        mismatches: In what it differed from the source, a sentence each; it was removed then.
-        safety: What loading it with its framework could run.
-        shares: How much each source counts, which makes 1 together, where it is their average.
-        warnings: What kills left next to it, and could not be cleared, a sentence each.
+        dropped: Content of the source that it doesn't have.
+        notes: Sentences on steps that the options don't request explicitly.
+        mismatches: Differences from the source, a sentence each; the result was removed then.
+        safety: Code that loading it with its framework could run.
+        shares: Weight of each source, with a sum of 1; empty unless it is an average.
+        warnings: Leftovers of killed conversions that could not be removed, a sentence each.
     """
 
     sources: tuple[str, ...]
@@ -135,7 +135,7 @@ class Converted(Result):
 
     @property
     def summary(self) -> str:
-        """Return it in a few words."""
+        """Return the target and the result in a few words."""
         state = ", dry run" if self.dry_run else ", verified" if self.verified else ", not verified"
         return f"{self.target}: {self.format}, {counted(self.tensors, 'tensor')}{state}"
 

@@ -30,7 +30,7 @@ from ckpttool.storage.sink import Algorithm
 
 _ARCHITECTURE = "keras.config"
 _SHOWN, _NAMED = 3, 8
-"""How many of the tensors that can't be held are named, and how many names that a loader has to admit."""
+"""Limits on the names in a message: of tensors that can't be held, of classes that a loader must allow."""
 _NOT_READ = frozenset(
     {
         "bytes-unused",
@@ -48,11 +48,11 @@ _NOT_READ = frozenset(
         "weights-not-read",
     }
 )
-"""Warnings that say that something of the source was not read."""
+"""Warnings that a part of the source wasn't read."""
 
 
 class SummedTensor(NamedTuple):
-    """A tensor of a source, and the checksum of its bytes, as they were read."""
+    """A tensor of a source, and the checksum of its bytes, computed while they were read."""
 
     tensor: Tensor
     algorithm: Algorithm
@@ -60,23 +60,24 @@ class SummedTensor(NamedTuple):
 
 
 _BRACKETED = re.compile(r"(?<![^.])\[+([^\[\]]*)\]+(?![^.])")
-"""A key with the brackets that tell it from others: see ``content.tree``."""
+"""A key with brackets that distinguish it from others; see ``content.tree``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversionPlan:
-    """A conversion that can be carried out: all that can be known without reading a value is known to fit.
+    """A conversion that passed all checks that need no values.
 
     Attributes:
-        source: What is read.
-        content: What will be written.
-        target: Where it will stand.
-        replaces: Names next to it that give way; None where nothing is there.
-        dropped: What of the source the target won't hold.
-        notes: What is done that the options don't say word by word.
-        sources: Paths of what it is made of, where that is not the source's alone.
-        shares: How much each of these counts, where it is their average.
-        summed: Tensors of the source that are read to make others, as soon as they were.
+        source: The checkpoint to read.
+        writer: Writer of the target's format.
+        content: Content to write.
+        target: Path to write to.
+        replaces: Names in its directory that are replaced; None if there are none.
+        dropped: Content of the source that the target won't have.
+        notes: Sentences on steps that the options don't request explicitly.
+        sources: Paths of the sources, if there are several.
+        shares: Weight of each source, for an average.
+        summed: Tensors that were read to compute others; filled as they are read.
     """
 
     source: Checkpoint
@@ -94,7 +95,7 @@ class ConversionPlan:
 
     @property
     def work(self) -> int:
-        """Return about how many bytes carrying it out reads: to write, and to compare."""
+        """Return an estimate of the bytes read to write and to compare."""
         return 2 * self.content.nbytes
 
     def converted(
@@ -124,7 +125,7 @@ class ConversionPlan:
 
 @contextmanager
 def model_of(options: ConvertOptions) -> Iterator[Checkpoint | None]:
-    """Open the checkpoint that the target is to follow, as long as the context lasts; None: there is none."""
+    """Open the checkpoint whose names and layout the target takes, for the context; None without one."""
     if options.model is None:
         yield None
         return
@@ -145,10 +146,10 @@ def plan_conversion(
 
     Args:
         checkpoint: The source.
-        target: Where the result is to stand.
-        options: How it is to be converted.
+        target: Path of the result.
+        options: Options of the conversion.
         model: The checkpoint that the options name, open.
-        sources: Paths of what the source is made of, where that is not its own alone.
+        sources: Paths of the sources, if there are several.
     """
     require_intact(checkpoint)
     content = content_of(checkpoint)
@@ -201,7 +202,7 @@ def plan_conversion(
 
 
 def _bracket_notes(content: Content) -> Iterator[str]:
-    """Yield a note on names that no framework looks for, where no tree says which keys they are."""
+    """Yield a note on names with brackets that no framework looks for, if the source has no tree."""
     if content.tree is not None:
         return
     plain = {tensor.name: _BRACKETED.sub(r"\1", tensor.name) for tensor in content.tensors}
@@ -213,7 +214,7 @@ def _bracket_notes(content: Content) -> Iterator[str]:
 
 
 def _split_view_notes(tensors: Sequence[Tensor]) -> Iterator[str]:
-    """Yield a note on tensors that were views of shared bytes, and are no more; ties are no such views."""
+    """Yield a note on overlapping views of one storage that become separate tensors; ties aren't such."""
     views = defaultdict(list)
     for tensor in tensors:
         if tensor.storage is not None and tensor.shares_with is None and tensor.nbytes:
@@ -248,11 +249,11 @@ def _count_overlaps(views: Sequence[Tensor]) -> int:
 
 
 MIXED_SAVES = frozenset({"shard-total-size"})
-"""Warnings of a set that may have a part of another save: a reader can live with it, a copy can't."""
+"""Warnings that forbid a conversion: a part of a set may be from another save, which a reader tolerates."""
 
 
 def require_intact(checkpoint: Checkpoint) -> None:
-    """Require that nothing is wrong with the structure of a source, and nothing missing."""
+    """Raise DamagedCheckpoint if a source has an error in its structure, or isn't complete."""
     for finding in checkpoint.findings:
         if finding.severity is Severity.ERROR or finding.code in MIXED_SAVES:
             raise DamagedCheckpoint(checkpoint.path, finding.message, where=finding.where, code=finding.code)
@@ -264,7 +265,7 @@ def require_intact(checkpoint: Checkpoint) -> None:
 
 
 ContentStep = Callable[[Content], tuple[Content, Sequence[str]]]
-"""What brings content into another form, and says what it did that nobody asked for word by word."""
+"""Step that changes content to the requested form, with notes on changes that no option requests."""
 
 
 def _content_steps(
@@ -301,7 +302,7 @@ def _content_steps(
 
 
 def content_of(checkpoint: Checkpoint) -> Content:
-    """Return all that a checkpoint holds, as it is."""
+    """Return the whole content of a checkpoint, unchanged."""
     twice = [name for name, times in Counter(one.name for one in checkpoint.tensors).items() if times > 1]
     if twice:
         verb = "stands" if len(twice) == 1 else "stand"
@@ -328,7 +329,7 @@ def content_of(checkpoint: Checkpoint) -> Content:
 
 
 def require_holdable(content: Content, writer: Writer, options: WriteOptions) -> None:
-    """Require that a format can hold the content."""
+    """Raise UsageError if a format can't hold the content."""
     if any(ENTRY in (tensor.name, tensor.key) for tensor in content.tensors):
         raise UsageError(f"{ENTRY}: no tensor can have this name, it is that of the entry (use --map)")
     strange = [tensor for tensor in content.tensors if tensor.dtype.name not in writer.dtypes]
@@ -366,7 +367,7 @@ def conversion_losses(checkpoint: Checkpoint, content: Content) -> Iterator[Prob
 
 
 def _is_of_variables(checkpoint: Checkpoint, key: str) -> bool:
-    """Return whether all graphs of a checkpoint hold variables alone: no nodes, functions or signatures."""
+    """Return whether all graphs of a checkpoint have only variables: no nodes, functions or signatures."""
     graphs = checkpoint.metadata.get(key)
     if not isinstance(graphs, Mapping):
         return True
@@ -375,5 +376,5 @@ def _is_of_variables(checkpoint: Checkpoint, key: str) -> bool:
 
 
 def more(count: int, shown: int) -> str:
-    """Return a note of the number of items that are not shown; empty if all are."""
+    """Return the number of items that aren't shown as text; empty if all are."""
     return f" (and {count - shown:,} more)" if count > shown else ""

@@ -1,6 +1,6 @@
-"""The same tensors in another format: planned without reading a value, written, compared, put in place.
+"""Converts a checkpoint to another format: planned without reading a value, written, compared, put in place.
 
-The output is opened again and compared with the tensors that were to be written, to the last bit.
+The output is opened again and compared with the planned tensors, to the last bit.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _NONE = frozenset[str]()
 _READ_AT_ONCE = 1 << 12
-"""How many tensors are read back at once: what is noted of each takes memory."""
+"""Tensors that are read back at once, which limits the memory for their results."""
 
 
 def mismatches(
@@ -56,13 +56,15 @@ def mismatches(
     """Yield a sentence for each difference of a target from its content.
 
     Args:
-        content: What was to be written.
-        opened: What is there.
-        writer: What wrote it.
-        written: Checksums of what was read while it was written; the other tensors are read once more.
+        content: The planned content.
+        opened: The target, open.
+        writer: Its writer.
+        written: Checksums of tensors, computed when they were written; the other tensors are read again.
         jobs: Number of threads.
-        advance: Told the bytes that were read.
+        advance: Called with the bytes read.
     """
+    # The checksums of what was written spare a second read of the source: the target's bytes are read, and
+    # must have the same checksum.
     for finding in opened.findings:
         if finding.severity is Severity.ERROR:
             yield f"{finding.where or 'structure'}: {finding.message}"
@@ -91,7 +93,7 @@ def mismatches(
 def _differing_tensors(
     pairs: Iterable[tuple[Tensor, Tensor]], written: Iterable[Written], jobs: int, advance: Advance
 ) -> Iterator[str]:
-    """Yield which tensors hold other bytes than those that were to be written."""
+    """Yield the tensors whose bytes differ from the written ones."""
     sums = {id(one.tensor): one for one in written}
     spans, others = [], []
     for tensor, found in pairs:
@@ -119,7 +121,7 @@ def _differing_tensors(
 
 
 def _element_mismatches(pairs: Sequence[tuple[Tensor, Tensor]], jobs: int, advance: Advance) -> Iterator[str]:
-    """Yield which tensors hold other elements, by reading both sides."""
+    """Yield the tensors whose elements differ, by reading both sides."""
     from ckpttool.weights.comparing.compare import (
         Comparison,
         NotCompared,
@@ -145,9 +147,9 @@ def roundtrip_mismatches(content: Content, opened: Checkpoint, writer: Writer) -
     """Yield a sentence for each part of a content, except elements, that a target lacks or changed.
 
     Args:
-        content: What was to be written.
-        opened: What is there.
-        writer: What wrote it.
+        content: The planned content.
+        opened: The target, open.
+        writer: Its writer.
     """
     for finding in opened.findings:
         if finding.code == "content-entry":
@@ -180,16 +182,16 @@ def roundtrip_mismatches(content: Content, opened: Checkpoint, writer: Writer) -
 
 
 def _is_of_files(key: str, content: Content) -> bool:
-    """Return whether metadata describe the files of the source, rather than a user's text in a header."""
+    """Return whether metadata describe the source's files, unlike a user's text in a header."""
     traits = traits_of(content.source_format)
     is_written = traits.holds_tensors_alone and isinstance(content.metadata[key], str)
     return key in traits.file_metadata and not is_written
 
 
 def _tie_mismatches(pairs: list[tuple[Tensor, Tensor]]) -> Iterator[str]:
-    """Yield a sentence for each tensor that lost a tie; those of empty tensors can't be compared.
+    """Yield a sentence for each tensor that lost a tie; empty tensors have none.
 
-    Of two that a writer calls by one name, which are one in the target, the first counts.
+    If the writer has one name for several tensors, which are one in the target, the first counts.
     """
     there: dict[str, str] = {}
     back: dict[str, str] = {}
@@ -216,7 +218,7 @@ def _lost_entries(
 
 
 def _plain_data_equal(value: object, other: object) -> bool:
-    """Return whether plain data are equal, to the last bit of a number, whatever they share."""
+    """Return whether plain data are equal to the last bit; shared objects may be separate ones."""
     if value is other or trees_equal(value, other):
         return True
     try:
@@ -231,12 +233,12 @@ def _trees_carry_the_same(tree: object, other: object) -> bool:
 
 
 def _text(tree: object) -> str:
-    """Return a tree as text, in which 1, 1.0 and True are three things, and +0 and -0 two."""
+    """Return a tree as text that distinguishes 1, 1.0 and True, and +0 and -0."""
     return json.dumps(encode_tree(tree))
 
 
 _AT_ONCE = 1 << 12
-"""How many byte ranges are read at once: what is noted of each takes memory."""
+"""Byte ranges that are read at once, which limits the memory for their results."""
 
 
 @shows_keywords(ConvertOptions)
@@ -340,9 +342,9 @@ def _marks(checkpoint: Checkpoint) -> dict[str, tuple[int, int, int]]:
 
 
 def _require_sums(checkpoint: Checkpoint, read: Sequence[SummedTensor], jobs: int, advance: Advance) -> None:
-    """Require that all bytes have the checksums that the source states for them.
+    """Raise DamagedCheckpoint if bytes of the source don't have their recorded checksums.
 
-    What was summed while it was read isn't read again.
+    Tensors that were summed while they were read aren't read again.
     """
     known = {}
     for one in read:

@@ -61,7 +61,7 @@ _DECIDED_BY = {
     True: "--map or --layout as-is decides whether one side is transposed",
     False: "a whole model of Keras (.keras, .h5) or a --map with a [[tensor]] says in which order they are",
 }
-"""What helps where nothing says how tensors lie, by whether they were compared as stored."""
+"""Hints for tensors of unknown layout, by whether they were compared as stored."""
 _FEW = 0.1
 """The share of a tensor's elements below which a change looks like damage."""
 
@@ -82,7 +82,7 @@ def diff(
     Args:
         a: File, directory or index.
         b: The one to compare it with.
-        options: How they are compared.
+        options: Options of the comparison.
         advance: Called with the bytes read, from any thread.
         keywords: Attributes of ``DiffOptions``: ``diff(a, b, rtol=1e-3)``.
 
@@ -137,7 +137,7 @@ def diff_checkpoints(
 
 
 def _require_readable(broken: Sequence[Broken], a: Checkpoint, b: Checkpoint, options: DiffOptions) -> None:
-    """Require that both sides can be read, unless readable tensors are to be compared anyway."""
+    """Raise CheckpointError if a side is damaged, unless ``keep_going`` compares the readable tensors."""
     if broken and not options.keep_going:
         first = broken[0]
         path = (a if first.side is Side.A else b).path
@@ -257,7 +257,7 @@ def _layout_notes(pairing: Pairing, undecided: Mapping[int, Undecided]) -> Itera
 
 
 def _change_of_pair(pair: Pair, outcome: Comparison) -> Change | None:
-    """Return how one pair differs; None where it is equal in every respect."""
+    """Return the difference of a pair; None if it is equal in shape, type and values."""
     a, b = pair.a.tensor, pair.b.tensor
     kind: Kind = "shape" if a.shape != b.shape else "dtype" if a.dtype is not b.dtype else "values"
     if kind == "values" and outcome.equal:
@@ -296,11 +296,9 @@ def structural_damage(checkpoint: Checkpoint, side: Side) -> Iterator[Broken]:
 def corrupted_tensors(
     compared: Sequence[tuple[Pair, Outcome]], a: Checkpoint, b: Checkpoint, jobs: int
 ) -> Iterator[Broken]:
-    """Yield tensors that differ in a few elements because their bytes fail a checksum.
-
-    Training changes most elements of a tensor, a flipped bit changes one: where few differ, the checksums
-    that the formats carry are compared.
-    """
+    """Yield tensors that differ in a few elements because their bytes fail a checksum."""
+    # Training changes most elements of a tensor, a flipped bit changes one. So the formats' checksums are
+    # only compared for tensors of which few elements differ.
     doubtful = []
     for pair, outcome in compared:
         statistics = outcome.statistics if isinstance(outcome, Comparison) else None

@@ -1,4 +1,4 @@
-"""How a model moves from one checkpoint to the next: a series of differences, losses and norms."""
+"""Drift of a model over a series of checkpoints: differences of neighbours, losses and norms."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Point:
     """One checkpoint of the series.
 
     Attributes:
-        path: As it was given.
-        epoch: As far as it or its name tells.
-        step: As far as it or its name tells.
-        loss: As far as it or its name tells.
-        norm: Of its weights: all finite floating values, what is tied once. None where it has none.
+        path: Path as given.
+        epoch: From the checkpoint or its name; None if unknown.
+        step: From the checkpoint or its name; None if unknown.
+        loss: From the checkpoint or its name; None if unknown.
+        norm: L2 norm of all finite floating weights, tied ones once; None without any.
     """
 
     path: str
@@ -45,16 +45,16 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class DriftStep:
-    """From one checkpoint to the next.
+    """Change from one checkpoint to the next.
 
     Attributes:
-        difference: All that differs.
-        l2: Norm of what was added to the weights; None where none was compared, or only some without a
-            distance differ, such as integers, and ``relative``, ``cosine`` and ``max_abs`` with it.
-        relative: The same as a part of the norm of the weights that both have; None where that is unknown.
-        cosine: Between the weights that both have, before and after; None where that is unknown.
-        max_abs: The largest change of a weight.
-        largest: The name of the tensor that it is in.
+        difference: All differences.
+        l2: L2 norm of the change of weights. None, as are ``relative``, ``cosine`` and ``max_abs``, if no
+            weight was compared, or only weights without a distance differ, such as integers.
+        relative: ``l2`` as a fraction of the norm of the common weights before; None if that is unknown.
+        cosine: Cosine between the common weights before and after; None if unknown.
+        max_abs: Largest change of a weight.
+        largest: Name of the tensor with that change.
     """
 
     difference: Difference
@@ -81,7 +81,7 @@ class Drift:
 
     @property
     def equal(self) -> bool:
-        """Return whether all are the same."""
+        """Return whether all checkpoints are equal."""
         return all(step.difference.equal for step in self.steps)
 
     def document(self) -> dict[str, Any]:
@@ -90,14 +90,14 @@ class Drift:
 
 
 def drift(paths: Sequence[str], options: DiffOptions, *, advance: Advance = no_advance) -> Drift:
-    """Return how checkpoints differ, each from the one before, in the order given.
+    """Return the differences of checkpoints, each from the one before, in the order given.
 
-    Every byte is read once for each neighbour, and the weights once more for their norms; in constant memory,
-    and with two of them open at a time.
+    Every byte is read once for each neighbour, and weights once more for their norms, in constant memory. At
+    most two checkpoints are open at a time.
 
     Args:
-        paths: Two or more.
-        options: How two are compared.
+        paths: Paths of at least two checkpoints.
+        options: Options of each comparison.
         advance: Called with the bytes done, from any thread.
     """
     points: list[Point] = []
@@ -145,11 +145,9 @@ def _step(difference: Difference, before: Checkpoint, squares: Mapping[str, floa
 def _products(
     difference: Difference, moved: Sequence[Change], squares: Mapping[str, float]
 ) -> tuple[float, float, float] | None:
-    """Return a², b² and a·b over the weights that both have in one shape; None if unknown.
-
-    It can't where tensors were renamed, broken, or brought to another layout: then their names are no longer
-    those under which they were read.
-    """
+    """Return a², b² and a·b over the weights that both have in one shape; None if unknown."""
+    # The products follow from the statistics of the comparison and from the squares of each side, by name.
+    # These don't match if tensors were renamed, unreadable, or converted to another layout.
     gone = {one.name for one in difference.removed} | {one.a.name for one in difference.changed}
     is_renamed = any(one.a.name not in squares for one in moved)
     if is_renamed or difference.renamed or difference.broken or difference.rules:

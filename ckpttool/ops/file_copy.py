@@ -1,7 +1,7 @@
-"""One file copied to a disk or into a store, and proven to be there.
+"""Copies one file to a disk or into a store, and proves that it arrived.
 
-A store whose ETag is the MD5 of the bytes, as in S3, has proven by it that they arrived. In others, the copy
-is compared as any other (``copy_check``); on a disk, it is read back.
+In a store whose ETag is the MD5 of the bytes, as in S3, the ETag is the proof. In others, the copy is
+compared as any other (``copy_check``); on a disk, it is read back.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ckpttool.storage.source import Source
 from ckpttool.storage.work import Advance, no_advance
 
 _TRIES = 10
-"""How often a note is changed anew that others change at the same time."""
+"""Attempts to update a note that other programs update at the same time."""
 
 
 class BadDestination(AccessDenied):
@@ -31,7 +31,7 @@ def status_of(path: str) -> os.stat_result | None:
     """Return the status of a path, or None; cached answers of a store count for a moment.
 
     Raises:
-        CheckpointError: Nobody can tell.
+        CheckpointError: The status can't be read.
     """
     try:
         return fs.stat(path)
@@ -54,21 +54,21 @@ def copy_file(
     advance: Advance = no_advance,
     check: Callable[[str], object] | None = None,
 ) -> tuple[str, ...]:
-    """Copy a file, and prove that it arrived: all of it is there after, or nothing of it does.
+    """Copy a file, and prove that it arrived; the target appears whole or not at all.
 
     Args:
-        path: Where it lies.
-        seen: What it was when it was verified.
-        target: Where it is to lie; the directory is made.
-        replaces: What it takes the place of; None if nothing may be there.
-        advance: Told the bytes that were sent.
-        check: Called with the path of what arrived on a disk, before it has its name; may raise.
+        path: Path of the file.
+        seen: Its status when it was verified.
+        target: Path of the copy; its directory is created.
+        replaces: Status of the file that it replaces; None if the target must not exist.
+        advance: Called with the bytes sent.
+        check: Called with the path of the staged copy on a disk, before it is renamed; may raise.
 
     Returns:
-        What could not be cleared away there, each in a sentence.
+        A sentence for each leftover that could not be removed.
 
     Raises:
-        CheckpointError: It can't be read, isn't what was seen, or can't be written.
+        CheckpointError: The file can't be read, has changed since ``seen``, or the copy can't be written.
     """
     with fs.open_source(path) as source:
         if source.identity != (seen.st_dev, seen.st_ino):

@@ -1,7 +1,7 @@
-"""Findings that a user has accepted: they fail no check, and are reported with the reason.
+"""Findings that a user accepts: they fail no check, and are reported with the reason.
 
-Three kinds can't be accepted. Dangerous code is not made harmless by a line in a file; and of a checkpoint
-that could not be opened, or not be loaded, nothing further was looked at, so that nothing further could pass.
+Three kinds can't be accepted: dangerous code, which stays dangerous; and a checkpoint that could not be
+opened, or not be loaded, as its other checks were never done.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def _not_blank(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ignore:
-    """A finding that is expected.
+    """Expected finding.
 
     Attributes:
-        code: The finding's code.
-        reason: Why it is of no matter; it is in every answer next to the finding.
-        where: A glob of the finding's place; None for any place.
-        origin: Where this was said, for messages.
+        code: Code of the finding.
+        reason: Why it doesn't matter; shown with the finding.
+        where: Glob of the finding's place; None for any place.
+        origin: File and key of this entry, for messages.
     """
 
     code: str = option(
@@ -56,7 +56,7 @@ class Ignore:
     origin: str = ""
 
     def matches(self, finding: Finding) -> bool:
-        """Return whether a finding is meant."""
+        """Return whether a finding has the code and a matching place."""
         if finding.code != self.code:
             return False
         return self.where is None or (finding.where is not None and fnmatchcase(finding.where, self.where))
@@ -65,13 +65,13 @@ class Ignore:
 def apply_ignores(
     verification: Verification, ignores: Sequence[Ignore], *, strict: bool = False
 ) -> Verification:
-    """Return a verdict in which the findings that are meant have a reason, and fail no check any more.
+    """Return a verdict in which matching findings have a reason, and don't fail their checks.
 
-    The verdict on safety stays what it was: an unknown class that is accepted is still unknown.
+    The verdict on safety is unchanged: an accepted unknown class is still unknown.
 
     Args:
-        verification: As ``verify`` returned it.
-        ignores: The first that means a finding gives the reason.
+        verification: The verdict.
+        ignores: Expected findings; the first that matches a finding gives the reason.
         strict: Whether warnings failed their check.
     """
     findings = []
@@ -91,7 +91,7 @@ def apply_ignores(
 
 
 def refusals(verification: Verification, ignores: Iterable[Ignore]) -> tuple[str, ...]:
-    """Return a sentence for each finding that is meant and may not be ignored."""
+    """Return a sentence for each matching finding that may not be ignored."""
     return tuple(
         f"{ignore.origin}: {finding.code} in {verification.path} can't be ignored: {reason}"
         for ignore in ignores
@@ -101,7 +101,7 @@ def refusals(verification: Verification, ignores: Iterable[Ignore]) -> tuple[str
 
 
 def is_used(ignore: Ignore, verification: Verification) -> bool:
-    """Return whether any finding is meant, accepted or not."""
+    """Return whether any finding matches, accepted or not."""
     return any(ignore.matches(finding) for finding in verification.findings)
 
 

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 SCHEMA = "ckpttool.inspect/1"
 
 Progress = Callable[[int], "AbstractContextManager[Advance]"]
-"""Takes how many bytes are about to be read, and gives what is told of those that were."""
+"""Called with the number of bytes to read; returns the callback for bytes read."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValueStatistics:
-    """A tensor's values in numbers; NaN and infinities are counted, and left out of the rest.
+    """Statistics of a tensor's values; NaN and infinities are counted, and excluded from the others.
 
-    ``minimum`` and the others are None where no finite value is left.
+    ``minimum`` and the others are None without finite values.
     """
 
     count: int
@@ -59,9 +59,9 @@ class Inspection(Table):
     """The answer to ``inspect``.
 
     Attributes:
-        checkpoint: The checkpoint, closed: its facts are there, its values can't be read any more.
-        tensors: Those that were asked for.
-        statistics: By tensor name, where they were asked for.
+        checkpoint: The checkpoint, closed: values can't be read any more.
+        tensors: The requested tensors.
+        statistics: Statistics by tensor name; empty if not requested.
     """
 
     checkpoint: Checkpoint
@@ -72,12 +72,12 @@ class Inspection(Table):
 
     @property
     def summary(self) -> str:
-        """Return it in a few words."""
+        """Return path, format and number of tensors in a few words."""
         return f"{self.checkpoint.path}: {self.checkpoint.format}, {counted(len(self.tensors), 'tensor')}"
 
     @property
     def architecture(self) -> Architecture:
-        """Return the model's architecture, which takes a moment for a large graph."""
+        """Return the model's architecture, computed at the first access."""
         return architecture_of(self.checkpoint)
 
     @property
@@ -94,7 +94,7 @@ class Inspection(Table):
         return {"schema": SCHEMA, "checkpoints": [self.row()]}
 
     def row(self) -> dict[str, Any]:
-        """Return the part of a document that is about this checkpoint."""
+        """Return the row of a document for this checkpoint."""
         return {
             **document_of(self.checkpoint, *("path", "format", "variant", "complete", "granularity")),
             **document_of(self.checkpoint, "bytes", "files", "producer", "training"),
@@ -145,10 +145,9 @@ def _is_numeric(tensor: Tensor) -> bool:
 
 
 def statistics_of(tensor: Tensor, advance: Advance = no_advance) -> ValueStatistics:
-    """Return a real tensor's statistics, in one pass, in float64 and bounded memory.
-
-    Blocks are merged by Chan's method, so that the variance doesn't cancel.
-    """
+    """Return a real tensor's statistics, in one pass, in float64 and bounded memory."""
+    # Means and squared deviations of blocks are merged by Chan's method. The difference of a sum of squares
+    # and a squared sum would cancel if the mean is large against the deviation.
     import numpy as np
 
     dtype = numpy_dtype(tensor.dtype)
@@ -176,7 +175,7 @@ def statistics_of(tensor: Tensor, advance: Advance = no_advance) -> ValueStatist
 
 
 def _stored_values(tensor: Tensor, dtype: np.dtype[Any]) -> Iterator[np.ndarray[Any, Any]]:
-    """Yield the values in float64, each stored one once: an expanded tensor repeats its own."""
+    """Yield the values in float64; an expanded tensor's (stride 0) stored elements once."""
     import numpy as np
 
     assert tensor.values is not None  # the caller asked

@@ -1,4 +1,4 @@
-"""Compares everything but tensors: epoch, step, loss, settings, optimizer groups, config, signatures."""
+"""Compares all content but tensors: epoch, step, loss, settings, optimizer groups, config, signatures."""
 
 from __future__ import annotations
 
@@ -33,39 +33,39 @@ _PRODUCER_KEYS = frozenset(
         "date_saved",
     }
 )
-"""Keys, wherever they lie, of who wrote it and when."""
+"""Keys, at any depth, of the producer's version and of the time of writing."""
 _TIMES = frozenset({"time", "date"})
-"""Keys at the root of when it was written."""
+"""Keys of the time of writing at the root only."""
 _INDEX_KEYS = frozenset({"total_size", "total_parameters"})
 """Keys at the root that the index of a sharded checkpoint adds."""
 _LIBRARIES = ("pt", "tf", "np", "flax", "mlx", "jax", "paddle")
-"""What safetensors files say under ``format``: which library they are for."""
+"""Values of ``format`` in safetensors files: the library that they are for."""
 _INNER_NAME = re.compile(r"(^|\.)signatures\..*\.name$")
-"""What a graph calls the tensor after a signature's input; callers never see it."""
+"""Paths of the names of a signature's tensors in the graph, which callers never see."""
 _FIELDS = ("epoch", "step", "loss", "learning_rate", "best", "seed", "saved_at")
 
 
 _SHOWN_ITEMS = 16
-"""Containers of more are told by their size: a random generator's state has 625 numbers."""
+"""Limit on the items of a shown container; of larger ones, such as a generator's state, the size is shown."""
 _MANGLED = "___torch_mangle_"
 _MANGLE = re.compile(rf"{_MANGLED}\d+\.")
-"""What TorchScript adds to the name of a class that it met before; the number depends on the process."""
+"""Part of TorchScript's class names if a class of the name was compiled before; the number is arbitrary."""
 _NOTHING = ("none", "null")
-"""How a text spells a value that is None."""
+"""Texts for None."""
 _LONGEST_NUMBER = 400
-"""Characters; float64 needs no more to be written out."""
+"""Limit on the characters of a number; float64 needs no more."""
 _UNREAD = re.compile(
     r"[<: ][\d,]+ bytes of "
     r"(data|text|a record without a checksum|a file that was not read|constants that were not read)>"
 )
 _CUT = re.compile(r"[\w.]+\(…\)|<[A-Z]\w*[a-z]\w*>")
-"""How formats tell of content without its checksum: of too many bytes, of objects too large for a line."""
+"""Descriptions without a checksum, for content of too many bytes, or objects too large for a line."""
 _DIGEST = re.compile(r"CRC-32 [0-9a-f]{8}")
-"""What makes such a description one of the whole content."""
+"""Checksum that makes a description one of the whole content."""
 
 
 class _TrainingValue(NamedTuple):
-    """A value of the training state, and where it came from."""
+    """A value of the training state, and its origin."""
 
     value: object
     origin: Origin
@@ -74,10 +74,10 @@ class _TrainingValue(NamedTuple):
 def compare_metadata(a: Checkpoint, b: Checkpoint) -> tuple[list[ValueChange], list[ValueChange]]:
     """Return the differences, and those that don't count: format, producer, versions, times.
 
-    Where both sides could say the same things under the same keys, they are compared key by key. Elsewhere
-    what both know of their training and what both say under one key are compared, a number with the text
-    that spells it, and what only one side tells is of no matter, unless it lies among the weights
-    and the other side has a place for it. Nor is what only the name of a file tells.
+    Formats that can hold the same metadata are compared key by key. Of others, only the training state and
+    keys that both have are compared, and a number equals the text that spells it. Content of one side alone
+    is ignored then, unless it belongs to the weights and the other side could hold it. Values from the names
+    of files are never compared.
     """
     ours, theirs = _training_values(a), _training_values(b)
     single: list[ValueChange] = []
@@ -119,7 +119,7 @@ def compare_metadata(a: Checkpoint, b: Checkpoint) -> tuple[list[ValueChange], l
 
 
 def partly_known(a: Checkpoint, b: Checkpoint) -> list[str]:
-    """Return the values that both have but that couldn't be compared, with the reason."""
+    """Return the values of both sides that couldn't be compared, with the reason."""
     notes = []
     traits = traits_of(a.format)
     program = traits.program if a.format == b.format and not traits.program_variants else None
@@ -267,7 +267,7 @@ def _merge_training(
 
 
 def _agree(one: _TrainingValue, other: _TrainingValue, *, spelled: bool = False) -> bool:
-    """Return whether both say the same; a tensor has no more digits than float32."""
+    """Return whether two values are equal; a tensor's is compared in the precision of float32."""
     numbers = isinstance(one.value, float | int) and isinstance(other.value, float | int)
     if numbers and "tensor" in (one.origin.kind, other.origin.kind):
         return same_value(_single(one.value), _single(other.value))
@@ -275,7 +275,7 @@ def _agree(one: _TrainingValue, other: _TrainingValue, *, spelled: bool = False)
 
 
 def _single(number: Any) -> float:
-    """Return a number as float32 holds it."""
+    """Return a number rounded to float32."""
     try:
         return float(struct.unpack("<f", struct.pack("<f", number))[0])
     except OverflowError:
@@ -286,11 +286,11 @@ def _single(number: Any) -> float:
 
 
 class _WeightPlaces(NamedTuple):
-    """Where a checkpoint has its weights, as dotted names.
+    """Positions of the weights in the content of a checkpoint, as dotted names.
 
     Attributes:
-        inside: The weights, and the dictionaries that they are in; the outermost one is an empty name.
-        around: All dictionaries around these.
+        inside: Names of the weights and of the dictionaries that hold them; empty for the outermost one.
+        around: Names of all dictionaries above those.
     """
 
     inside: frozenset[str]
@@ -333,9 +333,8 @@ def tree_changes(a: object, b: object, path: str = "", *, spelled: bool = False)
     Args:
         a: The first tree.
         b: The second tree.
-        path: Where both lie.
-        spelled: Whether a text equals the number, the truth value or the JSON that it spells, for one side
-            has texts alone.
+        path: Path of both.
+        spelled: Whether a text equals the number, boolean or JSON that it spells, as one side has only texts.
     """
     pending = [(path, a, b)]
     while pending:
@@ -362,7 +361,7 @@ def tree_changes(a: object, b: object, path: str = "", *, spelled: bool = False)
 
 
 def _key_type_changes(path: str, x: Mapping[Any, Any], y: Mapping[Any, Any]) -> Iterator[ValueChange]:
-    """Yield the keys that are a text on one side, and on the other a number that looks like it."""
+    """Yield the keys that are a text on one side, and a number with this spelling on the other."""
     sides = [{key for key in side if isinstance(key, KeyText)} for side in (x, y)]
     others = sides[0] ^ sides[1]
     for key in x if others else ():
@@ -372,7 +371,7 @@ def _key_type_changes(path: str, x: Mapping[Any, Any], y: Mapping[Any, Any]) -> 
 
 
 def _list_changes(path: str, x: list[Any], y: list[Any], *, spelled: bool) -> Iterator[ValueChange]:
-    """Yield how two lists of plain values differ: as they are, or counted where they are long."""
+    """Yield the difference of two lists of plain values; of long lists, the number of differing items."""
     apart = [at for at, pair in enumerate(zip(x, y, strict=False)) if not same_value(*pair, spelled=spelled)]
     if not apart and len(x) == len(y):
         return
@@ -384,7 +383,7 @@ def _list_changes(path: str, x: list[Any], y: list[Any], *, spelled: bool) -> It
 
 
 def same_value(x: object, y: object, *, spelled: bool = False) -> bool:
-    """Return whether two plain values are one: NaN is NaN, 1 is 1.0, and True is not 1."""
+    """Return whether two plain values are the same: NaN equals NaN, 1 equals 1.0, True differs from 1."""
     if spelled and isinstance(x, str) is not isinstance(y, str):
         return _spells(x, y) if isinstance(x, str) else _spells(str(y), x)
     if isinstance(x, bool) or isinstance(y, bool):
@@ -397,7 +396,7 @@ def same_value(x: object, y: object, *, spelled: bool = False) -> bool:
 
 
 def _spells(text: str, value: object) -> bool:
-    """Return whether a text is how a value is written."""
+    """Return whether a text spells a value."""
     text = text.strip()
     if value is None or isinstance(value, bool):
         return text.lower() in (_NOTHING if value is None else (str(value).lower(),))
@@ -466,7 +465,7 @@ def described_in_part(a: object, b: object, path: str = "") -> Iterator[str]:
 
 
 def has_digest(tree: object) -> bool:
-    """Return whether something in a tree is described by a checksum of its whole content."""
+    """Return whether a tree has a description with a checksum of the whole content."""
     pending = [tree]
     while pending:
         value = pending.pop()

@@ -1,7 +1,7 @@
-"""The checks ``load`` and ``predict``: a checkpoint in its framework's hands, when all else is well.
+"""The checks ``load`` and ``predict``: loading a checkpoint in its framework, if all other checks passed.
 
-The child process is started first, so that it imports the framework while this one reads the file; it is
-told what to load only when nothing that was found forbids it.
+The child process is started first, so that it imports the framework while this one reads the file. It gets
+the path to load only if no finding forbids that.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Prediction(AbstractContextManager["Prediction"]):
                 self._child = PredictionChild(checkpoint.path, self._job.framework)
 
     def answer(self, *, has_failed: bool) -> Answer:
-        """Return how loading and predicting went, or why neither was tried.
+        """Return the results of loading and predicting, or why neither was tried.
 
         Args:
-            has_failed: Whether a check failed, so that it must not be loaded.
+            has_failed: Whether a check failed, which forbids loading.
         """
         if self._child is None:
             return _skipped_answer(self.refusal or "")
@@ -63,10 +63,9 @@ class Prediction(AbstractContextManager["Prediction"]):
 
 
 def _stamps(checkpoint: Checkpoint) -> Mapping[str, object]:
-    """Return the stamps by which changes of opened files are noticed; nobody can set a change time.
-
-    The child reads them once more, and what it is told to load is what was judged.
-    """
+    """Return stamps of the opened files, by which the child notices changes before it loads them."""
+    # They include the change time (ctime), which, unlike the modification time, no program can set. So the
+    # child loads exactly the files that were checked, or refuses.
     stamps: dict[str, object] = {}
     for entry in checkpoint.files:
         try:

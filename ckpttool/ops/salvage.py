@@ -1,7 +1,7 @@
 """Writes the provably good tensors of a damaged checkpoint as a new one, with a list of losses.
 
-A tensor is lost if its bytes lie beyond the end of their file, in a file that is gone, or in a record whose
-checksum they don't have. What no checksum covers is kept, and counted as unproven.
+A tensor is lost if its bytes are beyond the end of their file, in a missing file, or in a record with another
+checksum. Tensors that no checksum covers are kept, and counted as unproven.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ class Salvaged(Result):
     """The result of salvaging a checkpoint.
 
     Attributes:
-        source: The path of the checkpoint.
-        converted: What was written.
-        lost: The tensors that are not in it.
-        damage: What else is wrong with the source: a shard that is gone, headers that disagree.
-        proven: How many tensors have the checksums that the format states for them.
-        unproven: How many are whole, and covered by no checksum.
-        nbytes: Bytes of what was salvaged.
-        names_all: Whether the source still tells of all tensors that it had; else more than ``lost`` may be.
-        roles: What the salvaged tensors serve.
+        source: Path of the checkpoint.
+        converted: Result of writing.
+        lost: Lost tensors.
+        damage: Other damage of the source: a missing shard, headers that disagree.
+        proven: Number of salvaged tensors with the checksums that the format records.
+        unproven: Number of salvaged tensors that no checksum covers.
+        nbytes: Bytes of the salvaged tensors.
+        names_all: Whether the names of all tensors are known; if not, more than ``lost`` may be lost.
+        roles: Roles of the salvaged tensors.
     """
 
     source: str
@@ -75,12 +75,12 @@ class Salvaged(Result):
 
     @property
     def kept(self) -> int:
-        """Return how many tensors were salvaged."""
+        """Return the number of salvaged tensors."""
         return self.proven + self.unproven
 
     @property
     def amount(self) -> str:
-        """Return how many tensors were salvaged, of how many."""
+        """Return the number of salvaged tensors, of those known."""
         if not self.lost:
             return f"{'all ' if self.names_all else ''}{counted(self.kept, 'tensor')}"
         least = "" if self.names_all else "at least "
@@ -88,12 +88,12 @@ class Salvaged(Result):
 
     @property
     def survival(self) -> Survival:
-        """Return how much is saved of the weights, the optimizer and the rest."""
+        """Return the amounts of saved weights, optimizer state and the rest."""
         return _survival(self.roles, self.lost, names_all=self.names_all)
 
     @property
     def summary(self) -> str:
-        """Return it in a few words."""
+        """Return the amount in a few words."""
         return f"{self.amount} salvaged"
 
     def document(self) -> dict[str, Any]:
@@ -125,8 +125,8 @@ def salvage(
         keywords: Attributes of ``ConvertOptions``, such as ``to="safetensors"``.
 
     Raises:
-        CheckpointError: Nothing can be told of it, not even which tensors it had; or nothing is whole.
-        UsageError: The options can't be followed, or the target can't hold what is left.
+        CheckpointError: It can't be opened, not even to list its tensors; or no tensor is intact.
+        UsageError: The options can't be followed, or the target can't hold the content.
     """
     options = with_keywords(options or ConvertOptions(), keywords)
     advance = advance or no_advance
@@ -158,10 +158,7 @@ def salvage(
 
 
 def salvageable(source: str, *, jobs: int | None = None, advance: Advance = no_advance) -> Survival | None:
-    """Return how much ``salvage`` would save of a damaged checkpoint; None if that is nothing.
-
-    All that is left of it is read.
-    """
+    """Return the amounts that ``salvage`` would save, reading the checkpoint; None if nothing is intact."""
     try:
         with open_path(source, allows_losses=True) as checkpoint:
             good, lost, _, _ = _assess(checkpoint, jobs, advance)
@@ -177,10 +174,10 @@ def _survival(kept: Iterable[Role], lost: Iterable[Loss], *, names_all: bool) ->
 def _assess(
     checkpoint: Checkpoint, jobs: int | None, advance: Advance
 ) -> tuple[tuple[Tensor, ...], tuple[Loss, ...], int, tuple[Span, ...]]:
-    """Read all tensors; return intact and lost ones, how many checksums prove, and the intact ranges.
+    """Read all tensors; return intact and lost ones, the number proven by checksums, and the intact ranges.
 
     Raises:
-        DamagedCheckpoint: None is, or what says which there are is damaged.
+        DamagedCheckpoint: No tensor is intact, or the list of tensors is damaged.
     """
     sizes = _Sizes()
     spans = [span for span in checkpoint.spans() if sizes.holds(span.extent)]
@@ -205,7 +202,7 @@ def _assess(
 
 
 class _Sizes:
-    """The sizes of files, each asked once."""
+    """Cache of the sizes of files."""
 
     def __init__(self) -> None:
         self._sizes: dict[str, int | None] = {}
@@ -224,7 +221,7 @@ class _Sizes:
         return size is not None and extent.end <= size
 
     def lack_of(self, tensor: Tensor) -> str | None:
-        """Return why a tensor's bytes are not there; None if they are."""
+        """Return why a tensor's bytes are missing; None if they exist."""
         if tensor.values is None:
             return "its values can't be read from the file"
         for extent in storages_of(tensor):
@@ -237,13 +234,13 @@ class _Sizes:
 
 
 class _Cover:
-    """Which checksums cover which tensors, and which of these don't hold."""
+    """Ranges with checksums, and which of them are damaged, by tensor."""
 
     def __init__(self, checkpoint: Checkpoint, scanned: Sequence[Scanned]) -> None:
         """Sort the ranges that were read.
 
         Raises:
-            DamagedCheckpoint: A damaged one is of no tensor: it may say which tensors there are.
+            DamagedCheckpoint: A damaged range belongs to no tensor: it may be the list of tensors.
         """
         self._ranges: dict[str, list[Scanned]] = defaultdict(list)
         for one in scanned:
@@ -261,7 +258,7 @@ class _Cover:
                 self._first_damage = self._first_damage or _damage_text(one)
 
     def _ranges_of(self, tensor: Tensor) -> Iterator[Scanned]:
-        """Yield the ranges that a tensor's bytes are in."""
+        """Yield the ranges that have bytes of a tensor."""
         for extent in storages_of(tensor):
             ranges = self._ranges.get(extent.file, [])
             at = bisect_right(ranges, extent.offset, key=_start) - 1

@@ -27,11 +27,11 @@ _UNREAD = frozenset(
         "weights-not-read",
     }
 )
-"""Findings of formats which say that there are values that nothing looks at."""
+"""Findings of formats for values that no check reads."""
 
 
 def special_findings(nan: int, infinite: int, tensor: Tensor) -> list[Finding]:
-    """Return an error for NaN and a warning for infinities, which attention masks hold on purpose."""
+    """Return an error for NaN, and a warning for infinities, which attention masks have on purpose."""
     findings = []
     if nan:
         findings.append(error("nan", f"{nan:,} of {tensor.size:,} values are NaN", tensor.name))
@@ -42,7 +42,7 @@ def special_findings(nan: int, infinite: int, tensor: Tensor) -> list[Finding]:
 
 
 def _is_start_value(tensor: Tensor) -> bool:
-    """Return whether a value is infinite on purpose: until Lightning has saved k, the k-th best is.
+    """Return whether a value is infinite on purpose: Lightning's k-th best score is, until k are saved.
 
     Source: Lightning-AI/pytorch-lightning ``callbacks/model_checkpoint.py`` (``kth_value``).
     """
@@ -50,7 +50,7 @@ def _is_start_value(tensor: Tensor) -> bool:
 
 
 def loss_findings(checkpoint: Checkpoint) -> list[Finding]:
-    """Return a warning where the recorded loss is NaN or infinite."""
+    """Return a warning if the recorded loss is NaN or infinite."""
     try:
         training = checkpoint.training
         loss = training.loss
@@ -62,9 +62,9 @@ def loss_findings(checkpoint: Checkpoint) -> list[Finding]:
 
 
 def checksum_findings(scanned: Sequence[Scanned], checkpoint: Checkpoint | None = None) -> list[Finding]:
-    """Return an error for each range that can't be read, then for each whose checksum is another.
+    """Return an error for each range that can't be read, then for each with a wrong checksum.
 
-    With their checkpoint, the findings name the tensors in the ranges.
+    If the checkpoint is given, findings have the names of the tensors in the ranges.
     """
     has_mismatch = any(not one.matches for one in scanned)
     tensors_in = _tensors_by_place(checkpoint) if checkpoint is not None and has_mismatch else {}
@@ -95,7 +95,7 @@ def _tensors_by_place(checkpoint: Checkpoint) -> dict[tuple[str, int, int], list
 
 
 def covered_by_checksums(scanned: Sequence[Scanned]) -> str:
-    """Return how many records have a checksum, and which files have none."""
+    """Return the number of records with a checksum, and the files without, as text."""
     covered = counted(sum(one.span.crc32 is not None for one in scanned), "record")
     bare = sorted({os.path.basename(one.span.extent.file) for one in scanned if one.span.crc32 is None})
     if not bare:
@@ -119,7 +119,7 @@ def why_no_checksums(checkpoint: Checkpoint) -> str:
 
 
 def unread_values(checkpoint: Checkpoint) -> str | None:
-    """Return a note of the content that the check of values could not see; None if it saw all."""
+    """Return a note on content that the check of values could not read; None if it read all."""
     bare = len(_valueless(checkpoint))
     parts = sum(finding.code in _UNREAD for finding in checkpoint.findings)
     if not bare and not parts:
@@ -132,7 +132,7 @@ def unread_values(checkpoint: Checkpoint) -> str | None:
 
 
 def unread_findings(checkpoint: Checkpoint) -> list[Finding]:
-    """Return a warning where tensors have no values to look at, and no error says why."""
+    """Return a warning if tensors have no readable values, and no error explains that."""
     bare = _valueless(checkpoint)
     if not bare or has_errors((*checkpoint.findings, *checkpoint.safety)):
         return []
@@ -146,7 +146,7 @@ def _valueless(checkpoint: Checkpoint) -> list[str]:
 
 
 def why_no_values(checkpoint: Checkpoint) -> str:
-    """Return why no value was looked at."""
+    """Return why no value was checked."""
     if not checkpoint.tensors:
         return "there are no tensors" if checkpoint.complete else "no tensor could be read"
     return f"what holds the values of {counted(len(checkpoint.tensors), 'tensor')} is missing"

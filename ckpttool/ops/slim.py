@@ -1,7 +1,7 @@
-"""A checkpoint without the state of its training, in its own format and under its own name.
+"""Slims a checkpoint: removes its training state, keeping format and name.
 
-A file is written anew next to the other, opened again and compared; whoever asked for it brings it to its
-place. A directory loses the files that hold nothing else: what it would be without them is opened first.
+A new file is written next to the old one, opened again and compared; the caller's ``place`` replaces the old
+one. A directory loses the files that have only training state; the rest is opened first.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from ckpttool.weights.converting.training_state import (
 
 
 class NotSlim(Exception):
-    """A checkpoint can't be made slim; the message says why."""
+    """A checkpoint can't be slimmed; the message is the reason."""
 
 
 def plan_slim_file(
     checkpoint: Checkpoint, dtype: str | None = None, jobs: int | None = None
 ) -> ConversionPlan:
-    """Return how a file is written without the state of its training; no value is read.
+    """Return the plan of a file without its training state; no value is read.
 
     Args:
         checkpoint: The file, open.
-        dtype: What type its floating weights get; None leaves them as they are.
+        dtype: Type that floating weights are converted to; None keeps theirs.
         jobs: Number of threads.
 
     Raises:
-        NotSlim: Not all but the state can be written again as it is.
+        NotSlim: The rest can't be written again unchanged.
     """
     traits = traits_of(checkpoint.format)
     if not traits.writer or checkpoint.variant not in traits.rewritten:
@@ -95,11 +95,11 @@ def plan_slim_file(
 def write_slim_file(
     plan: ConversionPlan, place: Callable[[StagedOutput], None], advance: Advance = no_advance
 ) -> Converted:
-    """Write a slim file next to the other, compare it with it, and have it placed.
+    """Write a slim file next to the old one, compare them, and have the new one placed.
 
     Raises:
-        NotSlim: It differs, or is no smaller than the other.
-        CheckpointError: The other is damaged, or the new one can't be written.
+        NotSlim: It differs, or isn't smaller.
+        CheckpointError: The old one is damaged, or the new one can't be written.
     """
     check_space(plan.target, plan.content.nbytes)
 
@@ -115,10 +115,10 @@ def write_slim_file(
 
 
 def plan_trim(checkpoint: Checkpoint) -> Trim:
-    """Return how a directory loses the entries with the state of its training; no value is read.
+    """Return the plan of a directory without its training state; no value is read.
 
     Raises:
-        NotSlim: Nothing takes them out of the files that they share with others, or none is proven to be one.
+        NotSlim: Its files can't be written without these entries, or no entry is proven to be training state.
     """
     trim = None
     try:
@@ -146,12 +146,12 @@ def write_trimmed(
 
     Args:
         path: The directory.
-        place: Brings what was written, which is as good a checkpoint of the same weights, to its place.
+        place: Moves the written files, which were compared, into place.
         jobs: Number of threads.
-        progress: Told what is read.
+        progress: Progress of reading.
 
     Raises:
-        NotSlim: It would be another checkpoint, or no smaller.
+        NotSlim: The result would have other weights, or wouldn't be smaller.
         CheckpointError: It is damaged, or the new files can't be written.
     """
     with open_checkpoint(path) as whole:
@@ -182,7 +182,7 @@ def _nbytes_of(directory: str, names: Iterable[str]) -> int:
 
 
 def _require_sums(copied: Sequence[Span], rest: Checkpoint, jobs: int, advance: Advance) -> None:
-    """Require that copied data can be read back, and that everything has its stated checksums."""
+    """Raise DamagedCheckpoint if copied data can't be read back, or doesn't have its recorded checksums."""
     for one in scan(copied, jobs=jobs, values=False, advance=advance):
         if one.failure is not None or not one.matches:
             raise NotSlim(f"what was written to {one.span.where} is read back as something else")
@@ -192,7 +192,7 @@ def _require_sums(copied: Sequence[Span], rest: Checkpoint, jobs: int, advance: 
 
 
 def require_slim_directory(path: str, without: Sequence[str]) -> None:
-    """Require that a directory is as good a checkpoint of the same weights without some of its files.
+    """Raise NotSlim unless a directory without some files is an intact checkpoint with the same weights.
 
     Args:
         path: The directory.

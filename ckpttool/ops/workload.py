@@ -1,7 +1,7 @@
-"""Which of many checkpoints a process verifies, and which of them in full.
+"""Splits many checkpoints into parts for processes, and samples those that are read in full.
 
-A job array splits them with nobody to tell its tasks which is whose: each finds all of them, and makes the
-same parts of them. A sample takes turns, so that in the course of some days each checkpoint is read.
+Tasks of a job array don't communicate: each finds all checkpoints, and computes the same parts. Samples take
+turns, so that each checkpoint is read in full within some days.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ckpttool.core.options import SELECTION_PANEL, option
 _PART = re.compile(r"(\d{1,6})/(\d{1,6})", re.ASCII)
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)%", re.ASCII)
 _OPENING = 1 << 20
-"""To open a checkpoint takes about as long as to read so many bytes."""
+"""Bytes that can be read in the time that it takes to open a checkpoint, approximately."""
 
 
 class Part(NamedTuple):
-    """One of several equal parts of the work; the first has the number 1."""
+    """One of several parts of the work, numbered from 1."""
 
     number: int
     of: int
@@ -41,12 +41,13 @@ class Part(NamedTuple):
 
 
 def split(sizes: Mapping[str, int], parts: int) -> dict[str, int]:
-    """Return the number of each checkpoint's part: the largest come first, each to the part with the least.
+    """Return the number of each checkpoint's part, so that parts have about equal work.
 
     Args:
-        sizes: The bytes of each checkpoint, by its path, in any order.
-        parts: How many parts there are.
+        sizes: Bytes of each checkpoint by path, in any order.
+        parts: Number of parts.
     """
+    # Greedy: the largest checkpoint first, each to the part with the least work so far.
     loads = [(0, number) for number in range(1, parts + 1)]
     heapify(loads)
     numbers: dict[str, int] = {}
@@ -71,7 +72,7 @@ def digest_of_work(sizes: Mapping[str, int], asked: Iterable[str]) -> str:
 
 
 class Sample(NamedTuple):
-    """How much is read in full: a fraction of all bytes, or a number of bytes."""
+    """Size of a sample: a fraction of all bytes, or a number of bytes."""
 
     fraction: float | None = None
     nbytes: int = 0
@@ -92,18 +93,18 @@ class Sample(NamedTuple):
         return sample
 
     def fraction_of(self, nbytes: int) -> float:
-        """Return which part of some bytes is read in full."""
+        """Return the fraction of a number of bytes that is read in full."""
         if self.fraction is not None:
             return self.fraction
         return min(1.0, self.nbytes / nbytes) if nbytes else 1.0
 
 
 class Candidate(NamedTuple):
-    """A checkpoint that may be read in full.
+    """Checkpoint that may be read in full.
 
     Attributes:
-        has_record: Whether there is a manifest, in which is written down when it was read in full.
-        read_at: When that was, as its text sorts; empty for never.
+        has_record: Whether it has digests, which record its last full read.
+        read_at: Time of that read as sortable text; empty for never.
     """
 
     path: str
@@ -115,8 +116,8 @@ class Candidate(NamedTuple):
 def choose(candidates: Sequence[Candidate], sample: Sample, day: int) -> set[str]:
     """Return the paths of the checkpoints that are read in full on a day.
 
-    Of those with a record, it is the ones least recently read, until their share of the bytes is full. Each
-    of the others has its turn once in as many days as there are samples in the whole.
+    Of those with a record, the least recently read ones are chosen, up to their share of the bytes. Each of
+    the others is chosen once in 1 / fraction days.
     """
     fraction = sample.fraction_of(sum(one.nbytes for one in candidates))
     recorded = [one for one in candidates if one.has_record]
@@ -144,7 +145,7 @@ def _turn(path: str, days: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Share of the work on many checkpoints that one process does: each attribute is an option."""
+    """Options for the share of the work on many checkpoints that one process does."""
 
     part: Part | None = option(
         "--part",
