@@ -1,4 +1,4 @@
-"""Which checkpoints of a run are averaged: its newest, or its best by a metric; intact ones alone."""
+"""Selects the checkpoints of a run to average: the newest, or the best by a metric; only intact ones."""
 
 from __future__ import annotations
 
@@ -59,8 +59,9 @@ def best_checkpoints(
 
 
 def _only_series(directory: str | os.PathLike[str], scope: Scope) -> Group:
-    """Return the only series of a directory that has several checkpoints: of those of ``--series``, if there
-    are globs; else it isn't one of averages, unless all are.
+    """Return the only series of a directory with several checkpoints.
+
+    With globs of ``--series``, only these series count; else series of averages don't, unless all are such.
     """
     survey = survey_directory(directory, scope, enters_root=True)
     # Weights alone count: one that was slimmed is as good as one with its optimizer.

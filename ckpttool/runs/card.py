@@ -66,12 +66,12 @@ class Card(Result):
 
     @property
     def summary(self) -> str:
-        """Return it in a few words."""
+        """Return path, format and number of tensors in a few words."""
         return self.inspection.summary
 
     @property
     def library(self) -> str | None:
-        """Return the library that loads it, as Hugging Face's model cards name it."""
+        """Return the library that loads it, by its name in Hugging Face's model cards."""
         checkpoint = self.inspection.checkpoint
         if "config" in checkpoint.metadata or self.inspection.architecture.family:
             return "transformers"
@@ -141,7 +141,7 @@ def card(
 def source_text(path: str | os.PathLike[str], *, advance: Advance = no_advance) -> str:
     """Return the line of a card about the source of a conversion: its path and its SHA-256.
 
-    Of several files it is the digest of what ``sha256sum`` prints of them, sorted by name.
+    For several files, it is the digest of ``sha256sum``'s output for them, sorted by name.
     """
     with open_checkpoint(path) as checkpoint:
         files = _files(checkpoint, None, advance)
@@ -161,7 +161,7 @@ def _files(checkpoint: Checkpoint, jobs: int | None, advance: Advance) -> tuple[
 
 
 def _markdown(card: Card) -> str:
-    """Return a card as Markdown; names and texts of others can't be taken for markup."""
+    """Return a card as Markdown; names and texts from files are escaped."""
     parts = ["\n".join(["---", *_front_matter(card), "---"]), f"# {escaped(card.name)}"]
     if card.remark.note is not None:
         parts.append("\n".join(f"> {escaped(line)}" for line in card.remark.note.splitlines() or [""]))
@@ -182,7 +182,7 @@ def _markdown(card: Card) -> str:
 
 
 def _front_matter(card: Card) -> Iterator[str]:
-    """Yield lines of YAML; a JSON string is one of YAML's, too."""
+    """Yield lines of YAML; strings are in JSON, which is a subset of it."""
     facts, checkpoint = card.remark.facts, card.inspection.checkpoint
     if card.library is not None:
         yield f"library_name: {card.library}"
@@ -258,7 +258,7 @@ def _table(heading: Sequence[str], rows: Iterable[tuple[str, ...]], plain: int |
 
 
 def escaped(text: str) -> str:
-    """Return a text as Markdown shows it, on one line."""
+    """Return a text escaped for Markdown, on one line."""
     return _MARKS.sub(r"\\\1", printable(text))
 
 

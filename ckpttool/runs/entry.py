@@ -1,4 +1,4 @@
-"""One checkpoint of a directory: everything known about it without reading a value."""
+"""Entry of a checkpoint: all that is known about it without reading a value."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ Position = tuple[float | str | None, ...]
 
 
 class Save(NamedTuple):
-    """Key of a save, the files that a run writes for one step: the blanked name of its first part, and
-    numbers.
-    """
+    """Key of a save, which is the files of one step: the blanked name of its first part, and its numbers."""
 
     run: str
     position: Position
@@ -60,9 +58,9 @@ class StatePart:
     """Part of a checkpoint that is only needed to resume: optimizer, scheduler, random states.
 
     Attributes:
-        nbytes: How many bytes it takes, of a file about.
-        files: The files that hold nothing else, relative to the checkpoint, which is a directory.
-        cast_bytes: How many bytes the other tensors lose if floating ones get 16 bits.
+        nbytes: Its bytes; an estimate if it shares a file with other tensors.
+        files: Paths of the files with nothing else, relative to the checkpoint's directory.
+        cast_bytes: Bytes saved if the other floating tensors are converted to 16 bits.
     """
 
     nbytes: int = 0
@@ -72,39 +70,39 @@ class StatePart:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A logical checkpoint that was found in a directory.
+    """A checkpoint that was found in a directory.
 
     Attributes:
-        path: How the user would name it.
+        path: Path as the user would write it.
         unit: Unit of discovery; its members are kept or removed together.
-        format: Name of the format; None where its content is none that is known.
-        contents: Its files, as they were when it was looked at.
+        format: Name of the format; None if no format recognises it.
+        contents: Statuses of its files when it was opened.
         fields: Fields of its name.
-        safety: Whether loading it with its framework could run code, as far as it could be read.
+        safety: Whether loading it with its framework could run code.
         danger: The code that loading it would run; None if it isn't known to be unsafe.
-        is_complete: False where a part is missing, or it can't be opened.
+        is_complete: False if a part is missing, or it can't be opened.
         fault: Its fault, with code ``DAMAGED``, ``INCOMPLETE`` or ``UNREADABLE``; None if it is sound.
         epoch, step: From inside the checkpoint, else from its name.
-        inside: Epoch and step as the checkpoint itself has them.
-        saved_at: When it was saved, by its own account, in seconds since 1970.
-        loss: Its training loss, where that is known to be this checkpoint's.
+        inside: Epoch and step recorded inside.
+        saved_at: Recorded time of the save, in seconds since 1970.
+        loss: Its training loss, if that is known to be of this checkpoint.
         metrics: Metrics from inside, its name, or a log.
         logged_as: Step in its trainer's logs; None if it is the same.
-        signature: Hash of the names and shapes of its tensors; None where it isn't sound.
+        signature: Hash of the names and shapes of its tensors; None if it isn't sound.
         granularity: How much of a training run it holds; None if unknown.
         has_weights: Whether there are weights among its tensors.
-        best_paths: Paths inside it of the best checkpoint of its run.
+        best_paths: Paths of the run's best checkpoint, recorded inside.
         holds_others: Whether its directory contains other checkpoints.
-        linked_bytes: Where parts of it are symlinks, the bytes of all that they lead to.
-        holds: How much it holds, in words.
+        linked_bytes: Its bytes with targets of symlinks; None if no part is a symlink.
+        holds: Description of its content.
         needs: Paths that it needs besides its own files.
         series: Pattern of paths that the user declared one series, over directories.
         group: Key of the series it belongs to.
         run: Directory of the run that wrote it.
         hyper_parameters: Hyper-parameters of its run, from inside.
         state: Part of it that is only needed to resume.
-        save: The save that it is a part of, where that has several.
-        part: Its place among the parts of its save.
+        save: The save that it is a part of, if that has several parts.
+        part: Its position among the parts of its save.
         parts: All parts of the save that it represents, itself first.
     """
 
@@ -168,7 +166,7 @@ class Entry:
 
     @property
     def is_unchanged(self) -> bool:
-        """Return whether its files are the same as at the look."""
+        """Return whether its files have the same statuses as when it was opened."""
         try:
             return contents(self.directory, self.unit.members).is_same_as(self.contents)
         except OSError:  # it has vanished, or can't be looked at any more
@@ -181,7 +179,7 @@ class Entry:
 
     @property
     def places(self) -> Iterator[str]:
-        """Yield the paths that mean it: its own, or its parts', and those in a directory for one save."""
+        """Yield the paths that mean it: its own, its parts', and those in a directory for one save."""
         if self.parts:
             for part in self.parts:
                 yield from part.places
@@ -192,11 +190,9 @@ class Entry:
 
     @property
     def members_to_remove(self) -> tuple[str, ...]:
-        """Names of its members in the order of removal: indexes first, shards last.
-
-        Files without an index are no checkpoint any more, so that an interrupted removal leaves none that
-        looks complete. A damaged index that names itself is its own shard, too: each name comes once.
-        """
+        """Names of its members in the order of removal: indexes first, shards last."""
+        # Shards without an index are no checkpoint, so that an interrupted removal leaves none that looks
+        # complete. A damaged index may list itself as a shard: each name is returned once.
         parts = self.unit.parts
 
         def place(name: str) -> tuple[bool, bool, bool, str]:
@@ -213,8 +209,8 @@ class Entry:
     def foreign_files(self) -> tuple[str, ...]:
         """Return names in the checkpoint's directory that aren't its own files, but would be removed with it.
 
-        A directory ends with a slash. Formats that allow any names only have files of results, such as
-        tables and pictures, among these.
+        A directory ends with a slash. In formats that allow any names, only files of results count, such as
+        tables and pictures.
         """
         if self.unit.format is None:
             return ()
@@ -234,7 +230,7 @@ class Entry:
     def nbytes(self) -> int:
         """Return the bytes of its own files, without manifests.
 
-        Those of a symlink are the bytes of its target, though they are never freed.
+        Symlinks count with the bytes of their targets, although removing them frees none.
         """
         return self._saved.nbytes if self.linked_bytes is None else self.linked_bytes
 
@@ -245,12 +241,12 @@ class Entry:
 
     @property
     def modified_ns(self) -> int:
-        """Return when its newest file was changed, in nanoseconds since 1970; manifests come later."""
+        """Return the time of its newest file in nanoseconds since 1970, without manifests."""
         return self._saved.modified_ns
 
     @property
     def save_time(self) -> float:
-        """Return when it was saved, in seconds since 1970: by its own account, else by its file's."""
+        """Return the time of the save in seconds since 1970: as recorded, else of its newest file."""
         return self.modified_ns / 10**9 if self.saved_at is None else self.saved_at
 
     @property
@@ -261,19 +257,19 @@ class Entry:
         return Contents(saved or self.contents.files)
 
     def recorded_metric(self, name: str) -> float | None:
-        """Return a metric's value as it is recorded, whatever it is; ``loss`` is one too."""
+        """Return a metric's recorded value, which may be NaN; ``loss`` is a metric, too."""
         return self.metrics.get(name, self.loss if name == "loss" else None)
 
     def metric(self, name: str) -> float | None:
-        """Return a metric's value where it is known and a number; ``loss`` is one too."""
+        """Return a metric's value; None if it is unknown or NaN. ``loss`` is a metric, too."""
         value = self.recorded_metric(name)
         return value if value is not None and math.isfinite(value) else None
 
 
 def state_part(unit: Unit, files: Contents, checkpoint: Checkpoint) -> StatePart:
-    """Return the part of a checkpoint that holds the state of its training.
+    """Return the part of a checkpoint with the state of its training.
 
-    Of a directory these are files; where no file holds it alone, only its size is known.
+    A directory may have files with nothing else; otherwise, only the size is known.
     """
     state: list[Tensor] = []
     others: list[Tensor] = []
@@ -292,9 +288,9 @@ def state_part(unit: Unit, files: Contents, checkpoint: Checkpoint) -> StatePart
 def _state_files(
     unit: Unit, files: Contents, directory: str, state: Sequence[Tensor], others: Sequence[Tensor]
 ) -> dict[str, int]:
-    """Return the sizes of the files of a directory that hold all of the state, and nothing else.
+    """Return the sizes of a directory's files that have only training state, if these have all of it.
 
-    Their paths are relative to it.
+    Paths are relative to the directory.
     """
     base = os.path.basename(unit.path) + os.sep
     sizes = {one.path.removeprefix(base): one.size for one in files.files if one.path.startswith(base)}

@@ -1,4 +1,4 @@
-"""``inspect`` of a path: of a directory of several checkpoints, the newest."""
+"""``inspect``: facts about the checkpoint at a path, or the newest of a directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which checkpoints are here, series by series: which is newest, which is best, and who points at them."""
+"""Lists of checkpoints by series: the newest, the best, and the pointers to them."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ class ListedCheckpoint(NamedTuple):
         entry: The checkpoint; its fault includes those found by a full read.
         protected: Reasons that protect it.
         is_newest: Whether it is the newest sound one of its series.
-        is_best: Whether it is the best sound one of its series, by the metric that was asked for; what is a
-            series of its own is the best of nothing.
+        is_best: Whether it is the best sound one of its series by the requested metric; False in a series of
+            one.
         is_read: Whether every byte of it was read.
-        kept: Why a policy would keep it: nothing where it would go; None where no policy was asked for.
+        kept: Reasons of a policy to keep it; empty if it would be removed, None without a policy.
         remark: Remark of users.
         is_slimmed: Whether the policy would keep it without its training state.
-        part: The part to which it belongs, if there are several: only that one reads it in full.
+        part: Number of the part of the work that reads it in full; None if the work isn't split.
     """
 
     entry: Entry
@@ -106,7 +106,7 @@ class ListedCheckpoint(NamedTuple):
     def state(self) -> str:
         """Return its state in a word: ``readable`` was opened, ``intact`` was read in full.
 
-        An unsafe one is called so, whatever else is wrong with it.
+        ``unsafe`` takes precedence over all other states.
         """
         if self.entry.danger is not None:
             return "unsafe"
@@ -136,14 +136,14 @@ class ListedCheckpoint(NamedTuple):
 
 
 class ListedSeries(NamedTuple):
-    """One series, in the order that was asked for."""
+    """One series, in the requested order."""
 
     key: str
     checkpoints: tuple[ListedCheckpoint, ...]
 
     @property
     def format(self) -> str | None:
-        """Return the common format of the checkpoints whose format is known; None without one."""
+        """Return the format that all checkpoints of known format have; None if they differ."""
         formats = {one.entry.format for one in self.checkpoints} - {None}
         return formats.pop() if len(formats) == 1 else None
 
@@ -154,17 +154,17 @@ class ListedSeries(NamedTuple):
 
     @property
     def in_order(self) -> tuple[Entry, ...]:
-        """Return its checkpoints from the oldest to the newest, in whatever order they are listed."""
+        """Return its checkpoints from the oldest to the newest."""
         return order_entries([one.entry for one in self.checkpoints])[0]
 
     @property
     def epochs(self) -> tuple[float, float] | None:
-        """Return the first and the last epoch that is known."""
+        """Return the first and the last known epoch."""
         return _span(one.entry.epoch for one in self.checkpoints)
 
     @property
     def steps(self) -> tuple[float, float] | None:
-        """Return the first and the last step that is known."""
+        """Return the first and the last known step."""
         return _span(one.entry.step for one in self.checkpoints)
 
     @property
@@ -174,7 +174,7 @@ class ListedSeries(NamedTuple):
 
     @property
     def best(self) -> ListedCheckpoint | None:
-        """Return the best by the metric that was asked for."""
+        """Return the best by the requested metric."""
         return next((one for one in self.checkpoints if one.is_best), None)
 
     def document(self) -> dict[str, Any]:
@@ -193,8 +193,8 @@ class ListedRun:
     Attributes:
         path: Its directory.
         checkpoints: Those of all its series.
-        hyper_parameters: Hyper-parameters of the run; nested names have dots.
-        best: The best by the metric that was asked for.
+        hyper_parameters: Hyper-parameters of the run by dotted names.
+        best: The best by the requested metric.
     """
 
     path: str
@@ -209,7 +209,7 @@ class ListedRun:
 
     @property
     def modified_ns(self) -> int:
-        """Return when its newest file was changed, in nanoseconds since 1970."""
+        """Return the time of its newest file in nanoseconds since 1970."""
         return max(one.entry.modified_ns for one in self.checkpoints)
 
     def document(self) -> dict[str, Any]:
@@ -227,11 +227,11 @@ class Listing(Table):
     """All checkpoints of a directory.
 
     Attributes:
-        checkpoints: All of them: series by series, each from the oldest on, or in the order asked for.
-        series: The same, series by series.
-        best: The metric that says which are best.
-        runs: The same, run by run.
-        unread: Files and directories that look like models and are not read, with why.
+        checkpoints: All checkpoints: series by series, each from the oldest on, or in the requested order.
+        series: The same by series.
+        best: The requested metric.
+        runs: The same by run.
+        unread: Files and directories that look like models, with the reason why they aren't read.
     """
 
     checkpoints: tuple[ListedCheckpoint, ...]
@@ -280,23 +280,22 @@ def list_checkpoints(
         directory: Directory of the checkpoints.
         recursive: Whether to descend.
         exclude: Globs of paths to skip.
-        max_depth: How many levels to descend at most.
-        series: Globs of names that are one series each, whatever the names say.
+        max_depth: Limit on the levels to descend.
+        series: Globs of names; the checkpoints that match one are a series.
         group_by: Criterion of a series; by default directory, format and name.
         metrics: Logs with metrics of the checkpoints.
-        sort: ``epoch``, ``step``, ``age``, ``size``, ``name`` or a metric, the least first; what has none of
-            it comes last.
-        reverse: Whether the order is turned around.
+        sort: ``epoch``, ``step``, ``age``, ``size``, ``name`` or a metric, the least first; checkpoints
+            without it come last.
+        reverse: Whether the order is reversed.
         best: Metric whose best checkpoint is marked in each series.
-        mode: Which of its values are good.
-        depth: Whether structure alone is looked at, or every byte is read.
-        retention: Request whose policy is previewed: what it would keep and remove. What it says of series
-            and subdirectories counts, in place of the arguments above.
+        mode: Whether low or high values of it are good; None decides by its name.
+        depth: Whether only the structure is read, or every byte.
+        retention: Request whose policy is previewed. Its series and subdirectories replace the arguments
+            above.
         jobs: Number of threads.
         progress: Progress of reading; see ``prune``.
-        executor: Looks at the checkpoints and reads them in place of this process: that of Dask, of mpi4py
-            or one of ``concurrent.futures``. Its workers need ckpttool, and the files under the same absolute
-            paths.
+        executor: Reads the checkpoints instead of this process: that of Dask, of mpi4py or one of
+            ``concurrent.futures``. Its workers need ckpttool, and the files under the same absolute paths.
 
     Raises:
         UsageError: No checkpoint has the metric, or a metric was given without a mode.
@@ -370,7 +369,7 @@ def listing_of(
 ) -> Listing:
     """Return the list of some directories, each checkpoint once; see ``list_checkpoints``.
 
-    ``part`` is that of the checkpoints which is read in full, if that is asked for.
+    ``part`` is the part of the checkpoints that is read in full, if the depth is full.
     """
     if mode is not None and best is None:
         raise UsageError("--mode goes with --best METRIC")
@@ -471,7 +470,7 @@ def _fault_found(entry: Entry, faults: Mapping[str, Reason | None]) -> Reason | 
 
 
 def _runs(series: Sequence[ListedSeries], best: str | None, mode: Mode | None) -> Iterator[ListedRun]:
-    """Yield the runs of all series, by the metric that was asked for, the best first, and by their paths."""
+    """Yield the runs of all series, the best by the requested metric first, then by their paths."""
     by_run: dict[str, list[ListedCheckpoint]] = defaultdict(list)
     for row in (row for one in series for row in one.checkpoints):
         by_run[row.entry.run].append(row)
@@ -491,7 +490,7 @@ def _runs(series: Sequence[ListedSeries], best: str | None, mode: Mode | None) -
 
 
 def differing_parameters(runs: Sequence[ListedRun]) -> list[str]:
-    """Return the names of the hyper-parameters in which runs differ, as they come.
+    """Return the names of the hyper-parameters in which runs differ, in order.
 
     A parameter that contains the run's name, such as its output directory, is left out.
     """
@@ -509,9 +508,7 @@ def differing_parameters(runs: Sequence[ListedRun]) -> list[str]:
 
 
 def _best(entries: Sequence[Entry], metric: str | None, mode: Mode | None) -> str | None:
-    """Return the path of the best sound checkpoint; of equals the newest, or the oldest of a carried-on
-    metric.
-    """
+    """Return the path of the best sound checkpoint; of equals the newest, or the first that reached it."""
     if metric is None:
         return None
     sign = 1 if mode == "max" else -1
@@ -571,7 +568,7 @@ def _span(values: Iterable[float | None]) -> tuple[float, float] | None:
 def _sort_rows(
     rows: Sequence[ListedCheckpoint], key: SortKey | None, *, reverse: bool
 ) -> list[ListedCheckpoint]:
-    """Return rows by a key, those without one last; without a key as they come, or turned around."""
+    """Return rows sorted by a key, those without it last; without ``key``, in their order or reversed."""
     if key is None:
         return [*(reversed(rows) if reverse else rows)]
     known = [(value, row) for row in rows if (value := key(row.entry)) is not None]
@@ -588,7 +585,7 @@ def sort_key(sort: str | None, entries: Sequence[Entry]) -> SortKey | None:
 
 
 def require_metric(name: str | None, entries: Sequence[Entry], what: str = "", others: str = "") -> None:
-    """Require that some checkpoint has a metric, unless the directory is empty."""
+    """Raise UsageError if no checkpoint has a metric, unless the directory is empty."""
     if name is None or not entries or any(entry.metric(name) is not None for entry in entries):
         return
     known = known_metrics(entries)
@@ -597,7 +594,7 @@ def require_metric(name: str | None, entries: Sequence[Entry], what: str = "", o
 
 
 def known_metrics(entries: Iterable[Entry]) -> list[str]:
-    """Return the names of all metrics that some checkpoint has, as they come; the loss is the first."""
+    """Return the names of all metrics of checkpoints, in order; the loss is the first."""
     names: dict[str, None] = {}
     has_loss = False
     for entry in entries:

@@ -1,6 +1,6 @@
 """Metrics of checkpoints: values from logs, and contradictions between records.
 
-Logs are matched by step, else by epoch, never by a guess. Their values take precedence over those in the
+Logs are matched by step, else by epoch, and never by guessing. Their values take precedence over those in the
 checkpoint, as the user named the log; a contradiction is a warning.
 """
 
@@ -40,7 +40,7 @@ _PERCENT = 100
 
 
 def disagreements(entries: Sequence[Entry]) -> Iterator[str]:
-    """Yield for each metric how many checkpoints have another one inside than in the name, and the first."""
+    """Yield a warning for each metric that differs between the inside and the name of checkpoints."""
     counts: Counter[str] = Counter()
     first: dict[str, str] = {}
     for entry in entries:
@@ -80,7 +80,7 @@ def agree(one: float, other: float) -> bool:
 
 
 def decimals(number: float) -> int:
-    """Return how many decimals a number was written with."""
+    """Return the number of decimals of a number."""
     mantissa, _, exponent = repr(float(number)).partition("e")
     return len(mantissa.partition(".")[2]) - int(exponent or 0)
 
@@ -135,13 +135,13 @@ def add_log_metrics(
 
     Args:
         entries: The checkpoints.
-        files: The logs, or trackers' names; of two that know a metric the later counts. A relative name that
-            isn't there is looked for in each directory of checkpoints, in the one above it, and in the root.
-        root: The directory that all was found in.
+        files: The logs, or trackers' names; if two have the same metric, the later counts. A relative name
+            that doesn't exist is searched in each directory of checkpoints, in its parent, and in the root.
+        root: The directory of the survey.
 
     Raises:
         UsageError: The first epoch of a log is unclear, and no other values match.
-        NotFound: A log is nowhere.
+        NotFound: A log doesn't exist in any of these.
         CheckpointError: A log is damaged, or can't be read.
     """
     measured, warnings = read_number_pairs(entries), list[str]()
@@ -172,7 +172,7 @@ def add_log_metrics(
 def _logs(
     given: LogArgument, entries: Sequence[Entry], root: str, warnings: list[str]
 ) -> Iterator[tuple[Callable[[frozenset[Number]], Log], list[int], Mapping[str, object]]]:
-    """Yield how each log of a name is read, for which checkpoints, and the parameters of their run."""
+    """Yield for each log of a name its reader, its checkpoints, and the parameters of their run."""
     if (tracker := metrics_tracker(given.name)) is None:
         for path, indexes in _locate_logs(given, entries, root, warnings).items():
             yield partial(read_log, path), indexes, {}
@@ -204,7 +204,7 @@ def read_log(path: str, numbers: frozenset[Number]) -> Log:
 
 
 def _read_file(file: BinaryIO, log: Log) -> None:
-    """Read a file by its first bytes, whatever its name is."""
+    """Read a log file; its first bytes determine the format."""
     start = file.peek(_FIRST_BYTES) if hasattr(file, "peek") else b""
     name = os.path.basename(log.path)
     if is_event_file(name) or is_record_head(start[:_FIRST_BYTES]):
@@ -264,7 +264,7 @@ def _log_beside(directory: str, name: str, root: str) -> str | None:
 
 
 def _short_path(path: str) -> str:
-    """Return a path without detours, where that is the same file."""
+    """Return a path without ``..``, if that is the same file."""
     short = fs.normpath(path)
     try:
         return short if fs.samefile(short, path) else path
@@ -276,11 +276,11 @@ def _short_path(path: str) -> str:
 
 
 def _match(given: LogArgument, log: Log, entries: Sequence[Entry]) -> Iterator[Mapping[str, float]]:
-    """Yield a log's values for each checkpoint.
-
-    A log with both epochs and steps is matched as Lightning's loggers count, unless that matches no
-    checkpoint: then it is of another writer.
-    """
+    """Yield a log's values for each checkpoint."""
+    # A log with both epochs and steps is probably Lightning's, whose loggers count steps differently from its
+    # checkpoints (``Entry.logged_as``). If no checkpoint matches so, another program wrote the log. If the
+    # epochs of log and checkpoints seem to begin at different numbers, none is matched by epoch: the values
+    # would be those of a neighbour.
     is_odd = given.count is not None or _other_base(given, log, entries)
     as_logged = given.count is None and log.counts_both
     if as_logged and not any(one.logged_as in log.by_step for one in entries if one.logged_as is not None):
@@ -318,7 +318,7 @@ def _match_as_given(given: LogArgument, log: Log, entry: Entry) -> Mapping[str, 
 
 
 def _other_base(given: LogArgument, log: Log, entries: Sequence[Entry]) -> bool:
-    """Return whether a log and checkpoints seem to count epochs from different numbers."""
+    """Return whether epochs of a log and of checkpoints seem to begin at different numbers (0 and 1)."""
     epochs = Range.of(entry.epoch for entry in entries)
     if given.count is not None or log.epochs.least is None or epochs.least is None:
         return False
@@ -384,7 +384,7 @@ def _counts(steps: Range, epochs: Range) -> str:
 def _contradictions(
     log: Log, entries: Sequence[Entry], values: Sequence[Mapping[str, float]]
 ) -> Iterator[str]:
-    """Yield for each metric how many checkpoints say something else of themselves than a log does."""
+    """Yield a warning for each metric that differs between checkpoints and a log."""
     counts: Counter[str] = Counter()
     first: dict[str, str] = {}
     for entry, measured in zip(entries, values, strict=True):

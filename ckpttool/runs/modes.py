@@ -23,13 +23,13 @@ _WORDS: Mapping[Mode, frozenset[str]] = {
 }
 """The words of names: the last one in a name counts, so that ``acc_loss`` is a loss."""
 _TURNED = frozenset({"neg", "negative", "negated", "minus", "inv", "inverse", "non"})
-"""Words that may turn better into worse: ignite's ``neg_val_loss`` is higher where it is better."""
+"""Words that may invert the mode: ignite's ``neg_val_loss`` is better if it is higher."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+\d?")
 _BETTER = {"min": "lower", "max": "higher"}
 
 
 def mode_of(metric: str) -> Mode | None:
-    """Return which values of a metric are good; None if its name doesn't say."""
+    """Return the mode of a metric by its name; None if that is unclear."""
     found = _WORD.findall(metric)
     if not _TURNED.isdisjoint(map(str.lower, found)):
         return None
@@ -47,7 +47,7 @@ def check_mode(mode: Mode | None) -> None:
 
 
 def resolve_mode(metric: str, mode: Mode | None, flag: str) -> Mode:
-    """Return the mode that was given, or else that of the name; asked once some checkpoint has the metric.
+    """Return the given mode, or else that of the metric's name.
 
     Args:
         metric: The metric.
@@ -55,7 +55,7 @@ def resolve_mode(metric: str, mode: Mode | None, flag: str) -> Mode:
         flag: The option that the metric was given by.
 
     Raises:
-        UsageError: Neither says it.
+        UsageError: None was given, and the name is unclear.
     """
     found = mode or mode_of(metric)
     if found is None:

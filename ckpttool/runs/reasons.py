@@ -1,4 +1,4 @@
-"""Reasons and faults of checkpoints: codes for programs, words for people, which are never parsed."""
+"""Reasons and faults of checkpoints: codes for programs, and words for people, which are never parsed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import chain
 
 
 class Code(Enum):
-    """Subject of a reason, as far as programs distinguish it."""
+    """Kind of a reason, for those that programs distinguish."""
 
     DAMAGED = "damaged"
     INCOMPLETE = "incomplete"
@@ -41,7 +41,7 @@ class Reason(str):
         return reason
 
     def __reduce__(self) -> tuple[type[Reason], tuple[Code, str]]:
-        """Keep the code in a child process's answer, too."""
+        """Pickle the code, too, for results of child processes."""
         return Reason, (self.code, str(self))
 
 
@@ -51,12 +51,12 @@ def fault(code: Code, detail: str = "") -> Reason:
 
 
 def code_of(reason: str) -> Code | None:
-    """Return the code of a reason; None for one in words alone, which no program asks about."""
+    """Return the code of a reason; None if it has none."""
     return reason.code if isinstance(reason, Reason) else None
 
 
 def in_words(reason: str) -> str:
-    """Return a reason as people read it: a text that names a checkpoint is more than its name."""
+    """Return the text of a reason; that of a note, which is its file's name, gets a prefix."""
     return f"{Code.NAMED_IN.value} {reason}" if code_of(reason) is Code.NAMED_IN else reason
 
 

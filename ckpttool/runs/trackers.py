@@ -1,4 +1,4 @@
-"""Trackers: their interface, which run of one wrote which checkpoints, and models that have a name.
+"""Trackers: their interface, the runs that wrote checkpoints, and registered models.
 
 MLflow, Weights & Biases and TensorBoard are in ``ckpttool/integrations/``. Another package offers a subclass
 of ``Tracker`` as an entry point of the group ``ckpttool.trackers``, by the prefix of the tracker's names: as
@@ -50,14 +50,14 @@ class TrackedRun(NamedTuple):
 
 
 class TrackedModel(NamedTuple):
-    """A model that has a name in a tracker: prune never removes it.
+    """Model with a name in a tracker: prune never removes it.
 
     Attributes:
         reason: Reason in plans: ``registered as net version 3 (champion)``.
-        holder: File or server that names it.
+        holder: File or server with the name.
         place: Path of its file or directory; empty if only its content is known.
-        identity: Identifier of it or its run; a part of ``place`` that also finds it in a moved store.
-        file: Name, size in bytes and base64 MD5 of one of its files; None if it is known by its place.
+        identity: Identifier of the model or its run, a part of ``place`` that is the same in a moved store.
+        file: Name, size in bytes and base64 MD5 of one of its files; None if ``place`` is known.
     """
 
     reason: str
@@ -131,7 +131,7 @@ class Tracker:
         raise NotImplementedError
 
     def models(self, places: Sequence[str]) -> Iterator[TrackedModel]:
-        """Yield the models that have a name.
+        """Yield the models with a name.
 
         Raises:
             CheckpointError: They can't be read; no checkpoint is removed or renamed then.
@@ -176,7 +176,7 @@ def places_around(root: str) -> list[str]:
 
 
 def tracked_models(root: str) -> Iterator[TrackedModel]:
-    """Yield the models that have a name in the trackers around a directory.
+    """Yield the models with a name in the trackers around a directory.
 
     Raises:
         CheckpointError: A tracker can't be read.
@@ -251,7 +251,7 @@ def owner_of(runs: Sequence[TrackedRun], directory: str, run: str) -> TrackedRun
 
 
 def run_to_record_in(runs: Sequence[TrackedRun], one: LoggedCheckpoint, to: str) -> TrackedRun | None:
-    """Return the run that wrote a checkpoint; None if a new one is to be made.
+    """Return the run that wrote a checkpoint; None if the tracker has none, and a new one is needed.
 
     Raises:
         UsageError: Several runs have the name of its directory.

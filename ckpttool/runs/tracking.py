@@ -33,9 +33,9 @@ class Logged(Table):
     """Result of ``log``.
 
     Attributes:
-        target: Tracker, as it was named.
-        checkpoints: Those that the tracker has now.
-        errors: Reasons why others are not recorded, by path.
+        target: Name of the tracker.
+        checkpoints: Checkpoints that the tracker has now.
+        errors: Why other checkpoints aren't recorded, by path.
         warnings: Doubts about series and metrics.
     """
 
@@ -47,7 +47,7 @@ class Logged(Table):
 
     @property
     def summary(self) -> str:
-        """Return it in a few words."""
+        """Return the number of recorded checkpoints in a few words."""
         new = sum(one.is_new for one in self.checkpoints)
         there = len(self.checkpoints) - new
         parts = [f"{counted(new, 'checkpoint')} recorded in {self.target}"] if new or not there else []

@@ -1,4 +1,4 @@
-"""Takes back the last prune into the trash, or the last renaming: each checkpoint to its old name."""
+"""Undoes the last prune into the trash, or the last rename: restores checkpoints under their old names."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ from ckpttool.transaction.trash import (
 )
 
 _LEVELS_BELOW = 3
-"""So far below is looked for something to take back, where a directory itself has nothing."""
+"""Levels of subdirectories that are searched for undoable commands if a directory has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoredCheckpoint:
-    """One checkpoint that has its old name again: by that, and by the path it had until now."""
+    """Restored checkpoint: its path, and the path that it had before the undo."""
 
     path: str
     was: str
@@ -66,14 +66,14 @@ class Undone(Result):
     """Result of ``undo``; of a dry run, the expected one.
 
     Attributes:
-        identity: Of the command that was taken back; None where there was none.
+        identity: Identity of the undone command; None if there was none.
         kind: Kind of the command: "trash" or "rename", or "prune" in a bucket that keeps versions.
         restored: Restored checkpoints.
         pointers: Paths of restored pointers, and of files that belong to restored checkpoints.
         dry_run: Whether nothing was changed.
         problems: Reasons why something could not be undone.
-        warnings: Results of recovery, and pointers that are left as they are.
-        below: In how many directories below something can be taken back, where here is nothing.
+        warnings: Results of recovery, and pointers that aren't changed.
+        below: Number of subdirectories with undoable commands, if the directory has none.
     """
 
     identity: str | None = None
@@ -87,7 +87,7 @@ class Undone(Result):
 
     @property
     def summary(self) -> str:
-        """Return it in a few words."""
+        """Return the number of restored checkpoints."""
         return f"{len(self.restored):,} {'to restore' if self.dry_run else 'restored'}"
 
     def document(self) -> dict[str, Any]:
@@ -99,25 +99,28 @@ class Undone(Result):
 
     @property
     def command(self) -> str | None:
-        """Return the command that was taken back."""
+        """Return the name of the undone command."""
         return "prune" if self.kind == "trash" else self.kind
 
 
 @holds("directory")
 def undo(directory: str | os.PathLike[str], *, recursive: bool = True, dry_run: bool = False) -> Undone:
-    """Take back the last prune into the trash, or the last renaming, of a directory.
+    """Undo the last prune into the trash, or the last rename, of a directory.
 
-    Of what could not be taken back once already, the command before is tried, too.
+    If an earlier undo couldn't restore anything of that command, the command before it is undone.
 
     Args:
         directory: The directory.
-        recursive: Whether to take it back in all directories below, too, as far as it was one command.
+        recursive: Whether to undo the same command in all directories below, too.
         dry_run: Whether to change nothing.
 
     Raises:
         UsageError: It is a file.
-        CheckpointError: It can't be looked at, locked or changed.
+        CheckpointError: It can't be read, locked or changed.
     """
+    # One command may have changed many directories; its records have the same identity in each. The last
+    # command of all directories is undone. Records that remain are marked as reported: the next undo may go
+    # on to an older command, instead of failing for the same reasons for ever.
     root = require_directory(directory)
     places = list(dict.fromkeys([root, *directories_with_trash(root)])) if recursive else [root]
     with HeldLocks() as locks:
@@ -189,7 +192,7 @@ class _UndoProgress:
         return True
 
     def adopt(self, directory: str) -> None:
-        """Have the trash of a directory follow it that got another name since."""
+        """Move the trash of a directory that was renamed since to its new name."""
         found = records_under_other_names(directory)
         if not self._dry_run:
             adopt(directory, found)
@@ -206,7 +209,7 @@ class _UndoProgress:
             if not is_of_other_directory(record):
                 commands.add(record.identity)
             elif fs.realpath(renamed_directory(record) or "") not in held:
-                # Otherwise it is taken back under that name.
+                # Otherwise it is undone in the directory of its new name.
                 left.append(other_directory_problem(record))
         if commands:
             self.warnings += [f"{problem.path}: {problem.message}" for problem in left]
@@ -253,7 +256,7 @@ def _mark_told(records: Sequence[CommandRecord]) -> None:
 
 
 def _count_below(root: str) -> int:
-    """Return in how many directories not far below something can be taken back."""
+    """Return the number of subdirectories with undoable commands, down to a few levels."""
     count = 0
     for place in directories_with_trash(root, levels=_LEVELS_BELOW):
         with suppress(CheckpointError):  # reported by an undo of that directory
@@ -269,7 +272,7 @@ def directories_with_trash(root: str, *, levels: int | None = None) -> Iterator[
 
     Args:
         root: The tree.
-        levels: How many levels to descend; None is all.
+        levels: Limit on the levels to descend; None for no limit.
     """
     seen: set[str] = set()
     for directory, names, _ in fs.walk(root, _raise_of_store):
@@ -311,7 +314,7 @@ def _renamed_below(record: CommandRecord) -> list[str]:
 
 
 def _record_above(root: str, identity: str) -> CommandRecord | None:
-    """Return the record that a command left in the directory above of pointers alone, if it did."""
+    """Return the record of a command's pointer changes in the directory above; None if it has none."""
     above = os.path.dirname(root) or os.curdir
     real = os.path.dirname(fs.realpath(root))
     if not fs.isdir(above) or not fs.samefile(above, real):
@@ -331,8 +334,8 @@ def _undo_record_above(
 
     Args:
         above: Record in that directory.
-        restored: The directories below in which something is back, or would be.
-        is_whole: Whether all of that is back, or would be.
+        restored: The directories below with restored checkpoints.
+        is_whole: Whether all checkpoints of the command were restored.
         dry_run: Whether to change nothing.
     """
     places = [
@@ -354,7 +357,7 @@ def _undo_record_above(
 def _stale_names(
     restored: Iterable[RestoredCheckpoint], pointers: Iterable[str], *, above: bool
 ) -> Iterator[Problem]:
-    """Yield the pointers and notes that name checkpoints as these were called until now.
+    """Yield the pointers and notes that have the names of checkpoints before the undo.
 
     Args:
         restored: Checkpoints with their old names again, or in a dry run.
@@ -409,7 +412,7 @@ def _pointers_in(directory: str) -> Iterator[tuple[str, str]]:
 def _notes_in(
     directory: str, known: Mapping[str, RestoredCheckpoint]
 ) -> Iterator[tuple[str, RestoredCheckpoint]]:
-    """Yield the notes in a directory that name one of some checkpoints, with the first that each names."""
+    """Yield the notes in a directory that name one of the checkpoints, each with the first that it names."""
     levels = next(iter(known)).count("/") + 1
     snapshot = Snapshot()
     for name, file in names_in(directory, snapshot, pass_over).items():

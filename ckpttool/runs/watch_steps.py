@@ -22,11 +22,11 @@ from ckpttool.storage.held import holding
 from ckpttool.transaction.files import Contents
 
 _MOST_TRIES = 10
-"""Limit on tries to rename the rest without refused checkpoints: after that, the directory is at fault."""
+"""Limit on attempts to rename the rest without refused checkpoints."""
 
 
 def rename_step(template: str, exclude: Sequence[str] = ()) -> Step:
-    """Return the step that gives valid checkpoints the names of a template, as far as they can have one."""
+    """Return the step that renames valid checkpoints by a template, without those that can't get a name."""
 
     def step(landed: Landed) -> StepResult:
         refused: dict[str, str] = {}
@@ -53,7 +53,7 @@ def rename_step(template: str, exclude: Sequence[str] = ()) -> Step:
 
 
 def copy_step(destination: str, exclude: Sequence[str] = (), jobs: int | None = None) -> Step:
-    """Return the step that copies valid checkpoints to a directory or store, each once as it is."""
+    """Return the step that copies valid checkpoints to a directory or store, each once while unchanged."""
     copied: dict[str, Contents] = {}
     place = fs.realpath(destination)
 
@@ -107,7 +107,7 @@ def prune_step(
     *,
     trash: bool = False,
 ) -> Step:
-    """Return the step that prunes by a policy; every survivor has been read in full, whatever it asks for.
+    """Return the step that prunes by a policy; every survivor was read in full before.
 
     Args:
         request_for: Makes the request for a directory.
@@ -123,7 +123,7 @@ def prune_step(
         known = {*landed.bad, *(entry.path for entry in landed.entries)}
 
         def confirm(planned: PrunePlan) -> bool | None:
-            """Decline a plan that changes checkpoints which were not verified."""
+            """Decline a plan that changes unverified checkpoints."""
             return None if all(one.path in known for one in planned.plan.changed) else False
 
         pruned = prune(request, trash=trash, confirm=confirm, progress=landed.progress, reader=landed.reader)
@@ -137,7 +137,7 @@ def prune_step(
 
 
 def log_step(to: str, jobs: int | None = None) -> Step:
-    """Return the step that records valid checkpoints with a tracker, each once as it is."""
+    """Return the step that records valid checkpoints with a tracker, each once while unchanged."""
     recorded: dict[str, Contents] = {}
 
     def step(landed: Landed) -> StepResult:

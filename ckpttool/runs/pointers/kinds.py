@@ -81,12 +81,12 @@ def searched_kinds() -> Iterator[SearchedKind]:
 
 
 def text_kinds(place: FilePlace) -> Iterator[TextKind]:
-    """Yield the kinds of texts in a place."""
+    """Yield the kinds of texts in a kind of place: next to a checkpoint, inside, or its members."""
     return (kind for kind in KINDS if isinstance(kind, TextKind) and place in kind.places)
 
 
 def kind_of(name: str, place: FilePlace = FilePlace.BESIDE) -> TextKind | None:
-    """Return the kind of a file in a place by its name; None if there is none."""
+    """Return the kind of a file by its name and place; None if it has none."""
     matching = [kind for kind in text_kinds(place) if kind.matches(name)]
     return min(matching, key=lambda kind: not kind.is_certain, default=None)
 
@@ -117,13 +117,13 @@ def pointers_in(directory: str, names: Names, snapshot: Snapshot, on_error: OnEr
 BEING_WRITTEN = Reason(Code.BEING_WRITTEN)
 
 STALE_SECONDS = 3600
-"""No checkpoint takes an hour to write; an older temporary file is probably a leftover."""
+"""Seconds after which a temporary file is probably a leftover: no checkpoint takes an hour to write."""
 
 
 class Pointers:
     """All pointers in and around a directory, each followed once.
 
-    An unreadable file may name anything: the series that it can mean are left alone.
+    An unreadable file may name any checkpoint: the series that it can mean are left alone.
     """
 
     def __init__(
@@ -137,16 +137,16 @@ class Pointers:
         errors: Collection[CheckpointError] = (),
         snapshot: Snapshot | None = None,
     ) -> None:
-        """Follow them.
+        """Set the directory and its series.
 
         Args:
             root: The directory.
             groups: The series in it.
-            recursive: Whether notes are looked for in all directories below, too.
+            recursive: Whether notes are searched in all directories below, too.
             exclude: Globs of unreadable files to ignore.
-            asks_trackers: Whether trackers are asked, which takes long: for removals and renames only.
+            asks_trackers: Whether trackers are asked, which is slow: only for removals and renames.
             errors: Errors of the survey.
-            snapshot: Snapshot to look everything up in; a new one by default.
+            snapshot: Snapshot of the directories; a new one by default.
         """
         snapshot = snapshot or Snapshot()
         self._search = Search(
@@ -227,7 +227,7 @@ def _being_written(temporary: os.DirEntry[str]) -> str:
 
 
 def unseen_above(root: str, snapshot: Snapshot) -> Iterator[str]:
-    """Yield a warning where the directory above another can't be listed: texts and links there go unseen."""
+    """Yield a warning if the parent directory can't be listed, so that texts and links in it aren't read."""
     above = fs.dirname(snapshot.realpath(root))
     try:
         snapshot.names(above)

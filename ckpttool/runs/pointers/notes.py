@@ -1,6 +1,6 @@
 """Notes: small texts of users that name checkpoints, such as ``best.txt``, or a list of the three best.
 
-Whatever such a file is called and however it is written, any word in it can be a checkpoint's name or path.
+They may have any name and any syntax: each word in them can be a checkpoint's name or path.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _RAY_RESULT = "result.json"
 
 
 class Silent(NamedTuple):
-    """Texts that protect nothing, by their names or their first line, though they name checkpoints."""
+    """Kind of texts that name checkpoints without protecting them, by their names or their first line."""
 
     what: str
     why: str
@@ -88,7 +88,7 @@ SILENT = (
         "#!",
     ),
 )
-"""Texts without protection; the reference of ``prune`` has these rows."""
+"""Kinds of texts without protection; the reference of ``prune`` has the same table."""
 
 
 _OWN = re.compile(
@@ -135,16 +135,15 @@ _BOM = "\ufeff"
 
 
 _MOST_PARTS = 64
-"""Names in a path; a longer one is none."""
+"""Limit on the components of a path in a text."""
 
 
 class Mentions:
-    """Finds the checkpoints that a text names: at the paths in it, or else of the same name.
+    """Finds the checkpoints that a text names: at the paths in it, or else of the same name."""
 
-    A path is tried relative to the text's directory and to those above it, and as it is. What lies there and
-    is no checkpoint that was looked at is meant by it. Only where its directory is nowhere, its last parts
-    are tried, and in the text's own directory the name alone: these were moved or renamed.
-    """
+    # A path is tried relative to the text's directory, to those above it, and as it is. If a file exists
+    # there that is no surveyed checkpoint, the path means that file. Only if its directory doesn't exist, as
+    # after a move, are its last components tried, and in the text's own directory the name alone.
 
     def __init__(self, index: CheckpointIndex) -> None:
         self._index = index
@@ -161,8 +160,7 @@ class Mentions:
     def of(self, text: str, directory: str, note: str) -> Iterator[Entry]:
         """Yield the checkpoints that a text in a directory names.
 
-        ``note`` is the name of its file: one that is called like a checkpoint belongs to that, and tells of
-        it.
+        ``note`` is the name of its file: a note named after a checkpoint describes it.
         """
         alone = set(note_lines(text))
         for word in dict.fromkeys(note_words(text)):
@@ -172,10 +170,9 @@ class Mentions:
     def look_up(
         self, word: str, directory: str, note: str, *, is_alone: bool = False
     ) -> tuple[str, Sequence[Entry]]:
-        """Return the name in a word that is a checkpoint's, or its stem, and the checkpoints that it means.
+        """Return a checkpoint's name or stem in a word, and the checkpoints that the word means.
 
-        The word, which may be a path, stands in a text as ``of`` has it. Where it stands alone it is meant
-        though it doesn't look like a name.
+        Args as for ``of``; the word may be a path. A word alone in its text needn't look like a name.
         """
         parts = path_parts(word)
         known = next((part for part in reversed(parts) if part in self._names), None)
@@ -248,7 +245,7 @@ def _upwards(directory: str) -> Iterator[str]:
 
 
 def _stem(name: str) -> str | None:
-    """Return a name without its suffix, where a number in it says that it is one."""
+    """Return a name without its suffix, if a number in it shows that it is a checkpoint's."""
     stem, suffix = os.path.splitext(name)
     return stem if suffix and _has_digit(stem) else None
 
@@ -268,7 +265,7 @@ def _has_digit(text: str) -> bool:
 
 
 def may_protect(name: str) -> bool:
-    """Return whether a note of this name may say that a checkpoint matters."""
+    """Return whether a note of this name may protect checkpoints."""
     return not any(one.names.fullmatch(name) for one in SILENT)
 
 
@@ -296,7 +293,7 @@ def read_note(file: os.DirEntry[str], snapshot: Snapshot, on_error: OnError) -> 
 
 
 def decode_note(data: bytes) -> str | None:
-    """Return the text of a note, or None where it is too long for one, or none at all."""
+    """Return the text of a note; None if it is too long for a note, or isn't text."""
     coding = next((coding for mark, coding in _MARKS.items() if data.startswith(mark)), "utf-8")
     try:
         text = data.decode(coding)
@@ -347,7 +344,7 @@ def _without_emphasis(text: str) -> str:
 
 
 class Notes(SearchedKind):
-    """Small texts of users, of any name; each is a ``Note``."""
+    """Kind of pointer for small texts of users, with any name."""
 
     what = "small texts such as `best.txt`"
     where = "DIR, the directory above, all below"
@@ -433,7 +430,7 @@ class JsonNote(DataNote):
 
 
 def _reworded_line(line: str, new: Renamer, *, is_json: bool) -> str:
-    """Return a line in which all values that are names have their new forms."""
+    """Return a line with new names for its values that are renamed."""
     spans = [(*match.span(), _rewrite_quoted(match[0], new)) for match in _STRING.finditer(line)]
     match = None if is_json else _LINE.fullmatch(line)
     if match is not None and not any(quote in match["value"] for quote in _QUOTES):

@@ -1,8 +1,8 @@
 """Pins: checkpoints that no policy removes, listed in a small file in their directory.
 
 The file is ``.ckpttool-pins.toml`` with a list ``pinned`` of names; other content is preserved. A Fluid root,
-and Accelerate's ``checkpoints``, allow no other entry in them: their pins are in the directory above, with
-their name in front.
+and Accelerate's ``checkpoints``, allow no other entries: their pins are in the list of the directory above,
+and begin with their name.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from ckpttool.transaction.paths import bare, shown
 from ckpttool.transaction.recovery import recover_directory
 
 PATIENCE = 10.0
-"""Seconds for which a lock is tried: another pin takes moments."""
+"""Seconds to wait for a lock that another command holds."""
 _PAUSE = 0.1
 
 
@@ -60,9 +60,9 @@ class Pinning(Result):
     """Result of ``pin`` or ``unpin``.
 
     Attributes:
-        changed: Paths that are pinned now and were not, or the other way round.
-        unchanged: Paths that were so before.
-        pins: All pins in the files that were looked at, as they are now.
+        changed: Paths that were pinned, or unpinned.
+        unchanged: Paths that were pinned, or unpinned, before.
+        pins: All pins in these lists, after the change.
         recovered: Results of recovery from interrupted commands, each in a sentence.
     """
 
@@ -100,12 +100,12 @@ def pin_document(
 def pin(
     paths: Iterable[str | os.PathLike[str]], *, note: str | None = None, until: date | None = None
 ) -> Pinning:
-    """Pin checkpoints; all are looked at before the first is.
+    """Pin checkpoints; if a path isn't one, none is pinned.
 
     Args:
         paths: The checkpoints.
-        note: Why; None leaves the note as it is.
-        until: The last day on which the pins hold, in local time; None leaves that as it is.
+        note: Reason of the pins; None keeps notes as they are.
+        until: Last day of the pins, in local time; None keeps it as it is.
 
     Raises:
         CheckpointError: A path names no checkpoint, or a list of pins can't be read or written.
@@ -186,7 +186,7 @@ def _write_lists(
 def remarks_beside(directory: str) -> Mapping[str, Remark]:
     """Return the remarks in the list of a directory, by name; empty if it can't be read.
 
-    Nothing of a store, either: that would take requests for each directory.
+    Empty for a store, too, as each directory would take requests.
     """
     file = list_for(directory) if fs.place_of(directory).reads_are_free else ""
     if not file or not fs.lexists(file):
@@ -203,7 +203,7 @@ def remarks_beside(directory: str) -> Mapping[str, Remark]:
 def remark_on(path: str) -> Remark:
     """Return the remark on a checkpoint from the nearest list that has one.
 
-    Nothing, if no list can be read.
+    An empty remark if no list can be read.
     """
     place = place_of(bare(path))
     for file in lists_for(place.directory):
@@ -355,7 +355,7 @@ def _is_pin_of(place: CheckpointPlace, pinned: Pin) -> bool:
 
 
 def _resolve_or_pinned(path: str) -> CheckpointPlace:
-    """Return the checkpoint that a path names, or where it was, as long as it is pinned."""
+    """Return the place of the checkpoint at a path, which may be missing if it is pinned."""
     try:
         return resolve_checkpoint(path)
     except CheckpointError:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "ckpttool.prune/1"
 Confirm = Callable[[PrunePlan], bool | None]
-"""Returns whether to remove what a plan removes; None without an answer."""
+"""Returns whether to carry out a plan; None without an answer."""
 
 
 class PruneEvent(NamedTuple):
@@ -102,7 +102,7 @@ class Pruned(Result):
 
     @property
     def summary(self) -> str:
-        """Return it in a few words."""
+        """Return the numbers of removed and slimmed checkpoints in a few words."""
         removed, slimmed = (
             ("to remove", "to slim") if self.dry_run or self.declined else ("removed", "slimmed")
         )
@@ -319,11 +319,10 @@ def _apply(
     method: UndoMethod,
     locks: _Locks,
 ) -> Pruned:
-    """Remove checkpoints as planned, then slim others, the oldest first: the removals make room.
-
-    Everything is looked at again, as hours may have passed since the survey: pointers and required copies
-    here, each checkpoint and the files that survivors need right before a removal.
-    """
+    """Remove checkpoints as planned, then slim others, the oldest first."""
+    # Hours may have passed since the survey, while a training went on. So pointers and required copies are
+    # read again here, and each checkpoint and the files that survivors need right before its removal.
+    # Removals come first: slimming needs free space for the new files.
     identity = new_identity() if trash is True else trash or None
     fs.refresh(root)
     protected = planner.newly_protected()
@@ -437,7 +436,7 @@ def _removals(
 ) -> list[Group]:
     """Return the removals in a directory; a series whose survivors have changed is left alone.
 
-    Whatever the plan says, a file that a survivor needs is not removed.
+    A checkpoint with a file that a survivor needs isn't removed, even if it is planned.
     """
     removals: list[Group] = []
     going = [entry.path for _, entries in parts for entry in entries]

@@ -1,7 +1,7 @@
 """Removes the training state from checkpoints, as planned for ``--full``.
 
-The name of a checkpoint is never free: the old file gets a name in the trash, or in the stage of the journal,
-and the slim file replaces it in one step. After a kill, recovery reverts or completes the operations.
+The path of a checkpoint always exists: the old file gets a second name in the trash, or in the stage of the
+journal, and the slim file replaces it atomically. After a kill, recovery reverts or completes the operations.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _is_one_file(entry: Entry) -> bool:
 
 
 def _files_that_go(entry: Entry) -> tuple[Fingerprint, ...]:
-    """Return the files that may go with the state of a checkpoint: some of a directory, or all."""
+    """Return the files that may be removed with the training state: some of a directory, or all."""
     if not entry.state.files:
         return entry.contents.files
     names = {os.path.join(entry.name, name) for name in entry.state.files}
@@ -127,7 +127,7 @@ class Slimming:
         Args:
             entry: The checkpoint.
             contents: The files.
-            successors: Files that take their names, or new ones; the last one names the others.
+            successors: New files that replace them, or get new names; the last one is the index, if any.
         """
         place: Root = "stage" if self._identity is None else "trash"
         old = {
@@ -155,12 +155,12 @@ class Slimming:
 
 
 def _successors(entry: Entry, waits: Mapping[str, str], below: str) -> tuple[StoredFile, ...]:
-    """Return the files that wait to come to a checkpoint, in the order in which they come.
+    """Return the staged files of a slimmed checkpoint in the order of their placement.
 
     Args:
         entry: The checkpoint.
-        waits: Where they wait, by their names; the one that says the names of the others is the last.
-        below: The directory that they come to, relative to the checkpoint's own.
+        waits: Paths of the staged files by name, an index last.
+        below: Directory that they are moved to, relative to the checkpoint's.
     """
     return tuple(
         StoredFile(

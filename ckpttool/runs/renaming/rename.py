@@ -78,7 +78,7 @@ class RenameRequest(Scope):
     Attributes:
         directory: Directory of the checkpoints.
         template: Template of their names.
-        keeps: Why some keep their names, by path; pointers in them are still updated.
+        keeps: Why checkpoints keep their names, by path; pointers in them are still updated.
     """
 
     directory: str
@@ -91,9 +91,9 @@ class PlannedNames:
     """Plan of ``rename``, with problems and warnings.
 
     Attributes:
-        plan: Which checkpoint gets which name.
-        scene: The checkpoints, and the places that may name them.
-        update_count: How many pointers, links and other texts have to follow.
+        plan: New names.
+        scene: The checkpoints, and the files that may name them.
+        update_count: Number of pointers, symlinks and other texts to update.
         problems: Problems for the user, which don't prevent renames.
         warnings: Doubts about names.
         journals: Pending journals of interrupted commands.
@@ -108,10 +108,10 @@ class PlannedNames:
 
 
 def plan_rename(request: RenameRequest) -> PlannedNames:
-    """Return which checkpoint gets which name; nothing on disk is changed.
+    """Return the new names of checkpoints; nothing on disk is changed.
 
     Raises:
-        UsageError: The template is none, or the directory is a checkpoint itself.
+        UsageError: The template isn't valid, or the directory is a checkpoint itself.
         CheckpointError: The directory can't be looked at.
     """
     template = parse_template(request.template)
@@ -169,9 +169,7 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
 def _plan_with_updates(
     template: Template, scene: Scene, standing: Mapping[str, Mapping[str, object]], left: dict[str, str]
 ) -> tuple[RenamePlan, PathRenames, Updates]:
-    """Return a plan, its names, and the updates; checkpoints named in files that can't be changed keep their
-    names.
-    """
+    """Return a plan, its names and updates, in which checkpoints named in unchangeable files keep theirs."""
     managed = {directory: manager_prefixes(directory) for directory in standing}
     while True:
         plan = plan_names(scene.entries, template, standing, left, managed)
@@ -186,7 +184,7 @@ def _plan_with_updates(
 def _reasons_to_stay(
     plan: RenamePlan, scene: Scene, moved: PathRenames, updates: Updates
 ) -> Iterator[tuple[str, str]]:
-    """Yield checkpoints that keep their name, as a file that names them can't be changed, with reasons."""
+    """Yield checkpoints that keep their names, as a file that names them can't be changed, with reasons."""
     entries = {(one.entry.directory, one.entry.name): one.entry for one in plan.renamings}
     for holder in link_holders(scene, entries, moved):
         yield entries[holder].path, "a symlink in it leads to a checkpoint that gets another name"
@@ -214,7 +212,7 @@ def _unknown_fields(template: Template, entries: Sequence[Entry]) -> tuple[list[
 
 
 def _stale_notes(updates: Updates, notes: NoteRewriter) -> Iterator[Problem]:
-    """Yield the notes that will name checkpoints by names that these don't have any more."""
+    """Yield the notes that will have old names of checkpoints after the rename."""
     for note in updates.notes:
         names = list(notes.lost(note))
         if not names:
@@ -239,15 +237,15 @@ def rename_operations(
 ) -> OperationList:
     """Return the operations that rename the checkpoints of one directory and update their pointers.
 
-    A checkpoint has both names until the commit. Where one gets the name of another, or one that a file
-    system may take for its own (``Model.pt``, ``model.pt``), both go through the stage.
-
     Args:
         renamings: The checkpoints with their names.
-        rewrites: Texts that say other names then; an index is new under its new name.
-        relinks: Symlinks that lead to other names then.
-        identity: Of the command.
+        rewrites: Updates of texts; an index is created under its new name.
+        relinks: Updates of symlinks.
+        identity: Identity of the command.
     """
+    # A checkpoint has both names until the commit. If one gets the name of another, or a name that a file
+    # system may take for its own (``Model.pt``, ``model.pt``), both are moved to the stage first, and from
+    # there to their new names. An index is moved last: without it, the rest is no checkpoint.
     staged = _staged(renamings)
     written = {one.name for one in rewrites if one.after is None}
     groups: list[Group] = []
@@ -260,7 +258,7 @@ def rename_operations(
         groups.append(Group(one.entry.path, tuple(members), contents, new_name=one.name))
         names.append({name: new[name] for name in members})
     operations: list[Move] = []
-    for number, group in enumerate(groups):  # an index is the last to come: without it there is no checkpoint
+    for number, group in enumerate(groups):
         if number not in staged:
             operations += (
                 Move(number, _here(old), _here(names[number][old])) for old in reversed(group.members)
@@ -289,7 +287,7 @@ def _staged(renamings: Sequence[Renaming]) -> set[int]:
 def _joined(rewrites: Sequence[Rewrite]) -> list[Rewrite]:
     """Merge rewrites of the same file: a new index may replace the old one of another checkpoint.
 
-    New texts are written first, and old ones go last: an index is never nowhere.
+    New texts are written first, and old ones removed last, so that an index always exists.
     """
     joined: dict[str, Rewrite] = {}
     for one in rewrites:
@@ -319,9 +317,9 @@ class RenameResult(Result):
         renames: Old and new paths; of a dry run, the planned ones.
         dry_run: Whether nothing was changed.
         declined: Whether the confirmation was refused.
-        failed: Why some have their old names, or other ones than they were to have, by path.
+        failed: Why checkpoints don't have their new names, by path.
         stale: Why a directory could not be reverted, by its path.
-        recoveries: Results of recovery, and journals of this command that are left to it.
+        recoveries: Results of recovery, and journals of this command that recovery has to finish.
     """
 
     planned: PlannedNames
@@ -334,7 +332,7 @@ class RenameResult(Result):
 
     @property
     def summary(self) -> str:
-        """Return it in a few words."""
+        """Return the number of renamed checkpoints in a few words."""
         return f"{len(self.renames):,} {'to rename' if self.dry_run or self.declined else 'renamed'}"
 
     def document(self) -> dict[str, Any]:
@@ -352,7 +350,7 @@ class RenameResult(Result):
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """Return all that must be looked at."""
+        """Return all problems for the user."""
         failed = (Problem(path, f"not renamed: {why}") for path, why in self.failed.items())
         stale = (Problem(path, f"not reverted: {why}") for path, why in self.stale.items())
         unrecovered = (Problem(path, why) for one in self.recoveries for path, why in one.failed.items())
@@ -430,7 +428,7 @@ def _request(
 
 
 def _changed_directories(planned: PlannedNames) -> list[str]:
-    """Return the directories in which something gets another name, or names something that does."""
+    """Return the directories with renamed checkpoints or updated files."""
     names = names_of(planned.plan.renamings)
     if not names or planned.plan.refused:
         return []
@@ -498,6 +496,8 @@ def _failed_with(listed: OperationList, directory: str, failure: CheckpointError
 
 def _operation_lists(planned: PlannedNames) -> dict[str, OperationList]:
     """Return the operations by directory; the commit of the first directory commits all."""
+    # Each directory has a journal. Those of the others name the first one as their leader: recovery completes
+    # them if the leader was committed, and reverts them otherwise, so that a kill leaves all or none renamed.
     identity = new_identity()
     renamings: dict[str, list[Renaming]] = defaultdict(list)
     for one in planned.plan.renamings:

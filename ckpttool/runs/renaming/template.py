@@ -2,7 +2,7 @@
 
 Fields are ``run``, ``name``, ``format``, ``epoch``, ``step``, ``number``, ``date``, ``time``, and metrics by
 their names. A field takes a format of Python's that fits it; ``date`` and ``time`` take one of ``strftime``.
-``{field?}`` leaves out what a checkpoint lacks, with the separator and the key before it. ``{{`` and ``}}``
+``{field?}`` is omitted if a checkpoint lacks it, with the separator and the key before it. ``{{`` and ``}}``
 are braces.
 """
 
@@ -29,10 +29,10 @@ TIMES = {"date": "%Y%m%d", "time": "%H%M%S"}
 """Fields of a time, with their default formats."""
 
 FIELDS = (*TEXTS, *COUNTS, *TIMES)
-"""All fields that are no metric."""
+"""All fields but metrics."""
 
 MAX_TEMPLATE = 4096
-"""Characters; the resulting name has at most 255 bytes."""
+"""Limit on the characters of a template; names have at most 255 bytes."""
 
 _SEPARATORS = "-_.=:, +@~"
 
@@ -53,7 +53,7 @@ _SUFFIX = re.compile(
     r"\.(?:weights\.h5|(?:pth|pt|ckpt|bin|pkl|pickle|h5|hdf5|keras|npz|npy|safetensors)?\.?tar(?:\.gz)?|pt2|h5|hdf5|[a-z]{1,12})$",
     re.ASCII | re.IGNORECASE,
 )
-"""Suffix of a file's kind; several endings that belong together are one."""
+"""Suffix of a file's kind, which may have several parts, such as ``.weights.h5``."""
 
 _DIRECTORY_SUFFIX = re.compile(
     r"\.(?:ckpt|pth|pt|dcp|distcp|bin|keras|tf|orbax|safetensors|model|savedmodel)$", re.ASCII | re.IGNORECASE
@@ -73,18 +73,18 @@ _LONGEST = 100_000 * 366 * 86_400  # seconds; no calendar of Python's goes furth
 
 
 class FieldError(ValueError):
-    """A checkpoint lacks a field, or has one that its format doesn't fit; the text says so."""
+    """A checkpoint lacks a field of a template, or its value doesn't fit the format; the text is shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateField:
-    """A place in a template that something of the checkpoint is written to.
+    """Field of a template.
 
     Attributes:
-        name: Of the field.
-        spec: Its format; none is the usual one.
-        is_optional: Whether it may be left out.
-        before: The text between the field before and this one.
+        name: Its name.
+        spec: Its format; empty for the default.
+        is_optional: Whether it is omitted if a checkpoint lacks it.
+        before: Text between the previous field and this one.
     """
 
     name: str
@@ -94,7 +94,7 @@ class TemplateField:
 
     @property
     def shown(self) -> str:
-        """Return the field as it is written in the template."""
+        """Return the field as in the template."""
         return f"{{{self.name}{'?' * self.is_optional}{':' * bool(self.spec)}{self.spec}}}"
 
 
@@ -137,7 +137,7 @@ def parse_template(text: str) -> Template:
 
 
 def _pieces(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yield the place, the kind and the content of each piece of a template: texts, and fields."""
+    """Yield offset, kind and content of each piece of a template: texts and fields."""
     start = 0
     while start < len(text):
         if text[start : start + 2] in ("{{", "}}"):
@@ -190,11 +190,9 @@ def render(template: Template, values: Mapping[str, Value]) -> str:
 
 
 def _without_key(literal: str, field: str) -> str:
-    """Return the text before a field that is left out, without the separator and the key that lead to it.
-
-    The key is the field's name, its beginning, a word of it, or a letter or two: ``-e``, ``_val_loss=``.
-    Before a sign (``=``, ``_``) it is a whole word.
-    """
+    """Return the text before an omitted field, without its separator and key."""
+    # The key is the field's name, its beginning, a word of it, or a letter or two: ``-e``, ``_val_loss=``.
+    # Before a sign (``=``, ``_``) it is a whole word.
     bare = literal.rstrip(_SEPARATORS)
     is_signed = bare != literal
     separators = re.escape(_SEPARATORS)
@@ -238,7 +236,7 @@ def run_of(stem: str, directory: str) -> str:
 
 
 def _saved_moments(entry: Entry) -> dict[str, Value | None]:
-    """Return date and time in UTC: as it is recorded inside, else in the name, else of its newest file."""
+    """Return date and time in UTC: as recorded inside, else in the name, else of the newest file."""
     written = utc_time(entry.modified_ns / 10**9)
     if entry.saved_at is None:
         return {"date": written, "time": written}

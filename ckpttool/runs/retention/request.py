@@ -86,11 +86,11 @@ class PathRule:
 
 
 class Policies(NamedTuple):
-    """Which policy each series has: that of the last rule that matches its path, or else the default.
+    """Policies of series: that of the last rule that matches a series' path, or else the default.
 
     Attributes:
-        default: For series that no rule matches; None leaves them alone.
-        rules: In the order of the configuration.
+        default: Policy of series that no rule matches; None leaves them alone.
+        rules: Rules in the order of the configuration.
         directory: Directory that the globs of the rules are relative to.
     """
 
@@ -100,7 +100,7 @@ class Policies(NamedTuple):
 
     @property
     def each(self) -> Iterator[Policy | None]:
-        """Yield all of them."""
+        """Yield all policies."""
         yield self.default
         yield from (rule.policy for rule in self.rules)
 
@@ -111,7 +111,7 @@ class Policies(NamedTuple):
         return next((rule for rule in rules if rule is not None), None)
 
     def of(self, group: Group) -> Policy | None:
-        """Return the policy of a series; None where it is left alone.
+        """Return the policy of a series; None leaves it alone.
 
         Raises:
             UsageError: It spans several directories or names, and these have different policies.
@@ -161,7 +161,7 @@ def matches(glob: str, path: str) -> bool:
 
 
 def _skip_wildcards(reached: set[int], parts: Sequence[str]) -> set[int]:
-    """Return the reachable places in a glob if each ``**`` may match nothing."""
+    """Return positions in a glob, extended by those after each ``**``, which may match nothing."""
     for at, part in enumerate(parts):
         if at in reached and part == "**":
             reached = reached | {at + 1}
@@ -174,7 +174,7 @@ _LIMIT = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)%|(\d{1,9})", re.ASCII)
 
 
 def max_removals(limit: str, total: int) -> int:
-    """Return how many of ``total`` checkpoints a limit such as ``10`` or ``20%`` lets one prune remove."""
+    """Return the number of ``total`` checkpoints that a limit such as ``10`` or ``20%`` allows to remove."""
     match = _LIMIT.fullmatch(limit.strip())
     if match is None or (match[1] is not None and Decimal(match[1]) > 100):
         raise UsageError(f"--max-delete {limit}: no limit (such as 10 or 20%)")
@@ -196,13 +196,13 @@ class PruneRequest(Scope):
 
     Attributes:
         directory: Directory of the checkpoints.
-        policy: Which of them are wanted.
+        policy: The policy of all series.
         policies: Policies by path, instead of the one policy.
         jobs: Number of threads.
         require_copy: Directory or URL; checkpoints without a proven copy there are kept.
 
     Raises:
-        UsageError: There is nothing to go by, or ``max_delete`` is no limit.
+        UsageError: It has no policy, or ``max_delete`` isn't a limit.
     """
 
     directory: str
@@ -249,10 +249,10 @@ class PruneRequest(Scope):
     def from_keywords(
         cls, directory: str | os.PathLike[str] | PruneRequest, keywords: Mapping[str, Any]
     ) -> PruneRequest:
-        """Return the request that a directory and keywords make: attributes of it, and of its policy.
+        """Return the request for a directory with keywords: attributes of the request and of its policy.
 
         Raises:
-            TypeError: A keyword is neither.
+            TypeError: A keyword is none of them.
         """
         require_known(keywords, cls, Policy)
         rules = {name: value for name, value in keywords.items() if name in attribute_names(Policy)}
@@ -268,7 +268,7 @@ class PruneRequest(Scope):
 
     @property
     def joins_slim(self) -> bool:
-        """Return whether slimmed checkpoints belong to the series of whole ones, as a policy slims."""
+        """Return whether slimmed and whole checkpoints are one series, as a policy slims."""
         return self.all_policies.alteration is not None
 
     @property
