@@ -34,7 +34,7 @@ from ckpttool.core.text import did_you_mean
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status; whether stderr can be written has no say in it."""
+    """Run the command line and return its exit status, which doesn't depend on errors of writing stderr."""
     # During completion, output would end up in the command line being typed.
     is_completing = COMPLETE_VARIABLE in os.environ
     with streams(is_silent=is_completing), _interrupted_by_sigterm() as has_come:

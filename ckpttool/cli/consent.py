@@ -73,7 +73,7 @@ def _ask_terminal(question: str) -> str:
 
 @contextmanager
 def _terminal_of_question() -> Iterator[TextIO]:
-    """Open where a question is seen: stderr, or where that leads elsewhere, the terminal that is typed on."""
+    """Open the stream for a question: stderr if it is a terminal, else the terminal of stdin."""
     if sys.stderr.isatty():
         yield sys.stderr
         return
@@ -87,10 +87,9 @@ def _terminal_of_question() -> Iterator[TextIO]:
 
 
 def _piped_answer() -> str | None:
-    """Return the line in stdin, or None without one.
-
-    It is read byte by byte, since the rest of stdin is for other programs.
-    """
+    """Return the line in stdin, or None without one."""
+    # Byte by byte and unbuffered: ``(ckpttool …; other) < answers`` leaves the rest to the other program. An
+    # open pipe without an answer must not block a job, hence the time limit.
     try:
         descriptor = sys.stdin.fileno()
         line = b""

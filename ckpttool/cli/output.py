@@ -65,7 +65,7 @@ def has_colour(stream: TextIO) -> bool:
 
 
 def width(stream: TextIO) -> int:
-    """Return how many columns a text may take."""
+    """Return the columns that a text may have: of the terminal, COLUMNS, or 120."""
     if not stream.isatty() and "COLUMNS" not in os.environ:
         return 120
     import shutil
@@ -112,7 +112,7 @@ class SafeStderr:
         self._hidden = hidden_texts()
 
     def write(self, text: str) -> int:
-        """Write a text, or lose it."""
+        """Write a text; drop it after an error."""
         if self._stream is not None:
             try:
                 self._stream.write(without_signatures(text, self._hidden))
@@ -121,7 +121,7 @@ class SafeStderr:
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write lines, or lose them."""
+        """Write lines; drop them after an error."""
         for line in lines:
             self.write(line)
 
@@ -181,7 +181,7 @@ class CheckedStdout:
     def write(self, content: Any) -> Any:
         """Write a text without secrets, or bytes.
 
-        Characters that the encoding hasn't are replaced, or spelled out.
+        Characters that the encoding lacks are replaced by ASCII, or escaped.
         """
         if isinstance(content, str):
             content = without_secrets(content, self._hidden)
@@ -230,7 +230,9 @@ class _Closed(io.TextIOBase):
 
 @contextmanager
 def streams(*, is_silent: bool = False) -> Iterator[None]:
-    """Let stderr be one that never fails, and loses everything if asked, and stdout one that is there."""
+    """Replace stderr by a stream that never fails, or drops all output, and stdout by a checked one."""
+    # Errors of the two streams differ. A lost message is no failure of the command. A lost answer is: a
+    # script would take a cut list for a complete one, so each error of stdout ends the command with a status.
     out, err = sys.stdout, sys.stderr
     said: Any = SafeStderr(None if is_silent else err)
     answered: Any = CheckedStdout(_Closed() if out is None else out)
@@ -254,6 +256,8 @@ def discard(stream: TextIO) -> None:
 
 def fill_gaps() -> None:
     """Open closed standard descriptors, so that files and messages don't get their numbers."""
+    # After ``ckpttool … >&-``, the first opened file would get descriptor 1, and output would be written to
+    # it.
     for descriptor in range(3):
         try:
             os.fstat(descriptor)

@@ -61,6 +61,9 @@ def read_parts(paths: Sequence[str]) -> list[PartDocument]:
 
 def merge_verdicts(documents: Sequence[PartDocument]) -> VerifyOutcome:
     """Return the outcome of one run of ``verify`` from those of its parts."""
+    # Each row has its position among all targets, so the merged rows have the order of a run without parts.
+    # Positions must be complete and unique, counting targets that vanished (``gone``): a part that was
+    # killed, or run on another set of files, would otherwise pass for a success.
     owners: dict[str, str] = {}
     rows: list[_Row] = []
     gone: list[int] = []

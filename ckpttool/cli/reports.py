@@ -151,10 +151,12 @@ def check_targets(written: Mapping[str, str | None], read: Sequence[str], *, for
     """Raise an error if an output would replace an input, or a file that isn't an earlier report.
 
     Args:
-        written: The path that each option names: of a recording, and of reports.
-        read: Files and directories that are looked at.
+        written: Path of each output, by its option.
+        read: Files and directories that the command reads.
         force: Whether a recording may be replaced.
     """
+    # Checked before hours of work. ``--junit model.pt`` by mistake must not destroy a checkpoint, so only
+    # files that begin like such a report are replaced.
     places: dict[str, str] = {}
     for flag, path in written.items():
         if path is None:
@@ -222,7 +224,7 @@ def _is_text(head: bytes) -> bool:
 
 
 def _bytes(path: str, start: int, count: int) -> bytes:
-    """Return bytes of a file, counted from its end where ``start`` is negative."""
+    """Return bytes of a file; a negative ``start`` counts from its end."""
     try:
         with fs.open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size

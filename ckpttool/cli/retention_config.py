@@ -223,12 +223,10 @@ _WILD = re.compile(r"[*?[]")
 
 
 def unmatched_rules(retention: Retention, requests: Sequence[PruneRequest]) -> list[Problem]:
-    """Return a problem for each rule of a configuration that no series in any of the directories matches.
-
-    Such a rule is most likely misspelled, and the other rules would remove the checkpoints that it should
-    keep: so nothing may be removed. Rules for paths outside of the command line's directory are excepted, and
-    those for unreadable directories, which are errors of their own.
-    """
+    """Return a problem for each rule of a configuration that no series in any of the directories matches."""
+    # Such a rule is probably misspelled, and the other rules would remove the checkpoints that it should
+    # keep: so nothing may be removed. Excepted are rules for paths outside of the command line's directory,
+    # and for unreadable directories, which are errors of their own.
     from ckpttool.core.report import Problem
 
     if retention.policies is None or not retention.policies.rules:

@@ -186,7 +186,9 @@ class Share(NamedTuple):
 def _take_part(
     part: Part, targets: Sequence[_VerifyTarget], command: VerifyCommand
 ) -> tuple[Share, list[_VerifyTarget]]:
-    """Return the share that a part is, and the targets in it."""
+    """Return the share of a part, and its targets."""
+    # All parts compute the same split from the sizes. The digest of sizes and options proves it at the merge:
+    # if a checkpoint was saved between two tasks, their splits differ, and the merge fails.
     from ckpttool.ops.workload import digest_of_work, split
 
     sizes: dict[str, int] = {}
@@ -204,7 +206,7 @@ def _take_part(
 
 
 def _leave_out(targets: Sequence[_VerifyTarget], sample: Sample) -> list[_VerifyTarget]:
-    """Return targets with those marked that the sample leaves out."""
+    """Return the targets, of which those outside of the sample are marked."""
     from ckpttool.ops.manifest import last_read, record_of
     from ckpttool.ops.workload import Candidate, choose
 
@@ -219,7 +221,7 @@ def _leave_out(targets: Sequence[_VerifyTarget], sample: Sample) -> list[_Verify
 
 
 def _work_of(target: _VerifyTarget, command: VerifyCommand) -> int:
-    """Return how many bytes are read of a checkpoint: once for each of the passes."""
+    """Return the number of bytes read of a checkpoint, by all passes together."""
     if isinstance(target.unit, CheckpointError) or target.is_sampled_out:
         return 0
     passes = 1
@@ -235,7 +237,7 @@ def _work_of(target: _VerifyTarget, command: VerifyCommand) -> int:
 
 
 def _has_digests(unit: Unit) -> bool:
-    """Return whether there are expected checksums for the bytes of a checkpoint."""
+    """Return whether a checkpoint has recorded checksums of its bytes."""
     from ckpttool.ops.digests import content_address
 
     return any(name.endswith(SIDECARS) for name in unit.members) or any(map(content_address, unit.files()))
@@ -367,7 +369,7 @@ def _find_targets(
 
 
 def _copy_of(unit: str, path: str, copy: str | None) -> str | None:
-    """Return where the copy of a checkpoint is, which was found at or below a path."""
+    """Return the path of the copy of a checkpoint that was found at or below ``path``."""
     if copy is None or unit == path:
         return copy
     relative = os.path.relpath(fs.abspath(unit), fs.abspath(path)).replace(os.sep, "/")
@@ -375,11 +377,11 @@ def _copy_of(unit: str, path: str, copy: str | None) -> str | None:
 
 
 def _drop_interrupted(path: str, units: list[Unit]) -> list[Unit]:
-    """Return the units at a path without those that an interrupted command has half moved; warn of these."""
+    """Return the units at a path without those that an interrupted command left incomplete; warn of these."""
     from ckpttool.cli.paths import say_journals
 
     inside = unaffected_units((), [path] if fs.isdir(path) else ()).journals
-    if [unit.path for unit in units] == [path]:  # the user asks for this one, whatever becomes of it
+    if [unit.path for unit in units] == [path]:  # one that the user named is verified anyway
         unaffected = unaffected_units(units)
         say_journals(inside if unaffected.whole else (*unaffected.journals, *inside))
         return units
@@ -437,7 +439,7 @@ def _add_verdict(
 
 
 def _record_read(unit: Unit | CheckpointError, outcome: VerifyOutcome) -> None:
-    """Write down in the manifest that a checkpoint was read in full; one that is not valid is read again."""
+    """Record in the digests that a valid checkpoint was read in full; an invalid one is read again."""
     from ckpttool.ops.manifest import record_of, write_last_read
 
     record = None if isinstance(unit, CheckpointError) else record_of(unit)

@@ -302,10 +302,12 @@ def _prune_step(document: ConfigDocument, exclude: Sequence[str], jobs: int | No
 
 @contextmanager
 def _ending_by_signals() -> Iterator[tuple[Callable[[float], bool], Callable[[], bool]]]:
-    """Yield a function that waits until a signal comes, and one that returns whether it has.
+    """Yield a function that waits for a time or a signal, and one that returns whether a signal came.
 
     A second signal has its usual effect.
     """
+    # The handler only sets a flag and writes to a socket, which wakes ``select``: Python resumes a ``sleep``
+    # after a signal, and an exception in the handler could come in the middle of a removal.
     woken, waker = socket.socketpair()
     before: dict[int, Any] = {}
     has_come = False
@@ -360,6 +362,6 @@ class _EventLines:
 
     @property
     def summary(self) -> str:
-        """Return how many events of each kind there were."""
+        """Return the number of events of each kind."""
         parts = [f"{count:,} {status}" for status, count in self._counts.items()]
         return f"ended: {', '.join(parts) or 'nothing new'}"

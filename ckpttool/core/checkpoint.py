@@ -370,6 +370,9 @@ def _names(tensors: Sequence[Tensor], key: str | None) -> dict[str, Tensor]:
             hint = did_you_mean(key, parents) or f"there are {first_names(parents) or 'none'}"
             raise KeyError(f"no tensors below {key!r} ({hint})")
         return below
+    # ``torch.save({"model": model.state_dict(), …})`` puts a key in front of all names, which a model doesn't
+    # expect. It is cut only if all weights have the same parent: with two models in a file, it distinguishes
+    # their weights.
     weights = [one for one in tensors if one.role is Role.WEIGHTS]
     parents_of = {one.path[:-1] for one in weights}
     start = len(parents_of.pop()) if len(parents_of) == 1 else 0

@@ -211,10 +211,9 @@ def _clear_frames(traceback: TracebackType | None) -> None:
 
 @contextmanager
 def memory_checked(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Raise a lack of memory, also of a child process, as ``OutOfMemory`` for the path being read.
-
-    The frames in which it occurred are cleared, so that what they hold doesn't outlive the failure.
-    """
+    """Raise a lack of memory, also of a child process, as ``OutOfMemory`` for the path being read."""
+    # The traceback keeps the frames alive, and with them the buffers that used up the memory. So they are
+    # cleared, for the handler to have some.
     try:
         yield
     except (MemoryError, OSError) as failure:

@@ -28,10 +28,10 @@ def lines_of(file: Path) -> list[str]:
 class OperatorLists:
     """The operators of a framework, in ``NAME_ops.txt`` and ``NAME_unsafe_ops.txt`` of a directory.
 
-    The first holds all that it registers, one a line; a test compares it with the framework. The second
-    holds, for those that do more than compute, how much it matters, the name (``*`` represents any end), and
-    what it does. A third, ``NAME_unchecked_ops.txt``, may hold those that crash, or read or write memory that
-    isn't their tensors', if sizes or indices are wrong.
+    The first lists all operators that it registers, one per line; a test compares it with the framework. The
+    second has a line for each operator with effects besides computing: severity, name (``*`` matches any
+    end), and effect. A third, ``NAME_unchecked_ops.txt``, may list operators that crash, or access memory
+    outside of their tensors, if sizes or indices are wrong.
     """
 
     directory: Path
@@ -40,7 +40,7 @@ class OperatorLists:
     def judge(
         self, names: Iterable[str], where: str | None, verb: str, files: Mapping[str, str] | None = None
     ) -> Iterator[Finding]:
-        """Yield what calling operators does besides computing.
+        """Yield findings about operators with effects besides computing, and unknown or unchecked ones.
 
         ``verb`` begins each message; ``files`` has the file that an operator touches.
         """
@@ -65,7 +65,7 @@ class OperatorLists:
             yield warning("unchecked-ops", message, where)
 
     def danger(self, name: str) -> tuple[Severity, str] | None:
-        """Return how much a call matters, and what it does; None if it only computes, or nobody knows."""
+        """Return severity and effect of a call; None if it only computes, or is unknown."""
         if not self._danger_pattern.match(name):
             return None
         matches = ((severity, does) for severity, glob, does in self.dangers if fnmatchcase(name, glob))
@@ -84,7 +84,7 @@ class OperatorLists:
 
     @cached_property
     def dangers(self) -> tuple[tuple[Severity, str, str], ...]:
-        """Return what the second list holds."""
+        """Return severity, name pattern and effect of each line of the second list."""
         lines = lines_of(self.directory / f"{self.name}_unsafe_ops.txt")
         parts = (line.split(maxsplit=2) for line in lines)
         return tuple((Severity(severity), glob, does) for severity, glob, does in parts)

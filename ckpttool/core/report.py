@@ -113,7 +113,7 @@ def not_scanned(where: str | None, reason: str = _UNREADABLE) -> Finding:
 
 
 def trailing_bytes(count: int, end: str, where: str | None = None) -> Finding:
-    """Return the error for bytes after the end of what a file or member declares."""
+    """Return the error for bytes after the declared end of a file or member."""
     return error("trailing-bytes", f"{count:,} bytes lie behind {end}", where)
 
 

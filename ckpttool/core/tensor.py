@@ -253,6 +253,8 @@ class Tensor:
 
         if self.values is None:
             raise TypeError(f"{self.name} has no values: it was saved from the meta device")
+        # A map costs neither reading nor memory until elements are used. It needs whole bytes in the
+        # machine's byte order, contiguous in a local file; NumPy can't map an empty range.
         dtype = numpy_dtype(self.dtype)
         in_place = self.byteorder == sys.byteorder and self.dtype.bits >= 8 and self.size > 0
         if in_place and self.extent is not None and not is_url(self.extent.file):
@@ -269,6 +271,9 @@ class Tensor:
 def _unpacked(packed: np.ndarray[Any, Any], bits: int, count: int) -> np.ndarray[Any, Any]:
     """Return one byte for each element, of elements packed from the low bits up."""
     import numpy as np
+
+    # Bits in little order are one stream in which each element has ``bits`` of them, across bytes if ``bits``
+    # doesn't divide 8. Packing the rows again pads each element to a byte with zeros.
 
     columns = np.unpackbits(packed, bitorder="little")[: count * bits].reshape(count, bits)
     return np.packbits(columns, axis=1, bitorder="little").reshape(count)

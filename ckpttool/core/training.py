@@ -314,13 +314,14 @@ def _lightning_scores(
     epoch: float | None,
     step: int | None,
 ) -> Iterator[tuple[str, object]]:
-    """Yield the monitored metrics that callbacks have for this very checkpoint.
-
-    A ``ModelCheckpoint`` remembers the score of each file that it keeps, and that of the last one. In files
-    of another callback, and in ``last.ckpt``, the latter may be that of another file.
+    """Yield the monitored metrics that callbacks recorded for this very checkpoint.
 
     Source: lightning ``pytorch/callbacks/model_checkpoint.py`` (``_update_best_and_save``, ``state_dict``).
     """
+    # A ``ModelCheckpoint`` records the score of each file that it keeps (``best_k_models``), and the last
+    # score (``current_score``). A file is found by its name, else by epoch and step in it. The last score is
+    # only used if nothing contradicts it: in files of another callback, and in ``last.ckpt``, it may be the
+    # score of another file.
     for key, state in states.items():
         monitor = state.get("monitor")
         if not isinstance(monitor, str):

@@ -73,10 +73,9 @@ _QUERY = re.compile(r"(?<=\?)[^\s'\"<>)\]]+=[^\s'\"<>)\]]+")
 
 
 def hidden_texts() -> dict[str, str]:
-    """Return replacements for the secrets of the environment, the longest secret first.
-
-    User and password of a URL, such as a proxy's, are a secret as they are, and in HTTP's encoding.
-    """
+    """Return replacements for the secrets of the environment, the longest secret first."""
+    # Secrets may be echoed by a client's error in three forms: as the value of a variable, as
+    # ``user:password@`` in a URL such as a proxy's, and as Base64 in an HTTP header (basic authentication).
     environment = dict(os.environ)  # once: each look into os.environ encodes and decodes, and errors are many
     values = {part for name in VARIABLES for part in environment.get(name, "").split()}
     urls = (value for value in environment.values() if "://" in value)

@@ -290,7 +290,7 @@ class Reordered(NamedTuple):
     part.
 
     Attributes:
-        tensor: As stored.
+        tensor: The stored tensor.
         cuts: For each of its axes, the lengths of its parts.
         start: For each cut axis, the start of the box.
         counts: For each cut axis, the length of the box.
@@ -330,6 +330,9 @@ class Reordered(NamedTuple):
         for axis, at, length in zip(self.order, start, into.shape, strict=True):
             low[axis] += at
             high[axis] += at + length
+        # Three ways, the fastest first: a strided view is gathered directly into the result; other values
+        # fill boxes themselves if they know the tensor's axes; else all stored elements are read in their
+        # order, and each box of them is copied to where it overlaps the wanted one.
         within = into.transpose(np.argsort(self.order))  # a view whose axes are the stored ones
         parts = list(self._boxes_by_gate(within, low, high))
         filler: Any = self._stored()

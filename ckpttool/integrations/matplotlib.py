@@ -205,9 +205,9 @@ class Bars(Drawing):
 
 @dataclass(frozen=True, slots=True)
 class Heat(Drawing):
-    """A field for each row and column, with its value if there is room; None stays empty.
+    """Heat map: a field for each row and column, with its value if it fits; None is left empty.
 
-    If it is logarithmic, and the values span more than a power of ten, each has as much room.
+    With a logarithmic scale, each power of ten has the same range of colours.
 
     Attributes:
         first_column: The position of the first column on the axis, which lines below may share.
@@ -225,7 +225,7 @@ class Heat(Drawing):
         return _height_of_rows(len(self.rows))
 
     def draw(self, axes: Axes) -> None:
-        """Draw the fields, and the scale of their colours beside them."""
+        """Draw the fields, and the scale of their colours."""
         from matplotlib.colors import LogNorm
         from matplotlib.ticker import FuncFormatter, NullFormatter
 
@@ -280,7 +280,7 @@ class Lines(Drawing):
         return _LINES_HEIGHT
 
     def draw(self, axes: Axes) -> None:
-        """Draw a line for each series, and their names if there are several."""
+        """Draw a line for each series, with a legend for several."""
         for name, values in self.series.items():
             axes.plot(range(len(values)), [_gap(value) for value in values], marker=".", label=label(name))
         axes.set_xlim(-0.5, max(len(self.points), 1) - 0.5)

@@ -303,6 +303,8 @@ def _artifact_file(entry: memoryview, path: str, reason: str) -> TrackedModel:
 
 def _records(file: BinaryIO, path: str, warnings: list[str]) -> Iterator[tuple[int, memoryview]]:
     """Yield records: the field of ``Record``, and its content. An end within a record is a warning."""
+    # A record is one piece (full), or a first, middle ones and a last, as pieces don't cross blocks. A run
+    # that is still going on may end in the middle of one.
     magic = file.read(len(_MAGIC))
     if magic != _MAGIC and _MAGIC.startswith(magic):  # a run has just begun
         warnings.append(f"{path}: {_END}")
@@ -328,6 +330,8 @@ def _records(file: BinaryIO, path: str, warnings: list[str]) -> Iterator[tuple[i
 
 
 def _pieces(file: BinaryIO, path: str, warnings: list[str]) -> Iterator[tuple[int, bytes, int]]:
+    # Blocks are counted from the start of the file, magic number included. If a header doesn't fit into the
+    # rest of a block, the rest is padding. The checksum covers the kind and the data.
     offset = len(_MAGIC)
     while True:
         left = _BLOCK - offset % _BLOCK

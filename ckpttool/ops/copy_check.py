@@ -148,6 +148,9 @@ def compare_files(
         advance: Called with the bytes read.
         reads_objects: Whether objects in a store may be read if no checksum proves their content.
     """
+    # Proofs in the order of their cost: sizes; checksums known of both sides; reading one side to compute a
+    # checksum of the other; ETags that are digests; reading both. Reads of all pairs are done together, in
+    # threads.
     results = {path: _compare_sizes(path, copy) for path, copy in pairs.items()}
     undecided = {path: copy for path, copy in pairs.items() if results[path] is None}
     both = [*undecided, *undecided.values()]

@@ -204,7 +204,7 @@ def _value_changes(
 
     differing, reported = compare_metadata(a, b)
     if a.format == b.format:
-        # Tensors that lie under other keys, though their names read alike: 0 is not "0".
+        # Different keys may have the same dotted name: the integer 0 and the text "0".
         for pair in pairing.pairs:
             one, other = pair.a.sources[0], pair.b.sources[0]
             if one.name == other.name and one.path != other.path:

@@ -234,6 +234,8 @@ def sums_of_file(
         check: Called for each chunk; raises if the result isn't needed any more.
         advance: Called with the bytes read.
     """
+    # A chunk is read once, and each algorithm takes it from the processor's cache. CRCs begin again at each
+    # block, as stores keep them of the parts of an upload; digests run through the file.
     with fs.open_source(path) as source:
         digests = {name: _new_digest(name, source.size) for name in algorithms if name not in CRCS}
         functions = {name: function for name, function in crc_functions().items() if name in algorithms}

@@ -70,6 +70,8 @@ def copy_file(
     Raises:
         CheckpointError: The file can't be read, has changed since ``seen``, or the copy can't be written.
     """
+    # The open file must be the verified one, and its status is compared again after the last block: nothing
+    # that was written in between can be in the copy.
     with fs.open_source(path) as source:
         if source.identity != (seen.st_dev, seen.st_ino):
             raise _changed(path)

@@ -163,7 +163,7 @@ def salvageable(source: str, *, jobs: int | None = None, advance: Advance = no_a
         with open_path(source, allows_losses=True) as checkpoint:
             good, lost, _, _ = _assess(checkpoint, jobs, advance)
             return _survival([one.role for one in good], lost, names_all=checkpoint.names_all)
-    except CheckpointError:  # the verdict has told why it can't be read
+    except CheckpointError:  # the verdict has the reason already
         return None
 
 
@@ -194,7 +194,7 @@ def _assess(
         Loss(one.name, why, one.nbytes, one.role) for one in checkpoint.tensors if (why := reasons[one.name])
     ]
     unread = [(name, why) for name, why in missing.items() if name not in reasons]
-    # Of tensors by their names alone, those around them tell what they served.
+    # The role of a tensor of which only the name is known is guessed: by its name, else the most common one.
     common = Counter(one.role for one in checkpoint.tensors).most_common(1)[0][0]
     lost += [Loss(name, why, None, role_below((name,)) or common) for name, why in unread]
     sound = tuple(one.span for one in scanned if not _is_damaged(one))
@@ -242,6 +242,8 @@ class _Cover:
         Raises:
             DamagedCheckpoint: A damaged range belongs to no tensor: it may be the list of tensors.
         """
+        # A damaged range that has no tensor's bytes is a header or an index: names, shapes or offsets in it
+        # may be wrong, so that no tensor can be trusted, whatever its own checksum is.
         self._ranges: dict[str, list[Scanned]] = defaultdict(list)
         for one in scanned:
             self._ranges[one.span.extent.file].append(one)

@@ -182,7 +182,7 @@ def _nbytes_of(directory: str, names: Iterable[str]) -> int:
 
 
 def _require_sums(copied: Sequence[Span], rest: Checkpoint, jobs: int, advance: Advance) -> None:
-    """Raise DamagedCheckpoint if copied data can't be read back, or doesn't have its recorded checksums."""
+    """Raise NotSlim if copied data can't be read back, or the rest doesn't have its recorded checksums."""
     for one in scan(copied, jobs=jobs, values=False, advance=advance):
         if one.failure is not None or not one.matches:
             raise NotSlim(f"what was written to {one.span.where} is read back as something else")
@@ -211,6 +211,9 @@ def require_slim_directory(path: str, without: Sequence[str]) -> None:
 
 
 def _require_same(whole: Checkpoint, rest: Checkpoint) -> None:
+    # A directory without some of its files is simulated in a stage with hard links to the others, and opened
+    # like any checkpoint. It must be the same to all commands: format, completeness, tensors, and the
+    # training facts that order a series, which may be recorded in the training state alone.
     if (whole.format, whole.variant) != (rest.format, rest.variant):
         raise NotSlim(f"without its training state it would be {rest.format}, not {whole.format}")
     faults = [one.message for one in rest.findings if one.severity is Severity.ERROR]

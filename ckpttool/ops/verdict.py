@@ -168,6 +168,9 @@ class Verification(Result):
         """Return ``valid`` or ``invalid``."""
         return "valid" if self.is_valid else "invalid"
 
+    # Validity and safety are two verdicts: an intact checkpoint may run code when loaded. ``is_fine`` is the
+    # exit status (valid, not known to be unsafe), ``ok`` the stricter truth value of the library (known
+    # safe).
     @property
     def is_valid(self) -> bool:
         """Return whether all requested checks were done and passed; safety has a verdict of its own."""

@@ -134,6 +134,9 @@ def verify_tasks(
 
 def _settle(task: VerifyTask, result: TaskResult, run: Callable[[VerifyTask], TaskResult]) -> TaskResult:
     """Return the result of a task, which is run again until its checkpoint stops changing or vanishes."""
+    # A training may rename, extend or remove a checkpoint while it is verified, which looks like damage. So a
+    # bad verdict on a checkpoint that was found in a directory counts only if the checkpoint still has the
+    # same members; one that the user named is reported as it is.
     for _ in range(_TRIES - 1):
         verdict = result.verification
         if task.is_named or task.seal or verdict is None or verdict.is_fine:

@@ -102,7 +102,7 @@ class FormatContract:
 
     @staticmethod
     def covered(checkpoint: Checkpoint) -> Iterable[Extent]:
-        """Yield the byte ranges with a checksum, of which no byte may change unnoticed."""
+        """Yield the byte ranges with a checksum, in which every change of a byte must be found."""
         return (span.extent for span in checkpoint.spans() if span.crc32 is not None)
 
     @staticmethod
@@ -308,6 +308,9 @@ class FormatContract:
                     copy, file, offsets, [extent for extent in covered if is_same(extent.file, file)]
                 )
 
+    # Damage is made in place and restored, instead of copying a fixture for each of hundreds of places.
+    # Without a checksum, a flipped bit in values is another valid checkpoint: the reader only has to survive
+    # it.
     def _check_nans(self, copy: Path, tensors: Sequence[tuple[Tensor, Extent]]) -> None:
         """Check that a NaN in the last element of a contiguous tensor is found, one tensor at a time."""
         for tensor, extent in tensors[:: max(1, len(tensors) // min(NAN_SAMPLES, self.damages))]:

@@ -43,7 +43,7 @@ def shorten(name: str, room: int, start: int | None = None) -> str:
 
 
 def display_width(text: str) -> int:
-    """Return how many columns of a terminal a text takes: a Chinese character takes two."""
+    """Return the columns of a text on a terminal: a Chinese character has two."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -155,7 +155,7 @@ def aligned_numbers(cells: Sequence[str]) -> list[str]:
 
 
 def _decimal_point(cell: str) -> int:
-    """Return where a number's decimal point is, or would be."""
+    """Return the position of a number's decimal point, or its length without one."""
     if not is_number(cell):
         return len(cell)
     ends = [at for mark in ".e" if (at := cell.find(mark)) >= 0]
@@ -211,7 +211,9 @@ def _with_decimals(values: Sequence[float | None]) -> list[str]:
 
 
 def _decimals(known: Sequence[float]) -> int | None:
-    """Return how many decimals numbers need; None where some of them would be long."""
+    """Return the number of decimals that numbers need; None if some of them would be long."""
+    # Enough for four digits of the largest number and two of the smallest one, and then more until different
+    # numbers look different; but no number gets more than eight digits.
     sizes = [abs(value) for value in known if value]
     if not sizes:
         return 0
@@ -228,11 +230,10 @@ def _decimals(known: Sequence[float]) -> int | None:
 
 
 def shorten_names(names: Sequence[str], room: int) -> list[str]:
-    """Return names shortened to a number of columns; kept distinct if possible.
-
-    First the directories that all paths share are dropped, then of each name a part without which it still
-    differs from the others; if there is none, the parts that are shared at both ends.
-    """
+    """Return names shortened to a number of columns; kept distinct if possible."""
+    # Shared directories become an ellipsis first. Names that are still too long lose their middle; of all
+    # positions of the cut, the one closest to a third that keeps the names distinct is used. Names that no
+    # cut distinguishes lose their shared beginning.
     short = {name: name for name in names if display_width(name) <= room}
     if len(short) == len(set(names)):
         return [*names]
@@ -277,7 +278,7 @@ def _brief_paths(names: Iterable[str]) -> dict[str, str]:
 
 
 def _cut_positions(names: Sequence[str], room: int) -> Iterator[int]:
-    """Yield how many columns of their beginning names may keep, the best first."""
+    """Yield the numbers of columns to keep of the beginning of names, the best first."""
     if max(map(display_width, names), default=0) - room < display_width(_shared_beginning(names)):
         yield 0
     usual = (room - 1) // 3
