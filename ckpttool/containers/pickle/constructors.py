@@ -1,9 +1,13 @@
 """Evaluates the calls of a pickle in a closed type system: which of them make plain data.
 
 Each constructor that a safe pickle may call is a row of ``lists/constructors.txt``, with the kinds of its
-arguments and the kind of its result. There is no kind for a function, a class instance or a stored name, so
-that no row can be made to call anything. A pickle that makes one of these is not safe, whatever it does with
-it; hence a row looks at its own arguments alone, and never into what they hold.
+arguments and the kind of its result. No kind exists for a function, a class instance or a stored name, so no
+row can be made to call anything. A pickle that makes one of these isn't safe, whatever it does with it; hence
+a row checks its own arguments only, and not the nodes inside them.
+
+Lists of trusted names aren't enough: an object can call a function that is only stored in it, and an
+attribute that BUILD sets can replace a method that a trusted constructor calls, such as ``keys`` for
+``dict(x)``.
 
 Source: CPython ``Lib/pickle.py``, ``Lib/copyreg.py``; NumPy ``numpy/_core/_internal.py``; PyTorch
 ``torch/_utils.py``, ``torch/_tensor.py``, ``torch/_weights_only_unpickler.py``; Paddle
@@ -37,11 +41,11 @@ from ckpttool.core.name_lists import lines_of
 from ckpttool.core.tensor import Tensor
 
 OPAQUE = "opaque"
-"""The kind of everything that is not plain data: instances of classes, functions, stored names."""
+"""Kind of all nodes that aren't plain data: instances of classes, functions, stored names."""
 
 NDARRAY_CLASS = Global("numpy", "ndarray")
 JOBLIB_ARRAY = "joblib-array"
-"""The kind of what represents an array in joblib's pickles, which follows it in the file."""
+"""Kind of joblib's wrapper of an array; the array follows the wrapper in the file."""
 
 _KIND_OF_TYPE: dict[type, str] = {
     type(None): "none",
@@ -74,9 +78,9 @@ _DECIMAL = re.compile(
 )
 _FRACTION = re.compile(r"[+-]?\d{1,4000}(/\d{1,4000})?")
 _ATTRIBUTES = frozenset({"__doc__", "__module__", "__name__", "__orig_class__", "__qualname__"})
-"""Attributes with two underscores on each side that honest objects have, and that steer nothing."""
+"""Dunder attributes that honest objects have, and that don't change what Python does with an object."""
 _OF_OBJECTS = _ATTRIBUTES | {"__overloads__"}
-"""Those of objects of classes nobody knows: `torch.jit.script` notes names in modules, and alone reads them.
+"""The same for objects of unknown classes: `torch.jit.script` adds names to modules, and alone reads them.
 
 Source: PyTorch ``torch/jit/_recursive.py``.
 """
@@ -85,7 +89,7 @@ _FILLERS = frozenset({"append", "extend", "add"})
 
 
 def kind_of(node: object) -> str:
-    """Return the kind of a node, ``OPAQUE`` if it is no plain data."""
+    """Return the kind of a node; ``OPAQUE`` if it isn't plain data."""
     kind = _KIND_OF_TYPE.get(type(node))
     if kind is not None:
         return kind
@@ -125,7 +129,7 @@ def _is_pairs(node: object) -> bool:
 
 
 def is_shape(node: object) -> bool:
-    """Return whether a node is a shape that NumPy and PyTorch take."""
+    """Return whether a node is a shape that NumPy and PyTorch accept; lengths may be negative."""
     if type(node) is not tuple:
         node = node.args[0] if isinstance(node, Call) and node.kind == "size" and node.args else node
         if not isinstance(node, tuple | list):
@@ -157,7 +161,7 @@ def _is_quantizer(node: object) -> bool:
 
 
 def _is_sparse(node: object) -> bool:
-    """Return whether a node is tensors, a shape, and whether it is coalesced, which old versions omit."""
+    """Return whether a node is ``(*tensors, shape[, is_coalesced])``; old versions omit the last."""
     if not isinstance(node, tuple) or not 3 <= len(node) <= 5:
         return False
     is_long = node[-1] is None or type(node[-1]) is bool
@@ -166,26 +170,27 @@ def _is_sparse(node: object) -> bool:
 
 
 def _attributes(state: object) -> list[Any] | None:
-    """Return the names in a state of attributes, which may be a dictionary and a second one of slots."""
+    """Return the names in a state of attributes: one dictionary, or one with a second for slots."""
     parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
     are_dicts = all(part is None or isinstance(part, dict) for part in parts)
     return [name for part in parts if isinstance(part, dict) for name in part] if are_dicts else None
 
 
 def has_plain_attributes(state: object) -> bool:
-    """Return whether a state is attributes of which none steers what Python does with an object."""
+    """Return whether a state consists of plain attributes, without dunder names that steer Python."""
     names = _attributes(state)
     return names is not None and all(map(is_attribute, names))
 
 
 def _are_tensor_attributes(state: object) -> bool:
-    """Return whether none is a property: code runs when one is set, and it may change the values."""
+    """Return whether a state consists of plain attributes of a tensor, without properties."""
+    # Setting a property runs code, which may change the values: ``data``, for one.
     properties = words_in("tensor_properties.txt")
     return has_plain_attributes(state) and properties.isdisjoint(_attributes(state) or ())
 
 
 def is_attribute(name: object) -> bool:
-    """Return whether a name is that of a plain attribute."""
+    """Return whether a name is a plain attribute."""
     return type(name) is str and name not in _FILLERS and (not is_dunder(name) or name in _ATTRIBUTES)
 
 
@@ -220,14 +225,20 @@ _CONDITIONS: dict[str, Callable[[Any], bool]] = {
 
 
 class Parameter(NamedTuple):
-    """What an argument may be: of some types, or what meets a condition; most arguments have such a type."""
+    """Condition on an argument: its type is in ``types``, which is checked first, or ``meets`` holds."""
 
     types: frozenset[type]
     meets: Callable[[Any], bool]
 
 
 class Row(NamedTuple):
-    """One way to call a constructor; ``most`` exceeds the number of parameters if the last repeats."""
+    """Signature of a constructor.
+
+    Attributes:
+        result: Kind of the result.
+        least: Number of required arguments.
+        most: Limit on arguments; above ``len(parameters)`` if the last one repeats.
+    """
 
     result: str
     parameters: tuple[Parameter, ...]
@@ -235,7 +246,7 @@ class Row(NamedTuple):
     most: int
 
     def accepts(self, arguments: Sequence[object]) -> bool:
-        """Return whether the constructor may be called with these."""
+        """Return whether the constructor may be called with these arguments."""
         count = len(arguments)
         if not self.least <= count <= self.most:
             return False
@@ -286,13 +297,13 @@ EXACT_ONLY = frozenset(
     {_GETATTR, Global("builtins", "eval"), Global("builtins", "type"), Global("_codecs", "encode")}
     | {Global("copyreg", "_reconstructor"), Global("torch.storage", "_load_from_bytes")}
 )
-"""Functions that would do anything: honest pickles call them as their rows say, and never store them."""
+"""Functions that can run anything: honest pickles call them as their rows allow, and never store them."""
 _BUILT_IN = frozenset({"builtins", "collections", "array", "_io", "io"})
 _NEVER_HANDED = frozenset({OPAQUE, "namespace", "attribute-dict", "record", "int", "range"})
 
 
 def is_constructor(name: Global) -> bool:
-    """Return whether a name is one that a safe pickle may call."""
+    """Return whether a safe pickle may call a name."""
     return (name.module, name.name) in constructors()
 
 
@@ -300,9 +311,9 @@ def is_constructor(name: Global) -> bool:
 
 
 def evaluate(call: Call, charge: Callable[[int], None] | None = None) -> Trust:
-    """Return what it means to make a call, and note the kind of its result in it.
+    """Judge a call, and set its ``kind`` to the kind of its result.
 
-    ``charge`` is told the bytes of memory that the result may take besides the call itself.
+    ``charge`` is called with the bytes of memory that the result may take besides the node of the call.
     """
     function = call.function
     call.kind = OPAQUE
@@ -319,13 +330,13 @@ def evaluate(call: Call, charge: Callable[[int], None] | None = None) -> Trust:
 
 
 _OF_ONE_SIZE = frozenset({"view", "parameter"})
-"""The results of constructors that go through none of their arguments: most calls are of these."""
+"""Results of constructors that copy no argument, and aren't charged for any; most calls are of these."""
 _COST_OF_ITEM = 64
 _SIZED = (list, tuple, dict, set, frozenset)
 
 
 def size_of(node: object) -> int:
-    """Return about how many bytes of memory a copy of a node takes: of its text, or of its entries."""
+    """Return the estimated bytes of memory that a copy of a node takes: of its text, or of its entries."""
     if isinstance(node, _SIZED):
         return _COST_OF_ITEM * len(node)
     if isinstance(node, str | bytes):
@@ -338,7 +349,10 @@ def size_of(node: object) -> int:
 
 
 def _judge_result(call: Call, result: str) -> Trust:
-    """Note the kind that a call's result has, which may depend on its arguments."""
+    """Set the kind of a call's result, which may depend on the arguments."""
+    # A ``tensor`` has no more elements than its storage. Strides of 0 make a ``view`` of 2^40 elements of one,
+    # and rows that take memory for each element don't accept it; a quantized tensor has memory of its own at
+    # once. ``_rebuild_from_type_v2`` calls its first argument, so that this inner call is judged in turn.
     args = call.args
     if (call.is_new and args and result in _MADE_BY_INIT) or (result == "record" and not call.is_new):
         return Trust.UNKNOWN
@@ -355,7 +369,7 @@ def _judge_result(call: Call, result: str) -> Trust:
         if (meaning := evaluate(inner)) is not Trust.PLAIN:
             return meaning
         if inner.kind == "attributed":
-            return Trust.UNKNOWN  # its attributes would be taken for methods
+            return Trust.UNKNOWN  # attributes of the inner tensor could replace its methods
         is_bare = call.is_of("torch._tensor", "_rebuild_from_type_v2") and not any(args[3:])
         result = inner.kind if is_bare else "attributed"
     elif result == "dtype":
@@ -365,7 +379,7 @@ def _judge_result(call: Call, result: str) -> Trust:
 
 
 def _is_paid(storage: object, shape: Any) -> bool:
-    """Return whether a tensor has no more elements than the storage that it is a view of."""
+    """Return whether a tensor has no more elements than its storage."""
     if isinstance(storage, Persistent) and type(storage.id[4]) is int:
         lengths = shape.args[0] if isinstance(shape, Call) else shape
         return bool(math.prod(lengths) <= _MOST_PACKED * storage.id[4])
@@ -373,21 +387,19 @@ def _is_paid(storage: object, shape: Any) -> bool:
 
 
 def _judge_misfit(call: Call, function: Global, rows: Sequence[Row]) -> Trust:
-    """Judge a call that no row allows: some are no accident.
-
-    Python's own pickler hands its built-in containers neither objects nor numbers, and to nothing the
-    functions that would do anything.
-    """
+    """Judge a call that no row allows: dangerous if no honest pickle has it, else unknown."""
+    # Python's pickler passes neither objects nor numbers to built-in containers (``bytearray(10**10)`` takes
+    # ten gigabytes), and functions that can run anything to no function at all.
     is_odd = rows and (call.kwargs or function in EXACT_ONLY)
     if is_odd or any(map(_holds_function, call.args)) or _rebuilds_otherwise(call, rows):
         return Trust.DANGEROUS
-    if function == _GETATTR:  # what it finds is judged by its name
+    if function == _GETATTR:  # the result is judged by its own name
         return Trust.DANGEROUS if attribute_name(call) is None else Trust.KNOWN
     if is_object(function.module, function.name):
         return Trust.UNKNOWN
     if not rows:
         meaning = stranger(function.module, function.name)
-        # `__new__` alone makes an empty object: code of the class runs, but not what the pickle chooses.
+        # `__new__` without arguments makes an empty object: code of the class runs, on no data of the pickle.
         is_empty = call.is_new and not call.args and not call.kwargs
         return meaning if meaning is not Trust.KNOWN else Trust.UNKNOWN if is_empty else Trust.DANGEROUS
     is_built_in = function.module in _BUILT_IN and function.name != "defaultdict"
@@ -396,13 +408,13 @@ def _judge_misfit(call: Call, function: Global, rows: Sequence[Row]) -> Trust:
 
 
 def _holds_function(argument: object) -> bool:
-    """Return whether an argument is a function that is never stored, or a short row of such."""
+    """Return whether an argument is, or directly contains, a function that can run anything."""
     parts = argument[: numpy_types.MAX_AXES] if isinstance(argument, list | tuple) else (argument,)
     return any(isinstance(part, Global) and part in EXACT_ONLY for part in parts)
 
 
 def _rebuilds_otherwise(call: Call, rows: Sequence[Row]) -> bool:
-    """Return whether a constructor that calls what it is given is given no function for tensors."""
+    """Return whether a constructor that calls its first argument gets one that rebuilds no tensor."""
     if not rows or rows[0].result != "retyped" or not call.args:
         return False
     function = call.args[0]
@@ -414,7 +426,7 @@ def _rebuilds_otherwise(call: Call, rows: Sequence[Row]) -> bool:
 
 
 def attribute_name(call: Call) -> Global | None:
-    """Return the name of what ``getattr`` finds on a class or on an object of it, if both are plain."""
+    """Return the qualified name that ``getattr`` finds on a class or its object; None if not plain."""
     target, name = call.args if call.function == _GETATTR and len(call.args) == 2 else (None, None)
     owner = target.function if isinstance(target, Call) else target
     if not isinstance(owner, Global) or not isinstance(name, str) or not name.isidentifier():
@@ -423,7 +435,7 @@ def attribute_name(call: Call) -> Global | None:
 
 
 def class_to_create(call: Call) -> Global | None:
-    """Return the class of which a call makes an object, if that is known."""
+    """Return the class of the object that a call makes, if it is known."""
     function = call.function
     if not isinstance(function, Global) or call.is_new:
         return function if isinstance(function, Global) else None
@@ -433,19 +445,17 @@ def class_to_create(call: Call) -> Global | None:
     return next((name for name in names if name.name.rpartition(".")[2].lstrip("_")[:1].isupper()), None)
 
 
-# What a result is filled with -------------------------------------------------------------------------
+# Items, pairs and states of results -------------------------------------------------------------------
 
 
 def takes_items(call: Call) -> bool:
-    """Return whether APPENDS may fill what a call makes; of an object of a class nobody knows."""
+    """Return whether APPENDS may fill the result of a call; it may for objects of unknown classes."""
     return call.kind in ("deque", OPAQUE)
 
 
 def takes_pairs(call: Call, pairs: Iterable[tuple[Any, Any]]) -> bool:
-    """Return whether SETITEMS may fill what a call makes.
-
-    A dictionary that gives its values for attributes must hide no method that the unpickler looks up.
-    """
+    """Return whether SETITEMS may fill the result of a call."""
+    # An attribute dictionary has its keys as attributes: none may hide a method that the unpickler calls.
     if call.kind == "attribute-dict":
         return all(is_attribute(key) for key, _ in pairs)
     return call.kind == OPAQUE and all(_is_plain_key(key) for key, _ in pairs)
@@ -456,10 +466,9 @@ def _is_plain_key(key: object) -> bool:
 
 
 def judge_state(call: Call | Mapped, state: object) -> Trust:
-    """Return what it means that BUILD sets a state on what a call makes, and note the kind that it then has.
+    """Judge the state that BUILD sets on the result of a call, and set the kind that it has afterwards.
 
-    Attributes of an object of a class nobody knows are as unknown as the object, but for those that steer
-    Python itself.
+    An object of an unknown class remains unknown; dangerous are attributes such as ``__class__``.
     """
     if isinstance(call, Mapped):
         return Trust.PLAIN if has_plain_attributes(state) else Trust.DANGEROUS
@@ -467,7 +476,7 @@ def judge_state(call: Call | Mapped, state: object) -> Trust:
     if kind == OPAQUE:
         names = (name for name in _attributes(state) or () if isinstance(name, str))
         steers = any(is_dunder(name) and name not in _OF_OBJECTS for name in names)
-        is_shared = call.is_of("numpy", "dtype")  # such as NumPy's own type, in place of a copy
+        is_shared = call.is_of("numpy", "dtype")  # it could be NumPy's own type, instead of a copy
         return Trust.DANGEROUS if steers or is_shared else Trust.UNKNOWN
     if kind in numpy_types.KINDS:
         call.kind = numpy_types.kind_with_state(call, state) or OPAQUE
@@ -478,14 +487,14 @@ def judge_state(call: Call | Mapped, state: object) -> Trust:
     if kind == JOBLIB_ARRAY:
         return Trust.PLAIN if _is_joblib_array(state) else Trust.UNKNOWN
     if kind == "record" and isinstance(call.function, Global) and call.function.name == "TensorProperties":
-        kind = "properties"  # values in their order instead of attributes
+        kind = "properties"  # its state is a tuple of values, not attributes
     if kind in ("namespace", "record"):
         return Trust.PLAIN if has_plain_attributes(state) else Trust.DANGEROUS
     return Trust.PLAIN if kind in _STATES and _STATES[kind](state) else Trust.DANGEROUS
 
 
 def _is_joblib_array(state: object) -> bool:
-    """Return whether a state describes an array that follows; one of a subclass is made by the subclass."""
+    """Return whether a state describes an array of NumPy's own classes; a subclass would run its code."""
     return (
         type(state) is dict
         and state.keys() <= _JOBLIB_ATTRIBUTES
@@ -502,10 +511,9 @@ _TEXT_ELEMENTS = frozenset({str, type(None)})
 
 
 def _is_array_state(state: object) -> bool:
-    """Return whether a state is ``(version, shape, dtype, is_fortran, elements)`` with objects that fit.
-
-    Those of a string type are texts; elements of other types are converted, whatever that takes.
-    """
+    """Return whether a state is ``(version, shape, dtype, is_fortran, elements)`` that fit each other."""
+    # Elements are bytes, or a list for types with pointers: of any objects for type O, of texts for a string
+    # type. For other types NumPy would convert each object of the list, which may run code.
     if not isinstance(state, tuple) or len(state) != 5 or not is_shape(state[1]):
         return False
     _, shape, dtype, _, elements = state
@@ -518,7 +526,7 @@ def _is_array_state(state: object) -> bool:
 
 
 def _is_filled(state: object, kinds: tuple[str, ...], names: Callable[[object], bool] = is_attribute) -> bool:
-    """Return whether a state is attributes whose values are of some kinds."""
+    """Return whether a state is a dictionary of attributes whose values have these kinds."""
     return type(state) is dict and all(
         names(name) and kind_of(value) in kinds for name, value in state.items()
     )
@@ -534,7 +542,7 @@ _STATES: dict[str, Callable[[object], bool]] = {
 
 
 def is_plain(call: Call) -> bool:
-    """Return whether what a call makes, and is filled with, is data that may be carried elsewhere."""
+    """Return whether a call with its items and state makes plain data, which may be written to a pickle."""
     if evaluate(call) is not Trust.PLAIN:
         return False
     if (call.items and not takes_items(call)) or (call.pairs and not takes_pairs(call, call.pairs)):

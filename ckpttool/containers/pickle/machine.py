@@ -1,8 +1,8 @@
 """The pickle machine: the stream, stack, memo and budgets that opcodes work on.
 
-What a real unpickler would import, call or set becomes a node (``Global``, ``Call``, ``Persistent``); what
-constructors of containers make becomes the data itself. Work and memory are bounded by budgets, and nothing
-here recurses.
+An import, a call or a persistent id becomes a node (``Global``, ``Call``, ``Persistent``); the calls of
+constructors of containers become the containers themselves. Work and memory are bounded by budgets, and
+nothing here recurses.
 
 Source: CPython ``Lib/pickle.py``.
 """
@@ -45,28 +45,31 @@ from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated
 from ckpttool.core.readable import Readable
 
 MAX_STREAM = 1 << 28
-"""The most bytes of one pickle that are interpreted; large payloads, which are skipped, don't count."""
+"""Limit in bytes on one pickle; large payloads, which are skipped, don't count."""
 
 MAX_LINE = 1 << 26
-"""The most bytes of a text that a line spells, as protocol 0 does; in bytes."""
+"""Limit in bytes on a text that is a line, as in protocol 0."""
 
 MAX_OPCODES = 10_000_000
 MAX_MADE = 1 << 29
-"""The most opcodes of a pickle, and the most bytes of memory that what it makes may take."""
+"""Limits on the opcodes of a pickle, and on the bytes of memory of the objects that it makes."""
 
+# Two bytes of a pickle can make an object of 3.7 kB, and deflate makes a thousand bytes of one: 3 kB of a zip
+# inflate to 2.9 million objects. So each pickle has a budget in proportion to the bytes that the file really
+# stores for it, next to a floor that is enough for any small pickle.
 _FLOOR, _FOR_A_BYTE = (1_000_000, 32 << 20), (4, 64)
-"""How many opcodes and bytes any pickle may take, and how many more for each byte that is stored of it."""
+"""Opcodes, and bytes of memory, that any pickle may take; and the addition for each of its stored bytes."""
 
 _FIRST_WINDOW = 1 << 10
 _WINDOW, _LINE = 1 << 20, 1 << 14
-"""How much is read at once; of a line less, as a file in a store that isn't a pickle may begin like one."""
+"""Bytes read at once; fewer for a line, as a file in a store that isn't a pickle may begin like one."""
 _LONGEST_FIXED = 16  # no opcode has more bytes of fixed-size arguments
 _COSTS: dict[type, int] = {set: 4 * ENTRY, Call: 4 * ENTRY, Mapped: 2 * ENTRY}
 _MOST_MISUSE = 100
 _MAX_COLLISIONS = 1000
 _MAX_KEY_PARTS = 1000
 _SLOW_KEYS = frozenset({"decimal", "fraction", "version"})
-"""Kinds of objects that are compared with numbers, or texts, however long these are."""
+"""Kinds of objects whose comparison takes time in proportion to the number or text in them."""
 _COST_OF_STATE, _COST_OF_LOADING = 80, 1 << 14
 _MAX_CONTAINERS = 20_000
 _HASH_MODULUS = (1 << 61) - 1
@@ -83,22 +86,27 @@ _PLAIN_KINDS = _COLLECTIONS.keys() | {
     "counter",
     "ndarray",
 }
-"""The kinds of calls that the machine makes data of, or a name."""
+"""Kinds of calls that the machine replaces by their result: data, or a name for ``getattr``."""
 _OBJECT = Global("builtins", "object")
 _BASES = {"AttributeDict": Global("builtins", "dict"), "TorchVersion": Global("builtins", "str")}
-"""What those constructors are made from in protocols below 2 that are not made from `object`."""
+"""Base class in ``copyreg._reconstructor(class, base, state)`` of constructors with one beside ``object``."""
 
 
 class PickleStream:
-    """Reads on in a pickle, byte by byte or in pieces.
+    """Sequential reader of a pickle, with a window of its bytes in memory.
 
     Attributes:
-        data: The bytes that are held in memory.
-        at: The place of the next byte in them.
+        data: The window.
+        at: Index of the next byte in the window.
     """
 
+    # The interpreter makes one comparison before each opcode, of ``at`` with ``_stop_at``: beyond it, a frame
+    # has ended, or fewer than ``_LONGEST_FIXED`` bytes are left in the window. So opcodes may read their
+    # fixed-size arguments from ``data`` without a check, unless the pickle ends there: then an IndexError or
+    # a struct.error means that it is truncated.
+
     def __init__(self, source: Readable, offset: int, end: int, where: str | None = None) -> None:
-        """Begin at ``offset``, and never read beyond ``end``, in bytes."""
+        """Begin at ``offset``; nothing from ``end`` on is read."""
         self.source = source
         self.where = where
         self._start = self._base = offset
@@ -111,7 +119,8 @@ class PickleStream:
         self._streamed = 0
 
     def _refill(self, needed: int = _LONGEST_FIXED) -> None:
-        """Bring at least ``needed`` bytes from the position on into the window, where there are so many."""
+        """Move the window to the position, with at least ``needed`` bytes unless the pickle ends before."""
+        # The window grows from 4 KiB to 1 MiB, so that short pickles take short reads.
         self._base = self.position
         self.at = 0
         self._window = min(4 * self._window, _WINDOW)
@@ -126,14 +135,14 @@ class PickleStream:
     # Frames ---------------------------------------------------------------------------------------
 
     def begin_frame(self, nbytes: int) -> bool:
-        """Note that a frame of so many bytes begins here; return whether the last one has ended."""
+        """Begin a frame of ``nbytes`` at the position; return whether the last one has ended."""
         is_next = self.is_between_frames
         self._frame_end = self.position + nbytes
         self._watch()
         return is_next
 
     def leave_frame(self) -> bool:
-        """Return whether the position agrees with the frame: an opcode ends where the frame does."""
+        """Leave the frame if its end is reached; return False if the last opcode ends beyond it."""
         end = self._frame_end
         if end is None or self.position < end:
             return True
@@ -147,12 +156,12 @@ class PickleStream:
         return self._frame_end is None or self._frame_end == self.position
 
     def _watch(self) -> None:
-        """Say behind which opcode to stop: at the frame's end, or where the window is to be filled again."""
+        """Set ``_stop_at`` to the end of the frame, or to where the window has to be refilled."""
         frame_end = self.end if self._frame_end is None else self._frame_end
         self._stop_at = min(self._refill_at, frame_end - self._base - 1)
 
     def take(self, nbytes: int) -> bytes:
-        """Return the next bytes, as they are."""
+        """Return the next bytes."""
         if self.at + nbytes > len(self.data):
             self.require(nbytes)
             self._refill(nbytes)
@@ -161,7 +170,7 @@ class PickleStream:
         return self.data[begin:end]
 
     def line(self) -> bytes:
-        """Return the bytes before the next line feed. At the end CPython takes the last byte for one."""
+        """Return the bytes before the next line feed; CPython drops the last byte if there is none."""
         end, length = self.data.find(b"\n", self.at), _LINE
         while end < 0:
             self._refill(length)
@@ -176,7 +185,7 @@ class PickleStream:
         return line
 
     def skip(self, nbytes: int) -> int:
-        """Pass over a payload and return its offset in the source."""
+        """Skip a payload and return its offset in the source."""
         self.require(nbytes)
         offset = self.position
         self._streamed += nbytes
@@ -202,7 +211,7 @@ class PickleStream:
         return self._base + self.at
 
     def require(self, nbytes: int) -> None:
-        """Require that so many bytes follow."""
+        """Raise ``Truncated`` if fewer than ``nbytes`` follow."""
         if nbytes < 0 or self.position + nbytes > self.end:
             found = f"{nbytes:,} bytes announced at byte {self.position:,}"
             available = f"at most {self.end - self.position:,}"
@@ -227,17 +236,18 @@ class PickleStream:
 
 
 class PickleBudget:
-    """What the pickles of one place may take together: a few bytes that make gigabytes are no checkpoint.
+    """Budget that consecutive pickles share; a few bytes that make gigabytes are no checkpoint.
 
     Attributes:
-        opcodes: How many are left.
-        made: Bytes of memory that what was made takes, about, and the most that it may.
+        opcodes: Number of opcodes left.
+        made: Estimated bytes of memory taken by the objects made so far.
+        most: Limit on ``made``.
     """
 
     __slots__ = ("made", "most", "opcodes")
 
     def __init__(self, source: Readable, nbytes: int) -> None:
-        """Allow what is fit for so many bytes of a source."""
+        """Allow for ``nbytes`` of a source, or for its stored bytes if it is compressed and has fewer."""
         stored = nbytes if source.stored >= source.size else min(nbytes, source.stored)
         opcodes, made = (floor + each * stored for floor, each in zip(_FLOOR, _FOR_A_BYTE, strict=True))
         self.opcodes, self.most = min(opcodes, MAX_OPCODES), min(made, MAX_MADE)
@@ -245,7 +255,7 @@ class PickleBudget:
 
 
 class PickleMachine(PickleStream, ABC):
-    """The state of reading one pickle. ``pickle`` holds what was seen so far, also after an error."""
+    """State of reading one pickle; ``pickle`` has its names and calls so far, also after an error."""
 
     def __init__(
         self,
@@ -257,9 +267,9 @@ class PickleMachine(PickleStream, ABC):
         *,
         has_arrays: bool = False,
     ) -> None:
-        """Prepare to read a pickle that starts at ``offset`` and is before ``end``, in bytes.
+        """Prepare to read a pickle that starts at ``offset`` and ends before ``end``.
 
-        ``has_arrays`` returns whether it is read as joblib does, which writes arrays between the opcodes.
+        ``has_arrays``: whether it is read as joblib does, which writes arrays between the opcodes.
         """
         super().__init__(source, offset, end, where)
         self._has_arrays = has_arrays
@@ -270,13 +280,13 @@ class PickleMachine(PickleStream, ABC):
         self.memo: dict[int, Any] = {}
         self._globals: dict[tuple[str, str], Global] = {}
         self.functions: set[int] = set()
-        """The names, by their addresses, that are no data where they are stored."""
+        """Addresses of names that aren't data if they are stored: functions and unknown classes."""
         self.pushed_functions = 0
-        """How often one of these was pushed, less how often one was called."""
+        """Pushes of such names minus their calls; if it is 0, the object isn't searched for stored ones."""
         self._objects: list[object] = []
-        """What is made by calls of which nobody knows what runs."""
+        """Calls that run unknown code, which could store functions among their arguments."""
         self._dtype_fields: dict[int, object] = {}
-        """Dictionaries by their addresses that a NumPy type has for its own, with what it was judged by."""
+        """Field dictionaries of NumPy types by address: to change one would change a type already judged."""
         self._hashes: dict[int, tuple[object, int]] = {}
         self._odd_keys = self._containers = 0
         self.frame_is_cut = False
@@ -284,42 +294,41 @@ class PickleMachine(PickleStream, ABC):
     # The stack ------------------------------------------------------------------------------------
 
     def push(self, node: object) -> None:
-        """Push something that takes memory of its own."""
+        """Push a node, and charge its memory."""
         budget = self.budget
         budget.made += _COSTS.get(type(node), ENTRY)
         if budget.made > budget.most:
-            self.charge(0)
+            self.charge(0)  # raises
         self.stack.append(node)
 
     def charge(self, nbytes: int) -> None:
-        """Count memory that is taken against the budget."""
+        """Charge bytes of memory to the budget."""
         budget = self.budget
         budget.made += nbytes
         if budget.made > budget.most:
             raise self.excess(f"more than {budget.most:,} bytes of memory for what a pickle makes")
 
     def push_text(self, text: str | bytes) -> None:
-        """Push a string or byte string that is held in memory."""
+        """Push a string or byte string, and charge its memory."""
         self.charge(sys.getsizeof(text))
         self.stack.append(text)
 
     def push_payload(self, nbytes: int, kind: str) -> None:
-        """Push a reference to bytes that stay in the file, and skip them."""
+        """Skip bytes, and push a ``Payload`` that refers to them."""
         offset = self.skip(nbytes)
         self.push(Payload(self.source, offset, nbytes, kind))
 
     def remember(self, index: int) -> None:
-        """Store the top of the stack in the memo.
-
-        Python's own unpickler allocates up to the index, whatever is below.
-        """
+        """Store the top of the stack in the memo."""
+        # CPython's memo in C is an array: LONG_BINPUT with index 0x7fffffff alone makes it allocate 16 GiB.
+        # Here the memo is a dictionary, but a pickle with such an index is refused all the same.
         if index > MAX_OPCODES:
             raise self.excess(f"entry {index:,} of a pickle's memo")
         self.memo[index] = self.stack[-1]
-        self.budget.made += ENTRY  # asked for when something is made, and at the end
+        self.budget.made += ENTRY  # compared with the limit by the next push, or by ``_finish``
 
     def recall(self, index: int) -> None:
-        """Push what the memo holds."""
+        """Push an entry of the memo."""
         try:
             node = self.memo[index]
         except KeyError:
@@ -329,24 +338,23 @@ class PickleMachine(PickleStream, ABC):
         self.stack.append(node)
 
     def pop_to_mark(self) -> list[Any]:
-        """Return what was pushed since the last mark."""
+        """Return the nodes pushed since the last mark, and remove the mark."""
         if not self.marks:
             raise self.damage("an opcode needs a mark, and there is none")
         items, self.stack = self.stack, self.marks.pop()
         return items
 
     def hashable(self, key: object) -> object:
-        """Return a key that can be hashed safely and fast.
-
-        Hashing a tuple walks it, and shared tuples make that walk explode. Numbers can be made to
-        collide in a dictionary at will; a thousand such are no accident.
-        """
+        """Return a dictionary's key once it is known that hashing it is safe and fast."""
+        # Python doesn't cache the hash of a tuple, so nested tuples that share their parts take exponential
+        # time. The hash of an integer is its remainder modulo 2^61 - 1, so that keys which all collide are
+        # easily made, and a dictionary of n of them takes n^2 comparisons; a thousand are no accident.
         kind = type(key)
         if kind is str or kind is bytes or (kind is int and abs(key) < _HASH_MODULUS):  # type: ignore[arg-type]
             return key
         self._check_key_parts(key)
         if key is None or isinstance(key, Call | Global | Persistent | Payload):
-            return key  # nobody here computes its hash
+            return key  # the node is hashed by its address, or by a module and a name
         digest = hash(key)
         first, others = self._hashes.get(digest, (key, 0))
         if key != first:
@@ -357,9 +365,9 @@ class PickleMachine(PickleStream, ABC):
         return key
 
     def _check_key_parts(self, key: object) -> None:
-        """Require that a key has few parts, counted as often as they are hashed, which happens each time."""
+        """Raise if a key has too many parts, counting a shared part each time that it is hashed."""
         pending: list[Iterable[Any]] = [(key,)]
-        count = -1  # the key itself is none of its parts
+        count = -1  # without the key itself
         while pending:
             for part in pending.pop():
                 count += 1
@@ -373,12 +381,12 @@ class PickleMachine(PickleStream, ABC):
                     self.charge(part.bit_length())
                 elif isinstance(part, Call):
                     pending.append(self._hashed_parts(part))
-                elif isinstance(part, Persistent):  # which may give back a part of its id
+                elif isinstance(part, Persistent):  # a loader may return a part of the id
                     pending.append((part.id,))
         self.charge(ENTRY * count)
 
     def _hashed_parts(self, key: Call) -> Iterable[Any]:
-        """Return what the hash of an object goes through; of most kinds, few objects may be keys."""
+        """Return the parts of an object that its hash covers; most kinds may be keys only a few times."""
         if key.kind == "record":
             states = key.state if isinstance(key.state, tuple) else (key.state,)
             return [value for state in states if isinstance(state, dict) for value in state.values()]
@@ -431,7 +439,7 @@ class PickleMachine(PickleStream, ABC):
         self.push(self._name(*modern(module, name)))
 
     def _name(self, module: str, name: str) -> Global:
-        """Return a name that is about to be pushed."""
+        """Return the node of a name that is about to be pushed."""
         found = self._globals.get((module, name))
         if found is None:
             found = self._globals[module, name] = Global(module, name)
@@ -442,7 +450,8 @@ class PickleMachine(PickleStream, ABC):
         return found
 
     def call(self, function: object, args: object, kwargs: object = None, *, is_new: bool = False) -> None:
-        """Push what a call makes, once it is judged: whatever becomes of the result, it was made."""
+        """Judge a call, and push its result."""
+        # It is judged here and not in the finished object: a pickle can call something and pop the result.
         if not isinstance(args, tuple):
             self.note_computed(args, "arguments")
             raise self.damage(f"a call with {_kind(args)} in place of arguments")
@@ -477,18 +486,19 @@ class PickleMachine(PickleStream, ABC):
             place = (content.offset, content.kind) if isinstance(content, Payload) else content
             self.pickle.stored[place] = content
         elif function.name == "eval":
-            # Python adds its builtins, `eval` among them, to the dictionary that Paddle's call has for names.
+            # Paddle pickles an array as ``eval("data", {"data": array})``. ``eval`` adds ``__builtins__`` to
+            # that dictionary, where the pickle could fetch it from: so it counts as stored.
             self.pushed_functions += 1
             call.args[1]["__builtins__"] = function
 
     def _count_container(self, maker: Any) -> None:
-        """Count a container that Python frees by recursion: so many within each other overflow its stack."""
+        """Count a container that Python frees recursively: enough nested ones overflow the C stack."""
         self._containers += 1
         if self._containers > _MAX_CONTAINERS:
             self.pickle.unknown.setdefault(maker, "nests")
 
     def set_state(self, target: object, state: Any) -> None:
-        """Note what BUILD sets, and judge it: an object that was made takes one state."""
+        """Set the state of a node for BUILD, and judge it; an object takes one state only."""
         if not isinstance(target, Call | Mapped):
             self.note_misuse(f"a state is set on {_kind(target)}")
             return
@@ -514,10 +524,14 @@ class PickleMachine(PickleStream, ABC):
 
     @abstractmethod
     def joblib_array(self, state: Any) -> object:
-        """Return the array that follows its description ``state`` in the stream, as NumPy pickles one."""
+        """Read the array that follows its wrapper in the stream, whose state describes it.
+
+        Returns:
+            The call by which NumPy would pickle the array, or for an array of objects the inner object.
+        """
 
     def _plain(self, call: Call) -> object:
-        """Return the data that a constructor makes, or the name that `getattr` finds, or the call itself."""
+        """Return the result of a call: data, the name that ``getattr`` finds, or the call itself."""
         function, args, kind = call.function, call.args, call.kind
         if kind == OPAQUE:
             found = attribute_name(call)
@@ -541,7 +555,7 @@ class PickleMachine(PickleStream, ABC):
         return made
 
     def _collection(self, call: Call, maker: Global) -> object:
-        """Return the list, tuple or set that a call makes; of a tuple Python makes none anew."""
+        """Return the list, tuple or set that a call makes; ``tuple`` of a tuple is the same object."""
         given = call.args[0] if call.args else ()
         items = given.args[0] if isinstance(given, Call) else given  # the call of a tuple of a tuple
         if call.kind == "tuple" and isinstance(items, tuple):
@@ -551,7 +565,7 @@ class PickleMachine(PickleStream, ABC):
         return _COLLECTIONS[call.kind](map(self.hashable, items) if "set" in call.kind else items)
 
     def _latin1_bytes(self, text: Any) -> object:
-        """Return the bytes that protocol 2 spells as text."""
+        """Return the bytes that protocol 2 stores as ``_codecs.encode(text, "latin1")``."""
         if isinstance(text, Payload):
             return Payload(text.source, text.offset, text.nbytes, "latin1")
         self.charge(len(text))
@@ -563,29 +577,29 @@ class PickleMachine(PickleStream, ABC):
     # Errors ---------------------------------------------------------------------------------------
 
     def _refuse_items(self, target: object, what: str) -> None:
-        """Note items for what Python would ask to take them, or refuse those for what can't."""
+        """Note that items are added to a node that may take them; raise if it never could."""
         if not isinstance(target, Global | Persistent | Mapped):
             raise self.damage(f"items are {what} {_kind(target)}")
         self.note_misuse(f"items are {what} {_kind(target)}")
 
     def note_computed(self, value: object, what: str) -> None:
-        """Note what a call or the loader would make: CPython continues with that, the machine can't."""
+        """Note the use of a value that only a call or the loader could compute; the machine can't go on."""
         if isinstance(value, Call | Persistent):
             self.note_misuse(f"{what} are {_kind(value)}")
 
     def note_misuse(self, sentence: str) -> None:
-        """Note what no honest pickle does; a few times are enough."""
+        """Record an operation that no honest pickle has, up to a limit."""
         if len(self.pickle.misuse) < _MOST_MISUSE:
             self.pickle.misuse.append((self.position, sentence))
 
 
 def _maker(function: object) -> str:
-    """Name what is called; anything but a name can be as large and as deep as the pickle is long."""
+    """Return the text of a called function; only of a name, as others can be as large as the pickle."""
     return str(function) if isinstance(function, Global) else _kind(function)
 
 
 def _kind(node: object) -> str:
-    """Name a node in a sentence."""
+    """Return the noun of a node for a sentence."""
     if isinstance(node, Global):
         return f"the name {node}"
     if isinstance(node, Call):

@@ -1,6 +1,7 @@
-"""Checks the states of NumPy's types, which say where in memory elements lie and which of them are pointers.
+"""Checks the states of pickled ``numpy.dtype`` objects, with offsets of fields and flags for pointers.
 
-NumPy believes such a state. It is plain only if it says of the type what the type's name says.
+NumPy takes these values unchecked: a state could make it follow numbers as pointers, or read outside an
+array. A type counts as plain data only if its state agrees with the type's name.
 
 Source: NumPy ``numpy/_core/src/multiarray/descriptor.c`` (``arraydescr_reduce``, ``arraydescr_setstate``).
 """
@@ -15,13 +16,13 @@ from typing import TypeAlias
 from ckpttool.containers.pickle.pickle_nodes import Call, Global
 
 KINDS = ("dtype", "object-dtype", "open-dtype")
-"""The kinds of types: of plain elements, with pointers to objects, and with a state still to come."""
+"""Kinds of types: of plain elements, with pointers to objects, and without the state that they need."""
 
 _DTYPE = Global("numpy", "dtype")
 _TYPECODE = re.compile(r"[<>=|]?[?biufcSVUOmM]\d{0,9}")
 _NAMED_TYPE = re.compile(r"[<>=|]?([biufcSVUOmM])(\d{1,9})")
 _USER_DEFINED = {"bfloat16": 2, "complex32": 4, "bcomplex32": 4}
-"""The sizes of the types of ml_dtypes, in bytes; the others take one."""
+"""Sizes in bytes of types of ml_dtypes; others have 1."""
 _RECORDS = frozenset({("numpy", "record"), ("numpy.rec", "record"), ("numpy.core.records", "record")})
 _SIZED = ("S", "U", "V", "user")
 _POINTERS = 0b11  # NPY_ITEM_REFCOUNT and NPY_LIST_PICKLE
@@ -36,12 +37,12 @@ _MOST_PARTS = 1 << 20
 
 
 def is_typecode(node: object) -> bool:
-    """Return whether a node is the text of one type, such as ``<f4``; others describe structures."""
+    """Return whether a node is the text of a simple type, such as ``<f4``."""
     return isinstance(node, str) and _TYPECODE.fullmatch(node) is not None
 
 
 def kind_without_state(dtype: object) -> str:
-    """Return the kind of a type that no state was set on."""
+    """Return the kind of a type before BUILD sets its state."""
     if not isinstance(dtype, Call) or dtype.function != _DTYPE:
         return "dtype"
     letter, _ = _type_of(dtype) or ("V", -1)
@@ -49,18 +50,18 @@ def kind_without_state(dtype: object) -> str:
 
 
 def fields_of(call: Call) -> object:
-    """Return the dictionary that a type takes for its fields as it is, or None."""
+    """Return the dictionary of fields in a type's state, which NumPy keeps without a copy, or None."""
     is_described = call.function == _DTYPE and isinstance(call.state, tuple) and len(call.state) > 4
     return call.state[4] if is_described else None
 
 
 def is_known_version(state: object) -> bool:
-    """Return whether NumPy reads a type's state of this version; it refuses others."""
+    """Return whether a type's state has a version that NumPy reads."""
     return isinstance(state, tuple) and bool(state) and type(state[0]) is int and state[0] in _VERSIONS
 
 
 def _type_of(dtype: Call) -> tuple[str, int] | None:
-    """Return the letter and the bytes of a type, -1 where only its state says how many; None if unknown."""
+    """Return the letter and size of a type, -1 if only its state has the size; None if unknown."""
     spec = dtype.args[0] if dtype.args else None
     if isinstance(spec, Global):
         if (spec.module, spec.name) in _RECORDS:
@@ -74,9 +75,13 @@ def _type_of(dtype: Call) -> tuple[str, int] | None:
 
 
 def kind_with_state(dtype: Call, state: object) -> str | None:
-    """Return the kind of a type with its state; None if that isn't what the type's name says."""
+    """Return the kind of a type with its state; None if the state contradicts the type's name."""
+    # The dangerous lies: a size that makes elements reach beyond the array, fields outside the element or
+    # over each other, and flags that make NumPy follow numbers as pointers, or not count references to
+    # objects. ``dtype(spec, False, True)`` makes a copy; without it, the state would be set on NumPy's own
+    # type, for the whole process.
     known, numbers = _type_of(dtype), _size_alignment_flags(state)
-    is_copy = [bool(argument) for argument in dtype.args[1:]] == [False, True]  # others are NumPy's own
+    is_copy = [bool(argument) for argument in dtype.args[1:]] == [False, True]
     if known is None or numbers is None or not is_copy:
         return None
     (letter, nbytes), (size, alignment, flags) = known, numbers
@@ -97,7 +102,7 @@ def kind_with_state(dtype: Call, state: object) -> str | None:
 
 
 def itemsize(dtype: Call) -> int | None:
-    """Return how many bytes an element of a type takes; None if that isn't known."""
+    """Return the size of an element of a type in bytes; None if unknown."""
     letter, nbytes = _type_of(dtype) or ("", -1)
     numbers = _size_alignment_flags(dtype.state)
     if nbytes < 0 and letter and numbers is not None:
@@ -106,7 +111,7 @@ def itemsize(dtype: Call) -> int | None:
 
 
 def number_of_parts(state: object) -> int:
-    """Return how many parts a type has at any depth, counted as often as NumPy goes through them."""
+    """Return the number of parts of a type at any depth; shared ones count as often as NumPy visits them."""
     pending, count = [state], 0
     while pending and count < _MOST_PARTS:
         described = pending.pop()
@@ -121,7 +126,7 @@ def number_of_parts(state: object) -> int:
 
 
 def _has_unit(state: object) -> bool:
-    """Return whether the state of a date says its unit; without one NumPy reads from nowhere."""
+    """Return whether the state of a date has its unit; without one NumPy reads invalid memory."""
     metadata = state[8] if isinstance(state, tuple) and len(state) == 9 else None
     unit = metadata[1] if isinstance(metadata, tuple) and len(metadata) == 2 else None
     return isinstance(unit, tuple) and len(unit) == 4 and all(type(part) is int for part in unit[1:])
@@ -140,17 +145,17 @@ def _size_alignment_flags(state: object) -> tuple[int, int, int] | None:
 
 
 Part: TypeAlias = tuple[int, int, bool]
-"""Offset and bytes of a part of a type, and whether there are pointers in it."""
+"""Offset and size in bytes of a part of a type, and whether it has pointers."""
 
 
 def _overlap(parts: list[Part]) -> bool:
-    """Return whether two parts share bytes: numbers could be taken for pointers."""
+    """Return whether two parts share bytes, so that numbers could be taken for pointers."""
     ends = sorted((offset, offset + size) for offset, size, _ in parts)
     return any(end > start for (_, end), (start, _) in pairwise(ends))
 
 
 def _parts(base: object, names: object, fields: object) -> list[Part] | None:
-    """Return the parts of a type; None where one makes no sense."""
+    """Return the parts of a type: its subarray, and its fields; None if one is malformed."""
     parts = [] if base is None else [_subarray(base)]
     if fields is not None or names:
         if not isinstance(fields, dict) or not isinstance(names, tuple):
@@ -167,7 +172,7 @@ def _parts(base: object, names: object, fields: object) -> list[Part] | None:
 
 
 def _subarray(base: object) -> Part | None:
-    """Return a type of several elements as a part."""
+    """Return the part of a subarray ``(type, shape)``; None if it is malformed."""
     if not isinstance(base, tuple) or len(base) != 2:
         return None
     element, shape = _part(base[0]), base[1] if isinstance(base[1], tuple) else (base[1],)
@@ -175,12 +180,12 @@ def _subarray(base: object) -> Part | None:
         type(length) is int and 0 <= length < 1 << 31 for length in shape
     )
     if element is None or not is_shape or (element[1] == 0 and math.prod(shape) > 1):
-        return None  # any number of elements of no bytes would do
+        return None  # elements of 0 bytes could be any number
     return 0, element[1] * math.prod(shape), element[2]
 
 
 def _part(dtype: object, offset: int = 0) -> Part | None:
-    """Return a type as a part of another; its own state was judged before."""
+    """Return the part for a type inside another; its own state was judged before."""
     if not isinstance(dtype, Call) or dtype.kind not in KINDS[:2]:
         return None
     known, numbers = _type_of(dtype), _size_alignment_flags(dtype.state)

@@ -21,12 +21,12 @@ Operation = Callable[["PickleMachine"], "bool | None"]
 TABLE: list[Operation | None] = [None] * 256
 
 _NEWEST_PROTOCOL = 5
-_USUAL_ENTRIES = 1 << 20
+_USUAL_ENTRIES = 1 << 20  # memo indexes below need no check, see ``remember``
 
 PAYLOAD_BYTES = 1 << 16
-"""Strings and byte strings above this stay in the file, as a ``Payload``."""
+"""Strings and byte strings above this size aren't read: they become a ``Payload``."""
 
-_MAX_DIGITS = 4300  # more decimal ones no Python takes since 3.11
+_MAX_DIGITS = 4300  # Python's own limit on decimal digits since 3.11
 _BYTEARRAY = Global("builtins", "bytearray")
 
 U1, U2, U4, U8 = (struct.Struct(layout) for layout in ("<B", "<H", "<I", "<Q"))
@@ -91,7 +91,7 @@ def _long(vm: PickleMachine) -> None:
 
 
 def integer(vm: PickleMachine, line: bytes, base: int = 10) -> int:
-    """Return the number that a line spells."""
+    """Return the integer in a line."""
     if len(line) > _MAX_DIGITS:
         raise vm.damage(f"an integer of {len(line):,} digits")
     try:
@@ -128,7 +128,9 @@ _little_endian(0x8B, _I4)
 
 
 def _string_opcode(code: int, layout: struct.Struct, kind: str) -> Operation:
-    """Register a string that is preceded by its length; long ones stay in the file."""
+    """Register and return the opcode of a string with its length before it."""
+    # A payload is only referred to, so that tensors and arrays in a pickle are read when they are asked for;
+    # it takes no memory, whatever length a hostile pickle announces.
     codec = "utf-8" if kind == "text" else "latin-1"
 
     def push(vm: PickleMachine) -> None:
@@ -173,7 +175,7 @@ _LETTERS = dict(zip("abfnrtv\\'\"", "\a\b\f\n\r\t\v\\'\"", strict=True))
 
 
 def _unescape(match: re.Match[str]) -> str:
-    """Return the character that an escape of a Python 2 string literal represents."""
+    """Return the character of an escape in a Python 2 string literal."""
     hexadecimal, octal, letter = match.groups()
     if letter is not None:
         return _LETTERS.get(letter, match[0])
@@ -321,7 +323,7 @@ def _dup(vm: PickleMachine) -> None:
 
 @_opcode(0x71)  # q
 def _binput(vm: PickleMachine) -> None:
-    # `remember`, written out, since every fifth opcode is this one; a byte names few entries.
+    # ``remember`` inlined for speed: every fifth opcode is this one. The 256 entries aren't charged.
     index = vm.data[vm.at]
     vm.at += 1
     vm.memo[index] = vm.stack[-1]
@@ -333,7 +335,7 @@ def _long_binput(vm: PickleMachine) -> None:
     vm.at += 4
     if index > _USUAL_ENTRIES:
         vm.remember(index)
-    else:  # written out, too
+    else:  # ``remember`` inlined
         vm.memo[index] = vm.stack[-1]
         vm.budget.made += ENTRY
 
@@ -350,7 +352,7 @@ def _memoize(vm: PickleMachine) -> None:
 
 @_opcode(0x68)  # h
 def _binget(vm: PickleMachine) -> None:
-    # `recall`, written out for most: every tenth opcode is this one.
+    # ``recall`` inlined but for names and missing entries: every tenth opcode is this one.
     node = vm.memo.get(vm.data[vm.at])
     if node is None or type(node) is Global:
         vm.recall(vm.byte())
@@ -440,7 +442,7 @@ def _persid(vm: PickleMachine) -> None:
     vm.push(Persistent(_name(vm.line())))
 
 
-# Framing and what no checkpoint uses --------------------------------------------------------------
+# Frames, and opcodes that no checkpoint uses ------------------------------------------------------
 
 
 @_opcode(0x80)
@@ -454,8 +456,9 @@ def _proto(vm: PickleMachine) -> None:
 @_opcode(0x95)
 def _frame(vm: PickleMachine) -> None:
     nbytes = vm.unpack(U8)
-    # CPython's unpickler in C stops where fewer bytes follow; the one in Python goes on. Of an argument that
-    # reaches over a frame's end, C forgets what lies within; and what follows STOP in a frame both do.
+    # CPython's two unpicklers treat wrong frames differently, so that one file is two pickles. If fewer bytes
+    # follow than the frame has, C fails and Python goes on. If an argument reaches over the frame's end, C
+    # drops the part inside. Both skip bytes of a frame after STOP. Each of these is noted as misuse.
     if not vm.begin_frame(nbytes):
         vm.note_misuse("a frame begins within another")
     if vm.position + nbytes > vm.end:
@@ -476,7 +479,7 @@ TABLE[0x97] = _refusal("an out-of-band buffer, which no checkpoint holds")
 
 @_opcode(0x98)
 def _readonly_buffer(vm: PickleMachine) -> None:
-    """Leave bytes as they are, as CPython does; a view of anything else no checkpoint asks for."""
+    """Leave bytes as they are, as CPython does; raise for any other node."""
     if not isinstance(vm.stack[-1], bytes | Payload):
         raise vm.damage("a view of what is no bytes")
 
@@ -484,4 +487,4 @@ def _readonly_buffer(vm: PickleMachine) -> None:
 OPERATIONS: list[Operation] = [
     operation or _refusal(f"0x{code:02x} is no pickle opcode") for code, operation in enumerate(TABLE)
 ]
-"""What each byte does, those that are no opcode included."""
+"""Operation of each byte; those of bytes that are no opcode raise."""

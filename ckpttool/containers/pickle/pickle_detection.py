@@ -1,4 +1,4 @@
-"""Whether bytes are pickles, or would run something if they were read as pickles; imports little."""
+"""Recognises pickles, and bytes that would run something if they were read as pickles; imports little."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ _PROTO = 0x80
 _PROTOCOLS = range(2, 6)
 
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C
-"""The first of the pickles that PyTorch wrote before its zip.
+"""First pickle in a file of PyTorch's format before zips.
 
 Source: PyTorch ``torch/serialization.py``.
 """
 _BINARY_MAGIC = b"\x8a\x0a" + TORCH_MAGIC.to_bytes(10, "little")
 _TEXT_MAGIC = f"L{TORCH_MAGIC}L\n".encode()
-_MAGIC_WITHIN = 32  # before it come a protocol and a frame at most
+_MAGIC_WITHIN = 32  # bytes; a protocol and a frame may come first
 
 
 def has_torch_magic(head: bytes) -> bool:
-    """Return whether a file that starts like this is of PyTorch's old format, damaged or not."""
+    """Return whether ``head`` begins a file of PyTorch's old format; the rest may be damaged."""
     return _BINARY_MAGIC in head[:_MAGIC_WITHIN] or head.startswith(_TEXT_MAGIC)
 
 
 def begins_with_protocol(head: bytes) -> bool:
-    """Return whether bytes begin as binary pickles do: with a protocol, and an opcode after it."""
+    """Return whether bytes begin with a protocol and an opcode, as binary pickles do."""
     return len(head) >= 3 and head[0] == _PROTO and head[1] in _PROTOCOLS and TABLE[head[2]] is not None
 
 
 def is_pickle(source: Readable, start: int, end: int) -> bool:
-    """Return whether bytes between two offsets are pickles, or would run something before they break off."""
+    """Return whether the bytes between two offsets are pickles, or run something before they break off."""
     head = source.read(start, min(_HEADER, end - start))
     # The length of a safetensors header may look like a protocol and an opcode, too.
     if begins_with_protocol(head) and head[4:9] != b"\0\0\0\0{":
@@ -41,11 +41,10 @@ def is_pickle(source: Readable, start: int, end: int) -> bool:
 
 
 def _runs(source: Readable, start: int, end: int) -> bool:
-    """Return whether bytes without a header are pickles of containers or objects, or call something.
-
-    An unpickler carries out one opcode after the other: what is no pickle to its end may have run by then. In
-    ordinary text an opcode may find a name, too, but none that is known.
-    """
+    """Return whether bytes without a protocol are pickles of containers or objects, or call something."""
+    # An unpickler carries out one opcode after the other: by the time that bytes turn out to be no pickle,
+    # they may have called something. But nearly any text begins with an opcode, and one that breaks off may
+    # have imported a name by chance; so only names that are known to be dangerous make it a pickle.
     from ckpttool.containers.pickle.interpreter import Interpreter
     from ckpttool.containers.pickle.machine import PickleBudget
     from ckpttool.containers.pickle.pickle_safety import judge

@@ -1,7 +1,7 @@
 """Nodes of an interpreted pickle: plain data, inert records of calls, and the trust in imported names.
 
-``children`` and ``rebuild`` are the algebra of all trees of such nodes: code that walks, folds, compares,
-encodes or edits one uses them to read a node's parts, and to make the same node with other parts.
+All code that walks, folds, compares, encodes or edits a tree of such nodes uses ``children`` to get a node's
+parts, and ``rebuild`` to make the same node with other parts.
 
 The lists of names are in ``lists/``, with ``#`` before a comment. Only ``values.txt`` and
 ``constructors.txt`` make anything safe; the others separate known dangers from unknown names.
@@ -22,12 +22,12 @@ from ckpttool.core.name_lists import lines_of
 from ckpttool.core.readable import Readable
 
 ENTRY = 64
-"""About what an object, or an entry of a dictionary, takes in bytes; a set and a call take more."""
+"""Estimated bytes of memory of an object, or of an entry of a dictionary; a set and a call take more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Global:
-    """A name that a real unpickler would import."""
+    """Name that a real unpickler would import."""
 
     module: str
     name: str
@@ -37,17 +37,17 @@ class Global:
 
 
 class Call:
-    """What a real unpickler would build by calling something: an inert record of it.
+    """Inert record of an object that a real unpickler would make by a call.
 
     Attributes:
-        function: What would be called: a ``Global``, or any other object in a hostile file.
+        function: The function: a ``Global``, or any other node in a hostile file.
         args: The positional arguments.
         kwargs: The keyword arguments of NEWOBJ_EX.
-        state: What BUILD would set on the result, None where it doesn't.
-        items: What would be appended to the result, or added.
-        pairs: What would be set by key.
-        is_new: Whether the class's ``__new__`` would be called, and not the class, which runs ``__init__``.
-        kind: The kind of data that it makes, as ``constructors.evaluate`` found it; empty before.
+        state: The state that BUILD would set on the result; None without BUILD.
+        items: Items that APPENDS or ADDITEMS would add to the result.
+        pairs: Keys and values that SETITEMS would set.
+        is_new: Whether ``__new__`` of the class would be called (NEWOBJ), without ``__init__``.
+        kind: Kind of the result, set by ``constructors.evaluate``; empty before.
     """
 
     __slots__ = ("args", "function", "is_new", "items", "kind", "kwargs", "pairs", "state")
@@ -74,9 +74,12 @@ class Call:
 
 
 class Mapped(dict[Any, Any]):
-    """A dictionary of another class: ``kind`` names it; ``state`` is what BUILD would set on it.
+    """A dictionary of another class.
 
-    ``factory`` is what a ``defaultdict`` would call for a missing key, None elsewhere.
+    Attributes:
+        kind: The class.
+        state: The state that BUILD would set on it, or None.
+        factory: The function that a ``defaultdict`` calls for a missing key; None for other classes.
     """
 
     __slots__ = ("factory", "kind", "state")
@@ -90,11 +93,11 @@ class Mapped(dict[Any, Any]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Opaque:
-    """Something that can't be carried, in its place.
+    """Placeholder for an object that can't be converted.
 
     Attributes:
-        what: What it is and why, as a sentence without its period.
-        content: What of it is carried all the same, and stands in for it: its tensors. None: nothing is.
+        what: The object and the reason, as a sentence without its period.
+        content: The part of it that can be converted and replaces it, its tensors; None if there is none.
     """
 
     what: str
@@ -102,39 +105,43 @@ class Opaque:
 
 
 ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
-"""The types of plain values, which hold nothing."""
+"""Types of plain values, which have no parts."""
 MAPPINGS = frozenset(Global("collections", name) for name in ("OrderedDict", "defaultdict", "Counter"))
-"""The classes of dictionaries that a ``Mapped`` may represent."""
+"""Classes that a ``Mapped`` may have."""
 NOTHING = Global("types", "NoneType")
-"""``Call(NOTHING, ())`` is the tree of what holds None and nothing else; without a tree it is None itself."""
+"""``Call(NOTHING, ())`` is the tree of a file that contains just None; a tree of None means no tree."""
 REQUIRES_GRAD = Global("torch.Tensor", "requires_grad_")
-"""``Call(REQUIRES_GRAD, (tensor,))`` is a tensor with gradients that is no parameter."""
+"""``Call(REQUIRES_GRAD, (tensor,))`` is a tensor with ``requires_grad`` that isn't a parameter."""
 NDARRAY = Global("numpy", "asarray")
 """``Call(NDARRAY, (tensor,))`` is a NumPy array of these elements."""
 QUANTIZED = Global("torch._utils", "_rebuild_qtensor")
 FROM_TYPE = Global("torch._tensor", "_rebuild_from_type_v2")
 MASKED = Global("numpy.ma.core", "_mareconstruct")
-"""What rebuilds a quantized tensor, one of a subclass, or a masked array: in a tree with fewer arguments."""
+"""Functions that rebuild quantized tensors, those of subclasses, and masked arrays; with fewer arguments in a
+tree than in a pickle."""
 
 
 def is_gone(node: object) -> bool:
-    """Return whether a node can't be carried, and nothing replaces it."""
+    """Return whether a node can't be converted and has no replacement."""
     return isinstance(node, Opaque) and node.content is None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Persistent:
-    """A reference that the surrounding format resolves."""
+    """Persistent id, which the format around the pickle resolves."""
 
     id: Any
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Payload:
-    """A long string of bytes or text that stays in the file, at ``offset`` in the pickle's source.
+    """Reference to a long string of bytes or text in the file.
 
-    ``kind`` is ``bytes``, ``text`` (UTF-8), or ``latin1``: bytes that protocol 2 stores as text, which
-    take two bytes of the file each from 0x80 up.
+    Attributes:
+        offset: Offset in ``source``.
+        nbytes: Size in the file.
+        kind: ``bytes``, ``text`` (UTF-8), ``8-bit`` (Python 2's ``str``), or ``latin1``: bytes that protocol
+            2 stores as text, in which a byte from 0x80 on takes two bytes of the file.
     """
 
     source: Readable
@@ -143,7 +150,7 @@ class Payload:
     kind: str
 
     def blocks(self, limit: int) -> Iterator[bytes]:
-        """Yield the content as bytes, at most ``limit`` at once."""
+        """Yield the content as bytes, in blocks of at most ``limit``."""
         decode = codecs.getincrementaldecoder("utf-8")(errors="surrogateescape").decode
         for start in range(self.offset, self.offset + self.nbytes, limit):
             data = self.source.read(start, min(limit, self.offset + self.nbytes - start))
@@ -156,19 +163,19 @@ class Payload:
 
 @dataclass(slots=True)
 class Pickle:
-    """One interpreted pickle.
+    """One interpreted pickle; offsets are in the pickle's source.
 
     Attributes:
         root: The object.
-        end: Offset behind STOP, in the pickle's source.
-        names: Every name that would be imported, with the offset where it first was.
-        unsafe: Calls of dangerous functions, or of constructors that are given one, with offsets.
-        unknown: Names that are called or stored, and whose own code would then run: the verb that says how.
-        stored: Bytes that would be loaded as a storage, by their place, or by themselves.
-        misuse: What no honest pickle does, as (offset, sentence).
+        end: Offset after STOP.
+        names: Every name that would be imported, with the offset of the first import.
+        unsafe: Dangerous calls, with offsets.
+        unknown: Names whose own code would run, with a verb: a key of ``pickle_safety._CODE``.
+        stored: Bytes that ``torch.storage._load_from_bytes`` would load, by (offset, kind) or by themselves.
+        misuse: Operations that no honest pickle has, as (offset, sentence).
         protocol: The highest protocol that it declares.
-        calls: How many calls it makes.
-        arrays: How many arrays of joblib are in it.
+        calls: Number of calls.
+        arrays: Number of joblib's arrays.
     """
 
     root: object = None
@@ -183,7 +190,7 @@ class Pickle:
     arrays: int = 0
 
     def add(self, inner: Pickle) -> None:
-        """Take over what was seen in a pickle that is in this one."""
+        """Add names, calls and misuse of a pickle that is inside this one."""
         self.names |= {name: at for name, at in inner.names.items() if name not in self.names}
         self.unsafe += inner.unsafe
         self.unknown |= inner.unknown
@@ -192,11 +199,11 @@ class Pickle:
         self.calls += inner.calls
 
 
-# The algebra ----------------------------------------------------------------------------------------
+# Parts of nodes -------------------------------------------------------------------------------------
 
 
 def children(node: object) -> Sequence[object] | None:
-    """Return all that a node holds itself, as ``rebuild`` takes it; None where it can't hold anything."""
+    """Return the parts of a node in the order that ``rebuild`` takes; None for types without parts."""
     if type(node) in ATOMS:
         return None
     if isinstance(node, list | tuple):
@@ -216,7 +223,7 @@ def children(node: object) -> Sequence[object] | None:
 
 
 def rebuild(node: Any, parts: Sequence[Any]) -> Any:
-    """Return the like of a node that has ``children``, with others in their places."""
+    """Return a copy of a node with other parts, in the order of ``children``."""
     if isinstance(node, Call):
         function, args, kwargs, state, *rest = parts
         items, keys_and_values = rest[: len(node.items)], rest[len(node.items) :]
@@ -234,9 +241,10 @@ def rebuild(node: Any, parts: Sequence[Any]) -> Any:
 
 
 def nodes(root: object, visited: set[int] | None = None) -> Iterator[object]:
-    """Yield every node that can hold others, at any depth, each once.
+    """Yield every node that can have parts, at any depth, each once.
 
-    ``visited`` keeps the addresses of the nodes seen, for several walks over what one pickle holds.
+    ``visited``: addresses of nodes to skip, to which those of this walk are added; to walk several parts of
+    one pickle.
     """
     seen = set() if visited is None else visited
     pending: list[object] = [root]
@@ -250,7 +258,7 @@ def nodes(root: object, visited: set[int] | None = None) -> Iterator[object]:
 
 
 def references(root: object, visited: set[int] | None = None) -> Iterator[Persistent]:
-    """Yield every reference in what the interpreter built, as ``nodes`` does."""
+    """Yield every persistent id in a tree once; ``visited`` as in ``nodes``."""
     return (node for node in nodes(root, visited) if isinstance(node, Persistent))
 
 
@@ -259,26 +267,26 @@ Name: TypeAlias = tuple[str, str]
 
 
 class Trust(enum.Enum):
-    """What a name, or a call, of a pickle means to whoever loads it."""
+    """Risk of a name, or of a call, in a pickle that is loaded."""
 
     PLAIN = "plain"
-    """Data, whatever the pickle does with it."""
+    """Harmless data, whatever the pickle does with it."""
 
     UNKNOWN = "unknown"
-    """Nobody knows it: ``__main__``, or the user's own."""
+    """Code of an unknown package, of ``__main__``, or of the user's own modules."""
 
     KNOWN = "known"
-    """A name of a widely installed package that is on no list: to import it runs nothing that the pickle
-    chose, to call it could do anything."""
+    """A name of a widely installed package that is on no list: harmless to import, but a call could do
+    anything."""
 
     DANGEROUS = "dangerous"
-    """Another name of the standard library, or one that is shaped to reach behind what it names."""
+    """Any other name of the standard library, or a dotted one that reaches into other modules."""
 
 
 LISTS = Path(__file__).with_name("lists")
 _SCRIPTS = frozenset({"__main__", "__mp_main__"})
 _OWN_ROOTS = _SCRIPTS | {"__torch__"}
-"""Modules of the user's whose names have underscores: scripts, and what TorchScript makes of classes."""
+"""Modules of the user with dunder names: scripts, and TorchScript's names of the user's classes."""
 _PYTHON_2_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 
 _PYTHON_2_GLOBALS: dict[Name, Name] = {
@@ -289,15 +297,15 @@ _PYTHON_2_GLOBALS: dict[Name, Name] = {
 
 
 def modern(module: str, name: str) -> Name:
-    """Return the global as Python 3 spells it; protocols up to 2 use the names of Python 2."""
+    """Return the module and name in Python 3; protocols up to 2 have the names of Python 2."""
     renamed = _PYTHON_2_GLOBALS.get((module, name))
     return renamed or (_PYTHON_2_MODULES.get(module, module), name)
 
 
 def trust(module: str, name: str) -> Trust:
-    """Return what the global `name` of `module` means where it is stored as data; any text will do.
+    """Return the trust in a global that is stored as data; any two texts are valid arguments.
 
-    What it means to call it depends on the arguments: see ``constructors.evaluate``.
+    The trust in a call depends on its arguments: see ``constructors.evaluate``.
     """
     module, name = modern(module, name)
     return Trust.PLAIN if value_kind(module, name) is not None else stranger(module, name)
@@ -305,24 +313,24 @@ def trust(module: str, name: str) -> Trust:
 
 @lru_cache(1 << 12)
 def value_kind(module: str, name: str) -> str | None:
-    """Return the kind of data that a global is wherever it is stored, or None."""
+    """Return the kind of a global that is data wherever it is stored; None for others."""
     return _values().get((module, name))
 
 
 def is_object(module: str, name: str) -> bool:
-    """Return whether honest pickles are known to call a global whose own code then runs."""
+    """Return whether a global is one of ``objects.txt``: honest pickles call it, and its own code runs."""
     return (module, name) in globals_in("objects.txt")
 
 
 @lru_cache(1 << 12)
 def stranger(module: str, name: str) -> Trust:
-    """Return what a global that is neither a value nor a constructor means."""
+    """Return the trust in a global that is neither a value nor a constructor."""
     if is_object(module, name):
         return Trust.KNOWN
     standard_library = words_in("stdlib.txt")
     package, *below = f"{module}.{name}".split(".")
     reaches = "." in name and (module in _SCRIPTS or not standard_library.isdisjoint(name.split(".")))
-    # A part ``__so__`` leads to all that Python has.
+    # STACK_GLOBAL of protocol 4 looks up dotted names part by part: ``f.__globals__`` leads to everything.
     has_dunder = any(map(is_dunder, below)) or (is_dunder(package) and package not in _OWN_ROOTS)
     if reaches or has_dunder or package in standard_library:
         return Trust.DANGEROUS
@@ -351,5 +359,5 @@ def globals_in(file: str) -> frozenset[Name]:
 
 @cache
 def words_in(file: str) -> frozenset[str]:
-    """Return the words of a list, of which a line may hold several."""
+    """Return the words of a list, with one or more in a line."""
     return frozenset(word for line in lines_of(LISTS / file) for word in line.split())

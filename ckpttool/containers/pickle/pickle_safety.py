@@ -1,4 +1,8 @@
-"""What loading pickles could run: the interpreter's record of names and calls, told as findings."""
+"""Safety findings of pickles, from the names and calls that the interpreter records.
+
+Several pickles may follow each other in one file, and ``pickle.load`` reads the next one at each call: so all
+are interpreted. If one breaks off, the rest is searched for names.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +32,12 @@ from ckpttool.core.readable import Buffer, Readable
 from ckpttool.core.report import Finding, error, not_scanned, warning
 
 MAX_PICKLES = 10_000
-"""The most pickles, one after the other, that one file may hold."""
+"""Limit on consecutive pickles in one file."""
 
 _SEARCHED_BYTES = 1 << 20
-"""How many bytes after the place where a pickle broke off are searched for names."""
+"""Number of bytes that are searched for names after the position where a pickle broke off."""
 _MAX_NAMES = 100
-_LONGEST_REACH = 600  # module and name, of 255 bytes at most, lie before the opcode that imports them
+_LONGEST_REACH = 600  # bytes before STACK_GLOBAL: module and name have at most 255 each
 _LONGEST_NAME = 255
 _NAME_BYTES = f"{string.ascii_letters}{string.digits}_.".encode()
 _TEXT_OR_IMPORT = re.compile(rb"\x93|[\x8cU](?=(.))", re.DOTALL)
@@ -43,16 +47,16 @@ _NAME = re.compile(rb"[A-Za-z_][\w.]*")
 _STORAGE_HEAD = re.compile(
     rb"\x80[\x02-\x05](?:\x95.{8})?\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", re.DOTALL
 )
-"""The magic number of PyTorch's old serialization, after its protocol: ``torch.load`` takes nothing else for
-that, and what begins otherwise for a zip."""
+"""Protocol and magic number of PyTorch's format before zips; ``torch.load`` looks for nothing else before it
+tries a zip."""
 _PICKLES_OF_A_STORAGE = 5
 _COUNT, _WIDEST_ELEMENT = 8, 16  # bytes of the number of elements, and of one complex128
 
 
 class PickleSequence(NamedTuple):
-    """Pickles that are one after the other, and what loading them could run.
+    """Consecutive pickles with their safety findings.
 
-    ``trailing`` is the number of bytes after the last one that are no pickle.
+    ``trailing``: number of bytes after the last pickle.
     """
 
     pickles: tuple[Pickle, ...]
@@ -63,10 +67,11 @@ class PickleSequence(NamedTuple):
 def read_pickles(
     source: Readable, offset: int, end: int, where: str | None = None, *, has_arrays: bool = False
 ) -> PickleSequence:
-    """Interpret all pickles between two offsets, in bytes; ``has_arrays`` as ``Interpreter`` has it.
+    """Interpret all pickles between two offsets; ``has_arrays`` as in ``Interpreter``.
 
-    An error is raised if the first is not a whole pickle, or one asks for more than the budgets allow; its
-    ``safety`` has what was seen before and behind.
+    Raises:
+        DamagedCheckpoint: The first isn't a whole pickle, or one exceeds a budget. Its ``safety`` has the
+            findings about all names and calls up to there, and about names after it.
     """
     budget = PickleBudget(source, end - offset)
     pickles: list[Pickle] = []
@@ -91,7 +96,7 @@ def read_pickles(
 
 
 def pickle_findings(source: Readable, offset: int, end: int, where: str) -> tuple[Finding, ...]:
-    """Return what loading the pickles between two offsets could run; damage is one of the findings."""
+    """Return the safety findings of the pickles between two offsets; damage is a finding, too."""
     try:
         return read_pickles(source, offset, end, where).safety
     except DamagedCheckpoint as failure:
@@ -99,9 +104,9 @@ def pickle_findings(source: Readable, offset: int, end: int, where: str) -> tupl
 
 
 def read_joblib(source: Readable) -> PickleSequence:
-    """Interpret the pickles of a file as ``joblib.load`` does; errors are those of ``read_pickles``.
+    """Interpret the pickles of a file as ``joblib.load`` does; raises as ``read_pickles``.
 
-    It is judged as ``pickle.load`` reads it, too, which takes the bytes of arrays for opcodes.
+    The findings are also those of ``pickle.load``, which interprets the bytes of arrays as opcodes.
     """
     try:
         read = read_pickles(source, 0, source.size, has_arrays=True)
@@ -111,13 +116,13 @@ def read_joblib(source: Readable) -> PickleSequence:
     begins = (0, *(pickle.end for pickle in read.pickles))
     begin = next(
         (at for at, pickle in zip(begins, read.pickles, strict=False) if pickle.arrays), begins[-1]
-    )  # up to there both read the same
+    )  # both readings agree up to the first pickle with an array
     safety = _safety_without_arrays(source, begin) if begin < source.size else ()
     return read._replace(safety=tuple(dict.fromkeys((*read.safety, *safety))))
 
 
 def _safety_without_arrays(source: Readable, begin: int) -> tuple[Finding, ...]:
-    """Judge what ``pickle.load`` comes to, which ends where padding of joblib's begins."""
+    """Return the findings of ``pickle.load``, which fails at joblib's padding."""
     interpreter = Interpreter(source, begin, source.size)
     with suppress(DamagedCheckpoint):
         interpreter.run()
@@ -125,11 +130,11 @@ def _safety_without_arrays(source: Readable, begin: int) -> tuple[Finding, ...]:
 
 
 def run(interpreter: Interpreter) -> Pickle:
-    """Run an interpreter, and say what it saw, should it break off."""
+    """Run an interpreter; an error that it raises has the safety findings so far."""
     try:
         return interpreter.run()
     except DamagedCheckpoint as failure:
-        # Without a name or a protocol it could be anything, and names in it chance.
+        # Without a name or a protocol, the bytes could be anything, and names in them chance.
         pickle, where = interpreter.pickle, interpreter.where
         behind = _names_after_break(interpreter) if pickle.names or pickle.protocol else ()
         dangerous = (name for name in behind if _import_trust(name) is Trust.DANGEROUS)
@@ -139,7 +144,7 @@ def run(interpreter: Interpreter) -> Pickle:
 
 
 def judge(pickle: Pickle, where: str | None = None) -> tuple[Finding, ...]:
-    """Return an error for all that is known to be dangerous, a warning for all code of which nobody knows."""
+    """Return the findings of a pickle: errors for dangerous names and calls, warnings for unknown code."""
     findings: dict[Finding, None] = {}
     misfits: dict[Finding, None] = {}
     called = {call.function for _, call in pickle.unsafe if isinstance(call.function, Global)}
@@ -163,7 +168,8 @@ def judge(pickle: Pickle, where: str | None = None) -> tuple[Finding, ...]:
     for position, sentence in pickle.misuse:
         place = f"byte {position:,}" if where is None else f"{where}, byte {position:,}"
         findings[error("unsafe-pickle", f"{sentence}, which no honest pickle does", place)] = None
-    # The arguments are what is unknown, where something else is.
+    # Constructors with unknown arguments are only reported if nothing else is: otherwise the arguments come
+    # from that other code.
     return tuple(findings or misfits)
 
 
@@ -180,7 +186,7 @@ _CODE = {
 
 @contextmanager
 def attach_safety(safety: Iterable[Finding]) -> Iterator[None]:
-    """Let the error that ends the reading say what loading could run, as far as it is known by then."""
+    """Add safety findings to an error that is raised inside."""
     try:
         yield
     except DamagedCheckpoint as failure:
@@ -193,7 +199,7 @@ def _dangerous_import(name: Global, where: str | None) -> Finding:
 
 
 def _import_trust(name: Global) -> Trust:
-    """Return what it means that loading imports a name, whatever is done with it then."""
+    """Return the trust in the import of a name alone."""
     is_listed = (
         is_constructor(name) or value_kind(name.module, name.name) or is_object(name.module, name.name)
     )
@@ -204,7 +210,9 @@ def _import_trust(name: Global) -> Trust:
 
 
 def _is_storage(content: object) -> bool:
-    """Return whether bytes are one storage in PyTorch's old serialization, with harmless pickles."""
+    """Return whether bytes are one storage in PyTorch's format before zips, with harmless pickles."""
+    # Five pickles (magic number, protocol, system, the object, the keys of its storages), then the number of
+    # elements in 8 bytes, and the elements. ``_load_from_bytes`` passes such bytes to ``torch.load``.
     if isinstance(content, Payload) and content.kind != "latin1":
         inner, at, end = content.source, content.offset, content.offset + content.nbytes
     else:
@@ -228,16 +236,16 @@ def _is_storage(content: object) -> bool:
     *_, storage, keys = roots
     if not isinstance(storage, Persistent) or kind_of(storage) != "storage" or keys != [storage.id[2]]:
         return False
-    # Elements that the file doesn't have would be whatever the memory holds.
+    # A storage with more elements than the bytes have would keep uninitialized memory.
     count = int.from_bytes(inner.read(at, _COUNT), "little")
     return bool(count == storage.id[4] and count <= end - at - _COUNT <= _WIDEST_ELEMENT * count)
 
 
-# Behind the place where a pickle broke off ----------------------------------------------------------------
+# After the position where a pickle broke off --------------------------------------------------------------
 
 
 def _names_after_break(interpreter: Interpreter) -> Iterable[Global]:
-    """Return the names that opcodes after the break import: another reader may come so far."""
+    """Return the names that opcodes after the break seem to import: another reader may get there."""
     at = interpreter.position
     nbytes = min(interpreter.end - at, _SEARCHED_BYTES)
     data = interpreter.source.read(at, nbytes) if nbytes > 0 else b""
@@ -246,7 +254,9 @@ def _names_after_break(interpreter: Interpreter) -> Iterable[Global]:
 
 
 def _names_in_lines(data: bytes) -> Iterator[tuple[str, str]]:
-    """Yield each two lines that could be names behind GLOBAL or INST, wherever that could be in the first."""
+    """Yield module and name of each GLOBAL or INST that two lines could be."""
+    # After damage it is unknown where an opcode begins: the module may follow any ``c`` or ``i`` in the first
+    # line, if only characters of a name come after it.
     *lines, _ = data.split(b"\n")
     for before, line in pairwise(lines):
         if len(line) > _LONGEST_NAME or not _NAME.fullmatch(line):
@@ -259,7 +269,7 @@ def _names_in_lines(data: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _names_on_the_stack(data: bytes) -> Iterator[tuple[str, str]]:
-    """Yield each two short strings that could be names and lie last before what imports from the stack."""
+    """Yield module and name for each STACK_GLOBAL: the last two short strings that could be names."""
     (module_at, module), (name_at, name) = (-_LONGEST_REACH, ""), (-_LONGEST_REACH, "")
     for match in _TEXT_OR_IMPORT.finditer(data):
         at = match.start()

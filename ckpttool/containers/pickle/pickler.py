@@ -1,10 +1,10 @@
 """Trees written as pickles of protocol 2, in the opcodes that PyTorch's ``weights_only`` accepts.
 
-Only names of harmless data get into a pickle (``pickle_nodes.trust``), whatever the tree holds.
+Only names of harmless data get into a pickle (``pickle_nodes.trust``), whatever the tree has.
 
-Each node is turned into a list: opcodes, and the nodes that are to be written between them. Tensors and
-arrays are written as the calls that rebuild them; the elements of tensors lie outside, those of arrays
-inside.
+Each node becomes a list of opcodes, with other nodes between them that are written in turn. Tensors and
+arrays are written as the calls that rebuild them; the elements of tensors are in other records, those of
+arrays in the pickle.
 
 Source: CPython ``Lib/pickle.py``; PyTorch ``torch/_weights_only_unpickler.py``, ``torch/_utils.py`` and
 ``torch/_tensor.py`` (``_reduce_ex_internal``); NumPy ``numpy/_core/src/multiarray/methods.c``
@@ -40,21 +40,21 @@ from ckpttool.core.errors import Unsupported
 from ckpttool.core.tensor import Tensor
 
 MAX_TEXT = 0xFFFFFFFF
-"""The most bytes of one text: its length takes four bytes."""
+"""Limit in bytes on one text: its length takes four bytes."""
 
 _PYTHON_2 = {"builtins": "__builtin__", "copyreg": "copy_reg"}
 _SHAREABLE = (list, tuple, set, frozenset, dict, bytearray, Call, Tensor)
 _ORDERED = frozenset({str, bytes, float, bool, complex})
-"""Types whose values, in a set, are written in an order of their own."""
+"""Types whose values are sorted when a set is written."""
 _LONGEST_KNOWN = 1 << 10
-"""Texts up to so many characters are written once."""
+"""Limit in characters on texts that are put into the memo, and written once."""
 _FLUSHED_BYTES = 1 << 16
 
 _STORAGES = frozenset(
     {"Bool", "Byte", "Char", "Short", "Int", "Long", "Half", "BFloat16", "Float", "Double"}
     | {"ComplexFloat", "ComplexDouble", "QInt8", "QUInt8", "QInt32", "QUInt4x2", "QUInt2x4"}
 )
-"""The element types that have a class of storages; the others are in untyped ones."""
+"""Element types with a storage class in PyTorch; others are in an ``UntypedStorage``."""
 _ARRAY_KINDS = {"float": "f", "integer": "i", "boolean": "b", "complex": "c"}
 _STEP = 1 << 20
 _ASCII = bytes(range(0x80))
@@ -64,21 +64,21 @@ _ASCII = bytes(range(0x80))
 
 
 class Op(bytes):
-    """Bytes of a pickle, as they are."""
+    """Bytes that are written unchanged."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Put:
-    """A place at which the top of the stack is remembered, under a key of the writer's own."""
+    """Store the top of the stack in the memo; the writer finds it by ``key``."""
 
     key: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """A name of the writer's own that is to be imported."""
+    """Import a name that the writer itself needs."""
 
     module: str
     name: str
@@ -86,7 +86,7 @@ class Import:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StreamedBytes:
-    """Bytes of a pickle that are read when they are written."""
+    """Bytes of a pickle that are produced while it is written."""
 
     blocks: Callable[[], Iterator[bytes]]
 
@@ -109,7 +109,7 @@ def int_opcode(number: int) -> Op:
         return Op(b"J" + number.to_bytes(4, "little", signed=True))
     length = (number if number >= 0 else ~number).bit_length() // 8 + 1
     data = number.to_bytes(length, "little", signed=True)
-    # PyTorch's weights_only knows no longer ones; they are what Python writes.
+    # LONG1, or LONG4 for 256 bytes and more, which PyTorch's ``weights_only`` doesn't accept.
     head = b"\x8a" + bytes([length]) if length < 256 else b"\x8b" + struct.pack("<i", length)
     return Op(head + data)
 
@@ -120,7 +120,7 @@ def text_opcode(text: str) -> Op:
 
 
 def text_header(nbytes: int) -> bytes:
-    """Return what is before a text of so many bytes."""
+    """Return the opcode and length before a text of ``nbytes``."""
     if nbytes > MAX_TEXT:
         found = f"{nbytes:,} bytes of text or of an array"
         raise Unsupported("a pickle", found, expected=f"at most {MAX_TEXT:,}")
@@ -128,7 +128,7 @@ def text_header(nbytes: int) -> bytes:
 
 
 def bytes_opcodes(text: Op | StreamedBytes) -> list[Any]:
-    """Return bytes as protocol 2 has them: text that is encoded again."""
+    """Return bytes in protocol 2, which has no opcode for them: ``_codecs.encode(text, "latin1")``."""
     return [Import("_codecs", "encode"), text, LATIN1, TUPLES[2], REDUCE]
 
 
@@ -136,10 +136,9 @@ def bytes_opcodes(text: Op | StreamedBytes) -> list[Any]:
 
 
 class Storages:
-    """Numbers the storages in the order in which a pickle first uses them; tied tensors have one.
+    """Numbers storages in the order of their first use in a pickle; tied tensors share one.
 
-    ``tensors`` has one tensor for each storage, at the index that is the key: its elements in C order are the
-    storage.
+    ``tensors``: a tensor for each storage, at the index of its key; its elements in C order are the storage.
     """
 
     def __init__(self) -> None:
@@ -147,7 +146,7 @@ class Storages:
         self._keys: dict[str, str] = {}
 
     def __call__(self, tensor: Tensor) -> str:
-        """Return the key of the storage of a tensor: "0", "1", …."""
+        """Return the key of a tensor's storage: "0", "1", …."""
         owner = tensor.shares_with or tensor.name
         if owner not in self._keys:
             self._keys[owner] = str(len(self.tensors))
@@ -156,7 +155,7 @@ class Storages:
 
 
 def dumps(tree: object, storage_of: Callable[[Tensor], str]) -> bytes:
-    """Return the pickle of a tree, whole; see ``pickle_into``."""
+    """Return the pickle of a tree; see ``pickle_into``."""
     parts: list[bytes] = []
     pickle_into(lambda data: parts.append(bytes(data)), tree, storage_of)
     return b"".join(parts)
@@ -165,23 +164,27 @@ def dumps(tree: object, storage_of: Callable[[Tensor], str]) -> bytes:
 def pickle_into(
     write: Callable[[bytes | memoryview], object], tree: object, storage_of: Callable[[Tensor], str]
 ) -> None:
-    """Write the pickle of a tree, in bounded memory: an array of NumPy's is in the pickle itself.
+    """Write the pickle of a tree in bounded memory, as NumPy arrays in it may be large.
 
-    ``storage_of`` gives the key of the record that holds a tensor's elements, in C order and little-endian. A
-    tree that holds what no tree holds, such as a name that is not known to be harmless, is a ValueError.
+    Args:
+        write: Called with consecutive pieces.
+        storage_of: Returns the key of the record with a tensor's elements, in C order and little-endian.
+
+    Raises:
+        ValueError: The tree has a node that can't be written, such as a name not known to be harmless.
     """
     _Pickler(write, storage_of, _shared_nodes(tree)).run(tree)
 
 
 def imported_by(tree: object) -> set[Global]:
-    """Return the names that the pickle of a tree would import; no value is read."""
+    """Return the names that the pickle of a tree would import, without reading tensors."""
     pickler = _Pickler(lambda data: None, Storages(), _shared_nodes(tree))
     pickler.run(tree, reads=False)
     return {Global(key.module, key.name) for key in pickler.memo if isinstance(key, Import)}
 
 
 def _shared_nodes(tree: object) -> set[int]:
-    """Return the addresses of the nodes that are in a tree more than once; none may hold itself."""
+    """Return the addresses of nodes that occur more than once; raise ValueError for one inside itself."""
     shared: set[int] = set()
     entered: set[int] = set()
     seen: set[int] = set()
@@ -194,7 +197,7 @@ def _shared_nodes(tree: object) -> set[int]:
             raise ValueError("a tree that holds itself can't be pickled")
         elif id(node) in seen:
             shared.add(id(node))
-            # It is written as what stands in for it, which so stands in the tree again, too.
+            # An ``Opaque`` is written as its content, which therefore occurs again, too.
             pending += [(node.content, True)] if isinstance(node, Opaque) else []
         elif isinstance(node, (*_SHAREABLE, Opaque)):
             seen.add(id(node))
@@ -207,7 +210,7 @@ def _shared_nodes(tree: object) -> set[int]:
 
 
 class _Pickler:
-    """Writes one pickle; ``memo`` has the places at which nodes, texts and imported names are remembered."""
+    """Writer of one pickle; ``memo`` has the indexes of nodes (by address), texts and imported names."""
 
     def __init__(
         self,
@@ -222,7 +225,7 @@ class _Pickler:
 
     def run(self, tree: object, *, reads: bool = True) -> None:
         self._write(b"\x80\x02")
-        # On a stack, not by recursion: of each node that was begun, what is still to be written.
+        # A stack in place of recursion: the remaining opcodes and nodes of each node that is being written.
         todo: list[Iterator[Any]] = [iter([tree])]
         pieces = bytearray()
         while todo:
@@ -251,7 +254,7 @@ class _Pickler:
         pieces.clear()
 
     def _opcodes(self, node: Any) -> list[Any]:
-        """Return what represents a node: opcodes, and other nodes between them."""
+        """Return the opcodes of a node, with other nodes between them."""
         if id(node) in self._shared and id(node) in self.memo:
             return [self._get(id(node))]
         opcodes_of = _OPCODES.get(type(node))
@@ -264,10 +267,10 @@ class _Pickler:
         return Op(b"h" + bytes([at]) if at < 256 else b"j" + at.to_bytes(4, "little"))
 
     def _put(self, node: object) -> list[Put]:
-        """Return what remembers the node that was just made, if it is in the tree again."""
+        """Return the opcode that stores the new node in the memo, if the node is shared."""
         return [Put(id(node))] if id(node) in self._shared else []
 
-    # One method for each type of node, as the table below has them
+    # One method for each type of node, see ``_OPCODES``
 
     def _text(self, text: str) -> list[Any]:
         if len(text) > _LONGEST_KNOWN:
@@ -373,7 +376,7 @@ def _append_all(items: Iterable[Any]) -> list[Any]:
 
 
 def _set_all(pairs: Iterable[tuple[Any, Any]]) -> list[Any]:
-    """Return what sets pairs; those of which a part can't be carried are left out."""
+    """Return the opcodes that set pairs, without those whose key or value can't be converted."""
     present = [part for pair in pairs if not any(map(is_gone, pair)) for part in pair]
     return [MARK, *present, SETITEMS] if present else []
 
@@ -383,7 +386,7 @@ def _build(state: object) -> list[Any]:
 
 
 def sorted_items(items: set[Any] | frozenset[Any]) -> list[Any]:
-    """Return the items of a set, plain ones in an order that is the same in every process."""
+    """Return the items of a set in an order that is the same in every process, if they are plain."""
     return sorted(items, key=lambda item: (type(item).__name__, repr(item) if type(item) in _ORDERED else ""))
 
 
@@ -391,7 +394,7 @@ def sorted_items(items: set[Any] | frozenset[Any]) -> list[Any]:
 
 
 def tensor_opcodes(tensor: Tensor, key: str, requires_grad: bool = False) -> list[Any]:
-    """Return the call that rebuilds a tensor as a view of all of its storage."""
+    """Return the call that rebuilds a tensor as a contiguous view of its whole storage."""
     if tensor.dtype.kind in ("quantized", "string"):
         raise Unsupported(tensor.name, f"a tensor of {tensor.dtype} needs more than its elements")
     if tensor.dtype.storage in _STORAGES:
@@ -409,7 +412,7 @@ def _view(tensor: Tensor, key: str) -> list[Any]:
     step = 1
     for length in reversed(tensor.shape):
         strides.append(step)
-        step *= max(length, 1)  # as PyTorch counts where an axis is empty
+        step *= max(length, 1)  # PyTorch's strides of an empty axis
     return [*_storage(tensor, key), int_opcode(0), tensor.shape, tuple(reversed(strides))]
 
 
@@ -428,7 +431,7 @@ def _no_hooks() -> list[Any]:
 
 
 def call_opcodes(call: Call, storage_of: Callable[[Tensor], str]) -> list[Any] | None:
-    """Return what represents a call whose arguments are not those of the function, None for any other."""
+    """Return the opcodes of a call that a tree has with other arguments than a pickle; None for others."""
     args = call.args
     if not args or not isinstance(call.function, Global):
         return None
@@ -452,7 +455,7 @@ def call_opcodes(call: Call, storage_of: Callable[[Tensor], str]) -> list[Any] |
 
 
 def is_rewritten(call: Call) -> bool:
-    """Return whether ``call_opcodes`` takes a call for what represents another."""
+    """Return whether ``call_opcodes`` handles a call."""
     args = call.args
     if call.function == FROM_TYPE:
         return len(args) == 3
@@ -464,7 +467,9 @@ def is_rewritten(call: Call) -> bool:
 
 
 def _subclass(args: tuple[Any, ...], storage_of: Callable[[Tensor], str]) -> list[Any]:
-    """Return a tensor of a subclass, or with attributes: the parts of its own call stand apart."""
+    """Return the call that rebuilds a tensor of a subclass, or with attributes."""
+    # ``_rebuild_from_type_v2(function, class, arguments, state)`` calls the inner function itself: so the
+    # call of the inner tensor is taken apart, into the function, and a tuple that isn't reduced.
     inner, kind, state = args
     if isinstance(inner, Tensor):
         call: list[Any] = tensor_opcodes(inner, storage_of(inner))
@@ -484,7 +489,7 @@ def _subclass(args: tuple[Any, ...], storage_of: Callable[[Tensor], str]) -> lis
 
 
 def array_opcodes(tensor: Tensor) -> list[Any]:
-    """Return the call that rebuilds an array; its elements are in the pickle."""
+    """Return the call that rebuilds a NumPy array, with its elements."""
     empty = [Import("numpy", "ndarray"), (0,), b"b", TUPLES[3], REDUCE]
     fields = [int_opcode(1), tensor.shape, *_array_type(tensor), FALSE]
     content = bytes_opcodes(_elements(tensor))
@@ -492,7 +497,7 @@ def array_opcodes(tensor: Tensor) -> list[Any]:
 
 
 def _masked_array(values: Tensor, mask: Tensor, fill: object) -> list[Any]:
-    """Return a masked array: its values, which of them are hidden, and what is shown in their place."""
+    """Return the call that rebuilds a masked array from its values, mask and fill value."""
     kinds = [Import("numpy.ma.core", "MaskedArray"), Import("numpy", "ndarray")]
     empty = [MARK, *kinds, (0,), b"b", TUPLE, REDUCE]
     fields = [int_opcode(1), values.shape, *_array_type(values), FALSE]
@@ -502,7 +507,7 @@ def _masked_array(values: Tensor, mask: Tensor, fill: object) -> list[Any]:
 
 
 def _array_type(tensor: Tensor) -> list[Any]:
-    """Return the ``numpy.dtype`` of an array of a tensor's elements."""
+    """Return the call that rebuilds the ``numpy.dtype`` of a tensor's elements."""
     outer, dtype = Import("numpy", "dtype"), tensor.dtype
     has_numpys_name = dtype.numpy == dtype.name
     if has_numpys_name and dtype.name.rstrip("0123456789") in ("bool", "int", "uint", "float", "complex"):
@@ -516,10 +521,10 @@ def _array_type(tensor: Tensor) -> list[Any]:
 
 
 def _elements(tensor: Tensor) -> StreamedBytes:
-    """Return the elements as the UTF-8 of the text that has a character for each byte."""
+    """Return the elements as text for ``bytes_opcodes``: Latin-1 encoded in UTF-8, with its header."""
 
     def blocks() -> Iterator[bytes]:
-        # The length stands first, and a byte from 0x80 on takes two: so the elements are read twice.
+        # The length comes first, and a byte from 0x80 on takes two: so the elements are read twice.
         above_ascii = sum(len(bytes(block).translate(None, _ASCII)) for block in tensor.blocks(_STEP))
         yield text_header(tensor.nbytes + above_ascii)
         for block in tensor.blocks(_STEP):
