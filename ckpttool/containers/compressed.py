@@ -1,8 +1,8 @@
-"""Compressed streams and records, read like files: in bounded memory, fast as long as one reads forwards.
+"""Compressed streams and zip records, read like files in bounded memory; reading forwards is fast.
 
-What joblib compresses is one stream from the file's first byte on. It is read once when it is opened, which
-gives its length and checks its checksum. Records of zips have their sizes stated; those of one file share
-budgets. ``Budget`` limits names that are written out of a compact form by the same bounds.
+A file that joblib compresses is one stream from its first byte on. The stream is decompressed once when it is
+opened, to get its length and check its checksum. Zip records have their sizes in the directory; those of one
+file share budgets. ``Budget`` applies the same limits to names that expand from a compact form.
 
 Source: joblib ``joblib/compressor.py``, ``joblib/numpy_pickle_compat.py`` (``read_zfile``).
 """
@@ -40,7 +40,7 @@ _ZFILE_HEADER = 2 + len(hex(1 << 64))
 
 
 class _Decompressor(Protocol):
-    """What is common to the decompressors of the standard library."""
+    """Common interface of the standard library's decompressors."""
 
     @property
     def eof(self) -> bool: ...
@@ -52,7 +52,14 @@ class _Decompressor(Protocol):
 
 
 class Compression(NamedTuple):
-    """A kind of compression: its name, its first bytes, its decompressor, and where the stream begins."""
+    """Compression of a file.
+
+    Attributes:
+        magic: First bytes of the file.
+        make: Returns a new decompressor.
+        offset: Offset of the compressed stream.
+        is_header: Checks a header that has more than a magic number.
+    """
 
     name: str
     magic: bytes
@@ -74,7 +81,9 @@ def _lzma() -> _Decompressor:
 
 
 def _is_lzma_header(head: bytes) -> bool:
-    """Whether the header of an lzma stream, which has no magic, is one that ``xz`` would recognise."""
+    """Return whether ``xz`` would recognise the header of an lzma stream, which has no magic number."""
+    # A byte of properties, the dictionary's size, the uncompressed size, and the first byte of the stream,
+    # which is always 0. ``xz`` only takes sizes of dictionaries that encoders use, and plausible file sizes.
     if len(head) < _LZMA_HEADER.size:
         return False
     _, dictionary, size, first = _LZMA_HEADER.unpack_from(head)
@@ -96,19 +105,19 @@ _COMPRESSIONS = (
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """Return what decompressors raise for damaged input; that of bz2 is an OSError."""
+    """Return the exceptions that decompressors raise for damaged input; that of bz2 is an OSError."""
     from lzma import LZMAError
 
     return zlib.error, LZMAError, OSError, EOFError, ValueError
 
 
 def compression_of(head: bytes) -> Compression | None:
-    """Return how a file that begins like this is compressed, or None."""
+    """Return the compression of a file that begins with ``head``, or None."""
     return next((one for one in _COMPRESSIONS if head.startswith(one.magic) and one.is_header(head)), None)
 
 
 def first_bytes(compression: Compression, source: Readable, nbytes: int) -> bytes:
-    """Return the first bytes of what a file holds; none if it is damaged."""
+    """Return the first decompressed bytes of a file; none if it is damaged."""
     start = compression.offset
     packed = source.read(start, min(_FIRST_BLOCK, max(source.size - start, 0)))
     try:
@@ -118,11 +127,10 @@ def first_bytes(compression: Compression, source: Readable, nbytes: int) -> byte
 
 
 class _Cursor(threading.local):
-    """Position in the content and the bytes before it, for each thread.
+    """Position in the content, and the bytes before it, of each thread."""
 
-    Threads read different arrays at the same time: a shared position would go back and forth between them,
-    and each step back decompresses everything from the start.
-    """
+    # Threads read different arrays at the same time: a shared position would jump back and forth between
+    # them, and each step back decompresses everything from the start.
 
     def __init__(self, pieces: Callable[[], Iterator[bytes]]) -> None:
         """Begin at the start; ``threading.local`` calls this in each thread."""
@@ -149,7 +157,7 @@ class _Cursor(threading.local):
 
 
 class Decompressed(Readable):
-    """Content of a compressed stream; reading back beyond the kept bytes decompresses it from the start."""
+    """Content of a compressed stream; to read before the kept bytes decompresses it again from the start."""
 
     forwards: ClassVar[bool] = True
     _called: ClassVar[str] = "stream"
@@ -218,7 +226,7 @@ class Decompressed(Readable):
         self.trailing = self._source.size - at + len(decompressor.unused_data)
 
     def _step(self, decompressor: Any, packed: bytes) -> tuple[bytes, bytes, bool]:
-        """Return the next bytes, the input that is still to be used, and whether nothing more comes of it."""
+        """Return the next bytes, the unused input, and whether more output needs more input."""
         try:
             piece = decompressor.decompress(packed, _PIECE)
         except _failures() as failure:
@@ -300,8 +308,8 @@ class Inflation:
 class Inflated(Readable):
     """Content of a deflated record; ``size`` is the number of bytes that its zip declares.
 
-    To read backwards starts again from the beginning. ``read`` is for structure, and has a budget;
-    ``read_into`` streams, and has none.
+    Reading backwards inflates from the start again. ``read`` is for structure, and has a budget;
+    ``read_into`` streams values, and has none.
     """
 
     forwards: ClassVar[bool] = True
@@ -320,7 +328,7 @@ class Inflated(Readable):
 
     @property
     def is_open(self) -> bool:
-        """Return whether a stream is kept, to be read on from."""
+        """Return whether an inflated stream is kept, from which later reads go on."""
         return self._inflater is not None
 
     @property
@@ -358,8 +366,8 @@ class Inflated(Readable):
         return True
 
     def _start(self) -> None:
-        """Begin to inflate, perhaps anew."""
-        from isal import isal_zlib  # many times as fast as zlib where much comes of little
+        """Begin to inflate from the start of the record."""
+        from isal import isal_zlib  # many times as fast as zlib for high compression ratios
 
         if self.size > self.stored * MAX_EXPANSION:
             raise self._damage(f"{self.stored:,} bytes, which can't be inflated to so many")
@@ -379,7 +387,9 @@ class Inflated(Readable):
         raise self._damage(f"inflates to {self._position:,} bytes")
 
     def _step(self, limit: int) -> bytes:
-        """Return up to ``limit`` of the next bytes: some is still to come when all input is used up."""
+        """Return up to ``limit`` of the next bytes; maybe none, before the end of the stream."""
+        # The inflater holds output back, so that bytes may come when all input is used up: the record has
+        # ended early only if a call without input makes nothing.
         from isal import isal_zlib
 
         packed = self._inflater.unconsumed_tail
@@ -396,7 +406,7 @@ class Inflated(Readable):
         return piece
 
     def _is_at_end(self) -> bool:
-        """Return whether the stream ends here, and with it the record."""
+        """Return whether the stream and the record both end at the position."""
         while not self._inflater.eof:
             if self._step(1):
                 return False
@@ -407,19 +417,19 @@ class Inflated(Readable):
 
 
 class Budget:
-    """How many bytes the names in a file may take once prefixes and paths that they share are written out.
+    """Limit on the bytes of all names in a file, with shared prefixes and paths expanded."""
 
-    Names are searched, sorted, compared and printed, so that a byte of them costs a microsecond and tens of
-    bytes of memory. Those of real models take a few times what an index stores of them.
-    """
+    # Keys of a sorted table and paths of nested groups store a shared prefix once, and expand to the square
+    # of their size. Names are searched, sorted, compared and printed, so that a byte of them costs a
+    # microsecond and tens of bytes of memory. Those of real models expand to a few times their stored size.
 
     def __init__(self, path: str, nbytes: int, what: str) -> None:
-        """Begin to count.
+        """Set the limit for a file.
 
         Args:
             path: The file, for errors.
             nbytes: Its size.
-            what: What is counted, for errors: ``keys``.
+            what: Plural noun of the names, for errors: ``keys``.
         """
         self._path, self._nbytes, self._what = path, nbytes, what
         self.limit = MIN_STRUCTURE + STRUCTURE_A_BYTE * max(0, nbytes - FREE)
@@ -429,7 +439,7 @@ class Budget:
         """Count bytes.
 
         Raises:
-            LimitExceeded: They are more than the file may have.
+            LimitExceeded: The limit is exceeded.
         """
         self.spent += nbytes
         if self.spent > self.limit:

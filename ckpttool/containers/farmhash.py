@@ -1,4 +1,4 @@
-"""FarmHash's Fingerprint64, with which TensorFlow marks the index of a SavedModel's variables.
+"""FarmHash's Fingerprint64, TensorFlow's fingerprint of the index of a SavedModel's variables.
 
 Source: google/farmhash ``src/farmhash.cc`` (namespace ``farmhashna``).
 """
@@ -18,6 +18,8 @@ Pair = tuple[int, int]
 
 def fingerprint64(data: bytes) -> int:
     """Return the 64-bit fingerprint of bytes."""
+    # Python's integers have no fixed width: a value is reduced to 64 bits where the C++ code overflows and
+    # the high bits would matter, which is before each shift to the right, and in results.
     if len(data) <= 16:
         return _hash_0_to_16(data)
     if len(data) <= 32:
@@ -112,7 +114,7 @@ def _hash_over_64(data: bytes) -> int:
 def _round(
     words: tuple[int, ...], x: int, y: int, z: int, v: Pair, w: Pair, multiplier: int, weight: int
 ) -> tuple[int, int, int, Pair, Pair]:
-    """Take in a block of eight words."""
+    """Return the state after a block of eight words."""
     x = _rotate(x + y + v[0] + words[1], 37) * multiplier
     y = _rotate(y + v[1] + words[6], 42) * multiplier
     x = (x ^ w[1] * weight) & _MASK

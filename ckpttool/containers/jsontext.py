@@ -1,4 +1,4 @@
-"""JSON as an index or a header holds it: read strictly, in bounded memory, with doubled keys told."""
+"""Strict JSON parser for indexes and headers: in bounded memory, and with duplicate keys marked."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, require_at_most
 
 MAX_VALUES = 4_000_000
-"""The most JSON values in one text; a safetensors header of 100 MB has as many."""
+"""Limit on JSON values in one text; a safetensors header of 100 MB has as many."""
 
 MAX_DEPTH = 127
-"""How deep JSON may be nested; serde_json, which safetensors uses, has the same limit."""
+"""Limit on the depth of JSON; serde_json, which safetensors uses, has the same limit."""
 
 _LENGTH_DIGITS = len(str((1 << 64) - 1))
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class Doubled(dict[str, Any]):
-    """A JSON object in which ``key`` stands twice; the last value has it."""
+    """A JSON object with a duplicate key, ``key``, which has the last value."""
 
     key: str
 
@@ -30,7 +30,7 @@ class Doubled(dict[str, Any]):
         return f"{self.key!r} stands twice"
 
     def error(self, path: str, where: str | None = None) -> DamagedCheckpoint:
-        """Return the error of a file that may not have it."""
+        """Return the error for a file in which duplicate keys aren't allowed."""
         return DamagedCheckpoint(path, self.problem, where=where, code="duplicate-key")
 
 
@@ -40,20 +40,22 @@ _CONTAINERS = frozenset({dict, list, Doubled})
 def parse_json(
     path: str, data: bytes, what: str, *, constants: bool = False, surrogates: bool = False
 ) -> Any:
-    """Return what JSON text in UTF-8 holds; an object with a key twice is a ``Doubled``.
+    """Return the value of a JSON text in UTF-8; an object with a duplicate key is a ``Doubled``.
 
     Args:
         path: The file, for errors.
         data: The text.
-        what: What the text is, for errors and their codes: ``header``, ``index``.
+        what: Noun of the text, for errors and their codes: ``header``, ``index``.
         constants: Whether NaN and Infinity, which Python writes, are accepted.
-        surrogates: Whether lone surrogates are, in which Python keeps bytes that are no UTF-8.
+        surrogates: Whether lone surrogates are accepted, which Python uses for bytes that aren't UTF-8.
     """
     try:
         text = data.decode()
     except UnicodeDecodeError as failure:
         found = f"the {what} is not UTF-8 at its byte {failure.start:,}"
         raise DamagedCheckpoint(path, found, code=f"{what}-not-utf8") from failure
+    # An upper bound on the number of values, before any is made: n of them in a container take a bracket and
+    # n - 1 commas.
     values = sum(map(text.count, "[{,"))
     require_at_most(path, MAX_VALUES, values, f"the {what} holds {{:,}} JSON values")
     constant = float if constants else _refuse_constant
@@ -90,7 +92,7 @@ def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _parse_integer(digits: str) -> int | float:
-    """Return an integer where 64 bits can hold it, a float elsewhere, as the library's parser does."""
+    """Return an integer, or a float for more digits than 64 bits have and for ``-0``."""
     return float(digits) if len(digits) > _LENGTH_DIGITS or digits == "-0" else int(digits)
 
 
@@ -114,7 +116,7 @@ def _is_deeper(tree: Any, limit: int) -> bool:
 
 
 def objects(tree: object) -> Iterator[dict[str, Any]]:
-    """Yield every object in a tree of JSON, wherever it stands."""
+    """Yield every object in a JSON value, at any depth."""
     pending = [tree]
     while pending:
         node = pending.pop()

@@ -1,7 +1,14 @@
 """Paddle's tensor streams: LoDTensor, SelectedRows, and files of several LoDTensors.
 
-Nothing in them is aligned, named or summed, and the data has no length of its own: Paddle itself takes a
-file that was cut short for whole. So each stream must end exactly where its file or the next one does.
+All numbers are little-endian::
+
+    LoDTensor     version (uint32, 0), number of levels (uint64), the levels, tensor
+    level         size in bytes (uint64), bounds of sequences (uint64 each)
+    SelectedRows  version (uint32, 0), number of rows (uint64), rows (int64 each), height (int64), tensor
+    tensor        version (uint32, 0), size (int32) of TensorDesc, TensorDesc (protocol buffer), elements
+
+Nothing is aligned or named, nothing has a checksum, and the elements have no stated size: Paddle itself loads
+a truncated file without an error. So a stream must end exactly where its file ends, or the next one begins.
 
 Source: PaddlePaddle/Paddle ``paddle/fluid/framework/lod_tensor.cc``, ``selected_rows.cc``,
 ``tensor_util.cc``, ``framework.proto``.
@@ -21,11 +28,11 @@ from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated, re
 from ckpttool.core.readable import Readable
 
 MAX_LEVELS = 8
-"""More nested sequences than any model has; a SelectedRows file would seem to have thousands."""
+"""Limit on nested sequences, above that of any model; a SelectedRows read as LoDTensor has thousands."""
 MAX_AXES = 64
 MAX_TENSORS = 1_000_000
 MAX_OFFSETS = 1 << 24
-"""The most sequences of a level whose bounds are compared."""
+"""Limit on the bounds of a level that are checked."""
 
 _MAX_DESCRIPTION = 1 << 16
 _MAX_INT64 = (1 << 63) - 1
@@ -53,9 +60,9 @@ ELEMENTS: dict[int, DType] = {
     }.items()
 }
 NUMBERS: dict[str, int] = {dtype.name: number for number, dtype in ELEMENTS.items()}
-"""The numbers of ``VarType.Type`` by the names of the types of elements."""
+"""Number of ``VarType.Type`` by name of the element type."""
 NO_LEVELS = bytes(8)
-"""The sequences of a tensor that has none: a count of 0."""
+"""Bytes of the levels of a tensor without any: their number, 0."""
 _VERSION = bytes(4)
 _DATA_TYPE, _DIMS = 0x08, 0x10  # fields 1 and 2 of TensorDesc, both varints
 
@@ -72,8 +79,8 @@ class Stream(NamedTuple):
     """One stream: its elements in ``nbytes`` bytes at ``offset``.
 
     Attributes:
-        lod: For each level of sequences, where its bounds lie (offset in bytes, count of uint64).
-        rows: The numbers of the rows, for a SelectedRows.
+        lod: For each level of sequences, the position of its bounds: offset, number of uint64.
+        rows: The row numbers of a SelectedRows; None for a LoDTensor.
         end: Offset after the stream.
     """
 
@@ -90,10 +97,9 @@ class Stream(NamedTuple):
 
 
 def read_file(source: Readable) -> Stream:
-    """Return the one stream that a file is: a LoDTensor or a SelectedRows, up to its last byte.
-
-    Both begin alike; what ends exactly with the file is right, a LoDTensor first.
-    """
+    """Return the single stream of a file: a LoDTensor or a SelectedRows that ends with the file."""
+    # Both begin alike, and nothing tells them apart: so the first reading that ends exactly with the file is
+    # taken. If none does, the error is that of a LoDTensor.
     if not source.size:
         raise Truncated(source.path, "an empty file", expected="a tensor")
     try:
@@ -109,7 +115,7 @@ def read_file(source: Readable) -> Stream:
 
 
 def read_all(source: Readable) -> Iterator[Stream]:
-    """Yield the LoDTensors that are one after the other up to the end of a file."""
+    """Yield the consecutive LoDTensors of a file, up to its end."""
     at = count = 0
     while at < source.size:
         stream = read_lod_tensor(source, at, f"tensor #{count:,}")
@@ -122,7 +128,7 @@ def read_all(source: Readable) -> Iterator[Stream]:
 
 
 def starts_like_stream(source: Readable) -> bool:
-    """Return whether a file begins with the whole header of a stream, whatever comes behind."""
+    """Return whether a file begins with the complete header of a stream."""
     if source.size < _U32.size or source.read(0, _U32.size) != bytes(_U32.size):
         return False
     for read in (read_lod_tensor, read_selected_rows):
@@ -135,16 +141,16 @@ def starts_like_stream(source: Readable) -> bool:
 
 
 def read_lod_tensor(source: Readable, at: int = 0, where: str | None = None) -> Stream:
-    """Return the LoDTensor whose header is at an offset; its data may reach after the end of the file."""
+    """Return the LoDTensor whose header is at an offset; its end isn't checked."""
     at = _skip_version(source, at, where)
     lod, at = _read_levels(source, at, where)
     return _read_tensor(source, at, where)._replace(lod=lod)
 
 
 def read_selected_rows(source: Readable, *, with_lod: bool = False) -> Stream:
-    """Return the SelectedRows that a file begins with.
+    """Return the SelectedRows at the beginning of a file.
 
-    ``with_lod``: whether its values are a whole LoDTensor, as some releases of 2018 wrote them.
+    ``with_lod``: whether its values are a complete LoDTensor, as some releases of 2018 wrote them.
     """
     at = _skip_version(source, 0, None)
     count = _read_number(source, _U64, at, "rows")
@@ -180,7 +186,7 @@ def _read_number(source: Readable, layout: struct.Struct, at: int, where: str | 
 
 
 def _skip_version(source: Readable, at: int, where: str | None) -> int:
-    """Return the offset after a version, which has always been 0."""
+    """Check that the version is 0, and return the offset after it."""
     version = _read_number(source, _U32, at, where)
     if version != 0:
         raise _damage(source, where, f"version {version:,} at byte {at:,}", "tensor-version")
@@ -188,7 +194,7 @@ def _skip_version(source: Readable, at: int, where: str | None) -> int:
 
 
 def _read_levels(source: Readable, at: int, where: str | None) -> tuple[tuple[tuple[int, int], ...], int]:
-    """Return where the bounds of each level of sequences lie, and the offset after them."""
+    """Return the positions of the bounds of all levels, as in ``Stream.lod``, and the offset after them."""
     count = _read_number(source, _U64, at, where)
     require_at_most(source.path, MAX_LEVELS, count, "{:,} levels of sequences", where)
     at += _U64.size
@@ -216,7 +222,7 @@ def _read_tensor(source: Readable, at: int, where: str | None) -> Stream:
 
 
 def describe(message: bytes | memoryview, path: str, where: str | None) -> tuple[DType, tuple[int, ...]]:
-    """Return the type and shape that a ``TensorDesc`` tells; an axis of any length is -1 in programs."""
+    """Return the type and shape in a ``TensorDesc``; raises for lengths of -1, which only programs have."""
     number, shape = parse_description(message, path, where)
     if number not in ELEMENTS:
         raise DamagedCheckpoint(path, f"element type {number}", where=where, code="unknown-dtype")
@@ -229,7 +235,7 @@ def describe(message: bytes | memoryview, path: str, where: str | None) -> tuple
 def parse_description(
     message: bytes | memoryview, path: str, where: str | None
 ) -> tuple[int | None, tuple[int, ...]]:
-    """Return the number of the type and the lengths of a ``TensorDesc`` as they are there."""
+    """Return the number of the type, None if missing, and the shape of a ``TensorDesc``, unchecked."""
     if len(message) > _MAX_DESCRIPTION:
         raise LimitExceeded(path, f"a description of {len(message):,} bytes", where=where)
     number: int | None = None
@@ -258,7 +264,7 @@ def _packed_integers(data: memoryview, path: str, where: str | None) -> Iterator
 
 
 def integers(source: Readable, offset: int, count: int) -> array[int]:
-    """Return signed 64-bit integers that are at an offset; the caller bounds how many."""
+    """Return the signed 64-bit integers at an offset; the caller limits ``count``."""
     numbers = array("q", source.read(offset, 8 * count))
     if struct.pack("=H", 1) != struct.pack("<H", 1):
         numbers.byteswap()
@@ -266,7 +272,7 @@ def integers(source: Readable, offset: int, count: int) -> array[int]:
 
 
 def lod_bytes(source: Readable, stream: Stream) -> bytes:
-    """Return the sequences of a tensor as they are in the file: how many levels, and each with its size."""
+    """Return the levels of a tensor as in the file: their number, and each with its size."""
     if not stream.lod:
         return bytes(_U64.size)
     start = stream.lod[0][0] - 2 * _U64.size
@@ -275,11 +281,9 @@ def lod_bytes(source: Readable, stream: Stream) -> bytes:
 
 
 def lod_fault(source: Readable, stream: Stream) -> str | None:
-    """Return what Paddle would say against the sequences of a tensor, None where they fit.
-
-    Each level begins with 0 and never falls; it ends with the number of sequences in the next level, the
-    last with the length of the first axis.
-    """
+    """Return the reason why Paddle would refuse the sequences of a tensor; None if they are valid."""
+    # The bounds of a level begin with 0 and never fall; they end with the number of sequences in the next
+    # level, or in the last level with the length of the first axis.
     for level, (offset, count) in enumerate(stream.lod):
         if count > MAX_OFFSETS:
             return f"level {level} has {count:,} bounds, which were not compared"
@@ -294,22 +298,22 @@ def lod_fault(source: Readable, stream: Stream) -> str | None:
 
 
 def lod_tensor_header(dtype: DType, shape: tuple[int, ...], levels: bytes = NO_LEVELS) -> bytes:
-    """Return what is in front of the elements of a LoDTensor; ``levels`` as ``lod_bytes`` gives them."""
+    """Return the bytes before the elements of a LoDTensor; ``levels`` as from ``lod_bytes``."""
     return _VERSION + levels + tensor_header(dtype, shape)
 
 
 def rows_header(count: int) -> bytes:
-    """Return what is in front of the row numbers of a SelectedRows."""
+    """Return the bytes before the row numbers of a SelectedRows."""
     return _VERSION + struct.pack("<Q", count)
 
 
 def values_header(height: int, dtype: DType, shape: tuple[int, ...]) -> bytes:
-    """Return what stands between the row numbers of a SelectedRows, out of ``height``, and its elements."""
+    """Return the bytes between the row numbers of a SelectedRows and its elements."""
     return struct.pack("<q", height) + tensor_header(dtype, shape)
 
 
 def tensor_header(dtype: DType, shape: tuple[int, ...]) -> bytes:
-    """Return a version and a ``TensorDesc``, which are in front of the elements in any stream."""
+    """Return the version, size and ``TensorDesc`` before the elements of any stream."""
     axes = b"".join(bytes([_DIMS]) + encoded_varint(length) for length in shape)
     description = bytes([_DATA_TYPE]) + encoded_varint(NUMBERS[dtype.name]) + axes
     return _VERSION + struct.pack("<i", len(description)) + description

@@ -1,6 +1,7 @@
-"""Lists of SHA-256 digests of files, as ``sha256sum`` writes and checks them.
+"""Manifests: lists of SHA-256 digests of files, as ``sha256sum`` writes and checks them.
 
-Read are its text and binary lines, BSD's ``SHA256 (name) = …``, and a lone digest, as web pages offer it.
+The reader accepts text and binary lines of ``sha256sum``, BSD's ``SHA256 (name) = …``, and a digest alone, as
+web pages offer it.
 
 Source: GNU coreutils ``src/digest.c``.
 """
@@ -20,10 +21,10 @@ from ckpttool.core.text import counted
 from ckpttool.storage import fs
 
 MAX_BYTES = 1 << 23
-"""The most bytes of a manifest that are read; 50,000 files have fewer."""
+"""Limit in bytes on a manifest; 50,000 files have fewer."""
 
 MAX_NAME = 1 << 13
-"""The most bytes of a name; no system in use has longer paths."""
+"""Limit in bytes on a name; no system in use has longer paths."""
 _MAX_LINE = 2 * MAX_NAME + 128  # every character of a name may be escaped
 
 _PLAIN = re.compile(rb"(?P<escaped>\\?)(?P<digest>[0-9A-Fa-f]{64}) [ *](?P<name>.+)", re.DOTALL)
@@ -34,10 +35,10 @@ _ESCAPED = {b"\\": b"\\", b"n": b"\n", b"r": b"\r"}
 
 
 class Line(NamedTuple):
-    """What a manifest says of one file.
+    """Entry of one file.
 
     Attributes:
-        name: As the manifest writes it, relative to the directory that the manifest is in.
+        name: Path as in the manifest, relative to the manifest's directory.
         digest: SHA-256 in hexadecimal digits, lower case.
     """
 
@@ -47,7 +48,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a manifest says; ``malformed`` holds an error for what can't be read or followed."""
+    """A manifest; ``malformed`` has an error if lines, or the whole file, can't be read."""
 
     path: str
     lines: tuple[Line, ...] = ()
@@ -55,12 +56,12 @@ class Manifest:
 
     @property
     def name(self) -> str:
-        """Return the last part of its path."""
+        """Return the file name of the manifest."""
         return os.path.basename(self.path)
 
     @cached_property
     def digests(self) -> Mapping[str, frozenset[str]]:
-        """Return what it says of each file, by absolute path; twice the same file has several."""
+        """Return the digests of each file by absolute path; several if it is listed more than once."""
         digests: dict[str, frozenset[str]] = {}
         directory = os.path.dirname(fs.abspath(self.path))
         for line in self.lines:
@@ -69,7 +70,7 @@ class Manifest:
         return digests
 
     def about(self, checkpoint: str, files: Collection[str]) -> Manifest:
-        """Return what it says of one checkpoint: of its files, and of what is in its directory."""
+        """Return the manifest with the lines of one checkpoint: of its files, and of all in its directory."""
         inside, directory = checkpoint + os.sep, os.path.dirname(fs.abspath(self.path))
         lines = []
         for line in self.lines:
@@ -80,11 +81,11 @@ class Manifest:
 
 
 def read_manifest(path: str, *, of: str | None = None) -> Manifest:
-    """Return what a manifest says; what is wrong with it is in the answer.
+    """Read a manifest; errors are in its ``malformed``.
 
     Args:
-        path: Where it lies.
-        of: The file that it speaks of, for a digest without a name.
+        path: Path of the manifest.
+        of: The file of a digest without a name.
     """
     name = os.path.basename(path)
     try:
@@ -99,7 +100,7 @@ def read_manifest(path: str, *, of: str | None = None) -> Manifest:
 
 
 def parse_manifest(path: str, data: bytes, *, of: str | None = None) -> Manifest:
-    """Return what the text of a manifest says; see ``read_manifest``."""
+    """Parse the text of a manifest; see ``read_manifest``."""
     lines: list[Line] = []
     faults: list[tuple[int, str]] = []
     for number, text in enumerate(data.split(b"\n"), 1):
@@ -122,7 +123,7 @@ def parse_manifest(path: str, data: bytes, *, of: str | None = None) -> Manifest
 
 
 def _parse_line(text: bytes, of: str | None) -> Line | str:
-    """Return what a line says, or why it says nothing."""
+    """Return the entry in a line, or the reason why it can't be read."""
     if of is not None and _BARE.fullmatch(text):
         return Line(os.path.basename(of), text.decode().lower())
     if len(text) > _MAX_LINE:
@@ -146,7 +147,8 @@ def _parse_line(text: bytes, of: str | None) -> Line | str:
 
 
 def dumps_manifest(lines: Iterable[Line]) -> bytes:
-    """Return the text that ``sha256sum -c`` checks: a line a file."""
+    """Return the text of a manifest for ``sha256sum -c``."""
+    # A name with a backslash or a line break is escaped, and its line marked by a backslash at the start.
     text = bytearray()
     for line in lines:
         name = os.fsencode(line.name)

@@ -1,7 +1,7 @@
 """The header of a NumPy array file: a magic number, and a Python dictionary literal.
 
-The literal is read by a small parser of its own, which knows strings, integers, booleans, tuples, lists and
-dictionaries, and nothing else of Python.
+The literal has a small parser here, for strings, integers, booleans, tuples, lists and dictionaries only:
+Python's own parser can be made to take much memory, or crash, by nested literals.
 
 Source: NumPy ``numpy/lib/_format_impl.py``.
 """
@@ -18,13 +18,13 @@ from ckpttool.core.readable import Readable
 
 MAGIC = b"\x93NUMPY"
 MAX_HEADER = 1 << 20
-"""The longest header in bytes; NumPy itself wants to be asked above 10,000."""
+"""Limit in bytes on a header; NumPy itself refuses more than 10,000 unless it is told otherwise."""
 MAX_AXES = 64
 MAX_DEPTH = 20
 MAX_TOKENS = 100_000
 
 _SHORT = 512
-"""Up to which length in bytes the text of a header is kept, to be known again."""
+"""Limit in bytes on headers that are cached."""
 _VERSIONS = {(1, 0): 2, (2, 0): 4, (3, 0): 4}
 _MAX_DIGITS = 19  # of a 64-bit number
 _TOKEN = re.compile(
@@ -38,7 +38,7 @@ _SIMPLE = re.compile(r"(?P<order>[<>|=]?)(?P<kind>[?a-zA-Z])(?P<size>\d{0,9})(?P
 _UNIT = re.compile(r"\[(?:\d{0,9}(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)|generic)\]")
 _POINTER = 8
 _WIDTHS = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8, 16), "c": (8, 16, 32), "O": (4, 8)}
-"""The bytes that numbers of a kind may have; objects take as many as a pointer, whatever is said."""
+"""Sizes in bytes that types of a kind may have; objects take the size of a pointer, whatever is stated."""
 _CHARACTERS = {
     **dict.fromkeys("?bBc", 1),
     **dict.fromkeys("ehH", 2),
@@ -48,13 +48,15 @@ _CHARACTERS = {
     "G": 32,
     "O": _POINTER,
 }
-"""What numbers take whose type is one character, in bytes."""
+"""Sizes in bytes of types of one character."""
 
 
 class ArrayHeader(NamedTuple):
-    """What the header of an array says; ``data`` is the offset of the elements, in bytes.
+    """Header of an array.
 
-    ``descr`` is a text like ``<f4``, or for structured elements a list of fields.
+    Attributes:
+        descr: The type: a text like ``<f4``, or for structured elements a list of fields.
+        data: Offset of the elements.
     """
 
     descr: Any
@@ -69,11 +71,11 @@ class ArrayHeader(NamedTuple):
 
 
 class _Malformed(ValueError):
-    """Text that is no literal, or none that NumPy writes."""
+    """Text that isn't a literal, or not one that NumPy writes."""
 
 
 def read_npy_header(source: Readable, start: int, end: int, where: str | None = None) -> ArrayHeader:
-    """Return the header of the array that begins at ``start``; all offsets are in bytes."""
+    """Return the header of the array that begins at ``start``."""
     path, found = source.path, f"an array of {end - start:,} bytes"
     if end - start < len(MAGIC) + 4:
         raise Truncated(path, found, expected="a header", where=where)
@@ -121,11 +123,11 @@ def _fields(text: str) -> tuple[Any, bool, tuple[int, ...]]:
 
 
 _repeated_fields = lru_cache(128)(_fields)
-"""Many arrays have the same type and shape, and their headers the same text."""
+"""``_fields`` with a cache: many arrays have the same type and shape, and so the same header."""
 
 
 class _Parser:
-    """Reads one literal, and requires that nothing but white space follows."""
+    """Parser of one literal, after which only white space may follow."""
 
     def __init__(self, text: str) -> None:
         self._text, self._at, self._tokens = text, 0, 0
@@ -200,7 +202,7 @@ def _unescape(text: str) -> str:
 
 
 def itemsize(descr: Any, depth: int = 0) -> int:
-    """Return the bytes of one element."""
+    """Return the size of an element in bytes."""
     if isinstance(descr, str):
         match = _SIMPLE.fullmatch(descr)
         if match is None:
@@ -216,7 +218,7 @@ def itemsize(descr: Any, depth: int = 0) -> int:
 
 
 def _bytes_of_type(kind: str, size: str, unit: str | None) -> int:
-    """Return the bytes of an element of a type, which must be one that NumPy knows."""
+    """Return the size of an element in bytes; raise if NumPy doesn't know the type."""
     if kind in "Mm":
         if (size == "8" and (unit is None or _UNIT.fullmatch(unit))) or not size + (unit or ""):
             return 8

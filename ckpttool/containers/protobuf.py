@@ -1,4 +1,4 @@
-"""Protocol buffers on the wire: the fields of a message, without a schema and without recursion.
+"""Wire format of protocol buffers: the fields of a message, without a schema and without recursion.
 
 Source: Protocol Buffers documentation, "Encoding".
 """
@@ -22,8 +22,8 @@ class Field(NamedTuple):
     """One field of a message.
 
     Attributes:
-        number: As the schema numbers it.
-        kind: VARINT, FIXED64, BYTES or FIXED32.
+        number: Field number in the schema.
+        kind: Wire type: VARINT, FIXED64, BYTES or FIXED32.
         value: An unsigned integer, or the bytes of a string or message.
         start: Offset in the message of the value's first byte (after the length, for BYTES).
     """
@@ -35,7 +35,7 @@ class Field(NamedTuple):
 
     @property
     def data(self) -> memoryview:
-        """Return the bytes of a string or message; none for a number."""
+        """Return the bytes of a string or message; empty for a number."""
         return self.value if isinstance(self.value, memoryview) else memoryview(b"")
 
     @property
@@ -45,17 +45,23 @@ class Field(NamedTuple):
 
     @property
     def signed(self) -> int:
-        """Return the number as int64 fields hold it, in two's complement."""
+        """Return the number as a signed integer of 64 bits in two's complement, as int64 fields have it."""
         return self.integer - (1 << 64) if self.integer >> 63 else self.integer
 
     @property
     def text(self) -> str:
-        """Return the bytes as text; what is no UTF-8 is spelled out."""
+        """Return the bytes as text; those that aren't UTF-8 as escapes."""
         return bytes(self.data).decode("utf-8", "backslashreplace")
 
 
 def varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
-    """Return an unsigned base-128 integer and the offset after it."""
+    """Return an unsigned base-128 integer and the offset after it.
+
+    Raises:
+        ValueError: It has more than 64 bits or 10 bytes, or its last byte is missing.
+    """
+    # Seven bits a byte, the lowest first; the high bit of a byte means that another one follows. So 64 bits
+    # take up to 10 bytes, the last of which has one bit left.
     number = shift = 0
     for byte in data[at : at + _MAX_VARINT_BYTES]:
         number |= (byte & 0x7F) << shift
@@ -68,14 +74,17 @@ def varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
 
 
 def fields(message: bytes | memoryview, path: str, where: str | None = None) -> Iterator[Field]:
-    """Yield the fields of a message in order; values are views, nothing is copied."""
+    """Yield the fields of a message in order; their bytes are views of the message, not copies."""
+    # A field is a key, ``number << 3 | wire type``, and a value. Nearly all are strings or messages (wire
+    # type 2) with a number up to 15 and a length up to 127, so that key and length are one byte each: they
+    # take the shortcut below. If such a value reaches beyond the end, the general path raises the error.
     view = memoryview(message)
     at = 0
     try:
         end = len(view)
         while at < end:
             if at + 1 < end and view[at] & 0x87 == BYTES and view[at] > 7 and view[at + 1] < 0x80:
-                key, start = view[at], at + 2  # as nearly all are
+                key, start = view[at], at + 2
                 at = start + view[at + 1]
                 if at <= end:
                     yield Field(key >> 3, BYTES, view[start:at], start)
@@ -124,17 +133,17 @@ def encoded_varint(number: int) -> bytes:
 
 
 def number_field(number: int, value: int) -> bytes:
-    """Return a field with an integer; nothing for 0, which is what a missing field means."""
+    """Return a field with an integer; empty for 0, the value of a missing field."""
     return encoded_varint(number << 3 | VARINT) + encoded_varint(value) if value else b""
 
 
 def bytes_field(number: int, value: bytes | memoryview) -> bytes:
-    """Return a field with a string or a message, an empty one too."""
+    """Return a field with a string or a message, which may be empty."""
     return b"".join((encoded_varint(number << 3 | BYTES), encoded_varint(len(value)), value))
 
 
 def text_field(number: int, value: str) -> bytes:
-    """Return a field with a text; nothing for an empty one, which is what a missing field means."""
+    """Return a field with a text; empty for an empty one, the value of a missing field."""
     return bytes_field(number, value.encode()) if value else b""
 
 

@@ -1,7 +1,15 @@
-"""Sorted tables of keys and values, in blocks that Snappy may compress; TensorFlow's checkpoints have them.
+"""Sorted string tables (sstables), the format of TensorFlow's checkpoint indexes and V1 checkpoints.
 
-All bytes of a table are accounted for: its blocks follow each other without gaps, each with a checksum, and
-everything in the footer besides the positions of two blocks must be zero.
+A table is blocks of data, an empty metaindex block, an index block, and a footer::
+
+    block    entries, restart points, their number
+    trailer  after each block: compression (1 byte: 0 none, 1 Snappy), masked CRC-32C (4)
+    index    a block: for each block of data a key from its last one on, and the block's handle
+    handle   offset and size of a block without its trailer, as two varints
+    footer   handles of metaindex and index, zeros up to byte 40, magic number (8)
+
+All bytes are accounted for: blocks follow each other without gaps, each has a checksum, and the rest of the
+footer must be zero. With varints in their shortest form, any flipped bit is found.
 
 Source: google/leveldb ``doc/table_format.md``; tensorflow/tensorflow ``core/lib/io/format.cc``; google/snappy
 ``format_description.txt``.
@@ -25,23 +33,26 @@ from ckpttool.storage.source import Source
 
 _LITERAL = 0
 _LONG_LITERAL = 60
-"""From here on, the length of a literal is in one to four bytes of its own."""
+"""Lengths of literals from here on mean that the length is in the next one to four bytes."""
 _OFFSET_BYTES = (0, 1, 2, 4)
-"""Of each kind of element; a literal has no offset."""
+"""Size of the offset by kind of element; a literal has none."""
 
 
 def decompressed_size(data: bytes | memoryview) -> int:
-    """Return how many bytes compressed data says that it makes."""
+    """Return the decompressed size that Snappy data declares."""
     return varint(data, 0)[0]
 
 
 def decompress(data: bytes | memoryview) -> bytes:
-    """Return what data holds: never more than it says, nor more than 22 bytes for each of its own.
+    """Return decompressed Snappy data; at most its declared size, and 22 bytes per compressed byte.
 
-    Damage is a ValueError.
+    Raises:
+        ValueError: The data is damaged.
     """
+    # Two bits of a tag are the kind of an element: 0 a literal, 1 to 3 a copy of earlier output, with an
+    # offset of 1, 2 or 4 bytes. The largest expansion is a copy of 64 bytes by three.
     size, at = varint(data, 0)
-    data, made = bytes(data), bytearray()  # bytes are looked at twice as fast as a view of them
+    data, made = bytes(data), bytearray()  # indexing bytes is twice as fast as a view of them
     while at < len(data):
         tag = data[at]
         kind, length, at = tag & 3, tag >> 2, at + 1
@@ -54,7 +65,7 @@ def decompress(data: bytes | memoryview) -> bytes:
         else:
             start, at = at, at + _OFFSET_BYTES[kind]
             offset = int.from_bytes(data[start:at], "little")
-            if kind == 1:  # eleven bits, three of which lie in the tag
+            if kind == 1:  # the upper three of eleven bits are in the tag
                 offset, length = offset | tag >> 5 << 8, (length & 7) + 3
             _copy(made, offset, length + 1)
         if len(made) > size or at > len(data):
@@ -65,13 +76,13 @@ def decompress(data: bytes | memoryview) -> bytes:
 
 
 def first_bytes(data: bytes | memoryview) -> bytes | memoryview:
-    """Return the bytes that compressed data begins with, as far as they are in ``data`` as they are."""
+    """Return the first decompressed bytes of Snappy data, as far as its first literal is in ``data``."""
     try:
         _, at = varint(data, 0)
     except ValueError:
         return b""
     if at >= len(data) or data[at] & 3 != _LITERAL:
-        return b""  # nothing was made that could be copied
+        return b""  # a copy, before any output
     length = data[at] >> 2
     extra = max(0, length - _LONG_LITERAL + 1)
     start = at + 1 + extra
@@ -79,7 +90,7 @@ def first_bytes(data: bytes | memoryview) -> bytes | memoryview:
 
 
 def _copy(made: bytearray, offset: int, length: int) -> None:
-    """Append bytes that lie ``offset`` before the end; they may reach into what is being appended."""
+    """Append ``length`` bytes from ``offset`` before the end; a copy that overlaps itself repeats them."""
     start = len(made) - offset
     if start < 0 or not offset:
         raise ValueError(f"a copy from {offset:,} bytes before byte {len(made):,}")
@@ -101,7 +112,7 @@ _MAX_KEY = 1 << 16
 
 
 class Handle(NamedTuple):
-    """Where a block lies, in bytes, without its trailer."""
+    """Offset and size of a block, without its trailer."""
 
     offset: int
     nbytes: int
@@ -112,10 +123,10 @@ class Handle(NamedTuple):
 
 
 class Table:
-    """A table whose index is read and checked; its blocks are read one by one.
+    """A table whose index is read and checked; its blocks are read on demand.
 
     Attributes:
-        blocks: The last possible key of each block of data, and where the block lies; in order.
+        blocks: For each block of data, in order: the largest key that it may have, and its handle.
     """
 
     def __init__(self, source: Source) -> None:
@@ -128,7 +139,7 @@ class Table:
             (key, self._parse_handle(bytes(value), "index block"))
             for key, value in self._entries(index, "index block", None, self._budget())
         ]
-        expected = 0  # the blocks lie one behind the other, and nothing between them
+        expected = 0  # blocks are adjacent
         for handle in (*(handle for _, handle in self.blocks), metaindex, index):
             if handle.offset != expected:
                 raise self._damage(f"a block at byte {handle.offset:,}", "index block", f"{expected:,}")
@@ -185,11 +196,11 @@ class Table:
                 raise self._damage("keys behind the one that the index states", f"block {number}")
 
     def block(self, number: int) -> Iterator[tuple[bytes, memoryview]]:
-        """Yield the keys of one block with their values."""
+        """Yield the keys and values of one block."""
         return self._entries(self.blocks[number][1], f"block {number}", None, self._budget())
 
     def find(self, key: bytes) -> tuple[int, memoryview] | None:
-        """Return the number of the block that holds a key, and its value; None if there is none."""
+        """Return the number of the block with a key, and the key's value; None if the key is missing."""
         number = self.block_of(key)
         if number is None:
             return None
@@ -197,18 +208,18 @@ class Table:
         return None if value is None else (number, value)
 
     def block_of(self, key: bytes) -> int | None:
-        """Return the number of the only block that may hold a key."""
+        """Return the number of the only block that may have a key; None if the key is above all blocks."""
         number = bisect_left(self.blocks, key, key=lambda block: block[0])
         return number if number < len(self.blocks) else None
 
     def stored_checksum(self, handle: Handle) -> int:
-        """Return the CRC-32C of a block and its type byte, as the file states it."""
+        """Return the stored CRC-32C of a block and its compression byte."""
         data = self._source.read(handle.offset + handle.nbytes + 1, 4, "block trailer")
         return unmask_crc(_U32.unpack(data)[0])
 
     def _contents(self, handle: Handle, where: str) -> memoryview:
         if self._last_inflated is not None and self._last_inflated[0] == handle:
-            return self._last_inflated[1]  # the one before, in which the next key is looked for, too
+            return self._last_inflated[1]  # consecutive searches mostly need the same block
         if handle.nbytes > MAX_READ - TRAILER_BYTES:
             found = f"a block of {handle.nbytes:,} bytes"
             raise LimitExceeded(self.path, found, expected=f"at most {MAX_READ:,}", where=where)
@@ -235,7 +246,9 @@ class Table:
     def _entries(
         self, handle: Handle, where: str, before: bytes | None, budget: Budget
     ) -> Iterator[tuple[bytes, memoryview]]:
-        """Yield a block's keys and values; ``before`` is the key in front of them, None for none."""
+        """Yield a block's keys and values; ``before`` is the last key of the previous block, or None."""
+        # An entry is three varints (bytes shared with the previous key, bytes added, bytes of the value), the
+        # added bytes of the key, and the value. Keys strictly ascend.
         data = self._contents(handle, where)
         end = self._end_of_entries(data, where)
         at, key = 0, before
@@ -250,7 +263,8 @@ class Table:
             if shared > len(previous) or shared + added > _MAX_KEY or at + added + length > end:
                 raise self._damage(f"an entry that doesn't fit, at byte {at:,}", where)
             previous = previous[:shared] + bytes(data[at : at + added])
-            # What is no ASCII may be spelled out, four characters a byte; keys of slices are never shown.
+            # A byte that isn't ASCII may be shown as an escape of four characters; keys of slices, which
+            # begin with 0, are never shown.
             is_short = previous.isascii() or previous[:1] == b"\0"
             budget.charge(len(previous) * (1 if is_short else 4), where)
             if key is not None and previous <= key:
@@ -260,7 +274,9 @@ class Table:
             at, key = at + length, previous
 
     def _end_of_entries(self, data: memoryview, where: str) -> int:
-        """Return where the entries of a block end and its restart points begin."""
+        """Check the restart points of a block, and return their offset, where the entries end."""
+        # A block ends in the offsets of its restart points, entries whose key is complete, and their number.
+        # Readers search them by bisection, so that wrong ones would hide keys from those readers.
         if len(data) < 8:
             raise self._damage(f"a block of {len(data)} bytes", where, "at least 8")
         count: int = _U32.unpack_from(data, len(data) - 4)[0]
@@ -278,7 +294,7 @@ class Table:
 
 
 def _shortest(data: bytes | memoryview, at: int) -> tuple[int, int]:
-    """Return a varint and the offset after it; a longer spelling than needed is refused."""
+    """Return a varint and the offset after it; raise ValueError if it isn't in its shortest form."""
     number, end = varint(data, at)
     if end - at > 1 and data[end - 1] == 0:
         raise ValueError(f"a varint at byte {at:,} that is longer than it has to be")
@@ -291,14 +307,14 @@ def begins_with_empty_key(head: bytes) -> bool:
 
 
 BLOCK_BYTES = 1 << 18
-"""How full a block is before the next one begins, as TensorFlow has it."""
+"""Size at which a block of data ends; TensorFlow's default."""
 
 _RESTART_INTERVAL = 16
 _PLAIN_TYPE = b"\0"
 
 
 class TableWriter:
-    """A table that is written to a file, from its first key to its footer."""
+    """Writer of a table."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -307,7 +323,7 @@ class TableWriter:
         self._last: bytes | None = None
 
     def add(self, key: bytes, value: bytes) -> None:
-        """Append a key with its value."""
+        """Append a key with its value; keys must ascend."""
         if self._last is not None and key <= self._last:
             raise ValueError(f"key {key!r} behind {self._last!r}")
         if self._block.nbytes >= BLOCK_BYTES:
@@ -316,7 +332,7 @@ class TableWriter:
         self._last = key
 
     def finish(self) -> None:
-        """Write what a table ends with."""
+        """Write the last block, the metaindex, the index and the footer."""
         if self._block.nbytes:
             self._end_block()
         metaindex, index = self._write_block(_BlockBuilder(1)), self._write_block(self._index)
@@ -337,9 +353,9 @@ class TableWriter:
 
 
 class _BlockBuilder:
-    """Entries in the order of their keys; each tells only in what its key differs from the one before.
+    """Entries of a block in the order of their keys; each has only the part that differs from the last key.
 
-    Every so many entries, at a restart point, a key stands whole.
+    Every ``interval`` entries, at a restart point, the key is complete.
 
     Attributes:
         last: The key of the last entry.
@@ -373,6 +389,6 @@ class _BlockBuilder:
         self.last = key
 
     def contents(self) -> bytes:
-        """Return the entries with the places of the restart points after them."""
+        """Return the entries, followed by the offsets of the restart points and their number."""
         restarts = b"".join(map(_U32.pack, (*self._restarts, len(self._restarts))))
         return bytes(self._entries) + restarts

@@ -1,4 +1,4 @@
-"""TFRecord files, in which TensorBoard's events lie: one record after the other, each with its checksums.
+"""TFRecord files, the format of TensorBoard's event files: consecutive records with checksums.
 
 A record is its length (8 bytes), the length's checksum (4), the data, and the data's checksum (4), all
 little-endian; the checksums are masked CRC-32C.
@@ -16,7 +16,7 @@ from ckpttool.core.errors import DamagedCheckpoint, Truncated, from_os_error
 from ckpttool.storage.checksums import crc32c, mask_crc
 
 MAX_RECORD = 1 << 24
-"""Larger records are checked and not handed out, in bytes: what people plot as a line is some dozens long."""
+"""Limit in bytes on records that are returned; larger ones are only checked. A plotted number has dozens."""
 
 _HEAD = struct.Struct("<QI")
 _LENGTH_BYTES, _FOOT_BYTES = 8, 4
@@ -24,14 +24,14 @@ _BLOCK = 1 << 20
 
 
 class Record(NamedTuple):
-    """One record: its offset in the file, and its data, None where it is larger than ``MAX_RECORD``."""
+    """One record: its offset in the file, and its data; None if larger than ``MAX_RECORD``."""
 
     offset: int
     data: bytes | None
 
 
 def is_record_head(start: bytes) -> bool:
-    """Return whether a file begins as one of records does: with a length and the checksum of it."""
+    """Return whether a file begins with a length and its checksum, as TFRecord files do."""
     if len(start) < _HEAD.size:
         return False
     _, checksum = _HEAD.unpack_from(start)
@@ -39,10 +39,11 @@ def is_record_head(start: bytes) -> bool:
 
 
 def records(file: BinaryIO, path: str) -> Iterator[Record]:
-    """Yield the records of an open file, from here to its end; memory is bounded by ``MAX_RECORD``.
+    """Yield the records of an open file up to its end; memory is bounded by ``MAX_RECORD``.
 
-    It is ``Truncated`` where it ends within a record, as one does that is still written. Behind a wrong
-    checksum nothing can be found any more.
+    Raises:
+        Truncated: The file ends within a record, as while it is being written.
+        DamagedCheckpoint: A checksum is wrong; later records can't be found without their lengths.
     """
     from google_crc32c import value as crc
 
@@ -79,7 +80,7 @@ def encoded_record(data: bytes) -> bytes:
 
 
 def _streamed_crc(file: BinaryIO, path: str, offset: int, nbytes: int) -> int:
-    """Return the checksum of data that is too large to be kept."""
+    """Return the checksum of data that is too large for memory."""
     crc, left = 0, nbytes
     while left:
         block = _read_bytes(file, path, min(left, _BLOCK))

@@ -350,9 +350,9 @@ def size_of(node: object) -> int:
 
 def _judge_result(call: Call, result: str) -> Trust:
     """Set the kind of a call's result, which may depend on the arguments."""
-    # A ``tensor`` has no more elements than its storage. Strides of 0 make a ``view`` of 2^40 elements of one,
-    # and rows that take memory for each element don't accept it; a quantized tensor has memory of its own at
-    # once. ``_rebuild_from_type_v2`` calls its first argument, so that this inner call is judged in turn.
+    # A ``tensor`` has no more elements than its storage. Strides of 0 make a ``view`` of 2^40 elements out of
+    # one, and rows that take memory for each element don't accept it; a quantized tensor has memory of its
+    # own at once. ``_rebuild_from_type_v2`` calls its first argument, so that this call is judged in turn.
     args = call.args
     if (call.is_new and args and result in _MADE_BY_INIT) or (result == "record" and not call.is_new):
         return Trust.UNKNOWN
@@ -414,7 +414,7 @@ def _holds_function(argument: object) -> bool:
 
 
 def _rebuilds_otherwise(call: Call, rows: Sequence[Row]) -> bool:
-    """Return whether a constructor that calls its first argument gets one that rebuilds no tensor."""
+    """Return whether a constructor calls its first argument, and that isn't known to rebuild tensors."""
     if not rows or rows[0].result != "retyped" or not call.args:
         return False
     function = call.args[0]
